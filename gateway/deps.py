@@ -14,6 +14,7 @@ from tenants.directory.gateways import GatewayRegistry
 if TYPE_CHECKING:
     from engine.forecast.length.length import LengthForecast
     from gateway.dispatch.queue_sharing import QueueSharing
+    from gateway.pools.catalogue import Alias
     from gateway.pools.peer_requests import PeerRequests
     from gateway.pools.pool import PoolSpec
     from gateway.requests.parse import Renderer
@@ -67,8 +68,8 @@ class GatewayDeps:
     """None: loaded from `config.data_dir`, or fresh."""
     pools: tuple[PoolSpec, ...] = ()
     """Every served model; empty: `model_name` on `upstreams` is the only one."""
-    aliases: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Other names of models: weights of pools."""
+    aliases: Mapping[str, Alias] = field(default_factory=dict)
+    """Other names of models."""
     sharing: QueueSharing | None = None
     """How queues are shared with other gateways; None: each gateway has its own."""
     peer_requests: PeerRequests | None = None

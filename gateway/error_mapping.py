@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 from litestar.exceptions import HTTPException
 
@@ -12,6 +13,7 @@ from gateway.budget.holds import BudgetDenied, EndUserRefused
 from gateway.budget.top_up import AccountsLost
 from gateway.dispatch.admission import DeadlineUnreachable, EstimateExceeds, TargetUnreachable
 from gateway.dispatch.dispatcher import Closing, NoEngineAvailable, QueueExpired, QueueRefused
+from gateway.domain.fallback import NoneTook
 from gateway.domain.outcomes import RequestOutcome
 from gateway.errors import LONGEST_RETRY_S, ApiError
 from gateway.requests.execution import StoppedByEngine
@@ -43,6 +45,8 @@ def as_api_error(exception: BaseException, request_id: str) -> ApiError:
             return exception
         case KeyRejected(reason=reason):
             return errors.invalid_api_key(reason)
+        case NoneTook(first=first, fallback=fallback):
+            return replace(as_api_error(first, request_id), fallback=fallback.as_json())
         case BudgetDenied(denied=denied):
             return budget_denied(denied)
         case EndUserRefused(end_user=end_user, most=most, retry_after_s=retry_after_s):

@@ -40,6 +40,8 @@ class ApiError(Exception):
     headers: dict[str, str] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
     """Further members of the error object."""
+    fallback: dict[str, Any] | None = None
+    """Of a chain of which no pool took the request: which were tried, and why not."""
 
     def __str__(self) -> str:
         return f"{self.status} {self.code}: {self.message}"
@@ -49,9 +51,12 @@ class ApiError(Exception):
         return msgspec.json.encode(self.payload())
 
     def payload(self) -> dict[str, dict[str, Any]]:
-        """The error object."""
+        """The error object, and beside it what is ours."""
         said = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return {"error": said | self.details}
+        found: dict[str, dict[str, Any]] = {"error": said | self.details}
+        if self.fallback is not None:
+            found["fairgate"] = {"fallback": self.fallback}
+        return found
 
     def late_payload(self) -> dict[str, dict[str, Any]]:
         """The error object of a stream that has begun, with what can no longer be sent as headers."""

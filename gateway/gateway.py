@@ -8,9 +8,10 @@ import json
 import logging
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace as with_fields
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -28,7 +29,7 @@ from gateway.cluster.liveness import Liveness
 from gateway.cluster.policy_in_force import FOLLOW_EVERY_S, PolicyInForce
 from gateway.deps import GatewayDeps, RecoveryReport
 from gateway.dispatch.admission import Admission
-from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.dispatcher import Dispatcher, NoEngineAvailable
 from gateway.domain.call import Call, ServedModel
 from gateway.error_mapping import as_api_error
 from gateway.errors import ApiError
@@ -53,7 +54,8 @@ from gateway.flow.shared.mirror import Mirror
 from gateway.flow.window import WindowRule
 from gateway.metrics.forecasts import CalibrationCollector, LengthCollector
 from gateway.metrics.registry import Metrics
-from gateway.pools.catalogue import Catalogue
+from gateway.pools.catalogue import Catalogue, Chain
+from gateway.pools.chain_walk import ChainWalk, OnPassed, nothing_passed
 from gateway.pools.control_loop import EVERY_S as CONTROL_EVERY_S
 from gateway.pools.control_loop import ControlLoop, setters_of
 from gateway.pools.pool import Lifecycles, ModelPool, PoolSpec, pools_of
@@ -77,6 +79,7 @@ BEATS_PER_STALE = 5
 """Heartbeats that may be lost in a row before others take this gateway for dead."""
 
 log = logging.getLogger("fairgate.gateway")
+T = TypeVar("T")
 
 
 class Gateway:
@@ -224,6 +227,7 @@ class Gateway:
         lifecycle = Lifecycle(
             observer=recorder,
             admission=admission,
+            elsewhere=lambda call: self.lifecycle.of(call),
             holds=self.holds,
             dispatcher=dispatcher,
             estimates=estimates,
@@ -446,11 +450,39 @@ class Gateway:
             raise errors.model_not_found(name) from None
         return self.pools[pool].served(name)
 
+    def walk(
+        self,
+        name: str,
+        chain: Chain,
+        tiers: Sequence[Tier],
+        parse: Callable[[ServedModel], Awaitable[T]],
+        *,
+        only: str | None = None,
+        on_passed: OnPassed = nothing_passed,
+    ) -> ChainWalk[T]:
+        """The way of a request for `name` along its chain; see `ChainWalk`."""
+
+        async def parsed(pool: str) -> T:
+            return await parse(with_fields(self.pools[pool].served(pool), asked=name))
+
+        return ChainWalk(
+            name,
+            chain,
+            tiers,
+            self.deps.prices(),
+            parse=parsed,
+            has_engine=lambda pool: self.pools[pool].has_engine,
+            on_passed=on_passed,
+            only=only,
+        )
+
     def context_tokens(self, name: str) -> int | None:
-        """The context that every model behind a name accepts; None where one has not announced itself. Raises
-        `KeyError`."""
+        """The context that every model behind a name accepts, of a chain the longest of those known; None
+        where one has not announced itself, of a chain where none has. Raises `KeyError`."""
         found = [self.pools[pool].context_tokens for pool, weight in self.catalogue.targets(name) if weight]
         known = [tokens for tokens in found if tokens is not None]
+        if self.catalogue.chain(name) is not None:
+            return max(known, default=None)
         return min(known) if len(known) == len(found) else None
 
     @property
@@ -459,12 +491,20 @@ class Gateway:
         return any(pool.has_engine for pool in self.pools.values())
 
     def require_engine(self, pool: str) -> None:
-        """Raises `ApiError` (503) when no replica of the pool serves right now."""
+        """Raises `NoEngineAvailable` when no replica of the pool serves right now."""
         if not self.pools[pool].has_engine:
-            raise errors.engine_unavailable()
+            raise NoEngineAvailable
 
-    async def bound(self, call: Call, token: str) -> Call:
-        """The call with the tier and the prices of its quote. Raises `ApiError`."""
+    async def ready(self, call: Call, token: str | None) -> Call:
+        """The call for a pool that serves now, with the tier and the prices of its quote. Raises `ApiError`,
+        `NoEngineAvailable`, `NoneTook`."""
+        if call.chained is None:
+            self.require_engine(call.pool)
+        elif not self.pools[call.pool].has_engine:
+            call = await call.chained.onward(NoEngineAvailable())
+        return call if token is None else await self._bound(call, token)
+
+    async def _bound(self, call: Call, token: str) -> Call:
         try:
             binding = await self.quotes.redeem(token, call)
         except DatabaseUnavailable as error:

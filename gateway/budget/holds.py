@@ -202,6 +202,8 @@ class Holds:
             "may_be_cut": hold.may_be_cut,
             "metering": "local" if self.is_local else "shared",
         }
+        if call.chained is not None:
+            detail["fallback"] = call.chained.fallback.as_json()
         row = self._row(call, "reserve", answer.covered, detail, answer.charged_to, price_version)
         try:
             await self._ledger.append(row, epoch=epoch)

@@ -15,6 +15,7 @@ from decimal import Decimal
 from gateway import errors
 from gateway.domain.call import Call
 from gateway.domain.estimate import Estimate
+from gateway.domain.fallback import NoneTook
 from gateway.flow.deadline_check import (
     LENIENT,
     TRIED_ONE_IN,
@@ -156,8 +157,15 @@ class Admission(TargetGate):
             return
         late = self.keeps_out(estimate, targets_s)
         if late is not None:
-            self._on_refused(call.principal.tenant_id, call.tier, METRICS[late.what])
             raise TargetUnreachable(late)
+
+    def refused(self, call: Call, cause: BaseException) -> None:
+        """A request is refused for good: where a target did it, that is a miss. One that another pool of its
+        chain takes is none."""
+        if isinstance(cause, NoneTook):
+            cause = cause.first
+        if isinstance(cause, TargetUnreachable):
+            self._on_refused(call.principal.tenant_id, call.tier, METRICS[cause.late.what])
 
     def ended(self, call: Call, estimate: Estimate | None, *, missed: bool) -> None:
         """A request that was let in has ended, and has `missed` a target or kept all."""

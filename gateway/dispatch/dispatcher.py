@@ -152,6 +152,13 @@ class Dispatcher:
         for entry_id in list(self._turns):
             self._fail(entry_id, error)
 
+    def require_room(self, tenant_id: str) -> None:
+        """Raises `QueueRefused` where `line_up` would. Of a queue that gateways share, only what waits here
+        is known."""
+        full = self.flow.full(tenant_id)
+        if full is not None:
+            raise QueueRefused(full)
+
     def line_up(self, ticket: Ticket) -> asyncio.Future[Turn]:
         """Queues a request; its turn may have come already. The caller must `leave` afterwards, also when it
         gives up. If its turn came at that very moment, it counts as dispatched and not begun, and the

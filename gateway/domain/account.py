@@ -14,6 +14,7 @@ from gateway.domain.estimate import Estimate, Times
 from tenants.types import Amounts, Tier
 
 if TYPE_CHECKING:
+    from gateway.domain.fallback import Fallback
     from gateway.domain.quote_redemption import Redemption
 
 TOOK_A_PLACE = frozenset({"admit", "resume"})
@@ -61,6 +62,8 @@ class Account(msgspec.Struct, frozen=True):
     """Between tiers, while it waited."""
     redemption: Redemption | None = None
     """The verdict on its quote; None: it had none."""
+    fallback: Fallback | None = None
+    """Which pool of its alias's chain took it; None: it asked for no chain."""
 
     def as_json(self) -> dict[str, Any]:
         """The `fairgate` object of the answer, to be encoded."""
@@ -114,6 +117,8 @@ class Account(msgspec.Struct, frozen=True):
         }
         if self.redemption is not None:
             shown["quote"] = self.redemption.as_json()
+        if self.fallback is not None:
+            shown["fallback"] = self.fallback.as_json()
         if self.stop_cause is not None:
             shown["stop_cause"] = self.stop_cause
         return shown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,9 @@ from gateway.upstream.base import Wording
 from tenants.types import Amounts, Limit, Principal, RequestTraits, Tier
 
 if TYPE_CHECKING:
+    from gateway.domain.fallback import Fallback
     from gateway.domain.quote_binding import Binding
+    from tenants.pricing.pricing import PriceBook
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,20 @@ class ServedModel:
     """No tokenizer is known here: prompts are counted by their bytes, with a margin."""
     pool: str = ""
     """The pool that runs it; empty: the pool of that model name."""
+    asked: str = ""
+    """The name that was asked for, where a chain brought it to this model; empty: `name`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chained:
+    """A call's place in the chain of its alias."""
+
+    fallback: Fallback
+    prices: PriceBook
+    """Those by which pools were compared: the request is charged by them."""
+    onward: Callable[[Exception], Awaitable[Call]]
+    """The call for the next pool, after this refusal of the one taken. Raises the refusal where it is none
+    that a chain goes on after, and `NoneTook` where no pool is left."""
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -82,6 +98,8 @@ class Call(msgspec.Struct, frozen=True):
     """The quote that it redeems."""
     end_user: str = ""
     """The end user that the client names; empty: none."""
+    chained: Chained | None = None
+    """None: the name that was asked for means no chain."""
     sequences: int = 0
     """Streams of tokens that this request runs (derived: every step asks for it)."""
     input_tokens: int = 0

@@ -145,16 +145,23 @@ class FlowController:
         if entry.entry_id in self.queue or entry.entry_id in self.dispatched:
             raise ValueError(f"request {entry.entry_id} is here already")
         tenant = self._tenants.of(entry)
-        if tenant.num_queued >= self._max_queued_per_tenant:
-            return QueueFull(True, self._max_queued_per_tenant, self._retry_after_s())
-        if len(self.queue) >= self._max_queued:
-            return QueueFull(False, self._max_queued, self._retry_after_s())
+        full = self.full(entry.tenant_id)
+        if full is not None:
+            return full
         self._reservations.arrives(
             entry.tenant_id, ticket.reserved_cost_per_s, now_s, already_waiting=tenant.num_queued
         )
         self.queue.add(ticket, now_s)
         tenant.queued[entry.tier] += 1
         self._note("arrive", entry, now_s, self._counter(entry))
+        return None
+
+    def full(self, tenant_id: str) -> QueueFull | None:
+        """Why another request of the tenant would be refused now; None: there is room."""
+        if self._tenants.num_queued(tenant_id) >= self._max_queued_per_tenant:
+            return QueueFull(True, self._max_queued_per_tenant, self._retry_after_s())
+        if len(self.queue) >= self._max_queued:
+            return QueueFull(False, self._max_queued, self._retry_after_s())
         return None
 
     def cancel(self, entry_id: str, now_s: float) -> bool:

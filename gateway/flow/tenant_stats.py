@@ -58,6 +58,11 @@ class TenantFlows:
         tenant = self._tenants.get(tenant_id)
         return 1.0 if tenant is None else tenant.weight
 
+    def num_queued(self, tenant_id: str) -> int:
+        """How many of its requests wait."""
+        tenant = self._tenants.get(tenant_id)
+        return 0 if tenant is None else tenant.num_queued
+
     def all(self) -> list[TenantFlow]:
         """Every tenant known here."""
         return list(self._tenants.values())

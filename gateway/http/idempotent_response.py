@@ -19,8 +19,10 @@ from litestar.types import Receive, Send
 from litestar.types import Scope as AsgiScope
 
 from gateway.cluster.idempotency_keys import REPLAY_HEADER, check_key, fingerprint
+from gateway.dispatch.dispatcher import NoEngineAvailable
 from gateway.domain.account import Account
 from gateway.domain.call import Call
+from gateway.domain.fallback import NoneTook
 from gateway.error_mapping import as_api_error
 from gateway.errors import ApiError
 from gateway.http.asgi import encode_headers, send_json, send_start
@@ -121,13 +123,11 @@ class IdempotentResponse:
         read_s = min(config.write_timeout_s, config.slow_reader_s) / 2
         recorder = ResponseRecorder(send, read_s, config.max_idempotent_answer_bytes, keep)
         try:
-            self._gateway.require_engine(self._call.pool)
-            if self._quote is not None:
-                self._call = await self._gateway.bound(self._call, self._quote)
+            self._call = await self._gateway.ready(self._call, self._quote)
             answer = CompletionResponse(self._gateway, self._call)
             await answer(scope, _never, recorder)
-        except ApiError as error:
-            await _send_error(recorder, error)
+        except (ApiError, NoEngineAvailable, NoneTook) as refusal:
+            await _send_error(recorder, as_api_error(refusal, self._call.request_id))
         finally:
             self._gateway.idempotency.lost(self._scope)
 

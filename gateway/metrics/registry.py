@@ -1,7 +1,7 @@
 """Prometheus registry of one gateway, and its exposition.
 
-Labels come from closed sets (outcomes, tiers, error codes, replica ids): no tenant, key or model label, so
-that the number of series does not grow with customers. Tenants are in `/admin/v1/status`.
+Labels come from closed sets (outcomes, tiers, error codes, replica ids, names of the settings): no tenant or
+key label, so that the number of series does not grow with customers. Tenants are in `/admin/v1/status`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,12 @@ class Metrics:
         self.registry.register(self.ended)
         self._refusals = Counter(
             "fairgate_refusals", "Requests refused, by error code.", ["code"], registry=self.registry
+        )
+        self._fallbacks = Counter(
+            "fairgate_fallbacks",
+            "Times that a model of an alias's chain was passed over, by reason.",
+            ["alias", "model", "reason"],
+            registry=self.registry,
         )
         self._queued = Gauge("fairgate_queued", "Requests that wait.", ["tier"], registry=self.registry)
         self._running = Gauge(
@@ -72,6 +78,10 @@ class Metrics:
         """Counts one refusal; `code` is from the error table."""
         self._refusals.labels(code).inc()
         self.refusals_by_code[code] = self.refusals_by_code.get(code, 0) + 1
+
+    def passed_over(self, alias: str, model: str, reason: str) -> None:
+        """Counts one model of a chain that did not take a request; the names are those of the settings."""
+        self._fallbacks.labels(alias, model, reason).inc()
 
     def limit_event(self, kind: str) -> None:
         """`threshold`, `would_deny` or `dropped`."""

@@ -1,34 +1,81 @@
 """Model names: pools and their aliases.
 
-A *pool* is the replicas of one model, with one queue. A name is a pool's own, or an alias of one or several
-pools with weights. Pure: which of an alias's pools a request gets is drawn by its caller.
+A *pool* is the replicas of one model, with one queue. A name is a pool's own, or an alias: of one or several
+pools with weights, or of a chain, whose next pool takes what the one before it cannot. Pure: which of an
+alias's pools a request gets is drawn by its caller, or decided along the chain (`chain_walk.py`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from tenants.errors import Invalid
 
 MAX_NAMES = 1_000
 MAX_WEIGHT = 1_000_000
+MAX_CHAIN = 8
+MAX_PRICE_RATIO = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Pools in the order in which they are tried."""
+
+    pools: tuple[str, ...]
+    max_price: float = 1.0
+    """A pool whose prices are more than this many times those of the first is passed over."""
+
+    def __post_init__(self) -> None:
+        """Raises `Invalid`."""
+        if not 1 <= len(self.pools) <= MAX_CHAIN:
+            raise Invalid("chain", f"must name 1 to {MAX_CHAIN} models; it names {len(self.pools)}")
+        for pool in self.pools:
+            if self.pools.count(pool) > 1:
+                raise Invalid("chain", f"names {pool!r} twice: leave the second one out")
+        if not (math.isfinite(self.max_price) and 0 < self.max_price <= MAX_PRICE_RATIO):
+            raise Invalid(
+                "max_price",
+                f"is {self.max_price:g}, and must be above 0 and at most {MAX_PRICE_RATIO}: how many times as"
+                " dear as the first model another one may be (1: never dearer)",
+            )
+
+
+Alias = Mapping[str, int] | Chain
+"""Weights of pools (0: gets nothing), or a chain."""
+
+
+def alias_as_json(means: Alias) -> dict[str, Any]:
+    """As the settings have it."""
+    if isinstance(means, Chain):
+        return {"chain": list(means.pools), "max_price": means.max_price}
+    return dict(means)
 
 
 class Catalogue:
     """Names and what stands behind them."""
 
-    def __init__(self, pools: Sequence[str], aliases: Mapping[str, Mapping[str, int]]) -> None:
-        """`aliases`: name to weights of pools; a weight of 0 is a pool that gets nothing. Raises
-        `Invalid`."""
+    def __init__(self, pools: Sequence[str], aliases: Mapping[str, Alias]) -> None:
+        """Raises `Invalid`."""
         if len(pools) + len(aliases) > MAX_NAMES:
             raise Invalid("aliases", f"there are more than {MAX_NAMES} names of models")
         self._targets: dict[str, tuple[tuple[str, int], ...]] = {name: ((name, 1),) for name in pools}
-        for alias, weights in aliases.items():
+        self._chains = {name: means for name, means in aliases.items() if isinstance(means, Chain)}
+        for alias, means in aliases.items():
             if alias in pools:
                 raise Invalid("aliases", f"{alias!r} is the name of a model: give the alias another one")
+            weights = dict.fromkeys(means.pools, 1) if isinstance(means, Chain) else means
             for pool, weight in weights.items():
+                known = ", ".join(sorted(pools))
+                if pool in aliases and isinstance(means, Chain):
+                    raise Invalid(
+                        "aliases",
+                        f"the chain of {alias!r} names the alias {pool!r}, and so could go in a circle: name"
+                        f" models in it; there are {known}",
+                    )
                 if pool not in pools:
-                    known = ", ".join(sorted(pools))
                     raise Invalid(
                         "aliases", f"{alias!r} means {pool!r}, which is no model here; there are {known}"
                     )
@@ -43,8 +90,12 @@ class Catalogue:
         return list(self._targets)
 
     def targets(self, name: str) -> tuple[tuple[str, int], ...]:
-        """Pools and weights of a name. Raises `KeyError`."""
+        """Pools and weights of a name; those of a chain in its order. Raises `KeyError`."""
         return self._targets[name]
+
+    def chain(self, name: str) -> Chain | None:
+        """The chain that a name means; None: it means something else, or nothing."""
+        return self._chains.get(name)
 
     def choose(self, name: str, draw: float, is_up: Callable[[str], bool]) -> str:
         """The pool for a request, by weight; `draw` is uniform in [0, 1). Pools that serve now go before

@@ -165,7 +165,8 @@ class RequestActions:
 
     def _shown(self, run: Run) -> dict[str, Any]:
         call = run.call
-        return {
+        chained = {} if call.chained is None else {"fallback": call.chained.fallback.as_json()}
+        return chained | {
             "id": call.request_id,
             "object": "request",
             "status": run.status,

@@ -10,6 +10,7 @@ from typing import Any
 
 from gateway.dispatch.admission import EstimateExceeds, NotInTime
 from gateway.domain.call import Call
+from gateway.domain.fallback import NoneTook
 from gateway.domain.tiers import TIER_NAMES
 from gateway.estimates.estimator import Estimator
 from gateway.quotes.quotes import Quotes, Wanted
@@ -20,6 +21,8 @@ def tiers_instead(call: Call, cause: BaseException | None, *, is_long: bool) -> 
     """The tiers whose quotes the refusal of a request has: all that its key may use where its estimate was
     above what its client allows, the batch tier where a long one would have been late."""
     allowed = call.principal.tiers
+    if isinstance(cause, NoneTook):
+        cause = cause.first
     if isinstance(cause, EstimateExceeds):
         return [tier for tier in Tier if tier in allowed]
     may_wait = call.tier is not Tier.BATCH and Tier.BATCH in allowed

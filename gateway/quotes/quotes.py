@@ -186,14 +186,15 @@ class Quotes:
                 chosen.append(offer.entry)
         return chosen
 
+    def model_of(self, token: str) -> str:
+        """The model that a quote was made for. Raises `ApiError` (400)."""
+        return self._opened(token).model
+
     async def redeem(self, token: str, call: Call) -> Binding:
         """The promise that binds `call` and us. Raises `ApiError` with the reason: 400 for a quote that
         is none, was altered, or is for another key or another request, 409 for one that has expired or is
         redeemed. Raises `DatabaseUnavailable`."""
-        try:
-            quote = self._signer.open(token.strip())
-        except BadQuote as bad:
-            raise errors.quote_refused("quote_invalid", f"{bad}") from None
+        quote = self._opened(token)
         self._require_same(quote, call)
         self._forget()
         if quote.expires_s <= self._wall_clock():
@@ -214,6 +215,12 @@ class Quotes:
             )
         self._drop(quote.offer_id, was_redeemed=True)
         return Binding(quote, prices, quote.estimate(), release)
+
+    def _opened(self, token: str) -> Quote:
+        try:
+            return self._signer.open(token.strip())
+        except BadQuote as bad:
+            raise errors.quote_refused("quote_invalid", f"{bad}") from None
 
     async def _release(self, offer_id: str, request_id: str) -> None:
         try:

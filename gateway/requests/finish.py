@@ -11,10 +11,13 @@ import contextlib
 import logging
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from gateway.budget.holds import Holds
 from gateway.budget.stream_limiter import StreamLimiter
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.account import Account, decode_together
+from gateway.domain.fallback import Fallback
 from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.quote_redemption import Redemption, redemption_of
 from gateway.domain.timeline import TimelineKind
@@ -272,4 +275,16 @@ def _account(
         decisions=[decision for each in outcomes for decision in each.decisions],
         moves=run.moves,
         redemption=redemption,
+        fallback=_fallback(run),
     )
+
+
+def _fallback(run: Run) -> Fallback | None:
+    """With the prices by which it is charged."""
+    call = run.call
+    if call.chained is None:
+        return None
+    entry = run.prices.entries.get((call.model, call.tier))
+    if call.chained.fallback.taken is None or entry is None:
+        return call.chained.fallback
+    return replace(call.chained.fallback, price_picousd=entry.token_picousd)

@@ -14,6 +14,9 @@ This module owns the sequence:
      9 settle         charge what happened, exactly once, durable before the answer ends
     10 judge          forecasts learn, metrics count
 
+Where its name means a chain of models, 2 to 4 are tried in one pool after the other
+(`gateway/pools/chain_walk.py`), and the lifecycle of the one that takes it goes on.
+
 A request runs in a task of its own that only the gateway's end can cancel. The HTTP side only listens; a
 client that leaves, a budget that runs out, an engine that dies, a deadline that passes: each is one named
 outcome of the same sequence, and `finish.py` settles every one of them.
@@ -26,7 +29,10 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from dataclasses import replace as with_fields
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from engine.entry import QueueEntry
 from engine.messages import TIER_RANKS
@@ -39,10 +45,11 @@ from gateway.dispatch.admission import Admission, EstimateExceeds, NotInTime, re
 from gateway.dispatch.dispatcher import Closing, Dispatcher, NoEngineAvailable, QueueExpired, QueueRefused
 from gateway.domain.call import Call
 from gateway.domain.estimate import Times
+from gateway.domain.fallback import NoneTook
 from gateway.domain.ids import sequence_id
 from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.targets import RequestTargets, targets_of
-from gateway.domain.usage import SequenceUse
+from gateway.errors import ApiError
 from gateway.estimates.estimator import Estimator
 from gateway.flow.controller import QueueFull, Ticket
 from gateway.flow.prefix_index import prefix_hashes
@@ -51,7 +58,7 @@ from gateway.requests.execution import Execution, StoppedByEngine
 from gateway.requests.finish import RequestFinisher
 from gateway.requests.observer import RequestObserver
 from gateway.requests.queue_progress import Outlook, outlook, told_in_s
-from gateway.requests.run import Events, InLine, Interrupted, Run
+from gateway.requests.run import Events, InLine, Interrupted, Run, uses_of
 from gateway.requests.tier_change import NotWaiting, Offer, TierChange
 from gateway.statistics import RecentShare
 from gateway.upstream.base import (
@@ -111,8 +118,10 @@ class Lifecycle:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         observer: RequestObserver | None = None,
         admission: Admission | None = None,
+        elsewhere: Callable[[Call], Lifecycle] | None = None,
     ) -> None:
-        """`clock` and `sleep` measure a request's times; `wall_clock` says which limits are in force."""
+        """`clock` and `sleep` measure a request's times; `wall_clock` says which limits are in force;
+        `elsewhere` finds the lifecycle of another pool, for calls with a chain."""
         self._holds = holds
         self._dispatcher = dispatcher
         self._estimates = estimates
@@ -122,6 +131,7 @@ class Lifecycle:
         self._limits = limits
         self._sleep = sleep
         self._observer = observer
+        self._elsewhere = elsewhere
         self.reserve_quantile = limits.reserve_quantile
         """Of the predicted output, held before a request runs."""
         self.admission = admission or Admission()
@@ -159,16 +169,13 @@ class Lifecycle:
 
     def begin(self, call: Call) -> Run:
         """Starts a request; the listener reads `run.events` up to `Closed`."""
-        uses = [SequenceUse(len(call.prompt_of(index))) for index in range(call.sequences)]
         events = Events(self._limits.max_buffered_events, is_whole=not call.stream)
-        prices = self._prices() if call.binding is None else call.binding.prices
-        run = Run(call, Times(self._clock()), uses, prices, events)
+        bound = call.binding or call.chained
+        prices = self._prices() if bound is None else bound.prices
+        run = Run(call, Times(self._clock()), uses_of(call), prices, events)
         if call.timeout_s is not None:
             run.expires_s = run.times.arrived_s + call.timeout_s
-        task = asyncio.create_task(self._run(run), name=f"request {call.request_id}")
-        self._tasks[run] = task
-        self._by_id[call.request_id] = run
-        task.add_done_callback(lambda _: self._forget(run))
+        self._keep(run, asyncio.create_task(self._run(run), name=f"request {call.request_id}"))
         return run
 
     def find(self, request_id: str) -> Run | None:
@@ -206,6 +213,11 @@ class Lifecycle:
         expected = self._estimates.of_call(run.call, now_s) if run.in_line else None
         return outlook(run, expected, self._dispatcher.flow.tickets(), now_s)
 
+    def _keep(self, run: Run, task: asyncio.Task[None]) -> None:
+        self._tasks[run] = task
+        self._by_id[run.call.request_id] = run
+        task.add_done_callback(lambda _: self._forget(run))
+
     def _forget(self, run: Run) -> None:
         self._tasks.pop(run, None)
         self._by_id.pop(run.call.request_id, None)
@@ -230,32 +242,62 @@ class Lifecycle:
     async def _run(self, run: Run) -> None:
         outcome = RequestOutcome.FAILED
         cause: BaseException | None = None
+        pool = self
         try:
-            (
-                run.predicted_output_tokens,
-                run.predicted_high_tokens,
-                run.predicted_tokens_to_hold,
-            ) = self._estimates.predicted_lengths(run.call, (0.5, 0.9, self.reserve_quantile))
-            run.estimate = (
-                self._estimates.of_call(
-                    run.call, run.times.arrived_s, (run.predicted_output_tokens, run.predicted_high_tokens)
-                )
-                if run.call.binding is None
-                else run.call.binding.estimate
-            )
-            require_bounds(run.call, run.estimate, run.prices)
-            self.admission.check(run.call, run.estimate, run.times.arrived_s, self._expires_s(run))
-            await self._reserve(run)
-            await self._wait_for_turn(run)
-            outcome = await self._execution.decode(run)
+            pool = await self._admitted(run)
+            if pool is not self:
+                pool._keep(run, self._tasks[run])
+                self._forget(run)
+            await pool._wait_for_turn(run)
+            outcome = await pool._execution.decode(run)
         except BaseException as exception:
             outcome, cause = outcome_of(exception), exception
+            self.admission.refused(run.call, exception)
             if outcome is RequestOutcome.FAILED:
                 log.error("request %s failed", run.call.request_id, exc_info=exception)
             if not isinstance(exception, Exception):
                 raise
         finally:
-            await self._finisher.settle(run, outcome, cause)
+            await pool._finisher.settle(run, outcome, cause)
+
+    async def _admitted(self, run: Run) -> Lifecycle:
+        """3 and 4, here or in the next pool of its chain that takes it; returns the lifecycle that goes on.
+        Raises `NoneTook` where none does; the run is then as it came here."""
+        pool, came = self, run.call
+        while True:
+            try:
+                await pool._admit(run)
+                return pool
+            except Exception as exception:
+                pool._stream_limiter.leave(run.call.request_id)
+                if run.call.chained is None:
+                    raise
+                refusal = exception
+            try:
+                run.enter(await run.call.chained.onward(refusal))
+            except NoneTook as none:
+                assert came.chained is not None, "its chain is at its end"
+                run.enter(replace(came, chained=with_fields(came.chained, fallback=none.fallback)))
+                raise
+            assert self._elsewhere is not None, "a call with a chain belongs to several pools"
+            pool = self._elsewhere(run.call)
+
+    async def _admit(self, run: Run) -> None:
+        """3 and 4, in this pool."""
+        call, now_s = run.call, self._clock()
+        run.predicted_output_tokens, run.predicted_high_tokens, run.predicted_tokens_to_hold = (
+            self._estimates.predicted_lengths(call, (0.5, 0.9, self.reserve_quantile))
+        )
+        run.estimate = (
+            self._estimates.of_call(call, now_s, (run.predicted_output_tokens, run.predicted_high_tokens))
+            if call.binding is None
+            else call.binding.estimate
+        )
+        require_bounds(call, run.estimate, run.prices)
+        self.admission.check(call, run.estimate, now_s, self._expires_s(run))
+        if call.chained is not None:
+            self._dispatcher.require_room(call.principal.tenant_id)  # before anything is held
+        await self._reserve(run)
 
     def _expires_s(self, run: Run) -> float:
         """When it leaves the queue: by its client's timeout or its tier's, whichever is earlier. In the batch
@@ -285,7 +327,7 @@ class Lifecycle:
         shares_rate = await self._wait_for_rate(
             run, fed_streams(limits, metering.size, self._estimates.stream_tokens_per_s())
         )
-        run.limited_s = self._clock() - waits_since_s
+        run.limited_s += self._clock() - waits_since_s
         until_s = self._expires_s(run)
         while True:
             try:
@@ -433,6 +475,8 @@ def outcome_of(cause: BaseException) -> RequestOutcome:
     match cause:
         case Interrupted(outcome=outcome):
             return outcome
+        case NoneTook(first=first):
+            return outcome_of(first)
         case asyncio.CancelledError() | Closing():
             return RequestOutcome.SHUTDOWN
         case AccountsLost():
@@ -449,9 +493,9 @@ def outcome_of(cause: BaseException) -> RequestOutcome:
         case StoppedByEngine():
             return RequestOutcome.ENGINE_FAILED
         case (
-            NotInTime() | EstimateExceeds() | BudgetDenied() | EndUserRefused() | LimitNotKept()
-            | QueueRefused() | SequenceRefused() | QuotaStoreUnavailable() | DatabaseUnavailable()
-            | UnknownPrice()
+            ApiError() | NotInTime() | EstimateExceeds() | BudgetDenied() | EndUserRefused()
+            | LimitNotKept() | QueueRefused() | SequenceRefused() | QuotaStoreUnavailable()
+            | DatabaseUnavailable() | UnknownPrice()
         ):  # fmt: skip
             return RequestOutcome.REFUSED
     return RequestOutcome.FAILED

@@ -221,7 +221,8 @@ def context_left_of(model: ServedModel, prompt_tokens: int) -> int:
 
 def _check_model(name: str, context: RequestContext) -> None:
     allowed = context.principal.models
-    if name != context.model.name or (allowed is not None and name not in allowed):
+    asked = context.model.asked or context.model.name
+    if name != asked or (allowed is not None and name not in allowed):
         raise errors.model_not_found(name)
 
 

@@ -131,12 +131,18 @@ def _wake(waiter: asyncio.Future[None] | None) -> None:
         waiter.set_result(None)
 
 
+def uses_of(call: Call) -> list[SequenceUse]:
+    """Of each of its sequences, before any work."""
+    return [SequenceUse(len(call.prompt_of(index))) for index in range(call.sequences)]
+
+
 @dataclass(eq=False)
 class Run:
     """One request: the state of its task, which its listener may read."""
 
     call: Call
-    """As it stands: a move to another tier changes it while it waits."""
+    """As it stands: the chain of its alias changes it before it holds anything, a move to another tier while
+    it waits."""
     times: Times
     uses: list[SequenceUse]
     prices: PriceBook
@@ -175,6 +181,12 @@ class Run:
     interrupted: asyncio.Future[RequestOutcome] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
+
+    def enter(self, call: Call) -> None:
+        """Is `call` from now on, before anything is held: with the prompt as its pool counts it."""
+        self.call = call
+        self.uses = uses_of(call)
+        self.estimate = None
 
     @property
     def status(self) -> str:

@@ -86,16 +86,16 @@ class Offer:
 
 def tier_price(prices: PriceBook, call: Call, tier: Tier, predicted: tuple[int, int]) -> TierPrice:
     """`predicted`: output tokens of all its sequences, p50 and p90. Raises `UnknownPrice`."""
-    entry = prices.entry(call.model, tier)
+    of_input, of_cached, of_output = prices.entry(call.model, tier).token_picousd
 
     def cost(output_tokens: int) -> int:
         return prices.cost_nanousd(call.model, tier, call.input_tokens, 0, output_tokens)
 
     return TierPrice(
         tier,
-        entry.price.input_nanousd * entry.multiplier / 1000,
-        entry.price.cached_input_nanousd * entry.multiplier / 1000,
-        entry.price.output_nanousd * entry.multiplier / 1000,
+        of_input / 1000,
+        of_cached / 1000,
+        of_output / 1000,
         (cost(predicted[0]), cost(predicted[1]), cost(call.max_output_tokens)),
     )
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from litestar import Request, Response, get, post
 from litestar.params import FromPath
 from litestar.types import ASGIApp
+from msgspec.structs import replace
 
 from gateway import errors
 from gateway.cluster import idempotency_keys
 from gateway.dispatch.admission import COST_HEADER, WAIT_HEADER
-from gateway.domain.call import Call
+from gateway.domain.call import Call, Chained, ServedModel
 from gateway.domain.ids import trace_context
 from gateway.domain.quote_token import MAX_TOKEN_CHARACTERS
+from gateway.domain.tiers import tier_of
 from gateway.http import estimate_bounds, request_timeout
 from gateway.http.asgi import begin, headers_of
 from gateway.http.authentication import principal_of
@@ -23,7 +27,7 @@ from gateway.http.idempotent_response import IdempotentResponse
 from gateway.quotes import quotes
 from gateway.requests import queue_progress
 from gateway.requests.parse import RequestContext, parse_chat, parse_text
-from gateway.requests.schemas import ChatCompletionRequest, CompletionRequest, decode
+from gateway.requests.schemas import ChatCompletionRequest, CompletionRequest, Sampling, decode
 from gateway.routes.context import body_of, gateway_of, in_thread_if_large, json_response, may_use
 from tenants.directory.idempotency import MAX_KEY_CHARACTERS
 
@@ -88,12 +92,8 @@ COMPLETES: dict[str, Any] = {
 )
 async def chat_completions(request: Request[Any, Any, Any]) -> ASGIApp:
     body = await body_of(request)
-
-    def understand() -> Any:
-        asked = decode(body, ChatCompletionRequest)
-        return parse_chat(asked, _context(request, asked.model))
-
-    call = await in_thread_if_large(body, understand)
+    asked = await in_thread_if_large(body, lambda: decode(body, ChatCompletionRequest))
+    call = await _understood(request, asked, body, lambda context: parse_chat(asked, context))
     return await _answer(request, call, body)
 
 
@@ -106,12 +106,8 @@ async def chat_completions(request: Request[Any, Any, Any]) -> ASGIApp:
 )
 async def completions(request: Request[Any, Any, Any]) -> ASGIApp:
     body = await body_of(request)
-
-    def understand() -> Any:
-        asked = decode(body, CompletionRequest)
-        return parse_text(asked, _context(request, asked.model))
-
-    call = await in_thread_if_large(body, understand)
+    asked = await in_thread_if_large(body, lambda: decode(body, CompletionRequest))
+    call = await _understood(request, asked, body, lambda context: parse_text(asked, context))
     return await _answer(request, call, body)
 
 
@@ -140,25 +136,54 @@ async def model(request: Request[Any, Any, Any], model_id: FromPath[str]) -> Res
     return json_response(_model_object(name, context_tokens))
 
 
+async def _understood(
+    request: Request[Any, Any, Any], asked: Sampling, body: bytes, parse: Callable[[RequestContext], Call]
+) -> Call:
+    """The call, for the model that is asked for, or the first of its chain that it fits. Raises `ApiError`,
+    `NoEngineAvailable`, `NoneTook`."""
+    gateway = gateway_of(request)
+
+    async def parsed(model: ServedModel) -> Call:
+        return await in_thread_if_large(body, lambda: parse(_context(request, model)))
+
+    chain = gateway.catalogue.chain(asked.model)
+    if chain is None:
+        return await parsed(gateway.served(asked.model, begin(request.scope)))
+    if not may_use(request, asked.model):
+        raise errors.model_not_found(asked.model)
+
+    async def parsed_in_chain(model: ServedModel) -> Call:
+        call = await parsed(model)
+        return replace(call, chained=Chained(walk.fallback, walk.prices, walk.onward))
+
+    quote = headers_of(request.scope).get(QUOTE)
+    walk = gateway.walk(
+        asked.model,
+        chain,
+        (tier_of(asked.service_tier, principal_of(request)),),
+        parsed_in_chain,
+        only=None if quote is None else gateway.quotes.model_of(quote),
+        on_passed=partial(gateway.metrics.passed_over, asked.model),
+    )
+    return await walk.first()
+
+
 async def _answer(request: Request[Any, Any, Any], call: Call, body: bytes) -> ASGIApp:
     gateway, headers = gateway_of(request), headers_of(request.scope)
     key, quote = headers.get(IDEMPOTENCY), headers.get(QUOTE)
     if key is not None:
         return IdempotentResponse(gateway, call, key, request.url.path, body, quote)
-    gateway.require_engine(call.pool)
-    if quote is not None:
-        call = await gateway.bound(call, quote)
-    return CompletionResponse(gateway, call)
+    return CompletionResponse(gateway, await gateway.ready(call, quote))
 
 
-def _context(request: Request[Any, Any, Any], model: str) -> RequestContext:
-    gateway, request_id = gateway_of(request), begin(request.scope)
-    deps, served, headers = gateway.deps, gateway.served(model, request_id), headers_of(request.scope)
+def _context(request: Request[Any, Any, Any], model: ServedModel) -> RequestContext:
+    gateway, headers = gateway_of(request), headers_of(request.scope)
+    deps = gateway.deps
     return RequestContext(
-        request_id=request_id,
+        request_id=begin(request.scope),
         principal=principal_of(request),
-        model=served,
-        renderer=gateway.pools[served.pool].spec.renderer,
+        model=model,
+        renderer=gateway.pools[model.pool].spec.renderer,
         config=deps.config,
         created=int(deps.wall_clock()),
         trace_context=trace_context(headers.get("traceparent")),

@@ -161,10 +161,15 @@ _ERROR = {
                 "param": {"type": ["string", "null"]},
                 "code": {"type": "string"},
             },
-        }
+        },
+        "fairgate": {
+            "type": "object",
+            "description": "`fallback`: the models of a chain that were tried, each with the reason why it"
+            " did not take the request.",
+        },
     },
 }
-"""OpenAI's error object."""
+"""OpenAI's error object, and what is ours beside it."""
 
 
 def page(found: dict[str, Any], base: str, model: str) -> str:

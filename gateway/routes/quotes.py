@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from litestar import Request, Response, post
 
 from gateway import errors
+from gateway.dispatch.dispatcher import NoEngineAvailable
 from gateway.domain.call import ServedModel
 from gateway.domain.tiers import tier_of
 from gateway.http.asgi import begin
@@ -53,11 +55,24 @@ async def quotes(request: Request[Any, Any, Any]) -> Response[bytes]:
         tiers = [tier for tier in Tier if tier in principal.tiers]
     else:
         tiers = [tier_of(asked.service_tier, principal)]
-    served = gateway.served(asked.model, begin(request.scope))
+
+    async def sized(served: ServedModel) -> _Sized:
+        renderer, config = gateway.pools[served.pool].spec.renderer, gateway.deps.config
+        prompt = await in_thread_if_large(body, lambda: _prompt(request, asked, renderer, served))
+        return _Sized(served, prompt, *_sizes(asked, served, len(prompt), config.max_choices))
+
+    chain, fallback = gateway.catalogue.chain(asked.model), None
+    if chain is None:
+        found = await sized(gateway.served(asked.model, begin(request.scope)))
+        gateway.require_engine(found.served.pool)
+    else:
+        walk = gateway.walk(asked.model, chain, tiers, sized)
+        found = await walk.first()
+        if not gateway.pools[found.served.pool].has_engine:
+            found = await walk.onward(NoEngineAvailable())
+        fallback = walk.fallback
+    served, prompt, choices, max_tokens = found.served, found.prompt, found.choices, found.max_tokens
     pool = gateway.pools[served.pool]
-    prompt = await in_thread_if_large(body, lambda: _prompt(request, asked, pool.spec.renderer, served))
-    choices, max_tokens = _sizes(asked, served, len(prompt), gateway.deps.config.max_choices)
-    gateway.require_engine(served.pool)
     wanted = Wanted(served.name, served.pool, [prompt], asked.prompt_tokens is not None, choices, max_tokens)
     now_s = gateway.deps.clock()
     version = gateway.deps.prices().version
@@ -70,6 +85,7 @@ async def quotes(request: Request[Any, Any, Any]) -> Response[bytes]:
             "expires_at": round(wall_s + gateway.quotes.valid_s, 3),
             "valid_s": gateway.quotes.valid_s,
             "model": served.name,
+            **({} if fallback is None else {"fallback": fallback.as_json()}),
             "price_version": version,
             "input_tokens": len(prompt),
             "max_tokens": max_tokens,
@@ -78,6 +94,16 @@ async def quotes(request: Request[Any, Any, Any]) -> Response[bytes]:
             "quotes": made,
         }
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sized:
+    """What is quoted, as one model takes it."""
+
+    served: ServedModel
+    prompt: Sequence[int]
+    choices: int
+    max_tokens: int
 
 
 def _sizes(asked: QuoteRequest, served: ServedModel, prompt_tokens: int, max_choices: int) -> tuple[int, int]:

@@ -7,6 +7,7 @@ late, is no error. With Redis, actions on another gateway's requests are passed 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from litestar import Request, Response, delete, get, post
@@ -130,7 +131,8 @@ async def show_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -
     ask = RequestAction(SHOW, request_id)
     shown = await _shown(request, ask)
     if shown["status"] == "ended":
-        shown["sat_out_for"] = await sat_out_for(gateway_of(request).deps.admin, await _ended(request, ask))
+        settled = settled_of(await _ended(request, ask))
+        shown["sat_out_for"] = await sat_out_for(gateway_of(request).deps.admin, settled)
     return json_response(shown)
 
 
@@ -217,15 +219,14 @@ async def _found(request: Request[Any, Any, Any], ask: RequestAction) -> ActionR
     return peers.found
 
 
-async def _ended(request: Request[Any, Any, Any], ask: RequestAction) -> LedgerRow:
-    """The settlement of a request that no reachable gateway runs. Raises `ApiError`."""
+async def _ended(request: Request[Any, Any, Any], ask: RequestAction) -> list[LedgerRow]:
+    """The rows of a request that no reachable gateway runs, its settlement among them. Raises `ApiError`."""
     rows = await _rows(request, ask)
     if not rows:
         raise errors.request_not_found(ask.request_id)
-    settled = next((row for row in rows if row.kind == "settle"), None)
-    if settled is None:
+    if not any(row.kind == "settle" for row in rows):
         raise errors.request_elsewhere(rows[0].gateway_id)
-    return settled
+    return rows
 
 
 async def _rows(request: Request[Any, Any, Any], ask: RequestAction) -> list[LedgerRow]:
@@ -238,9 +239,17 @@ async def _rows(request: Request[Any, Any, Any], ask: RequestAction) -> list[Led
     return [row for row in found if ask.tenant_id in (None, row.tenant_id)]
 
 
-def ended_request(row: LedgerRow) -> dict[str, Any]:
-    """The API's request object, from its settlement."""
-    return {
+def settled_of(rows: Sequence[LedgerRow]) -> LedgerRow:
+    """The settlement among a request's rows."""
+    return next(row for row in rows if row.kind == "settle")
+
+
+def ended_request(rows: Sequence[LedgerRow]) -> dict[str, Any]:
+    """The API's request object, from the rows of a request that is settled."""
+    row = settled_of(rows)
+    # Said by the reservation, so also where the gateway died before it settled.
+    fallback = next((each.detail["fallback"] for each in rows if "fallback" in each.detail), None)
+    return ({} if fallback is None else {"fallback": fallback}) | {
         "id": row.request_id,
         "object": "request",
         "status": "ended",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from engine.messages import TIER_RANKS
 from gateway.flow.control_rules import Control
 from gateway.flow.controller import FlowController, TenantFlow
+from gateway.pools.catalogue import alias_as_json
 from gateway.upstream.base import Upstream
 from tenants.directory.records import limit_as_json
 from tenants.quota.store import LimitState, QuotaStoreUnavailable
@@ -140,7 +141,7 @@ def models_of(gateway: Gateway) -> dict[str, Any]:
         }
         for pool in gateway.pools.values()
     }
-    aliases = {name: dict(weights) for name, weights in gateway.deps.aliases.items()}
+    aliases = {name: alias_as_json(means) for name, means in gateway.deps.aliases.items()}
     return {"pools": shown, "aliases": aliases}
 
 

@@ -23,6 +23,7 @@ from engine.process.options import EngineSettings
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import CHOICES
 from gateway.config import GatewaySettings
+from gateway.pools.catalogue import Alias
 from gateway.upstream.openai.config import UpstreamSettings
 from ops.settings import upstreams as upstream_settings
 from ops.settings import values
@@ -122,9 +123,11 @@ class Settings:
         "Servers that run models here and speak OpenAI's API: vLLM, SGLang, TensorRT-LLM, another Fairgate.",
     ] = ()
     aliases: Annotated[
-        dict[str, dict[str, int]],
+        dict[str, Alias],
         upstream_settings.aliases(),
-        "Other names of models, each for one or several of them by weight.",
+        "Other names of models, each for one or several of them by weight, or for a chain: the next model"
+        " takes what the one before it cannot, where it is at most `max_price` (1) times as dear as the"
+        " first.",
     ] = field(default_factory=dict)
     log_level: Annotated[Literal["debug", "info", "warning", "error"], "How much the log on stderr says."] = (
         "info"

@@ -9,29 +9,38 @@ In the TOML file they are tables:
     tokenizer_dir = "/models/llama-3.3"    # tokenizer.json, chat template: prompts are counted exactly
 
     [aliases]
-    big = { "meta-llama/Llama-3.3-70B" = 1 }
+    big = { "meta-llama/Llama-3.3-70B" = 1 }                        # by weight
+    safe = { chain = ["llama", "my-model"], max_price = 1.5 }       # the next where one cannot
 
 Flags and environment variables take the same as JSON.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+import json
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from gateway.pools.catalogue import Alias, Chain
 from gateway.upstream.openai.config import MODEL_NAME, UpstreamSettings
 from ops.settings.values import Unaccepted, ValueKind
+from tenants.errors import Invalid
 
 T = TypeVar("T")
 MAX_UPSTREAMS = 256
 MAX_ALIASES = 256
 
-Aliases = dict[
-    Annotated[str, Meta(pattern=MODEL_NAME)],
-    dict[Annotated[str, Meta(pattern=MODEL_NAME)], Annotated[int, Meta(ge=0, le=1_000_000)]],
-]
+Name = Annotated[str, Meta(pattern=MODEL_NAME)]
+Weights = dict[Name, Annotated[int, Meta(ge=0, le=1_000_000)]]
+
+
+class ChainFields(msgspec.Struct, forbid_unknown_fields=True):
+    """A chain as it is written."""
+
+    chain: list[Name]
+    max_price: float = 1.0
 
 
 def upstreams() -> ValueKind[tuple[UpstreamSettings, ...]]:
@@ -54,16 +63,37 @@ def upstreams() -> ValueKind[tuple[UpstreamSettings, ...]]:
     return ValueKind("[[upstreams]] tables with name, url and model (JSON elsewhere)", parse)
 
 
-def aliases() -> ValueKind[dict[str, dict[str, int]]]:
-    """Names and the models that they mean, with weights."""
+def aliases() -> ValueKind[dict[str, Alias]]:
+    """Names and the models that they mean: with weights, or as a chain."""
 
-    def parse(text: str) -> dict[str, dict[str, int]]:
-        found: dict[str, dict[str, int]] = _decoded(text, Aliases) if text else {}
+    def parse(text: str) -> dict[str, Alias]:
+        try:
+            found = msgspec.convert(json.loads(text) if text else {}, dict[Name, dict[str, Any]])
+        except json.JSONDecodeError as error:
+            raise Unaccepted(f"not JSON: {error}") from None
+        except msgspec.ValidationError as error:
+            raise Unaccepted(str(error)) from None
         if len(found) > MAX_ALIASES:
             raise Unaccepted(f"{len(found)} of them; the most is {MAX_ALIASES}")
-        return found
+        return {name: _alias(name, means) for name, means in found.items()}
 
-    return ValueKind("an [aliases] table, such as big = {my-model = 1} (JSON elsewhere)", parse)
+    return ValueKind(
+        'an [aliases] table, such as big = {my-model = 1}, or big = {chain = ["my-model", "other"],'
+        " max_price = 1.5} (JSON elsewhere)",
+        parse,
+    )
+
+
+def _alias(name: str, means: dict[str, Any]) -> Alias:
+    """A chain where a key of one has a value that is no weight: a model may be called `chain`, too."""
+    is_chain = any(not isinstance(means.get(key, 0), int) for key in ChainFields.__struct_fields__)
+    try:
+        if not is_chain:
+            return msgspec.convert(means, Weights)
+        fields = msgspec.convert(means, ChainFields)
+        return Chain(tuple(fields.chain), fields.max_price)
+    except (msgspec.ValidationError, Invalid) as error:
+        raise Unaccepted(f"{name!r}: {error}") from None
 
 
 def _decoded(text: str, into: type[T]) -> T:

@@ -100,6 +100,16 @@ class PriceEntry:
     def __post_init__(self) -> None:
         thousandths("multiplier", self.multiplier)
 
+    @property
+    def token_picousd(self) -> tuple[int, int, int]:
+        """Of one token, the multiplier applied: input, cached input, output."""
+        price, factor = self.price, self.multiplier
+        return (
+            price.input_nanousd * factor,
+            price.cached_input_nanousd * factor,
+            price.output_nanousd * factor,
+        )
+
     def cost_nanousd(self, input_tokens: int, cached_tokens: int, output_tokens: int) -> int:
         """See `PriceBook.cost_nanousd`; the counts are not checked."""
         price = self.price

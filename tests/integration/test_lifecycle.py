@@ -197,6 +197,7 @@ class House:
     limits: LifecycleLimits = TIME_LIMITS
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     price: dict[str, Price] = field(default_factory=lambda: {"m": Price(100, 50, 300)})
+    elsewhere: Callable[[Call], Lifecycle] | None = None
 
     def __post_init__(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -229,6 +230,7 @@ class House:
             wall_clock=lambda: 1e9,
             limits=self.limits,
             sleep=self.sleep,
+            elsewhere=self.elsewhere,
         )  # fmt: skip
         self.holds.start()
         self.dispatcher.start()

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from py_compile import PycInvalidationMode
 
+from tests.mutants.chains import CHAIN_MUTATIONS
 from tests.mutants.fallback import FALLBACK_MUTATIONS
 from tests.mutants.flow import FLOW_MUTATIONS
 from tests.mutants.http import HTTP_MUTATIONS
@@ -46,6 +47,7 @@ EVERY = [
     *STEP_MUTATIONS,
     *TARGET_MUTATIONS,
     *POLICY_MUTATIONS,
+    *CHAIN_MUTATIONS,
 ]
 
 #: Nothing is rewritten, cached or spread over processes; what fails is not made smaller (tests/conftest.py).

@@ -34,6 +34,8 @@ def list_() -> None:
       [{"name": "big", "kind": "alias", "means": {"meta/llama": 1}, "replicas": [], "priced": true},
        {"name": "meta/llama", "kind": "model", "means": {}, "replicas": ["llama-a"], "priced": true}, …]
     """
+    from gateway.pools.catalogue import alias_as_json
+
     settings = settings_now()
     priced = {row.model for row in administer(lambda admin: admin.list_prices())}
     rows: list[dict[str, Any]] = []
@@ -43,20 +45,27 @@ def list_() -> None:
             replicas.insert(0, "engine")
         rows.append({"name": name, "kind": "model", "means": {}, "replicas": replicas})
     for name, means in settings.aliases.items():
-        rows.append({"name": name, "kind": "alias", "means": means, "replicas": []})
+        rows.append({"name": name, "kind": "alias", "means": alias_as_json(means), "replicas": []})
     for row in rows:
-        row["priced"] = row["name"] in priced
+        chain = row["means"].get("chain")  # each of its models has its own price
+        row["priced"] = priced.issuperset(chain if isinstance(chain, list) else [row["name"]])
     cells = [
         (
             row["name"],
             row["kind"],
-            ", ".join(f"{pool} ({weight})" for pool, weight in row["means"].items())
-            or ", ".join(row["replicas"]),
+            ", ".join(row["replicas"]) or _means(row["means"]),
             "yes" if row["priced"] else "no: refused until `fairgate price set`",
         )
         for row in rows
     ]
     answer(rows, lambda: table("models", ("name", "kind", "behind it", "priced"), cells))
+
+
+def _means(means: dict[str, Any]) -> str:
+    chain = means.get("chain")
+    if isinstance(chain, list):
+        return f"{', else '.join(chain)} (max_price {means['max_price']:g})"
+    return ", ".join(f"{pool} ({weight})" for pool, weight in means.items())
 
 
 @model.command()

@@ -57,6 +57,9 @@ def show(request_id: str, events: bool) -> None:
 
     def text() -> None:
         click.echo(_headline(shown))
+        chained = shown.get("fallback", {"tried": ()})
+        for each in chained["tried"]:
+            click.echo(f"- asked for {chained['asked']}; {each['model']} was passed over: {each['reason']}")
         _waterfall(shown.get("stages") or [])
         for sentence in shown.get("explanation") or []:
             click.echo(f"- {sentence}")
@@ -101,7 +104,7 @@ def _ask(request_id: str) -> dict[str, Any]:
 async def _read(request_id: str) -> dict[str, Any]:
     """The ended request, from the database."""
     from gateway.explain.explanation import explained, sat_out_for
-    from gateway.routes.requests import ended_request
+    from gateway.routes.requests import ended_request, settled_of
     from ops.serving import datadir
     from tenants.admin.admin import Admin
     from tenants.errors import TenancyError
@@ -115,14 +118,13 @@ async def _read(request_id: str) -> dict[str, Any]:
     database = open_database(settings.resolved_database_url)
     try:
         rows = await Ledger(database).find(request_id)
-        settled = next((row for row in rows if row.kind == "settle"), None)
-        if settled is None:
+        if not any(row.kind == "settle" for row in rows):
             what = "has not been settled yet, and no server runs here" if rows else "is not known here"
             raise Failure(f"request {request_id[:80]} {what}")
         admin = Admin(database, datadir.pepper(settings, create=True))
         explanation = await explained(lambda one: timelines.find(database, one), admin, request_id)
-        others = await sat_out_for(admin, settled)
-        return ended_request(settled) | explanation | {"sat_out_for": others}
+        others = await sat_out_for(admin, settled_of(rows))
+        return ended_request(rows) | explanation | {"sat_out_for": others}
     except (TenancyError, datadir.DataDirRefused) as error:
         raise Failure(str(error)) from None
     finally:

@@ -10,8 +10,10 @@ from msgspec.structs import replace
 
 from engine.messages import SamplingParams
 from gateway.dispatch.admission import Admission, EstimateExceeds, NotInTime, require_bounds
+from gateway.dispatch.dispatcher import NoEngineAvailable
 from gateway.domain.call import Call
 from gateway.domain.estimate import Estimate
+from gateway.domain.fallback import Fallback, NoneTook
 from gateway.error_mapping import as_api_error
 from gateway.errors import ApiError
 from gateway.flow.deadline_check import TRIED_ONE_IN
@@ -44,6 +46,7 @@ def gate(strictness: float = 1.0, **targets_s: float) -> Admission:
 def refused(admission: Admission, call: Call = CALL, **limits: Any) -> ApiError:
     with pytest.raises(NotInTime) as caught:
         admission.check(call, EXPECTED, 100.0, **limits)
+    admission.refused(call, caught.value)
     return as_api_error(caught.value, call.request_id)
 
 
@@ -95,6 +98,18 @@ def test_a_target_refuses_who_would_miss_it_and_says_when_to_come_again() -> Non
     assert REFUSED[-1] == ("ten_1", Tier.STANDARD, "e2e")
     gate(ttft=10.0, e2e=20.0).check(CALL, EXPECTED, 100.0)
     gate(tpot=0.01).check(CALL, EXPECTED, 100.0)
+
+
+def test_a_target_is_missed_only_where_no_other_pool_takes_the_request() -> None:
+    admission, before = gate(ttft=2.0), list(REFUSED)
+    with pytest.raises(NotInTime) as caught:
+        admission.check(CALL, EXPECTED, 100.0)
+    assert before == REFUSED
+    admission.refused(CALL, ValueError("something else"))
+    admission.refused(CALL, NoneTook(NoEngineAvailable(), Fallback("big", None)))
+    assert before == REFUSED
+    admission.refused(CALL, NoneTook(caught.value, Fallback("big", None)))
+    assert [*before, ("ten_1", Tier.STANDARD, "ttft")] == REFUSED
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.pools.catalogue import Catalogue
+from gateway.pools.catalogue import Alias, Catalogue, Chain, alias_as_json
 from gateway.pools.pool import PoolSpec
 from gateway.requests.prompt import EstimatedRenderer
 from gateway.upstream.openai.config import UpstreamSettings
@@ -45,12 +45,26 @@ def test_an_alias_shares_by_weight_among_those_that_serve() -> None:
         ({"x": {"ghost": 1}}, "'x' means 'ghost', which is no model here; there are a, b"),
         ({"a": {"b": 1}}, "'a' is the name of a model"),
         ({"x": {"a": -1}}, "must be 0 to"),
+        ({"x": Chain(("a", "ghost"))}, "'x' means 'ghost', which is no model here; there are a, b"),
+        ({"x": Chain(("x", "a"))}, "the chain of 'x' names the alias 'x', and so could go in a circle"),
+        ({"x": Chain(("a", "y")), "y": {"b": 1}}, "the chain of 'x' names the alias 'y'.* name models in it"),
+        ({"x": Chain(("y",)), "y": Chain(("x",))}, "circle: name models in it; there are a, b"),
     ],
 )
-def test_an_alias_to_nothing_is_refused_by_name(aliases: dict[str, dict[str, int]], says: str) -> None:
+def test_an_alias_to_nothing_is_refused_by_name(aliases: dict[str, Alias], says: str) -> None:
     with pytest.raises(Invalid, match=says) as refused:
         Catalogue(["a", "b"], aliases)
     assert refused.value.field == "aliases"
+
+
+def test_a_chain_keeps_its_order() -> None:
+    chain = Chain(("b", "a"), 1.5)
+    catalogue = Catalogue(["a", "b"], {"big": chain, "half": {"a": 1, "b": 1}})
+    assert catalogue.chain("big") is chain
+    assert (catalogue.chain("half"), catalogue.chain("a"), catalogue.chain("ghost")) == (None, None, None)
+    assert [pool for pool, _ in catalogue.targets("big")] == ["b", "a"]
+    assert alias_as_json(chain) == {"chain": ["b", "a"], "max_price": 1.5}
+    assert alias_as_json({"a": 1}) == {"a": 1}
 
 
 # ---------------------------------------------------------------- settings
@@ -75,6 +89,9 @@ context_tokens = 8192
 
 [aliases]
 big = { "meta/llama" = 1 }
+safe = { chain = ["meta/llama", "other"], max_price = 1.5 }
+plain = { chain = ["meta/llama"] }
+weighted = { chain = 2, max_price = 1 }
 """
 
 
@@ -84,10 +101,46 @@ def test_servers_and_aliases_are_tables_of_the_file(tmp_path: Path) -> None:
     settings = load({}, {}, path)
     assert [each.name for each in settings.upstreams] == ["llama-a", "llama-b"]
     assert settings.upstreams[1].max_concurrent == 64
-    assert settings.aliases == {"big": {"meta/llama": 1}}
-    assert settings.model_names == ("meta/llama", "big")
+    assert settings.aliases == {
+        "big": {"meta/llama": 1},
+        "safe": Chain(("meta/llama", "other"), 1.5),
+        "plain": Chain(("meta/llama",), 1.0),
+        "weighted": {"chain": 2, "max_price": 1},
+    }
+    assert settings.model_names == ("meta/llama", "big", "safe", "plain", "weighted")
     assert settings.served_model_name == "meta/llama"
     assert settings.model_prices == {}
+
+
+@pytest.mark.parametrize(
+    ("means", "says"),
+    [
+        ("{ chain = [] }", "'big': chain: must name 1 to 8 models; it names 0"),
+        (
+            '{ chain = ["a","b","c","d","e","f","g","h","i"] }',
+            "'big': chain: must name 1 to 8 models; it names 9",
+        ),
+        ('{ chain = ["a", "a"] }', "'big': chain: names 'a' twice: leave the second one out"),
+        ('{ chain = "a" }', "'big': Expected `array`, got `str` - at `$.chain`"),
+        ('{ chain = ["a b"] }', "'big': Expected `str` matching regex"),
+        ('{ chain = ["a"], max_price = 0 }', "'big': max_price: is 0, and must be above 0 and at most 1000"),
+        ('{ chain = ["a"], max_price = -1.5 }', "'big': max_price: is -1.5, and must be above 0"),
+        ('{ chain = ["a"], max_price = 1001 }', "'big': max_price: is 1001, and must be above 0 and at most"),
+        ('{ chain = ["a"], max_price = nan }', "'big': max_price: is nan, and must be above 0"),
+        ('{ chain = ["a"], max_price = inf }', "'big': max_price: is inf, and must be above 0"),
+        ('{ chain = ["a"], max_price = "low" }', "'big': Expected `float`, got `str` - at `$.max_price`"),
+        ("{ max_price = 1.5 }", "'big': Object missing required field `chain`"),
+        ('{ chain = ["a"], weight = 1 }', "'big': Object contains unknown field `weight`"),
+    ],
+)
+def test_a_bad_chain_stops_the_start_by_its_name(tmp_path: Path, means: str, says: str) -> None:
+    path = tmp_path / "f.toml"
+    path.write_text(f"[aliases]\nbig = {means}\n")
+    with pytest.raises(BadSetting) as bad:
+        load({}, {}, path)
+    assert says in str(bad.value)
+    assert "setting aliases (file" in str(bad.value)
+    assert "such as big = {my-model = 1}" in str(bad.value), "the way out"
 
 
 @pytest.mark.parametrize(

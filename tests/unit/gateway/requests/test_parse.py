@@ -242,3 +242,17 @@ def test_a_configuration_that_makes_no_sense_is_named() -> None:
     with pytest.raises(ValueError, match="long_share_kv must be at most 1"):
         GatewayConfig(long_share_kv=1.5)
     assert GatewayConfig(lookahead_sequences=0).lookahead_sequences == 0
+
+
+def test_a_model_of_a_chain_is_asked_for_and_allowed_by_the_chains_name() -> None:
+    asked = decode(json.dumps({"model": "big", "prompt": "hello"}).encode(), CompletionRequest)
+
+    def parsed(who: Principal) -> Call:
+        return parse_text(
+            asked, dataclasses.replace(context(who=who), model=dataclasses.replace(MODEL, asked="big"))
+        )
+
+    assert parsed(principal(models=frozenset({"big"}))).model == "m"
+    with pytest.raises(ApiError) as refused:
+        parsed(principal(models=frozenset({"m"})))
+    assert refused.value.code == "model_not_found"

@@ -1,0 +1,91 @@
+"""Fallback along an alias's chain: why a pool was passed over, at what price another one was taken.
+
+Prices are compared token by token, in the tier of the request: a pool is as dear as the dearest of its prices
+(input, cached input, output) beside the first pool's. So what is taken is never dearer than was allowed,
+however long the answer becomes. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from tenants.pricing.pricing import PriceBook, PriceEntry
+
+
+class FallbackReason(StrEnum):
+    """Why a pool of a chain did not take a request."""
+
+    BUDGET = "budget"
+    """A limit has no room for it, at this model's price, or it could cost more than its client allows."""
+    CONTEXT = "context"
+    """It is longer than this model's context."""
+    DEADLINE = "deadline"
+    """It would be late, or wait longer than its client allows, or this model's queue is full."""
+    HEALTH = "health"
+    """No replica serves."""
+    PRICE = "price"
+    """Dearer than the chain allows, or without a price."""
+    REQUEST = "request"
+    """The model cannot take it for another reason, such as a token id beyond its vocabulary."""
+
+
+class PoolTried(msgspec.Struct, frozen=True):
+    """A pool that was passed over."""
+
+    model: str
+    reason: FallbackReason
+
+
+class Fallback(msgspec.Struct, frozen=True):
+    """Which pool of a chain a request came to, and why to no earlier one."""
+
+    asked: str
+    """The alias."""
+    taken: str | None
+    """None: no pool took it."""
+    tried: tuple[PoolTried, ...] = ()
+    """In their order."""
+    price_ratio: float | None = None
+    """The dearest price of the pool taken over the same price of the first."""
+    price_picousd: tuple[int, int, int] | None = None
+    """Of a token, as the request is charged: input, cached input, output."""
+
+    def as_json(self) -> dict[str, Any]:
+        """As accounts and errors show it."""
+        shown: dict[str, Any] = {
+            "asked": self.asked,
+            "taken": self.taken,
+            "tried": [{"model": each.model, "reason": each.reason.value} for each in self.tried],
+            "price_ratio": None if self.price_ratio is None else round(self.price_ratio, 6),
+        }
+        if self.price_picousd is not None:
+            prices = zip(("input", "cached_input", "output"), self.price_picousd, strict=True)
+            shown["price_per_token_nanousd"] = {name: price / 1000 for name, price in prices}
+        return shown
+
+
+class NoneTook(Exception):
+    """No pool of a chain took the request. `first`: the refusal of the first pool."""
+
+    def __init__(self, first: Exception, fallback: Fallback) -> None:
+        super().__init__(f"{fallback.asked}: {first}")
+        self.first = first
+        self.fallback = fallback
+
+
+def price_ratio(first: PriceEntry, other: PriceEntry) -> float:
+    """The largest ratio of a price of `other` to the same price of `first`; infinite where only `first` is
+    free of it, 1 where both are free of all."""
+    pairs = list(zip(other.token_picousd, first.token_picousd, strict=True))
+    ratios = [mine / theirs if theirs else math.inf for mine, theirs in pairs if mine or theirs]
+    return max(ratios, default=1.0)
+
+
+def largest_ratio(prices: PriceBook, first: str, other: str, tiers: Iterable[str]) -> float:
+    """`price_ratio` of two models, the largest of several tiers. Raises `UnknownPrice`."""
+    return max(price_ratio(prices.entry(first, tier), prices.entry(other, tier)) for tier in tiers)
