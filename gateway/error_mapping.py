@@ -41,7 +41,7 @@ def as_api_error(exception: BaseException, request_id: str) -> ApiError:
         case ApiError():
             return exception
         case KeyRejected(reason=reason):
-            return errors.invalid_api_key(reason)
+            return errors.key_rejected(reason)
         case BudgetDenied(denied=denied):
             return budget_denied(denied)
         case QueueRefused(full=full):

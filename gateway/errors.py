@@ -165,12 +165,30 @@ _KEY_MESSAGES = {
     "unknown": "Incorrect API key provided.",
     "revoked": "This API key has been revoked.",
     "expired": "This API key has expired.",
-    "suspended": "The tenant of this API key is suspended.",
 }
+_KEPT_OUT = {
+    "tenant_suspended": ("tenant_suspended", "The tenant of this API key is suspended."),
+    "project_suspended": ("project_suspended", "The project of this API key is suspended."),
+    "no_tier": (
+        "service_tier_not_allowed",
+        "None of this API key's tiers is allowed to its tenant any more.",
+    ),
+}
+"""By the directory's reason: code and message for a key that is right."""
+
+
+def key_rejected(reason: str) -> ApiError:
+    """403 for a right key that is kept out for now, else 401; `reason` as the directory names it."""
+    if reason not in _KEPT_OUT:
+        return invalid_api_key(reason)
+    code, message = _KEPT_OUT[reason]
+    return ApiError(
+        403, code, f"{message} Ask the operator of this server.", type="permission_error", should_retry=False
+    )
 
 
 def invalid_api_key(reason: str) -> ApiError:
-    """401: `reason` as the directory names it."""
+    """401: no key that opens anything."""
     message = _KEY_MESSAGES.get(reason, _KEY_MESSAGES["unknown"])
     return ApiError(
         401, "invalid_api_key", message, headers={"www-authenticate": "Bearer"}, should_retry=False

@@ -1,4 +1,4 @@
-"""Admin routes: status, policy, tenants and keys.
+"""Admin routes: status, policy, tenants, projects and keys.
 
 Every change goes through `tenants.admin.admin`, which also writes the audit row. A change is in force in
 this gateway before it is answered.
@@ -15,12 +15,12 @@ from litestar.params import FromPath, FromQuery
 from engine.scheduling.policy import UnknownPolicy
 from gateway import errors
 from gateway.requests.schemas import KeyRotate, PolicyChange
-from gateway.routes import limits, prices, slo
-from gateway.routes.admin_common import READ, WRITE, actor, asked, changed
+from gateway.routes import audit, limits, prices, slo
+from gateway.routes.admin_common import READ, WRITE, actor, asked, changed, listed, named
 from gateway.routes.context import gateway_of, json_response
 from gateway.routes.policy_view import MAX_DECISIONS, MAX_STEPS, change_policy, policy_of
 from gateway.routes.status_view import status_of
-from tenants.admin.commands import KeyCreate, TenantChange, TenantCreate
+from tenants.admin.commands import KeyCreate, ProjectCreate, TenantChange, TenantCreate
 from tenants.ledger.verify import verify_ledger
 
 MAX_LOG_PAGE = 5_000
@@ -126,7 +126,7 @@ async def create_tenant(request: Request[Any, Any, Any]) -> Response[bytes]:
 @get("/admin/v1/tenants/{tenant:str}", opt=READ, summary="Show a tenant")
 async def show_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
     view = await gateway_of(request).deps.admin.show_tenant(tenant)
-    return json_response(view.as_json())
+    return json_response(await named(request, view.as_json()))
 
 
 @patch(
@@ -153,6 +153,53 @@ async def resume_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) 
     return await changed(request, resumed.as_json())
 
 
+# ---------------------------------------------------------------- projects
+
+
+@get("/admin/v1/projects", opt=READ, summary="List projects, of one tenant or of all")
+async def list_projects(
+    request: Request[Any, Any, Any], tenant: FromQuery[str | None] = None
+) -> Response[bytes]:
+    projects = await gateway_of(request).deps.admin.list_projects(tenant)
+    return await listed(request, (each.as_json() for each in projects))
+
+
+@post("/admin/v1/projects", status_code=201, opt=WRITE | {"body": ProjectCreate}, summary="Create a project")
+async def create_project(request: Request[Any, Any, Any]) -> Response[bytes]:
+    wanted = await asked(request, ProjectCreate)
+    project = await gateway_of(request).deps.admin.create_project(actor(request), wanted)
+    return await changed(request, await named(request, project.as_json()), 201)
+
+
+@post(
+    "/admin/v1/projects/{project:str}/suspend",
+    status_code=200,
+    opt=WRITE,
+    summary="Suspend a project",
+    description="`project` is its id, or with `tenant` its name. Its keys are refused with 403"
+    " `project_suspended` within a second, at every gateway; running requests go on to their end.",
+)
+async def suspend_project(
+    request: Request[Any, Any, Any], project: FromPath[str], tenant: FromQuery[str | None] = None
+) -> Response[bytes]:
+    suspended = await gateway_of(request).deps.admin.suspend_project(actor(request), project, tenant)
+    return await changed(request, await named(request, suspended.as_json()))
+
+
+@post(
+    "/admin/v1/projects/{project:str}/resume",
+    status_code=200,
+    opt=WRITE,
+    summary="Undo a project's suspension",
+    description="`project` is its id, or with `tenant` its name.",
+)
+async def resume_project(
+    request: Request[Any, Any, Any], project: FromPath[str], tenant: FromQuery[str | None] = None
+) -> Response[bytes]:
+    resumed = await gateway_of(request).deps.admin.resume_project(actor(request), project, tenant)
+    return await changed(request, await named(request, resumed.as_json()))
+
+
 # ---------------------------------------------------------------- keys
 
 
@@ -160,9 +207,7 @@ async def resume_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) 
 async def list_keys(request: Request[Any, Any, Any], tenant: FromQuery[str | None] = None) -> Response[bytes]:
     keys = await gateway_of(request).deps.admin.list_keys(tenant)
     now = datetime.now(UTC)
-    return json_response(
-        {"object": "list", "data": [each.as_json() | {"status": each.status(now)} for each in keys]}
-    )
+    return await listed(request, (each.as_json() | {"status": each.status(now)} for each in keys))
 
 
 @post(
@@ -175,7 +220,7 @@ async def list_keys(request: Request[Any, Any, Any], tenant: FromQuery[str | Non
 async def create_key(request: Request[Any, Any, Any]) -> Response[bytes]:
     wanted = await asked(request, KeyCreate)
     key, secret = await gateway_of(request).deps.admin.create_key(actor(request), wanted)
-    return await changed(request, key.as_json() | {"key": secret}, 201)
+    return await changed(request, await named(request, key.as_json() | {"key": secret}), 201)
 
 
 @post(
@@ -188,13 +233,13 @@ async def create_key(request: Request[Any, Any, Any]) -> Response[bytes]:
 async def rotate_key(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, KeyRotate)
     rotated, secret = await gateway_of(request).deps.admin.rotate_key(actor(request), key, wanted.grace_s)
-    return await changed(request, rotated.as_json() | {"key": secret})
+    return await changed(request, await named(request, rotated.as_json() | {"key": secret}))
 
 
 @delete("/admin/v1/keys/{key:str}", status_code=200, opt=WRITE, summary="Revoke a key")
 async def revoke_key(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
     revoked = await gateway_of(request).deps.admin.revoke_key(actor(request), key)
-    return await changed(request, revoked.as_json())
+    return await changed(request, await named(request, revoked.as_json()))
 
 
 HANDLERS = [
@@ -209,10 +254,15 @@ HANDLERS = [
     change_tenant,
     suspend_tenant,
     resume_tenant,
+    list_projects,
+    create_project,
+    suspend_project,
+    resume_project,
     list_keys,
     create_key,
     rotate_key,
     revoke_key,
+    *audit.HANDLERS,
     *limits.HANDLERS,
     *prices.HANDLERS,
     *slo.HANDLERS,

@@ -7,7 +7,7 @@ from typing import Any
 from litestar import Request, Response, delete, get, post
 from litestar.params import FromPath, FromQuery
 
-from gateway.routes.admin_common import READ, WRITE, actor, asked, changed
+from gateway.routes.admin_common import READ, WRITE, actor, asked, changed, listed, named
 from gateway.routes.context import gateway_of, json_response
 from tenants.admin.commands import LimitOverride, LimitSet
 from tenants.directory.records import limit_as_json
@@ -24,7 +24,7 @@ async def list_limits(
     request: Request[Any, Any, Any], tenant: FromQuery[str | None] = None
 ) -> Response[bytes]:
     views = await gateway_of(request).deps.admin.view_limits(tenant)
-    return json_response({"object": "list", "data": [each.as_json() for each in views]})
+    return await listed(request, (each.as_json() for each in views))
 
 
 @get(
@@ -35,7 +35,8 @@ async def list_limits(
     "have refused, per window, newest first.",
 )
 async def show_limit(request: Request[Any, Any, Any], limit: FromPath[str]) -> Response[bytes]:
-    return json_response((await gateway_of(request).deps.admin.show_limit(limit)).as_json())
+    view = await gateway_of(request).deps.admin.show_limit(limit)
+    return json_response(await named(request, view.as_json()))
 
 
 @post(
@@ -49,7 +50,7 @@ async def show_limit(request: Request[Any, Any, Any], limit: FromPath[str]) -> R
 async def set_limit(request: Request[Any, Any, Any]) -> Response[bytes]:
     wanted = await asked(request, LimitSet)
     limit = await gateway_of(request).deps.admin.set_limit(actor(request), wanted)
-    return await changed(request, limit_as_json(limit), 201)
+    return await changed(request, await named(request, limit_as_json(limit)), 201)
 
 
 @post(
@@ -62,7 +63,7 @@ async def set_limit(request: Request[Any, Any, Any]) -> Response[bytes]:
 async def override_limit(request: Request[Any, Any, Any], limit: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, LimitOverride)
     overridden = await gateway_of(request).deps.admin.override_limit(actor(request), limit, wanted)
-    return await changed(request, limit_as_json(overridden))
+    return await changed(request, await named(request, limit_as_json(overridden)))
 
 
 @delete(
@@ -73,13 +74,13 @@ async def override_limit(request: Request[Any, Any, Any], limit: FromPath[str]) 
 )
 async def clear_override(request: Request[Any, Any, Any], limit: FromPath[str]) -> Response[bytes]:
     cleared = await gateway_of(request).deps.admin.clear_override(actor(request), limit)
-    return await changed(request, limit_as_json(cleared))
+    return await changed(request, await named(request, limit_as_json(cleared)))
 
 
 @delete("/admin/v1/limits/{limit:str}", status_code=200, opt=WRITE, summary="Remove a limit")
 async def remove_limit(request: Request[Any, Any, Any], limit: FromPath[str]) -> Response[bytes]:
     removed = await gateway_of(request).deps.admin.remove_limit(actor(request), limit)
-    return await changed(request, limit_as_json(removed))
+    return await changed(request, await named(request, limit_as_json(removed)))
 
 
 HANDLERS = [list_limits, show_limit, set_limit, override_limit, clear_override, remove_limit]

@@ -31,6 +31,13 @@ class TenantChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     reserved_tokens_per_s: float | None = None
 
 
+class ProjectCreate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/projects`."""
+
+    tenant: str
+    name: str
+
+
 class KeyCreate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`POST /admin/v1/keys`."""
 

@@ -213,7 +213,7 @@ def _subject(
     connection: Connection, owner: Tenant, project: str | None, key: str | None
 ) -> tuple[SubjectKind, str]:
     if project is not None:
-        return SubjectKind.PROJECT, queries.find_project(connection, owner, project).project_id
+        return SubjectKind.PROJECT, queries.find_project(connection, project, owner).project_id
     if key is not None:
         return SubjectKind.KEY, queries.find_key(connection, key, owner.tenant_id).key_id
     return SubjectKind.TENANT, owner.tenant_id

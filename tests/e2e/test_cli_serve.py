@@ -71,7 +71,7 @@ def test_a_suspended_tenant_is_out(server: Server) -> None:
     key = server.tenant("cli-suspended")
     assert complete(server, key).status_code == 200
     answer_of(server.data_dir, "tenant", "suspend", "cli-suspended")
-    until(lambda: complete(server, key).status_code == 401, CHANGE_ARRIVES_S)
+    until(lambda: complete(server, key).status_code == 403, CHANGE_ARRIVES_S)
 
 
 def test_a_limit_set_on_the_command_line_binds_a_running_server_until_it_is_removed(server: Server) -> None:

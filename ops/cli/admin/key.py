@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.admin.administer import actor, administer
+from ops.cli.admin.administer import actor, named_list, named_one
 from ops.cli.base import answer, group
 from ops.cli.options import Duration
 from ops.reporting import table
-from tenants.admin.commands import KeyCreate
+from tenants.admin.commands import KeyCreate, ProjectCreate
 from tenants.directory.records import ApiKey
 from tenants.types import SCOPES
 
@@ -55,21 +55,22 @@ def create(name: str, scopes: tuple[str, ...], models: tuple[str, ...], **option
 
     \b
     --json answers:
-      {"key": "fg_live_…", "id": "key_…", "tenant_id": "ten_…", "project_id": "prj_…", "name": "",
-       "prefix": "fg_live_4kXb…", "scopes": ["inference", "quote", "usage:read"], "models": null,
-       "expires_at": null, …}
+      {"key": "fg_live_…", "id": "key_…", "tenant_id": "ten_…", "tenant": "acme", "project_id": "prj_…",
+       "project": "default", "name": "", "prefix": "fg_live_4kXb…", "scopes": ["inference", "quote",
+       "usage:read"], "models": null, "expires_at": null, …}
     """
     wanted = KeyCreate(scopes=list(scopes) or None, models=list(models) or None, **options)
 
     async def create_in_project(admin: Admin) -> tuple[ApiKey, str]:
         project, tenant = wanted.project, wanted.tenant
-        if project is not None and project not in {item.name for item in await admin.list_projects(tenant)}:
-            await admin.create_project(actor(), tenant, project)
+        known = {text for each in await admin.list_projects(tenant) for text in (each.name, each.project_id)}
+        if project is not None and project not in known:
+            await admin.create_project(actor(), ProjectCreate(tenant=tenant, name=project))
         return await admin.create_key(actor(), wanted, name=name)
 
-    made, secret = administer(create_in_project)
+    (made, secret), shown = named_one(create_in_project, _with_secret)
     answer(
-        {"key": secret} | made.as_json(),
+        shown,
         f"{secret}\n\nThis is the only time that the secret is shown. Its id is {made.key_id}.",
     )
 
@@ -83,26 +84,25 @@ def list_(tenant: str | None) -> None:
     --json answers a list of what `key create` answers, without "key", with "status":
       [{"id": "key_…", "prefix": "fg_live_4kXb…", "status": "active", …}]
     """
-    found = administer(lambda admin: admin.list_keys(tenant))
     now = datetime.now(UTC)
-
-    def row(item: ApiKey) -> tuple[str, ...]:
-        expires = "" if item.expires_at is None else item.expires_at.strftime("%Y-%m-%d %H:%M")
-        return (
-            item.key_id,
-            item.prefix,
-            item.status(now),
-            ", ".join(sorted(item.scopes)),
-            expires,
-            item.name,
-        )
-
-    answer(
-        [item.as_json() | {"status": item.status(now)} for item in found],
-        lambda: table(
-            "keys", ("id", "prefix", "status", "scopes", "expires", "name"), [row(item) for item in found]
-        ),
+    found, shown = named_list(
+        lambda admin: admin.list_keys(tenant), lambda item: item.as_json() | {"status": item.status(now)}
     )
+    rows = [
+        (
+            item.key_id,
+            item.name,
+            named["tenant"],
+            named["project"],
+            item.prefix,
+            named["status"],
+            ", ".join(sorted(item.scopes)),
+            "" if item.expires_at is None else item.expires_at.strftime("%Y-%m-%d %H:%M"),
+        )
+        for item, named in zip(found, shown, strict=True)
+    ]
+    columns = ("id", "name", "tenant", "project", "prefix", "status", "scopes", "expires")
+    answer(shown, lambda: table("keys", columns, rows))
 
 
 @key.command()
@@ -113,8 +113,8 @@ def revoke(key_id: str) -> None:
     \b
     --json answers what `key create` answers, without "key", with "revoked_at".
     """
-    revoked = administer(lambda admin: admin.revoke_key(actor(), key_id))
-    answer(revoked.as_json(), f"key {revoked.key_id} revoked")
+    revoked, shown = named_one(lambda admin: admin.revoke_key(actor(), key_id), ApiKey.as_json)
+    answer(shown, f"key {revoked.key_id} of {shown['tenant']} revoked")
 
 
 @key.command()
@@ -132,8 +132,16 @@ def rotate(key_id: str, grace: float) -> None:
     \b
     --json answers what `key create` answers.
     """
-    rotated, secret = administer(lambda admin: admin.rotate_key(actor(), key_id, grace_s=grace))
+    (_, secret), shown = named_one(
+        lambda admin: admin.rotate_key(actor(), key_id, grace_s=grace), _with_secret
+    )
     answer(
-        {"key": secret} | rotated.as_json(),
+        shown,
         f"{secret}\n\nThe secret is shown this once. The old one works for {grace:g} s more.",
     )
+
+
+def _with_secret(made: tuple[ApiKey, str]) -> dict[str, Any]:
+    """A key, with its secret."""
+    key, secret = made
+    return {"key": secret} | key.as_json()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
-from ops.cli.admin.administer import actor, administer
+from ops.cli.admin.administer import actor, administer, named_list, named_one
 from ops.cli.base import answer, group
 from ops.cli.options import Duration
 from ops.reporting import table
@@ -17,7 +17,7 @@ from tenants.admin.limits import LimitView, newest_window
 from tenants.directory.records import from_us, limit_as_json
 from tenants.errors import Invalid
 from tenants.quota.alerts import EventKind, LimitEvent
-from tenants.types import Limit, LimitMode, Meter, Tier, Window
+from tenants.types import Limit, LimitMode, Meter, SubjectKind, Tier, Window
 
 
 @group()
@@ -78,9 +78,10 @@ def set_(
     Three shapes: --window with --amount; --rate with --burst; --meter concurrency with --amount.
     A hard limit (the default) is never exceeded by a single token; gpu_ms is exact to one step.
     --json answers:
-      {"id": "lim_…", "tenant_id": "ten_…", "kind": "tenant", "subject_id": "ten_…", "meter": "total_tokens",
-       "window": "day", "time_zone": "UTC", "amount": 1000000, "rate_per_s": null, "mode": "hard",
-       "tier": null, "thresholds": [], "override": null}
+      {"id": "lim_…", "tenant_id": "ten_…", "tenant": "acme", "kind": "tenant", "subject_id": "ten_…",
+       "subject": "acme", "meter": "total_tokens", "window": "day", "time_zone": "UTC",
+       "amount": 1000000, "rate_per_s": null, "mode": "hard", "tier": null, "thresholds": [],
+       "override": null}
     """
     if soft and shadow:
         raise click.UsageError("--soft and --shadow exclude each other")
@@ -104,8 +105,8 @@ def set_(
     assert size is not None
     mode = LimitMode.SOFT if soft else LimitMode.SHADOW if shadow else LimitMode.HARD
     wanted = LimitSet(amount=size, mode=mode, thresholds=list(thresholds) or None, **rest)
-    made = administer(lambda admin: admin.set_limit(actor(), wanted))
-    answer(limit_as_json(made), f"limit {made.limit_id} set: {in_words(made)}")
+    made, shown = named_one(lambda admin: admin.set_limit(actor(), wanted), limit_as_json)
+    answer(shown, f"limit {made.limit_id} set: {in_words(made)}")
 
 
 @limit.command()
@@ -137,8 +138,8 @@ def override(limit_id: str, clear: bool, **given: Any) -> None:
     if clear:
         if any(value is not None for value in given.values()):
             raise click.UsageError("--clear takes no other option")
-        cleared = administer(lambda admin: admin.clear_override(actor(), limit_id))
-        answer(limit_as_json(cleared), f"limit {limit_id} is as it was set: {in_words(cleared)}")
+        cleared, shown = named_one(lambda admin: admin.clear_override(actor(), limit_id), limit_as_json)
+        answer(shown, f"limit {limit_id} is as it was set: {in_words(cleared)}")
         return
     if given["amount"] is None or given["reason"] is None:
         raise click.UsageError("an override needs --amount and --reason (or --clear ends one)")
@@ -150,11 +151,11 @@ def override(limit_id: str, clear: bool, **given: Any) -> None:
             validation.instant("--until", wanted.until)
     except Invalid as error:
         raise click.UsageError(str(error)) from None
-    made = administer(lambda admin: admin.override_limit(actor(), limit_id, wanted))
+    made, shown = named_one(lambda admin: admin.override_limit(actor(), limit_id, wanted), limit_as_json)
     assert made.override is not None
     ends_at = f"{from_us(made.override.until_us):%Y-%m-%d %H:%M:%S} UTC"
     answer(
-        limit_as_json(made),
+        shown,
         f"limit {limit_id} has {wanted.amount} until {ends_at}; then again: {in_words(made)}",
     )
 
@@ -171,6 +172,15 @@ def in_words(limit: Limit) -> str:
         shape = f"{limit.amount:,} {limit.meter.value} a {limit.window.value}"
     tier = f", tier {limit.tier.value}" if limit.tier else ""
     return f"{shape} ({limit.mode.value}{tier})"
+
+
+def subject_in_words(limit: Limit, names: Mapping[str, Any]) -> str:
+    """`acme`, or of a part of a tenant `acme / robot (key_…)`; ids where there are no names."""
+    tenant = names["tenant"] or limit.tenant_id
+    if limit.kind is SubjectKind.TENANT:
+        return str(tenant)
+    subject = f"{names['subject']} ({limit.subject_id})" if names["subject"] else limit.subject_id
+    return f"{tenant} / {subject}"
 
 
 def override_in_words(shown: LimitView) -> str:
@@ -205,7 +215,7 @@ def list_(tenant: str | None) -> None:
     --json answers a list of what `limit show` answers, with the events of the newest window:
       [{"id": "lim_…", "meter": "total_tokens", "window": "day", "amount": 1000000, "mode": "hard", …}]
     """
-    found = administer(lambda admin: admin.view_limits(tenant))
+    found, named = named_list(lambda admin: admin.view_limits(tenant), LimitView.as_json)
 
     def text() -> None:
         if not found and tenant is not None:
@@ -215,16 +225,16 @@ def list_(tenant: str | None) -> None:
             (
                 shown.limit.limit_id,
                 shown.limit.kind.value,
-                shown.limit.subject_id,
+                subject_in_words(shown.limit, names),
                 in_words(shown.limit),
                 override_in_words(shown),
                 noticed_in_words(shown.events),
             )
-            for shown in found
+            for shown, names in zip(found, named, strict=True)
         ]
         table("limits", ("id", "binds", "subject", "limit", "override", "noticed"), rows)
 
-    answer([shown.as_json() for shown in found], text)
+    answer(named, text)
 
 
 @limit.command()
@@ -238,11 +248,11 @@ def show(limit_id: str) -> None:
        "events": [{"window_start": "2026-01-31T00:00:00+00:00", "kind": "threshold", "level": 80,
                    "count": 12, "first": "…", "last": "…"}]}
     """
-    shown = administer(lambda admin: admin.show_limit(limit_id))
+    shown, named = named_one(lambda admin: admin.show_limit(limit_id), LimitView.as_json)
 
     def text() -> None:
         one = shown.limit
-        click.echo(f"{one.limit_id}: {in_words(one)}, on {one.kind.value} {one.subject_id}")
+        click.echo(f"{one.limit_id}: {in_words(one)}, on {one.kind.value} {subject_in_words(one, named)}")
         if one.override is not None:
             click.echo(f"override: {override_in_words(shown)}")
         if one.thresholds:
@@ -262,7 +272,7 @@ def show(limit_id: str) -> None:
         ]
         table("noticed", ("window from (UTC)", "what", "level", "requests", "first", "last"), rows)
 
-    answer(shown.as_json(), text)
+    answer(named, text)
 
 
 @limit.command()

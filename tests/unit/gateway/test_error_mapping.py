@@ -30,6 +30,7 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
     "context_too_long": (128, 100, 50, "max_tokens"),
     "model_not_found": ("m",),
     "invalid_api_key": ("revoked",),
+    "key_rejected": ("project_suspended",),
     "scope_missing": ("inference",),
     "tier_not_allowed": ("priority", "interactive", ["standard", "batch"]),
     "bad_header": ("X", "y", "no"),
