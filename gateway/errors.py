@@ -397,12 +397,14 @@ def target_unreachable(what: str, target_s: float, expected_s: float, retry_afte
 # ---------------------------------------------------------------- cancelling and moving
 
 
-def request_not_found(request_id: str) -> ApiError:
-    """No such request, or another tenant's: the answer does not tell which."""
+def request_not_found(request_id: str, *, of_any_tenant: bool = False) -> ApiError:
+    """No such request, or another tenant's: the answer does not tell which. `of_any_tenant`: an operator
+    asked."""
+    of_yours, route = ("", "/admin/v1/requests") if of_any_tenant else (" of yours", "/v1/requests")
     return ApiError(
         404,
         "request_not_found",
-        f"There is no request '{request_id[:64]}' of yours. GET /v1/requests lists those that wait or run.",
+        f"There is no request '{request_id[:64]}'{of_yours}. GET {route} lists those that wait or run.",
         param="request_id",
     )
 

@@ -26,9 +26,16 @@ from tenants.ledger.verify import verify_ledger
 MAX_LOG_PAGE = 5_000
 
 
-@get("/admin/v1/status", opt=READ, summary="Queue, tenants, engines and refusals, now")
-async def status(request: Request[Any, Any, Any]) -> Response[bytes]:
-    return json_response(await status_of(gateway_of(request)))
+@get(
+    "/admin/v1/status",
+    opt=READ,
+    summary="Queue, tenants, engines and refusals, now",
+    description="Each tenant's `tiers`: what waits and runs, its part of the tier's service of about the last"
+    " minute (`share`) against the weighted max-min one (`fair_share`), and of its last requests the waits"
+    " that they were told and had. `active`: only tenants with something of that, without their limits.",
+)
+async def status(request: Request[Any, Any, Any], active: FromQuery[bool] = False) -> Response[bytes]:
+    return json_response(await status_of(gateway_of(request), active_only=active))
 
 
 @get(

@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from litestar import Request, Response, delete, get, post
-from litestar.params import FromPath
+from litestar.params import FromPath, FromQuery
 
 from gateway import errors
+from gateway.domain.ids import request_id_of
 from gateway.domain.tiers import tier_named, tier_of
 from gateway.explain.explanation import explained, sat_out_for
 from gateway.http.authentication import principal_of
@@ -23,13 +24,15 @@ from gateway.pools.request_actions import (
     MOVE,
     OFFER,
     SHOW,
+    STATUSES,
     ActionResult,
     PeerAnswers,
     RequestAction,
     Unreachable,
+    owner,
 )
 from gateway.requests.schemas import TierChangeBody
-from gateway.routes.admin_common import READ, WRITE, actor, asked
+from gateway.routes.admin_common import READ, WRITE, actor, asked, named
 from gateway.routes.context import gateway_of, json_response
 from tenants.ledger.rows import LedgerRow
 from tenants.types import Tier
@@ -45,30 +48,21 @@ MOVES = {
     },
 }
 MAX_ID_CHARACTERS = 80
+LISTED = (
+    f"The oldest first, at most {MAX_LISTED} (`has_more`: there are others); those of all gateways that share"
+    " a Redis. `gateways_missing` counts those that did not answer: theirs are not in the list."
+)
 
 
 @get(
     "/v1/requests",
     opt=OWN,
     summary="List this tenant's requests that wait or run",
-    description=f"The oldest first, at most {MAX_LISTED}; those of all gateways that share a Redis."
-    " `gateways_missing` counts those that did not answer: theirs are not in the list.",
+    description=LISTED,
 )
 async def list_requests(request: Request[Any, Any, Any]) -> Response[bytes]:
     ask = RequestAction(LIST, tenant_id=principal_of(request).tenant_id)
-    gateway = gateway_of(request)
-    shown: list[dict[str, Any]] = list((await gateway.request_actions.act(ask)).value)
-    missing = 0
-    if gateway.deps.peer_requests is not None:
-        try:
-            peers = await gateway.deps.peer_requests.ask(ask, wants_all=True)
-            missing = peers.missing
-        except Unreachable:
-            peers, missing = PeerAnswers(), 1  # the number of gateways is unknown
-        for each in peers.answers:
-            shown += each.value
-        shown.sort(key=lambda item: -item["elapsed_s"])
-    return json_response({"object": "list", "data": shown[:MAX_LISTED], "gateways_missing": missing})
+    return json_response(await _listed(request, ask))
 
 
 @get(
@@ -80,9 +74,7 @@ async def list_requests(request: Request[Any, Any, Any]) -> Response[bytes]:
     " for a while.",
 )
 async def show_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
-    return json_response(
-        await _shown(request, RequestAction(SHOW, request_id, principal_of(request).tenant_id))
-    )
+    return json_response(await _shown(request, about(SHOW, request_id, principal_of(request).tenant_id)))
 
 
 @delete(
@@ -94,9 +86,7 @@ async def show_request(request: Request[Any, Any, Any], request_id: FromPath[str
     "says how.",
 )
 async def cancel_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
-    return json_response(
-        await _acted(request, RequestAction(CANCEL, request_id, principal_of(request).tenant_id))
-    )
+    return json_response(await _acted(request, about(CANCEL, request_id, principal_of(request).tenant_id)))
 
 
 @post(
@@ -110,13 +100,36 @@ async def cancel_request(request: Request[Any, Any, Any], request_id: FromPath[s
 async def move_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, TierChangeBody)
     principal = principal_of(request)
-    show = RequestAction(SHOW, request_id, principal.tenant_id)
+    show = about(SHOW, request_id, principal.tenant_id)
     await _live(request, show)
     tier = tier_of(wanted.service_tier, principal)
-    ask = RequestAction(
-        OFFER if wanted.preview else MOVE, request_id, principal.tenant_id, tier.value, "tenant"
-    )
+    ask = about(OFFER if wanted.preview else MOVE, request_id, principal.tenant_id, tier.value, "tenant")
     return json_response((await _live(request, ask)).result())
+
+
+@get(
+    "/admin/v1/requests",
+    opt=READ,
+    summary="List requests that wait or run, of one tenant or of all",
+    description=f"{LISTED} `tenant`: name or id; `tier`: {', '.join(Tier)}; `status`: {', '.join(STATUSES)}"
+    " (limited: its tenant's own limits hold it back).",
+)
+async def list_any(
+    request: Request[Any, Any, Any],
+    tenant: FromQuery[str | None] = None,
+    tier: FromQuery[str] = "",
+    status: FromQuery[str] = "",
+) -> Response[bytes]:
+    for name, value, known in (("tier", tier, tuple(Tier)), ("status", status, STATUSES)):
+        if value not in ("", *known):
+            raise errors.bad_request(
+                f"Invalid '{name}': '{value[:64]}' is not one of {', '.join(known)}.", name
+            )
+    of_tenant = ""
+    if tenant is not None:
+        of_tenant = (await gateway_of(request).deps.admin.show_tenant(tenant)).tenant.tenant_id
+    shown = await _listed(request, RequestAction(LIST, of_tenant=of_tenant, tier=tier, status=status))
+    return json_response(await named(request, shown))
 
 
 @get(
@@ -127,11 +140,11 @@ async def move_request(request: Request[Any, Any, Any], request_id: FromPath[str
     " turns which its sequences sat out, with the number of `steps`.",
 )
 async def show_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
-    ask = RequestAction(SHOW, request_id)
+    ask = about(SHOW, request_id)
     shown = await _shown(request, ask)
     if shown["status"] == "ended":
         shown["sat_out_for"] = await sat_out_for(gateway_of(request).deps.admin, await _ended(request, ask))
-    return json_response(shown)
+    return json_response(await named(request, shown))
 
 
 @delete(
@@ -141,11 +154,14 @@ async def show_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -
     summary="Cancel any tenant's request",
 )
 async def cancel_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
-    found = await _found(request, RequestAction(SHOW, request_id))
+    ask = about(CANCEL, request_id)
+    found = await _found(request, about(SHOW, request_id))
     if found is not None:
-        before = {"status": found.result()["status"], "tenant_id": found.tenant_id}
-        await _note(request, "request.cancel", request_id, before, {"status": "cancelled"})
-    return json_response(await _acted(request, RequestAction(CANCEL, request_id)))
+        before = {"status": found.result()["status"]}
+        await _note(
+            request, "request.cancel", ask.request_id, found.tenant_id, before, {"status": "cancelled"}
+        )
+    return json_response(await named(request, await _acted(request, ask)))
 
 
 @post(
@@ -157,18 +173,47 @@ async def cancel_any(request: Request[Any, Any, Any], request_id: FromPath[str])
 )
 async def move_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, TierChangeBody)
-    found = await _live(request, RequestAction(SHOW, request_id))
+    found = await _live(request, about(SHOW, request_id))
     tier = tier_named(wanted.service_tier, Tier(found.default_tier))
-    offered = (await _live(request, RequestAction(OFFER, request_id, None, tier.value))).result()
+    offered = (await _live(request, about(OFFER, request_id, None, tier.value))).result()
     if wanted.preview:
         return json_response(offered)
-    before = {"tier": offered["from"]["tier"], "tenant_id": found.tenant_id}
-    await _note(request, "request.move", request_id, before, {"tier": tier.value})
-    moved = await _live(request, RequestAction(MOVE, request_id, None, tier.value, "operator"))
+    before, after = {"tier": offered["from"]["tier"]}, {"tier": tier.value}
+    await _note(request, "request.move", offered["id"], found.tenant_id, before, after)
+    moved = await _live(request, about(MOVE, request_id, None, tier.value, "operator"))
     return json_response(moved.result())
 
 
 # ---------------------------------------------------------------- shared
+
+
+def about(
+    act: str, request_id: str, tenant_id: str | None = None, tier: str = "", by: str = "tenant"
+) -> RequestAction:
+    """An action on the request of this id, or of the completion with it."""
+    return RequestAction(act, request_id_of(request_id), tenant_id, tier=tier, by=by)
+
+
+async def _listed(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
+    """What matches here and at the other gateways."""
+    gateway = gateway_of(request)
+    shown: list[dict[str, Any]] = list((await gateway.request_actions.act(ask)).value)
+    missing = 0
+    if gateway.deps.peer_requests is not None:
+        try:
+            peers = await gateway.deps.peer_requests.ask(ask, wants_all=True)
+            missing = peers.missing
+        except Unreachable:
+            peers, missing = PeerAnswers(), 1  # the number of gateways is unknown
+        for each in peers.answers:
+            shown += each.value
+        shown.sort(key=lambda item: -item["elapsed_s"])
+    return {
+        "object": "list",
+        "data": shown[:MAX_LISTED],
+        "has_more": len(shown) > MAX_LISTED,
+        "gateways_missing": missing,
+    }
 
 
 async def _shown(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
@@ -186,7 +231,8 @@ async def _acted(request: Request[Any, Any, Any], ask: RequestAction) -> dict[st
     if found is not None:
         value: dict[str, Any] = found.result()
         return value
-    return ended_request(await _ended(request, ask))
+    row = await _ended(request, ask)
+    return ended_request(row) if ask.tenant_id is not None else ended_request(row) | owner(row)
 
 
 async def _live(request: Request[Any, Any, Any], ask: RequestAction) -> ActionResult:
@@ -221,7 +267,7 @@ async def _ended(request: Request[Any, Any, Any], ask: RequestAction) -> LedgerR
     """The settlement of a request that no reachable gateway runs. Raises `ApiError`."""
     rows = await _rows(request, ask)
     if not rows:
-        raise errors.request_not_found(ask.request_id)
+        raise errors.request_not_found(ask.request_id, of_any_tenant=ask.tenant_id is None)
     settled = next((row for row in rows if row.kind == "settle"), None)
     if settled is None:
         raise errors.request_elsewhere(rows[0].gateway_id)
@@ -254,9 +300,18 @@ def ended_request(row: LedgerRow) -> dict[str, Any]:
 
 
 async def _note(
-    request: Request[Any, Any, Any], action: str, target: str, before: dict[str, Any], after: dict[str, Any]
+    request: Request[Any, Any, Any],
+    action: str,
+    target: str,
+    tenant_id: str,
+    before: dict[str, Any],
+    after: dict[str, Any],
 ) -> None:
-    await gateway_of(request).deps.admin.note(actor(request), action, target, before=before, after=after)
+    admin = gateway_of(request).deps.admin
+    await admin.note(actor(request), action, target, tenant_id=tenant_id, before=before, after=after)
 
 
-HANDLERS = [list_requests, show_request, cancel_request, move_request, show_any, cancel_any, move_any]
+HANDLERS = [
+    *(list_requests, show_request, cancel_request, move_request),
+    *(list_any, show_any, cancel_any, move_any),
+]

@@ -20,7 +20,7 @@ COMMANDS = {
     path.rpartition(".")[2]: f"ops.cli.{path}:{path.rpartition('.')[2]}"
     for path in (
         *("run.serve", "run.demo", "run.engine", "run.db"),
-        *("admin.tenant", "admin.project", "admin.key", "admin.limit", "admin.slo"),
+        *("inspect.top", "admin.tenant", "admin.project", "admin.key", "admin.limit", "admin.slo"),
         *("inspect.request", "inspect.quote", "inspect.audit"),
         *("admin.price", "admin.model", "inspect.ledger", "inspect.policy", "inspect.forecast"),
         *("simulate.simulate", "simulate.whatif", "run.doctor"),

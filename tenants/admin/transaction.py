@@ -59,11 +59,12 @@ class AdminCommands:
         action: str,
         target: str,
         *,
+        tenant_id: str | None = None,
         before: Mapping[str, Any] | None = None,
         after: Mapping[str, Any] | None = None,
     ) -> None:
         """Audits an act on the running system before it is done; the directory stays as it is."""
-        await self._act(actor, action, lambda *_: Change(None, target, None, before, after))
+        await self._act(actor, action, lambda *_: Change(None, target, tenant_id, before, after))
 
     async def with_names(self, items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Items as shown to people: beside each id of a tenant, project or key its name."""
