@@ -18,7 +18,7 @@ from gateway.requests.schemas import KeyRotate, PolicyChange
 from gateway.routes import audit, limits, prices, slo
 from gateway.routes.admin_common import READ, WRITE, actor, asked, changed, listed, named
 from gateway.routes.context import gateway_of, json_response
-from gateway.routes.policy_view import MAX_DECISIONS, MAX_STEPS, change_policy, policy_of
+from gateway.routes.policy_view import MAX_DECISIONS, MAX_STEPS, change_policy, policy_of, tenant_names
 from gateway.routes.status_view import status_of
 from tenants.admin.commands import KeyCreate, ProjectCreate, TenantChange, TenantCreate
 from tenants.ledger.verify import verify_ledger
@@ -43,7 +43,7 @@ async def status(request: Request[Any, Any, Any], active: FromQuery[bool] = Fals
     opt=READ,
     summary="The flow controller's events",
     description="Arrivals, dispatches (with the counters of everybody who waited) and settlements from index "
-    "`since` on, at most `limit`. `first_index` is the oldest that is kept.",
+    "`since` on, at most `limit`. `first_index` is the oldest that is kept; `tenants` has names by id.",
 )
 async def dispatch_log(
     request: Request[Any, Any, Any], since: FromQuery[int] = 0, limit: FromQuery[int] = 1000
@@ -57,7 +57,14 @@ async def dispatch_log(
     log = gateway_of(request).flow.log
     records = list(log.since(since, limit))
     next_index = max(since, log.first_index) + len(records)
-    return json_response({"first_index": log.first_index, "next_index": next_index, "records": records})
+    return json_response(
+        {
+            "first_index": log.first_index,
+            "next_index": next_index,
+            "records": records,
+            "tenants": tenant_names(gateway_of(request), (each.tenant_id for each in records)),
+        }
+    )
 
 
 @post("/admin/v1/ledger/verify", status_code=200, opt=READ, summary="Do ledger and counters agree?")
@@ -78,7 +85,7 @@ async def ledger_verify(request: Request[Any, Any, Any]) -> Response[bytes]:
     opt=READ,
     summary="The scheduling policy in force, and the last decisions",
     description="For every admission and eviction: the rule, the rank in the order, and who was displaced."
-    " With `steps`: the tokens of as many of the last steps, by tenant.",
+    " With `steps`: the tokens of as many of the last steps, by tenant; `tenants` has their names by id.",
 )
 async def policy(
     request: Request[Any, Any, Any], decisions: FromQuery[int] = 20, steps: FromQuery[int] = 0
@@ -105,6 +112,13 @@ async def policy(
 async def set_policy(request: Request[Any, Any, Any]) -> Response[bytes]:
     wanted = await asked(request, PolicyChange)
     gateway = gateway_of(request)
+    if not wanted.policy and not wanted.from_settings:
+        raise errors.bad_request(
+            "Missing required parameter: 'policy'. Name one (GET /admin/v1/policy lists them), or send"
+            " 'from_settings': true.",
+            "policy",
+            code="missing_required_parameter",
+        )
     try:
         await change_policy(gateway, actor(request), wanted)
     except UnknownPolicy as error:

@@ -45,6 +45,7 @@ def cli() -> None:
       fairgate tenant create acme --weight 2     a tenant with a double share
       fairgate key create --tenant acme          its API key, shown once
       fairgate limit set --tenant acme --meter total_tokens --window day --amount 1000000
+      fairgate top                               who waits, runs and gets which share, live
       fairgate doctor                            what is wrong, and what to do
 
     Settings come from flags, environment variables (FAIRGATE_*) and one TOML file (--config), in that

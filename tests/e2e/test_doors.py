@@ -156,6 +156,11 @@ def test_requests_are_listed_moved_and_cancelled_by_an_operator(narrow: Server, 
             assert [each["id"] for each in own] == ids["acme"]
             assert "tenant_id" not in own[0]
             assert client.get(f"/v1/requests/{request_id}").status_code == 404
+    acts = answer_of(narrow, "audit", "list", "--tenant", "globex", "--act", "request")["data"]
+    assert {(row["action"], row["target"]) for row in acts} >= {
+        ("request.move", request_id),
+        ("request.cancel", request_id),
+    }
     unknown = refusal_of(narrow, "request", "cancel", "req_00000000000000000000000000")
     assert "`fairgate request list`" in unknown
     assert "GET /" not in unknown
@@ -225,11 +230,11 @@ def test_an_act_is_found_by_actor_subject_and_time_and_exported(
             return owner.get("/admin/v1/audit", params=query)
 
         seen: list[dict[str, Any]] = []
-        cursor: dict[str, str] = {}
+        cursor: dict[str, str] | None = {}
         while cursor is not None:
             answered = page(tenant="globex", limit=1, **cursor).json()
             seen += answered["data"]
-            cursor = {"cursor": answered["next_cursor"]} if answered["next_cursor"] else None  # type: ignore[assignment]
+            cursor = {"cursor": answered["next_cursor"]} if answered["next_cursor"] else None
         assert seen == rows("--tenant", "globex")
         stolen = page(tenant="globex", limit=1).json()["next_cursor"]
         refused = page(tenant="acme", cursor=stolen)

@@ -43,7 +43,7 @@ def show(decisions: int, steps: int) -> None:
        "rank": [1, 0, 12.5], "reason": "tier standard; then ...", "others": []}],
        "steps": [{"step": 17, "at_s": 3.2, "slots": 16, "decodes": {"ten_1": 4}, "prompts": {},
        "left_tokens": 508, "waiting_decodes": {}, "longest_gap_steps": {}, "waiting_prompt_tokens": {},
-       "waiting": {}}]}]}
+       "waiting": {}}]}], "tenants": {"ten_1": "acme"}}
     """
     query = {"decisions": decisions, "steps": steps}
     _print(call(require_server(), "GET", "/policy", query=query))
@@ -115,8 +115,8 @@ def _described(policy: dict[str, Any]) -> str:
     return f"{policy['policy']} ({options})" if options else str(policy["policy"])
 
 
-def _by_tenant(tokens: dict[str, int]) -> str:
-    return " ".join(f"{tenant} {number}" for tenant, number in tokens.items())
+def _by_tenant(tokens: dict[str, int], names: dict[str, str]) -> str:
+    return " ".join(f"{names.get(tenant, tenant)} {number}" for tenant, number in tokens.items())
 
 
 def _print(shown: dict[str, Any]) -> None:
@@ -163,13 +163,13 @@ def _print(shown: dict[str, Any]) -> None:
                         (
                             each["step"],
                             each["slots"],
-                            _by_tenant(each["decodes"]),
-                            _by_tenant(each["prompts"]),
+                            _by_tenant(each["decodes"], shown["tenants"]),
+                            _by_tenant(each["prompts"], shown["tenants"]),
                             each["left_tokens"],
-                            _by_tenant(each["waiting_decodes"]),
-                            _by_tenant(each["longest_gap_steps"]),
-                            _by_tenant(each["waiting_prompt_tokens"]),
-                            _by_tenant(each["waiting"]),
+                            _by_tenant(each["waiting_decodes"], shown["tenants"]),
+                            _by_tenant(each["longest_gap_steps"], shown["tenants"]),
+                            _by_tenant(each["waiting_prompt_tokens"], shown["tenants"]),
+                            _by_tenant(each["waiting"], shown["tenants"]),
                         )
                         for each in engine["steps"]
                     ],
