@@ -43,26 +43,32 @@ class ShareMeter:
 
     def sample(self, now_s: float, flows: Sequence[TenantFlow]) -> None:
         """Divides what was served since the last sample. The first one only begins to count."""
-        if self._at_s is not None:
-            self._forget(now_s - self._at_s)
-            for rank in range(NUM_RANKS):
-                self._divide(rank, flows)
-        self._at_s = now_s
-        self._served = {flow.tenant_id: list(flow.served) for flow in flows}
-
-    def _divide(self, rank: int, flows: Sequence[TenantFlow]) -> None:
-        wanting: list[tuple[TenantFlow, int]] = []
+        wanting: list[list[tuple[TenantFlow, int]]] = [[] for _ in range(NUM_RANKS)]
         for flow in flows:
             before = self._served.get(flow.tenant_id)
-            had = max(0, flow.served[rank] - (before[rank] if before is not None else 0))
-            if had or flow.queued[rank]:
-                wanting.append((flow, had))
-        total = sum(had for _, had in wanting)
+            if before == flow.served and not any(flow.queued):
+                continue  # as almost all of many tenants
+            self._served[flow.tenant_id] = list(flow.served)
+            for rank in range(NUM_RANKS):
+                had = max(0, flow.served[rank] - (before[rank] if before is not None else 0))
+                if had or flow.queued[rank]:
+                    wanting[rank].append((flow, had))
+        if len(self._served) > len(flows):
+            known = {flow.tenant_id for flow in flows}
+            self._served = {each: served for each, served in self._served.items() if each in known}
+        if self._at_s is not None:
+            self._forget(now_s - self._at_s)
+            for rank, tenants in enumerate(wanting):
+                self._divide(rank, tenants)
+        self._at_s = now_s
+
+    def _divide(self, rank: int, tenants: Sequence[tuple[TenantFlow, int]]) -> None:
+        total = sum(had for _, had in tenants)
         if not total:
             return
-        demands = [math.inf if flow.queued[rank] else float(had) for flow, had in wanting]
-        due = max_min(demands, [flow.weight for flow, _ in wanting], total)
-        for (flow, had), part in zip(wanting, due, strict=True):
+        demands = [math.inf if flow.queued[rank] else float(had) for flow, had in tenants]
+        due = max_min(demands, [flow.weight for flow, _ in tenants], total)
+        for (flow, had), part in zip(tenants, due, strict=True):
             share = self.recent.setdefault((flow.tenant_id, rank), RecentService())
             share.had += had
             share.due += part
