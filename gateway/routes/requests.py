@@ -1,8 +1,8 @@
-"""Routes of single requests, for tenants and operators: list, show, cancel, move to another tier.
+"""Routes of a tenant's requests: list, show, cancel, move to another tier.
 
 A tenant sees only its own requests. Ended requests are answered from the ledger, so cancelling twice, or too
 late, is no error. With Redis, actions on another gateway's requests are passed on to it
-(`gateway/pools/peer_requests.py`).
+(`gateway/pools/peer_requests.py`). The operators' routes (`admin_requests.py`) share the functions below.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from litestar import Request, Response, delete, get, post
-from litestar.params import FromPath, FromQuery
+from litestar.params import FromPath
 
 from gateway import errors
 from gateway.domain.ids import request_id_of
-from gateway.domain.tiers import tier_named, tier_of
-from gateway.explain.explanation import explained, sat_out_for
+from gateway.domain.tiers import tier_of
+from gateway.explain.explanation import explained
 from gateway.http.authentication import principal_of
 from gateway.pools.request_actions import (
     CANCEL,
@@ -24,7 +24,6 @@ from gateway.pools.request_actions import (
     MOVE,
     OFFER,
     SHOW,
-    STATUSES,
     ActionResult,
     PeerAnswers,
     RequestAction,
@@ -32,10 +31,9 @@ from gateway.pools.request_actions import (
     owner,
 )
 from gateway.requests.schemas import TierChangeBody
-from gateway.routes.admin_common import READ, WRITE, actor, asked, named
+from gateway.routes.admin_common import asked
 from gateway.routes.context import gateway_of, json_response
 from tenants.ledger.rows import LedgerRow
-from tenants.types import Tier
 
 OWN: dict[str, Any] = {"scope": "inference"}
 ELSEWHERE = {"answers": {409: "It is with another gateway, which does not answer."}}
@@ -62,7 +60,7 @@ LISTED = (
 )
 async def list_requests(request: Request[Any, Any, Any]) -> Response[bytes]:
     ask = RequestAction(LIST, tenant_id=principal_of(request).tenant_id)
-    return json_response(await _listed(request, ask))
+    return json_response(await listed_requests(request, ask))
 
 
 @get(
@@ -74,7 +72,9 @@ async def list_requests(request: Request[Any, Any, Any]) -> Response[bytes]:
     " for a while.",
 )
 async def show_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
-    return json_response(await _shown(request, about(SHOW, request_id, principal_of(request).tenant_id)))
+    return json_response(
+        await shown_request(request, about(SHOW, request_id, principal_of(request).tenant_id))
+    )
 
 
 @delete(
@@ -86,7 +86,7 @@ async def show_request(request: Request[Any, Any, Any], request_id: FromPath[str
     "says how.",
 )
 async def cancel_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
-    return json_response(await _acted(request, about(CANCEL, request_id, principal_of(request).tenant_id)))
+    return json_response(await acted(request, about(CANCEL, request_id, principal_of(request).tenant_id)))
 
 
 @post(
@@ -101,87 +101,10 @@ async def move_request(request: Request[Any, Any, Any], request_id: FromPath[str
     wanted = await asked(request, TierChangeBody)
     principal = principal_of(request)
     show = about(SHOW, request_id, principal.tenant_id)
-    await _live(request, show)
+    await live(request, show)
     tier = tier_of(wanted.service_tier, principal)
     ask = about(OFFER if wanted.preview else MOVE, request_id, principal.tenant_id, tier.value, "tenant")
-    return json_response((await _live(request, ask)).result())
-
-
-@get(
-    "/admin/v1/requests",
-    opt=READ,
-    summary="List requests that wait or run, of one tenant or of all",
-    description=f"{LISTED} `tenant`: name or id; `tier`: {', '.join(Tier)}; `status`: {', '.join(STATUSES)}"
-    " (limited: its tenant's own limits hold it back).",
-)
-async def list_any(
-    request: Request[Any, Any, Any],
-    tenant: FromQuery[str | None] = None,
-    tier: FromQuery[str] = "",
-    status: FromQuery[str] = "",
-) -> Response[bytes]:
-    for name, value, known in (("tier", tier, tuple(Tier)), ("status", status, STATUSES)):
-        if value not in ("", *known):
-            raise errors.bad_request(
-                f"Invalid '{name}': '{value[:64]}' is not one of {', '.join(known)}.", name
-            )
-    of_tenant = ""
-    if tenant is not None:
-        of_tenant = (await gateway_of(request).deps.admin.show_tenant(tenant)).tenant.tenant_id
-    shown = await _listed(request, RequestAction(LIST, of_tenant=of_tenant, tier=tier, status=status))
-    return json_response(await named(request, shown))
-
-
-@get(
-    "/admin/v1/requests/{request_id:str}",
-    opt=READ | ELSEWHERE,
-    summary="Show any tenant's request, as its tenant sees it",
-    description="And, of one that has ended, `sat_out_for`: the tenants (`tenant_id`, `tenant`) that had the"
-    " turns which its sequences sat out, with the number of `steps`.",
-)
-async def show_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
-    ask = about(SHOW, request_id)
-    shown = await _shown(request, ask)
-    if shown["status"] == "ended":
-        shown["sat_out_for"] = await sat_out_for(gateway_of(request).deps.admin, await _ended(request, ask))
-    return json_response(await named(request, shown))
-
-
-@delete(
-    "/admin/v1/requests/{request_id:str}",
-    status_code=200,
-    opt=WRITE,
-    summary="Cancel any tenant's request",
-)
-async def cancel_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
-    ask = about(CANCEL, request_id)
-    found = await _found(request, about(SHOW, request_id))
-    if found is not None:
-        before = {"status": found.result()["status"]}
-        await _note(
-            request, "request.cancel", ask.request_id, found.tenant_id, before, {"status": "cancelled"}
-        )
-    return json_response(await named(request, await _acted(request, ask)))
-
-
-@post(
-    "/admin/v1/requests/{request_id:str}/tier",
-    status_code=200,
-    opt=WRITE | MOVES,
-    summary="Move any tenant's waiting request to another tier",
-    description="It is charged what that tier costs; the tenant need not be allowed to ask for it.",
-)
-async def move_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
-    wanted = await asked(request, TierChangeBody)
-    found = await _live(request, about(SHOW, request_id))
-    tier = tier_named(wanted.service_tier, Tier(found.default_tier))
-    offered = (await _live(request, about(OFFER, request_id, None, tier.value))).result()
-    if wanted.preview:
-        return json_response(offered)
-    before, after = {"tier": offered["from"]["tier"]}, {"tier": tier.value}
-    await _note(request, "request.move", offered["id"], found.tenant_id, before, after)
-    moved = await _live(request, about(MOVE, request_id, None, tier.value, "operator"))
-    return json_response(moved.result())
+    return json_response((await live(request, ask)).result())
 
 
 # ---------------------------------------------------------------- shared
@@ -194,7 +117,7 @@ def about(
     return RequestAction(act, request_id_of(request_id), tenant_id, tier=tier, by=by)
 
 
-async def _listed(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
+async def listed_requests(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
     """What matches here and at the other gateways."""
     gateway = gateway_of(request)
     shown: list[dict[str, Any]] = list((await gateway.request_actions.act(ask)).value)
@@ -216,35 +139,35 @@ async def _listed(request: Request[Any, Any, Any], ask: RequestAction) -> dict[s
     }
 
 
-async def _shown(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
+async def shown_request(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
     """Its state; of an ended request also its explanation."""
-    shown = await _acted(request, ask)
+    shown = await acted(request, ask)
     if shown["status"] != "ended":
         return shown
     gateway = gateway_of(request)
     return shown | await explained(gateway.timelines.find, gateway.deps.admin, ask.request_id)
 
 
-async def _acted(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
+async def acted(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
     """The action's result where the request is running, else how it ended. Raises `ApiError`."""
-    found = await _found(request, ask)
+    found = await found_running(request, ask)
     if found is not None:
         value: dict[str, Any] = found.result()
         return value
-    row = await _ended(request, ask)
+    row = await settlement(request, ask)
     return ended_request(row) if ask.tenant_id is not None else ended_request(row) | owner(row)
 
 
-async def _live(request: Request[Any, Any, Any], ask: RequestAction) -> ActionResult:
-    """As `_found`. Raises `ApiError` for a request that has ended."""
-    found = await _found(request, ask)
+async def live(request: Request[Any, Any, Any], ask: RequestAction) -> ActionResult:
+    """As `found_running`. Raises `ApiError` for a request that has ended."""
+    found = await found_running(request, ask)
     if found is None:
-        await _ended(request, ask)
+        await settlement(request, ask)
         raise errors.not_waiting("ended")
     return found
 
 
-async def _found(request: Request[Any, Any, Any], ask: RequestAction) -> ActionResult | None:
+async def found_running(request: Request[Any, Any, Any], ask: RequestAction) -> ActionResult | None:
     """The answer of the gateway that runs the request; None: no gateway does. Raises `ApiError` where that is
     unknown."""
     gateway = gateway_of(request)
@@ -263,7 +186,7 @@ async def _found(request: Request[Any, Any, Any], ask: RequestAction) -> ActionR
     return peers.found
 
 
-async def _ended(request: Request[Any, Any, Any], ask: RequestAction) -> LedgerRow:
+async def settlement(request: Request[Any, Any, Any], ask: RequestAction) -> LedgerRow:
     """The settlement of a request that no reachable gateway runs. Raises `ApiError`."""
     rows = await _rows(request, ask)
     if not rows:
@@ -299,19 +222,4 @@ def ended_request(row: LedgerRow) -> dict[str, Any]:
     }
 
 
-async def _note(
-    request: Request[Any, Any, Any],
-    action: str,
-    target: str,
-    tenant_id: str,
-    before: dict[str, Any],
-    after: dict[str, Any],
-) -> None:
-    admin = gateway_of(request).deps.admin
-    await admin.note(actor(request), action, target, tenant_id=tenant_id, before=before, after=after)
-
-
-HANDLERS = [
-    *(list_requests, show_request, cancel_request, move_request),
-    *(list_any, show_any, cancel_any, move_any),
-]
+HANDLERS = [list_requests, show_request, cancel_request, move_request]

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from ops.cli.base import Failure, answer, group, settings_now
+from ops.cli.inspect.waterfall import (
+    decoded_in_words,
+    evidence_in_words,
+    headline,
+    list_events,
+    others_in_words,
+    seconds,
+    waterfall,
+)
 from ops.cli.live import call, require_server, running_server
 from ops.reporting import table
 from tenants.types import Tier
 
 TIERS = click.Choice([tier.value for tier in Tier])
-BAR_CELLS = 48
-COLOURS = {
-    "received": "white",
-    "limits": "magenta",
-    "queue": "yellow",
-    "engine": "dark_orange",
-    "prefill": "cyan",
-    "decode": "green",
-    "settle": "white",
-    "paused": "red",
-    "reader": "magenta",
-    "budget": "magenta",
-}
 
 
 @group()
@@ -73,7 +69,7 @@ def list_(tenant: str | None, tier: str | None, status: str | None) -> None:
                 each["tier"],
                 each["status"],
                 each["model"],
-                _seconds(each["elapsed_s"]),
+                seconds(each["elapsed_s"]),
                 f"{each['input_tokens']:,} / {each['output_tokens']:,}",
             )
             for each in found["data"]
@@ -155,24 +151,24 @@ def show(request_id: str, events: bool) -> None:
         shown = asyncio.run(_read(request_id))
 
     def text() -> None:
-        click.echo(_headline(shown))
-        _waterfall(shown.get("stages") or [])
+        click.echo(headline(shown))
+        waterfall(shown.get("stages") or [])
         for sentence in shown.get("explanation") or []:
             click.echo(f"- {sentence}")
         if decoded := decoded_in_words(shown.get("timeline") or []):
             click.echo(f"- {decoded}")
         if others := shown.get("sat_out_for"):
-            click.echo(f"- steps sat out while others had the turns: {_others(others)}")
+            click.echo(f"- steps sat out while others had the turns: {others_in_words(others)}")
         if shown["status"] == "ended" and shown.get("timeline") is None:
             click.echo("its timeline is not kept (any more)")
         for miss in shown.get("misses") or []:
             actual = "never came" if miss["actual_s"] is None else f"took {miss['actual_s']:.3g} s"
             click.echo(
                 f"- missed its target: {miss['metric']} {actual}, target {miss['target_s']:g} s;"
-                f" cause: {miss['cause']} ({_evidence(miss['evidence'])})"
+                f" cause: {miss['cause']} ({evidence_in_words(miss['evidence'])})"
             )
         if events and shown.get("timeline"):
-            _list_events(shown["timeline"])
+            list_events(shown["timeline"])
 
     answer(shown, text)
 
@@ -219,96 +215,9 @@ async def _read(shown_id: str) -> dict[str, Any]:
         await database.close()
 
 
-def _headline(shown: Mapping[str, Any]) -> str:
-    whose = " / ".join(str(part) for part in (shown.get("tenant"), shown.get("key_name")) if part)
-    words = [
-        shown["id"],
-        *([whose] if whose else []),
-        shown["tier"],
-        shown["model"],
-        shown.get("outcome") or shown["status"],
-    ]
-    tokens = f"{shown['input_tokens']:,} tokens in, {shown['output_tokens']:,} out"
-    return f"{'  '.join(str(word) for word in words)}  {tokens}"
-
-
-def _waterfall(stages: Sequence[Mapping[str, Any]]) -> None:
-    if not stages:
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    end_s = max(each["end_s"] for each in stages)
-    grid = Table(box=None, pad_edge=False, header_style="bold")
-    for column, justify in (("", "left"), ("from", "right"), ("took", "right"), ("", "left")):
-        grid.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for each in stages:
-        before, cells = bar(each["start_s"], each["end_s"], end_s)
-        drawn = Text(" " * before + "█" * cells, style=COLOURS.get(each["name"], "white"))
-        grid.add_row(
-            each["name"], _seconds(each["start_s"]), _seconds(each["end_s"] - each["start_s"]), drawn
-        )
-    Console(highlight=False).print(grid)
-
-
-def bar(start_s: float, end_s: float, total_s: float) -> tuple[int, int]:
-    """Empty cells before the bar, and its own: at least one, and never beyond the end."""
-    if total_s <= 0:
-        return 0, 1
-    before = min(BAR_CELLS - 1, int(start_s / total_s * BAR_CELLS))
-    return before, max(1, min(BAR_CELLS, round(end_s / total_s * BAR_CELLS)) - before)
-
-
-def _list_events(timeline: Sequence[Mapping[str, Any]]) -> None:
-    rows = [
-        (
-            _seconds(each["at_s"]),
-            each["event"],
-            ", ".join(f"{name} {value}" for name, value in each.items() if name not in ("event", "at_s")),
-        )
-        for each in timeline
-    ]
-    table("timeline", ("at", "event", "numbers"), rows)
-
-
-def _evidence(evidence: Mapping[str, float | None]) -> str:
-    said = [f"{name} {value:g}" for name, value in evidence.items() if value]
-    return ", ".join(said) or "no counterfactuals"
-
-
-def decoded_in_words(timeline: Sequence[Mapping[str, Any]]) -> str:
-    """How its tokens came: one each step (the floor) or in turns, and the steps that it sat out."""
-    decoded = [each for each in timeline if each["event"] == "decoded"]
-    if not decoded:
-        return ""
-
-    def total(name: str) -> int:
-        return sum(each.get(name, 0) for each in decoded)
-
-    return (
-        f"its tokens: {total('floor_tokens'):,} one each step, {total('turn_tokens'):,} in turns by weight;"
-        f" steps sat out: {total('sat_out_own_steps'):,} for its tenant's other requests,"
-        f" {total('sat_out_share_steps'):,} for the share of other tenants,"
-        f" {total('sat_out_tier_steps'):,} for higher tiers"
-    )
-
-
 def _price(side: Mapping[str, Any]) -> str:
     each, cost = side["price_per_token_nanousd"], side["cost_nanousd"]
     return (
         f"{each['input']:g} in, {each['output']:g} out nano-dollars a token;"
         f" this request {cost['p50']:,} (p50), {cost['p90']:,} (p90), {cost['max']:,} at most"
     )
-
-
-def _others(sat_out_for: Sequence[Mapping[str, Any]]) -> str:
-    """`acme 40, a tenant that is gone (ten_2) 3`."""
-    return ", ".join(
-        f"{each['tenant'] or 'a tenant that is gone (' + each['tenant_id'] + ')'} {each['steps']:,}"
-        for each in sat_out_for
-    )
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.3f} s" if value >= 1 else f"{value * 1000:.1f} ms"

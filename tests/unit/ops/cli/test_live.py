@@ -12,8 +12,8 @@ from rich.console import Console
 
 import gateway.errors
 from ops.cli.inspect.audit import changed
-from ops.cli.inspect.request import decoded_in_words
 from ops.cli.inspect.top import frame_of
+from ops.cli.inspect.waterfall import decoded_in_words
 from ops.cli.live import COMMANDS, in_commands
 
 WAITS = {
