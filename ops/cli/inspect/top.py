@@ -94,7 +94,9 @@ class Frame:
         head = f"{self.model}, {self.policy}; waiting: {waits}; running: {self.running}"
         yield Text(head, style="bold")
         room = max(FEWEST_ROWS, (options.max_height or 40) - LINES_BESIDE_TENANTS - len(self.replicas))
-        yield from _grid(TENANT_COLUMNS, list(_tenant_rows(self.tenants[:room])), "no tenant is active")
+        most_name = MOST_NAME + max(0, options.max_width - NARROW)
+        rows = list(_tenant_rows(self.tenants[:room], most_name))
+        yield from _grid(TENANT_COLUMNS, rows, "no tenant is active")
         if len(self.tenants) > room:
             yield Text(f"… and {len(self.tenants) - room} more", style="dim")
         yield from _grid(REPLICA_COLUMNS, list(_replica_rows(self.replicas)), "no replica")
@@ -105,8 +107,9 @@ class Frame:
 TENANT_COLUMNS = ("tenant", "tier", "wait", "run", "share", "fair", "told p50/p90", "had p50/p90")
 REPLICA_COLUMNS = ("replica", "state", "running", "waiting", "KV used")
 TEXTS = ("tenant", "tier", "replica", "state")
+NARROW = 80
 MOST_NAME = 16
-"""Characters of a name: with all columns the frame fits 80."""
+"""Characters of a name on a terminal of `NARROW` columns; on a wider one as many more as it has."""
 
 
 def frame_of(status: Mapping[str, Any]) -> Frame:
@@ -152,11 +155,11 @@ def _replica(model: str, shown: Mapping[str, Any], engine: Mapping[str, Any]) ->
     }
 
 
-def _tenant_rows(tenants: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+def _tenant_rows(tenants: Sequence[Mapping[str, Any]], most_name: int) -> Iterator[tuple[str, ...]]:
     for row in tenants:
         waits = row["waits"] or {}
         yield (
-            _short(row["name"]),
+            _short(row["name"], most_name),
             row["tier"],
             str(row["queued"] or ""),
             str(row["running"] or ""),
@@ -169,7 +172,7 @@ def _tenant_rows(tenants: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ..
 def _replica_rows(replicas: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
     for row in replicas:
         yield (
-            _short(row["replica_id"]),
+            _short(row["replica_id"], MOST_NAME),
             "up" if row["is_up"] else row["refusal"] or "down",
             f"{row['running']} of {row['places']}",
             "" if row["waiting"] is None else str(row["waiting"]),
@@ -207,5 +210,5 @@ def _wait(waits: Mapping[str, Any], name: str) -> str:
     return f"{1000 * wait_s:.0f}ms"
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= MOST_NAME else name[: MOST_NAME - 1] + "…"
+def _short(name: str, most: int) -> str:
+    return name if len(name) <= most else name[: most - 1] + "…"

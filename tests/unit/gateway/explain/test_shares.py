@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gateway.explain.shares import HALF_LIFE_S, ShareMeter, shares_of
 from gateway.flow.tenant_stats import TenantFlow
@@ -79,3 +81,29 @@ def test_a_tenant_whose_counts_were_forgotten_begins_anew() -> None:
     again.served[STANDARD] = 40
     meter.sample(3.0, [again])
     assert meter.recent["acme", STANDARD].had == pytest.approx(900 * 0.5 ** (2 / HALF_LIFE_S) + 40)
+
+
+SECOND = st.tuples(st.integers(0, 3), st.integers(0, 1_000))
+"""What waits, and what is served."""
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.floats(0.01, 100.0), min_size=3, max_size=3),
+    st.lists(st.tuples(SECOND, SECOND, SECOND), max_size=12),
+)
+def test_what_is_due_adds_up_to_what_was_had(
+    weights: list[float], seconds: list[tuple[tuple[int, int], ...]]
+) -> None:
+    flows = [flow(f"t{index}", weight) for index, weight in enumerate(weights)]
+    meter = ShareMeter()
+    meter.sample(0.0, flows)
+    for now, second in enumerate(seconds, start=1):
+        for each, (queued, cost) in zip(flows, second, strict=True):
+            each.queued[STANDARD] = queued
+            each.served[STANDARD] += cost
+        meter.sample(now / 1_000, flows)
+    had = sum(share.had for share in meter.recent.values())
+    # A tenant with less than half a token is left out of either sum.
+    assert sum(share.due for share in meter.recent.values()) == pytest.approx(had, abs=len(flows) * 12)
+    assert all(0 <= had_share <= 1 + 1e-9 for had_share, _ in shares_of([meter]).values())

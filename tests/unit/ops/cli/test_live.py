@@ -66,6 +66,10 @@ def test_a_frame_fits_eighty_columns_and_cuts_no_figure() -> None:
     assert "insufficient_quota 12,345" in " ".join(lines)
 
 
+def test_a_wider_terminal_shows_whole_names() -> None:
+    assert any(line.startswith("tenant-with-a-long-name-1 ") for line in drawn(status(), width=100))
+
+
 def test_what_does_not_fit_the_screen_is_counted_and_the_busiest_stay() -> None:
     lines = drawn(status(40))
     assert len(lines) <= 24
