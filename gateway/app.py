@@ -17,12 +17,13 @@ from gateway.gateway import Gateway
 from gateway.http.asgi import add_standard_headers, begin
 from gateway.http.authentication import require_scope
 from gateway.http.request_body import declared_length
-from gateway.routes import admin_tenants, health, inference, openapi, quotes, requests
+from gateway.routes import admin_requests, admin_tenants, health, inference, openapi, quotes, requests
 
 HANDLERS = [
     *inference.HANDLERS,
     *quotes.HANDLERS,
     *requests.HANDLERS,
+    *admin_requests.HANDLERS,
     *health.HANDLERS,
     *admin_tenants.HANDLERS,
     *openapi.HANDLERS,

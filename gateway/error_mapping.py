@@ -44,7 +44,7 @@ def as_api_error(exception: BaseException, request_id: str) -> ApiError:
         case ApiError():
             return exception
         case KeyRejected(reason=reason):
-            return errors.invalid_api_key(reason)
+            return errors.key_rejected(reason)
         case NoneTook(first=first, fallback=fallback):
             return replace(as_api_error(first, request_id), fallback=fallback.as_json())
         case BudgetDenied(denied=denied):

@@ -174,12 +174,30 @@ _KEY_MESSAGES = {
     "unknown": "Incorrect API key provided.",
     "revoked": "This API key has been revoked.",
     "expired": "This API key has expired.",
-    "suspended": "The tenant of this API key is suspended.",
 }
+_KEPT_OUT = {
+    "tenant_suspended": ("tenant_suspended", "The tenant of this API key is suspended."),
+    "project_suspended": ("project_suspended", "The project of this API key is suspended."),
+    "no_tier": (
+        "service_tier_not_allowed",
+        "None of this API key's tiers is allowed to its tenant any more.",
+    ),
+}
+"""By the directory's reason: code and message for a key that is right."""
+
+
+def key_rejected(reason: str) -> ApiError:
+    """403 for a right key that is kept out for now, else 401; `reason` as the directory names it."""
+    if reason not in _KEPT_OUT:
+        return invalid_api_key(reason)
+    code, message = _KEPT_OUT[reason]
+    return ApiError(
+        403, code, f"{message} Ask the operator of this server.", type="permission_error", should_retry=False
+    )
 
 
 def invalid_api_key(reason: str) -> ApiError:
-    """401: `reason` as the directory names it."""
+    """401: no key that opens anything."""
     message = _KEY_MESSAGES.get(reason, _KEY_MESSAGES["unknown"])
     return ApiError(
         401, "invalid_api_key", message, headers={"www-authenticate": "Bearer"}, should_retry=False
@@ -476,12 +494,14 @@ def target_unreachable(what: str, target_s: float, expected_s: float, retry_afte
 # ---------------------------------------------------------------- cancelling and moving
 
 
-def request_not_found(request_id: str) -> ApiError:
-    """No such request, or another tenant's: the answer does not tell which."""
+def request_not_found(request_id: str, *, of_any_tenant: bool = False) -> ApiError:
+    """No such request, or another tenant's: the answer does not tell which. `of_any_tenant`: an operator
+    asked."""
+    of_yours, route = ("", "/admin/v1/requests") if of_any_tenant else (" of yours", "/v1/requests")
     return ApiError(
         404,
         "request_not_found",
-        f"There is no request '{request_id[:64]}' of yours. GET /v1/requests lists those that wait or run.",
+        f"There is no request '{request_id[:64]}'{of_yours}. GET {route} lists those that wait or run.",
         param="request_id",
     )
 

@@ -42,6 +42,7 @@ from gateway.estimates.persistence import (
     save_lengths,
 )
 from gateway.explain.recorder import RequestRecorder, machine_of
+from gateway.explain.shares import ShareMeter
 from gateway.explain.slo_monitor import SloMonitor
 from gateway.explain.spans import open_spans
 from gateway.explain.timeline_writer import TimelineWriter
@@ -75,6 +76,7 @@ MAX_QUOTE_BUCKETS = 10_000
 RECOVERY_RETRY_S = 2.0
 PURGE_EVERY_S = 60.0
 PACE_EVERY_S = 0.05
+SHARES_EVERY_S = 1.0
 BEATS_PER_STALE = 5
 """Heartbeats that may be lost in a row before others take this gateway for dead."""
 
@@ -145,6 +147,8 @@ class Gateway:
                 self.pools[name].estimates.calibration = calibration
         self.controls = {name: self._make_control(name, pool) for name, pool in self.pools.items()}
         """The control loop of each model."""
+        self.shares = {name: ShareMeter() for name in self.pools}
+        """Recent service of tenants against their fair shares, of each model."""
         for pool in self.pools.values():
             pool.estimates.forecast_cache.promised = partial(self._promised, pool.name)
         self._quote_buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
@@ -317,6 +321,7 @@ class Gateway:
             "control": every(
                 CONTROL_EVERY_S, self._control_pools, log, "the control loop failed; it goes on"
             ),
+            "shares": every(SHARES_EVERY_S, self._sample_shares, log, "the shares were not sampled"),
             "presence": every(beat_s, self._live, log, "the heartbeat failed; it goes on", starts_now=True),
             "policy": every(FOLLOW_EVERY_S, self.policy.follow, log, "the stored policy was not read"),
             "idempotency": every(PURGE_EVERY_S, self._purge, log, "the purge failed; it goes on"),
@@ -404,6 +409,11 @@ class Gateway:
                 control.look(self.deps.clock())
             except Exception:
                 log.exception("the control loop failed; it goes on")
+
+    def _sample_shares(self) -> None:
+        now_s = self.deps.clock()
+        for name, pool in self.pools.items():
+            self.shares[name].sample(now_s, pool.flow.tenants())
 
     async def _purge(self) -> None:
         with contextlib.suppress(DatabaseUnavailable):

@@ -52,14 +52,18 @@ class AlreadyExists(TenancyError):
         self.name = name
 
 
-KeyReason = Literal["malformed", "unknown", "revoked", "expired", "suspended"]
+KeyReason = Literal[
+    "malformed", "unknown", "revoked", "expired", "tenant_suspended", "project_suspended", "no_tier"
+]
 
 _KEY_MESSAGES: dict[KeyReason, str] = {
     "malformed": "this is not an API key of the form fg_live_<id>_<secret>",
     "unknown": "no such API key",
     "revoked": "this API key was revoked",
     "expired": "this API key has expired",
-    "suspended": "the tenant or project of this API key is suspended",
+    "tenant_suspended": "the tenant of this API key is suspended",
+    "project_suspended": "the project of this API key is suspended",
+    "no_tier": "none of this API key's tiers is allowed to its tenant any more",
 }
 
 

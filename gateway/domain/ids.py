@@ -6,6 +6,9 @@ import os
 import re
 
 REQUEST_ID_PREFIX = "req_"
+CHAT_ID_PREFIX = "chatcmpl-"
+TEXT_ID_PREFIX = "cmpl-"
+"""Of completions, as OpenAI's are named; the rest is the request's own."""
 RANDOM_BYTES = 10
 _DRAWN_AT_ONCE = 400
 """Ids' worth of random bytes: to ask the operating system for each costs more than all else about an id."""
@@ -36,6 +39,19 @@ def _random_bytes() -> bytes:
         drawn = os.urandom(RANDOM_BYTES * _DRAWN_AT_ONCE)
         _drawn.extend(drawn[at : at + RANDOM_BYTES] for at in range(0, len(drawn), RANDOM_BYTES))
         return _drawn.pop()
+
+
+def completion_id(request_id: str, *, is_chat: bool) -> str:
+    """The id that a completion shows its client."""
+    return (CHAT_ID_PREFIX if is_chat else TEXT_ID_PREFIX) + request_id.removeprefix(REQUEST_ID_PREFIX)
+
+
+def request_id_of(shown: str) -> str:
+    """The id of a request, given that or the id of its completion."""
+    for prefix in (CHAT_ID_PREFIX, TEXT_ID_PREFIX):
+        if shown.startswith(prefix):
+            return REQUEST_ID_PREFIX + shown.removeprefix(prefix)
+    return shown
 
 
 def sequence_id(request_id: str, index: int) -> str:

@@ -277,7 +277,7 @@ class FlowController:
         flight = self.dispatched.get(entry_id)
         if flight is not None:
             emitted = self.dispatched.progress(entry_id, output_tokens, live_sequences)
-            self._tenants.of(flight.ticket.entry).running_output_tokens += emitted
+            self._tenants.emitted(flight.ticket.entry, emitted)
 
     def heard(self, replica_id: str, life: str, service: Mapping[str, TenantShare]) -> None:
         """The service of a step at an engine in its `life`, by tenant, before what it emitted is passed to
@@ -387,7 +387,7 @@ class FlowController:
         assert sum(queued.values()) == len(self.queue), "tenants and tickets disagree"
         for tenant in self._tenants.all():
             assert min(tenant.queued) >= 0, "a tenant's queue is negative"
-            assert tenant.running >= 0, "a tenant's running requests are negative"
+            assert min(tenant.running) >= 0, "a tenant's running requests are negative"
 
     # ------------------------------------------------------------ inside
 

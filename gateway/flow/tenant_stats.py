@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.entry import QueueEntry
+from engine.entry import OUTPUT_TOKEN_COST, QueueEntry
 from gateway.flow.types import InFlight
 from gateway.flow.window import NUM_RANKS
 
@@ -20,7 +20,10 @@ class TenantFlow:
     weight: float = 1.0
     queued: list[int] = field(default_factory=lambda: [0] * NUM_RANKS)
     """By the tier that was asked for."""
-    running: int = 0
+    running: list[int] = field(default_factory=lambda: [0] * NUM_RANKS)
+    """The same of what runs."""
+    served: list[int] = field(default_factory=lambda: [0] * NUM_RANKS)
+    """Cost tokens had, by that tier: output as it comes, the prompt at the request's end."""
     dispatched: int = 0
     finished: int = 0
     service_cost: int = 0
@@ -36,7 +39,7 @@ class TenantFlow:
 
     @property
     def is_idle(self) -> bool:
-        return self.running == 0 and not any(self.queued)
+        return not any(self.running) and not any(self.queued)
 
 
 class TenantFlows:
@@ -70,15 +73,23 @@ class TenantFlows:
     def dispatched(self, entry: QueueEntry) -> None:
         """One more runs."""
         tenant = self.of(entry)
-        tenant.running += 1
+        tenant.running[entry.tier] += 1
         tenant.dispatched += 1
+
+    def emitted(self, entry: QueueEntry, tokens: int) -> None:
+        """A running request has emitted so many more."""
+        tenant = self.of(entry)
+        tenant.running_output_tokens += tokens
+        tenant.served[entry.tier] += tokens * OUTPUT_TOKEN_COST
 
     def finished(self, flight: InFlight, input_tokens: int, output_tokens: int, cost: int) -> None:
         """One is over, with what was really computed and emitted."""
-        tenant = self.of(flight.ticket.entry)
-        tenant.running -= 1
+        entry = flight.ticket.entry
+        tenant = self.of(entry)
+        tenant.running[entry.tier] -= 1
         tenant.finished += 1
         tenant.running_output_tokens -= flight.output_tokens
+        tenant.served[entry.tier] += cost - flight.output_tokens * OUTPUT_TOKEN_COST
         tenant.service_cost += cost
         tenant.input_tokens += input_tokens
         tenant.output_tokens += output_tokens

@@ -88,13 +88,13 @@ async def require_scope(connection: ASGIConnection[Any, Any, Any, Any], handler:
 async def _authenticate_again(
     deps: GatewayDeps, authorization: str | None, rejected: KeyRejected
 ) -> Principal:
-    """Looks again for an unknown key: it may have been created a moment ago. Raises `ApiError` (401)."""
+    """Looks again for an unknown key: it may have been created a moment ago. Raises `ApiError` (401, 403)."""
     try:
         if rejected.reason == "unknown" and await deps.directory.look_again():
             return authenticate(deps, authorization)
     except KeyRejected as again:
         rejected = again
-    raise errors.invalid_api_key(rejected.reason) from None
+    raise errors.key_rejected(rejected.reason) from None
 
 
 def principal_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Principal:

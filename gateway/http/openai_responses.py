@@ -11,6 +11,7 @@ import msgspec
 from engine.messages import TokenLogprob
 from gateway.domain.account import Account
 from gateway.domain.call import Call
+from gateway.domain.ids import completion_id
 from gateway.domain.tiers import TIER_NAMES
 from gateway.errors import ApiError
 
@@ -67,7 +68,7 @@ class Choice:
 
 def response_id(call: Call) -> str:
     """The id of the answer: the request's own with OpenAI's prefix."""
-    return ("chatcmpl-" if call.chat else "cmpl-") + call.request_id.removeprefix("req_")
+    return completion_id(call.request_id, is_chat=call.chat)
 
 
 def usage(input_tokens: int, output_tokens: int, cached_tokens: int) -> dict[str, Any]:

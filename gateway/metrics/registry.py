@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from engine.messages import TIER_RANKS, Snapshot
 from gateway.metrics.requests import EndedRequests
+from gateway.metrics.waits import RecentWaits
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -26,6 +27,8 @@ class Metrics:
         self.ended = EndedRequests()
         """Finished requests that held budget."""
         self.registry.register(self.ended)
+        self.waits = RecentWaits()
+        """What was told and had, by tenant: only for the status page."""
         self._refusals = Counter(
             "fairgate_refusals", "Requests refused, by error code.", ["code"], registry=self.registry
         )

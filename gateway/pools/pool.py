@@ -105,8 +105,8 @@ class Lifecycles:
         found = (pool.lifecycle.find(request_id) for pool in self._pools.values())
         return next((run for run in found if run is not None), None)
 
-    def runs_of(self, tenant_id: str) -> list[Run]:
-        """A tenant's requests, the oldest first."""
+    def runs_of(self, tenant_id: str | None) -> list[Run]:
+        """A tenant's requests, or with None all, the oldest first."""
         found = [run for pool in self._pools.values() for run in pool.lifecycle.runs_of(tenant_id)]
         return sorted(found, key=lambda run: run.times.arrived_s)
 

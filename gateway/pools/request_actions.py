@@ -6,6 +6,7 @@ One table for every caller: a route of this gateway, or another gateway on behal
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,9 +20,13 @@ from gateway.errors import ApiError
 from gateway.pools.pool import Lifecycles
 from gateway.requests.run import Run
 from gateway.requests.tier_change import Offer
-from tenants.types import Tier
+from tenants.ledger.rows import LedgerRow
+from tenants.types import Principal, Tier
 
 MAX_LISTED = 1_000
+"""Each gateway lists one more, so that a list that was cut says so."""
+STATUSES = ("limited", "waiting", "running")
+"""Of requests that have not ended; see `Run.status`."""
 SHOW, LIST, CANCEL, OFFER, MOVE = "show", "list", "cancel", "offer", "move"
 
 
@@ -32,10 +37,14 @@ class RequestAction(msgspec.Struct, frozen=True, omit_defaults=True):
     request_id: str = ""
     tenant_id: str | None = None
     tier: str = ""
-    """For `offer` and `move`."""
+    """For `offer` and `move`; of `list` only requests in this tier."""
     by: str = "tenant"
     number: int = 0
     reply_to: str = ""
+    of_tenant: str = ""
+    """Of `list`, where an operator asks: only this tenant's requests."""
+    status: str = ""
+    """Of `list`: only requests with this status."""
 
 
 class PeerRefusal(msgspec.Struct, frozen=True):
@@ -128,8 +137,7 @@ class RequestActions:
     async def act(self, ask: RequestAction) -> ActionResult:
         """Never raises: a refusal is an answer, too."""
         if ask.act == LIST:
-            runs = self._lifecycle.runs_of(ask.tenant_id or "")[:MAX_LISTED]
-            return ActionResult(True, [self._shown(run) for run in runs])
+            return ActionResult(True, self._listed(ask))
         run = self._lifecycle.find(ask.request_id)
         if run is None or ask.tenant_id not in (None, run.call.principal.tenant_id):
             return NOT_HERE
@@ -145,9 +153,9 @@ class RequestActions:
     async def _acted(self, run: Run, ask: RequestAction) -> dict[str, Any]:
         match ask.act:
             case "show":
-                return self._shown(run)
+                return self._shown(run, ask)
             case "cancel":
-                return self._cancelled(run)
+                return self._cancelled(run, ask)
             case "offer":
                 return _offered(run, self._lifecycle.of(run.call).offer(run, Tier(ask.tier)), moved=False)
             case "move":
@@ -156,17 +164,27 @@ class RequestActions:
                 return _offered(run, offer, moved=offer.before.tier is not tier)
         raise errors.internal(ask.request_id)
 
-    def _cancelled(self, run: Run) -> dict[str, Any]:
-        shown = self._shown(run)
+    def _listed(self, ask: RequestAction) -> list[dict[str, Any]]:
+        """The oldest that match, at most `MAX_LISTED` and one."""
+        tenant_id = ask.tenant_id if ask.tenant_id is not None else ask.of_tenant or None
+        matching = (
+            run
+            for run in self._lifecycle.runs_of(tenant_id)
+            if ask.tier in ("", run.call.tier.value) and ask.status in ("", run.status)
+        )
+        return [self._shown(run, ask) for run in itertools.islice(matching, MAX_LISTED + 1)]
+
+    def _cancelled(self, run: Run, ask: RequestAction) -> dict[str, Any]:
+        shown = self._shown(run, ask)
         if run.status != "ended":  # else it is only being settled
             self._lifecycle.of(run.call).cancel(run)
             shown["status"] = "cancelled"
         return shown
 
-    def _shown(self, run: Run) -> dict[str, Any]:
+    def _shown(self, run: Run, ask: RequestAction) -> dict[str, Any]:
         call = run.call
         chained = {} if call.chained is None else {"fallback": call.chained.fallback.as_json()}
-        return chained | {
+        shown = chained | {
             "id": call.request_id,
             "object": "request",
             "status": run.status,
@@ -179,6 +197,12 @@ class RequestActions:
             "output_tokens": run.output_tokens,
             "labels": call.labels,
         }
+        return shown if ask.tenant_id is not None else shown | owner(call.principal)
+
+
+def owner(of: Principal | LedgerRow) -> dict[str, str]:
+    """The ids of a request's tenant, project and key, for operators."""
+    return {"tenant_id": of.tenant_id, "project_id": of.project_id, "key_id": of.key_id}
 
 
 def _offered(run: Run, offer: Offer, *, moved: bool) -> dict[str, Any]:

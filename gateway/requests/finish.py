@@ -221,6 +221,9 @@ class RequestFinisher:
                 if each.outcome is not None and each.outcome.finish != "budget":
                     self._estimates.learn(call, each.output_tokens, ended_s)
         # What changed its tier was told something else later, of what was left then.
+        if not run.moves and (wait_s := run.times.wait_s) is not None:
+            told_s = None if run.estimate is None else run.estimate.wait_s
+            self._metrics.waits.note(call.principal.tenant_id, call.tier.value, told_s, wait_s)
         if run.estimate is not None and not run.moves:
             if outcome is RequestOutcome.COMPLETED:
                 self._estimates.judge(run.estimate, run.times, charged.output_tokens)

@@ -182,9 +182,9 @@ class Lifecycle:
         """A request of this gateway that has not ended."""
         return self._by_id.get(request_id)
 
-    def runs_of(self, tenant_id: str) -> list[Run]:
-        """A tenant's requests, the oldest first."""
-        return [run for run in self._tasks if run.call.principal.tenant_id == tenant_id]
+    def runs_of(self, tenant_id: str | None) -> list[Run]:
+        """A tenant's requests, or with None all, the oldest first."""
+        return [run for run in self._tasks if tenant_id in (None, run.call.principal.tenant_id)]
 
     def cancel(self, run: Run) -> None:
         """Ends a request that waits or runs; what was emitted is charged. Harmless to repeat."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -27,6 +28,17 @@ async def changed(request: Request[Any, Any, Any], shown: object, status: int = 
     """Answers once the change is in force in this gateway."""
     await gateway_of(request).deps.directory.refresh()
     return json_response(shown, status)
+
+
+async def named(request: Request[Any, Any, Any], shown: Mapping[str, Any]) -> dict[str, Any]:
+    """One thing as shown, with names beside its ids."""
+    return (await gateway_of(request).deps.admin.with_names([shown]))[0]
+
+
+async def listed(request: Request[Any, Any, Any], items: Iterable[Mapping[str, Any]]) -> Response[bytes]:
+    """A list as shown, with names beside ids."""
+    data = await gateway_of(request).deps.admin.with_names(items)
+    return json_response({"object": "list", "data": data})
 
 
 def actor(request: Request[Any, Any, Any]) -> Actor:

@@ -1,4 +1,4 @@
-"""Admin routes: status, policy, tenants and keys.
+"""Admin routes: status, policy, tenants, projects and keys.
 
 Every change goes through `tenants.admin.admin`, which also writes the audit row. A change is in force in
 this gateway before it is answered.
@@ -15,20 +15,27 @@ from litestar.params import FromPath, FromQuery
 from engine.scheduling.policy import UnknownPolicy
 from gateway import errors
 from gateway.requests.schemas import KeyRotate, PolicyChange
-from gateway.routes import limits, prices, slo
-from gateway.routes.admin_common import READ, WRITE, actor, asked, changed
+from gateway.routes import audit, limits, prices, slo
+from gateway.routes.admin_common import READ, WRITE, actor, asked, changed, listed, named
 from gateway.routes.context import gateway_of, json_response
-from gateway.routes.policy_view import MAX_DECISIONS, MAX_STEPS, change_policy, policy_of
+from gateway.routes.policy_view import MAX_DECISIONS, MAX_STEPS, change_policy, policy_of, tenant_names
 from gateway.routes.status_view import status_of
-from tenants.admin.commands import KeyChange, KeyCreate, TenantChange, TenantCreate
+from tenants.admin.commands import KeyChange, KeyCreate, ProjectCreate, TenantChange, TenantCreate
 from tenants.ledger.verify import verify_ledger
 
 MAX_LOG_PAGE = 5_000
 
 
-@get("/admin/v1/status", opt=READ, summary="Queue, tenants, engines and refusals, now")
-async def status(request: Request[Any, Any, Any]) -> Response[bytes]:
-    return json_response(await status_of(gateway_of(request)))
+@get(
+    "/admin/v1/status",
+    opt=READ,
+    summary="Queue, tenants, engines and refusals, now",
+    description="Each tenant's `tiers`: what waits and runs, its part of the tier's service of about the last"
+    " minute (`share`) against the weighted max-min one (`fair_share`), and of its last requests the waits"
+    " that they were told and had. `active`: only tenants with something of that, without their limits.",
+)
+async def status(request: Request[Any, Any, Any], active: FromQuery[bool] = False) -> Response[bytes]:
+    return json_response(await status_of(gateway_of(request), active_only=active))
 
 
 @get(
@@ -36,7 +43,7 @@ async def status(request: Request[Any, Any, Any]) -> Response[bytes]:
     opt=READ,
     summary="The flow controller's events",
     description="Arrivals, dispatches (with the counters of everybody who waited) and settlements from index "
-    "`since` on, at most `limit`. `first_index` is the oldest that is kept.",
+    "`since` on, at most `limit`. `first_index` is the oldest that is kept; `tenants` has names by id.",
 )
 async def dispatch_log(
     request: Request[Any, Any, Any], since: FromQuery[int] = 0, limit: FromQuery[int] = 1000
@@ -50,7 +57,14 @@ async def dispatch_log(
     log = gateway_of(request).flow.log
     records = list(log.since(since, limit))
     next_index = max(since, log.first_index) + len(records)
-    return json_response({"first_index": log.first_index, "next_index": next_index, "records": records})
+    return json_response(
+        {
+            "first_index": log.first_index,
+            "next_index": next_index,
+            "records": records,
+            "tenants": tenant_names(gateway_of(request), (each.tenant_id for each in records)),
+        }
+    )
 
 
 @post("/admin/v1/ledger/verify", status_code=200, opt=READ, summary="Do ledger and counters agree?")
@@ -71,7 +85,7 @@ async def ledger_verify(request: Request[Any, Any, Any]) -> Response[bytes]:
     opt=READ,
     summary="The scheduling policy in force, and the last decisions",
     description="For every admission and eviction: the rule, the rank in the order, and who was displaced."
-    " With `steps`: the tokens of as many of the last steps, by tenant.",
+    " With `steps`: the tokens of as many of the last steps, by tenant; `tenants` has their names by id.",
 )
 async def policy(
     request: Request[Any, Any, Any], decisions: FromQuery[int] = 20, steps: FromQuery[int] = 0
@@ -98,6 +112,13 @@ async def policy(
 async def set_policy(request: Request[Any, Any, Any]) -> Response[bytes]:
     wanted = await asked(request, PolicyChange)
     gateway = gateway_of(request)
+    if not wanted.policy and not wanted.from_settings:
+        raise errors.bad_request(
+            "Missing required parameter: 'policy'. Name one (GET /admin/v1/policy lists them), or send"
+            " 'from_settings': true.",
+            "policy",
+            code="missing_required_parameter",
+        )
     try:
         await change_policy(gateway, actor(request), wanted)
     except UnknownPolicy as error:
@@ -126,7 +147,7 @@ async def create_tenant(request: Request[Any, Any, Any]) -> Response[bytes]:
 @get("/admin/v1/tenants/{tenant:str}", opt=READ, summary="Show a tenant")
 async def show_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
     view = await gateway_of(request).deps.admin.show_tenant(tenant)
-    return json_response(view.as_json())
+    return json_response(await named(request, view.as_json()))
 
 
 @patch(
@@ -153,6 +174,53 @@ async def resume_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) 
     return await changed(request, resumed.as_json())
 
 
+# ---------------------------------------------------------------- projects
+
+
+@get("/admin/v1/projects", opt=READ, summary="List projects, of one tenant or of all")
+async def list_projects(
+    request: Request[Any, Any, Any], tenant: FromQuery[str | None] = None
+) -> Response[bytes]:
+    projects = await gateway_of(request).deps.admin.list_projects(tenant)
+    return await listed(request, (each.as_json() for each in projects))
+
+
+@post("/admin/v1/projects", status_code=201, opt=WRITE | {"body": ProjectCreate}, summary="Create a project")
+async def create_project(request: Request[Any, Any, Any]) -> Response[bytes]:
+    wanted = await asked(request, ProjectCreate)
+    project = await gateway_of(request).deps.admin.create_project(actor(request), wanted)
+    return await changed(request, await named(request, project.as_json()), 201)
+
+
+@post(
+    "/admin/v1/projects/{project:str}/suspend",
+    status_code=200,
+    opt=WRITE,
+    summary="Suspend a project",
+    description="`project` is its id, or with `tenant` its name. Its keys are refused with 403"
+    " `project_suspended` within a second, at every gateway; running requests go on to their end.",
+)
+async def suspend_project(
+    request: Request[Any, Any, Any], project: FromPath[str], tenant: FromQuery[str | None] = None
+) -> Response[bytes]:
+    suspended = await gateway_of(request).deps.admin.suspend_project(actor(request), project, tenant)
+    return await changed(request, await named(request, suspended.as_json()))
+
+
+@post(
+    "/admin/v1/projects/{project:str}/resume",
+    status_code=200,
+    opt=WRITE,
+    summary="Undo a project's suspension",
+    description="`project` is its id, or with `tenant` its name.",
+)
+async def resume_project(
+    request: Request[Any, Any, Any], project: FromPath[str], tenant: FromQuery[str | None] = None
+) -> Response[bytes]:
+    resumed = await gateway_of(request).deps.admin.resume_project(actor(request), project, tenant)
+    return await changed(request, await named(request, resumed.as_json()))
+
+
 # ---------------------------------------------------------------- keys
 
 
@@ -160,9 +228,7 @@ async def resume_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) 
 async def list_keys(request: Request[Any, Any, Any], tenant: FromQuery[str | None] = None) -> Response[bytes]:
     keys = await gateway_of(request).deps.admin.list_keys(tenant)
     now = datetime.now(UTC)
-    return json_response(
-        {"object": "list", "data": [each.as_json() | {"status": each.status(now)} for each in keys]}
-    )
+    return await listed(request, (each.as_json() | {"status": each.status(now)} for each in keys))
 
 
 @post(
@@ -175,7 +241,7 @@ async def list_keys(request: Request[Any, Any, Any], tenant: FromQuery[str | Non
 async def create_key(request: Request[Any, Any, Any]) -> Response[bytes]:
     wanted = await asked(request, KeyCreate)
     key, secret = await gateway_of(request).deps.admin.create_key(actor(request), wanted)
-    return await changed(request, key.as_json() | {"key": secret}, 201)
+    return await changed(request, await named(request, key.as_json() | {"key": secret}), 201)
 
 
 @patch(
@@ -187,7 +253,7 @@ async def create_key(request: Request[Any, Any, Any]) -> Response[bytes]:
 async def change_key(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, KeyChange)
     edited = await gateway_of(request).deps.admin.update_key(actor(request), key, wanted)
-    return await changed(request, edited.as_json())
+    return await changed(request, await named(request, edited.as_json()))
 
 
 @post(
@@ -200,13 +266,13 @@ async def change_key(request: Request[Any, Any, Any], key: FromPath[str]) -> Res
 async def rotate_key(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, KeyRotate)
     rotated, secret = await gateway_of(request).deps.admin.rotate_key(actor(request), key, wanted.grace_s)
-    return await changed(request, rotated.as_json() | {"key": secret})
+    return await changed(request, await named(request, rotated.as_json() | {"key": secret}))
 
 
 @delete("/admin/v1/keys/{key:str}", status_code=200, opt=WRITE, summary="Revoke a key")
 async def revoke_key(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
     revoked = await gateway_of(request).deps.admin.revoke_key(actor(request), key)
-    return await changed(request, revoked.as_json())
+    return await changed(request, await named(request, revoked.as_json()))
 
 
 HANDLERS = [
@@ -221,11 +287,16 @@ HANDLERS = [
     change_tenant,
     suspend_tenant,
     resume_tenant,
+    list_projects,
+    create_project,
+    suspend_project,
+    resume_project,
     list_keys,
     create_key,
     change_key,
     rotate_key,
     revoke_key,
+    *audit.HANDLERS,
     *limits.HANDLERS,
     *prices.HANDLERS,
     *slo.HANDLERS,

@@ -9,7 +9,7 @@ from litestar.params import FromPath, FromQuery
 
 from gateway import errors
 from gateway.http.authentication import principal_of
-from gateway.routes.admin_common import READ, WRITE, actor, asked, changed
+from gateway.routes.admin_common import READ, WRITE, actor, asked, changed, listed, named
 from gateway.routes.context import gateway_of, json_response
 from gateway.routes.limits_view import own_limits, uses
 from tenants.admin.commands import LimitOverride, LimitSet
@@ -31,12 +31,12 @@ from tenants.types import MAX_END_USER_CHARS, Limit, LimitMode, Meter, Window
 async def read_limits(
     request: Request[Any, Any, Any], end_user: FromQuery[str | None] = None
 ) -> Response[bytes]:
-    named = end_user or ""
-    if len(named) > MAX_END_USER_CHARS:
+    user = end_user or ""
+    if len(user) > MAX_END_USER_CHARS:
         raise errors.bad_request(
             f"Invalid 'end_user': the most is {MAX_END_USER_CHARS} characters.", "end_user"
         )
-    return json_response(await own_limits(gateway_of(request), principal_of(request), named))
+    return json_response(await own_limits(gateway_of(request), principal_of(request), user))
 
 
 @get(
@@ -56,9 +56,7 @@ async def list_limits(
     views = await gateway.deps.admin.view_limits(tenant)
     in_force = [each.limit.at(each.now_s) for each in views]
     used = await uses(gateway, in_force, end_user or "")
-    return json_response(
-        {"object": "list", "data": [each.as_json() | _usage(used, each.limit) for each in views]}
-    )
+    return await listed(request, (each.as_json() | _usage(used, each.limit) for each in views))
 
 
 def _usage(used: dict[str, dict[str, Any]], limit: Limit) -> dict[str, Any]:
@@ -84,7 +82,7 @@ async def show_limit(
         if each.limit_id != shown.limit_id
     ]
     used = await uses(gateway, [shown], end_user or "", beside=others)
-    return json_response(view.as_json() | _usage(used, shown))
+    return json_response(await named(request, view.as_json() | _usage(used, shown)))
 
 
 @post(
@@ -103,7 +101,7 @@ async def set_limit(request: Request[Any, Any, Any]) -> Response[bytes]:
     if wanted.platform and not gateway_of(request).deps.quota_store.keeps_platform_limits:
         raise Invalid("platform", IN_A_CLUSTER)
     limit = await gateway_of(request).deps.admin.set_limit(actor(request), wanted)
-    return await changed(request, limit_as_json(limit), 201)
+    return await changed(request, await named(request, limit_as_json(limit)), 201)
 
 
 @post(
@@ -116,7 +114,7 @@ async def set_limit(request: Request[Any, Any, Any]) -> Response[bytes]:
 async def override_limit(request: Request[Any, Any, Any], limit: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, LimitOverride)
     overridden = await gateway_of(request).deps.admin.override_limit(actor(request), limit, wanted)
-    return await changed(request, limit_as_json(overridden))
+    return await changed(request, await named(request, limit_as_json(overridden)))
 
 
 @delete(
@@ -127,13 +125,13 @@ async def override_limit(request: Request[Any, Any, Any], limit: FromPath[str]) 
 )
 async def clear_override(request: Request[Any, Any, Any], limit: FromPath[str]) -> Response[bytes]:
     cleared = await gateway_of(request).deps.admin.clear_override(actor(request), limit)
-    return await changed(request, limit_as_json(cleared))
+    return await changed(request, await named(request, limit_as_json(cleared)))
 
 
 @delete("/admin/v1/limits/{limit:str}", status_code=200, opt=WRITE, summary="Remove a limit")
 async def remove_limit(request: Request[Any, Any, Any], limit: FromPath[str]) -> Response[bytes]:
     removed = await gateway_of(request).deps.admin.remove_limit(actor(request), limit)
-    return await changed(request, limit_as_json(removed))
+    return await changed(request, await named(request, limit_as_json(removed)))
 
 
 HANDLERS = [read_limits, list_limits, show_limit, set_limit, override_limit, clear_override, remove_limit]

@@ -135,7 +135,8 @@ def describe(operation: dict[str, Any], opt: Mapping[str, Any]) -> None:
 
 _OF_KEYS = {
     401: "The key is missing, malformed, unknown, revoked or expired.",
-    403: "The key lacks the scope, or may not use the tier, or not from this address.",
+    403: "The key lacks the scope, may not use the tier, or not from this address, or its tenant or project"
+    " is suspended.",
     503: "Database, quota store or engine is away; the headers say when to try again.",
 }
 _OF_BODIES = {

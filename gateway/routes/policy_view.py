@@ -5,6 +5,7 @@ One name and its options set both: the order of the gateway's queue, and all fou
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
@@ -25,6 +26,12 @@ MAX_DECISIONS = 256
 MAX_STEPS = 4096
 
 
+def tenant_names(gateway: Gateway, tenant_ids: Iterable[str]) -> dict[str, str]:
+    """Names by id, of those that the directory has."""
+    found = ((each, gateway.deps.directory.tenant(each)) for each in sorted(set(tenant_ids)))
+    return {each: tenant.name for each, tenant in found if tenant is not None}
+
+
 async def policy_of(gateway: Gateway, decisions: int, steps: int = 0) -> dict[str, Any]:
     """The queue's order, and each engine's choices with its latest `decisions` and `steps`, oldest first."""
     in_force = gateway.policy
@@ -36,7 +43,16 @@ async def policy_of(gateway: Gateway, decisions: int, steps: int = 0) -> dict[st
         "problem": in_force.problem,
         "policies": policy_names(in_force.options),
     }
-    return shown | {"engines": [await _engine(each, decisions, steps) for each in gateway.deps.upstreams]}
+    engines = [await _engine(each, decisions, steps) for each in gateway.deps.upstreams]
+    ids = {
+        tenant_id
+        for engine in engines
+        for step in engine.get("steps", ())
+        for by_tenant in step.values()
+        if isinstance(by_tenant, dict)
+        for tenant_id in by_tenant
+    }
+    return shown | {"engines": engines, "tenants": tenant_names(gateway, ids)}
 
 
 async def change_policy(gateway: Gateway, actor: Actor, wanted: PolicyChange) -> None:
@@ -49,8 +65,6 @@ async def change_policy(gateway: Gateway, actor: Actor, wanted: PolicyChange) ->
             raise BadOption("from_settings gives up what is stored: it takes no policy, options or template")
         await gateway.policy.change(actor, None)
         return
-    if not wanted.policy:
-        raise BadOption("name a policy, or from_settings")
     asked = _template_options(gateway, wanted.template) | wanted.options
     options = parsed_options(asked).changed()
     await gateway.policy.change(actor, StoredPolicy(wanted.policy, options))

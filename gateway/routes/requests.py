@@ -1,8 +1,8 @@
-"""Routes of single requests, for tenants and operators: list, show, cancel, move to another tier.
+"""Routes of a tenant's requests: list, show, cancel, move to another tier.
 
 A tenant sees only its own requests. Ended requests are answered from the ledger, so cancelling twice, or too
 late, is no error. With Redis, actions on another gateway's requests are passed on to it
-(`gateway/pools/peer_requests.py`).
+(`gateway/pools/peer_requests.py`). The operators' routes (`admin_requests.py`) share the functions below.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from litestar import Request, Response, delete, get, post
 from litestar.params import FromPath
 
 from gateway import errors
-from gateway.domain.tiers import tier_named, tier_of
-from gateway.explain.explanation import explained, sat_out_for
+from gateway.domain.ids import request_id_of
+from gateway.domain.tiers import tier_of
+from gateway.explain.explanation import explained
 from gateway.http.authentication import principal_of
 from gateway.pools.request_actions import (
     CANCEL,
@@ -28,12 +29,12 @@ from gateway.pools.request_actions import (
     PeerAnswers,
     RequestAction,
     Unreachable,
+    owner,
 )
 from gateway.requests.schemas import TierChangeBody
-from gateway.routes.admin_common import READ, WRITE, actor, asked
+from gateway.routes.admin_common import asked
 from gateway.routes.context import gateway_of, json_response
 from tenants.ledger.rows import LedgerRow
-from tenants.types import Tier
 
 OWN: dict[str, Any] = {"scope": "inference"}
 ELSEWHERE = {"answers": {409: "It is with another gateway, which does not answer."}}
@@ -46,30 +47,21 @@ MOVES = {
     },
 }
 MAX_ID_CHARACTERS = 80
+LISTED = (
+    f"The oldest first, at most {MAX_LISTED} (`has_more`: there are others); those of all gateways that share"
+    " a Redis. `gateways_missing` counts those that did not answer: theirs are not in the list."
+)
 
 
 @get(
     "/v1/requests",
     opt=OWN,
     summary="List this tenant's requests that wait or run",
-    description=f"The oldest first, at most {MAX_LISTED}; those of all gateways that share a Redis."
-    " `gateways_missing` counts those that did not answer: theirs are not in the list.",
+    description=LISTED,
 )
 async def list_requests(request: Request[Any, Any, Any]) -> Response[bytes]:
     ask = RequestAction(LIST, tenant_id=principal_of(request).tenant_id)
-    gateway = gateway_of(request)
-    shown: list[dict[str, Any]] = list((await gateway.request_actions.act(ask)).value)
-    missing = 0
-    if gateway.deps.peer_requests is not None:
-        try:
-            peers = await gateway.deps.peer_requests.ask(ask, wants_all=True)
-            missing = peers.missing
-        except Unreachable:
-            peers, missing = PeerAnswers(), 1  # the number of gateways is unknown
-        for each in peers.answers:
-            shown += each.value
-        shown.sort(key=lambda item: -item["elapsed_s"])
-    return json_response({"object": "list", "data": shown[:MAX_LISTED], "gateways_missing": missing})
+    return json_response(await listed_requests(request, ask))
 
 
 @get(
@@ -82,7 +74,7 @@ async def list_requests(request: Request[Any, Any, Any]) -> Response[bytes]:
 )
 async def show_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
     return json_response(
-        await _shown(request, RequestAction(SHOW, request_id, principal_of(request).tenant_id))
+        await shown_request(request, about(SHOW, request_id, principal_of(request).tenant_id))
     )
 
 
@@ -95,9 +87,7 @@ async def show_request(request: Request[Any, Any, Any], request_id: FromPath[str
     "says how.",
 )
 async def cancel_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
-    return json_response(
-        await _acted(request, RequestAction(CANCEL, request_id, principal_of(request).tenant_id))
-    )
+    return json_response(await acted(request, about(CANCEL, request_id, principal_of(request).tenant_id)))
 
 
 @post(
@@ -111,96 +101,75 @@ async def cancel_request(request: Request[Any, Any, Any], request_id: FromPath[s
 async def move_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, TierChangeBody)
     principal = principal_of(request)
-    show = RequestAction(SHOW, request_id, principal.tenant_id)
-    await _live(request, show)
+    show = about(SHOW, request_id, principal.tenant_id)
+    await live(request, show)
     tier = tier_of(wanted.service_tier, principal)
-    ask = RequestAction(
-        OFFER if wanted.preview else MOVE, request_id, principal.tenant_id, tier.value, "tenant"
-    )
-    return json_response((await _live(request, ask)).result())
-
-
-@get(
-    "/admin/v1/requests/{request_id:str}",
-    opt=READ | ELSEWHERE,
-    summary="Show any tenant's request, as its tenant sees it",
-    description="And, of one that has ended, `sat_out_for`: the tenants (`tenant_id`, `tenant`) that had the"
-    " turns which its sequences sat out, with the number of `steps`.",
-)
-async def show_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
-    ask = RequestAction(SHOW, request_id)
-    shown = await _shown(request, ask)
-    if shown["status"] == "ended":
-        settled = settled_of(await _ended(request, ask))
-        shown["sat_out_for"] = await sat_out_for(gateway_of(request).deps.admin, settled)
-    return json_response(shown)
-
-
-@delete(
-    "/admin/v1/requests/{request_id:str}",
-    status_code=200,
-    opt=WRITE,
-    summary="Cancel any tenant's request",
-)
-async def cancel_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
-    found = await _found(request, RequestAction(SHOW, request_id))
-    if found is not None:
-        before = {"status": found.result()["status"], "tenant_id": found.tenant_id}
-        await _note(request, "request.cancel", request_id, before, {"status": "cancelled"})
-    return json_response(await _acted(request, RequestAction(CANCEL, request_id)))
-
-
-@post(
-    "/admin/v1/requests/{request_id:str}/tier",
-    status_code=200,
-    opt=WRITE | MOVES,
-    summary="Move any tenant's waiting request to another tier",
-    description="It is charged what that tier costs; the tenant need not be allowed to ask for it.",
-)
-async def move_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
-    wanted = await asked(request, TierChangeBody)
-    found = await _live(request, RequestAction(SHOW, request_id))
-    tier = tier_named(wanted.service_tier, Tier(found.default_tier))
-    offered = (await _live(request, RequestAction(OFFER, request_id, None, tier.value))).result()
-    if wanted.preview:
-        return json_response(offered)
-    before = {"tier": offered["from"]["tier"], "tenant_id": found.tenant_id}
-    await _note(request, "request.move", request_id, before, {"tier": tier.value})
-    moved = await _live(request, RequestAction(MOVE, request_id, None, tier.value, "operator"))
-    return json_response(moved.result())
+    ask = about(OFFER if wanted.preview else MOVE, request_id, principal.tenant_id, tier.value, "tenant")
+    return json_response((await live(request, ask)).result())
 
 
 # ---------------------------------------------------------------- shared
 
 
-async def _shown(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
+def about(
+    act: str, request_id: str, tenant_id: str | None = None, tier: str = "", by: str = "tenant"
+) -> RequestAction:
+    """An action on the request of this id, or of the completion with it."""
+    return RequestAction(act, request_id_of(request_id), tenant_id, tier=tier, by=by)
+
+
+async def listed_requests(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
+    """What matches here and at the other gateways."""
+    gateway = gateway_of(request)
+    shown: list[dict[str, Any]] = list((await gateway.request_actions.act(ask)).value)
+    missing = 0
+    if gateway.deps.peer_requests is not None:
+        try:
+            peers = await gateway.deps.peer_requests.ask(ask, wants_all=True)
+            missing = peers.missing
+        except Unreachable:
+            peers, missing = PeerAnswers(), 1  # the number of gateways is unknown
+        for each in peers.answers:
+            shown += each.value
+        shown.sort(key=lambda item: -item["elapsed_s"])
+    return {
+        "object": "list",
+        "data": shown[:MAX_LISTED],
+        "has_more": len(shown) > MAX_LISTED,
+        "gateways_missing": missing,
+    }
+
+
+async def shown_request(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
     """Its state; of an ended request also its explanation."""
-    shown = await _acted(request, ask)
+    shown = await acted(request, ask)
     if shown["status"] != "ended":
         return shown
     gateway = gateway_of(request)
     return shown | await explained(gateway.timelines.find, gateway.deps.admin, ask.request_id)
 
 
-async def _acted(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
+async def acted(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
     """The action's result where the request is running, else how it ended. Raises `ApiError`."""
-    found = await _found(request, ask)
+    found = await found_running(request, ask)
     if found is not None:
         value: dict[str, Any] = found.result()
         return value
-    return ended_request(await _ended(request, ask))
+    rows = await ended(request, ask)
+    shown = ended_request(rows)
+    return shown if ask.tenant_id is not None else shown | owner(rows[0])
 
 
-async def _live(request: Request[Any, Any, Any], ask: RequestAction) -> ActionResult:
-    """As `_found`. Raises `ApiError` for a request that has ended."""
-    found = await _found(request, ask)
+async def live(request: Request[Any, Any, Any], ask: RequestAction) -> ActionResult:
+    """As `found_running`. Raises `ApiError` for a request that has ended."""
+    found = await found_running(request, ask)
     if found is None:
-        await _ended(request, ask)
+        await ended(request, ask)
         raise errors.not_waiting("ended")
     return found
 
 
-async def _found(request: Request[Any, Any, Any], ask: RequestAction) -> ActionResult | None:
+async def found_running(request: Request[Any, Any, Any], ask: RequestAction) -> ActionResult | None:
     """The answer of the gateway that runs the request; None: no gateway does. Raises `ApiError` where that is
     unknown."""
     gateway = gateway_of(request)
@@ -219,11 +188,11 @@ async def _found(request: Request[Any, Any, Any], ask: RequestAction) -> ActionR
     return peers.found
 
 
-async def _ended(request: Request[Any, Any, Any], ask: RequestAction) -> list[LedgerRow]:
+async def ended(request: Request[Any, Any, Any], ask: RequestAction) -> list[LedgerRow]:
     """The rows of a request that no reachable gateway runs, its settlement among them. Raises `ApiError`."""
     rows = await _rows(request, ask)
     if not rows:
-        raise errors.request_not_found(ask.request_id)
+        raise errors.request_not_found(ask.request_id, of_any_tenant=ask.tenant_id is None)
     if not any(row.kind == "settle" for row in rows):
         raise errors.request_elsewhere(rows[0].gateway_id)
     return rows
@@ -263,10 +232,4 @@ def ended_request(rows: Sequence[LedgerRow]) -> dict[str, Any]:
     }
 
 
-async def _note(
-    request: Request[Any, Any, Any], action: str, target: str, before: dict[str, Any], after: dict[str, Any]
-) -> None:
-    await gateway_of(request).deps.admin.note(actor(request), action, target, before=before, after=after)
-
-
-HANDLERS = [list_requests, show_request, cancel_request, move_request, show_any, cancel_any, move_any]
+HANDLERS = [list_requests, show_request, cancel_request, move_request]

@@ -8,7 +8,7 @@ from litestar import Request, Response, delete, get, post
 from litestar.params import FromPath, FromQuery
 
 from gateway.explain.attribution import Cause
-from gateway.routes.admin_common import READ, WRITE, actor, asked, changed
+from gateway.routes.admin_common import READ, WRITE, actor, asked, changed, listed, named
 from gateway.routes.context import gateway_of, json_response
 from tenants.admin.commands import SloSet
 from tenants.slo.slo import METRICS, PERIOD_DAYS
@@ -17,7 +17,7 @@ from tenants.slo.slo import METRICS, PERIOD_DAYS
 @get("/admin/v1/slos", opt=READ, summary="List targets, all of them or those that bind one tenant")
 async def list_slos(request: Request[Any, Any, Any], tenant: FromQuery[str | None] = None) -> Response[bytes]:
     found = await gateway_of(request).deps.admin.list_slos(tenant)
-    return json_response({"object": "list", "data": [each.as_json() for each in found]})
+    return await listed(request, (each.as_json() for each in found))
 
 
 @post(
@@ -32,7 +32,7 @@ async def set_slo(request: Request[Any, Any, Any]) -> Response[bytes]:
     wanted = await asked(request, SloSet)
     gateway = gateway_of(request)
     slo = await gateway.deps.admin.set_slo(actor(request), wanted)
-    answer = await changed(request, slo.as_json(), 201)
+    answer = await changed(request, await named(request, slo.as_json()), 201)
     await gateway.slo.refresh()
     return answer
 
@@ -41,7 +41,7 @@ async def set_slo(request: Request[Any, Any, Any]) -> Response[bytes]:
 async def remove_slo(request: Request[Any, Any, Any], slo: FromPath[str]) -> Response[bytes]:
     gateway = gateway_of(request)
     removed = await gateway.deps.admin.remove_slo(actor(request), slo)
-    answer = await changed(request, removed.as_json())
+    answer = await changed(request, await named(request, removed.as_json()))
     await gateway.slo.refresh()
     return answer
 
@@ -78,7 +78,7 @@ async def slo_misses(
     found = await gateway_of(request).deps.admin.list_misses(
         tenant=tenant, tier=tier, cause=cause, most=limit
     )
-    return json_response({"object": "list", "data": [each.as_json() for each in found]})
+    return await listed(request, (each.as_json() for each in found))
 
 
 HANDLERS = [list_slos, set_slo, remove_slo, slo_report, slo_misses]

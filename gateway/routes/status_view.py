@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from engine.messages import TIER_RANKS
+from gateway.explain.shares import TenantTier, shares_of
 from gateway.flow.control_rules import Control
 from gateway.flow.controller import FlowController, TenantFlow
 from gateway.pools.catalogue import alias_as_json
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 MAX_LIMITS_SHOWN = 2_000
 SHOWN_MOVES = 20
 _COUNTS = (
-    "running",
     "dispatched",
     "finished",
     "service_cost",
@@ -31,27 +31,21 @@ _COUNTS = (
 )
 
 
-async def status_of(gateway: Gateway) -> dict[str, Any]:
-    """The status document. Counters are those of the queue: cost tokens per weight, scaled."""
+async def status_of(gateway: Gateway, *, active_only: bool = False) -> dict[str, Any]:
+    """The status document. Counters are those of the queue: cost tokens per weight, scaled. `active_only`:
+    tenants with something that waits, runs or was served lately, without their limits."""
     deps = gateway.deps
     queues = [pool.flow for pool in gateway.pools.values()]
-    limits = [each for each in deps.directory.limits(deps.wall_clock()) if not each.is_default]
-    states: dict[str, list[dict[str, Any]]] = {}
-    try:
-        for state in await deps.quota_store.states(limits[:MAX_LIMITS_SHOWN]):
-            states.setdefault(state.limit.tenant_id, []).append(_limit(state))
-    except QuotaStoreUnavailable:
-        states = {}
-    flows = _summed(queues)
-    tenants = [
-        _tenant(
-            flows.get(tenant.tenant_id) or TenantFlow(tenant.tenant_id, tenant.weight),
-            tenant.name,
-            gateway.flow.counters.value(tenant.tenant_id),
-            states.get(tenant.tenant_id, []),
-        )
-        for tenant in deps.directory.tenants()
-    ]
+    states = {} if active_only else await _limit_states(gateway)
+    flows, shares = _summed(queues), shares_of(list(gateway.shares.values()))
+    tenants: list[dict[str, Any]] = []
+    for tenant in deps.directory.tenants():
+        flow = flows.get(tenant.tenant_id) or TenantFlow(tenant.tenant_id, tenant.weight)
+        tiers = _tiers(gateway, flow, shares)
+        if tiers or not active_only:
+            counter = gateway.flow.counters.value(tenant.tenant_id)
+            limits = states.get(tenant.tenant_id, [])
+            tenants.append(_tenant(flow, tenant.name, counter, limits) | {"tiers": tiers})
     recovery = gateway.recovery
     return {
         "gateway_id": deps.gateway_id,
@@ -79,13 +73,48 @@ async def status_of(gateway: Gateway) -> dict[str, Any]:
     }
 
 
+async def _limit_states(gateway: Gateway) -> dict[str, list[dict[str, Any]]]:
+    """Limits with their counters, by tenant; none while the quota store is away."""
+    deps = gateway.deps
+    limits = [each for each in deps.directory.limits(deps.wall_clock()) if not each.is_default]
+    states: dict[str, list[dict[str, Any]]] = {}
+    try:
+        for state in await deps.quota_store.states(limits[:MAX_LIMITS_SHOWN]):
+            states.setdefault(state.limit.tenant_id, []).append(_limit(state))
+    except QuotaStoreUnavailable:
+        return {}
+    return states
+
+
+def _tiers(
+    gateway: Gateway, flow: TenantFlow, shares: Mapping[TenantTier, tuple[float, float]]
+) -> dict[str, dict[str, Any]]:
+    """A tenant's tiers with something that waits, runs or was served lately: its part of the tier's recent
+    service against the fair one, and the waits that its last requests were told and had."""
+    found: dict[str, dict[str, Any]] = {}
+    for tier, rank in TIER_RANKS.items():
+        share = shares.get((flow.tenant_id, rank))
+        if share is None and not flow.queued[rank] and not flow.running[rank]:
+            continue
+        found[tier] = {
+            "queued": flow.queued[rank],
+            "running": flow.running[rank],
+            "share": None if share is None else share[0],
+            "fair_share": None if share is None else share[1],
+            "waits": gateway.metrics.waits.of(flow.tenant_id, tier),
+        }
+    return found
+
+
 def _summed(queues: Sequence[FlowController]) -> dict[str, TenantFlow]:
     """Every tenant's sums over the queues of all models. Counters are those of its first model."""
     found: dict[str, TenantFlow] = {}
     for queue in queues:
         for part in queue.tenants():
             whole = found.setdefault(part.tenant_id, TenantFlow(part.tenant_id, part.weight))
-            whole.queued = [mine + more for mine, more in zip(whole.queued, part.queued, strict=True)]
+            for by_tier in ("queued", "running", "served"):
+                sums = zip(getattr(whole, by_tier), getattr(part, by_tier), strict=True)
+                setattr(whole, by_tier, [mine + more for mine, more in sums])
             for name in _COUNTS:
                 setattr(whole, name, getattr(whole, name) + getattr(part, name))
     return found
@@ -98,7 +127,7 @@ def _tenant(flow: TenantFlow, name: str, counter: int, limits: list[dict[str, An
         "weight": flow.weight,
         "counter": counter,
         "queued": dict(zip(TIER_RANKS, flow.queued, strict=True)),
-        "running": flow.running,
+        "running": sum(flow.running),
         "dispatched": flow.dispatched,
         "finished": flow.finished,
         "service_cost": flow.service_cost,

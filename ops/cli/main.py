@@ -20,7 +20,8 @@ COMMANDS = {
     path.rpartition(".")[2]: f"ops.cli.{path}:{path.rpartition('.')[2]}"
     for path in (
         *("run.serve", "run.demo", "run.engine", "run.db"),
-        *("admin.tenant", "admin.key", "admin.limit", "admin.slo", "inspect.request", "inspect.quote"),
+        *("inspect.top", "admin.tenant", "admin.project", "admin.key", "admin.limit", "admin.slo"),
+        *("inspect.request", "inspect.quote", "inspect.audit"),
         *("admin.price", "admin.model", "inspect.ledger", "inspect.policy", "inspect.forecast"),
         *("simulate.simulate", "simulate.whatif", "run.doctor"),
     )
@@ -44,6 +45,7 @@ def cli() -> None:
       fairgate tenant create acme --weight 2     a tenant with a double share
       fairgate key create --tenant acme          its API key, shown once
       fairgate limit set --tenant acme --meter total_tokens --window day --amount 1000000
+      fairgate top                               who waits, runs and gets which share, live
       fairgate doctor                            what is wrong, and what to do
 
     Settings come from flags, environment variables (FAIRGATE_*) and one TOML file (--config), in that

@@ -1,8 +1,9 @@
-"""Durations on the command line."""
+"""Durations and instants on the command line."""
 
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime, timedelta
 
 import click
 
@@ -22,3 +23,31 @@ class Duration(click.ParamType[float]):
         if match is None or int(match[1]) == 0:
             self.fail(f"{value!r} is not a duration such as 90s, 30m, 12h, 30d or 2w", param, ctx)
         return float(int(match[1]) * _UNITS[match[2] or "s"])
+
+
+class Since(click.ParamType[str]):
+    """An instant with a time zone (ISO 8601), or how long ago it was: `90s`, `24h`, `7d`. The value is the
+    instant's text."""
+
+    name = "instant"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """ISO 8601."""
+        text = str(value).strip()
+        if re.fullmatch(r"\d+[smhdw]", text.lower()):
+            ago_s = Duration().convert(text, param, ctx)
+            try:
+                return (datetime.now(UTC) - timedelta(seconds=ago_s)).isoformat()
+            except OverflowError:
+                self.fail(f"{text!r} ago is before the first year", param, ctx)
+        try:
+            if datetime.fromisoformat(text).tzinfo is None:
+                raise ValueError
+        except ValueError:
+            self.fail(
+                f"{text[:40]!r} is not an instant with a time zone, such as 2026-01-31T18:00:00+01:00,"
+                " nor a time ago, such as 24h",
+                param,
+                ctx,
+            )
+        return text

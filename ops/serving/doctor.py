@@ -184,7 +184,6 @@ async def _engine(settings: Settings) -> Finding:
     server = datadir.running_server(settings.data_dir)
     if server is None:
         return Finding("engine", True, "installed; no server runs on this data directory")
-    log_path = Path(settings.data_dir) / "logs" / "engine-0.log"
     try:
         async with httpx.AsyncClient(timeout=5.0) as client:
             response = await client.get(f"{server.url}/readyz")
@@ -194,7 +193,10 @@ async def _engine(settings: Settings) -> Finding:
         )
     if response.status_code != 200:
         return Finding(
-            "engine", False, f"the server at {server.url} says that it is not ready", f"look at {log_path}"
+            "engine",
+            False,
+            f"the server at {server.url} says that it is not ready",
+            f"look at {_engine_log(settings)}",
         )
     return Finding("engine", True, f"serves behind {server.url}")
 
@@ -225,7 +227,17 @@ async def _sizes(settings: Settings) -> Finding:
         return Finding("sizes", False, str(error), "name another --model (FAIRGATE_MODEL)")
     except CapacityRefused as error:
         return Finding("sizes", False, str(error), "change the sizes; docs/operating.md has a table")
-    return Finding("sizes", True, f"with these settings: {'; '.join(sizes.lines())}")
+    whose = "with these settings"
+    if datadir.is_serving(settings.data_dir):
+        whose = (
+            "a start now with the settings of this shell would have (those of the engine that runs are in"
+            f" {_engine_log(settings)})"
+        )
+    return Finding("sizes", True, f"{whose}: {'; '.join(sizes.lines())}")
+
+
+def _engine_log(settings: Settings) -> Path:
+    return Path(settings.data_dir) / "logs" / "engine-0.log"
 
 
 async def _speed(settings: Settings) -> Finding:

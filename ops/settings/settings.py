@@ -229,13 +229,18 @@ class SettingInfo:
         """The environment variable."""
         if self.name == "policy.name":
             return ENVIRONMENT_PREFIX + "POLICY"
-        return ENVIRONMENT_PREFIX + self.name.replace(".", "_").upper()
+        return _variable(self.name)
 
     @property
     def default_text(self) -> str:
         """The default as a setting's text; empty where it is derived."""
         is_derived = self.default == SHIPPED_MODEL or self.default in ((), {}, None, "")
         return "" if is_derived else self.kind.shown(self.default)
+
+
+def _variable(name: str) -> str:
+    """`FAIRGATE_ENGINE_THREADS` of `engine.threads`."""
+    return ENVIRONMENT_PREFIX + name.replace(".", "_").upper()
 
 
 def _rows(settings: object, group: str = "") -> list[SettingInfo]:
@@ -346,9 +351,12 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, st
         if variable == CONFIG_VARIABLE:
             continue
         if variable not in by_variable:
-            raise BadSetting(
-                f"unknown setting: environment variable {variable}{_nearest(variable, by_variable)}"
-            )
+            # A setting whose variable is called otherwise is looked for by its own name, too.
+            named = {_variable(row.name): row.variable for row in SETTINGS} | {
+                each: each for each in by_variable
+            }
+            nearest = _nearest(variable, named, called=named)
+            raise BadSetting(f"unknown setting: environment variable {variable}{nearest}")
         found[by_variable[variable].name] = (text, f"environment variable {variable}")
     return found
 
@@ -393,9 +401,12 @@ def _from_file(config_file: Path) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def _nearest(name: str, known: Iterable[str], called: Mapping[str, str] | None = None) -> str:
+    """A hint at the most similar of `known`; `called`: what to call it."""
     matches = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {matches[0]}?)" if matches else "; `fairgate serve --help` lists all settings"
+    if not matches:
+        return "; `fairgate serve --help` lists all settings"
+    return f" (did you mean {(called or {}).get(matches[0], matches[0])}?)"
 
 
 def _is_nested(value: object) -> bool:

@@ -1,8 +1,8 @@
 """Admin acts on tenants, projects and keys; `Admin` has these and all others.
 
 Every act of command line and API is a method of `Admin`, and one transaction with its audit row
-(`transaction.py`). Acts on limits, prices and targets are in `limits.py`, `policy.py`, `prices.py` and
-`slos.py`.
+(`transaction.py`). Acts on limits, policy, prices and targets are in `limits.py`, `policy.py`, `prices.py`
+and `slos.py`, reads of the audit in `audit_query.py`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, update
 from sqlalchemy.exc import IntegrityError
 
-from tenants.admin import audit, validation
+from tenants.admin import validation
 from tenants.admin.audit import Actor
-from tenants.admin.commands import KeyChange, KeyCreate, TenantChange, TenantCreate
+from tenants.admin.audit_query import AuditCommands
+from tenants.admin.commands import KeyChange, KeyCreate, ProjectCreate, TenantChange, TenantCreate
 from tenants.admin.limits import LimitCommands
 from tenants.admin.policy import PolicyCommands
 from tenants.admin.prices import PriceCommands
@@ -54,7 +55,7 @@ class TenantView:
         }
 
 
-class Admin(LimitCommands, PolicyCommands, PriceCommands, SloCommands):
+class Admin(AuditCommands, LimitCommands, PolicyCommands, PriceCommands, SloCommands):
     """Every admin act."""
 
     # ------------------------------------------------------------ tenants and projects
@@ -154,12 +155,12 @@ class Admin(LimitCommands, PolicyCommands, PriceCommands, SloCommands):
 
         return await self._database.read(view)
 
-    async def create_project(self, actor: Actor | str, tenant: str, name: str) -> Project:
+    async def create_project(self, actor: Actor | str, wanted: ProjectCreate) -> Project:
         """Creates a project in a tenant; names are unique within it."""
-        validation.name("name", name)
+        name = validation.name("name", wanted.name)
 
         def change(connection: Connection, now_us: int) -> Change[Project]:
-            owner = queries.find_tenant(connection, tenant)
+            owner = queries.find_tenant(connection, wanted.tenant)
             have = queries.count(connection, tables.projects, tables.projects.c.tenant_id == owner.tenant_id)
             if have >= validation.MAX_PROJECTS_PER_TENANT:
                 raise Invalid(
@@ -170,19 +171,24 @@ class Admin(LimitCommands, PolicyCommands, PriceCommands, SloCommands):
 
         return await self._act(actor, "project.create", change)
 
-    async def suspend_project(self, actor: Actor | str, tenant: str, project: str) -> Project:
-        """The keys of this project are refused until `resume_project`."""
-        return await self._set_project_status(actor, "project.suspend", tenant, project, "suspended")
+    async def suspend_project(self, actor: Actor | str, project: str, tenant: str | None = None) -> Project:
+        """Its keys are refused until `resume_project`; running requests go on to their end. `project` is an
+        id, or with `tenant` a name."""
+        return await self._set_project_status(actor, "project.suspend", project, tenant, "suspended")
 
-    async def resume_project(self, actor: Actor | str, tenant: str, project: str) -> Project:
+    async def resume_project(self, actor: Actor | str, project: str, tenant: str | None = None) -> Project:
         """Undoes `suspend_project`."""
-        return await self._set_project_status(actor, "project.resume", tenant, project, "active")
+        return await self._set_project_status(actor, "project.resume", project, tenant, "active")
 
-    async def list_projects(self, tenant: str) -> list[Project]:
-        """Projects of one tenant, by name."""
+    async def list_projects(self, tenant: str | None = None) -> list[Project]:
+        """Projects of one tenant, or of all, by tenant and name."""
 
         def find(connection: Connection) -> list[Project]:
-            return queries.projects_of(connection, [queries.find_tenant(connection, tenant).tenant_id])
+            if tenant is None:
+                owners = queries.tenants_where(connection)
+            else:
+                owners = [queries.find_tenant(connection, tenant)]
+            return queries.projects_of(connection, [each.tenant_id for each in owners])
 
         return await self._database.read(find)
 
@@ -221,7 +227,7 @@ class Admin(LimitCommands, PolicyCommands, PriceCommands, SloCommands):
                 raise Invalid(
                     "models", f"beyond the tenant's: {', '.join(sorted(chosen_models - owner.models))}"
                 )
-            home = queries.find_project(connection, owner, wanted.project or DEFAULT_PROJECT)
+            home = queries.find_project(connection, wanted.project or DEFAULT_PROJECT, owner)
             have = queries.count(
                 connection,
                 tables.api_keys,
@@ -332,19 +338,6 @@ class Admin(LimitCommands, PolicyCommands, PriceCommands, SloCommands):
 
         return await self._act(actor, "key.rotate", change), secret.text
 
-    # ------------------------------------------------------------ audit
-
-    async def read_audit(
-        self, *, after_id: int = 0, tenant: str | None = None, limit: int = 100
-    ) -> list[audit.AuditRow]:
-        """Audit rows in the order they were written."""
-
-        def rows(connection: Connection) -> list[audit.AuditRow]:
-            tenant_id = None if tenant is None else queries.find_tenant(connection, tenant).tenant_id
-            return audit.read(connection, after_id=after_id, tenant_id=tenant_id, limit=limit)
-
-        return await self._database.read(rows)
-
     # ------------------------------------------------------------ shared
 
     async def _edit_tenant(
@@ -363,16 +356,16 @@ class Admin(LimitCommands, PolicyCommands, PriceCommands, SloCommands):
         return await self._act(actor, action, change)
 
     async def _set_project_status(
-        self, actor: Actor | str, action: str, tenant: str, project: str, status: Status
+        self, actor: Actor | str, action: str, project: str, tenant: str | None, status: Status
     ) -> Project:
         def change(connection: Connection, now_us: int) -> Change[Project]:
-            owner = queries.find_tenant(connection, tenant)
-            before = queries.find_project(connection, owner, project)
+            owner = None if tenant is None else queries.find_tenant(connection, tenant)
+            before = queries.find_project(connection, project, owner)
             after = replace(before, status=status)
             connection.execute(
                 update(tables.projects).where(tables.projects.c.id == before.project_id).values(status=status)
             )
-            return Change(after, after.project_id, owner.tenant_id, before.as_json(), after.as_json())
+            return Change(after, after.project_id, after.tenant_id, before.as_json(), after.as_json())
 
         return await self._act(actor, action, change)
 

@@ -1,6 +1,7 @@
 """The audit log: actor, origin, action and target of every change, with its before and after.
 
-A row is written on the connection, and so in the transaction, of its change: neither exists alone.
+A row is written on the connection, and so in the transaction, of its change: neither exists alone. It is read
+in `audit_query.py`.
 """
 
 from __future__ import annotations
@@ -10,14 +11,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, insert
 
-from tenants.directory.records import from_us
 from tenants.errors import Invalid
 from tenants.storage.tables import audit
 
 MAX_TEXT = 128
-MAX_PAGE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +47,11 @@ class AuditRow:
     before: dict[str, Any] | None
     after: dict[str, Any] | None
 
+    @property
+    def target_name(self) -> str:
+        """What the target was called, where it has a name."""
+        return str((self.after or self.before or {}).get("name") or "")
+
     def as_json(self) -> dict[str, Any]:
         return {
             "id": self.audit_id,
@@ -56,6 +60,7 @@ class AuditRow:
             "origin": self.origin,
             "action": self.action,
             "target": self.target,
+            "target_name": self.target_name,
             "tenant_id": self.tenant_id,
             "before": self.before,
             "after": self.after,
@@ -86,26 +91,3 @@ def record(
             after=None if after is None else dict(after),
         )
     )
-
-
-def read(
-    connection: Connection, *, after_id: int = 0, tenant_id: str | None = None, limit: int = 100
-) -> list[AuditRow]:
-    """Rows in the order they were written, from the one after `after_id`; at most `MAX_PAGE`."""
-    query = select(audit).where(audit.c.id > after_id).order_by(audit.c.id).limit(min(limit, MAX_PAGE))
-    if tenant_id is not None:
-        query = query.where(audit.c.tenant_id == tenant_id)
-    return [
-        AuditRow(
-            audit_id=row["id"],
-            at=from_us(row["at_us"]),
-            actor=row["actor"],
-            origin=row["origin"],
-            action=row["action"],
-            target=row["target"],
-            tenant_id=row["tenant_id"],
-            before=row["before"],
-            after=row["after"],
-        )
-        for row in connection.execute(query).mappings()
-    ]

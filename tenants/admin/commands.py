@@ -34,6 +34,13 @@ class TenantChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     the label, and labels that are not named stay."""
 
 
+class ProjectCreate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/projects`."""
+
+    tenant: str
+    name: str
+
+
 class KeyCreate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`POST /admin/v1/keys`."""
 

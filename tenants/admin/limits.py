@@ -221,7 +221,7 @@ def _subject(connection: Connection, owner: Tenant | None, wanted: LimitSet) -> 
     if owner is None:
         return SubjectKind.PLATFORM, PLATFORM
     if wanted.project is not None:
-        return SubjectKind.PROJECT, queries.find_project(connection, owner, wanted.project).project_id
+        return SubjectKind.PROJECT, queries.find_project(connection, wanted.project, owner).project_id
     if wanted.key is not None:
         return SubjectKind.KEY, queries.find_key(connection, wanted.key, owner.tenant_id).key_id
     if wanted.end_user is not None:

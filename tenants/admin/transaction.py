@@ -7,7 +7,7 @@ audit row.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -15,6 +15,7 @@ from sqlalchemy import Connection, update
 
 from tenants.admin import audit
 from tenants.admin.audit import Actor
+from tenants.directory import names
 from tenants.directory.keys import check_pepper
 from tenants.pricing.pricing import DEFAULT_MULTIPLIERS
 from tenants.storage import tables
@@ -58,11 +59,17 @@ class AdminCommands:
         action: str,
         target: str,
         *,
+        tenant_id: str | None = None,
         before: Mapping[str, Any] | None = None,
         after: Mapping[str, Any] | None = None,
     ) -> None:
         """Audits an act on the running system before it is done; the directory stays as it is."""
-        await self._act(actor, action, lambda *_: Change(None, target, None, before, after))
+        await self._act(actor, action, lambda *_: Change(None, target, tenant_id, before, after))
+
+    async def with_names(self, items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Items as shown to people: beside each id of a tenant, project or key its name."""
+        shown = list(items)
+        return await self._database.read(lambda connection: names.with_names(connection, shown))
 
     async def _act(
         self, actor: Actor | str, action: str, change: Callable[[Connection, int], Change[T]]

@@ -123,8 +123,8 @@ class Directory:
     def authenticate(self, secret: str, now_s: float) -> Principal:
         """The principal of a key's text; `now_s` is seconds since 1970.
 
-        Raises `KeyRejected` (reason `malformed`, `unknown`, `revoked`, `expired` or `suspended`), or
-        `DirectoryStale` when the database has been away for too long.
+        Raises `KeyRejected` with its reason, or `DirectoryStale` when the database has been away for too
+        long.
         """
         if self.stale_s > self._max_stale_s:
             raise DirectoryStale("the directory could not be refreshed; keys cannot be checked now")
@@ -274,8 +274,10 @@ def _entry(
     refusal: KeyReason | None = None
     if key.revoked_at is not None:
         refusal = "revoked"
-    elif tenant.status != "active" or project.status != "active":
-        refusal = "suspended"
+    elif tenant.status != "active":
+        refusal = "tenant_suspended"
+    elif project.status != "active":
+        refusal = "project_suspended"
     ends = [
         at
         for at in (secret.expires_us, None if key.expires_at is None else to_us(key.expires_at))
@@ -286,7 +288,7 @@ def _entry(
     if tenant.models is not None and key.models is not None:
         models = key.models & tenant.models
     if not tiers:
-        refusal = refusal or "suspended"
+        refusal = refusal or "no_tier"
     path: list[Subject] = [
         (SubjectKind.KEY, key.key_id),
         (SubjectKind.PROJECT, key.project_id),

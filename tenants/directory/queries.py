@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, Select, and_, func, select
+from sqlalchemy import Connection, RowMapping, Select, Table, and_, func, select, true
 from sqlalchemy.sql import ColumnElement
 
 from tenants.directory.records import (
@@ -18,7 +19,7 @@ from tenants.directory.records import (
     project_from,
     tenant_from,
 )
-from tenants.errors import NotFound
+from tenants.errors import Invalid, NotFound
 from tenants.pricing.pricing import Price, PriceBook, PriceEntry, TokenWeights
 from tenants.storage.tables import (
     api_keys,
@@ -70,23 +71,56 @@ def find_tenant(connection: Connection, reference: str) -> Tenant:
     return found[0]
 
 
-def find_project(connection: Connection, tenant: Tenant, reference: str) -> Project:
-    """By id or by name, within the tenant: another tenant's project is not found."""
-    query = select(projects).where(
-        projects.c.tenant_id == tenant.tenant_id,
-        (projects.c.id == reference) | (projects.c.name == reference),
-    )
-    row = connection.execute(query).mappings().first()
-    if row is None:
-        raise NotFound("project", reference)
-    return project_from(row)
+NAMED: dict[str, Table] = {"tenant": tenants, "project": projects, "key": api_keys}
+"""Kinds of things that have a name, and where it stands."""
+
+
+def names_of(connection: Connection, kind: str, ids: Iterable[str]) -> dict[str, str]:
+    """Names of the tenants, projects or keys with these ids, where there are such."""
+    table = NAMED[kind]
+    return {
+        row.id: row.name
+        for chunk in chunks(sorted(set(ids)))
+        for row in connection.execute(select(table.c.id, table.c.name).where(table.c.id.in_(chunk)))
+    }
+
+
+def ids_of(
+    connection: Connection, reference: str, *, kinds: Iterable[str] = NAMED, tenant_id: str | None = None
+) -> list[str]:
+    """Ids of all that is called so, has this id or, of keys, this visible prefix; with `tenant_id` only what
+    is that tenant's."""
+    found: list[str] = []
+    for kind in kinds:
+        table = NAMED[kind]
+        is_it = (table.c.id == reference) | (table.c.name == reference)
+        if table is api_keys:
+            is_it = is_it | table.c.id.in_(_keys_of_prefix(reference))
+        owner = table.c.id if table is tenants else table.c.tenant_id
+        query = select(table.c.id).where(is_it, true() if tenant_id is None else owner == tenant_id)
+        found += connection.execute(query.limit(CHUNK)).scalars()
+    return found
+
+
+def find_project(connection: Connection, reference: str, tenant: Tenant | None = None) -> Project:
+    """By id, and within a tenant by name, too: another tenant's project is not found. Raises `NotFound`, and
+    `Invalid` for a name alone, as several tenants may have a project of that name."""
+    is_it = projects.c.id == reference
+    if tenant is not None:
+        is_it = (is_it | (projects.c.name == reference)) & (projects.c.tenant_id == tenant.tenant_id)
+    row = connection.execute(select(projects).where(is_it)).mappings().first()
+    if row is not None:
+        return project_from(row)
+    if tenant is None and not reference.startswith("prj_"):
+        raise Invalid(
+            "tenant", f"is needed beside the project's name {reference[:64]!r}; beside its id it is not"
+        )
+    raise NotFound("project", reference)
 
 
 def find_key(connection: Connection, reference: str, tenant_id: str | None = None) -> ApiKey:
     """By id or by visible prefix; with `tenant_id` only among that tenant's."""
-    public_id = reference.removeprefix("fg_live_").partition("_")[0]
-    by_secret = select(key_secrets.c.key_id).where(key_secrets.c.public_id == public_id)
-    condition = (api_keys.c.id == reference) | api_keys.c.id.in_(by_secret)
+    condition = (api_keys.c.id == reference) | api_keys.c.id.in_(_keys_of_prefix(reference))
     if tenant_id is not None:
         condition = condition & (api_keys.c.tenant_id == tenant_id)
     found = keys_where(connection, condition)
@@ -94,6 +128,12 @@ def find_key(connection: Connection, reference: str, tenant_id: str | None = Non
         # Shortened: the reference may be a whole key, secret included.
         raise NotFound("key", reference if len(reference) <= 24 else reference[:20] + "…")
     return found[0]
+
+
+def _keys_of_prefix(reference: str) -> Select[Any]:
+    """The key whose secret begins so, or is this whole one."""
+    public_id = reference.removeprefix("fg_live_").partition("_")[0]
+    return select(key_secrets.c.key_id).where(key_secrets.c.public_id == public_id)
 
 
 def keys_where(connection: Connection, *conditions: ColumnElement[bool]) -> list[ApiKey]:

@@ -36,6 +36,12 @@ RULES: dict[tuple[str, str], str] = {
     ("POST", "/v1/requests/{request_id}/tier"): "inference",
     ("DELETE", "/admin/v1/requests/{request_id}"): "admin:write",
     ("POST", "/admin/v1/requests/{request_id}/tier"): "admin:write",
+    ("GET", "/admin/v1/requests"): "admin:read",
+    ("GET", "/admin/v1/audit"): "admin:read",
+    ("GET", "/admin/v1/projects"): "admin:read",
+    ("POST", "/admin/v1/projects"): "admin:write",
+    ("POST", "/admin/v1/projects/{project}/suspend"): "admin:write",
+    ("POST", "/admin/v1/projects/{project}/resume"): "admin:write",
     ("GET", "/admin/v1/status"): "admin:read",
     ("GET", "/admin/v1/dispatch-log"): "admin:read",
     ("POST", "/admin/v1/ledger/verify"): "admin:read",
@@ -122,8 +128,8 @@ def test_a_route_opens_for_its_scope_and_for_no_other_key(
         answer = call(server, method, path, authorization)
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, code), name
         assert answer.headers["www-authenticate"] == "Bearer"
-    for name in ("revoked", "suspended"):
-        assert call(server, method, path, f"Bearer {keys[name]}").status_code == 401, name
+    for name, status in (("revoked", 401), ("suspended", 403)):
+        assert call(server, method, path, f"Bearer {keys[name]}").status_code == status, name
     for scope in sorted(SCOPES):
         answer = call(server, method, path, f"Bearer {keys[scope]}")
         if scope == rule:

@@ -228,7 +228,7 @@ def test_a_revoked_an_expired_and_a_suspended_key_are_refused_within_a_second(se
     other = server.key("short-lived")
     with server.http(other) as client:
         server.admin("POST", "/tenants/short-lived/suspend")
-        assert "suspended" in refused(client.post(CHAT, json=chat()), 401, "invalid_api_key")
+        assert "tenant" in refused(client.post(CHAT, json=chat()), 403, "tenant_suspended")
         server.admin("POST", "/tenants/short-lived/resume")
         assert client.post(CHAT, json=chat()).status_code == 200
 

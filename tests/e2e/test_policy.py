@@ -104,6 +104,15 @@ def test_the_last_steps_are_shown_with_their_tokens_by_tenant(server: Server) ->
     assert "at most 4096" in refused.json()["error"]["message"]
 
 
+def test_a_change_without_a_policy_says_that_it_is_missing(server: Server) -> None:
+    with server.http() as client:
+        for body in ({}, {"options": {"slots": 1}}):
+            refused = client.post("/admin/v1/policy", json=body)
+            error = refused.json()["error"]
+            assert (refused.status_code, error["param"]) == (400, "policy")
+            assert error["code"] == "missing_required_parameter"
+
+
 def test_a_policy_that_does_not_exist_is_named_and_nothing_changes(server: Server) -> None:
     result = policy(server, "set", "lottery")
     assert result.exit_code == 1

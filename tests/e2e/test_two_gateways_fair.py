@@ -174,6 +174,10 @@ def test_a_client_need_not_know_which_gateway_has_its_request(house: tuple[list[
         listed = client.get("/v1/requests").json()
         assert [each["id"] for each in listed["data"]] == [request_id]
         assert listed["gateways_missing"] == 0
+        # An operator sees everybody's, with their names.
+        everything = one.admin("GET", "/requests")["data"]
+        assert {each["tenant"] for each in everything} == {"asks", "crowd"}
+        assert [each["id"] for each in one.admin("GET", "/requests?tenant=asks")["data"]] == [request_id]
         offer = client.post(f"{path}/tier", json={"service_tier": "priority", "preview": True}).json()
         assert (offer["moved"], offer["tier"], offer["to"]["tier"]) == (False, "standard", "interactive")
         # In the crowd's own tier it would be owed a place.

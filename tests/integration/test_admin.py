@@ -13,12 +13,20 @@ from sqlalchemy.exc import IntegrityError
 from tenants.admin import validation
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
-from tenants.admin.commands import KeyChange, KeyCreate, LimitSet, TenantChange, TenantCreate
+from tenants.admin.commands import (
+    KeyChange,
+    KeyCreate,
+    LimitSet,
+    ProjectCreate,
+    TenantChange,
+    TenantCreate,
+)
 from tenants.directory import queries
 from tenants.errors import AlreadyExists, Invalid, NotFound, PepperMismatch
 from tenants.storage import tables
 from tenants.storage.database import Database
 from tenants.types import LimitMode, Meter, SubjectKind, Tier, Window
+from tests.support.audited import audited
 from tests.support.quota import Clock
 
 ACTOR = Actor("cli:tester", "cli")
@@ -36,18 +44,18 @@ async def revision(database: Database) -> int:
 async def test_every_act_is_audited_in_its_own_transaction(admin: Admin, database: Database) -> None:
     tenant = await admin.create_tenant(ACTOR, TenantCreate(name="acme", weight=2))
     await admin.update_tenant(ACTOR, "acme", TenantChange(weight=3))
-    project = await admin.create_project(ACTOR, "acme", "blue")
+    project = await admin.create_project(ACTOR, ProjectCreate(tenant="acme", name="blue"))
     key, secret = await admin.create_key(ACTOR, KeyCreate(tenant="acme", project="blue"))
     rotated, second = await admin.rotate_key(ACTOR, key.key_id)
     limit = await admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=5))
     await admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=7))
     await admin.remove_limit(ACTOR, limit.limit_id)
-    await admin.suspend_project(ACTOR, "acme", "blue")
-    await admin.resume_project(ACTOR, "acme", "blue")
+    await admin.suspend_project(ACTOR, "blue", "acme")
+    await admin.resume_project(ACTOR, project.project_id)
     await admin.revoke_key(ACTOR, key.key_id)
     await admin.suspend_tenant(ACTOR, "acme")
     await admin.resume_tenant(Actor("key:fg_live_x", "10.0.0.1"), "acme")
-    rows = await admin.read_audit(tenant="acme")
+    rows = await audited(admin, tenant="acme")
     assert [(row.action, row.target) for row in rows] == [
         ("tenant.create", tenant.tenant_id),
         ("tenant.update", tenant.tenant_id),
@@ -84,8 +92,8 @@ async def test_a_refused_act_leaves_no_trace(admin: Admin, database: Database) -
     before = await revision(database)
     refusals: list[tuple[type[Exception], Any]] = [
         (AlreadyExists, admin.create_tenant(ACTOR, TenantCreate(name="acme"))),
-        (AlreadyExists, admin.create_project(ACTOR, "acme", "default")),
-        (NotFound, admin.create_project(ACTOR, "nobody", "p")),
+        (AlreadyExists, admin.create_project(ACTOR, ProjectCreate(tenant="acme", name="default"))),
+        (NotFound, admin.create_project(ACTOR, ProjectCreate(tenant="nobody", name="p"))),
         (NotFound, admin.create_key(ACTOR, KeyCreate(tenant="acme", project="nowhere"))),
         (NotFound, admin.revoke_key(ACTOR, "key_unknown")),
         (NotFound, admin.remove_limit(ACTOR, "lim_unknown")),
@@ -99,7 +107,7 @@ async def test_a_refused_act_leaves_no_trace(admin: Admin, database: Database) -
         with pytest.raises(error):
             await act
     assert await revision(database) == before
-    assert len(await admin.read_audit()) == 1
+    assert len(await audited(admin)) == 1
 
 
 async def test_the_networks_of_a_key_and_the_labels_of_a_tenant_are_kept_and_audited(admin: Admin) -> None:
@@ -123,7 +131,7 @@ async def test_the_networks_of_a_key_and_the_labels_of_a_tenant_are_kept_and_aud
             if row.action == action
         ]
 
-    rows = await admin.read_audit()
+    rows = await audited(admin)
     both, one = ["10.0.0.0/8", "2001:db8::/32"], ["192.0.2.7/32"]
     assert seen("key.create", "allow_from") == [(None, both)]
     assert seen("key.update", "allow_from") == [(both, one), (one, one), (one, [])]
@@ -187,7 +195,7 @@ async def test_setting_a_limit_again_replaces_it(admin: Admin) -> None:
 
 async def test_limits_bind_tenants_projects_and_keys(admin: Admin) -> None:
     tenant = await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
-    project = await admin.create_project(ACTOR, "acme", "blue")
+    project = await admin.create_project(ACTOR, ProjectCreate(tenant="acme", name="blue"))
     key, _ = await admin.create_key(ACTOR, KeyCreate(tenant="acme", project="blue"))
     subjects = [
         (limit.kind, limit.subject_id)
@@ -211,13 +219,13 @@ async def test_limits_bind_tenants_projects_and_keys(admin: Admin) -> None:
 async def test_nothing_of_one_tenant_is_found_through_another(admin: Admin) -> None:
     for name in ("acme", "globex"):
         await admin.create_tenant(ACTOR, TenantCreate(name=name))
-    project = await admin.create_project(ACTOR, "acme", "blue")
+    project = await admin.create_project(ACTOR, ProjectCreate(tenant="acme", name="blue"))
     key, _ = await admin.create_key(ACTOR, KeyCreate(tenant="acme", project="blue"))
     limit = await admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=1))
     daily: dict[str, Any] = {"meter": "requests", "window": "day", "amount": 1}
     for act in (
         admin.create_key(ACTOR, KeyCreate(tenant="globex", project=project.project_id)),
-        admin.suspend_project(ACTOR, "globex", project.project_id),
+        admin.suspend_project(ACTOR, project.project_id, "globex"),
         admin.set_limit(ACTOR, LimitSet(tenant="globex", project=project.project_id, **daily)),
         admin.set_limit(ACTOR, LimitSet(tenant="globex", key=key.key_id, **daily)),
         admin.revoke_key(ACTOR, key.key_id, tenant="globex"),
@@ -228,8 +236,8 @@ async def test_nothing_of_one_tenant_is_found_through_another(admin: Admin) -> N
             await act
     other = await admin.show_tenant("globex")
     assert (len(other.projects), other.keys, other.limits) == (1, (), ())
-    assert await admin.read_audit(tenant="globex") == [
-        row for row in await admin.read_audit() if row.target == other.tenant.tenant_id
+    assert await audited(admin, tenant="globex") == [
+        row for row in await audited(admin) if row.target == other.tenant.tenant_id
     ]
     mine = await admin.show_tenant("acme")
     assert (mine.keys, mine.limits) == ((key,), (limit,))
@@ -266,12 +274,12 @@ async def test_counts_are_bounded(admin: Admin, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(validation, "MAX_PROJECTS_PER_TENANT", 2)
     monkeypatch.setattr(validation, "MAX_KEYS_PER_TENANT", 1)
     monkeypatch.setattr(validation, "MAX_LIMITS_PER_SUBJECT", 1)
-    await admin.create_project(ACTOR, "acme", "second")
+    await admin.create_project(ACTOR, ProjectCreate(tenant="acme", name="second"))
     key, _ = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
     await admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=1))
     for act in (
         admin.create_tenant(ACTOR, TenantCreate(name="globex")),
-        admin.create_project(ACTOR, "acme", "third"),
+        admin.create_project(ACTOR, ProjectCreate(tenant="acme", name="third")),
         admin.create_key(ACTOR, KeyCreate(tenant="acme")),
         admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="requests", window="hour", amount=1)),
     ):
@@ -284,13 +292,16 @@ async def test_counts_are_bounded(admin: Admin, monkeypatch: pytest.MonkeyPatch)
 
 async def test_acts_at_once_are_each_counted(admin: Admin, database: Database) -> None:
     await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
-    await asyncio.gather(*(admin.create_project(ACTOR, "acme", f"p{index}") for index in range(20)))
+    await asyncio.gather(
+        *(admin.create_project(ACTOR, ProjectCreate(tenant="acme", name=f"p{index}")) for index in range(20))
+    )
     results = await asyncio.gather(
-        *(admin.create_project(ACTOR, "acme", "same") for _ in range(5)), return_exceptions=True
+        *(admin.create_project(ACTOR, ProjectCreate(tenant="acme", name="same")) for _ in range(5)),
+        return_exceptions=True,
     )
     assert sum(isinstance(result, AlreadyExists) for result in results) == 4
     assert await revision(database) == 22
-    assert len(await admin.read_audit(limit=1_000)) == 22
+    assert len(await audited(admin)) == 22
 
 
 async def test_foreign_keys_are_enforced(database: Database) -> None:

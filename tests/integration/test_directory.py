@@ -10,7 +10,7 @@ from sqlalchemy import Connection, text
 
 from migrations import runner
 from tenants.admin.admin import Admin
-from tenants.admin.commands import KeyCreate, LimitSet, TenantChange, TenantCreate
+from tenants.admin.commands import KeyCreate, LimitSet, ProjectCreate, TenantChange, TenantCreate
 from tenants.directory import queries
 from tenants.directory.directory import LOOK_AGAIN_EVERY_S, POLL_INTERVAL_S, Directory
 from tenants.directory.keys import new_key
@@ -53,8 +53,8 @@ async def test_a_principal_is_everything_on_the_keys_path(admin: Admin, director
         ACTOR, TenantCreate(name="acme", weight=2.5, tier="interactive"), models=["small", "large"]
     )
     await admin.create_tenant(ACTOR, TenantCreate(name="globex"))
-    blue = await admin.create_project(ACTOR, "acme", "blue")
-    red = await admin.create_project(ACTOR, "acme", "red")
+    blue = await admin.create_project(ACTOR, ProjectCreate(tenant="acme", name="blue"))
+    red = await admin.create_project(ACTOR, ProjectCreate(tenant="acme", name="red"))
     key, secret = await admin.create_key(
         ACTOR,
         KeyCreate(
@@ -115,12 +115,12 @@ async def test_what_a_tenant_may_not_do_its_keys_may_not_do(admin: Admin, direct
     assert directory.authenticate(free, NOON_S).default_tier is Tier.STANDARD
     await admin.update_tenant(ACTOR, "acme", TenantChange(tiers=["standard"]))
     await directory.refresh()
-    assert reason(directory, secret) == "suspended"
+    assert reason(directory, secret) == "no_tier"
 
 
 async def test_each_reason_for_a_refusal(admin: Admin, directory: Directory, pepper: bytes) -> None:
     await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
-    await admin.create_project(ACTOR, "acme", "blue")
+    await admin.create_project(ACTOR, ProjectCreate(tenant="acme", name="blue"))
     key, secret = await admin.create_key(ACTOR, KeyCreate(tenant="acme", project="blue", expires_in_s=60))
     await directory.refresh()
     assert reason(directory, "sk-123") == "malformed"
@@ -129,13 +129,17 @@ async def test_each_reason_for_a_refusal(admin: Admin, directory: Directory, pep
     assert reason(directory, wrong) == "unknown"
     assert directory.authenticate(secret, NOON_S + 59.999)
     assert reason(directory, secret, NOON_S + 60) == "expired"
-    for suspend, resume in (
-        (admin.suspend_tenant(ACTOR, "acme"), admin.resume_tenant(ACTOR, "acme")),
-        (admin.suspend_project(ACTOR, "acme", "blue"), admin.resume_project(ACTOR, "acme", "blue")),
+    for suspended, suspend, resume in (
+        ("tenant", admin.suspend_tenant(ACTOR, "acme"), admin.resume_tenant(ACTOR, "acme")),
+        (
+            "project",
+            admin.suspend_project(ACTOR, "blue", "acme"),
+            admin.resume_project(ACTOR, "blue", "acme"),
+        ),
     ):
         await suspend
         await directory.refresh()
-        assert reason(directory, secret) == "suspended"
+        assert reason(directory, secret) == f"{suspended}_suspended"
         # Who does not know the whole secret learns nothing about the key.
         assert reason(directory, wrong) == "unknown"
         await resume

@@ -30,6 +30,7 @@ from tenants.types import (
     Tier,
     end_user_id,
 )
+from tests.support.audited import audited
 from tests.support.quota import NOON_S, Clock
 
 ACTOR = "cli:tester"
@@ -156,7 +157,7 @@ async def test_a_limit_has_one_override_and_every_act_on_it_is_audited(admin: Ad
     assert cleared.override is None
     with pytest.raises(NotFound, match="override"):
         await admin.clear_override(ACTOR, limit.limit_id)
-    rows = [row for row in await admin.read_audit(tenant="acme") if row.action.startswith("limit.")]
+    rows = [row for row in await audited(admin, tenant="acme") if row.action.startswith("limit.")]
 
     def reason(side: dict[str, Any] | None) -> str | None:
         return side["override"]["reason"] if side and side["override"] else None
@@ -197,14 +198,14 @@ async def test_an_override_that_makes_no_sense_names_its_field_and_changes_nothi
     admin: Admin, field: str, arguments: dict[str, Any]
 ) -> None:
     limit = await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))
-    audited = len(await admin.read_audit())
+    before = len(await audited(admin))
     with pytest.raises(Invalid) as caught:
         await admin.override_limit(
             ACTOR, limit.limit_id, LimitOverride(**{"amount": 1, "reason": "r", **arguments})
         )
     assert caught.value.field == field
     assert await admin.list_limits() == [limit]
-    assert len(await admin.read_audit()) == audited
+    assert len(await audited(admin)) == before
 
 
 async def test_an_override_fits_the_shape_of_its_limit(admin: Admin) -> None:

@@ -20,6 +20,7 @@ from tenants.admin.policy import StoredPolicy
 from tenants.directory.directory import Directory
 from tenants.errors import Invalid
 from tenants.storage.database import Database
+from tests.support.audited import audited
 
 ACTOR = Actor("cli:tester")
 
@@ -100,7 +101,7 @@ async def test_what_one_gateway_stores_the_others_take_over(database: Database, 
         assert house.policy.now == wanted
         assert house.engine.told[-1] == ("drr", wanted.options)
         assert house.line.order_name == "drr"
-    [row] = [row for row in await here.admin.read_audit() if row.action == "policy.set"]
+    [row] = [row for row in await audited(here.admin) if row.action == "policy.set"]
     assert (row.before, row.after) == ({"policy": "fcfs", "options": {}}, wanted.as_json())
     await there.policy.change(ACTOR, None)
     await here.look()

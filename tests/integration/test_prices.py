@@ -16,6 +16,7 @@ from tenants.pricing import pricing
 from tenants.pricing.pricing import FREE, Price, PriceEntry, TokenWeights
 from tenants.storage.database import Database, open_database
 from tenants.types import Tier
+from tests.support.audited import audited
 from tests.support.quota import Clock
 
 ACTOR = "cli:tester"
@@ -50,7 +51,7 @@ async def test_settings_seed_what_the_book_does_not_know_and_change_nothing_else
     assert await admin.seed_prices(ACTOR, {"small": FREE, "large": SMALL}) == ["large"]
     await directory.refresh()
     assert (directory.prices.version, directory.prices.entry("small", Tier.STANDARD).price) == (2, SMALL)
-    assert [row.action for row in await admin.read_audit()] == ["price.seed", "price.seed"]
+    assert [row.action for row in await audited(admin)] == ["price.seed", "price.seed"]
 
 
 async def test_every_change_is_a_version_and_old_ones_stay_what_they_were(
@@ -101,7 +102,7 @@ async def test_a_change_that_changes_nothing_makes_no_version(admin: Admin, dire
 async def test_acts_on_prices_are_audited(admin: Admin) -> None:
     await admin.seed_prices(ACTOR, {"small": SMALL})
     await admin.set_price(ACTOR, PriceSet(model="small", output_nanousd=700, tier="batch"))
-    seeded, changed = await admin.read_audit()
+    seeded, changed = await audited(admin)
     assert (seeded.action, seeded.target, seeded.after) == ("price.seed", "version 1", {"models": ["small"]})
     assert (changed.action, changed.target) == ("price.set", "small")
     assert changed.before is not None
@@ -157,4 +158,4 @@ async def test_bad_prices_name_their_field_and_make_no_version(
     with pytest.raises(Invalid, match="versions"):
         await admin.set_price(ACTOR, PriceSet(model="small", free=True))
     assert {row.version for row in await admin.list_prices()} == {1}
-    assert len(await admin.read_audit()) == 1
+    assert len(await audited(admin)) == 1

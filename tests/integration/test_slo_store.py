@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tenants.admin import audit
 from tenants.admin.admin import Admin
 from tenants.admin.commands import SloSet, TenantCreate
 from tenants.errors import Invalid, NotFound
@@ -15,6 +14,7 @@ from tenants.slo.slo import DAY_S, SPAN_S, Missed, SloTally
 from tenants.slo.store import CountKey
 from tenants.storage.database import Database
 from tenants.types import Tier
+from tests.support.audited import audited
 
 NOW_S = 1_700_000_130.0
 
@@ -47,7 +47,7 @@ async def test_setting_a_target_again_replaces_it_and_every_act_is_audited(
     await admin.remove_slo("test", own.slo_id)
     with pytest.raises(NotFound):
         await admin.remove_slo("test", own.slo_id)
-    rows = await database.read(lambda connection: audit.read(connection))
+    rows = await audited(admin)
     assert [row.action for row in rows][-4:] == ["slo.set", "slo.set", "slo.set", "slo.remove"]
     assert rows[-3].before == first.as_json()
 

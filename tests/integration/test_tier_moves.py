@@ -296,6 +296,15 @@ async def test_another_gateways_question_is_answered_about_the_askers_own_reques
     assert [each["id"] for each in (await under_way.act(RequestAction(LIST, tenant_id=tenant_id))).value] == [
         request_id
     ]
+    foreign = RequestAction(LIST, tenant_id="ten_3", of_tenant=tenant_id)
+    assert (await under_way.act(foreign)).value == []
+    # An operator's list: every tenant's, each with its owner; or one tenant's, one status, one tier.
+    listed = (await under_way.act(RequestAction(LIST))).value
+    assert [each["tenant_id"] for each in listed] == ["ten_2", "ten_2", tenant_id]
+    for ask in (RequestAction(LIST, of_tenant=tenant_id), RequestAction(LIST, status="waiting")):
+        assert [each["id"] for each in (await under_way.act(ask)).value] == [request_id]
+    assert len((await under_way.act(RequestAction(LIST, of_tenant="ten_2"))).value) == 2
+    assert (await under_way.act(RequestAction(LIST, tier="batch"))).value == []
     shown = await under_way.act(RequestAction(SHOW, request_id, tenant_id))
     assert (shown.tenant_id, shown.result()["status"]) == (tenant_id, "waiting")
     moved = (

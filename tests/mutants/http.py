@@ -1,7 +1,7 @@
 """Mutants of HTTP, and the test that has to notice each.
 
-What answers and refusals tell a client, in whose words, and when its SDK tries again; what is made of the
-answers of other servers, and when they are left alone.
+What answers and refusals tell a client, in whose words, and when its SDK tries again; what operators see and
+shut; what is made of the answers of other servers, and when they are left alone.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ STREAM = "tests/unit/gateway/upstream/test_openai_response.py"
 CLIENT = "tests/unit/gateway/http/test_client_address.py"
 PARSE = "tests/unit/gateway/requests/test_parse.py"
 LIFECYCLE = "tests/integration/test_lifecycle.py"
+ASKED = "test_another_gateways_question_is_answered_about_the_askers_own_requests_only"
 
 _BROKEN: list[Broken] = [
     # ---- what a client is told, and may bound, before it waits
@@ -195,6 +196,28 @@ _BROKEN: list[Broken] = [
         'found.setdefault(name.decode("latin-1"), value.decode("latin-1"))',
         'found[name.decode("latin-1")] = value.decode("latin-1")',
         "tests/unit/gateway/http/test_asgi.py",
+    ),
+    # ---- operators
+    (
+        "gateway/pools/request_actions.py",
+        "a tenant lists the requests of all",
+        "tenant_id = ask.tenant_id if ask.tenant_id is not None else ask.of_tenant or None",
+        "tenant_id = ask.of_tenant or None",
+        f"tests/integration/test_tier_moves.py::{ASKED}",
+    ),
+    (
+        "tenants/admin/audit_query.py",
+        "a cursor continues any list",
+        "    if made_for != query:\n",
+        "    if False:\n",
+        "tests/unit/tenants/admin/test_audit_query.py",
+    ),
+    (
+        "tenants/directory/directory.py",
+        "the keys of a suspended project go on",
+        '    elif project.status != "active":\n        refusal = "project_suspended"\n',
+        "",
+        "tests/integration/test_directory.py::test_each_reason_for_a_refusal",
     ),
     # ---- other servers
     (

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import getpass
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ops.cli.base import Failure, settings_now
 from tenants.admin.audit import Actor
@@ -53,3 +53,27 @@ def administer(act: Callable[[Admin], Awaitable[T]]) -> T:
         return asyncio.run(run())
     except (TenancyError, datadir.DataDirRefused) as error:
         raise Failure(str(error)) from None
+
+
+def named_list(
+    act: Callable[[Admin], Awaitable[Sequence[T]]], as_json: Callable[[T], Mapping[str, Any]]
+) -> tuple[Sequence[T], list[dict[str, Any]]]:
+    """What an act found, and the same for `--json`: with names beside ids."""
+
+    async def both(admin: Admin) -> tuple[Sequence[T], list[dict[str, Any]]]:
+        found = await act(admin)
+        return found, await admin.with_names(as_json(each) for each in found)
+
+    return administer(both)
+
+
+def named_one(
+    act: Callable[[Admin], Awaitable[T]], as_json: Callable[[T], Mapping[str, Any]]
+) -> tuple[T, dict[str, Any]]:
+    """As `named_list`, of one thing."""
+
+    async def listed(admin: Admin) -> list[T]:
+        return [await act(admin)]
+
+    [found], [shown] = named_list(listed, as_json)
+    return found, shown

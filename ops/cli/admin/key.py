@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.admin.administer import actor, administer
+from ops.cli.admin.administer import actor, named_list, named_one
 from ops.cli.base import answer, group
 from ops.cli.options import Duration
 from ops.reporting import table
-from tenants.admin.commands import KeyChange, KeyCreate
+from tenants.admin.commands import KeyChange, KeyCreate, ProjectCreate
 from tenants.directory.records import ApiKey
 from tenants.types import SCOPES
 
@@ -69,9 +69,9 @@ def create(
 
     \b
     --json answers:
-      {"key": "fg_live_…", "id": "key_…", "tenant_id": "ten_…", "project_id": "prj_…", "name": "",
-       "prefix": "fg_live_4kXb…", "scopes": ["inference", "quote", "usage:read"], "models": null,
-       "allow_from": ["10.0.0.0/8"], "expires_at": null, …}
+      {"key": "fg_live_…", "id": "key_…", "tenant_id": "ten_…", "tenant": "acme", "project_id": "prj_…",
+       "project": "default", "name": "", "prefix": "fg_live_4kXb…", "scopes": ["inference", "quote",
+       "usage:read"], "models": null, "allow_from": ["10.0.0.0/8"], "expires_at": null, …}
     """
     wanted = KeyCreate(
         scopes=list(scopes) or None,
@@ -82,13 +82,14 @@ def create(
 
     async def create_in_project(admin: Admin) -> tuple[ApiKey, str]:
         project, tenant = wanted.project, wanted.tenant
-        if project is not None and project not in {item.name for item in await admin.list_projects(tenant)}:
-            await admin.create_project(actor(), tenant, project)
+        known = {text for each in await admin.list_projects(tenant) for text in (each.name, each.project_id)}
+        if project is not None and project not in known:
+            await admin.create_project(actor(), ProjectCreate(tenant=tenant, name=project))
         return await admin.create_key(actor(), wanted, name=name)
 
-    made, secret = administer(create_in_project)
+    (made, secret), shown = named_one(create_in_project, _with_secret)
     answer(
-        {"key": secret} | made.as_json(),
+        shown,
         f"{secret}\n\nThis is the only time that the secret is shown. Its id is {made.key_id}.",
     )
 
@@ -106,9 +107,9 @@ def set_(key_id: str, allow_from: tuple[str, ...], allow_from_anywhere: bool) ->
     if bool(allow_from) == allow_from_anywhere:
         raise click.UsageError("say what changes: --allow-from CIDR (repeat), or --allow-from-anywhere")
     wanted = KeyChange(allow_from=list(allow_from))
-    changed = administer(lambda admin: admin.update_key(actor(), key_id, wanted))
+    changed, shown = named_one(lambda admin: admin.update_key(actor(), key_id, wanted), ApiKey.as_json)
     where = ", ".join(map(str, changed.allow_from)) or "anywhere"
-    answer(changed.as_json(), f"key {changed.key_id} may be used from {where}")
+    answer(shown, f"key {changed.key_id} may be used from {where}")
 
 
 @key.command(name="list")
@@ -120,29 +121,26 @@ def list_(tenant: str | None) -> None:
     --json answers a list of what `key create` answers, without "key", with "status":
       [{"id": "key_…", "prefix": "fg_live_4kXb…", "status": "active", …}]
     """
-    found = administer(lambda admin: admin.list_keys(tenant))
     now = datetime.now(UTC)
-
-    def row(item: ApiKey) -> tuple[str, ...]:
-        expires = "" if item.expires_at is None else item.expires_at.strftime("%Y-%m-%d %H:%M")
-        return (
-            item.key_id,
-            item.prefix,
-            item.status(now),
-            ", ".join(sorted(item.scopes)),
-            expires,
-            ", ".join(map(str, item.allow_from)),
-            item.name,
-        )
-
-    answer(
-        [item.as_json() | {"status": item.status(now)} for item in found],
-        lambda: table(
-            "keys",
-            ("id", "prefix", "status", "scopes", "expires", "from", "name"),
-            [row(item) for item in found],
-        ),
+    found, shown = named_list(
+        lambda admin: admin.list_keys(tenant), lambda item: item.as_json() | {"status": item.status(now)}
     )
+    rows = [
+        (
+            item.key_id,
+            item.name,
+            named["tenant"],
+            named["project"],
+            item.prefix,
+            named["status"],
+            ", ".join(sorted(item.scopes)),
+            "" if item.expires_at is None else item.expires_at.strftime("%Y-%m-%d %H:%M"),
+            ", ".join(map(str, item.allow_from)),
+        )
+        for item, named in zip(found, shown, strict=True)
+    ]
+    columns = ("id", "name", "tenant", "project", "prefix", "status", "scopes", "expires", "from")
+    answer(shown, lambda: table("keys", columns, rows))
 
 
 @key.command()
@@ -153,8 +151,8 @@ def revoke(key_id: str) -> None:
     \b
     --json answers what `key create` answers, without "key", with "revoked_at".
     """
-    revoked = administer(lambda admin: admin.revoke_key(actor(), key_id))
-    answer(revoked.as_json(), f"key {revoked.key_id} revoked")
+    revoked, shown = named_one(lambda admin: admin.revoke_key(actor(), key_id), ApiKey.as_json)
+    answer(shown, f"key {revoked.key_id} of {shown['tenant']} revoked")
 
 
 @key.command()
@@ -172,8 +170,16 @@ def rotate(key_id: str, grace: float) -> None:
     \b
     --json answers what `key create` answers.
     """
-    rotated, secret = administer(lambda admin: admin.rotate_key(actor(), key_id, grace_s=grace))
+    (_, secret), shown = named_one(
+        lambda admin: admin.rotate_key(actor(), key_id, grace_s=grace), _with_secret
+    )
     answer(
-        {"key": secret} | rotated.as_json(),
+        shown,
         f"{secret}\n\nThe secret is shown this once. The old one works for {grace:g} s more.",
     )
+
+
+def _with_secret(made: tuple[ApiKey, str]) -> dict[str, Any]:
+    """A key, with its secret."""
+    key, secret = made
+    return {"key": secret} | key.as_json()

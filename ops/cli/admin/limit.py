@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 import click
 
-from ops.cli.admin.administer import actor, administer
-from ops.cli.base import Failure, answer, group, settings_now
+from ops.cli.admin.administer import actor, administer, named_list, named_one
+from ops.cli.base import answer, group
+from ops.cli.live import call, running_server
 from ops.cli.options import Duration
 from ops.reporting import table
 from tenants.admin import validation
@@ -103,9 +104,10 @@ def set_(
     Three shapes: --window with --amount; --rate with --burst; --meter concurrency with --amount.
     A hard limit (the default) is never exceeded by a single token; gpu_ms is exact to one step.
     --json answers:
-      {"id": "lim_…", "tenant_id": "ten_…", "kind": "tenant", "subject_id": "ten_…", "meter": "total_tokens",
-       "window": "day", "time_zone": "UTC", "amount": 1000000, "rate_per_s": null, "mode": "hard",
-       "tier": null, "model": null, "above_tokens": 0, "end_user": null, "thresholds": [], "override": null}
+      {"id": "lim_…", "tenant_id": "ten_…", "tenant": "acme", "kind": "tenant", "subject_id": "ten_…",
+       "subject": "acme", "meter": "total_tokens", "window": "day", "time_zone": "UTC", "amount": 1000000,
+       "rate_per_s": null, "mode": "hard", "tier": null, "model": null, "above_tokens": 0, "end_user": null,
+       "thresholds": [], "override": null}
     """
     if soft and shadow:
         raise click.UsageError("--soft and --shadow exclude each other")
@@ -135,8 +137,8 @@ def set_(
     assert size is not None
     mode = LimitMode.SOFT if soft else LimitMode.SHADOW if shadow else LimitMode.HARD
     wanted = LimitSet(amount=size, mode=mode, thresholds=list(thresholds) or None, **rest)
-    made = administer(lambda admin: admin.set_limit(actor(), wanted))
-    answer(limit_as_json(made), f"limit {made.limit_id} set: {in_words(made)}")
+    made, shown = named_one(lambda admin: admin.set_limit(actor(), wanted), limit_as_json)
+    answer(shown, f"limit {made.limit_id} set: {in_words(made)}")
 
 
 @limit.command()
@@ -168,8 +170,8 @@ def override(limit_id: str, clear: bool, **given: Any) -> None:
     if clear:
         if any(value is not None for value in given.values()):
             raise click.UsageError("--clear takes no other option")
-        cleared = administer(lambda admin: admin.clear_override(actor(), limit_id))
-        answer(limit_as_json(cleared), f"limit {limit_id} is as it was set: {in_words(cleared)}")
+        cleared, shown = named_one(lambda admin: admin.clear_override(actor(), limit_id), limit_as_json)
+        answer(shown, f"limit {limit_id} is as it was set: {in_words(cleared)}")
         return
     if given["amount"] is None or given["reason"] is None:
         raise click.UsageError("an override needs --amount and --reason (or --clear ends one)")
@@ -181,11 +183,11 @@ def override(limit_id: str, clear: bool, **given: Any) -> None:
             validation.instant("--until", wanted.until)
     except Invalid as error:
         raise click.UsageError(str(error)) from None
-    made = administer(lambda admin: admin.override_limit(actor(), limit_id, wanted))
+    made, shown = named_one(lambda admin: admin.override_limit(actor(), limit_id, wanted), limit_as_json)
     assert made.override is not None
     ends_at = f"{from_us(made.override.until_us):%Y-%m-%d %H:%M:%S} UTC"
     answer(
-        limit_as_json(made),
+        shown,
         f"limit {limit_id} has {wanted.amount} until {ends_at}; then again: {in_words(made)}",
     )
 
@@ -206,16 +208,6 @@ def in_words(limit: Limit) -> str:
     return f"{shape} ({limit.mode.value}{tier}{model}{above})"
 
 
-def subject_in_words(limit: Limit) -> str:
-    """`tenant ten_…`, `all tenants together`, `end user amy of ten_…`."""
-    if limit.kind is SubjectKind.PLATFORM:
-        return "all tenants together"
-    if limit.kind is SubjectKind.END_USER:
-        who = "each end user" if limit.is_default else f"end user {limit.end_user}"
-        return f"{who} of {limit.tenant_id}"
-    return f"{limit.kind.value} {limit.subject_id}"
-
-
 def use_in_words(use: dict[str, Any] | None) -> str:
     """`used 1,200, held 64, remaining 736, resets in 12 s, binds first`; empty where it is not known."""
     if use is None:
@@ -230,25 +222,25 @@ def use_in_words(use: dict[str, Any] | None) -> str:
 
 def _in_use(path: str, **query: str | None) -> dict[str, dict[str, Any] | None]:
     """By limit id, what the running server says of its use; without one nothing is known."""
-    from ops.serving import datadir
-
-    server = datadir.running_server(settings_now().data_dir)
+    server = running_server()
     if server is None:
         return {}
-    import httpx
-
-    try:
-        response = httpx.get(
-            f"{server.url}/admin/v1/limits{path}",
-            params={name: value for name, value in query.items() if value},
-            headers={"authorization": f"Bearer {server.control_token}"},
-            timeout=30.0,
-        )
-        response.raise_for_status()
-    except httpx.HTTPError as error:
-        raise Failure(f"the server at {server.url} (process {server.pid}) did not answer: {error}") from None
-    found = response.json()
+    found = call(server, "GET", f"/limits{path}", query=query)
     return {each["id"]: each["usage"] for each in found.get("data", [found])}
+
+
+def subject_in_words(limit: Limit, names: Mapping[str, Any]) -> str:
+    """`all tenants together`, `tenant acme`, `key acme / robot (key_…)`, `end user amy of acme`; ids where
+    there are no names."""
+    if limit.kind is SubjectKind.PLATFORM:
+        return "all tenants together"
+    tenant = names["tenant"] or limit.tenant_id
+    if limit.kind is SubjectKind.END_USER:
+        return f"{'each end user' if limit.is_default else f'end user {limit.end_user}'} of {tenant}"
+    if limit.kind is SubjectKind.TENANT:
+        return f"tenant {tenant}"
+    subject = f"{names['subject']} ({limit.subject_id})" if names["subject"] else limit.subject_id
+    return f"{limit.kind.value} {tenant} / {subject}"
 
 
 def override_in_words(shown: LimitView) -> str:
@@ -285,7 +277,7 @@ def list_(tenant: str | None, end_user: str | None) -> None:
     --json answers a list of what `limit show` answers, with the events of the newest window:
       [{"id": "lim_…", "meter": "total_tokens", "window": "day", "amount": 1000000, "mode": "hard", …}]
     """
-    found = administer(lambda admin: admin.view_limits(tenant))
+    found, named = named_list(lambda admin: admin.view_limits(tenant), LimitView.as_json)
     in_use = _in_use("", tenant=tenant, end_user=end_user) if found else {}
 
     def text() -> None:
@@ -295,21 +287,21 @@ def list_(tenant: str | None, end_user: str | None) -> None:
         rows = [
             (
                 shown.limit.limit_id,
-                subject_in_words(shown.limit),
+                subject_in_words(shown.limit, names),
                 in_words(shown.limit),
                 use_in_words(in_use.get(shown.limit.limit_id)),
                 override_in_words(shown),
                 noticed_in_words(shown.events),
             )
-            for shown in found
+            for shown, names in zip(found, named, strict=True)
         ]
         table("limits", ("id", "binds", "limit", "use", "override", "noticed"), rows)
 
-    answer([_shown(each, in_use) for each in found], text)
+    answer([_shown(each, in_use) for each in named], text)
 
 
-def _shown(view: LimitView, in_use: dict[str, dict[str, Any] | None]) -> dict[str, Any]:
-    return view.as_json() | {"usage": in_use.get(view.limit.limit_id)}
+def _shown(named: Mapping[str, Any], in_use: Mapping[str, Any]) -> dict[str, Any]:
+    return {**named, "usage": in_use.get(named["id"])}
 
 
 @limit.command()
@@ -326,12 +318,12 @@ def show(limit_id: str, end_user: str | None) -> None:
        "events": [{"window_start": "2026-01-31T00:00:00+00:00", "kind": "threshold", "level": 80,
                    "count": 12, "first": "…", "last": "…"}]}
     """
-    shown = administer(lambda admin: admin.show_limit(limit_id))
+    shown, named = named_one(lambda admin: admin.show_limit(limit_id), LimitView.as_json)
     in_use = _in_use(f"/{limit_id}", end_user=end_user)
 
     def text() -> None:
         one = shown.limit
-        click.echo(f"{one.limit_id}: {in_words(one)}, on {subject_in_words(one)}")
+        click.echo(f"{one.limit_id}: {in_words(one)}, on {subject_in_words(one, named)}")
         click.echo(use_in_words(in_use.get(limit_id)) or "use: not known, no server runs here")
         if one.override is not None:
             click.echo(f"override: {override_in_words(shown)}")
@@ -352,7 +344,7 @@ def show(limit_id: str, end_user: str | None) -> None:
         ]
         table("noticed", ("window from (UTC)", "what", "level", "requests", "first", "last"), rows)
 
-    answer(_shown(shown, in_use), text)
+    answer(_shown(named, in_use), text)
 
 
 @limit.command()

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from ops.cli.admin.administer import actor, administer
+from ops.cli.admin.administer import actor, administer, named_list, named_one
 from ops.cli.base import answer, group
 from ops.reporting import table
 from tenants.admin.commands import SloSet
-from tenants.slo.slo import METRICS, PERIOD_DAYS, SloReport
+from tenants.slo.slo import METRICS, PERIOD_DAYS, Missed, Slo, SloReport
 from tenants.types import Tier
 
 CAUSES = ("request", "quota", "capacity", "scheduling", "fault", "client", "unknown")
@@ -54,14 +54,14 @@ def set_(**options: Any) -> None:
 
     \b
     --json answers:
-      {"id": "slo_…", "tenant_id": null, "tier": "interactive", "metric": "ttft", "target_s": 0.5,
-       "percentile": 95.0}
+      {"id": "slo_…", "tenant_id": null, "tenant": null, "tier": "interactive", "metric": "ttft",
+       "target_s": 0.5, "percentile": 95.0}
     """
     wanted = SloSet(**options)
-    made = administer(lambda admin: admin.set_slo(actor(), wanted))
+    made, shown = named_one(lambda admin: admin.set_slo(actor(), wanted), Slo.as_json)
     whose = f"of {wanted.tenant} " if wanted.tenant else ""
     answer(
-        made.as_json(),
+        shown,
         f"target {made.slo_id} set: {wanted.metric} within {wanted.target_s:g} s for {wanted.percentile:g} %"
         f" of the requests {whose}in tier {wanted.tier}",
     )
@@ -74,23 +74,23 @@ def list_(tenant: str | None) -> None:
 
     \b
     --json answers:
-      [{"id": "slo_…", "tenant_id": null, "tier": "interactive", "metric": "ttft", "target_s": 0.5,
-        "percentile": 95.0}, …]
+      [{"id": "slo_…", "tenant_id": null, "tenant": null, "tier": "interactive", "metric": "ttft",
+        "target_s": 0.5, "percentile": 95.0}, …]
     """
-    found = administer(lambda admin: admin.list_slos(tenant))
+    found, shown = named_list(lambda admin: admin.list_slos(tenant), Slo.as_json)
     rows = [
         (
             each.slo_id,
-            each.tenant_id or "every tenant",
+            named["tenant"] or each.tenant_id or "every tenant",
             each.tier.value,
             each.metric,
             f"{each.target_s:g} s",
             f"{each.per_mille / 10:g} %",
         )
-        for each in found
+        for each, named in zip(found, shown, strict=True)
     ]
     answer(
-        [each.as_json() for each in found],
+        shown,
         lambda: table("targets", ("id", "binds", "tier", "metric", "within", "of requests"), rows),
     )
 
@@ -159,15 +159,17 @@ def misses(tenant: str | None, tier: str | None, cause: str | None, most: int) -
 
     \b
     --json answers:
-      [{"request_id": "req_…", "tenant_id": "ten_…", "tier": "standard", "metric": "ttft", "cause": "quota",
-        "target_s": 0.5, "actual_s": 2.1, "ended_us": 1760000000000000,
+      [{"request_id": "req_…", "tenant_id": "ten_…", "tenant": "acme", "tier": "standard", "metric": "ttft",
+        "cause": "quota", "target_s": 0.5, "actual_s": 2.1, "ended_us": 1760000000000000,
         "evidence": {"alone_s": 0.04, "fair_s": 1.9, "fair_without_own_s": 0.2, …}}]
     """
-    found = administer(lambda admin: admin.list_misses(tenant=tenant, tier=tier, cause=cause, most=most))
+    found, shown = named_list(
+        lambda admin: admin.list_misses(tenant=tenant, tier=tier, cause=cause, most=most), Missed.as_json
+    )
     rows = [
         (
             each.request_id,
-            each.tenant_id,
+            named["tenant"] or each.tenant_id,
             each.tier,
             each.metric,
             f"{each.target_us / 1e6:g} s",
@@ -175,10 +177,10 @@ def misses(tenant: str | None, tier: str | None, cause: str | None, most: int) -
             each.cause,
             _evidence(each.evidence),
         )
-        for each in found
+        for each, named in zip(found, shown, strict=True)
     ]
     columns = ("request", "tenant", "tier", "metric", "target", "actual", "cause", "had it been")
-    answer([each.as_json() for each in found], lambda: table("missed targets", columns, rows))
+    answer(shown, lambda: table("missed targets", columns, rows))
 
 
 def _row(each: SloReport) -> Sequence[object]:

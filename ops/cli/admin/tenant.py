@@ -6,10 +6,11 @@ from typing import Any
 
 import click
 
-from ops.cli.admin.administer import actor, administer
+from ops.cli.admin.administer import actor, administer, named_one
 from ops.cli.admin.limit import in_words, subject_in_words
 from ops.cli.base import answer, group
 from ops.reporting import table
+from tenants.admin.admin import TenantView
 from tenants.admin.commands import TenantChange, TenantCreate
 from tenants.types import OnLowBudget, Tier
 
@@ -172,7 +173,7 @@ def show(name: str) -> None:
     --json answers:
       {"id": "ten_…", "name": "acme", …, "projects": […], "keys": […], "limits": […], "has_limits": true}
     """
-    shown = administer(lambda admin: admin.show_tenant(name))
+    shown, named = named_one(lambda admin: admin.show_tenant(name), TenantView.as_json)
 
     def text() -> None:
         one = shown.tenant
@@ -185,15 +186,21 @@ def show(name: str) -> None:
             click.echo(f"label {key}: {', '.join(values)}")
         projects = [(item.name, item.status, item.project_id) for item in shown.projects]
         table("projects", ("name", "status", "id"), projects)
-        keys = [(item.key_id, item.prefix, ", ".join(sorted(item.scopes))) for item in shown.keys]
-        table("keys", ("id", "prefix", "scopes"), keys)
+        keys = [
+            (each["id"], each["name"], each["project"], each["prefix"], ", ".join(each["scopes"]))
+            for each in named["keys"]
+        ]
+        table("keys", ("id", "name", "project", "prefix", "scopes"), keys)
         if shown.limits:
-            limits = [(item.limit_id, subject_in_words(item), in_words(item)) for item in shown.limits]
+            limits = [
+                (item.limit_id, subject_in_words(item, names), in_words(item))
+                for item, names in zip(shown.limits, named["limits"], strict=True)
+            ]
             table("limits", ("id", "binds", "limit"), limits)
         else:
             click.echo("no limits: nothing bounds what it may use")
 
-    answer(shown.as_json(), text)
+    answer(named, text)
 
 
 @tenant.command()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from ops.cli.base import Failure
 from ops.cli.bench.options import MODEL_OPTION, command, tell, verdict, whole
@@ -31,13 +32,13 @@ from ops.cli.bench.options import MODEL_OPTION, command, tell, verdict, whole
 @click.option(
     "--virtual",
     is_flag=True,
-    help="On virtual time, without a server: floods, weights, tiers and reservations.",
+    help="On virtual time, without a server: floods, weights, tiers and reservations. Takes no other option.",
 )
 @click.option(
     "--decode",
     is_flag=True,
     help="Tokens inside steps, counted from the server's log of steps: turns by weight, long prompts beside"
-    " short chats.",
+    " short chats. Takes --model and no other option.",
 )
 @click.option(
     "--scenario",
@@ -56,6 +57,9 @@ from ops.cli.bench.options import MODEL_OPTION, command, tell, verdict, whole
 @MODEL_OPTION
 def fairness(virtual: bool, decode: bool, scenarios: tuple[str, ...], **given: Any) -> None:
     """Floods, weights, tiers and reservations, on a real server or on virtual time.
+
+    Three benchmarks: on a real server (the default; takes --scenario, --runs, --tokens, --connections,
+    --requests and --model), inside steps (--decode; takes --model) and on virtual time (--virtual).
 
     \b
     weights: two tenants of weights 1 and 3 with the same mix of requests, both always waiting, the light one
@@ -84,6 +88,8 @@ def fairness(virtual: bool, decode: bool, scenarios: tuple[str, ...], **given: A
     """
     if virtual and decode:
         raise Failure("--virtual and --decode are two benchmarks: give one of them")
+    if virtual or decode:
+        _refuse_others("--decode" if decode else "--virtual", {"decode", "model"} if decode else {"virtual"})
     if virtual:
         from ops.bench.fairness import virtual as on_virtual_time
 
@@ -106,6 +112,16 @@ def fairness(virtual: bool, decode: bool, scenarios: tuple[str, ...], **given: A
     except CannotBench as error:
         raise Failure(str(error)) from None
     verdict(report, lambda: live.show(report))
+
+
+def _refuse_others(benchmark: str, taken: set[str]) -> None:
+    """Refuses options of the benchmark on a real server, which another one would ignore."""
+    ctx = click.get_current_context()
+    for param in ctx.command.params:
+        if not param.expose_value or param.name is None or param.name in taken:
+            continue
+        if ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{param.opts[0]} does not go with {benchmark}")
 
 
 @command()

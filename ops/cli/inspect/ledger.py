@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ops.cli.base import Failure, answer, group, settings_now
+from ops.cli.live import call, running_server
 
 if TYPE_CHECKING:
-    from ops.serving.datadir import ServerFile
     from ops.settings.settings import Settings
+
+VERIFY_S = 120.0
 
 
 @group()
@@ -37,10 +39,11 @@ def verify() -> None:
        "problems": []}
     """
     settings = settings_now()
-    from ops.serving import datadir
-
-    server = datadir.running_server(settings.data_dir)
-    report = _ask(server) if server else asyncio.run(_verify(settings))
+    server = running_server()
+    if server is not None:
+        report = {"counters": "server"} | call(server, "POST", "/ledger/verify", timeout_s=VERIFY_S)
+    else:
+        report = asyncio.run(_verify(settings))
 
     def text() -> None:
         against = "not compared: no server runs" if report["counters"] == "none" else report["counters"]
@@ -68,6 +71,9 @@ def show(request_id: str) -> None:
        "gpu_ms": 0, "outcome": "", "labels": {"team": "search"}, "detail": {…}}, …]}
     """
     settings = settings_now()
+    from gateway.domain.ids import request_id_of
+
+    request_id = request_id_of(request_id)
     rows = asyncio.run(_find(settings, request_id))
     if not rows:
         raise Failure(f"the ledger has no request {request_id!r}")
@@ -122,22 +128,6 @@ async def _find(settings: Settings, request_id: str) -> list[dict[str, Any]]:
 def _require_database(settings: Settings) -> None:
     if not settings.database_url and not (settings.data_dir / "fairgate.db").exists():
         raise Failure(f"no database in {settings.data_dir}: name the right --data-dir")
-
-
-def _ask(server: ServerFile) -> dict[str, Any]:
-    import httpx
-
-    try:
-        response = httpx.post(
-            f"{server.url}/admin/v1/ledger/verify",
-            headers={"authorization": f"Bearer {server.control_token}"},
-            timeout=120.0,
-        )
-        response.raise_for_status()
-        report: dict[str, Any] = response.json()
-        return {"counters": "server"} | report
-    except httpx.HTTPError as error:
-        raise Failure(f"the server at {server.url} (process {server.pid}) did not verify: {error}") from None
 
 
 async def _verify(settings: Settings) -> dict[str, Any]:

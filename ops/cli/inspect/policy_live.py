@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from ops.cli.base import Command, Failure, answer, settings_now
+from ops.cli.base import Command, answer
+from ops.cli.live import call, require_server
 from ops.reporting import table
 
 
@@ -42,9 +43,10 @@ def show(decisions: int, steps: int) -> None:
        "rank": [1, 0, 12.5], "reason": "tier standard; then ...", "others": []}],
        "steps": [{"step": 17, "at_s": 3.2, "slots": 16, "decodes": {"ten_1": 4}, "prompts": {},
        "left_tokens": 508, "waiting_decodes": {}, "longest_gap_steps": {}, "waiting_prompt_tokens": {},
-       "waiting": {}}]}]}
+       "waiting": {}}]}], "tenants": {"ten_1": "acme"}}
     """
-    _print(_ask("GET", f"?decisions={decisions}&steps={steps}"))
+    query = {"decisions": decisions, "steps": steps}
+    _print(call(require_server(), "GET", "/policy", query=query))
 
 
 @click.command("set", cls=Command)
@@ -83,7 +85,8 @@ def set_policy(name: str | None, options: tuple[str, ...], template: str | None,
     if from_settings == (name is not None):
         raise click.UsageError("name a policy, or --from-settings")
     body: dict[str, Any] = {"policy": name or "", "template": template or "", "from_settings": from_settings}
-    _print(_ask("POST", body=body | {"options": dict(_named(option) for option in options)}))
+    body["options"] = dict(_named(option) for option in options)
+    _print(call(require_server(), "POST", "/policy", body=body))
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -91,30 +94,6 @@ def _named(text: str) -> tuple[str, str]:
     if not separator:
         raise click.UsageError(f"--option {text!r} is not NAME=VALUE")
     return name.strip().replace("-", "_"), value.strip()
-
-
-def _ask(method: str, query: str = "", body: dict[str, Any] | None = None) -> dict[str, Any]:
-    import httpx
-
-    from ops.serving import datadir
-
-    server = datadir.running_server(settings_now().data_dir)
-    if server is None:
-        raise Failure("no server runs on this data directory: start one with `fairgate serve`")
-    try:
-        response = httpx.request(
-            method,
-            f"{server.url}/admin/v1/policy{query}",
-            headers={"authorization": f"Bearer {server.control_token}"},
-            json=body,
-            timeout=30.0,
-        )
-    except httpx.HTTPError as error:
-        raise Failure(f"the server at {server.url} does not answer: {error}") from None
-    shown: dict[str, Any] = response.json()
-    if response.status_code != 200:
-        raise Failure(str(shown["error"]["message"]))
-    return shown
 
 
 def _headline(shown: dict[str, Any]) -> list[str]:
@@ -136,8 +115,8 @@ def _described(policy: dict[str, Any]) -> str:
     return f"{policy['policy']} ({options})" if options else str(policy["policy"])
 
 
-def _by_tenant(tokens: dict[str, int]) -> str:
-    return " ".join(f"{tenant} {number}" for tenant, number in tokens.items())
+def _by_tenant(tokens: dict[str, int], names: dict[str, str]) -> str:
+    return " ".join(f"{names.get(tenant, tenant)} {number}" for tenant, number in tokens.items())
 
 
 def _print(shown: dict[str, Any]) -> None:
@@ -184,13 +163,13 @@ def _print(shown: dict[str, Any]) -> None:
                         (
                             each["step"],
                             each["slots"],
-                            _by_tenant(each["decodes"]),
-                            _by_tenant(each["prompts"]),
+                            _by_tenant(each["decodes"], shown["tenants"]),
+                            _by_tenant(each["prompts"], shown["tenants"]),
                             each["left_tokens"],
-                            _by_tenant(each["waiting_decodes"]),
-                            _by_tenant(each["longest_gap_steps"]),
-                            _by_tenant(each["waiting_prompt_tokens"]),
-                            _by_tenant(each["waiting"]),
+                            _by_tenant(each["waiting_decodes"], shown["tenants"]),
+                            _by_tenant(each["longest_gap_steps"], shown["tenants"]),
+                            _by_tenant(each["waiting_prompt_tokens"], shown["tenants"]),
+                            _by_tenant(each["waiting"], shown["tenants"]),
                         )
                         for each in engine["steps"]
                     ],

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from ops.cli.base import Command, Failure, answer, settings_now
+from ops.cli.base import Command, Failure, answer
+from ops.cli.live import in_commands, running_server
 from ops.reporting import table
 
 TIMEOUT_S = 30.0
@@ -98,9 +99,7 @@ def _pair(pair: dict[str, float]) -> str:
 
 
 def _running() -> str:
-    from ops.serving import datadir
-
-    server = datadir.running_server(settings_now().data_dir)
+    server = running_server()
     if server is None:
         raise Failure("no server runs on this data directory: start one with `fairgate serve`, or name --url")
     return server.url
@@ -129,5 +128,5 @@ def _ask(method: str, url: str, api_key: str, body: dict[str, Any] | None = None
             f"{url} answered {response.status_code} without JSON: is this a Fairgate server?"
         ) from None
     if response.is_error:
-        raise Failure(found["error"]["message"])
+        raise Failure(in_commands(str(found["error"]["message"])))
     return found

@@ -33,6 +33,7 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
     "invalid_api_key": ("revoked",),
     "address_not_allowed": (None,),
     "invalid_label": ("team", "sales", ("ads", "search")),
+    "key_rejected": ("project_suspended",),
     "scope_missing": ("inference",),
     "tier_not_allowed": ("priority", "interactive", ["standard", "batch"]),
     "bad_header": ("X", "y", "no"),

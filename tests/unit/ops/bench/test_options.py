@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from ops.bench.budgets.run import BudgetBenchOptions
 from ops.bench.engine import scheduler_cost, step_time
@@ -20,6 +21,20 @@ from ops.cli.bench import engine as engine_cli
 from ops.cli.bench import fairness as fairness_cli
 from ops.cli.bench import forecast as forecast_cli
 from ops.cli.bench import gateway as gateway_cli
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refused"),
+    [
+        (["--virtual", "--model", "m"], "--model does not go with --virtual"),
+        (["--virtual", "--runs", "2"], "--runs does not go with --virtual"),
+        (["--decode", "--scenario", "flood"], "--scenario does not go with --decode"),
+    ],
+)
+def test_an_option_that_a_benchmark_would_ignore_is_refused(arguments: list[str], refused: str) -> None:
+    result = CliRunner().invoke(fairness_cli.fairness, arguments)
+    assert result.exit_code == 2
+    assert refused in result.output
 
 
 @pytest.mark.parametrize(

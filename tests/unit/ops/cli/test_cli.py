@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import click
@@ -14,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from ops.cli.admin.limit import in_words
 from ops.cli.main import COMMANDS, cli
-from ops.cli.options import Duration
+from ops.cli.options import Duration, Since
 from tenants.types import Limit, LimitMode, Meter, SubjectKind, Tier, Window
 
 
@@ -75,6 +77,16 @@ def test_the_commands_are_those_of_the_documentation() -> None:
         ("tenant", "set"),
         ("tenant", "resume"),
         ("ledger", "verify"),
+        ("top",),
+        ("request", "list"),
+        ("request", "cancel"),
+        ("request", "move"),
+        ("project", "create"),
+        ("project", "list"),
+        ("project", "suspend"),
+        ("project", "resume"),
+        ("audit", "list"),
+        ("audit", "export"),
         ("bench", "fairness"),
         ("bench", "estimates"),
     } <= set(ALL)
@@ -436,3 +448,54 @@ def test_limits_are_said_in_words() -> None:
         == "2.5 output_tokens a second, bursts up to 50 (soft, tier batch)"
     )
     assert limit(meter=Meter.CONCURRENCY, amount=3) == "3 requests at once (hard)"
+
+
+def test_an_instant_is_iso_8601_or_a_time_ago() -> None:
+    at = "2026-01-31T18:00:00+01:00"
+    assert Since().convert(at, None, None) == at
+    before = datetime.now(UTC)
+    a_day_ago = datetime.fromisoformat(Since().convert("24h", None, None))
+    assert before <= a_day_ago + timedelta(hours=24) <= datetime.now(UTC)
+
+
+@pytest.mark.parametrize(
+    "text", ["yesterday", "2026-01-31", "2026-01-31T18:00:00", "0h", "24", "999999999w", ""]
+)
+def test_what_is_no_instant_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        Since().convert(text, None, None)
+
+
+@pytest.mark.parametrize("command", [("top",), ("request", "list"), ("request", "cancel", "req_1")])
+def test_a_command_for_a_running_server_says_that_there_is_none(
+    data_dir: str, command: tuple[str, ...]
+) -> None:
+    result = fairgate(*command, "--data-dir", data_dir)
+    assert result.exit_code == 1
+    assert "start one with `fairgate serve`" in result.stderr
+
+
+def test_projects_and_acts_without_a_server(data_dir: str, tmp_path: Path) -> None:
+    at = ("--data-dir", data_dir)
+    answer_of("tenant", "create", "acme", *at, "--json")
+    answer_of("project", "create", "chatbot", "--tenant", "acme", *at, "--json")
+    assert (
+        "there is a project called 'chatbot' already"
+        in fairgate("project", "create", "chatbot", "--tenant", "acme", *at).output
+    )
+    assert (
+        answer_of("project", "suspend", "chatbot", "--tenant", "acme", *at, "--json")["status"] == "suspended"
+    )  # type: ignore[index]
+    by_name = fairgate("project", "resume", "chatbot", *at)
+    assert (by_name.exit_code, "tenant: is needed beside the project's name" in by_name.output) == (1, True)
+    page = answer_of("audit", "list", "--limit", "1", *at, "--json")
+    assert [row["action"] for row in page["data"]] == ["project.suspend"]  # type: ignore[index]
+    shown = fairgate("audit", "list", "--limit", "1", "--since", "1h", *at).output
+    again = next(line for line in shown.splitlines() if line.startswith("older ones: "))
+    rest = fairgate(*shlex.split(again.removeprefix("older ones: fairgate ")), *at)
+    assert rest.exit_code == 0, rest.output
+    assert "project.create" in rest.output
+    assert fairgate("audit", "export", "--output", str(tmp_path / "no" / "x"), *at).exit_code == 1
+    assert not list(tmp_path.glob("**/*.partial"))
+    wrong = fairgate("audit", "list", "--act", "tennant", *at)
+    assert "tenant, project, key" in wrong.output

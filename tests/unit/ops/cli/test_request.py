@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ops.cli.inspect.request import BAR_CELLS, COLOURS, bar
+from ops.cli.inspect.waterfall import BAR_CELLS, COLOURS, bar
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

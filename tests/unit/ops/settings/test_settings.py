@@ -95,6 +95,8 @@ def test_a_secret_is_not_repeated_when_it_is_refused() -> None:
 def test_an_unknown_variable_stops_the_start_and_suggests_the_nearest() -> None:
     with pytest.raises(BadSetting, match=r"FAIRGATE_PROT.*did you mean FAIRGATE_PORT"):
         load({}, {"FAIRGATE_PROT": "1"})
+    with pytest.raises(BadSetting, match=r"FAIRGATE_POLICY_NAME \(did you mean FAIRGATE_POLICY\?\)"):
+        load({}, {"FAIRGATE_POLICY_NAME": "vtc"})
 
 
 def test_variables_of_the_test_suite_are_not_settings() -> None:

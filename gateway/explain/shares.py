@@ -1,0 +1,99 @@
+"""Service of tenants against their fair shares, over about the last minute, for status pages.
+
+Once a second the service of each tier of a model is divided as it ideally would have been: weighted max-min
+between the tenants, of which one that waits wants any amount, and another what it had. What tenants had and
+what they were due is added up and forgotten by half every `HALF_LIFE_S`. Pure: time is passed in. Decides
+nothing. Only the gateway's own requests are known here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.explain.fluid_share import max_min
+from gateway.flow.tenant_stats import TenantFlow
+from gateway.flow.window import NUM_RANKS
+
+HALF_LIFE_S = 30.0
+FORGOTTEN = 0.5
+"""Cost tokens: a tenant with less, had and due, is left out."""
+
+TenantTier = tuple[str, int]
+"""Tenant and rank of a tier."""
+
+
+@dataclass(slots=True)
+class RecentService:
+    """Cost tokens of one tenant in one tier, the recent ones weighing most."""
+
+    had: float = 0.0
+    due: float = 0.0
+    """What it would have had of the tier's service, ideally divided."""
+
+
+class ShareMeter:
+    """Shares of one model's service. One writer: the gateway's sampler."""
+
+    def __init__(self) -> None:
+        self.recent: dict[TenantTier, RecentService] = {}
+        self._served: dict[str, list[int]] = {}
+        self._at_s: float | None = None
+
+    def sample(self, now_s: float, flows: Sequence[TenantFlow]) -> None:
+        """Divides what was served since the last sample. The first one only begins to count."""
+        wanting: list[list[tuple[TenantFlow, int]]] = [[] for _ in range(NUM_RANKS)]
+        for flow in flows:
+            before = self._served.get(flow.tenant_id)
+            if before == flow.served and not any(flow.queued):
+                continue  # as almost all of many tenants
+            self._served[flow.tenant_id] = list(flow.served)
+            for rank in range(NUM_RANKS):
+                had = max(0, flow.served[rank] - (before[rank] if before is not None else 0))
+                if had or flow.queued[rank]:
+                    wanting[rank].append((flow, had))
+        if len(self._served) > len(flows):
+            known = {flow.tenant_id for flow in flows}
+            self._served = {each: served for each, served in self._served.items() if each in known}
+        if self._at_s is not None:
+            self._forget(now_s - self._at_s)
+            for rank, tenants in enumerate(wanting):
+                self._divide(rank, tenants)
+        self._at_s = now_s
+
+    def _divide(self, rank: int, tenants: Sequence[tuple[TenantFlow, int]]) -> None:
+        total = sum(had for _, had in tenants)
+        if not total:
+            return
+        demands = [math.inf if flow.queued[rank] else float(had) for flow, had in tenants]
+        due = max_min(demands, [flow.weight for flow, _ in tenants], total)
+        for (flow, had), part in zip(tenants, due, strict=True):
+            share = self.recent.setdefault((flow.tenant_id, rank), RecentService())
+            share.had += had
+            share.due += part
+
+    def _forget(self, elapsed_s: float) -> None:
+        kept = 0.5 ** (elapsed_s / HALF_LIFE_S)
+        for share in self.recent.values():
+            share.had *= kept
+            share.due *= kept
+        self.recent = {
+            whose: share for whose, share in self.recent.items() if share.had + share.due >= FORGOTTEN
+        }
+
+
+def shares_of(meters: Sequence[ShareMeter]) -> dict[TenantTier, tuple[float, float]]:
+    """Of each tenant and tier the part of the tier's service that it had, and the part that it was due, over
+    all models."""
+    had: dict[TenantTier, float] = {}
+    due: dict[TenantTier, float] = {}
+    totals = [0.0] * NUM_RANKS
+    for meter in meters:
+        for whose, share in meter.recent.items():
+            had[whose] = had.get(whose, 0.0) + share.had
+            due[whose] = due.get(whose, 0.0) + share.due
+            totals[whose[1]] += share.had
+    return {
+        whose: (had[whose] / total, due[whose] / total) for whose in had if (total := totals[whose[1]]) > 0
+    }

@@ -1,0 +1,63 @@
+"""Waits that requests were told on arrival, and waits that they had, by tenant and tier, for status pages.
+
+Prometheus has neither label. Bounded: the last `MAX_KEPT` requests of the last `MAX_LINES` tenants and tiers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from gateway.domain.estimate import Seconds
+
+MAX_KEPT = 64
+MAX_LINES = 2_000
+
+
+class _Wait(NamedTuple):
+    had_s: float
+    told_s: Seconds | None
+    """p50, p90; None: estimates are off."""
+
+
+class RecentWaits:
+    """Waits of requests that had their turn, in the tier that they asked for. Use from one event loop."""
+
+    def __init__(self) -> None:
+        self._lines: OrderedDict[tuple[str, str], deque[_Wait]] = OrderedDict()
+
+    def note(self, tenant_id: str, tier: str, told_s: Seconds | None, had_s: float) -> None:
+        """One request; the line that was noted longest ago is forgotten when there are too many."""
+        whose = (tenant_id, tier)
+        line = self._lines.get(whose)
+        if line is None:
+            line = self._lines[whose] = deque(maxlen=MAX_KEPT)
+            if len(self._lines) > MAX_LINES:
+                self._lines.popitem(last=False)
+        else:
+            self._lines.move_to_end(whose)
+        line.append(_Wait(had_s, told_s))
+
+    def of(self, tenant_id: str, tier: str) -> dict[str, Any] | None:
+        """The line as JSON: medians of what was told, quantiles of what was had, and the part that waited no
+        longer than its told p90. None: there is none."""
+        line = self._lines.get((tenant_id, tier))
+        if line is None:
+            return None
+        had = [each.had_s for each in line]
+        told = [(each.told_s, each.had_s) for each in line if each.told_s is not None]
+        return {
+            "requests": len(line),
+            "told_p50_s": _quantile([pair[0] for pair, _ in told], 0.5),
+            "told_p90_s": _quantile([pair[1] for pair, _ in told], 0.5),
+            "had_p50_s": _quantile(had, 0.5),
+            "had_p90_s": _quantile(had, 0.9),
+            "within_told_p90": sum(had_s <= pair[1] for pair, had_s in told) / len(told) if told else None,
+        }
+
+
+def _quantile(values: Sequence[float], share: float) -> float | None:
+    """Nearest rank; None of nothing."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else None

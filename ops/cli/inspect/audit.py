@@ -1,0 +1,187 @@
+"""`fairgate audit`: the log of admin acts, as a list and as an export."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+import msgspec
+
+from ops.cli.admin.administer import administer
+from ops.cli.base import Failure, answer, group
+from ops.cli.options import Since
+from ops.reporting import table
+from tenants.admin.audit_query import MAX_PAGE, AuditQuery
+
+if TYPE_CHECKING:
+    from tenants.admin.admin import Admin
+
+MOST_CHANGES = 6
+"""Fields shown of one change; the JSON has all."""
+MOST_CHARACTERS = 40
+
+
+def _filters(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of a filter."""
+    for option in reversed(
+        (
+            click.option(
+                "--actor", metavar="ACTOR", help="`cli:root`, `key:fg_live_…`; or only `cli`, `key`."
+            ),
+            click.option(
+                "--subject",
+                metavar="[KIND:]WHAT",
+                help="What the act was done to: an id, or a name of a tenant, project or key (tenant:acme).",
+            ),
+            click.option("--act", metavar="ACT", help="`tenant.suspend`, or only the kind: `tenant`."),
+            click.option("--tenant", help="Rows of this tenant and of all that is its (name or id)."),
+            click.option("--since", type=Since(), help="From then on: an instant, or 90s, 24h, 7d ago."),
+            click.option("--until", type=Since(), help="Before then: an instant, or 90s, 24h, 7d ago."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@group()
+def audit() -> None:
+    """The audit log: every admin act, who did it, from where, and what it changed.
+
+    \b
+      fairgate audit list --since 24h
+      fairgate audit list --subject tenant:acme --act tenant.suspend
+      fairgate audit list --actor cli:root --since 2026-01-31T18:00:00+01:00
+      fairgate audit export --output audit.jsonl
+    """
+
+
+@audit.command(name="list")
+@_filters
+@click.option(
+    "--limit", type=click.IntRange(1, MAX_PAGE), default=50, show_default=True, help="Rows at most."
+)
+@click.option("--cursor", help="Next page of a list with the same filter.")
+def list_(limit: int, cursor: str | None, **given: Any) -> None:
+    """Lists admin acts, the newest first.
+
+    \b
+    --json answers:
+      {"data": [{"id": 17, "at": "2026-01-31T12:00:00+00:00", "actor": "cli:root", "origin": "cli",
+       "action": "tenant.suspend", "target": "ten_…", "target_name": "acme", "tenant_id": "ten_…",
+       "tenant": "acme", "before": {"status": "active", …}, "after": {"status": "suspended", …}}, …],
+       "next_cursor": null}
+    """
+    query = AuditQuery(**given)
+
+    async def read(admin: Admin) -> dict[str, Any]:
+        page = await admin.read_audit(query, cursor=cursor, limit=limit)
+        rows = await admin.with_names(row.as_json() for row in page.rows)
+        return {"data": rows, "next_cursor": page.next_cursor}
+
+    found = administer(read)
+
+    def text() -> None:
+        table(
+            "acts",
+            ("at", "actor", "from", "act", "subject", "tenant", "changed"),
+            [
+                (
+                    row["at"][:19] + "Z",
+                    row["actor"],
+                    row["origin"],
+                    row["action"],
+                    f"{row['target_name']} ({row['target']})" if row["target_name"] else row["target"],
+                    row["tenant"] or row["tenant_id"],
+                    changed(row["before"], row["after"]),
+                )
+                for row in found["data"]
+            ],
+        )
+        if found["next_cursor"]:
+            click.echo(f"older ones: {_again(query, limit)} --cursor {found['next_cursor']}")
+
+    answer(found, text)
+
+
+@audit.command()
+@_filters
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write to this file, which is there complete or not at all.  [default: stdout]",
+)
+def export(output: Path | None, **given: Any) -> None:
+    """Writes admin acts as JSON lines, the oldest first, every column of each.
+
+    \b
+    Pages are written as they are read, so that a log of any length needs little memory.
+    --json answers, with --output:
+      {"rows": 1812, "output": "audit.jsonl"}
+    """
+    query = AuditQuery(**given, order="oldest")
+
+    async def write(admin: Admin) -> int:
+        rows, cursor = 0, None
+        with _opened(output) as file:
+            while True:
+                page = await admin.read_audit(query, cursor=cursor, limit=MAX_PAGE)
+                for row in await admin.with_names(row.as_json() for row in page.rows):
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                rows, cursor = rows + len(page.rows), page.next_cursor
+                if cursor is None:
+                    return rows
+
+    try:
+        rows = administer(write)
+    except OSError as error:
+        if output is None:
+            raise
+        raise Failure(f"{output} cannot be written: {error.strerror}") from None
+    if output is not None:
+        answer({"rows": rows, "output": str(output)}, f"{rows:,} rows written to {output}")
+
+
+@contextmanager
+def _opened(output: Path | None) -> Iterator[TextIO]:
+    """Stdout, or a file that takes its name once it is complete."""
+    if output is None:
+        yield sys.stdout
+        return
+    partial = output.with_name(output.name + ".partial")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            yield file
+        partial.replace(output)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def changed(before: dict[str, Any] | None, after: dict[str, Any] | None) -> str:
+    """`weight 1.0 -> 3.0`; of what was made or removed only that."""
+    if before is None or after is None:
+        return "" if before is after else "made" if before is None else "removed"
+    differ = [
+        f"{name} {_short(before.get(name))} -> {_short(after.get(name))}"
+        for name in before | after
+        if before.get(name) != after.get(name)
+    ]
+    more = f" and {len(differ) - MOST_CHANGES} more" if len(differ) > MOST_CHANGES else ""
+    return ", ".join(differ[:MOST_CHANGES]) + more
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
+
+
+def _again(query: AuditQuery, limit: int) -> str:
+    """The command of this very list: a time ago is the instant that it meant."""
+    given = msgspec.to_builtins(query) | {"limit": limit}
+    options = [part for name, value in given.items() for part in (f"--{name}", str(value))]
+    return shlex.join(["fairgate", "audit", "list", *options])

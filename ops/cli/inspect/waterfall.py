@@ -1,0 +1,112 @@
+"""One request on the terminal: its stretches of time as a waterfall, and what became of it in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ops.reporting import table
+
+BAR_CELLS = 48
+COLOURS = {
+    "received": "white",
+    "limits": "magenta",
+    "queue": "yellow",
+    "engine": "dark_orange",
+    "prefill": "cyan",
+    "decode": "green",
+    "settle": "white",
+    "paused": "red",
+    "reader": "magenta",
+    "budget": "magenta",
+}
+
+
+def headline(shown: Mapping[str, Any]) -> str:
+    """Its id, its owner, its tier and model, how it stands, and its tokens."""
+    whose = " / ".join(str(part) for part in (shown.get("tenant"), shown.get("key_name")) if part)
+    words = [
+        shown["id"],
+        *([whose] if whose else []),
+        shown["tier"],
+        shown["model"],
+        shown.get("outcome") or shown["status"],
+    ]
+    tokens = f"{shown['input_tokens']:,} tokens in, {shown['output_tokens']:,} out"
+    return f"{'  '.join(str(word) for word in words)}  {tokens}"
+
+
+def waterfall(stages: Sequence[Mapping[str, Any]]) -> None:
+    """Prints a bar for each stretch, all on one scale of time."""
+    if not stages:
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    end_s = max(each["end_s"] for each in stages)
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    for column, justify in (("", "left"), ("from", "right"), ("took", "right"), ("", "left")):
+        grid.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for each in stages:
+        before, cells = bar(each["start_s"], each["end_s"], end_s)
+        drawn = Text(" " * before + "█" * cells, style=COLOURS.get(each["name"], "white"))
+        grid.add_row(each["name"], seconds(each["start_s"]), seconds(each["end_s"] - each["start_s"]), drawn)
+    Console(highlight=False).print(grid)
+
+
+def bar(start_s: float, end_s: float, total_s: float) -> tuple[int, int]:
+    """Empty cells before the bar, and its own: at least one, and never beyond the end."""
+    if total_s <= 0:
+        return 0, 1
+    before = min(BAR_CELLS - 1, int(start_s / total_s * BAR_CELLS))
+    return before, max(1, min(BAR_CELLS, round(end_s / total_s * BAR_CELLS)) - before)
+
+
+def list_events(timeline: Sequence[Mapping[str, Any]]) -> None:
+    """Prints every event of a timeline with its numbers."""
+    rows = [
+        (
+            seconds(each["at_s"]),
+            each["event"],
+            ", ".join(f"{name} {value}" for name, value in each.items() if name not in ("event", "at_s")),
+        )
+        for each in timeline
+    ]
+    table("timeline", ("at", "event", "numbers"), rows)
+
+
+def evidence_in_words(evidence: Mapping[str, float | None]) -> str:
+    """What a verdict was found by: `fair_s 1.9, alone_s 0.04`."""
+    said = [f"{name} {value:g}" for name, value in evidence.items() if value]
+    return ", ".join(said) or "no counterfactuals"
+
+
+def decoded_in_words(timeline: Sequence[Mapping[str, Any]]) -> str:
+    """How its tokens came: one each step (the floor) or in turns, and the steps that it sat out."""
+    decoded = [each for each in timeline if each["event"] == "decoded"]
+    if not decoded:
+        return ""
+
+    def total(name: str) -> int:
+        return sum(each.get(name, 0) for each in decoded)
+
+    return (
+        f"its tokens: {total('floor_tokens'):,} one each step, {total('turn_tokens'):,} in turns by weight;"
+        f" steps sat out: {total('sat_out_own_steps'):,} for its tenant's other requests,"
+        f" {total('sat_out_share_steps'):,} for the share of other tenants,"
+        f" {total('sat_out_tier_steps'):,} for higher tiers"
+    )
+
+
+def others_in_words(sat_out_for: Sequence[Mapping[str, Any]]) -> str:
+    """`acme 40, a tenant that is gone (ten_2) 3`."""
+    return ", ".join(
+        f"{each['tenant'] or 'a tenant that is gone (' + each['tenant_id'] + ')'} {each['steps']:,}"
+        for each in sat_out_for
+    )
+
+
+def seconds(value: float) -> str:
+    """`1.250 s`, `12.5 ms`."""
+    return f"{value:.3f} s" if value >= 1 else f"{value * 1000:.1f} ms"

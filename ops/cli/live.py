@@ -1,0 +1,80 @@
+"""Calls of a running server's admin API by the command line.
+
+The server of the data directory is found by its file, which holds the token that lets its owner administer
+it. What it refuses is said in the words of the command line: a route's name becomes the command that does the
+same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ops.cli.base import Failure, settings_now
+
+if TYPE_CHECKING:
+    from ops.serving.datadir import ServerFile
+
+COMMANDS = {
+    "GET /admin/v1/requests": "`fairgate request list`",
+    "GET /v1/requests": "`fairgate request list`",
+    "DELETE /v1/requests/{id}": "`fairgate request cancel`",
+    "GET /v1/models": "`fairgate model list`",
+    "POST /v1/quotes": "`fairgate quote`",
+    "GET /docs": "`fairgate --help`",
+}
+"""A route that messages of the API name, and the command that does the same."""
+
+
+def running_server() -> ServerFile | None:
+    """The server that runs on this data directory, if one does."""
+    from ops.serving import datadir
+
+    return datadir.running_server(settings_now().data_dir)
+
+
+def require_server() -> ServerFile:
+    """The server that runs on this data directory; a failure where there is none."""
+    server = running_server()
+    if server is None:
+        raise Failure("no server runs on this data directory: start one with `fairgate serve`")
+    return server
+
+
+def call(
+    server: ServerFile,
+    method: str,
+    path: str,
+    *,
+    query: Mapping[str, str | int | None] | None = None,
+    body: object = None,
+    timeout_s: float = 30.0,
+) -> dict[str, Any]:
+    """The answer of `/admin/v1` + `path`; a failure where it is refused, or none comes. None in `query`: not
+    given."""
+    import httpx
+
+    try:
+        response = httpx.request(
+            method,
+            f"{server.url}/admin/v1{path}",
+            params={name: value for name, value in (query or {}).items() if value is not None},
+            headers={"authorization": f"Bearer {server.control_token}"},
+            json=body,
+            timeout=timeout_s,
+        )
+        answered: dict[str, Any] = response.json()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise Failure(f"the server at {server.url} does not answer: {error}") from None
+    except ValueError:
+        raise Failure(f"{server.url} answered without JSON: is this a Fairgate server?") from None
+    if response.is_error:
+        raise Failure(in_commands(str(answered["error"]["message"])))
+    return answered
+
+
+def in_commands(message: str) -> str:
+    """A message of the API, with commands in place of routes."""
+    for route, command in COMMANDS.items():
+        message = message.replace(route, command)
+    return message

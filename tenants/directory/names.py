@@ -1,0 +1,65 @@
+"""Names beside ids: what the API and the command line show of tenants, projects and keys.
+
+Records hold ids, which never change. A person reads names: `tenant` stands beside `tenant_id`, `project`
+beside `project_id`, `key_name` beside `key_id` (a `key` is a secret), and `subject` beside a limit's
+`subject_id`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from sqlalchemy import Connection
+
+from tenants.directory import queries
+
+SHOWN = {
+    "tenant_id": ("tenant", "tenant"),
+    "project_id": ("project", "project"),
+    "key_id": ("key", "key_name"),
+}
+"""Field with an id -> the kind of thing, and the field that gets its name."""
+
+
+def with_names(connection: Connection, items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The items, and lists of items within them, each id followed by the name. None: there is no such thing
+    (any more), or no id."""
+    shown = list(items)
+    wanted: dict[str, set[str]] = {kind: set() for kind in queries.NAMED}
+    for item in _flat(shown):
+        for field, (kind, _) in _fields(item).items():
+            if item[field]:
+                wanted[kind].add(item[field])
+    names = {kind: queries.names_of(connection, kind, ids) for kind, ids in wanted.items()}
+    return [_named(item, names) for item in shown]
+
+
+def _named(item: Mapping[str, Any], names: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    fields, named = _fields(item), {}
+    for field, value in item.items():
+        named[field] = [_named(each, names) for each in value] if _is_list(value) else value
+        if field in fields:
+            kind, beside = fields[field]
+            named[beside] = names[kind].get(value)
+    return named
+
+
+def _flat(items: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    for item in items:
+        yield item
+        for value in item.values():
+            if _is_list(value):
+                yield from _flat(value)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, Mapping) for each in value)
+
+
+def _fields(item: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """The item's fields for ids, each with the kind of thing and the field for its name."""
+    fields = {field: shown for field, shown in SHOWN.items() if field in item}
+    if "subject_id" in item and item.get("kind") in queries.NAMED:
+        fields["subject_id"] = (item["kind"], "subject")
+    return fields
