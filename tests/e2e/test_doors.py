@@ -193,7 +193,10 @@ def test_a_suspended_project_is_out_within_a_second_and_what_runs_goes_on(
     assert "tenant" in refusal_of(narrow, "project", "resume", "chatbot")
     assert answer_of(narrow, "project", "resume", made["id"])["status"] == "active"
     until(lambda: models(narrow, key).status_code == 200, CHANGE_ARRIVES_S)
+    again = answer_of(narrow, "project", "suspend", "chatbot", "--tenant", "acme")
+    assert (again["status"], again["tenant"]) == ("suspended", "acme")
     # The same over HTTP, in force when it is answered.
+    assert narrow.admin("GET", "/projects?tenant=acme")["data"][0] == again
     narrow.admin("POST", "/projects/chatbot/suspend?tenant=acme")
     refused = models(narrow, key)
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "project_suspended")
