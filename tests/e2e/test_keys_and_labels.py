@@ -251,3 +251,18 @@ def test_a_batch_request_outwaits_its_tier_when_its_client_says_so(
             assert "data: [DONE]" in waiting.read().decode()
     until(behind.is_idle)
     assert behind.verify()["problems"] == []
+
+
+def test_an_idempotency_key_outlives_the_wait_that_its_client_named(
+    behind: Server, keys: dict[str, str]
+) -> None:
+    with behind.http(keys["acme"]) as client:
+        for name, waits in (("brief", {}), ("patient", {"x-fairgate-timeout-s": "86400"})):
+            done = client.post("/v1/completions", json=SHORT, headers={"idempotency-key": name} | waits)
+            assert done.status_code == 200
+    with sqlite3.connect(behind.data_dir / "fairgate.db") as connection:
+        expires_us = dict(
+            connection.execute("SELECT idempotency_key, expires_us FROM idempotent_answers").fetchall()
+        )
+    later_s = (expires_us["patient"] - expires_us["brief"]) / 1e6
+    assert 86_400 <= later_s < 86_400 + 600

@@ -32,6 +32,7 @@ LARGEST_NUMBER = 100_000
 """A larger number is a year of some calendar or an identifier, no length."""
 
 _PIECES = re.compile(r"[^\W\d_]+|\d+")
+"""Words and numbers. As here, `isdecimal` and not `isdigit` says which: "²" is a digit, and no number."""
 _QUOTED = re.compile(r"[\"“](.+)[\"”]", re.DOTALL)
 
 
@@ -94,7 +95,7 @@ def _add_wording(text: str, found: dict[int, float]) -> None:
         task = text.rstrip().rpartition("\n")[2]
     quoted = _QUOTED.search(task)
     pieces = _PIECES.findall(task.lower() if quoted is None else task.replace(quoted[1], " ").lower())
-    words = [piece for piece in pieces if not piece[0].isdigit()]
+    words = [piece for piece in pieces if not piece[0].isdecimal()]
     lead = words[0] if words else ""
     # What the instruction measures itself by, for all tasks together and for each leading word.
     sizes = {"lead": 1.0, "task": log1p(len(task)) / 4}
@@ -120,7 +121,7 @@ def _add_numbers(pieces: list[str], found: dict[int, float]) -> None:
     """Numbers, by the words around them ("12 months", "to 57"), and how far the first two are apart."""
     numbers: list[tuple[str, int]] = []
     for index, piece in enumerate(pieces):
-        if piece[0].isdigit():
+        if piece[0].isdecimal():
             before = pieces[index - 1] if index else ""
             after = pieces[index + 1] if index + 1 < len(pieces) else ""
             number = min(int(piece[:7]), LARGEST_NUMBER)

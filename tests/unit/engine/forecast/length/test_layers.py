@@ -44,6 +44,11 @@ def learned(answers: int, seed: int = 1, tenant: str = "t") -> LengthForecast:
     return forecast
 
 
+@pytest.mark.parametrize("text", ["³¹cö", "① of ²", "٣٤ أسماء", "x" * 300 + "²", "7²", "\u0bf0"])
+def test_a_digit_that_is_no_number_is_a_word(text: str) -> None:
+    assert asked(text).places
+
+
 def test_what_is_asked_makes_the_forecast() -> None:
     forecast = learned(1000)
     assert forecast.layer("t", "m") == "features"
