@@ -8,10 +8,11 @@ in common: in a simulation no prefix is found in a cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from gateway.domain.server_description import RequestTerms, UnreadableDescription, terms_of
 from gateway.domain.timeline import Event, TimelineKind, UnreadableTimeline, first, number, unpack
 from ops.simulate.figures.figures import MOST_TENANTS, latencies
 from ops.simulate.records import Records
@@ -28,7 +29,8 @@ class RecordedAnswer:
     """One answer that had at least one token. Instants in microseconds since 1970."""
 
     tenant: str
-    weight: float
+    terms: RequestTerms
+    """What its key was entitled to."""
     tier: int
     sequences: int
     input_tokens: int
@@ -63,17 +65,38 @@ class Recorded:
                     output_tokens,
                     (),
                     each.tier,
-                    each.weight,
+                    each.terms.weight,
+                    each.terms.reserved_cost_per_s,
                 )
 
+    def of(self, tenants: Sequence[str]) -> Recorded:
+        """The traffic of some tenants alone. Raises `BadTrace` for one that has none."""
+        known = sorted({each.tenant for each in self.served})
+        for name in tenants:
+            if name not in known:
+                some = ", ".join(known[:20])
+                raise BadTrace(f"no request of tenant {name!r} was answered in that time; there are {some}")
+        return replace(self, served=tuple(each for each in self.served if each.tenant in tenants))
 
-def read(rows: Iterable[RecordedTimeline], name: str) -> Recorded:
-    """The traffic in these rows. Raises `BadTrace` where there is none in them."""
+
+def read(
+    rows: Iterable[RecordedTimeline],
+    name: str,
+    described: Mapping[str, bytes] | None = None,
+    limit: int | None = None,
+) -> Recorded:
+    """The traffic in these rows, with the terms that are `described` (by id; else the present weight of their
+    tenants, and no limits); of more than `limit` answers the first. Raises `BadTrace` where there is none."""
     served, unserved = [], 0
+    contents = described or {}
+    terms: dict[str, RequestTerms] = {}
     for row in rows:
         try:
-            found = served_of(row, unpack(row.packed))
-        except UnreadableTimeline as error:
+            if row.terms is not None and row.terms in contents and row.terms not in terms:
+                terms[row.terms] = terms_of(contents[row.terms])
+            its = terms.get(row.terms or "") or RequestTerms(row.weight)
+            found = served_of(row, unpack(row.packed), its)
+        except (UnreadableTimeline, UnreadableDescription) as error:
             raise BadTrace(f"a timeline of {row.tenant} cannot be read: {error}") from None
         if found is None:
             unserved += 1
@@ -84,10 +107,10 @@ def read(rows: Iterable[RecordedTimeline], name: str) -> Recorded:
             f"{name}: no answer was recorded in that time ({unserved} requests ended without a token); take "
             "a longer one (--last 24h), or see that timelines are kept (gateway.timeline_days)"
         )
-    return Recorded(name, tuple(sorted(served, key=lambda each: each.arrived_us)), unserved)
+    return Recorded(name, tuple(sorted(served, key=lambda each: each.arrived_us)[:limit]), unserved)
 
 
-def served_of(row: RecordedTimeline, events: list[Event]) -> RecordedAnswer | None:
+def served_of(row: RecordedTimeline, events: list[Event], terms: RequestTerms) -> RecordedAnswer | None:
     """None: no token came."""
     received, first_token = first(events, TimelineKind.RECEIVED), first(events, TimelineKind.FIRST_TOKEN)
     last_token, ended = first(events, TimelineKind.LAST_TOKEN), first(events, TimelineKind.ENDED)
@@ -98,7 +121,7 @@ def served_of(row: RecordedTimeline, events: list[Event]) -> RecordedAnswer | No
     queued = first(events, TimelineKind.QUEUED)
     return RecordedAnswer(
         row.tenant,
-        row.weight,
+        terms,
         number(received, "tier"),
         max(1, number(received, "sequences")),
         min(max(1, number(received, "input_tokens")), MOST_TOKENS),

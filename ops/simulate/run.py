@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +34,10 @@ class Scenario:
     slo: SloLimits = field(default_factory=SloLimits)
     predictions: str = "learned"
     options: PolicyOptions = field(default_factory=PolicyOptions)
+    options_by_policy: Mapping[str, PolicyOptions] = field(default_factory=dict)
+    """In place of `options`, for policies that have their own."""
+    flow: Mapping[str, Any] = field(default_factory=dict)
+    """Further options of the queue (`FlowController`)."""
     padded: bool = False
     """Shapes are padded, as on devices that know no ragged batches."""
     claims: dict[str, str] = field(default_factory=dict)
@@ -61,13 +65,14 @@ def run_policy(
         policy,
         scenario.machine,
         replicas=scenario.replicas,
-        options=scenario.options,
+        options=scenario.options_by_policy.get(policy, scenario.options),
         predictions=PREDICTIONS[scenario.predictions](),
         # Where nothing is shared, a cache changes nothing but the time that the simulation takes.
         prefix_caching=scenario.source.has_prefixes,
         padded=scenario.padded,
         runs=runs,
         watch=PoolObserver(fairness.look, on_rows),
+        flow=scenario.flow,
     )
     with _few_collections():
         pool.run(scenario.source)

@@ -8,6 +8,8 @@ import click
 
 from ops.cli.base import Command, Failure, answer
 from ops.cli.simulate.options import (
+    DEFAULT_POLICIES,
+    TABLE_POLICIES,
     check_outputs,
     cut,
     machine_of,
@@ -104,7 +106,8 @@ def simulate(
             scenario_of(source if sustained else cut(source, speed, limit), machine, chosen, asked)
             for source in sources
         ]
-        policies = policies_of(policy, chosen, sustained)
+        of_preset = ",".join(chosen.policies) if chosen else DEFAULT_POLICIES
+        policies = policies_of(policy, TABLE_POLICIES if sustained else of_preset)
         if sustained:
             _sustained(scenarios, policies, limit)
             return
