@@ -11,7 +11,7 @@ from msgspec.structs import force_setattr
 from engine.forecast.length.features import Features
 from engine.messages import SamplingParams
 from gateway.upstream.base import Wording
-from tenants.types import Amounts, Principal, Tier
+from tenants.types import Amounts, OnLowBudget, Principal, Tier
 
 if TYPE_CHECKING:
     from gateway.domain.quote_binding import Binding
@@ -83,6 +83,12 @@ class Call(msgspec.Struct, frozen=True):
     def max_output_tokens(self) -> int:
         """The most that all sequences together can emit."""
         return self.max_tokens * self.sequences
+
+    @property
+    def may_be_cut(self) -> bool:
+        """Whether it is admitted where a budget has no room for its longest answer, which then ends with the
+        budget."""
+        return not self.asked_max_tokens or self.principal.on_low_budget is OnLowBudget.TRUNCATE
 
     def prompt_of(self, index: int) -> list[int]:
         """The prompt of sequence `index`."""

@@ -1,9 +1,9 @@
 """Describes one model's server, and the terms of its requests, for their timelines.
 
 Cheap enough to be asked after every request: a description is made anew only where something has changed.
-How long steps take changes all the time, so it is looked at once in `PACE_EVERY_S`, and whenever a young engine
-has seen twice as many; it counts as changed where some step would take `PACE_CHANGED` longer or shorter. Use
-from one event loop.
+How long steps take changes all the time, so it is looked at once in `PACE_EVERY_S`, and whenever a young
+engine has seen twice as many steps; it counts as changed where some step would take `PACE_CHANGED` longer or
+shorter. Use from one event loop.
 """
 
 from __future__ import annotations

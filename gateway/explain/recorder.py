@@ -286,7 +286,12 @@ def _opened(run: Run, timeline: Timeline) -> Timeline:
     if run.in_line_s is not None:
         held = run.held
         opened.note(
-            TimelineKind.RESERVED, run.in_line_s, _us(run.limited_s), held.input_tokens, held.output_tokens
+            TimelineKind.RESERVED,
+            run.in_line_s,
+            _us(run.limited_s),
+            held.input_tokens,
+            held.output_tokens,
+            int(call.may_be_cut),
         )
     for move in run.moves:
         opened.note(

@@ -17,9 +17,11 @@ from gateway.domain.timeline import Event, TimelineKind, UnreadableTimeline, fir
 from ops.simulate.figures.figures import MOST_TENANTS, latencies
 from ops.simulate.records import Records
 from ops.simulate.slo import SloLimits
-from ops.simulate.traffic.requests import MOST_TOKENS, BadTrace, SimulatedRequest
+from ops.simulate.traffic.requests import MOST_TOKENS, BadTrace, RequestLimits, SimulatedRequest
 from tenants.ledger.timelines import RecordedTimeline
+from tenants.pricing.pricing import FREE, PriceEntry
 
+UNPRICED = PriceEntry(FREE, 1_000)
 AS_IT_WAS = "as it was"
 """Shown in place of a policy."""
 
@@ -42,6 +44,16 @@ class RecordedAnswer:
     first_us: int
     last_us: int
     preemptions: int
+    max_tokens: int = 0
+    may_be_cut: bool = False
+
+    @property
+    def limits(self) -> RequestLimits | None:
+        """The limits that it was held on."""
+        terms = self.terms
+        if not terms.limits:
+            return None
+        return RequestLimits(terms.limits, terms.price or UNPRICED, self.may_be_cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +79,14 @@ class Recorded:
                     each.tier,
                     each.terms.weight,
                     each.terms.reserved_cost_per_s,
+                    limits=each.limits,
+                    max_tokens=each.max_tokens,
                 )
+
+    @property
+    def begins_s(self) -> float:
+        """Seconds since 1970 at the first arrival."""
+        return self.served[0].arrived_us / 1e6
 
     def of(self, tenants: Sequence[str]) -> Recorded:
         """The traffic of some tenants alone. Raises `BadTrace` for one that has none."""
@@ -131,6 +150,8 @@ def served_of(row: RecordedTimeline, events: list[Event], terms: RequestTerms) -
         arrived_us + first_token.at_us,
         arrived_us + last_token.at_us,
         sum(event.kind == TimelineKind.PREEMPTED for event in events),
+        number(received, "max_tokens"),
+        bool(number(first(events, TimelineKind.RESERVED), "may_be_cut")),
     )
 
 

@@ -6,10 +6,12 @@ import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from engine.scheduling.options import PolicyOptions
 from ops.reporting import plain
+from ops.simulate.budget import SimulatedBudget
 from ops.simulate.figures.fairness import Fairness
 from ops.simulate.figures.figures import figures
 from ops.simulate.figures.shortfall import Shortfall
@@ -42,6 +44,9 @@ class Scenario:
     """Shapes are padded, as on devices that know no ragged batches."""
     claims: dict[str, str] = field(default_factory=dict)
     """Published results of such a scenario, by policy, to print beside it."""
+    begins_s: float | None = None
+    """Seconds since 1970 at the first arrival: limits of requests count from then on. None: requests have
+    none."""
     shortfall: Shortfall | None = None
     """What is added to simulated times; None: nothing."""
 
@@ -73,6 +78,7 @@ def run_policy(
         runs=runs,
         watch=PoolObserver(fairness.look, on_rows),
         flow=scenario.flow,
+        budget=None if scenario.begins_s is None else partial(SimulatedBudget, begins_s=scenario.begins_s),
     )
     with _few_collections():
         pool.run(scenario.source)

@@ -167,6 +167,7 @@ def _as_served(
         predictions="learned",
         options=server.options({}),
         flow=server.flow(machine),
+        begins_s=recorded.begins_s,
         padded=False,
     )
     with progress_of(served, [server.policy]) as (on_policy, on_rows):
@@ -178,6 +179,7 @@ def _as_served(
         options=server.options_of_others(options),
         options_by_policy={server.policy: server.options(options)},
         flow=server.flow(scenario.machine),
+        begins_s=recorded.begins_s,
         # What another machine falls short of is not known.
         shortfall=None if names_machine(asked) else run.baseline.shortfall,
     )
