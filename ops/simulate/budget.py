@@ -41,10 +41,13 @@ class _Held:
     row: int
     request: SimulatedRequest
     limits: tuple[Limit, ...]
-    sizes: Callable[[int], Amounts]
+    sizes: Callable[..., Amounts]
+    """Of the prompt and a number of output tokens, as limits count them; at the end cached input may count
+    less."""
     high_tokens: int
     """Quantile of its output that is held ahead."""
     most_tokens: int
+    cached_tokens: int
     lease_tokens: int = 0
     denied_since_s: float | None = None
     """Its top-up has found no room since then."""
@@ -73,7 +76,7 @@ class SimulatedBudget:
         assert request.limits is not None
         of = request.limits
         limits = tuple(limit for limit in of.limits if limit.meter is not Meter.GPU_MS)
-        held = _Held(row, request, limits, _sizes(of, request), high_tokens, most_tokens)
+        held = _Held(row, request, limits, _sizes(of, request), high_tokens, most_tokens, of.cached_tokens)
         entry_id = str(row)
         needs = fed_streams(limits, held.sizes, self._stream_tokens_per_s())
         try:
@@ -106,7 +109,7 @@ class SimulatedBudget:
         held = self._held.pop(entry_id, None)
         if held is None:
             return
-        _now(self._store.settle(entry_id, held.sizes(output_tokens)))
+        _now(self._store.settle(entry_id, held.sizes(output_tokens, held.cached_tokens)))
         self._streams.leave(entry_id)
         for waiting in list(self._held_back):
             self._try_again(waiting)
@@ -189,13 +192,21 @@ class SimulatedBudget:
         return 1 / predict_step_s(self._pool.machine.step_time, width, 0, width)
 
 
-def _sizes(of: RequestLimits, request: SimulatedRequest) -> Callable[[int], Amounts]:
-    """Amounts of the prompt and a number of output tokens, as limits count them."""
+def _sizes(of: RequestLimits, request: SimulatedRequest) -> Callable[..., Amounts]:
     tier = tuple(Tier)[request.tier]
     book = PriceBook({(MODEL, tier): of.price})
 
-    def size(output_tokens: int) -> Amounts:
-        return counted(book, MODEL, tier, input_tokens=request.input_tokens, output_tokens=output_tokens)
+    prompt_tokens = request.input_tokens + of.cached_tokens
+
+    def size(output_tokens: int, cached_tokens: int = 0) -> Amounts:
+        return counted(
+            book,
+            MODEL,
+            tier,
+            input_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
+            output_tokens=output_tokens,
+        )
 
     return size
 

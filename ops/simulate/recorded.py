@@ -2,14 +2,14 @@
 
 From the timelines (who sent how much when, how long the answer became, when its tokens came) and the ledger
 (which model). A request with several sequences becomes as many requests. What ended without a token is
-counted and left out: the length of its answer is unknown. Prompts are not kept, and neither is what they had
-in common: in a simulation no prefix is found in a cache.
+counted and left out: the length of its answer is unknown. Prompts are not kept: of a prompt a simulation
+computes what was computed, and finds in a cache what was found in one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gateway.domain.server_description import RequestTerms, UnreadableDescription, terms_of
@@ -47,13 +47,15 @@ class RecordedAnswer:
     max_tokens: int = 0
     may_be_cut: bool = False
 
-    @property
-    def limits(self) -> RequestLimits | None:
-        """The limits that it was held on."""
+    cached_tokens: Mapping[int, int] = field(default_factory=dict)
+    """Prompt tokens found in a cache, by sequence."""
+
+    def limits(self, cached_tokens: int) -> RequestLimits | None:
+        """The limits that one of its sequences was held on."""
         terms = self.terms
         if not terms.limits:
             return None
-        return RequestLimits(terms.limits, terms.price or UNPRICED, self.may_be_cut)
+        return RequestLimits(terms.limits, terms.price or UNPRICED, self.may_be_cut, cached_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +71,18 @@ class Recorded:
 
     def __iter__(self) -> Iterator[SimulatedRequest]:
         for each in self.served:
-            for output_tokens in _parts(each):
+            for sequence, output_tokens in enumerate(_parts(each)):
+                cached_tokens = min(each.cached_tokens.get(sequence, 0), each.input_tokens - 1)
                 yield SimulatedRequest(
                     (each.arrived_us - self.served[0].arrived_us) / 1e6,
                     each.tenant,
-                    each.input_tokens,
+                    each.input_tokens - cached_tokens,
                     output_tokens,
                     (),
                     each.tier,
                     each.terms.weight,
                     each.terms.reserved_cost_per_s,
-                    limits=each.limits,
+                    limits=each.limits(cached_tokens),
                     max_tokens=each.max_tokens,
                 )
 
@@ -152,6 +155,11 @@ def served_of(row: RecordedTimeline, events: list[Event], terms: RequestTerms) -
         sum(event.kind == TimelineKind.PREEMPTED for event in events),
         number(received, "max_tokens"),
         bool(number(first(events, TimelineKind.RESERVED), "may_be_cut")),
+        {
+            number(each, "sequence"): number(each, "cached_tokens")
+            for each in events
+            if each.kind == TimelineKind.ADMITTED
+        },
     )
 
 

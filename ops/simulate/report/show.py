@@ -149,7 +149,7 @@ def notes(report: Report) -> list[str]:
     if "recorded" in report:
         found.append(
             f"Recorded: the times that clients had, of answers that began; {report['unserved']:,} requests "
-            "ended without a token and are left out. No prompts are kept: no prefix is found in a cache."
+            "ended without a token and are left out. What was found in a prefix cache is not computed again."
         )
     if report.get("baseline"):
         found.append(f"Baseline against what clients had: {'; '.join(map(_compared, report['baseline']))}.")

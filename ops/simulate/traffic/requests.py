@@ -32,6 +32,8 @@ class RequestLimits:
     """Of its model and tier: the cost of tokens, and their weights."""
     may_be_cut: bool
     """It is admitted where there is no room for its longest answer."""
+    cached_tokens: int = 0
+    """Prompt tokens that were found in a cache, beside those of the request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,13 @@ def test_tokens_count_as_their_price_weights_them() -> None:
     assert list(pool.records.refused) == [0, 1]
 
 
+def test_cached_input_is_held_in_full_and_charged_as_it_is_weighted() -> None:
+    light = PriceEntry(Price(100, 50, 300), 1_000, TokenWeights(cached_input=0))
+    limits = RequestLimits((window(Meter.INPUT_TOKENS, 45),), light, False, cached_tokens=30)
+    asked = [SimulatedRequest(float(at_s), "t", 10, 5, limits=limits) for at_s in range(2)]
+    assert list(served(*asked).records.refused) == [0, 1], "10 are charged, and 40 do not fit beside them"
+
+
 def test_requests_without_limits_are_not_touched() -> None:
     requests = [request(0.1 * number, output_tokens=20) for number in range(20)]
     plain = SimulatedPool("vtc", machine(places=8, kv_tokens=4000))
