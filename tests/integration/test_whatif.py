@@ -77,10 +77,9 @@ class Book:
             Amounts(64, 21, 0, 1), "completed", at,
         )  # fmt: skip
         for kind in ("reserve", "settle"):  # a request is one, however many rows it has
-            row = {name: getattr(settle, name) for name in settle.__slots__} | {"kind": kind}
-            await Ledger(self.database).append(LedgerRow(**row))
+            await Ledger(self.database).append(replace(settle, kind=kind))
         contents = {timelines.description_id(each): each for each in (server, packed(terms)) if each}
-        ids = [each and timelines.description_id(each) for each in (server, packed(terms))]
+        ids = [None if each is None else timelines.description_id(each) for each in (server, packed(terms))]
         stored = StoredTimeline(request_id, self.tenants[tenant], at_us, made.packed, *ids)
         await timelines.add(self.database, [stored], contents)
 
@@ -212,7 +211,16 @@ def test_twice_the_load_and_one_tenant_alone(house: str) -> None:
     assert report["source"].endswith("(x2)")
 
 
-async def test_a_baseline_that_is_off_comes_first(book: Book, database_url: str) -> None:
+async def test_the_baseline_of_one_tenant_is_of_all_that_was_served(book: Book, database_url: str) -> None:
+    for number in range(4):
+        await book.answer(number, tenant="slow" if number else "acme")
+    report = await reported(database_url, "--tenant", "slow")
+    assert [row["requests"] for row in report["policies"]] == [4, 3]
+    shown = (await asked(database_url, *NINE_TO_TEN, "--tenant", "slow")).output
+    assert "The baseline is of all 4 requests, what is beside it of 3 of them." in shown
+
+
+async def test_a_baseline_that_is_off_comes_first(book: Book, database_url: str, tmp_path: Path) -> None:
     """Every fifth answer was longer than the described server can compute: it was another one."""
     cramped = packed(replace(SERVER, engines=(DescribedEngine("cpu", 90, 16, 64, 8, 256),)))
     for number in range(40):
@@ -222,8 +230,10 @@ async def test_a_baseline_that_is_off_comes_first(book: Book, database_url: str)
     assert next(iter(report)) == "warning"
     assert "TTFT p90 never came, and was 0.5 s (stated error 1.0 %)" in report["warning"]
     assert [each["is_within"] for each in report["baseline"]][1::2] == [False, False]
-    shown = (await asked(database_url, *NINE_TO_TEN)).output
+    page = tmp_path / "page.html"
+    shown = (await asked(database_url, *NINE_TO_TEN, "--html", str(page))).output
     assert shown.startswith("The baseline is off by more than its stated error: ")
+    assert "<body>\n<p><strong>The baseline is off by more than its stated error: " in page.read_text()
 
 
 async def test_a_server_that_changed_is_replayed_by_stretches(book: Book, database_url: str) -> None:

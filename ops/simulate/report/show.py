@@ -153,6 +153,9 @@ def notes(report: Report) -> list[str]:
         )
     if report.get("baseline"):
         found.append(f"Baseline against what clients had: {'; '.join(map(_compared, report['baseline']))}.")
+        whole, part = report["policies"][0]["requests"], report["recorded"]["requests"]
+        if whole != part:
+            found.append(f"The baseline is of all {whole:,} requests, what is beside it of {part:,} of them.")
     elif "recorded" in report:
         found.append(
             "No baseline: the recording does not say what served it, so how true this is is not known."
