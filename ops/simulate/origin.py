@@ -26,6 +26,8 @@ from gateway.domain.server_description import (
     server_of,
 )
 from gateway.flow.lanes import LaneRule, long_tokens_of
+from gateway.flow.placement import LeastLoaded
+from gateway.flow.routing import PrefixRouter
 from gateway.flow.window import WindowRule
 from ops.simulate.machines.machines import Machine, profile_machine
 from ops.simulate.traffic.requests import BadTrace
@@ -99,8 +101,8 @@ class ReplayedServer:
         """Its engines."""
         return max(1, len(self.described.engines))
 
-    def flow(self, machine: Machine) -> dict[str, Any]:
-        """Its queue's settings, for `SimulatedPool`, in front of such machines."""
+    def flow(self, machine: Machine, replicas: int) -> dict[str, Any]:
+        """Its queue's settings, for one `SimulatedPool`, in front of so many such machines."""
         queue = self.described.queue
         return {
             "window": WindowRule(queue.lookahead_sequences, queue.kv_window),
@@ -112,6 +114,7 @@ class ReplayedServer:
                 queue.batch_share,
             ),
             "reservation_burst_s": queue.reservation_burst_s,
+            "scorer": PrefixRouter() if replicas > 1 else LeastLoaded(),
         }
 
 

@@ -23,7 +23,7 @@ from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import make_policy
 from engine.scheduling.step_counters import TierTenant
-from engine.sequence import Sequence
+from engine.sequence import Sequence, SequenceStatus
 from engine.virtual.fast_replica import SimulatedReplica, StepsTaken
 from engine.virtual.step_shapes import make_shapes
 from gateway.domain.targets import NO_TARGETS, RequestTargets, targets_of
@@ -433,7 +433,9 @@ class SimulatedPool:
         """Output tokens of a running request."""
         member = self.members[self.records.replica[self._live[entry_id][0]]]
         sequence = member.engine.table.sequences[entry_id]
-        return max(1, len(sequence.token_ids) - sequence.prompt_tokens - self._ahead(member, None))
+        # One that rests has no part in the step under way.
+        ahead = self._ahead(member, None) if sequence.state is SequenceStatus.RUNNING else 0
+        return max(1, len(sequence.token_ids) - sequence.prompt_tokens - ahead)
 
     def _hear(self, member: Member, cause: Member | None, finished: Iterable[Sequence]) -> None:
         """What the steps of a replica that have ended reported, as far as the gateway has not heard of it."""

@@ -38,8 +38,8 @@ class Scenario:
     options: PolicyOptions = field(default_factory=PolicyOptions)
     options_by_policy: Mapping[str, PolicyOptions] = field(default_factory=dict)
     """In place of `options`, for policies that have their own."""
-    flow: Mapping[str, Any] = field(default_factory=dict)
-    """Further options of the queue (`FlowController`)."""
+    flow: Callable[[], Mapping[str, Any]] = dict
+    """Makes further options of the queue (`FlowController`), for each run."""
     padded: bool = False
     """Shapes are padded, as on devices that know no ragged batches."""
     claims: dict[str, str] = field(default_factory=dict)
@@ -77,7 +77,7 @@ def run_policy(
         padded=scenario.padded,
         runs=runs,
         watch=PoolObserver(fairness.look, on_rows),
-        flow=scenario.flow,
+        flow=scenario.flow(),
         budget=None if scenario.begins_s is None else partial(SimulatedBudget, begins_s=scenario.begins_s),
     )
     with _few_collections():

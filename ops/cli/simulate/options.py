@@ -119,7 +119,7 @@ def machine_of(
 
 def names_machine(asked: dict[str, Any]) -> bool:
     """Whether a machine is named that is not the one that served."""
-    return any(asked[name] is not None for name in ("gpu", "model_name", "profile"))
+    return any(asked[name] is not None for name in ("gpu", "model_name", "tensor_parallel", "profile"))
 
 
 def options_asked(asked: dict[str, Any]) -> dict[str, str]:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,19 +167,20 @@ def _as_served(
         replicas=server.replicas,
         predictions="learned",
         options=server.options({}),
-        flow=server.flow(machine),
+        flow=partial(server.flow, machine, server.replicas),
         begins_s=recorded.begins_s,
         padded=False,
     )
     with progress_of(served, [server.policy]) as (on_policy, on_rows):
         on_policy(server.policy)
         run = BaselineRun.of(recorded, served, server.policy, on_rows)
+    replicas = asked["replicas"] or server.replicas
     otherwise = replace(
         scenario,
-        replicas=asked["replicas"] or server.replicas,
+        replicas=replicas,
         options=server.options_of_others(options),
         options_by_policy={server.policy: server.options(options)},
-        flow=server.flow(scenario.machine),
+        flow=partial(server.flow, scenario.machine, replicas),
         begins_s=recorded.begins_s,
         # What another machine falls short of is not known.
         shortfall=None if names_machine(asked) else run.baseline.shortfall,
