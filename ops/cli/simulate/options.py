@@ -24,15 +24,19 @@ TABLE_POLICIES = "static-padded,static,dynamic,buckets,fcfs,sjf,vtc,hybrid"
 PICTURES = (".png", ".svg", ".pdf")
 
 
-def serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of policies, machine, targets and forecasts."""
+def serving_options(*, recorded: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Options of policies, machine, targets and forecasts. `recorded`: what is not named is as it was."""
+
+    def default(text: str) -> str:
+        return "" if recorded else f"  [default: {text}]"
+
     options = (
         click.option(
-            "--policy", metavar="A,B,…", help=f"Policies to compare, or all.  [default: {DEFAULT_POLICIES}]"
+            "--policy", metavar="A,B,…", help="Policies to compare, or all." + default(DEFAULT_POLICIES)
         ),
-        click.option("--replicas", type=click.IntRange(1, 256), help="Engines.  [default: 1]"),
-        click.option("--gpu", help="h200, h100, a100, l40s or cpu.  [default: h200]"),
-        click.option("--model", "model_name", help="1b, 8b or 70b.  [default: 8b]"),
+        click.option("--replicas", type=click.IntRange(1, 256), help="Engines." + default("1")),
+        click.option("--gpu", help="h200, h100, a100, l40s or cpu." + default("h200")),
+        click.option("--model", "model_name", help="1b, 8b or 70b." + default("8b")),
         click.option(
             "--tensor-parallel", type=click.IntRange(1, 16), help="GPUs that compute a model together."
         ),
@@ -42,13 +46,13 @@ def serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Step times that an engine measured, instead of a GPU's roofline.",
         ),
         click.option(
-            "--kv-tokens", type=click.IntRange(16), help="KV cache of a replica.  [default: what fits]"
+            "--kv-tokens", type=click.IntRange(16), help="KV cache of a replica." + default("what fits")
         ),
         click.option(
-            "--max-sequences", type=click.IntRange(1, 4096), help="That run at once.  [default: 256]"
+            "--max-sequences", type=click.IntRange(1, 4096), help="That run at once." + default("256")
         ),
         click.option(
-            "--max-batched-tokens", type=click.IntRange(1, 1 << 20), help="Of one step.  [default: 2048]"
+            "--max-batched-tokens", type=click.IntRange(1, 1 << 20), help="Of one step." + default("2048")
         ),
         click.option(
             "--option",
@@ -71,9 +75,13 @@ def serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="What the gateway knows of an answer's length on arrival.",
         ),
     )
-    for option in reversed(options):
-        command = option(command)
-    return command
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
 def picture_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @click.option("--generate", metavar="SPEC", help="Tenants from a seed, such as tenants=20,rate=8,flooder=3.")
 @click.option("--preset", metavar="NAME", help="chat, code, long-form, batch or seventy-b.")
 @click.option("--rate", type=float, help="Requests a second, drawn: for a file of lengths alone.")
-@serving_options
+@serving_options()
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of whatever is drawn.")
 @click.option("--limit", type=click.IntRange(1), metavar="ROWS", help="The first requests alone.")
 @click.option("--speed", type=float, default=1.0, show_default=True, help="So many times as fast as it was.")

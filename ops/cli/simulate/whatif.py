@@ -50,7 +50,7 @@ DATES = ["%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S.%f", "%Y-%m-%
 @click.option("--of-model", metavar="NAME", help="Requests of this model, where several are served.")
 @click.option("--gateway", metavar="ID", help="Only what this gateway served, where several did.")
 @click.option("--tenant", "tenants", metavar="NAME", multiple=True, help="Only theirs (repeat).")
-@serving_options
+@serving_options(recorded=True)
 @click.option("--limit", type=click.IntRange(1), metavar="ROWS", help="The first requests alone.")
 @click.option("--speed", type=float, default=1.0, show_default=True, help="So many times as fast as it was.")
 @picture_options
