@@ -76,6 +76,9 @@ class SimulatedBudget:
         assert request.limits is not None
         of = request.limits
         limits = tuple(limit for limit in of.limits if limit.meter is not Meter.GPU_MS)
+        if not limits:
+            self._pool.queue_up(row, request)
+            return
         held = _Held(row, request, limits, _sizes(of, request), high_tokens, most_tokens, of.cached_tokens)
         entry_id = str(row)
         needs = fed_streams(limits, held.sizes, self._stream_tokens_per_s())

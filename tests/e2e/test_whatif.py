@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import time
@@ -12,7 +13,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from gateway.domain.server_description import RequestTerms, terms_of
 from ops.cli.main import cli
+from tenants.ledger import timelines
+from tenants.storage.database import open_database
 from tests.support.server_process import MODEL, Server, server_process
 
 REQUESTS = 300
@@ -50,6 +54,18 @@ def load(server: Server, keys: list[str], clients: int) -> None:
 def whatif(server: Server, *arguments: str) -> Result:
     asked = ["whatif", "--data-dir", str(server.data_dir), *arguments]
     return CliRunner().invoke(cli, asked, prog_name="fairgate", env=OTHER_SETTINGS)
+
+
+async def recorded_terms(server: Server) -> list[RequestTerms]:
+    """Of every request, in order of their ends."""
+    database = open_database(f"sqlite:///{server.data_dir / 'fairgate.db'}")
+    try:
+        rows = await timelines.recorded(database, from_us=0, to_us=2**60, most=100)
+        ids = [row.terms for row in rows if row.terms is not None]
+        contents = await timelines.described(database, ids)
+    finally:
+        await database.close()
+    return [terms_of(contents[each]) for each in ids]
 
 
 @pytest.mark.parametrize(
@@ -108,6 +124,13 @@ def test_a_server_that_was_changed_is_replayed_as_it_was_at_the_time(
         server.limit("limited", "requests", 100, rate_per_s=100.0)
         answer()
 
+    terms = asyncio.run(recorded_terms(server))
+    assert [each.weight for each in terms] == [3.0, 3.0, 1.0]
+    assert [[(limit.amount, limit.rate_per_s) for limit in each.limits] for each in terms] == [
+        [],
+        [(1, 0.5)],
+        [(100, 100.0)],
+    ]
     refused = whatif(server)
     assert refused.exit_code == 1
     assert "the server changed in that time" in refused.output

@@ -113,6 +113,11 @@ def test_cached_input_is_held_in_full_and_charged_as_it_is_weighted() -> None:
     assert list(served(*asked).records.refused) == [0, 1], "10 are charged, and 40 do not fit beside them"
 
 
+def test_limits_of_device_time_are_left_out() -> None:
+    requests = [request(0.0, window(Meter.GPU_MS, 1), output_tokens=100) for _ in range(2)]
+    assert list(served(*requests).records.refused) == [0, 0]
+
+
 def test_requests_without_limits_are_not_touched() -> None:
     requests = [request(0.1 * number, output_tokens=20) for number in range(20)]
     plain = SimulatedPool("vtc", machine(places=8, kv_tokens=4000))
