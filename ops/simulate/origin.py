@@ -43,8 +43,8 @@ OTHER_MACHINE = "--gpu with --model, or --profile, and --policy"
 """Flags that name all that a recording would say."""
 
 
-class NotDescribed(BadTrace):
-    """The recording does not say what served it; the message says why, and what to do."""
+class ServerUnknown(BadTrace):
+    """The recording does not name one server that can be simulated; the message says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class ReplayedServer:
         return options_of(numbers | dict(asked))
 
     def machine(self) -> Machine:
-        """One of its engines. Raises `NotDescribed`."""
+        """One of its engines. Raises `ServerUnknown`."""
         described = self.described
         why = ""
         if described.is_foreign:
@@ -81,7 +81,7 @@ class ReplayedServer:
         elif len(set(described.engines)) > 1:
             why = f"its engines differ in size ({'; '.join(sorted(set(map(_sizes, described.engines))))})"
         if why or described.step_time is None:
-            raise NotDescribed(
+            raise ServerUnknown(
                 f"what served model {described.model} cannot be simulated: {why}; name another machine with"
                 f" {OTHER_MACHINE}"
             )
@@ -121,7 +121,7 @@ class ReplayedServer:
 def only_of(
     gateway: str, rows: Sequence[RecordedTimeline], described: Mapping[str, bytes]
 ) -> list[RecordedTimeline]:
-    """The rows that one gateway served. Raises `BadTrace`, and `NotDescribed` as `replayed_server`."""
+    """The rows that one gateway served. Raises `BadTrace`, and `ServerUnknown` as `replayed_server`."""
     servers = _servers(rows, described)
     known = sorted({each.gateway_id for each in servers.values()})
     if gateway not in known:
@@ -131,17 +131,16 @@ def only_of(
 
 def replayed_server(rows: Sequence[RecordedTimeline], described: Mapping[str, bytes]) -> ReplayedServer:
     """The server that all `rows` (at least one, in order of their ends) name, by the contents of their
-    descriptions. Raises `BadTrace` where they name several, `NotDescribed` where they do not name one that
-    can be read."""
+    descriptions. Raises `ServerUnknown` where they name several, or none that can be read."""
     servers = _servers(rows, described)
     common = {name: _common(each) for name, each in servers.items()}
     if len(set(common.values())) > 1:
         stretches = _stretches(rows, servers, common)
         shown = "".join(f"\n  {each}" for each in stretches[:MOST_SHOWN])
         more = f"\n  and {len(stretches) - MOST_SHOWN} more" if len(stretches) > MOST_SHOWN else ""
-        raise BadTrace(
-            "the server changed in that time: replay one stretch of it, or what one gateway served"
-            f" (--gateway):{shown}{more}"
+        raise ServerUnknown(
+            "the server changed in that time: replay one stretch of it, what one gateway served (--gateway),"
+            f" or name one with {OTHER_MACHINE}:{shown}{more}"
         )
     one = next(iter(servers.values()))
     pace = mean_of(servers[row.server].step_time for row in rows if row.server is not None)
@@ -166,7 +165,7 @@ def _servers(
     if missing:
         last = _EPOCH + timedelta(microseconds=missing[-1].ended_us)
         some = "all" if len(missing) == len(rows) else f"{len(missing):,} of the {len(rows):,}"
-        raise NotDescribed(
+        raise ServerUnknown(
             f"{some} requests of that time were recorded by a version of Fairgate that did not store what"
             f" served them, the last at {last:{INSTANT}}: take a later time (--from), record anew, or name"
             f" all that it would say with {OTHER_MACHINE}"
@@ -176,7 +175,7 @@ def _servers(
         try:
             servers[name] = server_of(described[name])
         except UnreadableDescription as error:
-            raise NotDescribed(
+            raise ServerUnknown(
                 f"the description of the server that ran requests of that time cannot be read: {error}; take "
                 f"another time, the version of Fairgate that recorded it, or name all that it would say with"
                 f" {OTHER_MACHINE}"

@@ -139,14 +139,14 @@ def whatif(
 def _server(
     rows: list[RecordedTimeline], described: dict[str, bytes], policy: str | None, asked: dict[str, Any]
 ) -> ReplayedServer | None:
-    """The server that the rows name. None where they name none, and flags say all that it would. Raises
+    """The server that the rows name. None where they do not name one, and flags say all that it would. Raises
     `BadTrace`."""
-    from ops.simulate.origin import NotDescribed, replayed_server
+    from ops.simulate.origin import ServerUnknown, replayed_server
 
     try:
         server = replayed_server(rows, described)
         server.machine()
-    except NotDescribed:
+    except ServerUnknown:
         if policy is None or not names_machine(asked):
             raise
         return None

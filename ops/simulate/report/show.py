@@ -157,9 +157,7 @@ def notes(report: Report) -> list[str]:
         if whole != part:
             found.append(f"The baseline is of all {whole:,} requests, what is beside it of {part:,} of them.")
     elif "recorded" in report:
-        found.append(
-            "No baseline: the recording does not say what served it, so how true this is is not known."
-        )
+        found.append("No baseline: the recording does not name one server, so how true this is is not known.")
     if report.get("overrides"):
         found.append(f"Instead of what served: {'; '.join(report['overrides'])}.")
     if report["compared_requests"] is not None:
