@@ -254,6 +254,8 @@ async def test_a_server_that_changed_is_replayed_by_stretches(book: Book, databa
     again = await asked(database_url, "--from", *rest.split(":  ")[0].split(": ")[0].split(), "--json")
     assert json.loads(again.stdout)["recorded"]["requests"] == 5
     assert (await reported(database_url, "--gateway", "gw_2"))["policies"][0]["policy"] == "fcfs"
+    named = await reported(database_url, *MACHINE, "--policy", "srpt")
+    assert [row["policy"] for row in named["policies"]] == ["srpt"]
     assert (
         "there are gw_1, gw_2, gw_3" in (await asked(database_url, *NINE_TO_TEN, "--gateway", "gw_9")).output
     )
