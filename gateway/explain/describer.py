@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from engine.messages import Ready, StepTime
-from engine.step_time.model import predict_step_s
+from engine.step_time.model import mean_of, predict_step_s
 from gateway.config import GatewayConfig
 from gateway.domain.server_description import (
     DescribedEngine,
@@ -113,7 +113,7 @@ class Describer:
     def _take_pace(self, now_s: float) -> bool:
         """Whether steps take another time than was described."""
         snapshots = (upstream.snapshot for upstream in self._upstreams)
-        found = next((each.mean_step_time for each in snapshots if each and each.mean_step_time), None)
+        found = mean_of(each.mean_step_time for each in snapshots if each is not None)
         if found is None or (now_s < self._look_s and found.samples < 2 * self._looked_at_samples):
             return False
         self._look_s, self._looked_at_samples = now_s + PACE_EVERY_S, found.samples

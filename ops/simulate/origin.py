@@ -8,16 +8,16 @@ servers it is refused, and the refusal says from when to when each of them serve
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from msgspec.structs import replace
 
-from engine.messages import StepTime
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import CHOICES, options_of
+from engine.step_time.model import mean_of
 from gateway.domain.server_description import (
     DescribedEngine,
     ServerDescription,
@@ -35,8 +35,6 @@ from tenants.ledger.timelines import RecordedTimeline
 
 MOST_SHOWN = 5
 """Stretches named in a refusal."""
-STEPS_OF_MEAN = 100_000
-"""That a step-time model's mean remembers: one of more steps counts for no more."""
 INSTANT = "%Y-%m-%dT%H:%M:%S.%f"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 OTHER_MACHINE = "--gpu with --model, or --profile, and --policy"
@@ -145,17 +143,6 @@ def replayed_server(rows: Sequence[RecordedTimeline], described: Mapping[str, by
     one = next(iter(servers.values()))
     pace = mean_of(servers[row.server].step_time for row in rows if row.server is not None)
     return ReplayedServer(replace(one, gateway_id="", step_time=pace))
-
-
-def mean_of(paces: Iterable[StepTime | None]) -> StepTime | None:
-    """The mean of step times, each by the steps that it was learned from; None of none."""
-    found = [(pace, min(pace.samples, STEPS_OF_MEAN)) for pace in paces if pace is not None]
-    total = sum(weight for _, weight in found)
-    if not total:
-        return found[-1][0] if found else None
-    names = ("base_s", "per_token_s", "per_context_token_s", "per_sequence_s", "relative_error")
-    means = {name: sum(getattr(pace, name) * weight for pace, weight in found) / total for name in names}
-    return StepTime(samples=max(pace.samples for pace, _ in found), **means)
 
 
 def _servers(
