@@ -51,7 +51,6 @@ class RecordedTimeline:
     model: str
     ended_us: int
     packed: bytes
-    tier: str = ""
     server: str | None = None
     terms: str | None = None
     """Ids, as in `StoredTimeline`."""
@@ -94,7 +93,6 @@ async def recorded(database: Database, *, from_us: int, to_us: int, most: int) -
                 ledger.c.model,
                 timelines.c.ended_us,
                 timelines.c.packed,
-                ledger.c.tier,
                 timelines.c.server,
                 timelines.c.terms,
             )
