@@ -416,6 +416,8 @@ class Snapshot(Tagged, frozen=True, omit_defaults=True, tag="snapshot"):
     """Totals since the engine started."""
     preemptions: int = 0
     steps_with_mixed_batch: int = 0
+    mean_step_time: StepTime | None = None
+    """The mean of the last minutes, slow steps included; None: of an engine that does not say."""
 
 
 class Inventory(Tagged, frozen=True, omit_defaults=True, tag="inventory"):

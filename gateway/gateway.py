@@ -41,6 +41,7 @@ from gateway.estimates.persistence import (
     save_calibrations,
     save_lengths,
 )
+from gateway.explain.describer import Describer
 from gateway.explain.recorder import RequestRecorder, machine_of
 from gateway.explain.shares import ShareMeter
 from gateway.explain.slo_monitor import SloMonitor
@@ -221,6 +222,14 @@ class Gateway:
             if spec.is_foreign
             else machine_of(dispatcher, len(spec.upstreams), lambda: estimates.step_time),
             admission=admission,
+            describer=Describer(
+                deps.gateway_id,
+                spec.name,
+                spec.upstreams,
+                config,
+                lambda: self.policy.now,
+                is_foreign=spec.is_foreign,
+            ),
             wall_clock=deps.wall_clock,
             spans=self._spans,
         )

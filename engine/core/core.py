@@ -540,6 +540,7 @@ class EngineCore:
             service=dict(self._service.totals),
             preemptions=self.table.preemptions,
             steps_with_mixed_batch=self._steps_with_mixed_batch,
+            mean_step_time=self.step_time.mean(),
         )
 
     def check(self) -> None:

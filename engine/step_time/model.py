@@ -19,6 +19,7 @@ Pure Python: a gateway has no numpy.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf
 from typing import Any
 
@@ -48,6 +49,7 @@ SETTLED_AFTER = 64
 ERROR_SMOOTHING = 0.05
 MEAN_DECAY = 0.99999
 """Weight of the past per step in the mean: about 100,000 steps count, some minutes of a busy engine."""
+STEPS_OF_MEAN = round(1 / (1 - MEAN_DECAY))
 MEAN_CLIP = 20.0
 """Bound of a step's duration in the mean, in multiples of its prediction."""
 _FEATURES = 4
@@ -61,6 +63,17 @@ def predict_step_s(step_time: StepTime, tokens: int, context_tokens: int, sequen
         + step_time.per_context_token_s * context_tokens
         + step_time.per_sequence_s * sequences
     )
+
+
+def mean_of(fits: Iterable[StepTime | None]) -> StepTime | None:
+    """The mean of several fits, each by the steps that its own mean remembers; None of none."""
+    found = [(fit, min(fit.samples, STEPS_OF_MEAN)) for fit in fits if fit is not None]
+    total = sum(weight for _, weight in found)
+    if not total:
+        return found[-1][0] if found else None
+    names = ("base_s", "per_token_s", "per_context_token_s", "per_sequence_s", "relative_error")
+    means = {name: sum(getattr(fit, name) * weight for fit, weight in found) / total for name in names}
+    return StepTime(samples=max(fit.samples for fit, _ in found), **means)
 
 
 class StepTimeModel:

@@ -26,7 +26,7 @@ from engine.messages import StepTime, Submit, TenantService
 from engine.scheduling.admit.base import Defer
 from engine.scheduling.admit.batch_gate import RUNS
 from engine.scheduling.step_counters import TierTenant
-from engine.sequence import Sequence
+from engine.sequence import Sequence, SequenceStatus
 from engine.sizes import blocks_for
 from engine.virtual.replica import VirtualClock, VirtualRunner, VirtualTexts
 from engine.virtual.step_shapes import Shapes, StepPart, StepShape, StepTiming
@@ -116,6 +116,9 @@ class SimulatedReplica:
         self._timing = timing
         self._ends: dict[Sequence, int] = {}
         """Tokens, prompt and output, at which each sequence is complete."""
+        self._looks: dict[Sequence, int] = {}
+        """Sequences whose leases end before their answers, with the emitted tokens at which their owner looks
+        at them."""
         self._run: _Run | None = None
         self._settled: Defer | bool = False
         """The last step had decodes only and changed nothing, and nothing arrived since: the waiting ones
@@ -131,7 +134,41 @@ class SimulatedReplica:
         self.table.add(sequence)
         self.table.hear(submit)
         self._ends[sequence] = sequence.prompt_tokens + output_tokens
+        if submit.lease_tokens < output_tokens:
+            self._looks[sequence] = 1
         self._settled = False
+
+    def top_up(self, sequence_id: str, lease_tokens: int, look_at_tokens: int) -> None:
+        """Raises the lease of a sequence; its owner looks again when so many tokens are emitted."""
+        sequence = self.table.sequences[sequence_id]
+        self.table.top_up(sequence, lease_tokens)
+        if sequence.prompt_tokens + sequence.lease_tokens >= self._ends[sequence]:
+            self._looks.pop(sequence, None)
+        else:
+            self._looks[sequence] = min(look_at_tokens, sequence.lease_tokens)
+        self._settled = False
+
+    def cut(self, sequence_id: str, output_tokens: int) -> Sequence | None:
+        """The answer of a sequence ends with its lease of `output_tokens`. Returns it where that is now."""
+        sequence = self.table.sequences[sequence_id]
+        self._looks.pop(sequence, None)
+        self._ends[sequence] = sequence.prompt_tokens + output_tokens
+        if len(sequence.token_ids) < self._ends[sequence]:
+            return None
+        self.table.decisions.leaves(sequence)
+        self.table.finish(sequence)
+        del self._ends[sequence]
+        self._settled = False
+        return sequence
+
+    def to_look_at(self) -> list[tuple[Sequence, int]]:
+        """Sequences that have emitted as many tokens as their owner wanted to look at them at, with those."""
+        found = []
+        for sequence, look_at in self._looks.items():
+            emitted = len(sequence.token_ids) - sequence.prompt_tokens
+            if emitted >= look_at:
+                found.append((sequence, emitted))
+        return found
 
     @property
     def has_work(self) -> bool:
@@ -179,7 +216,10 @@ class SimulatedReplica:
             table.decisions.leaves(sequence)
             table.finish(sequence)
             del ends[sequence]
+            self._looks.pop(sequence, None)
             happened.finished.append(sequence)
+        for sequence in [each for each in self._looks if each in shares and not each.may_emit]:
+            table.pause(sequence, self.now_s)
         work.steps += 1
         work.busy_s += step_s
         work.computed_tokens += plan.num_tokens
@@ -210,6 +250,12 @@ class SimulatedReplica:
         ends = self._ends
         # The step in which a sequence ends is a single one.
         steps = min([ends[sequence] - len(sequence.token_ids) for sequence in running]) - 1
+        for sequence, look_at in self._looks.items():
+            if sequence.state is SequenceStatus.RUNNING:
+                emitted = len(sequence.token_ids) - sequence.prompt_tokens
+                # So is the one in which a lease ends.
+                last = sequence.lease_tokens - 1
+                steps = min(steps, (min(look_at, last) if look_at > emitted else last) - emitted)
         if steps < SHORTEST_RUN:
             return 0
         for sequence in running:

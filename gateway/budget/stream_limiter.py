@@ -12,8 +12,8 @@ for every stream, and the counts of a dead gateway would have to be recovered.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from gateway.budget.lease import Sizes
 from tenants.types import Limit, LimitMode, SubjectKind
@@ -48,19 +48,31 @@ def fed_streams(limits: Sequence[Limit], sizes: Sizes, stream_tokens_per_s: floa
     return fed
 
 
+def _future() -> asyncio.Future[bool]:
+    return asyncio.get_running_loop().create_future()
+
+
 @dataclass(slots=True)
 class _WaitingStream:
     needs: Mapping[str, int]
     """Streams that each of its buckets feeds."""
     sequences: int
-    may_pass: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    may_pass: asyncio.Future[bool]
 
 
 class StreamLimiter:
     """Admits as many streams as their buckets can feed. Use from one event loop."""
 
-    def __init__(self, *, max_waiting: int, max_waiting_in_all: int = MAX_WAITING_IN_ALL) -> None:
-        """`max_waiting`: per bucket, so that waiters for a slow one do not turn others away."""
+    def __init__(
+        self,
+        *,
+        max_waiting: int,
+        max_waiting_in_all: int = MAX_WAITING_IN_ALL,
+        make_future: Callable[[], asyncio.Future[bool]] = _future,
+    ) -> None:
+        """`max_waiting`: per bucket, so that waiters for a slow one do not turn others away. `make_future`:
+        what `enter` returns; by default of the running event loop."""
+        self._make_future = make_future
         self._max_waiting = max_waiting
         self._max_waiting_in_all = max_waiting_in_all
         self._waiting: dict[str, _WaitingStream] = {}
@@ -78,18 +90,18 @@ class StreamLimiter:
         `leave`. The result: whether its buckets are shared: they feed other streams, or did when it came.
         Raises `StreamLimitReached`."""
         if not needs:
-            return _done(False)
+            return self._done(False)
         if not self._waiting and self._can_feed(needs, sequences):
             self._pass(request_id, needs, sequences)
-            return _done(self._is_shared(needs, sequences))
+            return self._done(self._is_shared(needs, sequences))
         crowds = [sum(bucket in each.needs for each in self._waiting.values()) for bucket in needs]
         if max(crowds) >= self._max_waiting:
             raise StreamLimitReached(self._max_waiting)
         if len(self._waiting) >= self._max_waiting_in_all:
             raise StreamLimitReached(self._max_waiting_in_all)
-        waiting = self._waiting[request_id] = _WaitingStream(needs, sequences)
+        waiting = self._waiting[request_id] = _WaitingStream(needs, sequences, self._make_future())
         self._admit_waiting()
-        return _done(self._is_shared(needs, sequences)) if waiting.may_pass.done() else waiting.may_pass
+        return self._done(self._is_shared(needs, sequences)) if waiting.may_pass.done() else waiting.may_pass
 
     def leave(self, request_id: str) -> None:
         """Removes a request that has ended or stopped waiting. Idempotent."""
@@ -134,8 +146,7 @@ class StreamLimiter:
         """Whether a bucket of a passed request feeds other streams."""
         return any(self._running[bucket] > sequences for bucket in needs)
 
-
-def _done(result: bool) -> asyncio.Future[bool]:
-    future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-    future.set_result(result)
-    return future
+    def _done(self, result: bool) -> asyncio.Future[bool]:
+        future = self._make_future()
+        future.set_result(result)
+        return future

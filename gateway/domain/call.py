@@ -12,7 +12,7 @@ from msgspec.structs import force_setattr
 from engine.forecast.length.features import Features
 from engine.messages import SamplingParams
 from gateway.upstream.base import Wording
-from tenants.types import Amounts, Limit, Principal, RequestTraits, Tier
+from tenants.types import Amounts, Limit, OnLowBudget, Principal, RequestTraits, Tier
 
 if TYPE_CHECKING:
     from gateway.domain.fallback import Fallback
@@ -113,6 +113,12 @@ class Call(msgspec.Struct, frozen=True):
     def max_output_tokens(self) -> int:
         """The most that all sequences together can emit."""
         return self.max_tokens * self.sequences
+
+    @property
+    def may_be_cut(self) -> bool:
+        """Whether it is admitted where a budget has no room for its longest answer, which then ends with the
+        budget."""
+        return not self.asked_max_tokens or self.principal.on_low_budget is OnLowBudget.TRUNCATE
 
     def limits_at(self, now_s: float, tier: Tier | None = None) -> tuple[Limit, ...]:
         """The limits that bind it in its tier, or in another one, as in force at `now_s` (seconds since

@@ -60,7 +60,7 @@ class TimelineKind(IntEnum):
 FIELDS: dict[TimelineKind, tuple[str, ...]] = {
     TimelineKind.RECEIVED: ("input_tokens", "sequences", "tier", "max_tokens"),
     TimelineKind.QUOTED: ("wait_p50_us", "ttft_p50_us", "e2e_p50_us", "output_p50_tokens"),
-    TimelineKind.RESERVED: ("limited_us", "held_input_tokens", "held_output_tokens"),
+    TimelineKind.RESERVED: ("limited_us", "held_input_tokens", "held_output_tokens", "may_be_cut"),
     TimelineKind.QUEUED: ("own_tokens", "others_tokens", "higher_tier_tokens"),
     TimelineKind.MOVED: ("from_tier", "to_tier"),
     TimelineKind.DISPATCHED: ("tier", "by_reservation", "displaced_tokens"),
@@ -308,7 +308,7 @@ def _shown(name: str, value: int) -> object:
             return OUTCOMES[value].value if value < len(OUTCOMES) else value
         case "kind":
             return TimelineKind(value).name.lower() if value in tuple(TimelineKind) else value
-        case "by_reservation":
+        case "by_reservation" | "may_be_cut":
             return bool(value)
     return value
 

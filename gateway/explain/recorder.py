@@ -19,6 +19,7 @@ from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.timeline import Event, Timeline, TimelineKind, Whose, assemble, pack
 from gateway.domain.usage import Use
 from gateway.explain.attribution import FAULTS, MissVerdict, RequestFacts
+from gateway.explain.describer import Describer
 from gateway.explain.fluid_share import FluidMachine, Job
 from gateway.explain.slo_monitor import PoolLoad, SloMonitor
 from gateway.explain.spans import EndedRequest, SpanEmitter
@@ -47,12 +48,15 @@ class RequestRecorder:
         machine: Callable[[], FluidMachine | None],
         *,
         admission: Admission,
+        describer: Describer | None = None,
         wall_clock: Callable[[], float] = time.time,
         spans: SpanEmitter | None = None,
     ) -> None:
         """`find`: a running request by its id; `machine`: the engines as they are; `admission` is notified
-        whether the requests that it admitted met their targets; `spans`: None: no spans are made."""
+        whether the requests that it admitted met their targets; `describer`: None: timelines do not say what
+        served; `spans`: None: no spans are made."""
         self._admission = admission
+        self._describer = describer
         self._pool = pool
         self._wall_clock = wall_clock
         self._spans = spans
@@ -104,12 +108,11 @@ class RequestRecorder:
     def ended(self, run: Run, outcome: RequestOutcome, use: Use, charged: Amounts) -> None:
         """It has ended. `use` is what was computed and emitted."""
         try:
-            call = run.call
             events: list[Event] = []
             if self._timelines.is_kept or self._spans is not None:
                 events = self.events(run, outcome, charged)
             if self._timelines.is_kept:
-                self._timelines.keep(call.request_id, call.principal.tenant_id, pack(events))
+                self._keep(run, pack(events))
             unjudged = 0
             if self._slo.book and run.in_line and outcome not in NOT_JUDGED:
                 unjudged = self._compare(run, outcome, use)
@@ -117,6 +120,14 @@ class RequestRecorder:
                 self._tell(self._spans, run, outcome, events, unjudged)
         except Exception:
             log.exception("request %s: what happened to it was not kept", run.call.request_id)
+
+    def _keep(self, run: Run, packed: bytes) -> None:
+        request_id, tenant_id = run.call.request_id, run.call.principal.tenant_id
+        if self._describer is None:
+            self._timelines.keep(request_id, tenant_id, packed)
+            return
+        server = self._describer.server(run.times.ended_s or run.times.arrived_s)
+        self._timelines.keep(request_id, tenant_id, packed, server, self._describer.terms(run))
 
     def events(self, run: Run, outcome: RequestOutcome, charged: Amounts) -> list[Event]:
         """Its timeline."""
@@ -275,7 +286,12 @@ def _opened(run: Run, timeline: Timeline) -> Timeline:
     if run.in_line_s is not None:
         held = run.held
         opened.note(
-            TimelineKind.RESERVED, run.in_line_s, _us(run.limited_s), held.input_tokens, held.output_tokens
+            TimelineKind.RESERVED,
+            run.in_line_s,
+            _us(run.limited_s),
+            held.input_tokens,
+            held.output_tokens,
+            int(call.may_be_cut),
         )
     for move in run.moves:
         opened.note(

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter
 
 from gateway.background import BackgroundWriter
+from gateway.explain.describer import StoredDescription
 from tenants.errors import DatabaseUnavailable
 from tenants.ledger import timelines
 from tenants.ledger.timelines import StoredTimeline
@@ -50,6 +51,8 @@ class TimelineWriter(BackgroundWriter):
         self._retention_s = retention_s
         self._max_rows = max_rows
         self._waiting: list[StoredTimeline] = []
+        self._described: dict[str, bytes] = {}
+        """What the waiting ones refer to."""
         self._dropped = Counter(
             "fairgate_timelines_dropped",
             "Timelines that could not be written in time and were dropped.",
@@ -61,13 +64,22 @@ class TimelineWriter(BackgroundWriter):
         """Whether timelines are kept at all."""
         return self._retention_s > 0
 
-    def keep(self, request_id: str, tenant_id: str, packed: bytes) -> None:
-        """Adds a finished request's timeline, to be written soon."""
+    def keep(
+        self,
+        request_id: str,
+        tenant_id: str,
+        packed: bytes,
+        server: StoredDescription | None = None,
+        terms: StoredDescription | None = None,
+    ) -> None:
+        """Adds a finished request's timeline, to be written soon, with what ran it on which terms."""
         if len(self._waiting) >= MAX_WAITING:
             self._dropped.inc()
             return
         ended_us = round(self._wall_clock() * 1e6)
-        self._waiting.append(StoredTimeline(request_id, tenant_id, ended_us, packed))
+        self._described |= {each.id: each.content for each in (server, terms) if each is not None}
+        ids = [each and each.id for each in (server, terms)]
+        self._waiting.append(StoredTimeline(request_id, tenant_id, ended_us, packed, *ids))
 
     async def find(self, request_id: str) -> StoredTimeline | None:
         """The timeline, written already or not; None: there is none (any more). Raises
@@ -82,12 +94,14 @@ class TimelineWriter(BackgroundWriter):
         while self._waiting:
             rows = self._waiting[:MAX_WRITTEN]
             try:
-                await timelines.add(self._database, rows)
+                await timelines.add(self._database, rows, self._described)
             except DatabaseUnavailable as error:
                 log.warning("timelines wait: %s", type(error).__name__)
                 return
             # Not before it is durable: until then `find` reads it from here.
             del self._waiting[: len(rows)]
+            left = {each for row in self._waiting for each in (row.server, row.terms)}
+            self._described = {each: content for each, content in self._described.items() if each in left}
 
     async def purge(self) -> None:
         """Deletes what is too old or beyond `max_rows`."""

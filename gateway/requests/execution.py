@@ -24,7 +24,6 @@ from gateway.domain.outcomes import RequestOutcome
 from gateway.requests.run import Interrupted, Run, SequenceEnded, SequenceOutput
 from gateway.upstream.base import ReaderTooSlow, Upstream, UpstreamLost, Wording
 from tenants.storage.task_stop import stop
-from tenants.types import OnLowBudget
 
 FINISHES = ("stop", "length", "budget")
 """How a sequence ends when nothing went wrong."""
@@ -212,7 +211,7 @@ def _wording(run: Run, index: int) -> Wording:
     wording = call.wording_of(index)
     if not call.stream:
         wording = replace(wording, is_streamed=False)
-    if call.asked_max_tokens and call.principal.on_low_budget is not OnLowBudget.TRUNCATE:
+    if not call.may_be_cut:
         return wording  # its worst case is promised to it
     return replace(wording, most_tokens=lambda: _most_tokens(run))
 

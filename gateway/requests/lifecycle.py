@@ -71,7 +71,7 @@ from gateway.upstream.base import (
 from tenants.errors import DatabaseUnavailable, UnknownPrice
 from tenants.pricing.pricing import PriceBook
 from tenants.quota.store import LimitNotKept, QuotaStoreUnavailable
-from tenants.types import OnLowBudget, Tier
+from tenants.types import Tier
 
 RETRY_FEED_S = 1.0
 """`Retry-After` when too many requests wait for their tenant's rate."""
@@ -321,7 +321,7 @@ class Lifecycle:
             call.sequences,
             run.predicted_tokens_to_hold * call.sequences,
             call.max_output_tokens,
-            may_be_cut=not call.asked_max_tokens or call.principal.on_low_budget is OnLowBudget.TRUNCATE,
+            may_be_cut=call.may_be_cut,
         )
         waits_since_s = self._clock()
         shares_rate = await self._wait_for_rate(

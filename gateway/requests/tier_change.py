@@ -31,7 +31,7 @@ from gateway.requests.run import Run
 from tenants.pricing.pricing import PriceBook
 from tenants.quota.rules import is_platforms
 from tenants.quota.store import Denied, Granted
-from tenants.types import NOTHING, Limit, LimitMode, Meter, OnLowBudget, Tier
+from tenants.types import NOTHING, Limit, LimitMode, Meter, Tier
 
 
 class NotWaiting(Exception):
@@ -159,7 +159,7 @@ class TierChange:
     async def _hold(self, run: Run, call: Call, limits: tuple[Limit, ...]) -> Granted:
         """Holds what `call` needs in its tier, which is the new one, durably. Raises `BudgetDenied`."""
         sizes = partial(size_of, run.prices, call)
-        may_be_cut = not call.asked_max_tokens or call.principal.on_low_budget is OnLowBudget.TRUNCATE
+        may_be_cut = call.may_be_cut
         hold = lease.first_hold(
             limits,
             sizes,

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from engine.core.core import EngineConfig
 from engine.entry import COUNTER_SCALE, INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
@@ -23,7 +23,7 @@ from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import make_policy
 from engine.scheduling.step_counters import TierTenant
-from engine.sequence import Sequence
+from engine.sequence import Sequence, SequenceStatus
 from engine.virtual.fast_replica import SimulatedReplica, StepsTaken
 from engine.virtual.step_shapes import make_shapes
 from gateway.domain.targets import NO_TARGETS, RequestTargets, targets_of
@@ -92,6 +92,26 @@ class PoolObserver:
     """Before every decision; more requests may `arrive`."""
 
 
+class PoolBudget(Protocol):
+    """Limits of requests; see `budget.py`."""
+
+    def arrive(self, row: int, request: SimulatedRequest, high_tokens: int, most_tokens: int) -> None:
+        """A request with limits arrives: it is queued (`SimulatedPool.queue_up`) or refused, now or later."""
+        ...
+
+    def lease_of(self, entry_id: str) -> int | None:
+        """Output tokens that a request may emit before it is topped up; None: all."""
+        ...
+
+    def look(self, entry_id: str, emitted_tokens: int) -> None:
+        """A request has emitted as much as it was to be looked at again at, or has used up its lease."""
+        ...
+
+    def ended(self, entry_id: str, output_tokens: int) -> None:
+        """An answer is complete."""
+        ...
+
+
 class SimulatedPool:
     """Replicas behind one queue, for one run. Raises `UnknownPolicy` and ValueError for options."""
 
@@ -110,10 +130,12 @@ class SimulatedPool:
         stepwise: bool = False,
         declared_tokens: int = DECLARED_TOKENS,
         flow: Mapping[str, Any] | None = None,
+        budget: Callable[[SimulatedPool], PoolBudget] | None = None,
     ) -> None:
         """`stepwise`: replicas are whole engine cores (`SteppedReplica`), and the gateway decides after every
-        step. `declared_tokens`: `max_tokens` of requests, at least the answer's length. `flow`: further
-        options of the `FlowController`."""
+        step. `declared_tokens`: `max_tokens` of requests that do not say, at least the answer's length.
+        `flow`: further options of the `FlowController`. `budget` makes what applies limits (not `stepwise`);
+        None: there are none."""
         self.policy = policy
         self.machine = machine
         self.records = Records()
@@ -163,6 +185,10 @@ class SimulatedPool:
         self._coming: SimulatedRequest | None = None
         self._emitted: dict[str, int] = {}
         """Output tokens that `service` holds, by running request."""
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        """A heap of what is to be done later: instant, serial number, action."""
+        self._serial = 0
+        self._budget = budget(self) if budget is not None else None
 
     def _member(self, number: int) -> Member:
         machine, replica_id = self.machine, f"replica-{number}"
@@ -200,12 +226,16 @@ class SimulatedPool:
             while events and self.members[events[0][1]].ticket != events[0][2]:
                 heapq.heappop(events)
             arrival_s = coming.arrival_s if coming is not None else float("inf")
+            timer_s = self._timers[0][0] if self._timers else float("inf")
             end_s = events[0][0] if events else float("inf")
-            if min(arrival_s, end_s) > until_s:
+            if min(arrival_s, timer_s, end_s) > until_s:
                 break
-            if coming is not None and arrival_s <= end_s:
+            if coming is not None and arrival_s <= min(timer_s, end_s):
                 self.now_s = max(self.now_s, arrival_s)
                 self._decide(None, arriving=coming)
+            elif self._timers and timer_s <= end_s:
+                self.now_s, _, action = heapq.heappop(self._timers)
+                self._decide(None, action=action)
             elif events:
                 self.now_s, number, _ = heapq.heappop(events)
                 self._end(self.members[number])
@@ -237,9 +267,12 @@ class SimulatedPool:
                         tenant,
                         had.computed_tokens * INPUT_TOKEN_COST + had.emitted_tokens * OUTPUT_TOKEN_COST,
                     )
-            if happened.finished or self._stepwise:
-                self._decide(member, finished=happened.finished)
-                return
+        if self._budget is not None:
+            for sequence, emitted in engine.to_look_at():
+                self._budget.look(sequence.submit.sequence_id, emitted)
+        if happened is not None and (happened.finished or self._stepwise):
+            self._decide(member, finished=happened.finished)
+            return
         self._begin(member)
 
     def _decide(
@@ -247,11 +280,12 @@ class SimulatedPool:
         member: Member | None,
         *,
         arriving: SimulatedRequest | None = None,
+        action: Callable[[], None] | None = None,
         finished: Iterable[Sequence] = (),
     ) -> None:
-        """The gateway's decision after an arrival, or after answers that ended at `member`: dispatches what
-        may go."""
-        if arriving is not None or len(self.flow):
+        """The gateway's decision after an arrival, an action that was due, or answers that ended at `member`:
+        dispatches what may go."""
+        if arriving is not None or action is not None or len(self.flow):
             for each in self.members:
                 self._hear(each, member, finished if each is member else ())
             self._settle_emitted(member)
@@ -263,6 +297,8 @@ class SimulatedPool:
             self.arrive(arriving)
             # Before the turns: a source may look at the pool.
             self._coming = next(self._arrivals, None)
+        if action is not None:
+            action()
         self._watch.on_event(self)
         for turn in self.flow.dispatch(self.now_s, self._sizes):
             self._send(turn, member)
@@ -323,9 +359,20 @@ class SimulatedPool:
             tokens > machine.context_tokens or tokens - 1 > machine.num_blocks * machine.block_tokens
         )
         if is_too_long or not self._watch.admits(self, request):
-            self.records.refused[row] = 1
-            self._watch.on_rows(1)
-            return
+            self.refuse(row)
+        elif self._budget is not None and request.limits is not None:
+            most = self._most_tokens(request)
+            self._budget.arrive(row, request, min(self._predictions.predict(request)[1], most), most)
+        else:
+            self.queue_up(row, request)
+
+    def refuse(self, row: int) -> None:
+        """A request that has arrived gets no answer."""
+        self.records.refused[row] = 1
+        self._watch.on_rows(1)
+
+    def queue_up(self, row: int, request: SimulatedRequest) -> None:
+        """A request that has arrived is in line from now on."""
         entry_id = str(row)
         median, high = self._predictions.predict(request)
         most = self._most_tokens(request)
@@ -358,7 +405,37 @@ class SimulatedPool:
     def _most_tokens(self, request: SimulatedRequest) -> int:
         machine = self.machine
         room = min(machine.context_tokens, machine.num_blocks * machine.block_tokens + 1)
-        return max(request.output_tokens, min(self._declared_tokens, room - request.input_tokens))
+        declared = request.max_tokens or self._declared_tokens
+        return max(request.output_tokens, min(declared, room - request.input_tokens))
+
+    def at(self, at_s: float, action: Callable[[], None]) -> None:
+        """Does something at a later instant, before the steps that end then."""
+        self._serial += 1
+        heapq.heappush(self._timers, (at_s, self._serial, action))
+
+    def top_up(self, entry_id: str, lease_tokens: int, look_at_tokens: int) -> None:
+        """A running request may emit so many tokens, and is looked at again at so many."""
+        member = self.members[self.records.replica[self._live[entry_id][0]]]
+        member.engine.top_up(entry_id, lease_tokens, look_at_tokens)
+
+    def cut(self, entry_id: str, output_tokens: int) -> None:
+        """The answer of a running request ends after so many tokens: its budget is spent."""
+        row, request = self._live[entry_id]
+        self.records.output_tokens[row] = output_tokens
+        self._live[entry_id] = row, replace(request, output_tokens=output_tokens)
+        ended = self.members[self.records.replica[row]].engine.cut(entry_id, output_tokens)
+        if ended is not None:
+            self._finish(ended)
+            # There is a free place: the gateway decides.
+            self.at(self.now_s, lambda: None)
+
+    def emitted_by_now(self, entry_id: str) -> int:
+        """Output tokens of a running request."""
+        member = self.members[self.records.replica[self._live[entry_id][0]]]
+        sequence = member.engine.table.sequences[entry_id]
+        # One that rests has no part in the step under way.
+        ahead = self._ahead(member, None) if sequence.state is SequenceStatus.RUNNING else 0
+        return max(1, len(sequence.token_ids) - sequence.prompt_tokens - ahead)
 
     def _hear(self, member: Member, cause: Member | None, finished: Iterable[Sequence]) -> None:
         """What the steps of a replica that have ended reported, as far as the gateway has not heard of it."""
@@ -425,6 +502,7 @@ class SimulatedPool:
         elif not member.is_busy and self.now_s > engine.now_s:
             engine.now_s = self.now_s
         most = turn.ticket.max_tokens
+        covered = None if self._budget is None else self._budget.lease_of(entry.entry_id)
         engine.submit(
             Submit(
                 sequence_id=entry.entry_id,
@@ -432,7 +510,7 @@ class SimulatedPool:
                 tenant_id=request.tenant,
                 prompt_token_ids=self._prompt(request, row),
                 max_tokens=most,
-                lease_tokens=most,
+                lease_tokens=most if covered is None else min(covered, most),
                 sampling=SAMPLING,
                 tier=turn.tier,
                 weight=request.weight,
@@ -483,6 +561,8 @@ class SimulatedPool:
             self._serve(request.tenant, (emitted - known) * OUTPUT_TOKEN_COST)
         self.flow.finish(entry_id, sequence.computed_prompt_tokens, emitted, self.now_s)
         self._predictions.ended(request)
+        if self._budget is not None:
+            self._budget.ended(entry_id, emitted)
         self._watch.on_ended(self, row)
         self._watch.on_rows(1)
 
@@ -493,17 +573,17 @@ class SimulatedPool:
         """Reports output to the flow controller: what tenants had, and what passes its prediction."""
         progress = self.flow.progress
         for member in self.members:
-            engine = member.engine
-            ahead = 0
-            """Tokens in the engine's sequences, not emitted yet (negative: emitted and not in them)."""
-            if engine.in_run:
-                ahead = -engine.steps_ended(self.now_s, at_now=_is_before(member, cause))
-            elif member.is_busy:
-                ahead = 1
-            for sequence in engine.table.running:
+            ahead = self._ahead(member, cause)
+            for sequence in member.engine.table.running:
                 emitted = len(sequence.token_ids) - sequence.prompt_tokens - ahead
                 if emitted > 0:
                     progress(sequence.submit.sequence_id, emitted, 1)
+
+    def _ahead(self, member: Member, cause: Member | None) -> int:
+        """Tokens in its sequences that are not emitted yet (negative: emitted and not in them)."""
+        if member.engine.in_run:
+            return -member.engine.steps_ended(self.now_s, at_now=_is_before(member, cause))
+        return int(member.is_busy)
 
     def service_by_now(self) -> dict[str, int]:
         """Cost tokens that each tenant has had: prompts when their first token came, outputs as they came."""

@@ -2,23 +2,26 @@
 
 From the timelines (who sent how much when, how long the answer became, when its tokens came) and the ledger
 (which model). A request with several sequences becomes as many requests. What ended without a token is
-counted and left out: the length of its answer is unknown. Prompts are not kept, and neither is what they had
-in common: in a simulation no prefix is found in a cache.
+counted and left out: the length of its answer is unknown. Prompts are not kept: of a prompt a simulation
+computes what was computed, and finds in a cache what was found in one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gateway.domain.server_description import RequestTerms, UnreadableDescription, terms_of
 from gateway.domain.timeline import Event, TimelineKind, UnreadableTimeline, first, number, unpack
 from ops.simulate.figures.figures import MOST_TENANTS, latencies
 from ops.simulate.records import Records
 from ops.simulate.slo import SloLimits
-from ops.simulate.traffic.requests import MOST_TOKENS, BadTrace, SimulatedRequest
+from ops.simulate.traffic.requests import MOST_TOKENS, BadTrace, RequestLimits, SimulatedRequest
 from tenants.ledger.timelines import RecordedTimeline
+from tenants.pricing.pricing import FREE, PriceEntry
 
+UNPRICED = PriceEntry(FREE, 1_000)
 AS_IT_WAS = "as it was"
 """Shown in place of a policy."""
 
@@ -28,7 +31,8 @@ class RecordedAnswer:
     """One answer that had at least one token. Instants in microseconds since 1970."""
 
     tenant: str
-    weight: float
+    terms: RequestTerms
+    """What its key was entitled to."""
     tier: int
     sequences: int
     input_tokens: int
@@ -40,6 +44,18 @@ class RecordedAnswer:
     first_us: int
     last_us: int
     preemptions: int
+    max_tokens: int = 0
+    may_be_cut: bool = False
+
+    cached_tokens: Mapping[int, int] = field(default_factory=dict)
+    """Prompt tokens found in a cache, by sequence."""
+
+    def limits(self, cached_tokens: int) -> RequestLimits | None:
+        """The limits that one of its sequences was held on."""
+        terms = self.terms
+        if not terms.limits:
+            return None
+        return RequestLimits(terms.limits, terms.price or UNPRICED, self.may_be_cut, cached_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,25 +71,54 @@ class Recorded:
 
     def __iter__(self) -> Iterator[SimulatedRequest]:
         for each in self.served:
-            for output_tokens in _parts(each):
+            for sequence, output_tokens in enumerate(_parts(each)):
+                cached_tokens = min(each.cached_tokens.get(sequence, 0), each.input_tokens - 1)
                 yield SimulatedRequest(
                     (each.arrived_us - self.served[0].arrived_us) / 1e6,
                     each.tenant,
-                    each.input_tokens,
+                    each.input_tokens - cached_tokens,
                     output_tokens,
                     (),
                     each.tier,
-                    each.weight,
+                    each.terms.weight,
+                    each.terms.reserved_cost_per_s,
+                    limits=each.limits(cached_tokens),
+                    max_tokens=each.max_tokens,
                 )
 
+    @property
+    def begins_s(self) -> float:
+        """Seconds since 1970 at the first arrival."""
+        return self.served[0].arrived_us / 1e6
 
-def read(rows: Iterable[RecordedTimeline], name: str) -> Recorded:
-    """The traffic in these rows. Raises `BadTrace` where there is none in them."""
+    def of(self, tenants: Sequence[str]) -> Recorded:
+        """The traffic of some tenants alone. Raises `BadTrace` for one that has none."""
+        known = sorted({each.tenant for each in self.served})
+        for name in tenants:
+            if name not in known:
+                some = ", ".join(known[:20])
+                raise BadTrace(f"no request of tenant {name!r} was answered in that time; there are {some}")
+        return replace(self, served=tuple(each for each in self.served if each.tenant in tenants))
+
+
+def read(
+    rows: Iterable[RecordedTimeline],
+    name: str,
+    described: Mapping[str, bytes] | None = None,
+    limit: int | None = None,
+) -> Recorded:
+    """The traffic in these rows, with the terms that are `described` (by id; else the present weight of their
+    tenants, and no limits); of more than `limit` answers the first. Raises `BadTrace` where there is none."""
     served, unserved = [], 0
+    contents = described or {}
+    terms: dict[str, RequestTerms] = {}
     for row in rows:
         try:
-            found = served_of(row, unpack(row.packed))
-        except UnreadableTimeline as error:
+            if row.terms is not None and row.terms in contents and row.terms not in terms:
+                terms[row.terms] = terms_of(contents[row.terms])
+            its = terms.get(row.terms or "") or RequestTerms(row.weight)
+            found = served_of(row, unpack(row.packed), its)
+        except (UnreadableTimeline, UnreadableDescription) as error:
             raise BadTrace(f"a timeline of {row.tenant} cannot be read: {error}") from None
         if found is None:
             unserved += 1
@@ -84,10 +129,10 @@ def read(rows: Iterable[RecordedTimeline], name: str) -> Recorded:
             f"{name}: no answer was recorded in that time ({unserved} requests ended without a token); take "
             "a longer one (--last 24h), or see that timelines are kept (gateway.timeline_days)"
         )
-    return Recorded(name, tuple(sorted(served, key=lambda each: each.arrived_us)), unserved)
+    return Recorded(name, tuple(sorted(served, key=lambda each: each.arrived_us)[:limit]), unserved)
 
 
-def served_of(row: RecordedTimeline, events: list[Event]) -> RecordedAnswer | None:
+def served_of(row: RecordedTimeline, events: list[Event], terms: RequestTerms) -> RecordedAnswer | None:
     """None: no token came."""
     received, first_token = first(events, TimelineKind.RECEIVED), first(events, TimelineKind.FIRST_TOKEN)
     last_token, ended = first(events, TimelineKind.LAST_TOKEN), first(events, TimelineKind.ENDED)
@@ -98,7 +143,7 @@ def served_of(row: RecordedTimeline, events: list[Event]) -> RecordedAnswer | No
     queued = first(events, TimelineKind.QUEUED)
     return RecordedAnswer(
         row.tenant,
-        row.weight,
+        terms,
         number(received, "tier"),
         max(1, number(received, "sequences")),
         min(max(1, number(received, "input_tokens")), MOST_TOKENS),
@@ -108,6 +153,13 @@ def served_of(row: RecordedTimeline, events: list[Event]) -> RecordedAnswer | No
         arrived_us + first_token.at_us,
         arrived_us + last_token.at_us,
         sum(event.kind == TimelineKind.PREEMPTED for event in events),
+        number(received, "max_tokens"),
+        bool(number(first(events, TimelineKind.RESERVED), "may_be_cut")),
+        {
+            number(each, "sequence"): number(each, "cached_tokens")
+            for each in events
+            if each.kind == TimelineKind.ADMITTED
+        },
     )
 
 

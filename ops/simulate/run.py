@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from engine.scheduling.options import PolicyOptions
 from ops.reporting import plain
+from ops.simulate.budget import SimulatedBudget
 from ops.simulate.figures.fairness import Fairness
 from ops.simulate.figures.figures import figures
 from ops.simulate.figures.shortfall import Shortfall
@@ -34,10 +36,17 @@ class Scenario:
     slo: SloLimits = field(default_factory=SloLimits)
     predictions: str = "learned"
     options: PolicyOptions = field(default_factory=PolicyOptions)
+    options_by_policy: Mapping[str, PolicyOptions] = field(default_factory=dict)
+    """In place of `options`, for policies that have their own."""
+    flow: Callable[[], Mapping[str, Any]] = dict
+    """Makes further options of the queue (`FlowController`), for each run."""
     padded: bool = False
     """Shapes are padded, as on devices that know no ragged batches."""
     claims: dict[str, str] = field(default_factory=dict)
     """Published results of such a scenario, by policy, to print beside it."""
+    begins_s: float | None = None
+    """Seconds since 1970 at the first arrival: limits of requests count from then on. None: requests have
+    none."""
     shortfall: Shortfall | None = None
     """What is added to simulated times; None: nothing."""
 
@@ -61,13 +70,15 @@ def run_policy(
         policy,
         scenario.machine,
         replicas=scenario.replicas,
-        options=scenario.options,
+        options=scenario.options_by_policy.get(policy, scenario.options),
         predictions=PREDICTIONS[scenario.predictions](),
         # Where nothing is shared, a cache changes nothing but the time that the simulation takes.
         prefix_caching=scenario.source.has_prefixes,
         padded=scenario.padded,
         runs=runs,
         watch=PoolObserver(fairness.look, on_rows),
+        flow=scenario.flow(),
+        budget=None if scenario.begins_s is None else partial(SimulatedBudget, begins_s=scenario.begins_s),
     )
     with _few_collections():
         pool.run(scenario.source)

@@ -1,22 +1,27 @@
-"""Storage of packed timelines of finished requests.
+"""Storage of packed timelines of finished requests, and of the descriptions that they refer to.
 
-One row per request; the content is opaque bytes here. Kept for some days and up to a number of rows, the
-oldest purged first. Not part of the accounts: losing a timeline loses an explanation, never a token or a
-nano-dollar.
+One row per request; the content is opaque bytes here. A description (of the server that ran it, of what its
+key was entitled to) is named by a digest of its content, so that any number of requests share one. Kept for
+some days and up to a number of rows, the oldest purged first. Not part of the accounts: losing a timeline
+loses an explanation, never a token or a nano-dollar.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, case, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 
+from tenants.directory import queries
 from tenants.storage.database import Database
-from tenants.storage.tables import ledger, tenants, timelines
+from tenants.storage.tables import descriptions, ledger, tenants, timelines
 
+DIGEST_BYTES = 12
 MAX_PURGED = 20_000
 """Rows removed by one `purge`, so that it does not block other writes for long."""
 
@@ -29,6 +34,10 @@ class StoredTimeline(msgspec.Struct, frozen=True):
     ended_us: int
     """Microseconds since 1970."""
     packed: bytes
+    server: str | None = None
+    """Id of the description of the server that ran it; None: not described."""
+    terms: str | None = None
+    """Id of the description of what its key was entitled to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +51,23 @@ class RecordedTimeline:
     model: str
     ended_us: int
     packed: bytes
+    server: str | None = None
+    terms: str | None = None
+    """Ids, as in `StoredTimeline`."""
 
 
-async def add(database: Database, rows: Sequence[StoredTimeline]) -> None:
-    """Inserts rows; existing ones stay unchanged. Raises `DatabaseUnavailable`."""
+def description_id(content: bytes) -> str:
+    """The name of a description: 16 characters of base64."""
+    return base64.urlsafe_b64encode(hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()).decode()
+
+
+async def add(
+    database: Database, rows: Sequence[StoredTimeline], described: Mapping[str, bytes] | None = None
+) -> None:
+    """Inserts rows, with the `described` contents that they refer to, by id; existing rows stay unchanged.
+    Raises `DatabaseUnavailable`."""
     if rows:
-        await database.write(lambda connection: _add(connection, rows))
+        await database.write(lambda connection: _add(connection, rows, described or {}))
 
 
 async def find(database: Database, request_id: str) -> StoredTimeline | None:
@@ -67,7 +87,15 @@ async def recorded(database: Database, *, from_us: int, to_us: int, most: int) -
     def look(connection: Connection) -> list[RecordedTimeline]:
         settled = (ledger.c.request_id == timelines.c.request_id) & (ledger.c.kind == "settle")
         rows = connection.execute(
-            select(tenants.c.name, tenants.c.weight, ledger.c.model, timelines.c.ended_us, timelines.c.packed)
+            select(
+                tenants.c.name,
+                tenants.c.weight,
+                ledger.c.model,
+                timelines.c.ended_us,
+                timelines.c.packed,
+                timelines.c.server,
+                timelines.c.terms,
+            )
             .join(ledger, settled)
             .join(tenants, tenants.c.id == timelines.c.tenant_id)
             .where(timelines.c.ended_us >= from_us, timelines.c.ended_us < to_us)
@@ -79,15 +107,47 @@ async def recorded(database: Database, *, from_us: int, to_us: int, most: int) -
     return await database.read(look)
 
 
+async def described(database: Database, ids: Collection[str]) -> dict[str, bytes]:
+    """Contents of descriptions, by id; missing ones are left out. Raises `DatabaseUnavailable`."""
+
+    def look(connection: Connection) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        for chunk in queries.chunks(sorted(ids)):
+            rows = connection.execute(
+                select(descriptions.c.id, descriptions.c.content).where(descriptions.c.id.in_(chunk))
+            )
+            found |= {row.id: row.content for row in rows}
+        return found
+
+    return await database.read(look)
+
+
 async def purge(database: Database, *, before_us: int, most_rows: int) -> int:
     """Deletes timelines that ended before `before_us`, and the oldest beyond `most_rows`; at most
-    `MAX_PURGED` per call. Returns how many. Raises `DatabaseUnavailable`."""
+    `MAX_PURGED` per call, and the descriptions that none of the others refers to. Returns how many timelines.
+    Raises `DatabaseUnavailable`."""
     cutoff_us = await database.read(lambda connection: _cutoff_us(connection, before_us, most_rows))
     return await database.write(lambda connection: _purge(connection, cutoff_us))
 
 
-def _add(connection: Connection, rows: Sequence[StoredTimeline]) -> None:
+def _add(connection: Connection, rows: Sequence[StoredTimeline], described: Mapping[str, bytes]) -> None:
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    used_us: dict[str, int] = {}
+    for row in rows:
+        for each in (row.server, row.terms):
+            if each is not None and each in described:
+                used_us[each] = max(used_us.get(each, 0), row.ended_us)
+    if used_us:
+        insert = dialect.insert(descriptions)
+        newer = insert.excluded.used_us
+        connection.execute(
+            insert.on_conflict_do_update(
+                index_elements=[descriptions.c.id],
+                set_={"used_us": case((newer > descriptions.c.used_us, newer), else_=descriptions.c.used_us)},
+            ),
+            # In one order, so that two gateways never wait for each other.
+            [{"id": each, "used_us": used_us[each], "content": described[each]} for each in sorted(used_us)],
+        )
     connection.execute(
         dialect.insert(timelines).on_conflict_do_nothing(),
         [
@@ -96,6 +156,8 @@ def _add(connection: Connection, rows: Sequence[StoredTimeline]) -> None:
                 "tenant_id": row.tenant_id,
                 "ended_us": row.ended_us,
                 "packed": row.packed,
+                "server": row.server,
+                "terms": row.terms,
             }
             for row in rows
         ],
@@ -116,4 +178,7 @@ def _purge(connection: Connection, cutoff_us: int) -> int:
         .order_by(timelines.c.ended_us)
         .limit(MAX_PURGED)
     )
-    return connection.execute(delete(timelines).where(timelines.c.request_id.in_(oldest))).rowcount
+    purged = connection.execute(delete(timelines).where(timelines.c.request_id.in_(oldest))).rowcount
+    if purged < MAX_PURGED:
+        connection.execute(delete(descriptions).where(descriptions.c.used_us < cutoff_us))
+    return purged

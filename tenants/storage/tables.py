@@ -311,6 +311,20 @@ timelines = Table(
     Column("tenant_id", _ID, nullable=False),
     Column("ended_us", BigInteger, nullable=False, index=True),
     Column("packed", LargeBinary, nullable=False),
+    # Ids of `descriptions`: the server that ran it, and what its key was entitled to; NULL: not described.
+    Column("server", _WORD),
+    Column("terms", _WORD),
+)
+
+# What timelines refer to (`gateway/domain/server_description.py`), named by a digest of its content: however
+# many requests, gateways and restarts, one row for as long as nothing changes.
+descriptions = Table(
+    "descriptions",
+    metadata,
+    Column("id", _WORD, primary_key=True),
+    # The end of the last request that refers to it.
+    Column("used_us", BigInteger, nullable=False, index=True),
+    Column("content", LargeBinary, nullable=False),
 )
 
 # SLO targets. tenant_id '': the default of all tenants without one of their own in that tier.

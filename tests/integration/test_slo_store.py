@@ -139,3 +139,23 @@ async def test_timelines_are_kept_up_to_an_age_and_a_number(database: Database) 
     assert await timelines.purge(database, before_us=0, most_rows=2) == 4
     left = [each.request_id for each in rows if await timelines.find(database, each.request_id)]
     assert left == ["r8", "r9"]
+
+
+async def test_descriptions_stay_as_long_as_a_timeline_refers_to_them(database: Database) -> None:
+    old, new = b"one server", b"another"
+    ids = {content: timelines.description_id(content) for content in (old, new)}
+    assert len(set(ids.values())) == 2
+    assert {len(each) for each in ids.values()} == {16}
+    rows = [
+        StoredTimeline("r1", "ten_a", 1000, b"", ids[old], ids[new]),
+        StoredTimeline("r2", "ten_a", 2000, b"", ids[new], ids[new]),
+    ]
+    contents = {each: content for content, each in ids.items()}
+    for row in rows:
+        await timelines.add(database, [row], contents)
+    await timelines.add(database, [StoredTimeline("r0", "ten_a", 500, b"", ids[new])], contents)
+
+    assert await timelines.find(database, "r1") == rows[0]
+    assert await timelines.described(database, [*ids.values(), "unknown"]) == contents
+    await timelines.purge(database, before_us=1500, most_rows=100)
+    assert await timelines.described(database, ids.values()) == {ids[new]: new}

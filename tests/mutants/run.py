@@ -29,6 +29,7 @@ from tests.mutants.http import HTTP_MUTATIONS
 from tests.mutants.lua import LUA_MUTATIONS
 from tests.mutants.mutations import MUTATIONS, Mutation
 from tests.mutants.policy import POLICY_MUTATIONS
+from tests.mutants.replay import REPLAY_MUTATIONS
 from tests.mutants.steps import STEP_MUTATIONS
 from tests.mutants.targets import TARGET_MUTATIONS
 from tests.support import services
@@ -48,6 +49,7 @@ EVERY = [
     *TARGET_MUTATIONS,
     *POLICY_MUTATIONS,
     *CHAIN_MUTATIONS,
+    *REPLAY_MUTATIONS,
 ]
 
 #: Nothing is rewritten, cached or spread over processes; what fails is not made smaller (tests/conftest.py).

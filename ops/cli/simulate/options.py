@@ -15,6 +15,7 @@ from ops.cli.base import Failure, answer
 if TYPE_CHECKING:
     from ops.simulate.machines.machines import Machine
     from ops.simulate.presets import ScenarioPreset
+    from ops.simulate.replay import BaselineRun
     from ops.simulate.run import Report, Scenario
     from ops.simulate.traffic.requests import Source
 
@@ -23,17 +24,19 @@ TABLE_POLICIES = "static-padded,static,dynamic,buckets,fcfs,sjf,vtc,hybrid"
 PICTURES = (".png", ".svg", ".pdf")
 
 
-def serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of policies, machine, targets and forecasts."""
+def serving_options(*, recorded: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Options of policies, machine, targets and forecasts. `recorded`: what is not named is as it was."""
+
+    def default(text: str) -> str:
+        return "" if recorded else f"  [default: {text}]"
+
     options = (
         click.option(
-            "--policy", metavar="A,B,…", help=f"Policies to compare, or all.  [default: {DEFAULT_POLICIES}]"
+            "--policy", metavar="A,B,…", help="Policies to compare, or all." + default(DEFAULT_POLICIES)
         ),
-        click.option(
-            "--replicas", type=click.IntRange(1, 256), default=1, show_default=True, help="Engines."
-        ),
-        click.option("--gpu", help="h200, h100, a100, l40s or cpu.  [default: h200]"),
-        click.option("--model", "model_name", help="1b, 8b or 70b.  [default: 8b]"),
+        click.option("--replicas", type=click.IntRange(1, 256), help="Engines." + default("1")),
+        click.option("--gpu", help="h200, h100, a100, l40s or cpu." + default("h200")),
+        click.option("--model", "model_name", help="1b, 8b or 70b." + default("8b")),
         click.option(
             "--tensor-parallel", type=click.IntRange(1, 16), help="GPUs that compute a model together."
         ),
@@ -43,15 +46,21 @@ def serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Step times that an engine measured, instead of a GPU's roofline.",
         ),
         click.option(
-            "--kv-tokens", type=click.IntRange(16), help="KV cache of a replica.  [default: what fits]"
+            "--kv-tokens", type=click.IntRange(16), help="KV cache of a replica." + default("what fits")
         ),
         click.option(
-            "--max-sequences", type=click.IntRange(1, 4096), help="That run at once.  [default: 256]"
+            "--max-sequences", type=click.IntRange(1, 4096), help="That run at once." + default("256")
         ),
         click.option(
-            "--max-batched-tokens", type=click.IntRange(1, 1 << 20), help="Of one step.  [default: 2048]"
+            "--max-batched-tokens", type=click.IntRange(1, 1 << 20), help="Of one step." + default("2048")
         ),
-        click.option("--batch-size", type=click.IntRange(1, 4096), help="Of static and dynamic batches."),
+        click.option(
+            "--option",
+            "options",
+            metavar="NAME=VALUE",
+            multiple=True,
+            help="An option of the policies, such as batch_size=8 (see `fairgate policy explain`; repeat).",
+        ),
         click.option("--padded", is_flag=True, help="All steps have padded shapes, whatever the policy."),
         click.option(
             "--slo",
@@ -66,9 +75,13 @@ def serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="What the gateway knows of an answer's length on arrival.",
         ),
     )
-    for option in reversed(options):
-        command = option(command)
-    return command
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
 def picture_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,60 +95,82 @@ def picture_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def machine_of(chosen: ScenarioPreset | None, asked: dict[str, Any]) -> Machine:
+def machine_of(
+    chosen: ScenarioPreset | None, asked: dict[str, Any], served: Machine | None = None
+) -> Machine:
+    """The machine that is asked for; sizes that no flag names are those of `served`, if there is one."""
     from ops.simulate.machines.machines import roofline_machine
-    from ops.simulate.machines.profile import read_profile
+    from ops.simulate.machines.profile import DEFAULT_SIZES, read_profile
 
     sizes = {name: asked[name] for name in ("max_sequences", "max_batched_tokens")}
+    if served is not None and not names_machine(asked):
+        named = {name: value for name, value in sizes.items() if value is not None}
+        return replace(served, kv_tokens=asked["kv_tokens"] or served.kv_tokens, **named)
     if asked["profile"] is not None:
         for name in ("gpu", "model_name", "tensor_parallel"):
             if asked[name] is not None:
                 raise click.UsageError(
                     "--profile stands for a machine: leave out --gpu, --model, --tensor-parallel"
                 )
-        return read_profile(Path(asked["profile"]), kv_tokens=asked["kv_tokens"], **sizes)
+        of_served = {name: getattr(served, name) for name in DEFAULT_SIZES} if served else DEFAULT_SIZES
+        return read_profile(Path(asked["profile"]), of_served, kv_tokens=asked["kv_tokens"], **sizes)
+    sequences = served.max_sequences if served else chosen.max_sequences if chosen else 256
     return roofline_machine(
         asked["gpu"] or (chosen.gpu if chosen else "h200"),
         asked["model_name"] or (chosen.model if chosen else "8b"),
         gpus=asked["tensor_parallel"] or (chosen.tensor_parallel if chosen else 1),
-        max_sequences=sizes["max_sequences"] or (chosen.max_sequences if chosen else 256),
-        max_batched_tokens=sizes["max_batched_tokens"] or 2048,
+        max_sequences=sizes["max_sequences"] or sequences,
+        max_batched_tokens=sizes["max_batched_tokens"] or (served.max_batched_tokens if served else 2048),
         kv_tokens=asked["kv_tokens"],
     )
+
+
+def names_machine(asked: dict[str, Any]) -> bool:
+    """Whether a machine is named that is not the one that served."""
+    return any(asked[name] is not None for name in ("gpu", "model_name", "tensor_parallel", "profile"))
+
+
+def options_asked(asked: dict[str, Any]) -> dict[str, str]:
+    """Options of policies by name, as texts. Raises ValueError."""
+    found = {}
+    for text in asked["options"]:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise ValueError(f"--option {text!r} is not NAME=VALUE")
+        found[name.strip().replace("-", "_")] = value.strip()
+    return found
 
 
 def scenario_of(
     source: Source, machine: Machine, chosen: ScenarioPreset | None, asked: dict[str, Any]
 ) -> Scenario:
-    from engine.scheduling.options import PolicyOptions
+    from engine.scheduling.policy import options_of
     from ops.simulate.run import Scenario
     from ops.simulate.slo import SloLimits
 
-    options = chosen.options if chosen else PolicyOptions()
-    if asked["batch_size"] is not None:
-        options = replace(options, batch_size=asked["batch_size"])
+    preset: dict[str, object] = dict(chosen.options.changed()) if chosen else {}
     return Scenario(
         source,
         machine,
-        asked["replicas"],
+        asked["replicas"] or 1,
         SloLimits.of(asked["slo"]) if asked["slo"] else chosen.slo if chosen else SloLimits(),
         asked["predictions"],
-        options,
-        asked["padded"],
-        dict(chosen.claims) if chosen else {},
+        options_of(preset | options_asked(asked)),
+        padded=asked["padded"],
+        claims=dict(chosen.claims) if chosen else {},
     )
 
 
-def policies_of(policy: str | None, chosen: ScenarioPreset | None, sustained: bool) -> list[str]:
+def policies_of(policy: str | None, default: str) -> list[str]:
+    """Names of `--policy`, or the `default` ones, each once. Raises ValueError."""
     from engine.scheduling.policy import POLICIES
 
-    default = TABLE_POLICIES if sustained else ",".join(chosen.policies) if chosen else DEFAULT_POLICIES
     names = [each.strip() for each in (policy or default).split(",") if each.strip()]
     names = list(POLICIES) if names == ["all"] else list(dict.fromkeys(names))
     for name in names:
         if name not in POLICIES:
             raise ValueError(f"no policy {name!r}; there are {', '.join(POLICIES)}")
-    if not names:
+    if policy is not None and not names:
         raise ValueError("--policy names no policy")
     return names
 
@@ -187,6 +222,9 @@ def progress_of(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    if not policies:
+        yield lambda name: None, lambda rows: None
+        return
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
@@ -218,22 +256,28 @@ def cut(source: Source, speed: float, limit: int | None) -> Source:
 
 
 def run_and_answer(
-    scenario: Scenario, policies: list[str], plot: str | None, html: str | None, **more: Any
+    scenario: Scenario,
+    policies: list[str],
+    plot: str | None,
+    html: str | None,
+    baseline: BaselineRun | None = None,
+    **more: Any,
 ) -> None:
-    """Simulates, draws and answers; `more` is added to the report. Raises `BadTrace`, ValueError."""
+    """Simulates, draws and answers; the `baseline` comes first, and `more` is added to the report. Raises
+    `BadTrace`, ValueError."""
     from ops.reporting import plain
     from ops.simulate.report.show import show
     from ops.simulate.run import simulate
 
     found: list[Any] = []
+    collect = collector(found, scenario) if plot or html else lambda name, pool: None
+    if baseline is not None:
+        collect(baseline.pool.policy, baseline.pool)
     with progress_of(scenario, policies) as (on_policy, on_rows):
-        report = simulate(
-            scenario,
-            policies,
-            on_policy=on_policy,
-            on_rows=on_rows,
-            on_pool=collector(found, scenario) if plot or html else lambda name, pool: None,
-        )
+        report = simulate(scenario, policies, on_policy=on_policy, on_rows=on_rows, on_pool=collect)
     report |= plain(more)
+    if baseline is not None:
+        report["policies"].insert(0, plain(baseline.figures))
+        report = plain({"warning": baseline.warning, "baseline": baseline.comparison}) | report
     write_pictures(report, found, scenario, plot, html)
     answer(report, lambda: show(report))

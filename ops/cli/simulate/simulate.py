@@ -8,6 +8,8 @@ import click
 
 from ops.cli.base import Command, Failure, answer
 from ops.cli.simulate.options import (
+    DEFAULT_POLICIES,
+    TABLE_POLICIES,
     check_outputs,
     cut,
     machine_of,
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 @click.option("--generate", metavar="SPEC", help="Tenants from a seed, such as tenants=20,rate=8,flooder=3.")
 @click.option("--preset", metavar="NAME", help="chat, code, long-form, batch or seventy-b.")
 @click.option("--rate", type=float, help="Requests a second, drawn: for a file of lengths alone.")
-@serving_options
+@serving_options()
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of whatever is drawn.")
 @click.option("--limit", type=click.IntRange(1), metavar="ROWS", help="The first requests alone.")
 @click.option("--speed", type=float, default=1.0, show_default=True, help="So many times as fast as it was.")
@@ -104,7 +106,8 @@ def simulate(
             scenario_of(source if sustained else cut(source, speed, limit), machine, chosen, asked)
             for source in sources
         ]
-        policies = policies_of(policy, chosen, sustained)
+        of_preset = ",".join(chosen.policies) if chosen else DEFAULT_POLICIES
+        policies = policies_of(policy, TABLE_POLICIES if sustained else of_preset)
         if sustained:
             _sustained(scenarios, policies, limit)
             return

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,11 @@ from ops.cli.simulate.options import (
     check_outputs,
     cut,
     machine_of,
+    names_machine,
+    options_asked,
     picture_options,
     policies_of,
+    progress_of,
     run_and_answer,
     scenario_of,
     serving_options,
@@ -27,13 +30,15 @@ from ops.cli.simulate.options import (
 
 if TYPE_CHECKING:
     from ops.settings.settings import Settings
-    from ops.simulate.figures.shortfall import Shortfall
+    from ops.simulate.origin import ReplayedServer
     from ops.simulate.recorded import Recorded
+    from ops.simulate.replay import BaselineRun
     from ops.simulate.run import Scenario
+    from tenants.ledger.timelines import RecordedTimeline
 
 MOST_ROWS = 500_000
 """Timelines read per query."""
-DATES = ["%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d"]
+DATES = ["%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S.%f", "%Y-%m-%d"]
 
 
 @click.command(cls=Command)
@@ -43,13 +48,9 @@ DATES = ["%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d"]
 @click.option("--from", "from_", type=click.DateTime(DATES), help="Since then (UTC), instead of --last.")
 @click.option("--to", type=click.DateTime(DATES), help="Until then (UTC).  [default: now]")
 @click.option("--of-model", metavar="NAME", help="Requests of this model, where several are served.")
+@click.option("--gateway", metavar="ID", help="Only what this gateway served, where several did.")
 @click.option("--tenant", "tenants", metavar="NAME", multiple=True, help="Only theirs (repeat).")
-@serving_options
-@click.option(
-    "--served-by",
-    metavar="POLICY",
-    help="The policy that served it: what its simulation falls short of what happened is added to all.",
-)
+@serving_options(recorded=True)
 @click.option("--limit", type=click.IntRange(1), metavar="ROWS", help="The first requests alone.")
 @click.option("--speed", type=float, default=1.0, show_default=True, help="So many times as fast as it was.")
 @picture_options
@@ -58,8 +59,8 @@ def whatif(
     from_: datetime | None,
     to: datetime | None,
     of_model: str | None,
+    gateway: str | None,
     tenants: tuple[str, ...],
-    served_by: str | None,
     policy: str | None,
     limit: int | None,
     speed: float,
@@ -69,21 +70,28 @@ def whatif(
 ) -> None:
     """Serves recorded traffic again, on a virtual clock: other policies, other sizes, other GPUs.
 
-    The traffic comes from the ledger and the timelines of requests that ended in that time. The machine is
-    the one that served them, by the step times that its engine has learned, unless --gpu or --profile names
-    another. What really happened stands beside what would have. See docs/simulating.md.
+    The traffic comes from the ledger and the timelines of requests that ended in that time. They name the
+    server that ran them: its engines and their step times, its policy, queue, weights and limits; the
+    settings of this shell do not matter. First comes the baseline, a simulation of that server under its
+    policy, with the error that the rest may have. What a flag names replaces what was, and the report says
+    so. See docs/simulating.md.
 
     \b
-      fairgate whatif --policy vtc,fcfs,hybrid --served-by vtc
+      fairgate whatif
+      fairgate whatif --policy vtc,fcfs,hybrid
       fairgate whatif --last 24h --replicas 2 --slo ttft=1
       fairgate whatif --from 2026-03-02T09:00 --to 2026-03-02T10:00 --speed 2 --html twice-the-load.html
 
     \b
     --json answers what `fairgate simulate --json` does, and
-      {"recorded": {"policy": "as it was", "requests": 812, "ttft_s": {"p50": 0.4, …}, "attainment": 0.97,
-       "tenants": {…}, …}, "unserved": 3, …}
+      {"warning": null, "baseline": [{"figure": "ttft_p50", "served_s": 0.41, "baseline_s": 0.40,
+        "off": -0.02, "stated_error": 0.06, "is_within": true, "simulated_alone_s": 0.31}, …],
+       "overrides": ["replicas 2 (served: 1)"], "recorded": {"policy": "as it was", "requests": 812,
+        "ttft_s": {"p50": 0.4, …}, "attainment": 0.97, "tenants": {…}, …}, "unserved": 3,
+       "policies": [{"policy": "vtc", "is_baseline": true, …}, …], …}
     """
-    from ops.simulate.recorded import as_it_was
+    from ops.simulate.origin import only_of
+    from ops.simulate.recorded import as_it_was, read
     from ops.simulate.traffic.requests import BadTrace
 
     settings = settings_now()
@@ -92,24 +100,35 @@ def whatif(
     if not since_s < until_s:
         raise click.UsageError("--from must lie before --to")
     check_outputs(plot, html)
-    if asked["gpu"] is None and asked["model_name"] is None and asked["profile"] is None:
-        asked |= _what_served(settings, asked)
-    elif served_by is not None:
-        raise click.UsageError(
-            "--served-by compares with the machine that served: leave out --gpu, --model and --profile"
-        )
     try:
-        recorded = asyncio.run(_read(settings, since_s, until_s, of_model, tenants))
-        scenario = scenario_of(cut(recorded, speed, limit), machine_of(None, asked), None, asked)
-        if served_by is not None:
-            scenario = replace(scenario, shortfall=_shortfall(recorded, scenario, served_by))
+        rows, described = asyncio.run(_read(settings, since_s, until_s, of_model))
+        if gateway is not None:
+            rows = only_of(gateway, rows, described)
+        since, until = (datetime.fromtimestamp(at_s, UTC) for at_s in (since_s, until_s))
+        name = f"traffic of {since:%Y-%m-%d %H:%M} to {until:%H:%M} UTC"
+        recorded = read(rows, name, described, limit)
+        part = recorded.of(tenants) if tenants else recorded
+        server = _server(rows, described, policy, asked)
+        machine = machine_of(None, asked, None if server is None else server.machine())
+        scenario = scenario_of(cut(part, speed, None), machine, None, asked)
+        baseline, overrides = None, []
+        names = policies_of(policy, "")
+        if server is not None:
+            overrides = _overrides(server, scenario, asked)
+            scenario, baseline = _as_served(server, recorded, scenario, asked)
+            if overrides or part is not recorded or speed != 1:
+                names = names or [server.policy]
+            else:  # the baseline is just that
+                names = [name for name in names if name != server.policy]
         run_and_answer(
             scenario,
-            policies_of(policy, None, sustained=False),
+            names,
             plot,
             html,
-            recorded=as_it_was(recorded, scenario.slo),
+            baseline,
+            recorded=as_it_was(part, scenario.slo),
             unserved=recorded.unserved,
+            overrides=overrides,
         )
     except BadTrace as error:
         raise Failure(str(error)) from None
@@ -117,57 +136,78 @@ def whatif(
         raise click.UsageError(str(error)) from None
 
 
-def _shortfall(recorded: Recorded, scenario: Scenario, served_by: str) -> Shortfall:
-    """The shortfall of the recorded traffic as it came. Raises ValueError."""
-    from ops.simulate.figures.shortfall import Shortfall
-    from ops.simulate.recorded import records_of
-    from ops.simulate.run import run_policy
+def _server(
+    rows: list[RecordedTimeline], described: dict[str, bytes], policy: str | None, asked: dict[str, Any]
+) -> ReplayedServer | None:
+    """The server that the rows name. None where they do not name one, and flags say all that it would. Raises
+    `BadTrace`."""
+    from ops.simulate.origin import ServerUnknown, replayed_server
 
-    policy, *more = policies_of(served_by, None, sustained=False)
-    if more:
-        raise ValueError("--served-by names the one policy that was in force")
-    pool, _ = run_policy(replace(scenario, source=recorded), policy)
-    return Shortfall.of(records_of(recorded), pool.records)
-
-
-def _what_served(settings: Settings, asked: dict[str, Any]) -> dict[str, Any]:
-    """The machine that this data directory's engine learned, with the sizes of its settings."""
-    from engine.core.learned_state import learned_path
-    from engine.process.capacity import DEFAULTS, step_sizes
-
-    path = learned_path(Path(settings.data_dir), "engine-0")
-    if not path.is_file():
-        raise Failure(
-            f"no engine has learned its step times in {settings.data_dir}: name the machine with --gpu and "
-            "--model, or a file with --profile"
-        )
-    engine = settings.engine
-    device = _device_of(path)
-    # Sizes at auto are what the engine derived them to be.
-    steps = step_sizes(device, engine)
-    found: dict[str, Any] = {"profile": str(path)}
-    for name in ("max_sequences", "max_batched_tokens"):
-        if asked[name] is None:
-            found[name] = getattr(steps, name)
-    if asked["kv_tokens"] is None and engine.num_blocks:
-        found["kv_tokens"] = engine.num_blocks * (engine.block_tokens or DEFAULTS[device].block_tokens)
-    return found
-
-
-def _device_of(learned: Path) -> str:
-    """`cpu` or `cuda`: where the engine computed that learned this file."""
     try:
-        device = str(json.loads(learned.read_bytes())["key"]["device"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return "cpu"  # whether the file is usable is for who reads all of it to say
-    return device.partition(":")[0] if device.startswith("cuda") else "cpu"
+        server = replayed_server(rows, described)
+        server.machine()
+    except ServerUnknown:
+        if policy is None or not names_machine(asked):
+            raise
+        return None
+    return server
+
+
+def _as_served(
+    server: ReplayedServer, recorded: Recorded, scenario: Scenario, asked: dict[str, Any]
+) -> tuple[Scenario, BaselineRun]:
+    """The scenario with what the server had and no flag names, and the baseline. Raises ValueError."""
+    from ops.simulate.replay import BaselineRun
+
+    options, machine = options_asked(asked), server.machine()
+    served = replace(
+        scenario,
+        source=recorded,
+        machine=machine,
+        replicas=server.replicas,
+        predictions="learned",
+        options=server.options({}),
+        flow=partial(server.flow, machine, server.replicas),
+        begins_s=recorded.begins_s,
+        padded=False,
+    )
+    with progress_of(served, [server.policy]) as (on_policy, on_rows):
+        on_policy(server.policy)
+        run = BaselineRun.of(recorded, served, server.policy, on_rows)
+    replicas = asked["replicas"] or server.replicas
+    otherwise = replace(
+        scenario,
+        replicas=replicas,
+        options=server.options_of_others(options),
+        options_by_policy={server.policy: server.options(options)},
+        flow=partial(server.flow, scenario.machine, replicas),
+        begins_s=recorded.begins_s,
+        # What another machine falls short of is not known.
+        shortfall=None if names_machine(asked) else run.baseline.shortfall,
+    )
+    return otherwise, run
+
+
+def _overrides(server: ReplayedServer, scenario: Scenario, asked: dict[str, Any]) -> list[str]:
+    """What flags put in the place of what served, in words. Raises ValueError."""
+    served, machine = server.machine(), scenario.machine
+    pairs: list[tuple[str, object, object]] = [
+        ("machine", machine.name, served.name),
+        ("replicas", asked["replicas"] or server.replicas, server.replicas),
+    ]
+    sizes = ("kv_tokens", "max_sequences", "max_batched_tokens")
+    pairs += [(name, getattr(machine, name), getattr(served, name)) for name in sizes]
+    before = server.options({}).changed()
+    for name, value in server.options(options_asked(asked)).changed().items():
+        pairs.append((f"option {name}", value, before.get(name, "default")))
+    pairs += [("predictions", scenario.predictions, "learned"), ("padded", scenario.padded, False)]
+    return [f"{name} {value} (served: {was})" for name, value, was in pairs if value != was]
 
 
 async def _read(
-    settings: Settings, since_s: float, until_s: float, of_model: str | None, tenants: tuple[str, ...]
-) -> Recorded:
-    """Raises `BadTrace`, `Failure`."""
-    from ops.simulate.recorded import read
+    settings: Settings, since_s: float, until_s: float, of_model: str | None
+) -> tuple[list[RecordedTimeline], dict[str, bytes]]:
+    """What ended in that time, and the contents of descriptions by id. Raises `Failure`."""
     from tenants.errors import TenancyError
     from tenants.ledger import timelines
     from tenants.storage.database import open_database
@@ -177,29 +217,21 @@ async def _read(
     database = open_database(settings.resolved_database_url)
     try:
         rows = await timelines.recorded(
-            database, from_us=int(since_s * 1e6), to_us=int(until_s * 1e6), most=MOST_ROWS + 1
+            database, from_us=round(since_s * 1e6), to_us=round(until_s * 1e6), most=MOST_ROWS + 1
         )
+        if len(rows) > MOST_ROWS:
+            raise Failure(f"more than {MOST_ROWS:,} requests ended in that time: take a shorter one")
+        models = sorted({row.model for row in rows})
+        if of_model is None and len(models) > 1:
+            raise Failure(f"several models were served ({', '.join(models)}): say which one with --of-model")
+        if of_model is not None and models and of_model not in models:
+            raise Failure(
+                f"no request of model {of_model!r} ended in that time; there are {', '.join(models)}"
+            )
+        chosen = [row for row in rows if of_model is None or row.model == of_model]
+        ids = {each for row in chosen for each in (row.server, row.terms) if each is not None}
+        return chosen, await timelines.described(database, ids)
     except TenancyError as error:
         raise Failure(str(error)) from None
     finally:
         await database.close()
-    if len(rows) > MOST_ROWS:
-        raise Failure(f"more than {MOST_ROWS:,} requests ended in that time: take a shorter one")
-    models = sorted({row.model for row in rows})
-    if of_model is None and len(models) > 1:
-        raise Failure(f"several models were served ({', '.join(models)}): say which one with --of-model")
-    if of_model is not None and models and of_model not in models:
-        raise Failure(f"no request of model {of_model!r} ended in that time; there are {', '.join(models)}")
-    known = sorted({row.tenant for row in rows})
-    for name in tenants:
-        if rows and name not in known:
-            raise Failure(
-                f"no request of tenant {name!r} ended in that time; there are {', '.join(known[:20])}"
-            )
-    chosen = [
-        row
-        for row in rows
-        if (of_model is None or row.model == of_model) and (not tenants or row.tenant in tenants)
-    ]
-    since, until = (datetime.fromtimestamp(at_s, UTC) for at_s in (since_s, until_s))
-    return read(chosen, f"traffic of {since:%Y-%m-%d %H:%M} to {until:%H:%M} UTC")

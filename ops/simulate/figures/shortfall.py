@@ -3,70 +3,97 @@
 A simulated replica takes steps and nothing else. A real request also waits for messages between gateway and
 engine, for an interpreter that is busy, for a step that took longer than its like. What that comes to is
 measured where traffic was recorded *and* simulated under the policy that served it: request by request, real
-less simulated. It is drawn at random for the requests of another simulation (bootstrapping of residuals,
-Efron 1979), among those whose simulated first token came about as late: a request that waits for others
-waits for what they fall short of as well. That puts times right as far as it depends neither on the policy
-nor on the load.
+less simulated, up to the first token and from there to the last. It is drawn at random for the requests of
+another simulation (bootstrapping of residuals, Efron 1979), among those whose simulated first token came
+about as late (a request that waits for others waits for what they fall short of as well) and whose simulated
+decoding took about as long. That puts times right as far as it depends neither on the policy nor on the load.
 """
 
 from __future__ import annotations
 
 import random
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
+from operator import attrgetter
 from typing import NamedTuple
 
 from ops.simulate.records import Records
 
 NEIGHBOURS = 50
-"""Neighbours it is drawn from: enough to have slow ones, few enough to be alike."""
+"""By the time to the first token: enough to have slow ones, few enough to be alike."""
+ALIKE = 12
+"""Of those, by the time of decoding; one of them is drawn."""
 
 
 class Residual(NamedTuple):
-    """One request that was compared, in seconds; below 0: earlier than simulated."""
+    """One request that was compared, in seconds; below 0: faster than simulated."""
 
     simulated_ttft_s: float
-    first_s: float
+    simulated_decode_s: float
+    """From its first token to its last."""
+    ttft_s: float
     """By which its first token came later than simulated."""
-    last_s: float
-    """By which its last one did."""
+    decode_s: float
+    """By which it decoded longer."""
+
+
+_TTFT = attrgetter("simulated_ttft_s")
+
+
+def residuals_of(real: Records, simulated: Records) -> dict[int, Residual]:
+    """By row, of those that were served and simulated to their ends. The same requests in the same order.
+    Raises ValueError."""
+    if len(real) != len(simulated):
+        raise ValueError(f"{len(real)} requests were served and {len(simulated)} simulated")
+    found: dict[int, Residual] = {}
+    for row in simulated.done():
+        if real.last_s[row] >= 0:
+            ttft_s, decode_s = simulated.ttft_s(row), simulated.last_s[row] - simulated.first_s[row]
+            real_decode_s = real.last_s[row] - real.first_s[row]
+            found[row] = Residual(ttft_s, decode_s, real.ttft_s(row) - ttft_s, real_decode_s - decode_s)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """Of each request that was compared, by simulated time to the first token. Raises ValueError for none."""
+    """Of each request that was compared. Raises ValueError for none."""
 
     residuals: tuple[Residual, ...]
 
     def __post_init__(self) -> None:
         if not self.residuals:
             raise ValueError("no request was both served and simulated to its end")
-        object.__setattr__(self, "residuals", tuple(sorted(self.residuals)))
+        # Equal ones in no order: what they fall short of must not tell which of them are drawn.
+        shuffled = random.Random("equal").sample(self.residuals, len(self.residuals))
+        object.__setattr__(self, "residuals", tuple(sorted(shuffled, key=_TTFT)))
 
     @staticmethod
     def of(real: Records, simulated: Records) -> Shortfall:
         """The same requests in the same order. Raises ValueError."""
-        if len(real) != len(simulated):
-            raise ValueError(f"{len(real)} requests were served and {len(simulated)} simulated")
-        both = (row for row in simulated.done() if real.last_s[row] >= 0)
-        return Shortfall(
-            tuple(
-                Residual(
-                    simulated.ttft_s(row),
-                    real.ttft_s(row) - simulated.ttft_s(row),
-                    real.e2e_s(row) - simulated.e2e_s(row),
-                )
-                for row in both
-            )
-        )
+        return Shortfall(tuple(residuals_of(real, simulated).values()))
 
-    def add_to(self, records: Records, seed: str) -> None:
-        """Puts every answer's times right, in place; no token comes before its request or out of order."""
+    def add_to(self, records: Records, seed: str, rows: Iterable[int] | None = None) -> None:
+        """Puts the times of answers right, in place, by default of all; no token comes before its request or
+        out of order."""
         rng = random.Random(f"shortfall {seed}")
-        width = min(NEIGHBOURS, len(self.residuals))
-        for row in records.done():
-            nearest = bisect_left(self.residuals, (records.ttft_s(row),))
-            lowest = min(max(0, nearest - width // 2), len(self.residuals) - width)
-            drawn = self.residuals[lowest + rng.randrange(width)]
-            records.first_s[row] = max(records.arrival_s[row], records.first_s[row] + drawn.first_s)
-            records.last_s[row] = max(records.first_s[row], records.last_s[row] + drawn.last_s)
+        for row in records.done() if rows is None else rows:
+            decode_s = records.last_s[row] - records.first_s[row]
+            drawn = self._drawn(records.ttft_s(row), decode_s, rng)
+            records.first_s[row] = max(records.arrival_s[row], records.first_s[row] + drawn.ttft_s)
+            records.last_s[row] = records.first_s[row] + max(0.0, decode_s + drawn.decode_s)
+
+    def _drawn(self, ttft_s: float, decode_s: float, rng: random.Random) -> Residual:
+        """One of those with about these simulated times."""
+        ordered = self.residuals
+        width = min(NEIGHBOURS, len(ordered))
+        first, end = (look(ordered, ttft_s, key=_TTFT) for look in (bisect_left, bisect_right))
+        if end - first > width:
+            lowest = first + rng.randrange(end - first - width)
+            near: Sequence[Residual] = ordered[lowest : lowest + width]
+        else:
+            around = ordered[max(0, end - width) : first + width]
+            near = nsmallest(width, around, lambda each: abs(each.simulated_ttft_s - ttft_s))
+        alike = nsmallest(ALIKE, near, lambda each: (abs(each.simulated_decode_s - decode_s), rng.random()))
+        return alike[rng.randrange(len(alike))]

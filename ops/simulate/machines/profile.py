@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ class BadProfile(ValueError):
     """The file is no profile; the message says what is wrong with which field."""
 
 
-def read_profile(path: Path, **sizes: int | None) -> Machine:
-    """`sizes` that are not None go before those of the file. Raises `BadProfile`."""
+def read_profile(path: Path, defaults: Mapping[str, int] = DEFAULT_SIZES, **sizes: int | None) -> Machine:
+    """`sizes` that are not None go before those of the file, and these before the `defaults`. Raises
+    `BadProfile`."""
     try:
         with path.open("rb") as file:
             content = json.loads(file.read(MOST_BYTES))
@@ -52,8 +54,7 @@ def read_profile(path: Path, **sizes: int | None) -> Machine:
     if not values["base_s"] + values["per_token_s"] > 0:
         raise BadProfile(f"{path}: base_s or per_token_s must be above 0")
     chosen = {
-        name: sizes.get(name) or _whole(path, content, name, default)
-        for name, default in DEFAULT_SIZES.items()
+        name: sizes.get(name) or _whole(path, content, name, default) for name, default in defaults.items()
     }
     return profile_machine(
         f"profile {path.name}",

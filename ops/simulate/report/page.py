@@ -30,6 +30,7 @@ th:first-child, td:first-child { text-align: left } td.words { white-space: norm
 </style>
 </head>
 <body>
+{% if warning %}<p><strong>{{ warning }}</strong></p>{% endif %}
 <h1>{{ heading }}</h1>
 {% if picture %}<div class="wide">{{ picture | safe }}</div>{% else %}
 <p class="note">Without a picture: {{ missing }}</p>{% endif %}
@@ -63,6 +64,7 @@ def page(report: Report, found: Sequence[Curves], slo: SloLimits) -> str:
     template = Environment(autoescape=True).from_string(TEMPLATE)
     return template.render(
         heading=heading(report),
+        warning=report.get("warning"),
         sections=sections(report, TENANTS),
         published=published(report),
         notes=notes(report),

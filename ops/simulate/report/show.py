@@ -24,8 +24,12 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
+def _policy(row: Row) -> str:
+    return f"baseline: {row['policy']}" if row.get("is_baseline") else str(row["policy"])
+
+
 LATENCY: list[Column] = [
-    ("policy", lambda row: str(row["policy"])),
+    ("policy", _policy),
     ("TTFT p50, s", _seconds("ttft_s", "p50")),
     ("p90", _seconds("ttft_s", "p90")),
     ("p95", _seconds("ttft_s", "p95")),
@@ -40,7 +44,7 @@ LATENCY: list[Column] = [
     ("p99", _seconds("e2e_s", "p99")),
 ]
 SERVICE: list[Column] = [
-    ("policy", lambda row: str(row["policy"])),
+    ("policy", _policy),
     ("met SLO", lambda row: _share(row["attainment"])),
     ("missed", lambda row: _share(row["violation_rate"])),
     ("goodput/s", lambda row: _number(row["goodput_per_s"])),
@@ -55,7 +59,7 @@ SERVICE: list[Column] = [
     ("preempted", lambda row: f"{row['preemptions']:,}"),
 ]
 DEVICES: list[Column] = [
-    ("policy", lambda row: str(row["policy"])),
+    ("policy", _policy),
     ("busy", lambda row: _share(row["busy_share"])),
     ("idle gaps", lambda row: f"{row['idle_gaps']:,}"),
     ("longest, s", lambda row: _number(row["longest_idle_s"])),
@@ -68,7 +72,7 @@ DEVICES: list[Column] = [
     ("span, s", lambda row: _number(row["span_s"])),
 ]
 TENANT: list[Column] = [
-    ("policy", lambda row: str(row["policy"])),
+    ("policy", _policy),
     ("tenant", lambda row: str(row["tenant"])),
     ("requests", lambda row: f"{row['requests']:,}"),
     ("TTFT p50, s", _seconds("ttft_s", "p50")),
@@ -103,7 +107,7 @@ def sections(report: Report, tenants: int = TENANTS_SHOWN) -> list[tuple[str, li
         ("devices", DEVICES, simulated),
     ]
     by_tenant = [
-        {"policy": row["policy"], "tenant": tenant, **its}
+        {"policy": _policy(row), "tenant": tenant, **its}
         for row in rows
         for tenant, its in list(row["tenants"].items())[:tenants]
     ]
@@ -145,8 +149,17 @@ def notes(report: Report) -> list[str]:
     if "recorded" in report:
         found.append(
             f"Recorded: the times that clients had, of answers that began; {report['unserved']:,} requests "
-            "ended without a token and are left out. No prompts are kept: no prefix is found in a cache."
+            "ended without a token and are left out. What was found in a prefix cache is not computed again."
         )
+    if report.get("baseline"):
+        found.append(f"Baseline against what clients had: {'; '.join(map(_compared, report['baseline']))}.")
+        whole, part = report["policies"][0]["requests"], report["recorded"]["requests"]
+        if whole != part:
+            found.append(f"The baseline is of all {whole:,} requests, what is beside it of {part:,} of them.")
+    elif "recorded" in report:
+        found.append("No baseline: the recording does not name one server, so how true this is is not known.")
+    if report.get("overrides"):
+        found.append(f"Instead of what served: {'; '.join(report['overrides'])}.")
     if report["compared_requests"] is not None:
         found.append(
             "Simulated times hold what a simulation of the policy that served fell short of, drawn at random "
@@ -157,8 +170,18 @@ def notes(report: Report) -> list[str]:
     return found
 
 
+def _compared(each: Row) -> str:
+    name = each["figure"].replace("_", " ").replace("ttft", "TTFT").replace("e2e", "E2E")
+    error = "not known of so few" if each["stated_error"] is None else f"{100 * each['stated_error']:.1f} %"
+    off = "never ends" if each["off"] is None else f"{100 * each['off']:+.1f} %"
+    alone = _number(each["simulated_alone_s"])
+    return f"{name} {off} (stated error {error}; {alone} s of {_number(each['served_s'])} s are simulated)"
+
+
 def show(report: Report) -> None:
-    """The tables in a terminal."""
+    """The tables in a terminal; what they cannot be trusted for comes first."""
+    if report.get("warning"):
+        print(report["warning"])
     print(heading(report))
     for title, columns, rows in sections(report):
         print()

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
+from tenants.pricing.pricing import PriceEntry
+from tenants.types import Limit
 
 PREFIX_BLOCK_TOKENS = 512
 """Tokens of one id of `SimulatedRequest.prefix_blocks`."""
@@ -19,6 +21,19 @@ MOST_REQUESTS = 5_000_000
 """Of one simulation."""
 MOST_TOKENS = 4_194_304
 """Of one prompt, or of one answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """Limits on a request, and how they count it."""
+
+    limits: tuple[Limit, ...]
+    price: PriceEntry
+    """Of its model and tier: the cost of tokens, and their weights."""
+    may_be_cut: bool
+    """It is admitted where there is no room for its longest answer."""
+    cached_tokens: int = 0
+    """Prompt tokens that were found in a cache, beside those of the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +59,10 @@ class SimulatedRequest:
     """Its class in a report (`short`, `long`)."""
     e2e_target_s: float | None = None
     """The SLO of its tenant and tier for the whole answer; None: there is none."""
+    limits: RequestLimits | None = None
+    """None: there are none."""
+    max_tokens: int = 0
+    """The longest answer that its client allowed; 0: not known."""
     prefix_hashes: tuple[int, ...] = ()
     """Of the prompt, for the gateway's choice of a replica."""
 

@@ -9,7 +9,7 @@ import pytest
 from engine.core.core import EngineConfig, EngineCore
 from engine.messages import StepTime, Submit
 from engine.step_time.least_squares import solve
-from engine.step_time.model import PRIOR, StepTimeModel, predict_step_s
+from engine.step_time.model import PRIOR, STEPS_OF_MEAN, StepTimeModel, mean_of, predict_step_s
 from engine.virtual.replica import VirtualClock, VirtualRunner, VirtualTexts
 
 SLOW_CPU = StepTime(
@@ -219,3 +219,17 @@ def test_outliers_are_clipped_by_their_relative_error_both_ways() -> None:
             for _ in range(8):
                 each.observe(32, 10_000, 32, truth_s * size)
         assert bent.predict(32, 10_000, 32) == pytest.approx(model.predict(32, 10_000, 32), rel=0.05)
+
+
+def test_the_mean_of_several_fits_goes_by_the_steps_that_each_remembers() -> None:
+    def fit(base_s: float, samples: int) -> StepTime:
+        return StepTime(base_s, base_s / 10, 0.0, 0.0, samples, 0.1)
+
+    assert mean_of([]) is None
+    assert mean_of([None, fit(1.0, 0)]) == fit(1.0, 0)
+    found = mean_of([fit(1.0, 100), None, fit(4.0, 300)])
+    assert found is not None
+    assert (found.base_s, found.samples) == (pytest.approx(3.25), 300)
+    old = mean_of([fit(1.0, 50 * STEPS_OF_MEAN), fit(3.0, STEPS_OF_MEAN)])
+    assert old is not None
+    assert old.base_s == pytest.approx(2.0), "neither remembers more"

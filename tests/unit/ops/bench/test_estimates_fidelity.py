@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.domain.server_description import RequestTerms
 from ops.bench.estimates.fidelity import PARTIES, FidelityOptions, ServedReplay, compared, drawn, run
 from ops.bench.estimates.fidelity_figures import Pair, judge
 from ops.simulate.machines.machines import profile_machine
@@ -83,7 +84,8 @@ def replay(late_s: float) -> ServedReplay:
         "p", SLOW_CPU, kv_tokens=4096, context_tokens=512, max_sequences=4, max_batched_tokens=64
     )
     served = tuple(
-        RecordedAnswer("a", 1.0, 0, 1, 30, 10, us, us, us, us, 0) for us in range(0, 20 * 50_000, 50_000)
+        RecordedAnswer("a", RequestTerms(1.0), 0, 1, 30, 10, us, us, us, us, 0)
+        for us in range(0, 20 * 50_000, 50_000)
     )
     one = ServedReplay(Recorded("vtc", served, 0), machine, 20)
     pool, _ = run_policy(one.scenario, "vtc")

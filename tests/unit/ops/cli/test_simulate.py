@@ -50,6 +50,14 @@ def test_the_same_seed_gives_the_same_report() -> None:
     assert fairgate(*asked).stdout != fairgate(*asked, "--seed", "1").stdout
 
 
+def test_options_of_policies_are_those_of_the_policies() -> None:
+    asked = (*FEW, "--policy", "static", "--json")
+    one_by_one = json.loads(fairgate(*asked, "--option", "batch-size=1", "--option", "window_s=0").stdout)
+    together = json.loads(fairgate(*asked, "--option", "batch_size=8").stdout)
+    waits_s = [report["policies"][0]["e2e_s"]["mean"] for report in (one_by_one, together)]
+    assert waits_s[0] != waits_s[1]
+
+
 def test_a_picture_and_a_page_are_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot, page = tmp_path / "plot.png", tmp_path / "page.html"
@@ -95,6 +103,8 @@ def test_the_table_of_sustained_rates() -> None:
         (("--trace", "azure", "--trace", "arena"), "several --trace go with --sustained"),
         (("--preset", "tea"), "no preset 'tea'; there are chat"),
         (("--trace", "azure", "--policy", "lottery"), "no policy 'lottery'; there are"),
+        (("--trace", "azure", "--option", "batch_size"), "--option 'batch_size' is not NAME=VALUE"),
+        (("--trace", "azure", "--option", "batch_size=4097"), "takes a whole number from 0 to 4096"),
         (("--trace", "azure", "--gpu", "tpu"), "no GPU 'tpu'"),
         (("--trace", "azure", "--gpu", "l40s", "--model", "70b"), "take more GPUs"),
         (("--trace", "azure", "--slo", "fast"), "is no target"),

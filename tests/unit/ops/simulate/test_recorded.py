@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gateway.domain.outcomes import RequestOutcome
+from gateway.domain.server_description import RequestTerms, packed
 from gateway.domain.timeline import OUTCOMES, Event, TimelineKind, pack
-from ops.simulate.recorded import AS_IT_WAS, Recorded, as_it_was, read
+from ops.simulate.recorded import AS_IT_WAS, UNPRICED, Recorded, as_it_was, read
 from ops.simulate.slo import SloLimits
-from ops.simulate.traffic.requests import BadTrace
+from ops.simulate.traffic.requests import BadTrace, RequestLimits
 from tenants.ledger.timelines import RecordedTimeline
+from tenants.pricing.pricing import Price, PriceEntry
+from tenants.types import Limit, Meter, SubjectKind
 
 DONE = OUTCOMES.index(RequestOutcome.COMPLETED)
 
@@ -23,9 +28,14 @@ def timeline(
     sequences: int = 1,
     tier: int = 1,
     output_tokens: int = 21,
+    cached_tokens: tuple[int, ...] = (),
 ) -> RecordedTimeline:
     """Of an answer; ended a tenth of a second after its last token."""
-    events = [Event(TimelineKind.RECEIVED, 0, (64, sequences, tier, 128))]
+    events = [
+        Event(TimelineKind.RECEIVED, 0, (64, sequences, tier, 128)),
+        Event(TimelineKind.RESERVED, 0, (0, 64, 128, 1)),
+        *(Event(TimelineKind.ADMITTED, 0, (index, cached)) for index, cached in enumerate(cached_tokens)),
+    ]
     if output_tokens:
         events += [
             Event(TimelineKind.FIRST_TOKEN, round(ttft_s * 1e6)),
@@ -58,6 +68,31 @@ def test_several_sequences_are_as_many_requests() -> None:
 
     assert [each.output_tokens for each in source] == [3, 3, 2, 2, 1, 1]
     assert {each.input_tokens for each in source} == {64}
+
+
+def test_what_was_found_in_a_cache_is_not_computed_again_and_counts_for_limits() -> None:
+    limit = Limit("lim", "t", SubjectKind.TENANT, "t", Meter.TOTAL_TOKENS, 600, rate_per_s=10.0)
+    terms = RequestTerms(3.0, 5.0, (limit,), PriceEntry(Price(100, 50, 300), 1_000))
+    row = replace(timeline(sequences=2, cached_tokens=(48, 64)), terms="id")
+
+    one, other = read([row], "an hour", {"id": packed(terms)})
+
+    assert (one.input_tokens, other.input_tokens) == (16, 1), "the last token is always computed"
+    assert one.limits == RequestLimits((limit,), terms.price or UNPRICED, True, 48)
+    assert (one.weight, one.reserved_cost_per_s, one.max_tokens) == (3.0, 5.0, 128)
+    plain = read([row], "an hour", {}).served[0]
+    assert (plain.terms.weight, plain.limits(0)) == (2.0, None), "its tenant's weight of today"
+    with pytest.raises(BadTrace, match="a timeline of acme cannot be read: it was recorded as version 0"):
+        read([row], "an hour", {"id": b"{}"})
+
+
+def test_the_first_answers_and_the_traffic_of_some_tenants() -> None:
+    rows = [timeline("acme", arrived_s=2.0), timeline("slow", arrived_s=1.0), timeline("acme", arrived_s=3.0)]
+    assert [each.tenant for each in read(rows, "an hour", limit=2)] == ["slow", "acme"]
+    assert [each.arrival_s for each in recorded(*rows).of(["acme"])] == pytest.approx([0.0, 1.0])
+    assert recorded(*rows).begins_s == pytest.approx(1_001.0)
+    with pytest.raises(BadTrace, match=r"no request of tenant 'nobody' was answered .* there are acme, slow"):
+        recorded(*rows).of(["nobody"])
 
 
 def test_what_ended_without_a_token_is_counted_and_left_out() -> None:

@@ -1,0 +1,223 @@
+"""Limits in a simulation: the quota store and the leases that serve, on virtual time.
+
+A request with limits first waits until its rate can feed its stream, holds what a gateway would hold, tops up
+while it decodes, and is charged at its end, all by the code that serves: `gateway/budget/stream_limiter.py`,
+`lease.py` and `tenants/quota/memory.py`. What finds no room now is held back until there is some, as if its
+client heeded `Retry-After`; what waiting cannot help is refused, or its answer ends with the budget. All
+counters begin empty. Limits of device time are left out: what a sequence has of a step is not simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from engine.step_time.model import predict_step_s
+from gateway.budget import lease
+from gateway.budget.lease import SequenceLease
+from gateway.budget.stream_limiter import StreamLimiter, StreamLimitReached, fed_streams
+from ops.simulate.pool import SimulatedPool
+from ops.simulate.traffic.requests import MOST_REQUESTS, RequestLimits, SimulatedRequest
+from tenants.pricing.metering import counted
+from tenants.pricing.pricing import PriceBook
+from tenants.quota.memory import MemoryQuotaStore
+from tenants.quota.store import Denied, Granted
+from tenants.types import Amounts, Limit, Meter, Tier
+
+MODEL = "simulated"
+HOLD_WAIT_S = 5.0
+"""How long a top-up waits for what others hold: the gateway's default."""
+LEASE_TTL_S = 3_600.0
+"""Nothing here renews holds or ends overdue ones."""
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class _Held:
+    """One request with limits, from its arrival to its end."""
+
+    row: int
+    request: SimulatedRequest
+    limits: tuple[Limit, ...]
+    sizes: Callable[..., Amounts]
+    """Of the prompt and a number of output tokens, as limits count them; at the end cached input may count
+    less."""
+    high_tokens: int
+    """Quantile of its output that is held ahead."""
+    most_tokens: int
+    cached_tokens: int
+    lease_tokens: int = 0
+    denied_since_s: float | None = None
+    """Its top-up has found no room since then."""
+
+
+class SimulatedBudget:
+    """Of one run; implements `PoolBudget`: queues, tops up and cuts the pool's requests."""
+
+    def __init__(self, pool: SimulatedPool, begins_s: float) -> None:
+        """`begins_s`: the instant (seconds since 1970) at which virtual time begins: windows are of the
+        calendar."""
+        self._pool = pool
+        self._store = MemoryQuotaStore(lambda: begins_s + pool.now_s, max_holds=MOST_REQUESTS)
+        self._streams = StreamLimiter(
+            max_waiting=MOST_REQUESTS,
+            max_waiting_in_all=MOST_REQUESTS,
+            # No event loop runs here.
+            make_future=cast(Callable[[], Any], Future),
+        )
+        self._held: dict[str, _Held] = {}
+        self._held_back: dict[str, None] = {}
+        """Requests that found no room, in order."""
+
+    def arrive(self, row: int, request: SimulatedRequest, high_tokens: int, most_tokens: int) -> None:
+        """A request arrives now: it is queued, held back or refused."""
+        assert request.limits is not None
+        of = request.limits
+        limits = tuple(limit for limit in of.limits if limit.meter is not Meter.GPU_MS)
+        if not limits:
+            self._pool.queue_up(row, request)
+            return
+        held = _Held(row, request, limits, _sizes(of, request), high_tokens, most_tokens, of.cached_tokens)
+        entry_id = str(row)
+        needs = fed_streams(limits, held.sizes, self._stream_tokens_per_s())
+        try:
+            passing = self._streams.enter(entry_id, needs, 1)
+        except StreamLimitReached:
+            self._pool.refuse(row)
+            return
+        self._held[entry_id] = held
+        if passing.done():
+            self._reserve(entry_id)
+        else:
+            # Not at once: another request is just leaving.
+            passing.add_done_callback(
+                lambda _: self._pool.at(self._pool.now_s, lambda: self._reserve(entry_id))
+            )
+
+    def lease_of(self, entry_id: str) -> int | None:
+        """Output tokens that are covered; None: no limit counts them."""
+        held = self._held.get(entry_id)
+        return None if held is None else held.lease_tokens
+
+    def look(self, entry_id: str, emitted_tokens: int) -> None:
+        """Tops up a running request where that is due."""
+        held = self._held[entry_id]
+        if held.denied_since_s is None:
+            self._look(entry_id, held, emitted_tokens)
+
+    def ended(self, entry_id: str, output_tokens: int) -> None:
+        """Charges an answer, and lets in what it kept out."""
+        held = self._held.pop(entry_id, None)
+        if held is None:
+            return
+        _now(self._store.settle(entry_id, held.sizes(output_tokens, held.cached_tokens)))
+        self._streams.leave(entry_id)
+        for waiting in list(self._held_back):
+            self._try_again(waiting)
+
+    def _try_again(self, entry_id: str) -> None:
+        if entry_id in self._held_back:
+            del self._held_back[entry_id]
+            self._reserve(entry_id)
+
+    def _reserve(self, entry_id: str) -> None:
+        held = self._held[entry_id]
+        of = held.request.limits
+        assert of is not None
+        hold = lease.first_hold(
+            held.limits,
+            held.sizes,
+            lambda tokens: 0,
+            1,
+            held.high_tokens,
+            held.most_tokens,
+            may_be_cut=of.may_be_cut,
+        )
+        answer = _now(self._store.reserve(entry_id, held.limits, hold, LEASE_TTL_S))
+        if isinstance(answer, Granted):
+            self._cover(held, answer)
+            self._pool.queue_up(held.row, held.request)
+        elif answer.retry_after_s is None:
+            del self._held[entry_id]
+            self._streams.leave(entry_id)
+            self._pool.refuse(held.row)
+        else:
+            self._held_back[entry_id] = None
+            self._pool.at(self._pool.now_s + answer.retry_after_s, lambda: self._try_again(entry_id))
+
+    def _look(self, entry_id: str, held: _Held, emitted: int) -> None:
+        """As `gateway/budget/top_up.py`: more before the lease ends; else again later, or the end."""
+        pool = self._pool
+        first_s = pool.records.first_s[held.row]
+        elapsed_s = pool.now_s - first_s
+        pace = (emitted - 1) / elapsed_s if first_s >= 0 and elapsed_s > 0 else 0.0
+        chunk = lease.chunk_tokens(held.limits, held.sizes, 1, pace)
+        part = SequenceLease(emitted, held.lease_tokens, held.most_tokens)
+        if lease.is_due([part], chunk, pace):
+            first, ahead = lease.wanted_tokens([part], chunk, max(emitted + 1, held.high_tokens))
+            answer = self._top_up(entry_id, held, emitted, first, ahead)
+            if isinstance(answer, Denied):
+                since_s = pool.now_s if held.denied_since_s is None else held.denied_since_s
+                retry_s = lease.retry_in_s(answer, pool.now_s - since_s, HOLD_WAIT_S)
+                if retry_s is not None:
+                    held.denied_since_s = since_s
+                    pool.at(pool.now_s + retry_s, lambda: self._look_again(entry_id))
+                    return
+                # Not enough for a whole chunk: the last tokens of the budget.
+                answer = self._top_up(entry_id, held, emitted, min(first, held.lease_tokens + 1), ahead)
+            held.denied_since_s = None
+            if isinstance(answer, Denied):
+                pool.cut(entry_id, held.lease_tokens)
+                return
+            self._cover(held, answer)
+            part = SequenceLease(emitted, held.lease_tokens, held.most_tokens)
+        pool.top_up(entry_id, held.lease_tokens, lease.next_look(part, chunk, pace))
+
+    def _look_again(self, entry_id: str) -> None:
+        held = self._held.get(entry_id)
+        if held is not None:
+            self._look(entry_id, held, self._pool.emitted_by_now(entry_id))
+
+    def _top_up(self, entry_id: str, held: _Held, emitted: int, first: int, ahead: int) -> Granted | Denied:
+        sizes = held.sizes
+        return _now(self._store.top_up(entry_id, sizes(emitted), sizes(first), sizes(ahead)))
+
+    @staticmethod
+    def _cover(held: _Held, granted: Granted) -> None:
+        covered = lease.covered_tokens(granted.covered, held.sizes, held.most_tokens)
+        held.lease_tokens = max(held.lease_tokens, 1, covered)
+
+    def _stream_tokens_per_s(self) -> float:
+        """How fast one sequence decodes beside what runs now."""
+        width = max(1, max(len(member.engine.table.running) for member in self._pool.members))
+        return 1 / predict_step_s(self._pool.machine.step_time, width, 0, width)
+
+
+def _sizes(of: RequestLimits, request: SimulatedRequest) -> Callable[..., Amounts]:
+    tier = tuple(Tier)[request.tier]
+    book = PriceBook({(MODEL, tier): of.price})
+
+    prompt_tokens = request.input_tokens + of.cached_tokens
+
+    def size(output_tokens: int, cached_tokens: int = 0) -> Amounts:
+        return counted(
+            book,
+            MODEL,
+            tier,
+            input_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
+            output_tokens=output_tokens,
+        )
+
+    return size
+
+
+def _now(answering: Coroutine[Any, Any, Result]) -> Result:
+    """The result of a coroutine that never waits."""
+    try:
+        answering.send(None)
+    except StopIteration as done:
+        return cast(Result, done.value)
+    raise AssertionError("the in-process store waits for nothing")

@@ -1,0 +1,80 @@
+"""Replays recorded traffic: first as it was served, then otherwise.
+
+The baseline is a simulation of the server that the recording names, under the policy that it ran. It says how
+far the replay may be off, and what its times fall short of is added to all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ops.simulate.figures.figures import figures
+from ops.simulate.figures.stated_error import Baseline, ComparedFigure
+from ops.simulate.pool import SimulatedPool
+from ops.simulate.recorded import Recorded, records_of
+from ops.simulate.run import Scenario, run_policy
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineRun:
+    """The baseline of one recording."""
+
+    baseline: Baseline
+    pool: SimulatedPool = field(repr=False)
+    """With the baseline's records."""
+    figures: dict[str, Any] = field(repr=False)
+    """As of any policy's run."""
+
+    @staticmethod
+    def of(
+        recorded: Recorded,
+        scenario: Scenario,
+        policy: str,
+        on_rows: Callable[[int], None] = lambda rows: None,
+    ) -> BaselineRun:
+        """Simulates the whole recording as it came. Raises ValueError where nothing can be compared."""
+        pool, fairness = run_policy(
+            replace(scenario, source=recorded, shortfall=None), policy, on_rows=on_rows
+        )
+        baseline = Baseline.of(records_of(recorded), pool.records)
+        pool.records = baseline.records
+        found = figures(pool, fairness, scenario.slo) | {"is_baseline": True}
+        return BaselineRun(baseline, pool, found)
+
+    @property
+    def comparison(self) -> list[dict[str, Any]]:
+        """Each figure beside the served one, for JSON."""
+        return [
+            {
+                "figure": each.name,
+                "served_s": each.served_s,
+                "baseline_s": each.simulated_s,
+                "simulated_alone_s": each.alone_s,
+                "off": each.off,
+                "stated_error": each.error,
+                "is_within": each.is_within,
+            }
+            for each in self.baseline.figures
+        ]
+
+    @property
+    def warning(self) -> str | None:
+        """Where the baseline is off by more than its stated error."""
+        if not self.baseline.off:
+            return None
+        off = "; ".join(map(_words, self.baseline.off))
+        return (
+            f"The baseline is off by more than its stated error: {off}. Something that counts is not"
+            " simulated here: do not size anything by this replay."
+        )
+
+
+def _words(each: ComparedFigure) -> str:
+    error = f"stated error {100 * (each.error or 0):.1f} %"
+    name = each.name.replace("_", " ").replace("ttft", "TTFT").replace("e2e", "E2E")
+    if each.simulated_s == float("inf"):
+        return f"{name} never came, and was {each.served_s:.3g} s ({error})"
+    off = f"{100 * each.off:+.1f} %"
+    return f"{name} {each.simulated_s:.3g} s, and was {each.served_s:.3g} s ({off}, {error})"
