@@ -15,7 +15,7 @@ from litestar.params import FromPath, FromQuery
 from engine.scheduling.policy import UnknownPolicy
 from gateway import errors
 from gateway.requests.schemas import KeyRotate, PolicyChange
-from gateway.routes import limits, prices, slo
+from gateway.routes import brakes, limits, prices, slo
 from gateway.routes.admin_common import READ, WRITE, actor, asked, changed
 from gateway.routes.context import gateway_of, json_response
 from gateway.routes.policy_view import MAX_DECISIONS, MAX_STEPS, change_policy, policy_of
@@ -213,6 +213,7 @@ HANDLERS = [
     create_key,
     rotate_key,
     revoke_key,
+    *brakes.HANDLERS,
     *limits.HANDLERS,
     *prices.HANDLERS,
     *slo.HANDLERS,

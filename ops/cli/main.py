@@ -20,9 +20,9 @@ COMMANDS = {
     path.rpartition(".")[2]: f"ops.cli.{path}:{path.rpartition('.')[2]}"
     for path in (
         *("run.serve", "run.demo", "run.engine", "run.db"),
-        *("admin.tenant", "admin.key", "admin.limit", "admin.slo", "inspect.request", "inspect.quote"),
-        *("admin.price", "admin.model", "inspect.ledger", "inspect.policy", "inspect.forecast"),
-        *("simulate.simulate", "simulate.whatif", "run.doctor"),
+        *("admin.tenant", "admin.key", "admin.limit", "admin.slo", "admin.brake", "inspect.request"),
+        *("inspect.quote", "admin.price", "admin.model", "inspect.ledger", "inspect.policy"),
+        *("inspect.forecast", "simulate.simulate", "simulate.whatif", "run.doctor"),
     )
 } | {"bench": "ops.cli.bench.main:bench"}
 """In the order of `fairgate --help`."""
@@ -44,6 +44,7 @@ def cli() -> None:
       fairgate tenant create acme --weight 2     a tenant with a double share
       fairgate key create --tenant acme          its API key, shown once
       fairgate limit set --tenant acme --meter total_tokens --window day --amount 1000000
+      fairgate brake --tier batch --share 0.1 --for 30m
       fairgate doctor                            what is wrong, and what to do
 
     Settings come from flags, environment variables (FAIRGATE_*) and one TOML file (--config), in that

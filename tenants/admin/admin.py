@@ -1,8 +1,8 @@
 """Admin acts on tenants, projects and keys; `Admin` has these and all others.
 
 Every act of command line and API is a method of `Admin`, and one transaction with its audit row
-(`transaction.py`). Acts on limits, prices and targets are in `limits.py`, `policy.py`, `prices.py` and
-`slos.py`.
+(`transaction.py`). Acts on brakes, limits, the policy, prices and targets are in `brakes.py`, `limits.py`,
+`policy.py`, `prices.py` and `slos.py`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from sqlalchemy.exc import IntegrityError
 
 from tenants.admin import audit, validation
 from tenants.admin.audit import Actor
+from tenants.admin.brakes import BrakeCommands
 from tenants.admin.commands import KeyCreate, TenantChange, TenantCreate
 from tenants.admin.limits import LimitCommands
 from tenants.admin.policy import PolicyCommands
@@ -53,7 +54,7 @@ class TenantView:
         }
 
 
-class Admin(LimitCommands, PolicyCommands, PriceCommands, SloCommands):
+class Admin(BrakeCommands, LimitCommands, PolicyCommands, PriceCommands, SloCommands):
     """Every admin act."""
 
     # ------------------------------------------------------------ tenants and projects
