@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 
 from engine.messages import TIER_RANKS
 from engine.scheduling.brakes import Brakes
@@ -51,15 +52,16 @@ class BrakesInForce:
     async def follow(self) -> None:
         """Takes over what was set or ended anywhere, and ends what is over."""
         async with self._following:
-            try:
+            with suppress(DatabaseUnavailable):
                 if self._deps.directory.revision != self._seen_revision:
                     await self._read()
-                self._let_go()
-                if len(self.now) < len(self._stored):
+            holds = self._in_force()
+            if holds != self.now:
+                self._apply(holds)
+            if len(holds) < len(self._stored):
+                with suppress(DatabaseUnavailable):
                     await self._deps.admin.end_brakes_over()
                     await self._read()
-            except DatabaseUnavailable:
-                self._let_go()
 
     async def _read(self) -> None:
         revision = self._deps.directory.revision
@@ -69,11 +71,6 @@ class BrakesInForce:
     def _in_force(self) -> tuple[Brake, ...]:
         now_us = round(self._deps.wall_clock() * 1e6)
         return tuple(each for each in self._stored if not each.is_over(now_us))
-
-    def _let_go(self) -> None:
-        holds = self._in_force()
-        if holds != self.now:
-            self._apply(holds)
 
     def _apply(self, holds: tuple[Brake, ...]) -> None:
         for brake in (*self.now, *holds):

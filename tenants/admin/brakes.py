@@ -7,7 +7,7 @@ transaction.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +68,9 @@ class BrakeCommands(AdminCommands):
         def change(connection: Connection, now_us: int) -> Change[Brake]:
             before = _take(connection, tier)
             after = Brake(tier, share, now_us + round(for_s * 1e6), by, reason)
-            rows = [{"name": _name(tier, field), "value": str(getattr(after, field))} for field in _FIELDS]
+            rows = [
+                {"name": name, "value": str(getattr(after, field))} for field, name in _names(tier).items()
+            ]
             connection.execute(insert(tables.settings), rows)
             was = None if before is None else before.as_json()
             return Change(after, _target(tier), None, was, after.as_json())
@@ -106,7 +108,7 @@ class BrakeCommands(AdminCommands):
         )
 
 
-def _end_over(tier: Tier) -> Any:
+def _end_over(tier: Tier) -> Callable[[Connection, int], Change[None]]:
     def change(connection: Connection, now_us: int) -> Change[None]:
         before = _take(connection, tier)
         if before is None or not before.is_over(now_us):
@@ -118,8 +120,8 @@ def _end_over(tier: Tier) -> Any:
 
 def _find(connection: Connection, tier: Tier) -> Brake | None:
     columns = tables.settings.c
-    names = [_name(tier, field) for field in _FIELDS]
-    rows = connection.execute(select(columns.name, columns.value).where(columns.name.in_(names)))
+    is_of_tier = columns.name.in_(_names(tier).values())
+    rows = connection.execute(select(columns.name, columns.value).where(is_of_tier))
     found = {row.name.rpartition(".")[2]: row.value for row in rows}
     if not found:
         return None
@@ -129,8 +131,7 @@ def _find(connection: Connection, tier: Tier) -> Brake | None:
 def _take(connection: Connection, tier: Tier) -> Brake | None:
     """Removes a tier's brake; returns it."""
     found = _find(connection, tier)
-    names: Sequence[str] = [_name(tier, field) for field in _FIELDS]
-    connection.execute(delete(tables.settings).where(tables.settings.c.name.in_(names)))
+    connection.execute(delete(tables.settings).where(tables.settings.c.name.in_(_names(tier).values())))
     return found
 
 
@@ -138,8 +139,9 @@ def _target(tier: Tier) -> str:
     return f"brake.{tier.value}"
 
 
-def _name(tier: Tier, field: str) -> str:
-    return f"{_target(tier)}.{field}"
+def _names(tier: Tier) -> dict[str, str]:
+    """The setting of each field."""
+    return {field: f"{_target(tier)}.{field}" for field in _FIELDS}
 
 
 def _tier(value: str) -> Tier:

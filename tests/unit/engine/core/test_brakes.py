@@ -128,12 +128,14 @@ def test_the_least_is_one_place_and_one_token_and_it_goes_on(compose: str) -> No
 def test_its_memory_is_bounded_as_predicted_and_one_request_may_always_run() -> None:
     engine = Steps("decode-first")
     whole = BLOCKS * engine.engine.core.table.block_tokens
-    engine.brake({BATCH: 0.25})
-    engine.submit(BATCH, 6, prompt=100, output=whole // 12 - 100)
-    engine.submit(STANDARD, 2, prompt=10, output=10)
+    engine.brake({STANDARD: 0.25})
+    engine.submit(STANDARD, 6, prompt=100, output=whole // 12 - 100)
     for _ in range(30):
         engine.step()
-    assert engine.running(BATCH) == 3, "three twelfths"
+    assert engine.running(STANDARD) == 3, "three twelfths"
+    engine.submit(BATCH, 2, prompt=10, output=100)
+    engine.step()
+    assert engine.running(BATCH) == 2, "and lower tiers go past it"
     large = Steps("decode-first")
     large.brake({BATCH: 0.01})
     large.submit(BATCH, 2, prompt=100, output=100)
