@@ -218,7 +218,7 @@ async def test_what_makes_no_sense_is_refused_and_leaves_no_trace(
     database: Database, pepper: bytes, clock: Clock, fields: dict[str, Any], field: str, message: str
 ) -> None:
     house = House(database, pepper, clock)
-    wanted = {"tier": "batch", "share": 0.1, "for_s": 60.0} | fields
+    wanted: dict[str, Any] = {"tier": "batch", "share": 0.1, "for_s": 60.0} | fields
     with pytest.raises(Invalid) as refused:
         await house.admin.set_brake(ACTOR, BrakeSet(**wanted))
     assert refused.value.field == field
