@@ -214,13 +214,17 @@ end
 -- Other brakes (FlowController.set_brakes): what of a braked tier has moved up and waits goes back, by arrival; what
 -- of a tier that is free again waits ages from now on.
 function acts.brakes(shares)
-  local before = brakes
+  local turned, any = {}, false
+  for i = 1, TIERS do
+    turned[i] = (brakes[i] < 1) ~= (shares[i] < 1)
+    any = any or turned[i]
+  end
   brakes = shares
   set_meta('brakes', cmsgpack.pack(shares))
   local above = {}
-  for _, id in ipairs(redis.call('HKEYS', K.tickets)) do
+  for _, id in ipairs(any and redis.call('HKEYS', K.tickets) or {}) do
     local ticket = tickets.get(id)
-    if not ticket.runs and (before[ticket.tier + 1] < 1) ~= is_braked(ticket.tier) then
+    if not ticket.runs and turned[ticket.tier + 1] then
       watch_ageing(id, ticket)
       if is_braked(ticket.tier) and band_of(ticket.place) < ticket.tier then
         above[#above + 1] = {ticket.tier, lane_of(ticket.place), ticket.arrived_us, ticket.number, id}
