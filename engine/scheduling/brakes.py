@@ -1,8 +1,8 @@
 """Brakes: what an operator lets a tier hold for a while, as a share of an engine.
 
 A hard cap, also where capacity stays idle: on places, on the KV cache (as predicted) and on the tokens of
-each step. Of each at least one, so that a braked tier goes on slowly and never stands still. What runs above
-its share when a brake is set runs on; its tokens are fewer from the next step on. Pure.
+each step. Of each at least one: one request of a braked tier may always run. What runs above its share when a
+brake is set runs on; its tokens are fewer from the next step on. Pure.
 """
 
 from __future__ import annotations

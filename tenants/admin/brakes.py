@@ -160,8 +160,8 @@ def _share(value: float) -> float:
     if not 0 < value <= 1:
         raise Invalid(
             "share",
-            f"is {value:g}, and must be above 0 and at most 1, such as 0.1 for a tenth; a braked tier always"
-            " keeps one place",
+            f"is {value:g}, and must be above 0 and at most 1, such as 0.1 for a tenth; one request of a"
+            " braked tier may always run",
         )
     return float(value)
 
