@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 #: Tiers by rank: the smaller the rank, the earlier its turn.
 TIER_RANKS: dict[str, int] = {"interactive": 0, "standard": 1, "batch": 2}
@@ -146,6 +146,13 @@ class SetTokenBudget(Tagged, frozen=True, omit_defaults=True, tag="set_token_bud
     """Limits later steps to a share of their token budget. Reset when the session that set it ends."""
 
     share: float
+
+
+class SetBrakes(Tagged, frozen=True, omit_defaults=True, tag="set_brakes"):
+    """Sets what tiers may hold, by rank, in place of what was set before; a tier that is not named is not
+    braked. It stays when the session ends: every gateway says it anew."""
+
+    shares: dict[int, float] = {}
 
 
 class Explain(Tagged, frozen=True, omit_defaults=True, tag="explain"):
@@ -484,6 +491,7 @@ Command = (
     | Collect
     | SetPolicy
     | SetTokenBudget
+    | SetBrakes
     | Explain
     | Export
     | Import

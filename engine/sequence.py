@@ -239,6 +239,11 @@ class Sequence:
         return len(self.token_ids) - self.prompt_tokens
 
     @property
+    def predicted_tokens(self) -> int:
+        """Tokens in the cache at its end, as predicted."""
+        return self.prompt_tokens + self.predicted_output_tokens
+
+    @property
     def most_tokens(self) -> int:
         """Maximum number of tokens in the cache: the last one emitted is never fed back."""
         return self.prompt_tokens + self.submit.max_tokens - 1

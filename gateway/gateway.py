@@ -24,6 +24,7 @@ from gateway.background import every
 from gateway.budget.holds import Holds
 from gateway.budget.limit_alerts import LimitAlerts
 from gateway.cluster import recovery
+from gateway.cluster.brakes_in_force import BrakesInForce
 from gateway.cluster.idempotency_keys import IdempotencyKeys
 from gateway.cluster.liveness import Liveness
 from gateway.cluster.policy_in_force import FOLLOW_EVERY_S, PolicyInForce
@@ -93,6 +94,8 @@ class Gateway:
         config = deps.config
         self.policy = PolicyInForce(deps, lambda: self.pools.values())
         """The policy in force, of the queue and of the engines."""
+        self.brakes = BrakesInForce(deps, lambda: self.pools.values(), lambda: self.controls)
+        """What operators let tiers hold, for a while."""
         self.deps = deps
         self.recovery: RecoveryReport | None = None
         """What the start found of an earlier life; None: not started."""
@@ -315,6 +318,8 @@ class Gateway:
         self.slo.start()
         for count_replicas in self._replica_counts:
             count_replicas()
+        # Before a shared queue hears of this gateway: what it says of brakes counts for all.
+        await self.brakes.start()
         for pool in self.pools.values():
             pool.dispatcher.start()
         await self.policy.start()
@@ -333,6 +338,7 @@ class Gateway:
             "shares": every(SHARES_EVERY_S, self._sample_shares, log, "the shares were not sampled"),
             "presence": every(beat_s, self._live, log, "the heartbeat failed; it goes on", starts_now=True),
             "policy": every(FOLLOW_EVERY_S, self.policy.follow, log, "the stored policy was not read"),
+            "brakes": every(FOLLOW_EVERY_S, self.brakes.follow, log, "the stored brakes were not read"),
             "idempotency": every(PURGE_EVERY_S, self._purge, log, "the purge failed; it goes on"),
         }
         self._tasks = [asyncio.create_task(each, name=f"gateway {name}") for name, each in work.items()]

@@ -2,7 +2,7 @@
 
 TenancyError
   Invalid              a value that cannot be accepted: names the field
-  NotFound             no such tenant, project, key, limit, override or price
+  NotFound             no such tenant, project, key, limit, override, price or brake
   AlreadyExists        the name is taken
   KeyRejected          an API key that is not accepted; `reason` says why
   UnknownPrice         a model without a price
@@ -35,7 +35,7 @@ class Invalid(TenancyError):
 
 
 class NotFound(TenancyError):
-    """No such thing. `what` is `tenant`, `project`, `key`, `limit`, `override` or `price`."""
+    """No such thing. `what` is `tenant`, `project`, `key`, `limit`, `override`, `price` or `brake`."""
 
     def __init__(self, what: str, reference: str) -> None:
         super().__init__(f"no such {what}: {reference!r}")

@@ -159,6 +159,7 @@ class EngineClient:
         self._wanted_policy: messages.SetPolicy | None = None
         """The last policy requested: sent again to an engine that restarts."""
         self._wanted_token_share = 1.0
+        self._wanted_brakes: messages.SetBrakes | None = None
         self._exports: dict[str, asyncio.Future[SequenceState | None]] = {}
         self._acknowledgements: dict[str, None] = {}
 
@@ -289,6 +290,13 @@ class EngineClient:
         if self._up:
             self._post(messages.SetTokenBudget(share))
 
+    def set_brakes(self, shares: Mapping[int, float]) -> None:
+        """Sets what tiers, by rank, may hold from the next step on; sent again to an engine that comes
+        back."""
+        self._wanted_brakes = messages.SetBrakes(dict(shares))
+        if self._up:
+            self._post(self._wanted_brakes)
+
     async def explain(self, steps: int = 0) -> messages.Explained:
         """The policy in force, the last scheduling decisions and the tokens of the last `steps` steps. Raises
         `EngineUnavailable`."""
@@ -410,6 +418,8 @@ class EngineClient:
             self._post(self._wanted_policy)
         if self._wanted_token_share < 1:
             self._post(messages.SetTokenBudget(self._wanted_token_share))
+        if self._wanted_brakes is not None:
+            self._post(self._wanted_brakes)
         pending = list(self._acknowledgements)
         self._acknowledgements.clear()
         self.acknowledge(pending)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -41,6 +41,7 @@ from engine.messages import (
     TenantService,
     TokenLogprob,
 )
+from engine.scheduling.brakes import Brakes
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import DEFAULT_POLICY, make_policy
@@ -251,6 +252,11 @@ class EngineCore:
             raise ValueError(f"a share of a step's tokens is above 0 and at most 1, not {share}")
         most, least = self.config.max_batched_tokens, self.config.max_sequences
         self.table.max_batched_tokens = min(most, max(least, round(share * most)))
+
+    def set_brakes(self, shares: Mapping[int, float]) -> None:
+        """Bounds what tiers, by rank, may hold from the next step on. Raises ValueError for a share outside
+        (0, 1]."""
+        self.table.brakes = Brakes(dict(shares))
 
     def export(self, sequence_id: str) -> SequenceState | None:
         """Removes a sequence and returns what another engine needs to go on with it. None: not here."""

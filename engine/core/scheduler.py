@@ -31,10 +31,11 @@ from typing import TYPE_CHECKING
 
 from engine.core.places import replaceable, runners_below, set_back
 from engine.core.plan import Plan
+from engine.entry import QueueEntry
 from engine.kv.blocks import blocks_for
 from engine.kv.prefix import Match
 from engine.scheduling.admit.base import Batch
-from engine.scheduling.compose.turns import note_turns, split
+from engine.scheduling.compose.turns import contend, note_turns, split, take_turns
 from engine.scheduling.evict.base import memory_free_in_s
 from engine.sequence import Sequence, SequenceStatus
 
@@ -54,6 +55,14 @@ class Scheduler:
         """Sequences that got their place in this step."""
         self._is_short = False
         """A sequence was preempted so that the running ones can go on."""
+        self._sits_out: set[Sequence] = set()
+        """Decoding sequences for which the brake on their tier leaves no token in this step."""
+        self._braked = {
+            tier
+            for tier in table.brakes.shares
+            if table.running_by_tier.get(tier, 0) >= table.brakes.most(tier, table.max_sequences)
+        }
+        """Tiers that get no further place in this step."""
         self.plan = Plan(table.room(now_s))
         self.plan.room.placed = self._placed
 
@@ -66,6 +75,7 @@ class Scheduler:
             self._resume()
         for sequence in list(table.prefills):
             table.adopt(sequence)
+        self._brake_decodes()
         if self._policy.compose.prompts_last:
             self._hand_out_prompts_last()
         else:
@@ -76,6 +86,16 @@ class Scheduler:
         if self.plan.room.contests:
             note_turns(self.plan.room)
         return self.plan
+
+    def _brake_decodes(self) -> None:
+        """Where a brake leaves a tier fewer tokens than it has decoding sequences, tenants take turns."""
+        room = self.plan.room
+        for tier, tokens in room.tier_tokens.items():
+            line = [each for each in split(self._table.running)[1] if each.submit.tier == tier]
+            if len(line) > tokens:
+                contend(tier, line, room)
+                standings = room.counters.of_tier(tier)
+                self._sits_out |= set(line).difference(take_turns(line, tokens, room.step, standings, {}))
 
     def _hand_out_prompts_last(self) -> None:
         """Decodes, then admissions, then the prompts of those that ran and of those that came."""
@@ -92,7 +112,7 @@ class Scheduler:
     def _hand_out_all(self) -> None:
         """Running sequences, then admissions."""
         table = self._table
-        head = self._order.peek(self._now_s)
+        head = self._peek()
         # Prompts of a higher tier go before the unfinished ones of a lower tier, which may be long.
         late = {each for each in table.prefills if each.tier > head.tier} if head is not None else set()
         if late:
@@ -112,6 +132,8 @@ class Scheduler:
 
     def _hand_out_shares(self, runners: list[Sequence]) -> None:
         """Hands out tokens as the policy composes them."""
+        if self._sits_out:
+            runners = [each for each in runners if each not in self._sits_out]
         if not runners:
             return
         table, plan, room = self._table, self.plan, self.plan.room
@@ -119,8 +141,13 @@ class Scheduler:
         ones: list[Sequence] = []
         for sequence, tokens in self._policy.compose.shares(runners, room):
             computed = sequence.computed_tokens
+            if room.tier_tokens:
+                tokens = min(tokens, room.tokens_of(sequence.submit.tier))
+                if tokens <= 0:
+                    continue
             if (
                 tokens == 1
+                and not room.tier_tokens
                 and computed >= sequence.prompt_tokens
                 and computed < len(sequence.block_table) * block_tokens
                 and sequence.state is SequenceStatus.RUNNING
@@ -148,6 +175,8 @@ class Scheduler:
         """Fast path of `_hand_out_shares`: all of `runners` decode, with tokens and blocks for all of them.
         False: it is another kind of step, and nothing was changed."""
         table, room = self._table, self.plan.room
+        if self._sits_out:
+            runners = [each for each in runners if each not in self._sits_out]
         if table.prefills or not runners or not self._policy.compose.floor_holds(runners, room):
             return False
         block_tokens = table.block_tokens
@@ -247,13 +276,15 @@ class Scheduler:
         back = [sequence for sequence in table.paused.values() if sequence.may_emit]
         if not back:
             return []
-        head = self._order.peek(self._now_s) if self._order.order_interrupts and not is_last else None
+        head = self._peek() if self._order.order_interrupts and not is_last else None
         batch: Batch | None = None
         resumed: list[Sequence] = []
         for sequence in sorted(back, key=lambda each: each.tier):
             if sequence in self._placed or (is_last and sequence in self.plan.paused):
                 continue
             if head is not None and self._order.outranks(head, sequence.entry(), self._now_s):
+                continue
+            if not table.is_within_brake(sequence):
                 continue
             if sequence.is_suspended:
                 batch = batch or self._batch()
@@ -305,10 +336,13 @@ class Scheduler:
             return
         batch = self._batch()
         while plan.room.tokens > 0:
-            entry = order.peek(self._now_s)
+            entry = self._peek()
             if entry is None or (above is not None and entry.tier >= above):
                 return
             sequence = table.sequences[entry.entry_id]
+            if not table.is_within_brake(sequence):
+                self._braked.add(entry.tier)
+                continue
             rank = order.rank(entry, self._now_s)
             plan.hold = self._policy.admit.joins(sequence, batch)
             suspended: list[Sequence] = []
@@ -336,6 +370,9 @@ class Scheduler:
             sequence.computed_tokens = self._tokens_at_start(sequence, match)
             tokens = self._policy.compose.first_chunk(sequence, plan.room)
             sequence.computed_tokens = 0
+            if tokens == 0 and entry.tier in plan.room.tier_tokens:
+                self._braked.add(entry.tier)
+                continue
             if tokens == 0 or not self._room_to_start(batch, sequence, match):
                 return
             displaced = self._take_place(sequence)
@@ -357,6 +394,12 @@ class Scheduler:
                 rank,
                 displaced + suspended,
             )
+
+    def _peek(self) -> QueueEntry | None:
+        """The next that waits, of the tiers that may have another place."""
+        if not self._braked:
+            return self._order.peek(self._now_s)
+        return self._order.peek(self._now_s, set(self._order.waiting_tiers()) - self._braked)
 
     def _suspend(self, suspended: Iterable[Sequence], sequence: Sequence) -> None:
         for each in suspended:

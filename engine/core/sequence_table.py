@@ -19,6 +19,7 @@ from engine.kv.cache import KvCache
 from engine.kv.host import Copies
 from engine.kv.prefix import Match, PrefixCursor
 from engine.messages import StepTime, Submit
+from engine.scheduling.brakes import NO_BRAKES
 from engine.scheduling.compose.turns import held_tenants
 from engine.scheduling.counters import ServiceCounters, scaled
 from engine.scheduling.evict.base import KvCosts
@@ -67,6 +68,8 @@ class SequenceTable:
         self.context_tokens = context_tokens
         self.swap_block_s = swap_block_s
         self.swap_base_s = swap_base_s
+        self.brakes = NO_BRAKES
+        """What tiers may hold; its owner replaces it."""
         self.step_time: StepTime = PRIOR
         """The forecast of a step's time; its owner replaces it."""
         self.sequences: dict[str, Sequence] = {}
@@ -107,8 +110,9 @@ class SequenceTable:
         sequence.cursor = PrefixCursor(sequence.salt)
         sequence.locality = self.pool.locality(sequence.token_ids, sequence.salt)
         sequence.found_tokens = self.pool.cached_tokens(sequence.token_ids, sequence.salt)
-        predicted = sequence.prompt_tokens + sequence.predicted_output_tokens
-        sequence.yields_cost = yields_cost(predicted, self.pool.num_blocks * self.block_tokens)
+        sequence.yields_cost = yields_cost(
+            sequence.predicted_tokens, self.pool.num_blocks * self.block_tokens
+        )
         if sequence.state is SequenceStatus.WAITING:
             self._enqueue(sequence)
             self.policy.admit.arrived(sequence.submitted_s)
@@ -171,6 +175,15 @@ class SequenceTable:
             self.running or len(self.waiting) or any(sequence.may_emit for sequence in self.paused.values())
         )
 
+    def is_within_brake(self, sequence: Sequence) -> bool:
+        """Whether its tier may hold a place and the memory for it, as predicted, beside what runs of it."""
+        tier = sequence.tier
+        if tier not in self.brakes.shares:
+            return True
+        held = [each.predicted_tokens for each in self.running if each.submit.tier == tier]
+        whole = (self.max_sequences, self.pool.num_blocks * self.block_tokens)
+        return self.brakes.has_room(tier, (len(held), sum(held)), (1, sequence.predicted_tokens), whole)
+
     @property
     def most_promised_blocks(self) -> int:
         """Upper bound of the blocks that the running sequences can still take; blocks shared by several are
@@ -193,6 +206,9 @@ class SequenceTable:
         return Room(
             now_s=now_s,
             tokens=self.max_batched_tokens,
+            tier_tokens={
+                tier: self.brakes.most(tier, self.max_batched_tokens) for tier in self.brakes.shares
+            },
             counters=self.standings,
             step_time=self.step_time,
             context_tokens=self.context_tokens,

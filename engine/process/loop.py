@@ -213,6 +213,8 @@ class EngineLoop:
             self._set_policy(session, command)
         elif isinstance(command, messages.SetTokenBudget):
             self._set_token_budget(session, command.share)
+        elif isinstance(command, messages.SetBrakes):
+            self._set_brakes(session, command.shares)
         elif isinstance(command, messages.Explain):
             self._send(session, messages.encode(self._core.explain(command.steps)))
         else:
@@ -274,6 +276,12 @@ class EngineLoop:
             self._warn(f"gateway {session.gateway_id!r}: {error}", self._clock())
             return
         self._budget_of = session
+
+    def _set_brakes(self, session: GatewaySession, shares: dict[int, float]) -> None:
+        try:
+            self._core.set_brakes(shares)
+        except ValueError as error:
+            self._warn(f"gateway {session.gateway_id!r}: {error}", self._clock())
 
     def _answer_collects(self) -> None:
         # Sequences of ended sessions are being cancelled; their outcomes belong to the answer.

@@ -8,7 +8,7 @@ A policy keeps what all four of its choices claim.
 from __future__ import annotations
 
 WORK_CONSERVATION = "work_conservation"
-"""If something may run and fits, something runs."""
+"""If something may run and fits, something runs. An operator's brake on a tier stands outside."""
 NO_STARVATION = "no_starvation"
 """Every entry gets its turn, under an endless stream of shorter, cached or higher-ranked ones of its tier."""
 FAIRNESS_BOUND = "fairness_bound"

@@ -36,6 +36,8 @@ class Room:
     """Tokens that the step's budget still has."""
     counters: StepCounters
     step_time: StepTime
+    tier_tokens: dict[int, int] = field(default_factory=dict)
+    """Tokens that the step still has for each braked tier."""
     context_tokens: int = 4096
     """The longest sequence that the model takes."""
     num_waiting: int = 0
@@ -73,6 +75,7 @@ class Room:
             tokens=self.tokens,
             counters=self.counters,
             step_time=self.step_time,
+            tier_tokens=dict(self.tier_tokens),
             context_tokens=self.context_tokens,
             num_waiting=self.num_waiting,
             step=self.step,
@@ -82,6 +85,10 @@ class Room:
             prefills=self.prefills,
             unfinished=dict(self.unfinished),
         )
+
+    def tokens_of(self, tier: int) -> int:
+        """Tokens that the step still has for a tier."""
+        return min(self.tokens, self.tier_tokens.get(tier, self.tokens))
 
     def take(self, sequence: Sequence, tokens: int) -> None:
         """Notes a grant of `tokens` to `sequence`, which has none yet in this step."""
@@ -103,6 +110,8 @@ class Room:
         self.used_tokens += count
         self.used_sequences += count
         self.used_context += count + sum([sequence.computed_tokens for sequence in sequences])
+        for sequence in sequences if self.tier_tokens else ():
+            self._take_of_tier(sequence, 1)
 
     def give_back(self, sequence: Sequence) -> None:
         """Undoes the grant, if there was one."""
@@ -145,6 +154,12 @@ class Room:
         self.used_context += sign * attended_tokens(sequence.computed_tokens, tokens)
         self.used_sequences += sign
         self.prefills += sign * (sequence.total_tokens - sequence.computed_tokens > 1)
+        self._take_of_tier(sequence, sign * tokens)
+
+    def _take_of_tier(self, sequence: Sequence, tokens: int) -> None:
+        tier = sequence.submit.tier
+        if tier in self.tier_tokens:
+            self.tier_tokens[tier] -= tokens
 
 
 def attended_tokens(position: int, num_tokens: int) -> int:

@@ -247,6 +247,8 @@ class SimulatedReplica:
         running, policy = table.running, table.policy
         if not running or table.prefills or table.paused or (len(table.waiting) and not self._waits_on()):
             return 0
+        if table.brakes.shares:
+            return 0
         ends = self._ends
         # The step in which a sequence ends is a single one.
         steps = min([ends[sequence] - len(sequence.token_ids) for sequence in running]) - 1

@@ -13,6 +13,8 @@ their targets (overload) those are refused, or all would miss theirs: the more s
 forecast admits a request that misses its target. Every rule has two thresholds (hysteresis): it begins above
 the one, and ends below the other. At most one knob turns back in a minute.
 
+An operator's brake bounds a knob from above while it lasts, whatever the rules want.
+
 Modes: off does nothing; advice reports moves without making them; acting calls the setters. Pure: time is
 passed in, and the caller applies the moves.
 """
@@ -205,8 +207,9 @@ class Control:
         self.mode = mode
         self.moves: deque[Move] = deque(maxlen=MAX_MOVES)
         """The last ones, the latest last."""
-        self.values = {knob: each.rest for knob, each in bounds.items()}
-        """Where the knobs stand, or would: advice follows its own advice."""
+        self._values = {knob: each.rest for knob, each in bounds.items()}
+        self._most: dict[Knob, float] = {}
+        """What an operator's brake lets knobs stand at, at most."""
         self._bounds = dict(bounds)
         self._reversal_s = reversal_s
         self._holds = {rule.name: False for rule in RULES}
@@ -216,6 +219,16 @@ class Control:
         """When each knob moved last, and which way."""
         self._reversed_s = -float("inf")
         """When any knob turned back last."""
+
+    @property
+    def values(self) -> dict[Knob, float]:
+        """Where the knobs stand, or would: advice follows its own advice."""
+        return {knob: self._value(knob) for knob in self._values}
+
+    def bound(self, knob: Knob, most: float) -> None:
+        """From now on the knob stands at `most` or below. What the rules want is kept beside it, so that a
+        bound that ends leaves the knob where it would be without."""
+        self._most[knob] = most
 
     def look(self, seen: Observation, now_s: float) -> list[Move]:
         """What to move now; those with `is_made` are to be applied. Nothing when it is off."""
@@ -258,7 +271,7 @@ class Control:
         return now_s - self._held_s[rule.name] <= rule.lingers_s
 
     def _push(self, knob: Knob, goal: float, reason: str, now_s: float) -> Move | None:
-        bounds, before = self._bounds[knob], self.values[knob]
+        bounds, before = self._bounds[knob], self._values[knob]
         goal = min(bounds.highest, max(bounds.lowest, goal))
         after = before + min(bounds.step, max(-bounds.step, goal - before))
         if after == before:
@@ -271,6 +284,13 @@ class Control:
             if now_s - max(last_s + rest_s, self._reversed_s) < self._reversal_s:
                 return None
             self._reversed_s = now_s
-        self.values[knob] = after
+        stood = self._value(knob)
+        self._values[knob] = after
         self._last[knob] = (now_s, way)
-        return Move(now_s, knob, before, after, reason, self.mode is ControlMode.ACTING)
+        stands = self._value(knob)
+        if stands == stood:
+            return None
+        return Move(now_s, knob, stood, stands, reason, self.mode is ControlMode.ACTING)
+
+    def _value(self, knob: Knob) -> float:
+        return min(self._values[knob], self._most.get(knob, HIGHEST))

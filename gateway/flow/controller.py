@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
 from engine.messages import TenantShare
+from engine.scheduling.brakes import Brakes
 from engine.scheduling.counters import ServiceCounters, scaled
 from engine.scheduling.tiers import TieredQueue
 from gateway.flow.dispatch_log import DispatchLog, LogRecord, Waiting
@@ -97,7 +98,7 @@ class FlowController:
     @ageing_factor.setter
     def ageing_factor(self, factor: float) -> None:
         self._ageing_factor = factor
-        self.queue.set_ageing([seconds * factor for seconds in self._ageing_s])
+        self._set_ageing()
 
     @property
     def batch_share(self) -> float:
@@ -107,6 +108,18 @@ class FlowController:
     @batch_share.setter
     def batch_share(self, share: float) -> None:
         self.placement.lanes = replace(self.placement.lanes, batch_share=share)
+
+    @property
+    def brakes(self) -> Brakes:
+        """What tiers may hold of each replica, whatever stays idle."""
+        return self.placement.brakes
+
+    def set_brakes(self, brakes: Brakes, now_s: float) -> None:
+        """Other brakes, in place of those before. A braked tier does not age, and what of it has moved up and
+        waits goes back: it would hold as another tier what its own may not."""
+        self.placement.brakes = brakes
+        self._set_ageing()
+        self.queue.take_back(brakes.shares.keys(), now_s)
 
     @property
     def long_tokens(self) -> int:
@@ -390,6 +403,15 @@ class FlowController:
             assert min(tenant.running) >= 0, "a tenant's running requests are negative"
 
     # ------------------------------------------------------------ inside
+
+    def _set_ageing(self) -> None:
+        braked = self.brakes.shares
+        self.queue.set_ageing(
+            [
+                math.inf if tier in braked else seconds * self._ageing_factor
+                for tier, seconds in enumerate(self._ageing_s)
+            ]
+        )
 
     def _leave(self, ticket: Ticket) -> None:
         entry = ticket.entry

@@ -14,6 +14,9 @@ Until nothing more may go, at one instant:
    where the first of the ordinary lane finds no room, none behind it goes, whatever the size. For a long or a
    reserved request that finds none, the room is kept on one replica, and others go on beside it.
 6. **The replica** by the scorer's choice among those with room (`placement.py`, `routing.py`).
+
+A tier under an operator's brake (`engine/scheduling/brakes.py`) that holds all it may holds back only itself:
+lower tiers go on. Reserved service stands outside: it runs as one of the highest tier.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Protocol
 
+from engine.scheduling.brakes import NO_BRAKES
 from gateway.flow.lanes import LONG, LaneRule
 from gateway.flow.types import InFlight, Ticket
 from gateway.flow.window import NUM_RANKS, Kept, Replica, ReplicaLoad, WindowRule
@@ -81,7 +82,7 @@ class Blocked(Enum):
     """Why a request goes nowhere now."""
 
     LANE = "lane"
-    """The long lane is full, everywhere."""
+    """Its lane or its braked tier holds all that it may, everywhere."""
     WINDOW = "window"
     """Some replica would take it if less were in flight there; or none serves."""
 
@@ -92,6 +93,8 @@ class Placement:
     def __init__(self, window: WindowRule, lanes: LaneRule, scorer: Scorer) -> None:
         self.window = window
         self.lanes = lanes
+        self.brakes = NO_BRAKES
+        """Of tiers by rank, at every replica."""
         self.scorer = scorer
         self._loads: defaultdict[str, ReplicaLoad] = defaultdict(ReplicaLoad)
         self._long_loads: defaultdict[str, ReplicaLoad] = defaultdict(ReplicaLoad)
@@ -133,7 +136,7 @@ class Placement:
         roomy: list[tuple[Replica, ReplicaLoad]] = []
         blocked = Blocked.LANE if replicas else Blocked.WINDOW
         for replica in replicas:
-            if not self._lane_has_room(ticket, rank, lane, replica):
+            if not self._may_hold(ticket, rank, lane, replica):
                 continue
             load = self._loads[replica.replica_id]
             asked = (replica, load, rank, ticket.sequences, ticket.kv_tokens, kept.get(replica.replica_id))
@@ -161,7 +164,7 @@ class Placement:
         free = [
             (least_loaded(rank, replica, self.load(replica.replica_id)), replica.replica_id)
             for replica in replicas
-            if replica.replica_id not in kept and self._lane_has_room(ticket, rank, lane, replica)
+            if replica.replica_id not in kept and self._may_hold(ticket, rank, lane, replica)
         ]
         if free:
             kept[min(free)[1]] = Kept(rank, ticket.sequences, ticket.kv_tokens)
@@ -181,7 +184,17 @@ class Placement:
                     assert load.sequences[rank] == sum(each.live_sequences for each in mine), "sequences"
                     assert load.kv_tokens[rank] == sum(each.kv_tokens for each in mine), "KV tokens"
 
-    def _lane_has_room(self, ticket: Ticket, rank: int, lane: int, replica: Replica) -> bool:
+    def _may_hold(self, ticket: Ticket, rank: int, lane: int, replica: Replica) -> bool:
+        """Whether the request's tier, by its brake, and its lane may hold this much more of a replica."""
+        if rank in self.brakes.shares:
+            held = self.load(replica.replica_id)
+            if not self.brakes.has_room(
+                rank,
+                (held.sequences[rank], held.kv_tokens[rank]),
+                (ticket.sequences, ticket.kv_tokens),
+                (replica.max_sequences, replica.kv_tokens),
+            ):
+                return False
         if lane != LONG:
             return True
         load = self._long_loads.get(replica.replica_id)

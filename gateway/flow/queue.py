@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
 from msgspec.structs import replace
@@ -63,8 +63,7 @@ class RequestQueue:
     def add(self, ticket: Ticket, now_s: float) -> None:
         """A request begins to wait."""
         entry = ticket.entry
-        tier = effective_tier(entry.tier, entry.arrived_s, now_s, self._ageing.ageing_s)
-        lane = self.lane_rule.lane(entry)
+        tier, lane = self._band(entry, now_s), self.lane_rule.lane(entry)
         self._tickets[entry.entry_id] = ticket
         self.tiers.add(entry if tier == entry.tier else replace(entry, tier=tier), lane=lane)
         self._stand(entry, tier, lane)
@@ -90,8 +89,7 @@ class RequestQueue:
         if deadlines_s is not None:
             entry = replace(entry, deadline_s=deadlines_s[0], own_deadline_s=deadlines_s[1])
         ticket = self._tickets[entry_id] = replace(ticket, entry=entry)
-        band = effective_tier(tier, entry.arrived_s, now_s, self._ageing.ageing_s)
-        lane = self.lane_rule.lane(entry)
+        band, lane = self._band(entry, now_s), self.lane_rule.lane(entry)
         self._leave_line(entry)
         self.tiers.move([entry_id], band, lane, lines=self._lines[band, lane], deadlines_s=deadlines_s)
         self._stand(entry, band, lane)
@@ -100,19 +98,18 @@ class RequestQueue:
     def age(self, now_s: float) -> int:
         """Moves up requests that have waited long enough, by arrival; returns how many."""
         due = self._ageing.due(now_s)
-        moves: dict[tuple[int, int], list[QueueEntry]] = {}
-        for entry_id in due:
-            entry = self._tickets[entry_id].entry
-            tier = effective_tier(entry.tier, entry.arrived_s, now_s, self._ageing.ageing_s)
-            moves.setdefault((tier, self._places[entry_id][1]), []).append(entry)
-        for (tier, lane), entries in sorted(moves.items()):
-            entries.sort(key=lambda entry: entry.arrived_s)
-            ids = [entry.entry_id for entry in entries]
-            self.tiers.move(ids, tier, lane, aged=True, lines=self._lines[tier, lane])
-            for entry in entries:
-                self._leave_line(entry)
-                self._stand(entry, tier, lane)
+        self._restand([self._tickets[entry_id].entry for entry_id in due], now_s, aged=True)
         return len(due)
+
+    def take_back(self, tiers: Collection[int], now_s: float) -> None:
+        """Puts requests of these tiers that stand higher than their wait says back to where they belong, by
+        arrival: after `set_ageing`."""
+        above = [
+            ticket.entry
+            for entry_id, ticket in self._tickets.items()
+            if ticket.entry.tier in tiers and self._places[entry_id][0] < self._band(ticket.entry, now_s)
+        ]
+        self._restand(above, now_s, aged=False)
 
     def set_ageing(self, ageing_s: Sequence[float]) -> None:
         """Other times, also for what waits: requests due by them move up at the next `age`; none moves
@@ -257,11 +254,28 @@ class RequestQueue:
         for ticket in self._tickets.values() if now_s is not None else ():
             assert now_s is not None
             entry = ticket.entry
-            due = effective_tier(entry.tier, entry.arrived_s, now_s, self._ageing.ageing_s)
+            due = self._band(entry, now_s)
             band = self._places[entry.entry_id][0]
             assert band == due or (self._was_slowed and band < due), "ageing was forgotten"
 
     # ------------------------------------------------------------ inside
+
+    def _band(self, entry: QueueEntry, now_s: float) -> int:
+        return effective_tier(entry.tier, entry.arrived_s, now_s, self._ageing.ageing_s)
+
+    def _restand(self, entries: Sequence[QueueEntry], now_s: float, *, aged: bool) -> None:
+        """Moves waiting requests into the band of their effective tier."""
+        moves: dict[tuple[int, int], list[QueueEntry]] = {}
+        for entry in entries:
+            place = self._band(entry, now_s), self._places[entry.entry_id][1]
+            moves.setdefault(place, []).append(entry)
+        for (tier, lane), moved in sorted(moves.items()):
+            moved.sort(key=lambda entry: entry.arrived_s)
+            ids = [entry.entry_id for entry in moved]
+            self.tiers.move(ids, tier, lane, aged=aged, lines=self._lines[tier, lane])
+            for entry in moved:
+                self._leave_line(entry)
+                self._stand(entry, tier, lane)
 
     def _rank(self, entry_id: str, tier: int, now_s: float) -> tuple[float, ...]:
         entry = self._tickets[entry_id].entry

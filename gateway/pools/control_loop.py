@@ -127,6 +127,16 @@ class ControlLoop:
             )
         return moves
 
+    def bound(self, knob: Knob, most: float) -> None:
+        """Lets the knob stand at `most` at most, also where it stands higher now; no effect where this loop
+        has no such knob."""
+        if knob not in self.control.values:
+            return
+        before = self.control.values[knob]
+        self.control.bound(knob, most)
+        if self.control.mode is ControlMode.ACTING and self.control.values[knob] != before:
+            self._setters[knob](self.control.values[knob])
+
     def _observe(self, now_s: float) -> Observation:
         snapshots = [each.snapshot for each in self._upstreams if each.is_up and each.snapshot is not None]
         blocks = sum(each.num_blocks for each in snapshots)

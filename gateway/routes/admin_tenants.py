@@ -15,7 +15,7 @@ from litestar.params import FromPath, FromQuery
 from engine.scheduling.policy import UnknownPolicy
 from gateway import errors
 from gateway.requests.schemas import KeyRotate, PolicyChange
-from gateway.routes import audit, limits, prices, slo
+from gateway.routes import audit, brakes, limits, prices, slo
 from gateway.routes.admin_common import READ, WRITE, actor, asked, changed, listed, named
 from gateway.routes.context import gateway_of, json_response
 from gateway.routes.policy_view import MAX_DECISIONS, MAX_STEPS, change_policy, policy_of, tenant_names
@@ -297,6 +297,7 @@ HANDLERS = [
     rotate_key,
     revoke_key,
     *audit.HANDLERS,
+    *brakes.HANDLERS,
     *limits.HANDLERS,
     *prices.HANDLERS,
     *slo.HANDLERS,

@@ -56,6 +56,7 @@ async def status_of(gateway: Gateway, *, active_only: bool = False) -> dict[str,
             tier: sum(each.queued_by_tier()[rank] for each in queues) for tier, rank in TIER_RANKS.items()
         },
         "running": sum(each.num_in_flight for each in queues),
+        "brakes": [each.as_json() for each in gateway.brakes.now],
         "settlements_pending": gateway.holds.pending,
         "refusals": dict(sorted(gateway.metrics.refusals_by_code.items())),
         "recovery": None

@@ -186,6 +186,12 @@ class Upstream(Protocol):
         the upstream has a scheduler of its own."""
         ...
 
+    def set_brakes(self, shares: Mapping[int, float]) -> None:
+        """Sets the share of places, KV cache and step tokens that tiers, by rank, may hold, also after a
+        restart; a tier that is not named is not braked. No effect where the upstream has a scheduler of its
+        own."""
+        ...
+
     async def explain(self, steps: int = 0) -> Explained:
         """The policy in force, the last scheduling decisions and the tokens of the last `steps` steps. Raises
         `UpstreamLost`."""

@@ -114,6 +114,9 @@ class LocalEngine:
     def set_token_budget(self, share: float) -> None:
         self._client.set_token_budget(share)
 
+    def set_brakes(self, shares: Mapping[int, float]) -> None:
+        self._client.set_brakes(shares)
+
     async def explain(self, steps: int = 0) -> Explained:
         try:
             return await self._client.explain(steps)

@@ -21,7 +21,7 @@ COMMANDS = {
     for path in (
         *("run.serve", "run.demo", "run.engine", "run.db"),
         *("inspect.top", "admin.tenant", "admin.project", "admin.key", "admin.limit", "admin.slo"),
-        *("inspect.request", "inspect.quote", "inspect.audit"),
+        *("admin.brake", "inspect.request", "inspect.quote", "inspect.audit"),
         *("admin.price", "admin.model", "inspect.ledger", "inspect.policy", "inspect.forecast"),
         *("simulate.simulate", "simulate.whatif", "run.doctor"),
     )
@@ -46,6 +46,7 @@ def cli() -> None:
       fairgate key create --tenant acme          its API key, shown once
       fairgate limit set --tenant acme --meter total_tokens --window day --amount 1000000
       fairgate top                               who waits, runs and gets which share, live
+      fairgate brake --tier batch --share 0.1 --for 30m
       fairgate doctor                            what is wrong, and what to do
 
     Settings come from flags, environment variables (FAIRGATE_*) and one TOML file (--config), in that

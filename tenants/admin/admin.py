@@ -1,8 +1,8 @@
 """Admin acts on tenants, projects and keys; `Admin` has these and all others.
 
 Every act of command line and API is a method of `Admin`, and one transaction with its audit row
-(`transaction.py`). Acts on limits, policy, prices and targets are in `limits.py`, `policy.py`, `prices.py`
-and `slos.py`, reads of the audit in `audit_query.py`.
+(`transaction.py`). Acts on brakes, limits, the policy, prices and targets are in `brakes.py`, `limits.py`,
+`policy.py`, `prices.py` and `slos.py`, reads of the audit in `audit_query.py`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from sqlalchemy.exc import IntegrityError
 from tenants.admin import validation
 from tenants.admin.audit import Actor
 from tenants.admin.audit_query import AuditCommands
+from tenants.admin.brakes import BrakeCommands
 from tenants.admin.commands import KeyChange, KeyCreate, ProjectCreate, TenantChange, TenantCreate
 from tenants.admin.limits import LimitCommands
 from tenants.admin.policy import PolicyCommands
@@ -55,7 +56,7 @@ class TenantView:
         }
 
 
-class Admin(AuditCommands, LimitCommands, PolicyCommands, PriceCommands, SloCommands):
+class Admin(AuditCommands, BrakeCommands, LimitCommands, PolicyCommands, PriceCommands, SloCommands):
     """Every admin act."""
 
     # ------------------------------------------------------------ tenants and projects

@@ -25,7 +25,7 @@ from tenants.storage.tables import audit
 MAX_PAGE = 1_000
 MAX_CURSOR = 2_000
 """Characters; a filter with every field at its longest has fewer."""
-KINDS = ("tenant", "project", "key", "limit", "price", "slo", "policy", "request")
+KINDS = ("tenant", "project", "key", "limit", "price", "slo", "policy", "brake", "request")
 """What acts are about: the first word of each act."""
 
 RowId = Annotated[int, msgspec.Meta(ge=0, le=2**53)]

@@ -116,6 +116,23 @@ class PriceSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     free: bool = False
 
 
+class BrakeSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`PUT /admin/v1/brake`."""
+
+    tier: str
+    share: float
+    """Of places, KV cache and step tokens, above 0 and at most 1."""
+    for_s: float | None = None
+    """Required: a brake ends by itself."""
+    reason: str = ""
+
+
+class BrakeEnd(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`DELETE /admin/v1/brake?tier={tier}`."""
+
+    tier: str
+
+
 class SloSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`POST /admin/v1/slos`."""
 

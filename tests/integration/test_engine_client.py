@@ -258,6 +258,36 @@ async def test_a_token_budget_is_in_force_until_the_gateway_that_set_it_is_gone(
     await until_async(lambda: steps(), 1)
 
 
+async def test_a_brake_is_in_force_until_a_gateway_says_otherwise_also_when_it_connects(
+    client: EngineClient, options: EngineOptions
+) -> None:
+    assert client.ready is not None
+    most = client.ready.max_batched_tokens
+
+    async def steps(tier: int) -> int:
+        """That a prompt of just one step's tokens and its answer of one token take."""
+        before = (await idle_snapshot(client)).step
+        await client.submit(sequence(1, prompt_tokens=most, tier=tier)).drain()
+        await until(lambda: client.snapshot and client.snapshot.step > before)
+        return (await idle_snapshot(client)).step - before
+
+    async with connected(options.address, "gateway-b") as other:
+        other.set_brakes({2: 1.5})  # refused; the engine goes on
+        other.set_brakes({2: 0.25})
+        await until_async(lambda: steps(2), 4)
+        assert await steps(1) == 1
+    assert await steps(2) == 4, "it outlasts the session that set it"
+    late = EngineClient(options.address, "gateway-c")
+    late.set_brakes({2: 0.5})
+    try:
+        await late.connect()
+        await until_async(lambda: steps(2), 2)
+    finally:
+        await late.close()
+    client.set_brakes({})
+    await until_async(lambda: steps(2), 1)
+
+
 async def test_an_exported_sequence_goes_on_where_it_was_token_for_token(client: EngineClient) -> None:
     submit = sequence(40)
     whole = await tokens_of(client.submit(sequence(40, prompt_token_ids=submit.prompt_token_ids)))

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from py_compile import PycInvalidationMode
 
+from tests.mutants.brakes import BRAKE_MUTATIONS
 from tests.mutants.chains import CHAIN_MUTATIONS
 from tests.mutants.fallback import FALLBACK_MUTATIONS
 from tests.mutants.flow import FLOW_MUTATIONS
@@ -41,6 +42,7 @@ END_S = 8.0
 """For a test run that is interrupted, to stop its servers."""
 EVERY = [
     *MUTATIONS,
+    *BRAKE_MUTATIONS,
     *FALLBACK_MUTATIONS,
     *FLOW_MUTATIONS,
     *HTTP_MUTATIONS,

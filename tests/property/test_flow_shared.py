@@ -28,6 +28,7 @@ from hypothesis.stateful import (
 
 from engine.entry import QueueEntry
 from engine.messages import TenantShare
+from engine.scheduling.brakes import Brakes
 from engine.scheduling.counters import ServiceCounters
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.lanes import LONG, LaneRule
@@ -60,6 +61,7 @@ CASES: tuple[str, ...] = (
 )
 CASES += ("aged", "long", "reserved", "raised by a reservation", "answer lost", "late copy", "owed")
 CASES += ("had less than charged", "heard", "lifted")
+BRAKES = (Brakes(), Brakes({2: 0.4}), Brakes({1: 0.5}), Brakes({1: 0.34, 2: 0.1}))
 ROUNDING = 100
 """Of millionths of a cost token: the parts of a charge are rounded by themselves."""
 
@@ -169,6 +171,11 @@ class Histories(RuleBasedStateMachine):
         self.arrive(1 - at, "three", 1, 10, 10, 1, many)
         self.arrive(at, "one", 1, 1, 1, 1, small)
 
+    @rule(at=st.integers(0, 1))
+    def a_crowd_waits_so_long_that_it_ages(self, at: int) -> None:
+        self.arrive(at, "three", 2, 10, 10, 1, 5)
+        self.time_passes(at, 2500)
+
     @rule(at=st.integers(0, 1), ms=st.integers(1, 3000))
     def time_passes(self, at: int, ms: int) -> None:
         self.now_us += ms * 1000
@@ -231,8 +238,12 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data(), prompt=st.integers(0, 30), output=st.integers(0, 30), lift=st.integers(0, 2))
     def an_engine_reports(self, data: st.DataObject, prompt: int, output: int, lift: int) -> None:
-        """What has not been told yet the pool cannot know: it is told here and now."""
+        """What has not been told yet the pool cannot know: it is told here and now. No more than is charged:
+        gateways settle what is beyond one by one, and one controller over all of a tenant's requests."""
         name = data.draw(st.sampled_from(sorted(self.running)))
+        entry, (computed, emitted) = self.running[name][1].entry, self.computed[name]
+        prompt = min(prompt, entry.input_tokens - computed)
+        output = min(output, entry.predicted_output_tokens - emitted)
         lifts = {data.draw(st.integers(0, 2)): data.draw(st.integers(1, 60)) * 10**6} if lift == 2 else {}
         self.report(name, prompt, output, lifts)
         self.met["lifted"] += bool(lifts)
@@ -272,6 +283,17 @@ class Histories(RuleBasedStateMachine):
         self.union.set_order(order)
         self.gateways[at].mirror.set_order(order)
         self.exchange(at)
+
+    def brake(self, at: int, brakes: Brakes) -> None:
+        """Brakes are set or end; all gateways see it in the database."""
+        before = {name: self.union.queue.place(name) for name in self.waiting}
+        for flow in (self.union, *(gateway.mirror for gateway in self.gateways)):
+            flow.set_brakes(brakes, self.now_s)
+        self.met["taken back"] += any(
+            self.union.queue.place(name)[0] > band for name, (band, _) in before.items()
+        )
+        self.exchange(at)
+        self.exchange(1 - at)
 
     # ------------------------------------------------------------ what must hold
 
@@ -394,12 +416,7 @@ def _passed_over(seed: int) -> int:
     passed_over = 0
     for _ in range(60):
         if history.running and draw.random() < 0.35:
-            name = draw.choice(sorted(history.running))
-            at, ticket, *_ = history.running.pop(name)
-            used = (ticket.entry.input_tokens, draw.randint(1, 60))
-            history.union.finish(name, *used, history.now_s)
-            history.gateways[at].finish(name, *used, history.now_s)
-            history.exchange(at)
+            _end_one(history, draw)
         else:
             history.arrive(
                 at=draw.randint(0, 1),
@@ -421,6 +438,59 @@ def _passed_over(seed: int) -> int:
         )
     history.teardown()
     return passed_over
+
+
+def _end_one(history: Histories, draw: random.Random) -> None:
+    name = draw.choice(sorted(history.running))
+    at, ticket, *_ = history.running.pop(name)
+    used = (ticket.entry.input_tokens, draw.randint(1, 60))
+    history.union.finish(name, *used, history.now_s)
+    history.gateways[at].finish(name, *used, history.now_s)
+    history.exchange(at)
+
+
+@pytest.mark.parametrize("order", ["vtc", "fcfs"])
+def test_brakes_in_the_pool_are_brakes_in_one_controller(client: redis.Redis, order: str) -> None:
+    """Braked tiers that age, are taken back, and age again."""
+    Histories.client = client
+    Histories.met = Counter()
+    for seed in range(8):
+        draw = random.Random(seed)
+        history = Histories()
+        history.begin(order=order)
+        for _ in range(60):
+            act = draw.random()
+            if act < 0.15:
+                history.brake(draw.randint(0, 1), draw.choice(BRAKES))
+            elif act < 0.35:
+                history.time_passes(draw.randint(0, 1), draw.randint(100, 1500))
+            elif act < 0.55 and history.running:
+                _end_one(history, draw)
+            else:
+                tenant, tier = draw.choice(sorted(WEIGHTS)), draw.choice((0, 1, 1, 2, 2))
+                sizes = draw.randint(1, 40), draw.randint(1, 40), draw.choice((1, 1, 1, 2))
+                history.arrive(draw.randint(0, 1), tenant, tier, *sizes, 1)
+            history.the_mirrors_agree()
+            history.met["braked"] += any(
+                _is_braked(history.union, ticket) for _, ticket in history.waiting.values()
+            )
+        history.teardown()
+    for case in ("braked", "taken back", "aged", "both wait", "reserved", "of the other"):
+        assert Histories.met[case] > 5, f"no history came to: {case}"
+
+
+def _is_braked(flow: FlowController, ticket: Ticket) -> bool:
+    """Whether its tier holds all that it may, everywhere."""
+    rank, loads = ticket.entry.tier, [flow.load(each.replica_id) for each in REPLICAS]
+    return not any(
+        flow.brakes.has_room(
+            rank,
+            (load.sequences[rank], load.kv_tokens[rank]),
+            (ticket.sequences, ticket.kv_tokens),
+            (each.max_sequences, each.kv_tokens),
+        )
+        for each, load in zip(REPLICAS, loads, strict=True)
+    )
 
 
 def test_the_charges_ahead_of_a_gateway_leave_with_it(client: redis.Redis) -> None:

@@ -156,10 +156,11 @@ class Probing(QueueReplay):
     def _probe_turns(self) -> int:
         """Everything that may go now; returns how many probes had theirs."""
         served = self._serve_roomless()
-        while (head := self.queue.peek(self.now_s)) is not None:
+        held: set[int] = set()
+        while (head := self.queue.peek(self.now_s, self._tiers_without(held))) is not None:
             engine = self._choose(head)
             if head.entry_id in self.probes:
-                self.queue.pop(self.now_s)
+                self.queue.pop(self.now_s, self._tiers_without(held))
                 if engine is None:
                     key = (head.tier, self._kv_tokens(head))
                     self.roomless.setdefault(key, []).append(head.entry_id)
@@ -168,8 +169,10 @@ class Probing(QueueReplay):
                     served += 1
                 continue
             if engine is None:
-                break
-            self.queue.pop(self.now_s)
+                if not self._is_held(head, held):
+                    break
+                continue
+            self.queue.pop(self.now_s, self._tiers_without(held))
             self._send(head, engine)
             self.waited_turns += self.now_s > self.start_s
         return served

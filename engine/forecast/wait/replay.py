@@ -149,15 +149,29 @@ class QueueReplay:
 
     def _dispatch(self) -> None:
         """Everything that may go now, by the gateway's rule: the head is never passed over."""
-        while (head := self.queue.peek(self.now_s)) is not None:
+        held: set[int] = set()
+        while (head := self.queue.peek(self.now_s, self._tiers_without(held))) is not None:
             engine = self._choose(head)
             if engine is None:
-                return
+                if not self._is_held(head, held):
+                    return
+                continue
             if self.replayed >= MAX_REPLAYED and self.dispatched_s is None:
                 self._extrapolate()
                 return
-            self.queue.pop(self.now_s)
+            self.queue.pop(self.now_s, self._tiers_without(held))
             self._send(head, engine)
+
+    def _tiers_without(self, held: set[int]) -> set[int] | None:
+        """The tiers to look at; None: all."""
+        return set(self.queue.waiting_tiers()) - held if held else None
+
+    def _is_held(self, head: QueueEntry, held: set[int]) -> bool:
+        """Whether a request without room is of a braked tier, which holds up only itself: it is `held`."""
+        if all(head.tier not in engine.load.brakes.shares for engine in self.engines):
+            return False
+        held.add(head.tier)
+        return True
 
     def _choose(self, entry: QueueEntry) -> ReplayedEngine | None:
         sequences = self.sequences.get(entry.entry_id, 1)

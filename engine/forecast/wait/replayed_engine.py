@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from engine.entry import QueueEntry
 from engine.messages import StepTime
+from engine.scheduling.brakes import NO_BRAKES, Brakes
 from engine.step_time.model import predict_step_s
 
 Rank = Callable[[QueueEntry], int]
@@ -46,6 +47,7 @@ class EngineLoad:
     window_kv_tokens: int
     """Predicted KV tokens of a tier and above that may be dispatched to it at once."""
     flights: Sequence[Flight] = ()
+    brakes: Brakes = NO_BRAKES
 
 
 @dataclass(slots=True)
@@ -103,7 +105,12 @@ class ReplayedEngine:
         )
 
     def has_room(self, tier: int, sequences: int, kv_tokens: int) -> bool:
-        """The late-dispatch rule: a tier's window counts only work of that tier and above."""
+        """The late-dispatch rule: a tier's window counts only work of that tier and above; a brake only the
+        tier's own."""
+        held = self.dispatched.get(tier, 0), self.dispatched_kv.get(tier, 0)
+        whole = self.load.max_sequences, self.load.window_kv_tokens
+        if not self.load.brakes.has_room(tier, held, (sequences, kv_tokens), whole):
+            return False
         ahead, kv_ahead = self.ahead(tier)
         if ahead == 0:
             return True

@@ -77,7 +77,7 @@ class Lanes:
         """A chunk in the prompt lane; in the other one a token, for as many as would open the lane."""
         if room is not self._room or self._is_prefill:
             return self.limits.first_chunk(sequence, room)
-        return 1 if room.prefills < self._places and room.tokens > 0 else 0
+        return 1 if room.prefills < self._places and room.tokens_of(sequence.submit.tier) > 0 else 0
 
     def _switch(self, num_prompts: int, num_decoding: int) -> None:
         if num_decoding == 0 or num_prompts == 0:

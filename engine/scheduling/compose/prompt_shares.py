@@ -109,7 +109,7 @@ class PromptShares:
         self, line: SequenceOf[Sequence], step: Room, limit_s: float, must_advance: bool
     ) -> tuple[int, bool]:
         """Tokens that the prompts of a tier share, and whether the time limit allows fewer."""
-        tokens = step.tokens
+        tokens = step.tokens_of(line[0].submit.tier)
         if not limit_s or tokens <= 0:
             return max(0, tokens), False
         deepest = max(line, key=lambda sequence: sequence.computed_tokens)

@@ -59,14 +59,14 @@ class PromptLimits:
             tiers.setdefault(sequence.submit.tier, []).append(sequence)
         for tier in sorted(tiers):
             line = tiers[tier]
-            while line and step.tokens > 0:
+            while line and step.tokens_of(tier) > 0:
                 chosen, line = self._with_place(line, step)
                 if not chosen:
                     break
                 self._fill(chosen, step, target_s, shares)
             for sequence in line:
-                if step.tokens == 0:
-                    return shares
+                if step.tokens_of(tier) == 0:
+                    break
                 tokens = self._completing(sequence, step, target_s)
                 if tokens:
                     shares.append((sequence, tokens))
@@ -79,9 +79,10 @@ class PromptLimits:
         left = _left(sequence)
         if not self._has_place(left, room):
             if self._is_long(left, room):
-                return min(1, room.tokens)
+                return min(1, room.tokens_of(sequence.submit.tier))
             return self._completing(sequence, room, target_s)
-        return self._within(sequence, min(self._most(sequence, room), room.tokens), room, target_s)
+        most = min(self._most(sequence, room), room.tokens_of(sequence.submit.tier))
+        return self._within(sequence, most, room, target_s)
 
     def threshold(self, room: Room) -> int:
         """Tokens above which a prompt is long; 0: none is."""
@@ -136,7 +137,8 @@ class PromptLimits:
         may_come = self.max_num_partial_prefills - len(step.unfinished) - len(chosen)
         sharers = len(chosen) + max(0, min(may_come, step.num_waiting))
         for sequence in sorted(chosen, key=_left):
-            most = min(self._most(sequence, step), max(1, step.tokens // sharers), step.tokens)
+            tokens = step.tokens_of(sequence.submit.tier)
+            most = min(self._most(sequence, step), max(1, tokens // sharers), tokens)
             tokens = self._within(sequence, most, step, target_s, sharers)
             sharers -= 1
             if tokens:
@@ -146,7 +148,7 @@ class PromptLimits:
     def _completing(self, sequence: Sequence, step: Room, target_s: float) -> int:
         """All that is left of the prompt, if this step can take it; else 0."""
         left = _left(sequence)
-        if left > step.tokens or self._is_long(left, step):
+        if left > step.tokens_of(sequence.submit.tier) or self._is_long(left, step):
             return 0
         return left if self._within(sequence, left, step, target_s) == left else 0
 

@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 
 from engine.scheduling.claims import ALL
 from engine.scheduling.compose.prompt_shares import FIRST_PART, PromptShares
-from engine.scheduling.compose.turns import by_tier, count_token, service_of, split, take_turns
-from engine.scheduling.room import DecodeContest, Room
+from engine.scheduling.compose.turns import by_tier, contend, count_token, service_of, split, take_turns
+from engine.scheduling.room import Room
 from engine.sequence import Sequence
 
 PROMPT_PART = 4
@@ -124,8 +124,10 @@ class TokenFair:
         """What a newcomer could have of the step; what it gets is decided with the other prompts. 0: it
         waits."""
         self._begin(room)
-        promised = sum([tokens for each, tokens in self._promised.items() if each not in room.given])
-        free, left = room.tokens - promised, sequence.total_tokens - sequence.computed_tokens
+        promised = {each: tokens for each, tokens in self._promised.items() if each not in room.given}
+        tier, left = sequence.submit.tier, sequence.total_tokens - sequence.computed_tokens
+        of_tier = sum([tokens for each, tokens in promised.items() if each.submit.tier == tier])
+        free = min(room.tokens - sum(promised.values()), room.tokens_of(tier) - of_tier)
         tokens = min(free, left)
         if tokens <= 0:
             return 0
@@ -191,9 +193,7 @@ class TokenFair:
         given: dict[str, int],
     ) -> list[Sequence]:
         """`slots` sequences of one tier, `kept` among them."""
-        room.contests.append(DecodeContest(tier, line))
-        ran = {each.submit.tenant_id for each in line if each not in room.placed}
-        room.counters.contend(tier, ran, room.step)
+        contend(tier, line, room)
         taken = set(kept)
         others = [each for each in line if each not in taken]
         for each in kept:

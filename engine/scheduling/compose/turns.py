@@ -78,6 +78,13 @@ def service_of(shares: Iterable[tuple[Sequence, int]]) -> dict[str, int]:
     return given
 
 
+def contend(tier: int, line: list[Sequence], room: Room) -> None:
+    """Notes that the decoding sequences of a tier are more than the step has tokens for."""
+    room.contests.append(DecodeContest(tier, line))
+    ran = {each.submit.tenant_id for each in line if each not in room.placed}
+    room.counters.contend(tier, ran, room.step)
+
+
 def take_turns(
     line: SequenceOf[Sequence], slots: int, step: int, standings: Standings, given: dict[str, int]
 ) -> list[Sequence]:
@@ -119,14 +126,16 @@ def take_turns(
 
 
 def note_turns(room: Room) -> None:
-    """Enters a step's contests in the accounts of the sequences that took part; call when it is composed."""
+    """Enters a step's contests in the accounts of the sequences that took part; call when it is composed. One
+    that won its turn under a brake and then takes part in another one is counted once."""
+    counted: set[Sequence] = set()
     for contest in room.contests:
         served: Counter[str] = Counter()
         lines = by_tenant(contest.sequences)
         members = set(contest.sequences)
         for place, sequence in enumerate(room.given):
             if sequence in members:
-                sequence.turns.turn_tokens += 1
+                sequence.turns.turn_tokens += sequence not in counted
                 sequence.turns.last_turn = room.step << PLACE_BITS | place
                 sequence.turns.missed = 0
                 served[sequence.submit.tenant_id] += 1
@@ -138,7 +147,8 @@ def note_turns(room: Room) -> None:
         )
         most = [tenant_id for tenant_id, _ in had.most_common(KEPT_TENANTS + 1)]
         for tenant_id, line in lines.items():
-            held = sorted((each for each in line if each not in room.given), key=_served)
+            held = [each for each in line if each not in room.given and each not in counted]
+            held.sort(key=_served)
             # How many more of its sequences would have had a token without the other tenants.
             by_others = min(len(line), slots) - served[tenant_id]
             others = [other for other in most if other != tenant_id]
@@ -152,6 +162,7 @@ def note_turns(room: Room) -> None:
                 turns.sat_out_share += slots > 0
                 turns.sat_out_tier += slots == 0
                 _add(turns.sat_out_for, others)
+        counted |= members
 
 
 def _add(counts: dict[str, int], tenants: Iterable[str]) -> None:

@@ -85,6 +85,18 @@ class PoolRule:
     max_tenants: int = MAX_TENANTS
 
 
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """What a gateway brings that joins a pool."""
+
+    rule: PoolRule
+    order: str
+    brakes: list[float]
+    """The share of each tier by rank, 1 where it is not braked."""
+    returns: bool
+    """It was in this pool before."""
+
+
 class GivenTurn(msgspec.Struct, frozen=True, array_like=True):
     """A request goes to a replica. `number` counts the pool's turns."""
 
@@ -190,10 +202,9 @@ def message(
     replicas: Sequence[Replica],
     confirmed: Sequence[str],
     acts: Sequence[list[Any]],
-    passage: tuple[PoolRule, str, bool] | str | None,
+    passage: Joining | str | None,
 ) -> bytes:
-    """One message; `passage` is the rule and the order of one that joins and whether it was in this pool
-    before, or `leaves`."""
+    """One message; `passage` is what one that joins brings, or `leaves`."""
     sizes = [
         {
             "id": each.replica_id,
@@ -204,9 +215,6 @@ def message(
         for each in replicas
     ]
     words: list[Any] = [sizes, list(confirmed), list(acts)]
-    if isinstance(passage, tuple):
-        joining, order, returns = passage
-        words.append({"rule": asdict(joining), "order": order, "returns": returns})
-    elif passage:
-        words.append(passage)
+    if passage:
+        words.append(asdict(passage) if isinstance(passage, Joining) else passage)
     return msgspec.msgpack.encode(words)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from engine.entry import QueueEntry
 from engine.messages import TenantShare
+from engine.scheduling.brakes import Brakes
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.policy import UnknownPolicy
 from engine.scheduling.tiers import TieredQueue
@@ -28,9 +29,11 @@ MAX_OTHERS = 1024
 
 
 class Mirror(FlowController):
-    """A flow controller that takes turns decided by the pool. `on_order` is called with every new order."""
+    """A flow controller that takes turns decided by the pool. `on_order` is called with every new order,
+    `on_brakes` with all brakes when one changes."""
 
     on_order: Callable[[str], None] = staticmethod(lambda name: None)
+    on_brakes: Callable[[Brakes], None] = staticmethod(lambda brakes: None)
     on_heard: Callable[[str, str, Mapping[str, TenantShare]], None] = staticmethod(
         lambda replica_id, life, service: None
     )
@@ -43,6 +46,11 @@ class Mirror(FlowController):
         require_shared(order_name)
         super().set_order(order_name)
         self.on_order(order_name)
+
+    def set_brakes(self, brakes: Brakes, now_s: float) -> None:
+        """As `FlowController.set_brakes`, for the whole pool."""
+        super().set_brakes(brakes, now_s)
+        self.on_brakes(brakes)
 
     def heard(self, replica_id: str, life: str, service: Mapping[str, TenantShare]) -> None:
         """As `FlowController.heard`, for the whole pool."""

@@ -20,6 +20,7 @@ from msgspec import structs
 
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from engine.messages import TenantShare
+from engine.scheduling.brakes import Brakes
 from gateway.flow.controller import Dispatch, InFlight, QueueFull, Ticket
 from gateway.flow.shared import codec
 from gateway.flow.shared.codec import GivenTurn, PoolRule
@@ -81,6 +82,7 @@ class PoolSession:
         """Tenant id -> replica -> the engine's life and its last serial numbers of the tenant, by tier."""
         self._lifts: dict[tuple[str, int], int] = {}
         mirror.on_order = self._ordered
+        mirror.on_brakes = self._braked
         mirror.on_heard = self._heard
         mirror.dispatched.on_served = self._had
 
@@ -163,6 +165,10 @@ class PoolSession:
         self._acts.append(["order", name])
         self._is_urgent = True
 
+    def _braked(self, brakes: Brakes) -> None:
+        self._acts.append(["brakes", _shares(brakes)])
+        self._is_urgent = True
+
     # ------------------------------------------------------------ the conversation
 
     def message(
@@ -181,7 +187,7 @@ class PoolSession:
         return self._out
 
     def _next(self, now_s: float, replicas: Sequence[Replica], leaves: bool) -> PoolMessage:
-        passage: tuple[PoolRule, str, bool] | str | None = "leaves" if leaves else None
+        passage: codec.Joining | str | None = "leaves" if leaves else None
         acts: list[list[Any]] = []
         self._told = {each.replica_id for each in replicas}
         self._sizes |= {each.replica_id: each for each in replicas}
@@ -189,7 +195,8 @@ class PoolSession:
             self._life += 1
             self._number = 0
             self._has_engine = bool(replicas)
-            passage = (self.rule, self.mirror.order_name, bool(self._epoch))
+            brakes = _shares(self.mirror.brakes)
+            passage = codec.Joining(self.rule, self.mirror.order_name, brakes, bool(self._epoch))
             acts = [
                 ["run", flight.ticket.entry.entry_id, self._about_running(flight, now_s)]
                 for flight in self.mirror.in_flight()
@@ -325,6 +332,11 @@ class PoolSession:
             "kv_now": flight.kv_tokens,
         }
         return self._about(flight.ticket, now_s) | {"running": running}
+
+
+def _shares(brakes: Brakes) -> list[float]:
+    """By tier rank, 1 where it is not braked."""
+    return [brakes.shares.get(rank, 1.0) for rank in range(NUM_RANKS)]
 
 
 def _reason(turn: GivenTurn) -> Reason:

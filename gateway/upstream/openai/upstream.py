@@ -200,6 +200,9 @@ class OpenAIUpstream:
     def set_token_budget(self, share: float) -> None:
         """Does nothing: the server has its own."""
 
+    def set_brakes(self, shares: Mapping[int, float]) -> None:
+        """Does nothing: what is sent there is bounded at the dispatch."""
+
     async def explain(self, steps: int = 0) -> Explained:
         raise UpstreamLost("it does not tell its decisions")
 

@@ -1,7 +1,7 @@
 -- State of one pool in Redis, and its access within one call.
 --
 -- KEYS, all in the slot of {pool}:
---   1 meta      hash: epoch, order, rule, and numbers that count up (seq, begun, turns, falls, queued1..6,
+--   1 meta      hash: epoch, order, rule, brakes (a share by rank), and numbers that count up (seq, begun, turns, falls, queued1..6,
 --               kv, served, began0..2)
 --   2 tenants   hash: tenant id -> counter, lifts, requests that wait by place, reservation (MessagePack)
 --   3 tickets   hash: request id -> a request that waits or runs (MessagePack)
@@ -67,6 +67,13 @@ local function add_to(name, amount)
 end
 
 local rule = meta.rule and cmsgpack.unpack(meta.rule)
+
+-- What an operator lets tiers hold, by rank; 1: all (engine/scheduling/brakes.py).
+local brakes = meta.brakes and cmsgpack.unpack(meta.brakes) or {1, 1, 1}
+
+local function is_braked(rank)
+  return brakes[rank + 1] < 1
+end
 
 -- ---------------------------------------------------------------- records
 

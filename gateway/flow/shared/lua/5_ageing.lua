@@ -2,10 +2,11 @@
 
 local NEVER = 0
 
--- When a request of `tier` leaves band `band` for the one above; nil: never.
+-- When a request of `tier` leaves band `band` for the one above; nil: never. A braked tier does not age.
 local function moves_up_s(ticket, band)
   local ageing_s = rule.ageing_s[ticket.tier + 1]
-  return band > 0 and ageing_s ~= NEVER and ticket.arrived_us / 1000000 + (ticket.tier - band + 1) * ageing_s or nil
+  local ages = band > 0 and ageing_s ~= NEVER and not is_braked(ticket.tier)
+  return ages and ticket.arrived_us / 1000000 + (ticket.tier - band + 1) * ageing_s or nil
 end
 
 local function effective_tier(ticket)
@@ -19,14 +20,21 @@ local function effective_tier(ticket)
   end
 end
 
+-- Notes when a waiting request moves up next, if it does.
+local function watch_ageing(id, ticket)
+  local up_s = moves_up_s(ticket, band_of(ticket.place))
+  if up_s then
+    redis.call('ZADD', K.ages, up_s, id)
+  else
+    redis.call('ZREM', K.ages, id)
+  end
+end
+
 -- A request stands in its band and lane from now on.
 local function stand(id, ticket, first, has_aged)
   tickets.put(id, ticket)
   join_line(id, ticket, first, has_aged)
-  local up_s = moves_up_s(ticket, band_of(ticket.place))
-  if up_s then
-    redis.call('ZADD', K.ages, up_s, id)
-  end
+  watch_ageing(id, ticket)
 end
 
 local function step_out(id, ticket)

@@ -94,7 +94,19 @@ local function is_owed_at(replica, ticket, rank, lane)
   return not has_place and is_within_share(replica, ticket, rank)
 end
 
-local function lane_has_room(replica, ticket, rank, lane)
+local function brake_has_room(replica, ticket, rank)
+  local load, share = loads.get(replica.id), brakes[rank + 1]
+  local sequences, kv = load.sequences[rank + 1], load.kv[rank + 1]
+  return share == 1 or sequences == 0
+    or sequences + ticket.sequences <= math.max(1, math.floor(replica.max_sequences * share))
+      and kv + ticket.kv <= math.max(1, math.floor(replica.kv_tokens * share))
+end
+
+-- Its tier, by its brake, and its lane may hold this much more of a replica.
+local function may_hold(replica, ticket, rank, lane)
+  if not brake_has_room(replica, ticket, rank) then
+    return false
+  end
   if lane ~= LONG then
     return true
   end
@@ -154,7 +166,7 @@ local function find(ticket, rank, lane, kept, is_owed, by_order)
   local replicas = gateways.get(ticket.gateway).replicas
   local roomy, blocked = {}, #replicas > 0 and BY_LANE or BY_WINDOW
   for _, replica in ipairs(replicas) do
-    if lane_has_room(replica, ticket, rank, lane) then
+    if may_hold(replica, ticket, rank, lane) then
       local kept_here = kept[replica.id]
       if window_has_room(replica, ticket, rank, kept_here, is_owed)
         or by_order and is_owed_at(replica, ticket, rank, lane)
@@ -175,7 +187,7 @@ end
 local function keep_room(ticket, rank, lane, kept)
   local best, best_score
   for _, replica in ipairs(gateways.get(ticket.gateway).replicas) do
-    if not kept[replica.id] and lane_has_room(replica, ticket, rank, lane) then
+    if not kept[replica.id] and may_hold(replica, ticket, rank, lane) then
       local score = least_loaded(replica, rank)
       if not best or is_less(score, best_score) then
         best, best_score = replica.id, score

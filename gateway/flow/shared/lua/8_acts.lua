@@ -133,11 +133,7 @@ function acts.move(id, tier, lane)
     ticket.place = place
     stand(id, ticket, head(place))
   else
-    redis.call('ZREM', K.ages, id)
-    local up_s = moves_up_s(ticket, band_of(place))
-    if up_s then
-      redis.call('ZADD', K.ages, up_s, id)
-    end
+    watch_ageing(id, ticket)
     tickets.put(id, ticket)
   end
 end
@@ -213,6 +209,36 @@ function acts.lift(tenant_id, tier, amount)
     end
   end
   tenants.put(tenant_id, tenant)
+end
+
+-- Other brakes (FlowController.set_brakes): what of a braked tier has moved up and waits goes back, by arrival; what
+-- of a tier that is free again waits ages from now on.
+function acts.brakes(shares)
+  local turned, any = {}, false
+  for i = 1, TIERS do
+    turned[i] = (brakes[i] < 1) ~= (shares[i] < 1)
+    any = any or turned[i]
+  end
+  brakes = shares
+  set_meta('brakes', cmsgpack.pack(shares))
+  local above = {}
+  for _, id in ipairs(any and redis.call('HKEYS', K.tickets) or {}) do
+    local ticket = tickets.get(id)
+    if not ticket.runs and turned[ticket.tier + 1] then
+      watch_ageing(id, ticket)
+      if is_braked(ticket.tier) and band_of(ticket.place) < ticket.tier then
+        above[#above + 1] = {ticket.tier, lane_of(ticket.place), ticket.arrived_us, ticket.number, id}
+      end
+    end
+  end
+  table.sort(above, is_less)
+  for _, each in ipairs(above) do
+    local id = each[5]
+    local ticket = tickets.get(id)
+    step_out(id, ticket)
+    ticket.place = place_of(each[1], each[2])
+    stand(id, ticket, head(ticket.place))
+  end
 end
 
 function acts.order(name)

@@ -1,6 +1,6 @@
 -- One exchange: applies everything that happened at one gateway since its last one, and returns its turns.
 -- ARGV: now_us (0: the server's clock), epoch, gateway id, life, number of this message, then as MessagePack:
---   {replicas, confirmed turns, acts, then where it joins {rule, order, returns}, where it leaves 'leaves'}
+--   {replicas, confirmed turns, acts, then where it joins {rule, order, brakes, returns}, where it leaves 'leaves'}
 -- A message that was applied already (its answer was lost) changes nothing.
 
 local MAX_PAST = 8
@@ -72,6 +72,7 @@ if joins then
     acts.order(joins.order)
   end
   leave_all(own)
+  acts.brakes(joins.brakes)
   gateways.put(own, {life = life, number = 0, past = past, seen_us = now_us, replicas = replicas})
 end
 local me = meta.epoch and gateways.get(own)

@@ -74,6 +74,18 @@ def test_admission_is_as_strict_as_the_forecast_is_wrong() -> None:
     assert strictness(80.0 + 2 * BURSTS_S, late=0.0, mistaken=0.0) == 0.0
 
 
+def test_a_bound_holds_a_knob_down_and_leaves_it_where_the_rules_want_it() -> None:
+    control = Control(ControlMode.ACTING)
+    control.bound(Knob.BATCH_SHARE, 0.1)
+    assert control.values[Knob.BATCH_SHARE] == 0.1
+    assert Knob.BATCH_SHARE not in pushed(control, seen(attainment=0.7)), "it stands where it stood"
+    control.bound(Knob.BATCH_SHARE, 0.8)
+    [move] = [each for each in control.look(seen(attainment=0.7), 5.0) if each.knob is Knob.BATCH_SHARE]
+    assert (move.before, move.after) == (0.8, pytest.approx(0.7))
+    control.bound(Knob.BATCH_SHARE, 1.0)
+    assert control.values[Knob.BATCH_SHARE] == pytest.approx(0.7)
+
+
 def test_at_most_one_knob_turns_back_in_a_minute() -> None:
     control = Control(ControlMode.ACTING)
     control.look(seen(kv=0.99, spread=2.0), 0.0)

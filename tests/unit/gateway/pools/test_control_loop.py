@@ -178,6 +178,18 @@ def test_a_queue_that_others_share_is_left_alone() -> None:
     assert engine.shares == [0.5, 0.5], "every replica's"
 
 
+def test_a_brake_bounds_batchs_share_and_lets_it_go_again() -> None:
+    flow = queue()
+    acting = ControlLoop(ControlMode.ACTING, "tiny", flow, [], LengthForecast(), queue_setters(flow))
+    acting.bound(Knob.BATCH_SHARE, 0.25)
+    assert flow.batch_share == acting.control.values[Knob.BATCH_SHARE] == 0.25
+    acting.bound(Knob.BATCH_SHARE, 1.0)
+    assert flow.batch_share == 1.0
+    for mode, setters in ((ControlMode.ADVICE, queue_setters(flow)), (ControlMode.ACTING, {})):
+        ControlLoop(mode, "tiny", flow, [], LengthForecast(), setters).bound(Knob.BATCH_SHARE, 0.25)
+        assert flow.batch_share == 1.0, "it is not this loop's to move"
+
+
 def test_a_knob_rests_where_the_operator_put_it_though_that_is_beyond_its_bounds() -> None:
     bounds = bounds_of(ControlMode.ADVICE, {}, {Knob.LOOKAHEAD: 12, Knob.BATCH_SHARE: 0.05})
     assert (bounds[Knob.LOOKAHEAD].rest, bounds[Knob.LOOKAHEAD].highest) == (12, 12)

@@ -13,6 +13,7 @@ from engine.forecast.wait.arrivals import ArrivalRates, ArrivalStream
 from engine.forecast.wait.forecast import EngineLoad, Flight, Forecast, forecast, lognormal_lengths
 from engine.forecast.wait.replay import MAX_REPLAYED, van_der_corput
 from engine.messages import StepTime
+from engine.scheduling.brakes import Brakes
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.tiers import TieredQueue
 
@@ -127,6 +128,15 @@ def test_a_higher_tier_passes_the_queue_and_is_not_kept_out_by_a_window_full_of_
     assert urgent.wait_s[0] == 0
     assert urgent.ttft_s[0] == 1, "in the engine it takes the lower tier's place"
     assert ask(entry("me", tier=2), waiting, engine(batch)).wait_s[0] == 99 + 50
+
+
+def test_a_braked_tier_waits_for_its_own_place_and_lower_tiers_pass_it() -> None:
+    waiting = [entry("w1"), entry("w2")]
+    free = engine(places=4)
+    assert ask(entry("me", arrived_s=1.0), waiting, free).wait_s[0] == 0
+    braked = engine(places=4, brakes=Brakes({1: 0.25}))
+    assert ask(entry("me", arrived_s=1.0), waiting, braked).wait_s[0] == 20, "one after the other"
+    assert ask(entry("me", tier=2), waiting, braked).wait_s[0] == 0
 
 
 def test_tokens_ahead_are_told_apart_by_cause() -> None:

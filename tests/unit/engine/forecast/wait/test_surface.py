@@ -13,6 +13,7 @@ from engine.forecast.wait.probing import KNOTS_COST, MAX_EVENTS, MAX_LINES, buil
 from engine.forecast.wait.replay import one_lane
 from engine.forecast.wait.surface import NEWCOMER, Line, Surface
 from engine.messages import StepTime
+from engine.scheduling.brakes import NO_BRAKES, Brakes
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.tiers import TieredQueue
 
@@ -28,8 +29,8 @@ def exactly_predicted(each: QueueEntry, generated: int, u: float) -> int:
     return max(generated + 1, each.predicted_output_tokens)
 
 
-def engine(*flights: Flight, places: int = 4) -> EngineLoad:
-    return EngineLoad("e", STEPS, places, 256, places + 1, 100_000, flights)
+def engine(*flights: Flight, places: int = 4, brakes: Brakes = NO_BRAKES) -> EngineLoad:
+    return EngineLoad("e", STEPS, places, 256, places + 1, 100_000, flights, brakes)
 
 
 def flights(count: int, tenant: str = "busy", tier: int = 1) -> list[Flight]:
@@ -95,6 +96,16 @@ def test_a_line_is_told_about_what_a_replay_for_one_request_tells(tenant: str, t
     assert told.e2e_s[0] == pytest.approx(expected.e2e_s[0], rel=0.25)
     for cause, tokens in expected.tokens_ahead.items():
         assert told.tokens_ahead[cause] == pytest.approx(tokens, rel=0.15, abs=400), cause
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_line_is_told_what_a_brake_costs_its_tier(tier: int) -> None:
+    waiting = [entry(f"a{number}", "a") for number in range(6)]
+    braked = engine(brakes=Brakes({1: 0.25}))
+    found = surface(waiting, braked, lines=(Line("a", tier), Line("b", tier)))
+    told, expected = read(found, "b", tier), alone(entry("me", "b", tier=tier), waiting, braked)
+    assert (expected.wait_s[0] > 0) == (tier == 1), "others have free places"
+    assert told.wait_s[0] == pytest.approx(expected.wait_s[0], rel=0.15)
 
 
 def test_on_an_idle_engine_nobody_waits() -> None:

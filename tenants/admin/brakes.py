@@ -1,0 +1,178 @@
+"""Admin acts on brakes: what a tier may hold of every engine, until an instant.
+
+There is at most one a tier. Its fields are rows of the settings, so that each fits. An end by time is an act
+like any other: whichever gateway sees it first removes the brake and writes the audit row, in one
+transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, select
+
+from tenants.admin import validation
+from tenants.admin.audit import Actor
+from tenants.admin.commands import BrakeEnd, BrakeSet
+from tenants.admin.transaction import AdminCommands, Change
+from tenants.directory.records import from_us
+from tenants.errors import Invalid, NotFound
+from tenants.storage import tables
+from tenants.types import Tier
+
+BRAKED_TIERS = (Tier.STANDARD, Tier.BATCH)
+MAX_BRAKE_S = 86_400
+BY_TIME = Actor("system", "brake over")
+"""Ends what has lasted as long as it was set for."""
+_FIELDS = ("share", "until_us", "by", "reason")
+
+
+@dataclass(frozen=True, slots=True)
+class Brake:
+    """A tier's share of places, KV cache and step tokens, until an instant."""
+
+    tier: Tier
+    share: float
+    until_us: int
+    by: str
+    """The actor that set it."""
+    reason: str = ""
+
+    def is_over(self, now_us: int) -> bool:
+        """Whether its time has passed."""
+        return now_us >= self.until_us
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "tier": self.tier.value,
+            "share": self.share,
+            "until": from_us(self.until_us).isoformat(),
+            "by": self.by,
+            "reason": self.reason,
+        }
+
+
+class BrakeCommands(AdminCommands):
+    """Acts on brakes."""
+
+    async def set_brake(self, actor: Actor | str, wanted: BrakeSet) -> Brake:
+        """Sets a tier's brake for all gateways of the database, in place of the one it has."""
+        tier, share, for_s = _tier(wanted.tier), _share(wanted.share), _for_s(wanted.for_s)
+        reason = validation.reason(wanted.reason) if wanted.reason else ""
+        by = actor if isinstance(actor, str) else actor.name
+        await self.end_brakes_over()
+
+        def change(connection: Connection, now_us: int) -> Change[Brake]:
+            before = _take(connection, tier)
+            after = Brake(tier, share, now_us + round(for_s * 1e6), by, reason)
+            rows = [
+                {"name": name, "value": str(getattr(after, field))} for field, name in _names(tier).items()
+            ]
+            connection.execute(insert(tables.settings), rows)
+            was = None if before is None else before.as_json()
+            return Change(after, _target(tier), None, was, after.as_json())
+
+        return await self._act(actor, "brake.set", change)
+
+    async def end_brake(self, actor: Actor | str, wanted: BrakeEnd) -> Brake:
+        """Ends a tier's brake before its time, and returns it. Raises `NotFound` where none holds."""
+        tier = _tier(wanted.tier)
+
+        def change(connection: Connection, now_us: int) -> Change[Brake]:
+            before = _take(connection, tier)
+            if before is None or before.is_over(now_us):
+                raise NotFound("brake", tier.value)
+            return Change(before, _target(tier), None, before.as_json())
+
+        return await self._act(actor, "brake.end", change)
+
+    async def end_brakes_over(self) -> None:
+        """Ends the brakes whose time has passed, each once, however many gateways see it."""
+        for brake in await self.stored_brakes():
+            if brake.is_over(round(self._clock() * 1e6)):
+                with suppress(NotFound):
+                    await self._act(BY_TIME, "brake.end", _end_over(brake.tier))
+
+    async def list_brakes(self) -> list[Brake]:
+        """The brakes that hold now."""
+        now_us = round(self._clock() * 1e6)
+        return [each for each in await self.stored_brakes() if not each.is_over(now_us)]
+
+    async def stored_brakes(self) -> list[Brake]:
+        """All brakes, those included whose time has passed and whose end is not written yet."""
+        return await self._database.read(
+            lambda connection: [brake for tier in BRAKED_TIERS if (brake := _find(connection, tier))]
+        )
+
+
+def _end_over(tier: Tier) -> Callable[[Connection, int], Change[None]]:
+    def change(connection: Connection, now_us: int) -> Change[None]:
+        before = _take(connection, tier)
+        if before is None or not before.is_over(now_us):
+            raise NotFound("brake", tier.value)
+        return Change(None, _target(tier), None, before.as_json())
+
+    return change
+
+
+def _find(connection: Connection, tier: Tier) -> Brake | None:
+    columns = tables.settings.c
+    is_of_tier = columns.name.in_(_names(tier).values())
+    rows = connection.execute(select(columns.name, columns.value).where(is_of_tier))
+    found = {row.name.rpartition(".")[2]: row.value for row in rows}
+    if not found:
+        return None
+    return Brake(tier, float(found["share"]), int(found["until_us"]), found["by"], found["reason"])
+
+
+def _take(connection: Connection, tier: Tier) -> Brake | None:
+    """Removes a tier's brake; returns it."""
+    found = _find(connection, tier)
+    connection.execute(delete(tables.settings).where(tables.settings.c.name.in_(_names(tier).values())))
+    return found
+
+
+def _target(tier: Tier) -> str:
+    return f"brake.{tier.value}"
+
+
+def _names(tier: Tier) -> dict[str, str]:
+    """The setting of each field."""
+    return {field: f"{_target(tier)}.{field}" for field in _FIELDS}
+
+
+def _tier(value: str) -> Tier:
+    tier = validation.choice("tier", Tier, value)
+    if tier not in BRAKED_TIERS:
+        raise Invalid(
+            "tier",
+            f"a brake holds {' or '.join(each.value for each in BRAKED_TIERS)}; {tier.value} is never braked:"
+            " bound single tenants there with `fairgate limit set`",
+        )
+    return tier
+
+
+def _share(value: float) -> float:
+    validation.finite("share", value, "a number above 0 and at most 1, such as 0.1 for a tenth")
+    if not 0 < value <= 1:
+        raise Invalid(
+            "share",
+            f"is {value:g}, and must be above 0 and at most 1, such as 0.1 for a tenth; one request of a"
+            " braked tier may always run",
+        )
+    return float(value)
+
+
+def _for_s(value: float | None) -> float:
+    hours = MAX_BRAKE_S // 3600
+    if value is None:
+        raise Invalid("for_s", f"a brake needs an end: say for how long, from 1 second to {hours} hours")
+    validation.finite("for_s", value, "a finite number of seconds")
+    if not 1 <= value <= MAX_BRAKE_S:
+        raise Invalid(
+            "for_s", f"must be 1 to {MAX_BRAKE_S} seconds ({hours} hours): set it again where it has to last"
+        )
+    return float(value)
