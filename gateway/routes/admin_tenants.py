@@ -18,8 +18,8 @@ from gateway.requests.schemas import KeyRotate, PolicyChange
 from gateway.routes import audit, brakes, limits, prices, slo
 from gateway.routes.admin_common import READ, WRITE, actor, asked, changed, listed, named
 from gateway.routes.context import gateway_of, json_response
-from gateway.routes.policy_view import MAX_DECISIONS, MAX_STEPS, change_policy, policy_of, tenant_names
-from gateway.routes.status_view import status_of
+from gateway.routes.views.policy_view import MAX_DECISIONS, MAX_STEPS, change_policy, policy_of, tenant_names
+from gateway.routes.views.status_view import status_of
 from tenants.admin.commands import KeyChange, KeyCreate, ProjectCreate, TenantChange, TenantCreate
 from tenants.ledger.verify import verify_ledger
 

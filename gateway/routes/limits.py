@@ -11,7 +11,7 @@ from gateway import errors
 from gateway.http.authentication import principal_of
 from gateway.routes.admin_common import READ, WRITE, actor, asked, changed, listed, named
 from gateway.routes.context import gateway_of, json_response
-from gateway.routes.limits_view import own_limits, uses
+from gateway.routes.views.limits_view import own_limits, uses
 from tenants.admin.commands import LimitOverride, LimitSet
 from tenants.directory.records import limit_as_json
 from tenants.errors import Invalid
