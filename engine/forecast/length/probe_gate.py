@@ -2,8 +2,8 @@
 
 Takes what the probe reads, combines it with the forecast that came with each sequence (`probe.py`), and says
 the new median and 90th percentile of its whole length. When a sequence ends, both are judged by what they
-said at its first reading; a gate per tenant drops the probe where it does worse. Pure; bounded by the
-sequences that live. One writer: the engine's core.
+said at its first reading; a gate per tenant drops the probe where it does worse. A probe that takes another's
+place starts unjudged. Pure; bounded by the sequences that live. One writer: the engine's core.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from engine.forecast.length.gate import LayerGate
 from engine.forecast.length.probe import prior_of, prior_quantiles, remaining_quantiles
 from engine.forecast.length.scores import HIGH, QUANTILES, LayerScore
+from engine.messages import LengthScore, ProbeReport
 
 LAYERS = ("forecast", "probe")
 """By the numbers of the gate: what came with the request, and with the model's state."""
@@ -34,10 +35,32 @@ class ProbeGate:
     """The lengths that one engine foresees."""
 
     def __init__(self) -> None:
+        self._state = "off"
+        self._problem = ""
+        self._trained_on = 0
+        self._loaded = 0
+        self._forget()
+
+    def _forget(self) -> None:
         self._gate = LayerGate(len(LAYERS))
         self._said: dict[str, tuple[list[int], list[int]]] = {}
         """At a sequence's first reading: by the forecast, and by the probe."""
         self._scores = (LayerScore(), LayerScore())
+
+    def took_over(self, trained_on: int) -> None:
+        """A probe that was trained on so many readings is read from now on: it has to show its worth."""
+        self._state, self._problem, self._trained_on = "on", "", trained_on
+        self._loaded += 1
+        self._forget()
+
+    def without_probe(self, state: str, problem: str = "") -> None:
+        """No probe is read (any more): `state` is `collecting` or `off`; `problem`: what is wrong with the
+        one that is there."""
+        self._state, self._problem, self._trained_on = state, problem, 0
+
+    def refused(self, problem: str) -> None:
+        """A probe that should have taken over does not fit; the one in use, if any, stays."""
+        self._problem = problem
 
     def read(
         self,
@@ -75,3 +98,24 @@ class ProbeGate:
         """As `LengthForecast.report` has it for one model."""
         layers = {name: score.report() for name, score in zip(LAYERS, self._scores, strict=True)}
         return {**self._gate.report(_ALL), "layers": layers}
+
+    def describe(self) -> ProbeReport:
+        """The state of the probe and what it is worth, without rank accuracy: fit for every snapshot."""
+        return ProbeReport(
+            self._state,
+            self._problem,
+            self._trained_on,
+            self._loaded,
+            self._state == "on" and self._gate.layer(_ALL, _ALL) > 0,
+            self._scores[0].samples,
+            *(_told(score) for score in self._scores),
+        )
+
+
+def _told(score: LayerScore) -> LengthScore | None:
+    count = score.samples
+    if not count:
+        return None
+    return LengthScore(
+        score.pinball_sum_tokens / count, score.error_sum_tokens / count, score.covered[HIGH] / count
+    )

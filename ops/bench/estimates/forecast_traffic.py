@@ -107,9 +107,11 @@ def answer_instructions(
     *,
     seed: int,
     threads: int,
+    held_out: bool | None = None,
     progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> list[AnsweredInstruction]:
-    """`number` instructions, answered at temperature 1. Some twenty a second and core."""
+    """`number` instructions, answered at temperature 1; `held_out`: those that neither the model nor its
+    probe was trained on, False: only the others, None: any. Some two hundred a second and core."""
     from engine.model.length_probe.probe import LengthReadings
     from engine.model.loader import load_runner
 
@@ -124,7 +126,7 @@ def answer_instructions(
     for index in range(number):
         family = rng.choices(list(FAMILY_SHARES), list(FAMILY_SHARES.values()))[0]
         instruction = decorate(
-            make_instruction(family, rng, held_out=None), rng, longest_note_words=LONGEST_NOTE_WORDS
+            make_instruction(family, rng, held_out=held_out), rng, longest_note_words=LONGEST_NOTE_WORDS
         )
         tokens = renderer.chat_tokens(instruction.chat())
         sequence_id = f"instruction {index}"

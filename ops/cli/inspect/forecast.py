@@ -148,7 +148,7 @@ def _answered(
 ) -> tuple[list[bytes], list[int], list[int]]:
     from ops.bench.estimates.forecast_traffic import answer_instructions, state_layers
 
-    answered = answer_instructions(model_dir, number, seed=seed, threads=threads)
+    answered = answer_instructions(model_dir, number, seed=seed, threads=threads, held_out=False)
     readings = [reading for each in answered for reading in each.readings]
     states = [each.state for each in readings]
     return states, [each.remaining for each in readings], state_layers(model_dir)
