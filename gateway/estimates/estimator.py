@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from engine.entry import QueueEntry
 from engine.forecast.calibration import Calibration, Kind, bucket_of
 from engine.forecast.length.length import LengthForecast
+from engine.forecast.length.probe import length_quantile
 from engine.forecast.wait.forecast import Forecast
 from engine.messages import TIER_RANKS, Snapshot, StepTime
 from engine.step_time.model import PRIOR, predict_step_s
@@ -277,6 +278,13 @@ class Estimator:
         return p50, max(p50, p90)
 
     def _draw_length(self, entry: QueueEntry, generated: int, u: float) -> int:
+        """Of one sequence: what its engine foresees of it, else what its tenant's answers are like."""
+        flight = self._flow.dispatched.get(entry.entry_id)
+        if flight is not None and flight.foreseen_tokens is not None:
+            median, high = (tokens / flight.ticket.sequences for tokens in flight.foreseen_tokens)
+            return min(
+                length_quantile(median, high, generated, u), max(flight.ticket.max_tokens, generated + 1)
+            )
         ticket = self._flow.ticket(entry.entry_id)
         if ticket is None:
             return max(generated + 1, entry.predicted_output_tokens)

@@ -101,8 +101,8 @@ class PoolSession:
     @property
     def has_news(self) -> bool:
         """There is something to send."""
-        return not self._belongs or self._out is not None or bool(
-            self._acts or self._progress or self._foreseen
+        return (
+            not self._belongs or self._out is not None or bool(self._acts or self._progress or self._foreseen)
         )
 
     @property

@@ -356,3 +356,27 @@ def test_what_was_learned_survives_a_restart_and_a_damaged_file_costs_nothing(tm
         (tmp_path / LENGTHS_FILE).write_text(damage)
         assert load_lengths(tmp_path).samples("me", MODEL) == 0
     assert load_lengths(tmp_path / "nowhere").samples("me", MODEL) == 0
+
+
+def test_waits_follow_the_lengths_that_the_engine_foresees_of_what_runs() -> None:
+    def wait_s(foreseen: int | None) -> float:
+        bench = Bench()
+        for _ in range(200):
+            bench.estimates.lengths.observe("other", MODEL, 80)
+        bench.enqueue(10)
+        bench.dispatch()
+        for flight in list(bench.flow.in_flight()):
+            name = flight.ticket.entry.entry_id
+            bench.flow.progress(name, 1, 1)
+            if foreseen is not None:
+                bench.flow.foresee(name, (foreseen, foreseen + 1), 0.0)
+        running = [
+            RunningSequence(f"{name}.0", name, "other", 1, "running", 100, 101, 1, 300, 80)
+            for name in (flight.ticket.entry.entry_id for flight in bench.flow.in_flight())
+        ]
+        bench.engine.snapshot = Snapshot("a", 9, 1.0, running, [], 1, 0, 1, 2, PRIOR)
+        bench.enqueue(1, tenant="me")
+        return bench.wait_s(100.0)
+
+    assert wait_s(5) < wait_s(None) / 4
+    assert wait_s(250) > 2 * wait_s(None)

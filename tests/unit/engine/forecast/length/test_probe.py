@@ -10,6 +10,7 @@ import pytest
 from engine.forecast.length.probe import (
     RANGES,
     TOPS,
+    length_quantile,
     prior_of,
     prior_quantiles,
     range_of,
@@ -61,6 +62,27 @@ def test_what_is_out_conditions_the_prior() -> None:
     # A forecast that has failed says nothing: the rest is as open as the probe leaves it.
     outlived = prior_of(10, 12, 4000)
     assert remaining_quantiles(sure_of(3), outlived, (0.5,)) == [3]
+
+
+@pytest.mark.parametrize(("median", "high"), [(1, 2), (20, 60), (300, 310), (50, 0)])
+@pytest.mark.parametrize("generated", [0, 1, 19, 40, 5000])
+def test_a_drawn_length_is_of_the_prior_given_what_is_out(median: int, high: int, generated: int) -> None:
+    qs = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
+    lengths = [length_quantile(median, high, generated, q) for q in qs]
+    assert lengths == sorted(lengths)
+    assert lengths[0] >= generated + 1
+    if generated < median:
+        prior = prior_of(median, high, generated)
+        for q, length in zip(qs[1:4], lengths[1:4], strict=True):
+            (rest,) = prior_quantiles(prior, (q,))
+            assert length == pytest.approx(generated + rest, rel=0.3, abs=2)
+    elif generated > 2 * median:
+        # It outlived its forecast by far: what is left grows with what is out.
+        assert lengths[2] == pytest.approx(generated * 2 ** scale_of(median, high), rel=0.01, abs=1)
+
+
+def scale_of(median: float, high: float) -> float:
+    return max(0.03, math.log((high or 2 * median) / median) / math.log(5))
 
 
 def test_quantiles_rise_and_extremes_are_survived() -> None:
