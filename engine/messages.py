@@ -408,6 +408,8 @@ class LengthScore(msgspec.Struct, frozen=True):
     """Of its median."""
     p90_coverage: float
     """Share of the answers that were no longer than its 90th percentile."""
+    rank_accuracy: float | None = None
+    """Of two late answers of unlike length: how often the longer one was expected to be longer."""
 
 
 class ProbeReport(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -148,7 +148,7 @@ class LearnedStateWriter:
                     "key": asdict(self._key),
                     "step_time": core.step_time.to_dict(),
                     "fit": msgspec.to_builtins(core.step_time.to_message()),
-                    "lengths": core.lengths.report(),
+                    "length_probe": msgspec.to_builtins(core.lengths.describe()),
                 }
                 _replace(self._path, json.dumps(content, indent=1).encode())
                 self._kept_steps = core.step_time.samples

@@ -19,7 +19,7 @@ from gateway.routes import limits, prices, slo
 from gateway.routes.admin_common import READ, WRITE, actor, asked, changed
 from gateway.routes.context import gateway_of, json_response
 from gateway.routes.policy_view import MAX_DECISIONS, MAX_STEPS, change_policy, policy_of
-from gateway.routes.status_view import status_of
+from gateway.routes.status_view import forecasts_of, status_of
 from tenants.admin.commands import KeyCreate, TenantChange, TenantCreate
 from tenants.ledger.verify import verify_ledger
 
@@ -35,7 +35,8 @@ async def status(request: Request[Any, Any, Any]) -> Response[bytes]:
     "/admin/v1/dispatch-log",
     opt=READ,
     summary="The flow controller's events",
-    description="Arrivals, dispatches (with the counters of everybody who waited) and settlements from index "
+    description="Arrivals, dispatches (with the counters of everybody who waited), corrections of charges by"
+    " the length that an engine foresees, and settlements from index "
     "`since` on, at most `limit`. `first_index` is the oldest that is kept.",
 )
 async def dispatch_log(
@@ -51,6 +52,17 @@ async def dispatch_log(
     records = list(log.since(since, limit))
     next_index = max(since, log.first_index) + len(records)
     return json_response({"first_index": log.first_index, "next_index": next_index, "records": records})
+
+
+@get(
+    "/admin/v1/forecasts",
+    opt=READ,
+    summary="How good the forecasts are",
+    description="Of output lengths: each layer of the gateway, by model, and the length probe of each engine"
+    " against what was predicted on arrival; and the engines' step times.",
+)
+async def forecasts(request: Request[Any, Any, Any]) -> Response[bytes]:
+    return json_response(forecasts_of(gateway_of(request)))
 
 
 @post("/admin/v1/ledger/verify", status_code=200, opt=READ, summary="Do ledger and counters agree?")
@@ -200,6 +212,7 @@ async def revoke_key(request: Request[Any, Any, Any], key: FromPath[str]) -> Res
 HANDLERS = [
     status,
     dispatch_log,
+    forecasts,
     ledger_verify,
     policy,
     set_policy,

@@ -135,6 +135,32 @@ def settings_now(extra: Mapping[str, object] | None = None) -> Settings:
         raise click.UsageError(str(error)) from None
 
 
+def ask_server(method: str, path: str, body: object = None) -> dict[str, Any] | None:
+    """Answer of the server that runs on the data directory, asked as its operator; None: none runs. Raises
+    `Failure` with what it says is wrong."""
+    import httpx
+
+    from ops.serving import datadir
+
+    server = datadir.running_server(settings_now().data_dir)
+    if server is None:
+        return None
+    try:
+        response = httpx.request(
+            method,
+            f"{server.url}{path}",
+            headers={"authorization": f"Bearer {server.control_token}"},
+            json=body,
+            timeout=30.0,
+        )
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise Failure(f"the server at {server.url} does not answer: {error}") from None
+    shown: dict[str, Any] = response.json()
+    if response.status_code != 200:
+        raise Failure(str(shown["error"]["message"]))
+    return shown
+
+
 def answer(value: Any, text: Callable[[], None] | str) -> None:
     """Prints `value` as JSON with `--json`, else the text."""
     if wants_json():

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from engine.forecast.length.gate import LayerGate
 from engine.forecast.length.probe import prior_of, prior_quantiles, remaining_quantiles
-from engine.forecast.length.scores import HIGH, QUANTILES, LayerScore
+from engine.forecast.length.scores import HIGH, QUANTILES, LayerScore, concordance
 from engine.messages import LengthScore, ProbeReport
 
 LAYERS = ("forecast", "probe")
 """By the numbers of the gate: what came with the request, and with the model's state."""
+RANKED_EVERY = 64
+"""Answers: to compare ranks takes a millisecond."""
 _ALL = ""
 """The gate's group: all tenants of an engine, which serves one model."""
 
@@ -46,6 +47,9 @@ class ProbeGate:
         self._said: dict[str, tuple[list[int], list[int]]] = {}
         """At a sequence's first reading: by the forecast, and by the probe."""
         self._scores = (LayerScore(), LayerScore())
+        self._ranks: list[float | None] = [None, None]
+        self._ranked_from = 2
+        """Answers from which on the ranks are computed again."""
 
     def took_over(self, trained_on: int) -> None:
         """A probe that was trained on so many readings is read from now on: it has to show its worth."""
@@ -94,28 +98,30 @@ class ProbeGate:
         ]
         self._gate.observe(tenant_id, _ALL, losses)
 
-    def report(self) -> dict[str, Any]:
-        """As `LengthForecast.report` has it for one model."""
-        layers = {name: score.report() for name, score in zip(LAYERS, self._scores, strict=True)}
-        return {**self._gate.report(_ALL), "layers": layers}
-
     def describe(self) -> ProbeReport:
-        """The state of the probe and what it is worth, without rank accuracy: fit for every snapshot."""
+        """The state of the probe and what it is worth. Cheap: fit for every snapshot."""
+        answers = self._scores[0].samples
+        if answers >= self._ranked_from:
+            self._ranked_from = answers + RANKED_EVERY
+            self._ranks = [concordance(score.pairs) for score in self._scores]
         return ProbeReport(
             self._state,
             self._problem,
             self._trained_on,
             self._loaded,
             self._state == "on" and self._gate.layer(_ALL, _ALL) > 0,
-            self._scores[0].samples,
-            *(_told(score) for score in self._scores),
+            answers,
+            *(_told(score, rank) for score, rank in zip(self._scores, self._ranks, strict=True)),
         )
 
 
-def _told(score: LayerScore) -> LengthScore | None:
+def _told(score: LayerScore, rank_accuracy: float | None) -> LengthScore | None:
     count = score.samples
     if not count:
         return None
     return LengthScore(
-        score.pinball_sum_tokens / count, score.error_sum_tokens / count, score.covered[HIGH] / count
+        score.pinball_sum_tokens / count,
+        score.error_sum_tokens / count,
+        score.covered[HIGH] / count,
+        rank_accuracy,
     )

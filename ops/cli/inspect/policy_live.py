@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ops.cli.base import Command, Failure, answer, settings_now
+from ops.cli.base import Command, Failure, answer, ask_server
 from ops.reporting import table
 
 
@@ -44,7 +44,7 @@ def show(decisions: int, steps: int) -> None:
        "left_tokens": 508, "waiting_decodes": {}, "longest_gap_steps": {}, "waiting_prompt_tokens": {},
        "waiting": {}}]}]}
     """
-    _print(_ask("GET", f"?decisions={decisions}&steps={steps}"))
+    _print(_asked("GET", f"?decisions={decisions}&steps={steps}"))
 
 
 @click.command("set", cls=Command)
@@ -83,7 +83,7 @@ def set_policy(name: str | None, options: tuple[str, ...], template: str | None,
     if from_settings == (name is not None):
         raise click.UsageError("name a policy, or --from-settings")
     body: dict[str, Any] = {"policy": name or "", "template": template or "", "from_settings": from_settings}
-    _print(_ask("POST", body=body | {"options": dict(_named(option) for option in options)}))
+    _print(_asked("POST", body=body | {"options": dict(_named(option) for option in options)}))
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -93,27 +93,10 @@ def _named(text: str) -> tuple[str, str]:
     return name.strip().replace("-", "_"), value.strip()
 
 
-def _ask(method: str, query: str = "", body: dict[str, Any] | None = None) -> dict[str, Any]:
-    import httpx
-
-    from ops.serving import datadir
-
-    server = datadir.running_server(settings_now().data_dir)
-    if server is None:
+def _asked(method: str, query: str = "", body: dict[str, Any] | None = None) -> dict[str, Any]:
+    shown = ask_server(method, f"/admin/v1/policy{query}", body)
+    if shown is None:
         raise Failure("no server runs on this data directory: start one with `fairgate serve`")
-    try:
-        response = httpx.request(
-            method,
-            f"{server.url}/admin/v1/policy{query}",
-            headers={"authorization": f"Bearer {server.control_token}"},
-            json=body,
-            timeout=30.0,
-        )
-    except httpx.HTTPError as error:
-        raise Failure(f"the server at {server.url} does not answer: {error}") from None
-    shown: dict[str, Any] = response.json()
-    if response.status_code != 200:
-        raise Failure(str(shown["error"]["message"]))
     return shown
 
 

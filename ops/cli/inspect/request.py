@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ops.cli.base import Failure, answer, group, settings_now
+from ops.cli.base import Failure, answer, ask_server, group, settings_now
 from ops.reporting import table
 
 BAR_CELLS = 48
@@ -53,7 +53,7 @@ def show(request_id: str, events: bool) -> None:
        "sat_out_for": [{"tenant_id": "ten_…", "tenant": "acme", "steps": 12}]}
     `sat_out_for`, the tenants that had the turns which it sat out, is for operators only.
     """
-    shown = _ask(request_id)
+    shown = ask_server("GET", f"/admin/v1/requests/{request_id}") or asyncio.run(_read(request_id))
 
     def text() -> None:
         click.echo(_headline(shown))
@@ -74,28 +74,6 @@ def show(request_id: str, events: bool) -> None:
             _list_events(shown["timeline"])
 
     answer(shown, text)
-
-
-def _ask(request_id: str) -> dict[str, Any]:
-    from ops.serving import datadir
-
-    server = datadir.running_server(settings_now().data_dir)
-    if server is None:
-        return asyncio.run(_read(request_id))
-    import httpx
-
-    try:
-        response = httpx.get(
-            f"{server.url}/admin/v1/requests/{request_id}",
-            headers={"authorization": f"Bearer {server.control_token}"},
-            timeout=30.0,
-        )
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise Failure(f"the server at {server.url} does not answer: {error}") from None
-    shown: dict[str, Any] = response.json()
-    if response.status_code != 200:
-        raise Failure(str(shown["error"]["message"]))
-    return shown
 
 
 async def _read(request_id: str) -> dict[str, Any]:

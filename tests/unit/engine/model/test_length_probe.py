@@ -146,7 +146,7 @@ def test_reading_changes_no_token_and_every_answer_is_judged(model_dir: Path) ->
     read, core = answers(runner, model_dir)
 
     assert read == plain
-    assert core.lengths.report()["samples"] == 12
+    assert core.lengths.describe().answers == 12
     kept = core.samples.kept()
     assert {sample.generated for sample in kept} > {0}
     assert sum(sample.generated == 0 for sample in kept) == 12
@@ -164,7 +164,7 @@ def test_a_reading_that_fails_switches_readings_off_and_no_step_fails(
     read, core = answers(runner, model_dir)
 
     assert all(read)
-    assert core.lengths.report()["samples"] == 0
+    assert core.lengths.describe().answers == 0
     assert runner.readings.weights is None
     assert len([each for each in caplog.records if "states could not be read" in each.message]) == 1
 

@@ -115,10 +115,13 @@ def test_the_probe_is_used_once_it_has_shown_to_be_better() -> None:
         used.append(read(watch, number, actual, sure_of(actual)))
     assert not any(used[:12])
     assert all(used[20:])
-    report = watch.report()
-    assert report["used"] == 1
-    assert report["layers"]["probe"]["pinball_tokens"] < 0.3 * report["layers"]["forecast"]["pinball_tokens"]
-    assert report["layers"]["probe"]["rank_accuracy"] == 1.0
+    told = watch.describe()
+    assert told.is_used
+    assert told.answers == 100
+    assert told.forecast is not None
+    assert told.probe is not None
+    assert told.probe.pinball_tokens < 0.3 * told.forecast.pinball_tokens
+    assert told.probe.rank_accuracy == 1.0
 
 
 def test_a_probe_that_misleads_is_dropped() -> None:
@@ -137,7 +140,7 @@ def test_who_was_cut_off_is_not_judged_and_nothing_stays_behind() -> None:
         watch.read(f"s{number}", "t", forecast=(9, 0), generated=0, max_tokens=99, logits=SILENT)
         watch.ended(f"s{number}", "t", None)
         watch.ended(f"s{number}", "t", 5)
-    assert watch.report()["samples"] == 0
+    assert watch.describe().answers == 0
 
 
 def test_a_later_reading_says_the_whole_length_within_the_maximum() -> None:
