@@ -128,8 +128,13 @@ class Estimator:
         """One sequence ended by itself, or at its `max_tokens`. All are counted; of many, some
         `LEARNED_PER_S` are learned from by what their requests said of themselves."""
         if not call.sampling.ignore_eos:
-            traits = call.traits if self._learned.takes(now_s) else None
-            self.lengths.observe(call.principal.tenant_id, self._model, output_tokens, traits)
+            self.lengths.observe(
+                call.principal.tenant_id,
+                self._model,
+                output_tokens,
+                call.traits,
+                judge=self._learned.takes(now_s),
+            )
             self.observed += 1
 
     def arrived(self, entry: QueueEntry) -> None:

@@ -98,7 +98,12 @@ def test_the_report_has_every_layer_and_an_empty_one_is_no_error(tmp_path: Path)
     save_lengths(tmp_path, json.dumps(lengths.to_dict()))
     report = json.loads(fairgate("report", "--data-dir", str(tmp_path), "--json").stdout)
     layers = report["gateway"]["m"]["layers"]
-    assert {name: layer["samples"] for name, layer in layers.items()} == {"sketches": 60, "features": 60}
+    assert {name: layer["samples"] for name, layer in layers.items()} == {
+        "sketches": 60,
+        "features": 60,
+        "user": 0,
+        "conversation": 0,
+    }
     assert 0 <= layers["features"]["rank_accuracy"] <= 1
     assert "2 features" in fairgate("report", "--data-dir", str(tmp_path)).output
 

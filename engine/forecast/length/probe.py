@@ -72,7 +72,7 @@ def length_quantile(median: float, high: float, generated: int, q: float) -> int
     above = max(1e-9, 1.0 - q)
     if log(generated + 0.5) >= place:
         # Beyond the median the rest is the same share of what is out, however much that is.
-        return max(generated + 1, round((generated + 0.5) * above**-scale - 0.5))
+        return max(generated + 1, round((generated + 0.5) * exp(-scale * log(above)) - 0.5))
     above *= 1.0 - _share_below(generated, place, scale)
     distance = -log(2 * above) if above < 0.5 else log(2 * max(1e-9, 1.0 - above))
     return max(generated + 1, round(exp(place + scale * distance) - 0.5))

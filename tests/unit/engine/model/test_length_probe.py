@@ -244,16 +244,16 @@ def test_a_running_engine_takes_over_a_new_probe_keeps_the_old_one_beside_a_brok
         assert runner.readings is None, "it is looked at once a second"
         follows.tick(1.5)
         assert runner.readings is not None
-        assert torch.equal(runner.readings.weights.output, first.output)  # type: ignore[union-attr]
+        assert torch.equal(runner.readings.weights.output, first.output)
 
         second.save(path)
         follows.tick(3.0)
-        assert torch.equal(runner.readings.weights.output, second.output)  # type: ignore[union-attr]
+        assert torch.equal(runner.readings.weights.output, second.output)
         assert (gate.describe().state, gate.describe().loaded) == ("on", 2)
 
         path.write_bytes(b"half a fi")
         follows.tick(4.5)
-        assert torch.equal(runner.readings.weights.output, second.output)  # type: ignore[union-attr]
+        assert torch.equal(runner.readings.weights.output, second.output)
         assert "cannot be read" in gate.describe().problem
 
         path.unlink()

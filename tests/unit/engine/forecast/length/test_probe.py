@@ -108,6 +108,7 @@ def read(watch: ProbeGate, number: int, actual: int, logits: list[float], foreca
 
 def test_the_probe_is_used_once_it_has_shown_to_be_better() -> None:
     watch = ProbeGate()
+    watch.took_over(300)
     rng = random.Random(2)
     used = []
     for number in range(100):
@@ -122,6 +123,11 @@ def test_the_probe_is_used_once_it_has_shown_to_be_better() -> None:
     assert told.probe is not None
     assert told.probe.pinball_tokens < 0.3 * told.forecast.pinball_tokens
     assert told.probe.rank_accuracy == 1.0
+
+    watch.took_over(400)
+    assert not watch.describe().is_used, "another one starts unjudged"
+    assert (watch.describe().answers, watch.describe().trained_on) == (0, 400)
+    assert not read(watch, 1000, 5, sure_of(5))
 
 
 def test_a_probe_that_misleads_is_dropped() -> None:
