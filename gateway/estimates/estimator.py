@@ -31,6 +31,9 @@ from tenants.pricing.pricing import PriceBook, check_counts
 from tenants.types import Tier
 
 JUDGED_PER_S = 20.0
+SURE = 3.0
+"""A forecast whose 90th percentile is at most so many times its median says more of a request than what its
+tenant's answers are like."""
 
 log = logging.getLogger("fairgate.gateway.estimates")
 
@@ -283,19 +286,23 @@ class Estimator:
         return p50, max(p50, p90)
 
     def _draw_length(self, entry: QueueEntry, generated: int, u: float) -> int:
-        """Of one sequence: what its engine foresees of it, else what its tenant's answers are like."""
+        """Of one sequence: by what its engine foresees, by its own forecast where that is a sure one, else by
+        what its tenant's answers are like."""
         flight = self._flow.dispatched.get(entry.entry_id)
-        if flight is not None and flight.foreseen_tokens is not None:
-            median, high = (tokens / flight.ticket.sequences for tokens in flight.foreseen_tokens)
-            return min(
-                length_quantile(median, high, generated, u), max(flight.ticket.max_tokens, generated + 1)
-            )
-        ticket = self._flow.ticket(entry.entry_id)
+        ticket = flight.ticket if flight is not None else self._flow.ticket(entry.entry_id)
         if ticket is None:
             return max(generated + 1, entry.predicted_output_tokens)
         if ticket.is_exact:
             return max(generated + 1, ticket.max_tokens)
-        return self.lengths.quantile(entry.tenant_id, self._model, u, generated, ticket.max_tokens)
+        foreseen = flight.foreseen_tokens if flight is not None else None
+        own = ticket.entry
+        median, high = foreseen or (own.predicted_output_tokens, own.predicted_high_tokens)
+        if foreseen is None and not 0 < high <= SURE * median:
+            return self.lengths.quantile(own.tenant_id, self._model, u, generated, ticket.max_tokens)
+        count = ticket.sequences
+        return min(
+            length_quantile(median / count, high / count, generated, u), max(generated + 1, ticket.max_tokens)
+        )
 
     def _step_time(self, upstream: Upstream) -> StepTime:
         """The engine's step-time model, at the pace that it really has."""
