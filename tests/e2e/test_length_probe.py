@@ -51,7 +51,7 @@ def fairgate(server: Server, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-def ask(server: Server, key: str, seed: int, families: dict[str, int]) -> None:
+def ask(server: Server, key: str, seed: int, families: dict[str, int], **fields: Any) -> None:
     """Instructions that neither model nor probe was trained on, some at a time."""
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
     chats = [
@@ -62,7 +62,7 @@ def ask(server: Server, key: str, seed: int, families: dict[str, int]) -> None:
     with ThreadPoolExecutor(6) as pool:
         for answer in pool.map(
             lambda chat: client.chat.completions.create(
-                model=MODEL, messages=chat, temperature=0, max_tokens=300
+                model=MODEL, messages=chat, temperature=0, max_tokens=300, **fields
             ),
             chats,
         ):
@@ -82,7 +82,8 @@ def test_it_is_on_by_default_and_corrects_what_running_requests_are_charged(demo
     assert probe_of(demo)["state"] == "on"
     ask(demo, key, 1, {"count": 12, "spell": 12, "repeat": 12})
     until(lambda: probe_of(demo)["is_used"])
-    ask(demo, key, 2, {"count": 10, "spell": 10, "repeat": 10})
+    ask(demo, key, 2, {"count": 10, "spell": 10, "repeat": 10}, user="ann")
+    ask(demo, key, 4, {"count": 4, "spell": 4}, n=2, user="bob")
     until(demo.is_idle)
 
     records = log_of(demo)
@@ -103,7 +104,9 @@ def test_it_is_on_by_default_and_corrects_what_running_requests_are_charged(demo
 def test_the_report_says_while_the_server_runs_how_good_it_is(demo: Server) -> None:
     report = fairgate(demo, "forecast", "report")
     assert report["from"] == "server"
-    assert report["gateway"][MODEL]["samples"] >= 60
+    layers = report["gateway"][MODEL]["layers"]
+    assert layers["sketches"]["samples"] >= 60
+    assert layers["user"]["samples"] >= 30
     probe = report["engines"][ENGINE]["length_probe"]
     assert (probe["is_used"], probe["loaded"], probe.get("problem", "")) == (True, 1, "")
     assert probe["answers"] >= 60
@@ -114,6 +117,19 @@ def test_the_report_says_while_the_server_runs_how_good_it_is(demo: Server) -> N
     labels = f'model="{MODEL}",replica="{ENGINE}"'
     assert f"fairgate_length_probe_used{{{labels}}} 1.0" in metrics
     assert f'fairgate_length_probe_pinball_tokens{{forecast="after",{labels}}}' in metrics
+
+
+def test_a_conversation_is_known_again_by_how_it_began(demo: Server, key: str) -> None:
+    client = openai.OpenAI(base_url=f"{demo.url}/v1", api_key=key, max_retries=0)
+    note = "Remember that the quiet river runs past the old mill and the small harbour. " * 8
+    messages: list[Any] = [{"role": "user", "content": f"{note} Spell the word cat."}]
+    for _ in range(3):
+        answer = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=20)
+        messages.append({"role": "assistant", "content": answer.choices[0].message.content})
+        messages.append({"role": "user", "content": "Spell the word dog."})
+    # The first turn knows no other.
+    report = demo.admin("GET", "/forecasts")["gateway"][MODEL]
+    assert report["layers"]["conversation"]["samples"] == 2
 
 
 def test_a_trained_one_takes_over_without_a_restart_and_a_misleading_one_is_not_used(

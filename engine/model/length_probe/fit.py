@@ -19,8 +19,8 @@ from engine.model.length_probe.probe import FARTHEST, ProbeWeights
 LEAST_READINGS = 200
 HIDDEN = 192
 BATCH = 256
-LEAST_STEPS = 1_600
-PASSES = 75
+LEAST_STEPS = 800
+PASSES = 60
 """Over all readings, where that makes more steps."""
 LEARNING_RATE = 2e-3
 WEIGHT_DECAY = 0.05

@@ -11,9 +11,10 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from engine.core.core import EngineConfig, EngineCore
 from engine.core.detokenizer import load_texts
@@ -168,3 +169,13 @@ def state_layers(model_dir: Path) -> list[int]:
     from engine.model.loader import load_runner
 
     return load_runner(model_dir, num_blocks=1, fast_paths=False).state_reader().layers
+
+
+def states_of(states: Sequence[bytes]) -> Any:
+    """Readings as a tensor, float32; one row each."""
+    import numpy as np
+    import torch
+
+    if not states:
+        return torch.zeros(0, 1)
+    return torch.from_numpy(np.stack([np.frombuffer(state, dtype=np.float16) for state in states])).float()

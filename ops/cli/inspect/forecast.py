@@ -94,6 +94,7 @@ def train(
     from engine.model.length_probe.fit import TooFewReadings, fit_probe
     from engine.model.length_probe.probe import FILE_NAME
     from engine.process.fingerprint import model_fingerprint
+    from ops.bench.estimates.forecast_traffic import states_of
     from ops.serving.hub_model import ModelMissing, with_local_model
 
     try:
@@ -119,7 +120,7 @@ def train(
             samples = read_samples(path, fingerprint)
             rows = samples.rows
             states, remaining, layers = [row[2] for row in rows], [row[1] for row in rows], samples.layers
-        fitted = fit_probe(_tensor(states), remaining, layers=layers, fingerprint=fingerprint, seed=seed)
+        fitted = fit_probe(states_of(states), remaining, layers=layers, fingerprint=fingerprint, seed=seed)
     except (SamplesRefused, TooFewReadings) as error:
         raise Failure(str(error)) from None
     target = out if out is not None else model_dir / FILE_NAME
@@ -154,15 +155,6 @@ def _answered(
     readings = [reading for each in answered for reading in each.readings]
     states = [each.state for each in readings]
     return states, [each.remaining for each in readings], state_layers(model_dir)
-
-
-def _tensor(states: list[bytes]) -> Any:
-    import numpy as np
-    import torch
-
-    if not states:
-        return torch.zeros(0, 1)
-    return torch.from_numpy(np.stack([np.frombuffer(state, dtype=np.float16) for state in states])).float()
 
 
 def _saved(data_dir: Path, engine_id: str) -> dict[str, Any]:

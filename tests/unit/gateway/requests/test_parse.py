@@ -180,3 +180,17 @@ def test_a_configuration_that_makes_no_sense_is_named() -> None:
     with pytest.raises(ValueError, match="long_share_kv must be at most 1"):
         GatewayConfig(long_share_kv=1.5)
     assert GatewayConfig(lookahead_sequences=0).lookahead_sequences == 0
+
+
+def test_an_end_user_is_known_by_a_hash_and_a_conversation_by_its_leading_blocks() -> None:
+    named = [chat(user="ann").traits, chat(safety_identifier="ann", user="x").traits, text(user="ann").traits]
+    assert all(traits is not None and traits.user == named[0].user != 0 for traits in named)  # type: ignore[union-attr]
+    assert chat().traits.user == 0  # type: ignore[union-attr]
+    assert chat(user="bob").traits.user != named[0].user  # type: ignore[union-attr]
+
+    first = chat(messages=[{"role": "user", "content": "a" * 70}]).traits
+    later = [{"role": "user", "content": "a" * 70}, {"role": "user", "content": "b" * 20}]
+    assert len(first.blocks) == 1  # type: ignore[union-attr]
+    assert chat(messages=later).traits.blocks == first.blocks  # type: ignore[union-attr]
+    elsewhere = chat(who=principal(tenant_id="ten_2"), messages=later).traits
+    assert elsewhere.blocks != first.blocks  # type: ignore[union-attr]
