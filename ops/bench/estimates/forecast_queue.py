@@ -61,7 +61,7 @@ class Foretold:
 
 
 @dataclass(slots=True)
-class _Running:
+class DecodedAnswer:
     entry: QueueEntry
     told: Foretold
     emitted: int = 0
@@ -93,12 +93,13 @@ def run(directory: Path, *, answers: int, threads: int, seed: int) -> dict[str, 
     scores = {"before": LayerScore(), "after": LayerScore()}
     told = _foretell(answered, logits, scores)
     lengths = {name: score.report() for name, score in scores.items()}
-    waits = _waits(told, answered, random.Random(seed))
+    waits = measure_waits(told, answered, random.Random(seed))
     misled = _gate(answered, told, lies)
     errors = [each["mean_error_s"] for each in waits["ways"].values()]
-    halves = all(
-        scores["after"].report()[key] <= WANTED_SHARE * lengths["before"][key]
-        for key in ("pinball_tokens", "mean_error_tokens")
+    before, after = scores["before"], scores["after"]
+    halves = (
+        after.pinball_sum_tokens <= WANTED_SHARE * before.pinball_sum_tokens
+        and after.error_sum_tokens <= WANTED_SHARE * before.error_sum_tokens
     )
     return {
         "lengths": lengths,
@@ -149,16 +150,16 @@ def _gate(
     }
 
 
-def _waits(
+def measure_waits(
     told: Sequence[Foretold], answered: Sequence[AnsweredInstruction], rng: random.Random
 ) -> dict[str, Any]:
     """A pool under full load: the mean error of each way to forecast a wait, in seconds."""
     lengths = LengthForecast()
-    for each in answered:
-        lengths.observe(TENANT, MODEL, each.output_tokens)
+    for learned in answered:
+        lengths.observe(TENANT, MODEL, learned.output_tokens)
     rate_per_step = PLACES * len(told) / sum(each.length for each in told)
     waiting: deque[tuple[QueueEntry, Foretold]] = deque()
-    running: list[_Running] = []
+    running: list[DecodedAnswer] = []
     asked: dict[str, tuple[int, list[float]]] = {}
     waits: list[float] = []
     errors = [0.0] * len(WAYS)
@@ -179,7 +180,7 @@ def _waits(
             waiting.append((entry, each))
         while waiting and len(running) < PLACES:
             entry, each = waiting.popleft()
-            running.append(_Running(entry, each))
+            running.append(DecodedAnswer(entry, each))
             if (known := asked.pop(entry.entry_id, None)) is not None:
                 waits.append((step - known[0]) * STEP_S)
                 errors = [total + abs(said - waits[-1]) for total, said in zip(errors, known[1], strict=True)]
@@ -198,7 +199,7 @@ def _forecast(
     entry: QueueEntry,
     own: Foretold,
     waiting: Iterable[tuple[QueueEntry, Foretold]],
-    running: Sequence[_Running],
+    running: Sequence[DecodedAnswer],
     way: int,
     lengths: LengthForecast,
     step: int,
@@ -223,7 +224,7 @@ def _forecast(
 
 
 def _drawing(
-    running: Sequence[_Running], way: int, lengths: LengthForecast
+    running: Sequence[DecodedAnswer], way: int, lengths: LengthForecast
 ) -> Callable[[QueueEntry, int, float], int]:
     """As `Estimator` draws lengths."""
     foreseen = {each.entry.entry_id: each.told.after for each in running} if way >= 1 else {}
