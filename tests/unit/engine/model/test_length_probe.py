@@ -167,6 +167,11 @@ def test_a_reading_that_fails_switches_readings_off_and_no_step_fails(
     assert core.lengths.describe().answers == 0
     assert runner.readings.weights is None
     assert len([each for each in caplog.records if "states could not be read" in each.message]) == 1
+    gate = ProbeGate()
+    gate.took_over(300)
+    ProbeFollower(gate, runner, model_dir, "x", keep_states=False).look()
+    assert gate.describe().state == "off"
+    assert "could not be read" in gate.describe().problem
 
 
 def follower(
