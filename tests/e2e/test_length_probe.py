@@ -16,6 +16,7 @@ import openai
 import pytest
 import torch
 
+from engine.core.learned_state import samples_path
 from engine.forecast.length.probe import RANGES
 from engine.model.length_probe.probe import FILE_NAME, FORMAT, ProbeWeights
 from engine.process.fingerprint import model_fingerprint
@@ -30,7 +31,9 @@ ENGINE = "engine-0"
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     model_dir = tmp_path_factory.mktemp("demo-model") / "model"
     shutil.copytree(MODEL_DIRECTORY, model_dir)
-    with server_process(tmp_path_factory.mktemp("demo"), model_dir) as running:
+    with server_process(
+        tmp_path_factory.mktemp("demo"), model_dir, "--engine-collect-lengths", "yes"
+    ) as running:
         yield running
 
 
@@ -136,7 +139,10 @@ def test_a_trained_one_takes_over_without_a_restart_and_a_misleading_one_is_not_
     demo: Server, key: str
 ) -> None:
     pid = demo.engine().pid
-    trained = fairgate(demo, "forecast", "train", "--instructions", "300", "--model", str(demo.model_dir))
+    ask(demo, key, 5, {"count": 24})
+    # What was collected from the answers so far, once it is enough.
+    until(samples_path(demo.data_dir, ENGINE).exists)
+    trained = fairgate(demo, "forecast", "train", "--model", str(demo.model_dir))
     assert trained["probe"] == str(demo.model_dir / FILE_NAME)
     until(lambda: probe_of(demo)["loaded"] == 2)
     assert probe_of(demo)["trained_on"] == trained["readings"]

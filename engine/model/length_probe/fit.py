@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.core.learned_state import FIRST_SAMPLES
 from engine.forecast.length.probe import RANGES, range_of, remaining_quantiles
 from engine.model.length_probe.probe import FARTHEST, ProbeWeights
 
-LEAST_READINGS = 200
+LEAST_READINGS = FIRST_SAMPLES
 HIDDEN = 192
 BATCH = 256
 LEAST_STEPS = 800

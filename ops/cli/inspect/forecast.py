@@ -81,9 +81,9 @@ def train(
 
     \b
     Collecting is off by default; engine.collect_lengths = "yes" switches it on; engines write what they have
-    every three minutes, and at their end. Running engines take the new probe over within seconds. Of each
-    engine's readings the newest 20,000 are kept. The probe fits this model only: with other weights it is
-    refused, and forecasts do without it.
+    once there are 200, every three minutes, and at their end. Running engines take the new probe over within
+    seconds. Of each engine's readings the newest 20,000 are kept. The probe fits this model only: with other
+    weights it is refused, and forecasts do without it.
     --json answers:
       {"probe": "/models/x/length_probe.fairgate", "readings": 5120, "held_out": 568,
        "mean_error_tokens": 6.1, "blind_error_tokens": 22.4}
