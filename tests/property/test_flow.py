@@ -100,6 +100,16 @@ class Histories(RuleBasedStateMachine):
             self._arrive_one(tenant, 0, prompt, 56, 1, None)
         self._arrive_one("half", 1, 2, 2, 1, None)
 
+    @rule(small=st.integers(1, 3), many=st.integers(3, 6))
+    def a_small_tenant_beside_a_large_one(self, small: int, many: int) -> None:
+        """A tenant with little in flight comes while another's requests fill the window: it may be owed."""
+        for _ in range(many):
+            self._arrive_one("half", 1, 10, 10, 1, None)
+        self.dispatch((0, 1))
+        for _ in range(small):
+            self._arrive_one("two", 1, 1, 1, 1, None)
+        self.dispatch((0, 1))
+
     def _arrive_one(
         self, tenant: str, tier: int, prompt: int, predicted: int, sequences: int, patience_s: float | None
     ) -> None:
