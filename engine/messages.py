@@ -303,6 +303,9 @@ class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
     gpu_us: int = 0
     """Its device time so far, as in the outcome. A delta with nothing else means that it is paused because
     its lease of device time is used up."""
+    foreseen_tokens: tuple[int, int] | None = None
+    """Median and 90th percentile of the whole output, as the length probe foresees it from the model's state:
+    after the prompt and every some steps. None: no news."""
     outcome: SequenceOutcome | None = None
     """Set on the sequence's last delta."""
 
@@ -403,6 +406,40 @@ class StepTime(msgspec.Struct, frozen=True):
     """Mean absolute relative error over the last samples."""
 
 
+class LengthScore(msgspec.Struct, frozen=True):
+    """How well one forecast of output lengths did on the answers that ended."""
+
+    pinball_tokens: float
+    """Mean pinball loss of its quantiles."""
+    mean_error_tokens: float
+    """Of its median."""
+    p90_coverage: float
+    """Share of the answers that were no longer than its 90th percentile."""
+    rank_accuracy: float | None = None
+    """Of two late answers of unlike length: how often the longer one was expected to be longer."""
+
+
+class ProbeReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The length probe of an engine: whether it is used, and what it is worth."""
+
+    state: str
+    """`on` (a probe fits the model), `collecting` (readings for one are collected) or `off`."""
+    problem: str = ""
+    """Why the file beside the model is not used, where it was refused."""
+    trained_on: int = 0
+    """Readings that it was trained on."""
+    loaded: int = 0
+    """How many probes this engine has taken over so far."""
+    is_used: bool = False
+    """The gate lets it answer: it did better than the forecast that came with the requests."""
+    answers: int = 0
+    """Answers since it was loaded that both were judged by."""
+    forecast: LengthScore | None = None
+    """What came with the requests; None: nothing was judged yet."""
+    probe: LengthScore | None = None
+    """The same with what the probe read after the prompt."""
+
+
 class Snapshot(Tagged, frozen=True, omit_defaults=True, tag="snapshot"):
     """The engine's load, sent about 20 times a second, so that quoting needs no round trip."""
 
@@ -425,6 +462,7 @@ class Snapshot(Tagged, frozen=True, omit_defaults=True, tag="snapshot"):
     steps_with_mixed_batch: int = 0
     mean_step_time: StepTime | None = None
     """The mean of the last minutes, slow steps included; None: of an engine that does not say."""
+    length_probe: ProbeReport = ProbeReport("off")
 
 
 class Inventory(Tagged, frozen=True, omit_defaults=True, tag="inventory"):

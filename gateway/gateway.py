@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from engine.entry import QueueEntry
 from engine.forecast.calibration import Calibration
+from engine.messages import ProbeReport
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.policy import make_policy
 from gateway import errors
@@ -145,7 +146,7 @@ class Gateway:
             redeemed=self._redeemed,
         )
         self.metrics.registry.register(CalibrationCollector(self._calibrations))
-        self.metrics.registry.register(LengthCollector(self.lengths))
+        self.metrics.registry.register(LengthCollector(self.lengths, self._probes))
         for name, calibration in load_calibrations(config.data_dir).items():
             if name in self.pools:
                 self.pools[name].estimates.calibration = calibration
@@ -447,6 +448,15 @@ class Gateway:
             self._saved_at_observation = observed
         except OSError as error:
             log.warning("the length forecast could not be saved: %s", error.strerror)
+
+    def _probes(self) -> dict[tuple[str, str], ProbeReport]:
+        """By model and replica: the length probe of each engine that has one."""
+        return {
+            (name, each.replica_id): snapshot.length_probe
+            for name, pool in self.pools.items()
+            for each in pool.spec.upstreams
+            if (snapshot := each.snapshot) is not None and snapshot.length_probe.state == "on"
+        }
 
     async def _keep_recovered(self) -> None:
         """Settles outcomes that an engine which came (back) still holds: neither settled nor acknowledged."""

@@ -144,6 +144,7 @@ class _Stream:
     token_ids: list[int] = field(default_factory=list)
     pending: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    foreseen_tokens: tuple[int, int] | None = None
 
 
 class EngineCore:
@@ -505,6 +506,8 @@ class EngineCore:
         if predicted is not None:
             sequence.predicted_output_tokens = predicted.median_tokens
             sequence.predicted_high_tokens = predicted.high_tokens
+            stream = self._streams[sequence.sequence_id]
+            stream.foreseen_tokens = (predicted.median_tokens, predicted.high_tokens)
 
     def _fail(self, plan: Plan, result: StepResult) -> None:
         now_s = self._clock()
@@ -547,6 +550,7 @@ class EngineCore:
             preemptions=self.table.preemptions,
             steps_with_mixed_batch=self._steps_with_mixed_batch,
             mean_step_time=self.step_time.mean(),
+            length_probe=self.lengths.describe(),
         )
 
     def check(self) -> None:
@@ -614,10 +618,12 @@ def _take_delta(sequence: Sequence, stream: _Stream) -> Delta:
         logprobs=stream.logprobs,
         cached_tokens=sequence.cached_tokens,
         gpu_us=sequence.gpu_us,
+        foreseen_tokens=stream.foreseen_tokens,
     )
     stream.first_index += len(stream.token_ids)
     stream.sent_characters += len(stream.pending)
     stream.token_ids = []
     stream.pending = ""
     stream.logprobs = []
+    stream.foreseen_tokens = None
     return delta

@@ -2,9 +2,9 @@
 
 Two files in the data directory. `<engine>.learned.json`: the step-time model, valid for this machine, model
 and number format only, and the accuracy of the length forecasts. `<engine>.length-samples`: training data of
-a length probe, where it is collected. Written atomically every `KEEP_EVERY_S` and at the end, readable by
-their owner only. A damaged or foreign file is ignored with a line in the log: it costs accuracy, never a
-start.
+a length probe, where it is collected. Written atomically every `KEEP_EVERY_S`, as soon as a probe could be
+trained on the samples, and at the end; readable by their owner only. A damaged or foreign file is ignored
+with a line in the log: it costs accuracy, never a start.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from engine.forecast.length.samples import MAX_SAMPLES, LengthSample
 from engine.step_time.model import StepTimeModel
 
 KEEP_EVERY_S = 180.0
+FIRST_SAMPLES = 200
+"""So many are enough to train on: they are written without waiting."""
 VERSION = 1
 MAX_FILE_BYTES = 1 << 28
 
@@ -134,7 +136,8 @@ class LearnedStateWriter:
 
     def tick(self, now_s: float) -> None:
         """Writes if it is due; call between steps."""
-        if now_s >= self._due_s:
+        can_train_first = self._samples is not None and not self._kept_samples
+        if now_s >= self._due_s or (can_train_first and self._core.samples.total >= FIRST_SAMPLES):
             self._due_s = now_s + KEEP_EVERY_S
             self.keep()
 
@@ -148,7 +151,7 @@ class LearnedStateWriter:
                     "key": asdict(self._key),
                     "step_time": core.step_time.to_dict(),
                     "fit": msgspec.to_builtins(core.step_time.to_message()),
-                    "lengths": core.lengths.report(),
+                    "length_probe": msgspec.to_builtins(core.lengths.describe()),
                 }
                 _replace(self._path, json.dumps(content, indent=1).encode())
                 self._kept_steps = core.step_time.samples

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import zmq
 
@@ -48,6 +49,9 @@ from engine.process.loop import EngineLoop
 from engine.process.options import EngineOptions
 from engine.process.outcomes import OutcomeStore, OutcomesUnreadable, read_outcomes, write_outcomes
 from engine.scheduling.policy import make_policy, options_of
+
+if TYPE_CHECKING:
+    from engine.model.probe_attachment import ProbeFollower
 
 MAX_SOCKET_PATH_BYTES = 107
 """What a Unix socket address can hold (sockaddr_un)."""
@@ -83,7 +87,7 @@ def _serve(options: EngineOptions, socket: zmq.Socket[bytes]) -> int:
     # What is loaded lives as long as the process: it is neither looked through while it comes, which takes a
     # seventh of the start, nor ever after, which would hold up a step by some hundred milliseconds.
     gc.disable()
-    core, ready, learned_writer = _load(options)
+    core, ready, learned_writer, probe = _load(options)
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -95,6 +99,11 @@ def _serve(options: EngineOptions, socket: zmq.Socket[bytes]) -> int:
         # Never overwrite what a person may still be able to read.
         kept = path.rename(path.with_name(f"{path.name}.damaged-{int(time.time())}"))
         log.error("%s; it is kept as %s, and its outcomes must be settled by hand", error, kept)
+
+    def tick(now_s: float) -> None:
+        learned_writer.tick(now_s)
+        probe.tick(now_s)
+
     loop = EngineLoop(
         core,
         socket,
@@ -103,7 +112,7 @@ def _serve(options: EngineOptions, socket: zmq.Socket[bytes]) -> int:
         orphan_s=options.orphan_s,
         clock=time.monotonic,
         on_restored_settled=lambda: path.unlink(missing_ok=True),
-        on_tick=learned_writer.tick,
+        on_tick=tick,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.stop(DRAIN_S))
@@ -123,7 +132,7 @@ def _serve(options: EngineOptions, socket: zmq.Socket[bytes]) -> int:
     return code
 
 
-def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter]:
+def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter, ProbeFollower]:
     try:
         policy_options = options_of(json.loads(options.policy_options))
         make_policy(options.policy, policy_options)
@@ -132,7 +141,7 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
         raise StartRefused(str(error)) from None
     try:
         from engine.model.loader import ModelRefused, load_model, place
-        from engine.model.probe_attachment import attach_readings, samples_of, threads_in_use
+        from engine.model.probe_attachment import ProbeFollower, samples_of, threads_in_use
     except ModuleNotFoundError as error:
         if error.name not in {"numpy", "safetensors", "torch", "transformers"}:
             raise
@@ -178,7 +187,6 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
     for line in sizes.lines():
         log.info("%s", line)
     fingerprint = model_fingerprint(options.model_dir)
-    attach_readings(runner, options.model_dir, fingerprint, keep_states=options.collect_lengths)
     info = runner.info
     key = LearnedKey(
         machine_name(),
@@ -210,7 +218,11 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
         else None,
         time.monotonic(),
     )
-    return core, ready, learned_writer
+    probe = ProbeFollower(
+        core.lengths, runner, options.model_dir, fingerprint, keep_states=options.collect_lengths
+    )
+    probe.look()
+    return core, ready, learned_writer, probe
 
 
 @contextlib.contextmanager

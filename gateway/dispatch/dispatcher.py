@@ -194,6 +194,11 @@ class Dispatcher:
         self._backend.progress(entry_id, output_tokens, live_sequences)
         self.pump_soon()
 
+    def foresee(self, entry_id: str, foreseen_tokens: tuple[int, int]) -> None:
+        """Passes on how long the engine foresees the answer to be: a shorter one may make room."""
+        self._backend.foresee(entry_id, foreseen_tokens, self._clock())
+        self.pump_soon()
+
     def finish(self, entry_id: str, input_tokens: int, output_tokens: int) -> None:
         """The dispatched request is over."""
         self._backend.finish(entry_id, input_tokens, output_tokens, self._clock())

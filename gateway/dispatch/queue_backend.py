@@ -62,6 +62,10 @@ class QueueBackend(Protocol):
         """Output tokens of a running request so far, all sequences together."""
         ...
 
+    def foresee(self, entry_id: str, foreseen_tokens: tuple[int, int], now_s: float) -> None:
+        """Median and 90th percentile of a running request's whole output, as its engine foresees it now."""
+        ...
+
     def heard(self, replica_id: str, engine_life: str, service: Mapping[str, TenantShare]) -> None:
         """The service of a step at an engine, before its tokens are passed to `progress`."""
         ...
@@ -117,6 +121,9 @@ class LocalQueue:
 
     def progress(self, entry_id: str, output_tokens: int, live_sequences: int) -> None:
         self.flow.progress(entry_id, output_tokens, live_sequences)
+
+    def foresee(self, entry_id: str, foreseen_tokens: tuple[int, int], now_s: float) -> None:
+        self.flow.foresee(entry_id, foreseen_tokens, now_s)
 
     def heard(self, replica_id: str, engine_life: str, service: Mapping[str, TenantShare]) -> None:
         self.flow.heard(replica_id, engine_life, service)

@@ -186,6 +186,12 @@ class RedisQueue:
         if not self.is_alone:
             self._session.progressed(entry_id, output_tokens, live_sequences)
 
+    def foresee(self, entry_id: str, foreseen_tokens: tuple[int, int], now_s: float) -> None:
+        self.flow.foresee(entry_id, foreseen_tokens, now_s)
+        if not self.is_alone:
+            self._session.foreseen(entry_id)
+            self._defer()
+
     def heard(self, replica_id: str, engine_life: str, service: Mapping[str, TenantShare]) -> None:
         self.flow.heard(replica_id, engine_life, service)
         if self._views is None and not self.is_alone:

@@ -34,11 +34,14 @@ class SequenceUse:
     cached_tokens: int = 0
     output_tokens: int = 0
     gpu_us: int = 0
+    foreseen_tokens: tuple[int, int] | None = None
+    """Median and 90th percentile of its whole output, as the engine foresees it."""
     outcome: SequenceOutcome | None = None
 
     def received(self, delta: Delta) -> None:
         """What reached the gateway; the first token proves that the prompt was computed."""
         self.gpu_us = max(self.gpu_us, delta.gpu_us)
+        self.foreseen_tokens = delta.foreseen_tokens or self.foreseen_tokens
         if delta.token_ids:
             self.output_tokens += len(delta.token_ids)
             self.input_tokens = self.prompt_tokens

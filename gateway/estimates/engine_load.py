@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from engine.entry import QueueEntry
 from engine.forecast.wait.forecast import EngineLoad, Flight
 from engine.messages import RunningSequence, Snapshot, StepTime
@@ -52,6 +54,9 @@ def flights_of(in_flight: Sequence[InFlight], snapshot: Snapshot | None) -> list
     flights: list[Flight] = []
     for flight in in_flight:
         entry = flight.ticket.entry
+        if flight.foreseen_tokens is not None:
+            # What it is charged by now: its end corrects that.
+            entry = replace(entry, predicted_output_tokens=flight.predicted_output_tokens)
         seen = reported.get(entry.entry_id, [])
         each_kv = flight.kv_tokens // max(1, flight.live_sequences)
         flights += [_flight(entry, running, each_kv) for running in seen[: flight.live_sequences]]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from engine.entry import QueueEntry
 from engine.forecast.calibration import Calibration, Kind, bucket_of
 from engine.forecast.length.length import LengthForecast
+from engine.forecast.length.probe import length_quantile
 from engine.forecast.wait.forecast import Forecast
 from engine.messages import TIER_RANKS, Snapshot, StepTime
 from engine.step_time.model import PRIOR, predict_step_s
@@ -30,6 +31,9 @@ from tenants.pricing.pricing import PriceBook, check_counts
 from tenants.types import Tier
 
 JUDGED_PER_S = 20.0
+SURE = 3.0
+"""A forecast whose 90th percentile is at most so many times its median says more of a request than what its
+tenant's answers are like."""
 
 log = logging.getLogger("fairgate.gateway.estimates")
 
@@ -127,8 +131,13 @@ class Estimator:
         """One sequence ended by itself, or at its `max_tokens`. All are counted; of many, some
         `LEARNED_PER_S` are learned from by what their requests said of themselves."""
         if not call.sampling.ignore_eos:
-            traits = call.traits if self._learned.takes(now_s) else None
-            self.lengths.observe(call.principal.tenant_id, self._model, output_tokens, traits)
+            self.lengths.observe(
+                call.principal.tenant_id,
+                self._model,
+                output_tokens,
+                call.traits,
+                judge=self._learned.takes(now_s),
+            )
             self.observed += 1
 
     def arrived(self, entry: QueueEntry) -> None:
@@ -277,12 +286,23 @@ class Estimator:
         return p50, max(p50, p90)
 
     def _draw_length(self, entry: QueueEntry, generated: int, u: float) -> int:
-        ticket = self._flow.ticket(entry.entry_id)
+        """Of one sequence: by what its engine foresees, by its own forecast where that is a sure one, else by
+        what its tenant's answers are like."""
+        flight = self._flow.dispatched.get(entry.entry_id)
+        ticket = flight.ticket if flight is not None else self._flow.ticket(entry.entry_id)
         if ticket is None:
             return max(generated + 1, entry.predicted_output_tokens)
         if ticket.is_exact:
             return max(generated + 1, ticket.max_tokens)
-        return self.lengths.quantile(entry.tenant_id, self._model, u, generated, ticket.max_tokens)
+        foreseen = flight.foreseen_tokens if flight is not None else None
+        own = ticket.entry
+        median, high = foreseen or (own.predicted_output_tokens, own.predicted_high_tokens)
+        if foreseen is None and not 0 < high <= SURE * median:
+            return self.lengths.quantile(own.tenant_id, self._model, u, generated, ticket.max_tokens)
+        count = ticket.sequences
+        return min(
+            length_quantile(median / count, high / count, generated, u), max(generated + 1, ticket.max_tokens)
+        )
 
     def _step_time(self, upstream: Upstream) -> StepTime:
         """The engine's step-time model, at the pace that it really has."""

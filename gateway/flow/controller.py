@@ -292,6 +292,18 @@ class FlowController:
             emitted = self.dispatched.progress(entry_id, output_tokens, live_sequences)
             self._tenants.emitted(flight.ticket.entry, emitted)
 
+    def foresee(self, entry_id: str, foreseen_tokens: tuple[int, int], now_s: float) -> None:
+        """The engine foresees a running request's whole output, all sequences together, from the model's
+        state: median and 90th percentile. Corrects its charge and what it will hold."""
+        flight = self.dispatched.get(entry_id)
+        if flight is None:
+            return
+        charged, entry = flight.charged_cost, flight.ticket.entry
+        counter = self._running_counter(flight)
+        self.dispatched.foresee(flight, foreseen_tokens)
+        if flight.charged_cost != charged:
+            self._note("correct", entry, now_s, counter, flight.replica_id, cost=flight.charged_cost)
+
     def heard(self, replica_id: str, life: str, service: Mapping[str, TenantShare]) -> None:
         """The service of a step at an engine in its `life`, by tenant, before what it emitted is passed to
         `progress`. A lift is the engine's for a tenant that asks for less than its share."""
@@ -308,8 +320,7 @@ class FlowController:
         if flight is None:
             return
         entry = flight.ticket.entry
-        beyond = flight.charged_cost - entry.predicted_cost
-        counter = self.queue.tiers.counter(entry.tenant_id, entry.tier, LONG if flight.is_long else ORDINARY)
+        counter, beyond = self._running_counter(flight), flight.beyond_cost
         cost = self.dispatched.finish(flight, input_tokens, output_tokens, now_s)
         self._note("settle", entry, now_s, counter, flight.replica_id, cost=cost, beyond_cost=beyond)
         self._tenants.finished(flight, input_tokens, output_tokens, cost)
@@ -430,6 +441,10 @@ class FlowController:
     def _counter(self, entry: QueueEntry) -> int:
         """The number by which a waiting request's tenant is ranked where it waits."""
         return self.queue.tiers.counter(entry.tenant_id, *self.queue.place(entry.entry_id))
+
+    def _running_counter(self, flight: InFlight) -> int:
+        entry = flight.ticket.entry
+        return self.queue.tiers.counter(entry.tenant_id, entry.tier, LONG if flight.is_long else ORDINARY)
 
     def _note(
         self,

@@ -24,7 +24,8 @@ class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """One event. `counter` is the tenant's before the event's own charge."""
 
     event: str
-    """`arrive`, `dispatch`, `leave` (from the queue, without a turn) or `settle`."""
+    """`arrive`, `dispatch`, `correct` (its engine foresees another length), `leave` (from the queue, without
+    a turn) or `settle`."""
     at_s: float
     request_id: str
     tenant_id: str
@@ -34,9 +35,9 @@ class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     counter: int
     predicted_cost: int = 0
     cost: int = 0
-    """`settle`: cost tokens of what was really computed and emitted."""
+    """`settle`: cost tokens of what was really computed and emitted; `correct`: the charge from now on."""
     beyond_cost: int = 0
-    """`settle`: what had been charged by then for output beyond the prediction, as it came."""
+    """`settle`: the most that was charged meanwhile for output beyond what was predicted, as it came."""
     replica_id: str = ""
     backlog: list[Waiting] = []
     """`dispatch`: the tenants that wait in the same band and lane, the dispatched one included."""

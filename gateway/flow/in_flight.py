@@ -1,7 +1,8 @@
 """Dispatched requests: their charges, their tenants' lag, and which of them one more would displace.
 
-The predicted cost is charged at the dispatch, output beyond the prediction as it comes, and the difference to
-the real cost at the end. Cost = computed input tokens + 2 x output tokens.
+The predicted cost is charged at the dispatch, corrected whenever the engine foresees another length, output
+beyond the prediction is charged as it comes, and the difference to the real cost at the end. Cost = computed
+input tokens + 2 x output tokens.
 
 **Two views of one counter.** The queue goes by what a tenant is *charged*. What it *had* is less by what it
 was charged ahead (`ChargedAhead`): the part for running requests that, as far as is known, is not computed
@@ -144,6 +145,7 @@ class InFlightRequests:
         entry = flight.ticket.entry
         self._by_id[entry.entry_id] = flight
         flight.is_reported = replica.reports
+        flight.announced_cost = flight.charged_cost
         self._counters.charge(entry.tenant_id, entry.weight, flight.charged_cost)
         self.ahead.begin(entry.tenant_id, scaled(flight.charged_cost, entry.weight))
         if flight.by_reservation:
@@ -162,20 +164,35 @@ class InFlightRequests:
         if flight.output_tokens == 0 < output_tokens:
             self._placement.scorer.first_token(entry_id)
         flight.output_tokens = output_tokens
-        beyond = max(0, output_tokens - entry.predicted_output_tokens)
-        cost_so_far = entry.predicted_cost + beyond * OUTPUT_TOKEN_COST
-        if cost_so_far > flight.charged_cost:
-            self._charge(flight, cost_so_far - flight.charged_cost)
-            flight.charged_cost = cost_so_far
-        kv_tokens = flight.ticket.kv_tokens + beyond
-        if ended := flight.live_sequences - live_sequences:
-            kv_tokens = kv_tokens * live_sequences // flight.ticket.sequences
-            flight.live_sequences = live_sequences
-        self._placement.add(flight, -ended, kv_tokens - flight.kv_tokens)
-        flight.kv_tokens = kv_tokens
+        self._recount(flight, live_sequences)
+        flight.beyond_cost = max(flight.beyond_cost, flight.charged_cost - flight.announced_cost)
         if not flight.is_reported and output_tokens:
             self._had(flight, entry.input_tokens * INPUT_TOKEN_COST + output_tokens * OUTPUT_TOKEN_COST)
         return emitted
+
+    def foresee(self, flight: InFlight, foreseen_tokens: tuple[int, int]) -> None:
+        """Its engine foresees another median and 90th percentile of the whole output: corrects the charge,
+        what it will hold, and what the router knows. Bounded by what it emitted and may emit."""
+        most = flight.ticket.max_tokens * flight.ticket.sequences
+        median = max(flight.output_tokens, 1, min(foreseen_tokens[0], most))
+        flight.foreseen_tokens = (median, max(median, min(foreseen_tokens[1], most)))
+        self._recount(flight, flight.live_sequences)
+        flight.announced_cost = flight.charged_cost
+        self._placement.scorer.foreseen(flight.ticket.entry.entry_id, median - flight.output_tokens)
+
+    def _recount(self, flight: InFlight, live_sequences: int) -> None:
+        """Charges what is expected of it by now, and counts it at its replica."""
+        ticket = flight.ticket
+        expected = max(flight.predicted_output_tokens, flight.output_tokens)
+        more = expected - ticket.entry.predicted_output_tokens
+        cost = ticket.entry.predicted_cost + more * OUTPUT_TOKEN_COST
+        if cost != flight.charged_cost:
+            self._charge(flight, cost - flight.charged_cost)
+            flight.charged_cost = cost
+        kv_tokens = max(expected, ticket.kv_tokens + more) * live_sequences // ticket.sequences
+        ended = flight.live_sequences - live_sequences
+        self._placement.add(flight, -ended, kv_tokens - flight.kv_tokens)
+        flight.live_sequences, flight.kv_tokens = live_sequences, kv_tokens
 
     def serve(self, tenant_id: str, amount: int) -> None:
         """An engine reports service (scaled) of a tenant."""

@@ -39,6 +39,10 @@ class Scorer(Protocol):
         """Its prompt is computed. Idempotent."""
         ...
 
+    def foreseen(self, entry_id: str, left_tokens: int) -> None:
+        """So many tokens will probably come of it yet, all sequences together."""
+        ...
+
     def ended(self, entry_id: str) -> None:
         """It is over."""
         ...
@@ -69,6 +73,9 @@ class LeastLoaded:
         pass
 
     def first_token(self, entry_id: str) -> None:
+        pass
+
+    def foreseen(self, entry_id: str, left_tokens: int) -> None:
         pass
 
     def ended(self, entry_id: str) -> None:

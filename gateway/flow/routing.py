@@ -44,8 +44,9 @@ class _Under:
     rank: int
     prefill_tokens: int
     """To be computed before its first token; 0 when that is out."""
-    output_tokens: int
-    """Predicted, of all its sequences."""
+    left_tokens: float
+    """Output that is still to come of all its sequences: as its engine foresaw it, else half of the
+    prediction, because answers are half done on average."""
     sequences: int
 
 
@@ -110,7 +111,7 @@ class PrefixRouter:
         self._under.setdefault(replica_id, {})[entry.entry_id] = _Under(
             flight.tier,
             max(1, entry.input_tokens - cached),
-            entry.predicted_output_tokens,
+            entry.predicted_output_tokens / 2,
             ticket.sequences,
         )
         self._replica_of[entry.entry_id] = replica_id
@@ -126,6 +127,12 @@ class PrefixRouter:
         replica_id = self._replica_of.get(entry_id)
         if replica_id is not None:
             self._under[replica_id][entry_id].prefill_tokens = 0
+
+    def foreseen(self, entry_id: str, left_tokens: int) -> None:
+        """Its engine foresees what is still to come."""
+        replica_id = self._replica_of.get(entry_id)
+        if replica_id is not None:
+            self._under[replica_id][entry_id].left_tokens = left_tokens
 
     def ended(self, entry_id: str) -> None:
         """It is over."""
@@ -167,7 +174,7 @@ class PrefixRouter:
     def _place_s(
         self, ticket: Ticket, rank: int, replica: Replica, load: ReplicaLoad, decode_step_s: float
     ) -> float:
-        """The wait for a free place: answers there are taken to be half done on average."""
+        """The wait for a free place, by the mean of what is still to come there."""
         missing = load.ahead_of(rank)[0] + ticket.sequences - replica.max_sequences
         if missing <= 0:
             return 0.0
@@ -175,5 +182,5 @@ class PrefixRouter:
         sequences = sum(each.sequences for each in under)
         if not sequences:
             return 0.0
-        left_tokens = sum(each.output_tokens for each in under) / sequences / 2
+        left_tokens = sum(each.left_tokens for each in under) / sequences
         return missing * left_tokens * decode_step_s / min(sequences, replica.max_sequences)

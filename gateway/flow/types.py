@@ -103,7 +103,21 @@ class InFlight:
     is_long: bool = False
     """It counts in the long lane's share."""
     by_reservation: bool = False
+    foreseen_tokens: tuple[int, int] | None = None
+    """Median and 90th percentile of the whole output, as its engine foresees it from the model's state; None:
+    as it was predicted on arrival."""
+    announced_cost: int = 0
+    """The charge that the log knows of: at the dispatch, then of each correction."""
+    beyond_cost: int = 0
+    """The most by which the charge exceeded that: output beyond what was predicted, charged as it came."""
     is_reported: bool = True
     """Its engine reports the service of every step."""
     had_cost: int = 0
     """Where it does not: what it had, by its progress."""
+
+    @property
+    def predicted_output_tokens(self) -> int:
+        """The median of the whole output, by the latest forecast."""
+        if self.foreseen_tokens is not None:
+            return self.foreseen_tokens[0]
+        return self.ticket.entry.predicted_output_tokens

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 from engine.forecast.calibration import Calibration
 from engine.forecast.length.length import LAYERS, LengthForecast
 from engine.forecast.length.scores import QUANTILES
+from engine.messages import ProbeReport
 
 
 class CalibrationCollector(Collector):
@@ -55,11 +56,47 @@ LABELS = ["model", "layer"]
 class LengthCollector(Collector):
     """The figures of `fairgate forecast report` without rank accuracy, which costs milliseconds a model."""
 
-    def __init__(self, lengths: LengthForecast) -> None:
+    def __init__(
+        self,
+        lengths: LengthForecast,
+        probes: Callable[[], Mapping[tuple[str, str], ProbeReport]] = dict,
+    ) -> None:
+        """`probes` by model and replica."""
         self._lengths = lengths
+        self._probes = probes
 
     def collect(self) -> Iterator[Metric]:
         """The families, as they are now."""
+        yield from self._layers()
+        yield from self._after_prompts()
+
+    def _after_prompts(self) -> Iterator[Metric]:
+        """Of the third layer, which engines have: before is what the same answers were predicted to be."""
+        labels = ["model", "replica"]
+        used = GaugeMetricFamily(
+            "fairgate_length_probe_used",
+            "1: what the engine foresees after a prompt corrects what was predicted on arrival.",
+            labels=labels,
+        )
+        judged = CounterMetricFamily("fairgate_length_probe_judged", "Answers compared.", labels=labels)
+        loss = GaugeMetricFamily(
+            "fairgate_length_probe_pinball_tokens",
+            "Mean pinball loss of the forecast on arrival (before) and after the prompt (after).",
+            labels=[*labels, "forecast"],
+        )
+        error = GaugeMetricFamily(
+            "fairgate_length_probe_error_tokens", "Mean error of the median.", labels=[*labels, "forecast"]
+        )
+        for (model, replica), probe in self._probes().items():
+            used.add_metric([model, replica], probe.is_used)
+            judged.add_metric([model, replica], probe.answers)
+            for name, score in (("before", probe.forecast), ("after", probe.probe)):
+                if score is not None:
+                    loss.add_metric([model, replica, name], score.pinball_tokens)
+                    error.add_metric([model, replica, name], score.mean_error_tokens)
+        yield from (used, judged, loss, error)
+
+    def _layers(self) -> Iterator[Metric]:
         judged = CounterMetricFamily(
             "fairgate_length_judged", "Answers that a layer's forecast was compared with.", labels=LABELS
         )

@@ -151,6 +151,8 @@ class Execution:
         if delta.outcome is not None:
             use.ended(delta.outcome)
         self._dispatcher.progress(run.call.request_id, run.output_tokens, run.live_sequences)
+        if delta.foreseen_tokens is not None and delta.outcome is None:
+            self._dispatcher.foresee(run.call.request_id, run.foreseen_tokens)
         if delta.outcome is not None and delta.outcome.finish in FINISHES:
             run.events.put(SequenceEnded(index, delta.outcome.finish))
 

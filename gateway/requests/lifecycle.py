@@ -52,7 +52,6 @@ from gateway.domain.targets import RequestTargets, targets_of
 from gateway.errors import ApiError
 from gateway.estimates.estimator import Estimator
 from gateway.flow.controller import QueueFull, Ticket
-from gateway.flow.prefix_index import prefix_hashes
 from gateway.metrics.registry import Metrics
 from gateway.requests.execution import Execution, StoppedByEngine
 from gateway.requests.finish import RequestFinisher
@@ -423,8 +422,8 @@ class Lifecycle:
             # Without a timeout of its client the queue applies its tier's.
             expires_s=None if run.expires_s is None else self._expires_s(run),
             reserved_cost_per_s=call.principal.reserved_tokens_per_s,
-            prefix_hashes=prefix_hashes(call.prompt_of(0), call.principal.tenant_id)
-            if self._dispatcher.flow.wants_prefixes
+            prefix_hashes=call.traits.blocks
+            if self._dispatcher.flow.wants_prefixes and call.traits is not None
             else (),
         )
 

@@ -16,6 +16,7 @@ from gateway import errors
 from gateway.config import GatewayConfig
 from gateway.domain.call import Call, ServedModel
 from gateway.domain.tiers import tier_of
+from gateway.flow.prefix_index import prefix_hashes
 from gateway.requests.prompt import PromptRefused
 from gateway.requests.schemas import ChatCompletionRequest, ChatMessage, CompletionRequest, Sampling
 from gateway.upstream.base import Wording
@@ -165,9 +166,11 @@ def _call(
         labels=labels_of(request.metadata, principal.labels),
         traits=traits_of(
             wordings[0] if wordings else None,
-            len(prompts[0]),
+            prompts[0],
             max_tokens if asked_max_tokens is not None else None,
             sampling,
+            principal.tenant_id,
+            request.end_user,
         ),
     )
 
@@ -437,10 +440,15 @@ def _integer(value: int | None, name: str, lowest: int, highest: int | None, *, 
 
 
 def traits_of(
-    wording: Wording | None, prompt_tokens: int, max_tokens: int | None, sampling: SamplingParams
+    wording: Wording | None,
+    prompt: list[int],
+    max_tokens: int | None,
+    sampling: SamplingParams,
+    tenant_id: str,
+    user: str | None,
 ) -> Features:
     """The features of a request by its first prompt: all its sequences count as alike. `max_tokens`: None
-    where the client named no length."""
+    where the client named no length; `user`: the end user that it named."""
     text, turns = "", 1
     if wording is not None and wording.messages is not None:
         text, turns = last_asked(wording.messages), len(wording.messages)
@@ -448,11 +456,13 @@ def traits_of(
         text = wording.prompt
     return features_of(
         text,
-        prompt_tokens=prompt_tokens,
+        prompt_tokens=len(prompt),
         max_tokens=max_tokens,
         turns=turns,
         temperature=sampling.temperature,
         has_stop=bool(sampling.stop),
+        user=user or "",
+        blocks=prefix_hashes(prompt, tenant_id),
     )
 
 

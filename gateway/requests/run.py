@@ -245,6 +245,17 @@ class Run:
         return sum(use.output_tokens for use in self.uses)
 
     @property
+    def foreseen_tokens(self) -> tuple[int, int]:
+        """Median and 90th percentile of the output of all sequences together, each by what is known best:
+        its end, what the engine foresees, what was predicted on arrival."""
+        predicted = (self.predicted_output_tokens, self.predicted_high_tokens)
+        known = [
+            (use.output_tokens,) * 2 if use.outcome is not None else use.foreseen_tokens or predicted
+            for use in self.uses
+        ]
+        return sum(median for median, _ in known), sum(high for _, high in known)
+
+    @property
     def live_sequences(self) -> int:
         """Sequences without an outcome."""
         return sum(use.outcome is None for use in self.uses)

@@ -78,6 +78,11 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
     """Vendor extra: go on to `max_tokens`."""
 
+    @property
+    def end_user(self) -> str | None:
+        """Whom the client asks for, as it says. Only forecasts of lengths go by it."""
+        return self.user
+
 
 class ChatCompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/chat/completions`."""
@@ -103,6 +108,10 @@ class ChatCompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     reasoning_effort: str | None = None
     verbosity: str | None = None
     web_search_options: Any = None
+
+    @property
+    def end_user(self) -> str | None:
+        return self.safety_identifier or self.user
 
 
 class CompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):

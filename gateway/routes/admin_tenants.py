@@ -19,7 +19,7 @@ from gateway.routes import audit, brakes, limits, prices, slo
 from gateway.routes.admin_common import READ, WRITE, actor, asked, changed, listed, named
 from gateway.routes.context import gateway_of, json_response
 from gateway.routes.views.policy_view import MAX_DECISIONS, MAX_STEPS, change_policy, policy_of, tenant_names
-from gateway.routes.views.status_view import status_of
+from gateway.routes.views.status_view import forecasts_of, status_of
 from tenants.admin.commands import KeyChange, KeyCreate, ProjectCreate, TenantChange, TenantCreate
 from tenants.ledger.verify import verify_ledger
 
@@ -42,8 +42,9 @@ async def status(request: Request[Any, Any, Any], active: FromQuery[bool] = Fals
     "/admin/v1/dispatch-log",
     opt=READ,
     summary="The flow controller's events",
-    description="Arrivals, dispatches (with the counters of everybody who waited) and settlements from index "
-    "`since` on, at most `limit`. `first_index` is the oldest that is kept; `tenants` has names by id.",
+    description="Arrivals, dispatches (with the counters of everybody who waited), corrections of charges by"
+    " the length that an engine foresees, and settlements from index `since` on, at most `limit`. `first_index` is"
+    " the oldest that is kept; `tenants` has names by id.",
 )
 async def dispatch_log(
     request: Request[Any, Any, Any], since: FromQuery[int] = 0, limit: FromQuery[int] = 1000
@@ -65,6 +66,17 @@ async def dispatch_log(
             "tenants": tenant_names(gateway_of(request), (each.tenant_id for each in records)),
         }
     )
+
+
+@get(
+    "/admin/v1/forecasts",
+    opt=READ,
+    summary="How good the forecasts are",
+    description="Of output lengths: each layer of the gateway, by model, and the length probe of each engine"
+    " against what was predicted on arrival; and the engines' step times.",
+)
+async def forecasts(request: Request[Any, Any, Any]) -> Response[bytes]:
+    return json_response(forecasts_of(gateway_of(request)))
 
 
 @post("/admin/v1/ledger/verify", status_code=200, opt=READ, summary="Do ledger and counters agree?")
@@ -278,6 +290,7 @@ async def revoke_key(request: Request[Any, Any, Any], key: FromPath[str]) -> Res
 HANDLERS = [
     status,
     dispatch_log,
+    forecasts,
     ledger_verify,
     policy,
     set_policy,

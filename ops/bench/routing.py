@@ -87,6 +87,9 @@ class RoundRobin:
     def first_token(self, entry_id: str) -> None:
         pass
 
+    def foreseen(self, entry_id: str, left_tokens: int) -> None:
+        pass
+
     def ended(self, entry_id: str) -> None:
         pass
 

@@ -37,6 +37,8 @@ class LogEventKind(StrEnum):
 
     ARRIVED = "arrived"
     DISPATCHED = "dispatched"
+    CORRECTED = "corrected"
+    """Its charge is another one: its engine foresees another length."""
     ENDED = "ended"
     """The request is over and its final cost known."""
     LEFT = "left"
@@ -54,9 +56,11 @@ class LogEvent:
     tier: str
     weight: float = 1.0
     cost: float = 0.0
-    """Dispatched: the predicted cost, charged immediately. Ended: the final one."""
+    """Dispatched: the predicted cost, charged immediately. Corrected: the charge from now on. Ended: the
+    final one."""
     beyond: float | None = None
-    """Ended: what had been charged for output beyond the prediction; None: what the costs imply."""
+    """Ended: the most that was charged meanwhile for output beyond what was predicted; None: what the costs
+    imply."""
     ranks: Mapping[str, float] = field(default_factory=dict)
     """Dispatched: service per weight, lift included, by which each waiting tenant was ranked."""
     by_reservation: bool = False
@@ -131,6 +135,8 @@ class _Audit:
         }
         self._beyonds = {event.request_id: event.beyond for event in events if event.beyond is not None}
         self._charged: dict[str, float] = {}
+        self._bounds: dict[str, float] = {}
+        """By dispatched request: its part of `_unlogged`."""
         self._service: dict[str, float] = defaultdict(float)
         self._unlogged: dict[str, float] = defaultdict(float)
         """By tenant: bound on what may have been charged besides, for output beyond predictions."""
@@ -150,6 +156,8 @@ class _Audit:
                     self._arrived(event, place)
                 case LogEventKind.DISPATCHED:
                     self._dispatched(event)
+                case LogEventKind.CORRECTED:
+                    self._correct(event)
                 case LogEventKind.ENDED:
                     self._ended(event)
                 case LogEventKind.LEFT:
@@ -196,7 +204,8 @@ class _Audit:
         line.remove(event.tenant, event.request_id)
         self._charged[event.request_id] = event.cost
         self._service[event.tenant] += event.cost / event.weight
-        self._unlogged[event.tenant] += self._beyond(event) / event.weight
+        bound = self._bounds[event.request_id] = self._beyond(event)
+        self._unlogged[event.tenant] += bound / event.weight
 
     def _beyond(self, event: LogEvent) -> float:
         known = self._beyonds.get(event.request_id)
@@ -205,11 +214,17 @@ class _Audit:
         charged = self._charged[event.request_id]
         return max(0.0, self._final.get(event.request_id, math.inf) - charged)
 
+    def _correct(self, event: LogEvent) -> None:
+        if event.request_id in self._charged:
+            self._service[event.tenant] += (event.cost - self._charged[event.request_id]) / event.weight
+            self._charged[event.request_id] = event.cost
+
     def _ended(self, event: LogEvent) -> None:
         if event.request_id not in self._charged:
             return
-        self._unlogged[event.tenant] -= self._beyond(event) / event.weight
-        self._service[event.tenant] += (event.cost - self._charged.pop(event.request_id)) / event.weight
+        self._unlogged[event.tenant] -= self._bounds.pop(event.request_id) / event.weight
+        self._correct(event)
+        del self._charged[event.request_id]
 
     def _check_truth(self, event: LogEvent) -> None:
         """Each rank narrows its tenant's possible lift; an empty interval is an untrue rank."""

@@ -13,9 +13,11 @@ TIER_NAMES = {rank: name for name, rank in TIER_RANKS.items()}
 _HAPPENED = {
     "arrive": LogEventKind.ARRIVED,
     "dispatch": LogEventKind.DISPATCHED,
+    "correct": LogEventKind.CORRECTED,
     "settle": LogEventKind.ENDED,
     "leave": LogEventKind.LEFT,
 }
+_WITH_COST = (LogEventKind.CORRECTED, LogEventKind.ENDED)
 
 
 def events_of(records: Iterable[LogRecord]) -> list[LogEvent]:
@@ -31,7 +33,7 @@ def events_of(records: Iterable[LogRecord]) -> list[LogEvent]:
                 tenant=record.tenant_id,
                 tier=TIER_NAMES[record.tier],
                 weight=record.weight,
-                cost=float(record.cost if happened is LogEventKind.ENDED else record.predicted_cost),
+                cost=float(record.cost if happened in _WITH_COST else record.predicted_cost),
                 beyond=float(record.beyond_cost) if happened is LogEventKind.ENDED else None,
                 ranks={waiting.tenant_id: waiting.counter / COUNTER_SCALE for waiting in record.backlog},
                 by_reservation=record.rule == "reservation",

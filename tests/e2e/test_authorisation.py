@@ -44,6 +44,7 @@ RULES: dict[tuple[str, str], str] = {
     ("POST", "/admin/v1/projects/{project}/resume"): "admin:write",
     ("GET", "/admin/v1/status"): "admin:read",
     ("GET", "/admin/v1/dispatch-log"): "admin:read",
+    ("GET", "/admin/v1/forecasts"): "admin:read",
     ("POST", "/admin/v1/ledger/verify"): "admin:read",
     ("GET", "/admin/v1/policy"): "admin:read",
     ("POST", "/admin/v1/policy"): "admin:write",

@@ -15,9 +15,10 @@ from click.testing import CliRunner, Result
 from engine.core.learned_state import Samples, samples_path
 from engine.forecast.length.features import features_of
 from engine.forecast.length.length import LengthForecast
+from engine.forecast.length.probe_gate import ProbeGate
 from engine.model.length_probe.probe import FILE_NAME
 from engine.model.loader import load_runner
-from engine.model.probe_attachment import attach_readings
+from engine.model.probe_attachment import ProbeFollower
 from engine.process.fingerprint import model_fingerprint
 from gateway.estimates.persistence import LENGTHS_FILE, save_lengths
 from ops.cli.main import cli
@@ -59,7 +60,9 @@ def test_what_was_collected_becomes_a_probe_that_an_engine_uses(model_dir: Path,
         assert told["mean_error_tokens"] < 0.3 * told["blind_error_tokens"]
         runner = load_runner(model_dir, num_blocks=8, device="cpu", fast_paths=False)
         fingerprint = model_fingerprint(model_dir)
-        assert attach_readings(runner, model_dir, fingerprint, keep_states=False) == "on"
+        gate = ProbeGate()
+        ProbeFollower(gate, runner, model_dir, fingerprint, keep_states=False).look()
+        assert gate.describe().state == "on"
     finally:
         (model_dir / FILE_NAME).unlink(missing_ok=True)
 
@@ -95,7 +98,12 @@ def test_the_report_has_every_layer_and_an_empty_one_is_no_error(tmp_path: Path)
     save_lengths(tmp_path, json.dumps(lengths.to_dict()))
     report = json.loads(fairgate("report", "--data-dir", str(tmp_path), "--json").stdout)
     layers = report["gateway"]["m"]["layers"]
-    assert {name: layer["samples"] for name, layer in layers.items()} == {"sketches": 60, "features": 60}
+    assert {name: layer["samples"] for name, layer in layers.items()} == {
+        "sketches": 60,
+        "features": 60,
+        "user": 0,
+        "conversation": 0,
+    }
     assert 0 <= layers["features"]["rank_accuracy"] <= 1
     assert "2 features" in fairgate("report", "--data-dir", str(tmp_path)).output
 

@@ -12,6 +12,7 @@ OWED = "tests/unit/engine/core/test_owed_place.py"
 PROMISES = "tests/property/test_flow_promises.py"
 SHARED = "tests/property/test_flow_shared.py"
 SESSION = "tests/unit/gateway/flow/test_shared_protocol.py"
+PROBE = "tests/unit/engine/forecast/length/test_probe.py"
 VIEWS = "tests/unit/gateway/flow/test_two_views.py"
 LUA = "gateway/flow/shared/lua"
 
@@ -449,6 +450,35 @@ _BROKEN: list[Broken] = [
         "  if meta.order ~= 'hybrid' then\n    return first_of",
         "  if true then\n    return first_of",
         f"{SHARED}::test_hybrid_in_the_pool_is_hybrid_in_one_controller",
+    ),
+    # ---- lengths that engines foresee
+    (
+        "gateway/flow/in_flight.py",
+        "a foreseen length undercuts what is out",
+        "median = max(flight.output_tokens, 1, min(foreseen_tokens[0], most))",
+        "median = min(foreseen_tokens[0], most)",
+        f"{VIEWS}::test_an_engine_foresees_no_less_than_is_out_and_no_more_than_may_come",
+    ),
+    (
+        f"{LUA}/8_acts.lua",
+        "the pool does not hear what engines foresee",
+        "math.max(ticket.foreseen or ticket.predicted, ticket.output or 0)",
+        "math.max(ticket.predicted, ticket.output or 0)",
+        SHARED,
+    ),
+    (
+        "engine/forecast/length/probe_gate.py",
+        "a new probe is trusted for what the old one did",
+        "        self._loaded += 1\n        self._forget()\n",
+        "        self._loaded += 1\n",
+        f"{PROBE}::test_the_probe_is_used_once_it_has_shown_to_be_better",
+    ),
+    (
+        "engine/forecast/length/groups.py",
+        "a tenant's made-up users push out the others'",
+        "own = self._held[newcomer] > self._max_groups // MOST_OF_ONE",
+        "own = False",
+        "tests/unit/engine/forecast/length/test_groups.py",
     ),
 ]
 

@@ -65,6 +65,8 @@ class Histories(RuleBasedStateMachine):
         self.running: dict[str, tuple[Ticket, str, int]] = {}
         self.ranks: dict[str, int] = {}
         """Of what runs, at the engine."""
+        self.foreseen: dict[str, int] = {}
+        """Output tokens of what runs, as its engine foresees them."""
         self.gone: set[str] = set()
         self.cost: Counter[str] = Counter()
         """Cost tokens that each tenant must have been charged so far."""
@@ -97,6 +99,16 @@ class Histories(RuleBasedStateMachine):
         for tenant in ("one", "one", "two", "four"):
             self._arrive_one(tenant, 0, prompt, 56, 1, None)
         self._arrive_one("half", 1, 2, 2, 1, None)
+
+    @rule(small=st.integers(1, 3), many=st.integers(3, 6))
+    def a_small_tenant_beside_a_large_one(self, small: int, many: int) -> None:
+        """A tenant with little in flight comes while another's requests fill the window: it may be owed."""
+        for _ in range(many):
+            self._arrive_one("half", 1, 10, 10, 1, None)
+        self.dispatch((0, 1))
+        for _ in range(small):
+            self._arrive_one("two", 1, 1, 1, 1, None)
+        self.dispatch((0, 1))
 
     def _arrive_one(
         self, tenant: str, tier: int, prompt: int, predicted: int, sequences: int, patience_s: float | None
@@ -218,26 +230,40 @@ class Histories(RuleBasedStateMachine):
         ticket, where, emitted = self.running[entry_id]
         emitted += data.draw(st.sampled_from([1, 7, 40, 90]))
         live = data.draw(st.integers(1, ticket.sequences))
-        entry = ticket.entry
-        before = self.charged_beyond(entry, self.running[entry_id][2])
-        self.cost[entry.tenant_id] += self.charged_beyond(entry, emitted) - before
-        if self.charged_beyond(entry, emitted):
-            MET["beyond prediction"] += 1
+        before = self.charged(entry_id)
         self.flow.progress(entry_id, emitted, live)
         self.running[entry_id] = (ticket, where, emitted)
+        self.cost[ticket.entry.tenant_id] += self.charged(entry_id) - before
+        MET["beyond prediction"] += self.charged(entry_id) > before
 
-    @staticmethod
-    def charged_beyond(entry: QueueEntry, emitted: int) -> int:
-        return 2 * max(0, emitted - entry.predicted_output_tokens)
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), foreseen=st.sampled_from([-5, 0, 1, 9, 60, 200, 10**9]))
+    def the_engine_foresees(self, data: st.DataObject, foreseen: int) -> None:
+        """Whatever it says: the charge is what was emitted at least, and at most what may be."""
+        entry_id = data.draw(st.sampled_from(sorted(self.running)))
+        ticket, _, emitted = self.running[entry_id]
+        before = self.charged(entry_id)
+        self.flow.foresee(entry_id, (foreseen, 2 * foreseen), self.now_s)
+        most = ticket.max_tokens * ticket.sequences
+        self.foreseen[entry_id] = max(1, emitted, min(foreseen, most))
+        after = self.charged(entry_id)
+        self.cost[ticket.entry.tenant_id] += after - before
+        MET["foreseen shorter"] += after < before
+        MET["foreseen longer"] += after > before
+
+    def charged(self, entry_id: str) -> int:
+        """By what is expected of it now."""
+        ticket, _, emitted = self.running[entry_id]
+        expected = self.foreseen.get(entry_id, ticket.entry.predicted_output_tokens)
+        return ticket.entry.input_tokens + 2 * max(expected, emitted)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), input_tokens=st.integers(0, 100))
     def finish(self, data: st.DataObject, input_tokens: int) -> None:
         entry_id = data.draw(st.sampled_from(sorted(self.running)))
+        charged = self.charged(entry_id)
         ticket, _, emitted = self.running.pop(entry_id)
-        entry = ticket.entry
-        self.cost[entry.tenant_id] -= entry.predicted_cost + self.charged_beyond(entry, emitted)
-        self.cost[entry.tenant_id] += input_tokens + 2 * emitted
+        self.cost[ticket.entry.tenant_id] += input_tokens + 2 * emitted - charged
         self.flow.finish(entry_id, input_tokens, emitted, self.now_s)
         self.flow.finish(entry_id, 1000, 1000, self.now_s)  # said twice, counted once
         self.gone.add(entry_id)
@@ -343,6 +369,8 @@ def test_the_histories_met_what_they_are_about() -> None:
         "displaced",
         "moved",
         "drained",
+        "foreseen shorter",
+        "foreseen longer",
     ):
         assert MET[case] > 0, f"no history came to: {case}"
 

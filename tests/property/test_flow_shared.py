@@ -60,7 +60,7 @@ CASES: tuple[str, ...] = (
     "moved",
 )
 CASES += ("aged", "long", "reserved", "raised by a reservation", "answer lost", "late copy", "owed")
-CASES += ("had less than charged", "heard", "lifted")
+CASES += ("had less than charged", "heard", "lifted", "foreseen longer", "foreseen shorter")
 BRAKES = (Brakes(), Brakes({2: 0.4}), Brakes({1: 0.5}), Brakes({1: 0.34, 2: 0.1}))
 ROUNDING = 100
 """Of millionths of a cost token: the parts of a charge are rounded by themselves."""
@@ -234,6 +234,17 @@ class Histories(RuleBasedStateMachine):
         self.exchange(at)
         self.met["beyond"] += emitted > ticket.entry.predicted_output_tokens
         self.met["progress"] += live < ticket.sequences
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), foreseen=st.sampled_from([0, 1, 8, 50, 170]))
+    def an_engine_foresees(self, data: st.DataObject, foreseen: int) -> None:
+        name = data.draw(st.sampled_from(sorted(self.running)))
+        at, ticket, *_ = self.running[name]
+        self.union.foresee(name, (foreseen, 2 * foreseen), self.now_s)
+        self.gateways[at].foresee(name, (foreseen, 2 * foreseen), self.now_s)
+        self.exchange(at)
+        self.met["foreseen longer"] += foreseen > ticket.entry.predicted_output_tokens
+        self.met["foreseen shorter"] += foreseen < ticket.entry.predicted_output_tokens
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), prompt=st.integers(0, 30), output=st.integers(0, 30), lift=st.integers(0, 2))

@@ -127,6 +127,10 @@ class PoolGateway:
         self.mirror.progress(entry_id, output_tokens, live_sequences)
         self.session.progressed(entry_id, output_tokens, live_sequences)
 
+    def foresee(self, entry_id: str, foreseen_tokens: tuple[int, int], now_s: float) -> None:
+        self.mirror.foresee(entry_id, foreseen_tokens, now_s)
+        self.session.foreseen(entry_id)
+
     def finish(self, entry_id: str, input_tokens: int, output_tokens: int, now_s: float) -> None:
         self.mirror.finish(entry_id, input_tokens, output_tokens, now_s)
         self.session.finished(entry_id, input_tokens, output_tokens)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from hashlib import blake2b
 from itertools import pairwise
 from math import log1p
 from zlib import crc32
@@ -49,10 +50,15 @@ _BIAS, _PROMPT, _TEXT, _TURNS, _LIMIT, _HAS_LIMIT, _STOP, _GREEDY, _HOT = (
 
 
 class Features(msgspec.Struct, frozen=True):
-    """A request's places and their values, one for each; values are of the order of 1."""
+    """A request's places and their values, one for each; values are of the order of 1. And where it comes
+    from, as hashes."""
 
     places: tuple[int, ...]
     values: tuple[float, ...]
+    user: int = 0
+    """Of the end user that the client named; 0: none."""
+    blocks: tuple[int, ...] = ()
+    """Chain of the prompt's leading blocks: those of a conversation's next turn begin with them."""
 
 
 def features_of(
@@ -63,9 +69,12 @@ def features_of(
     turns: int = 1,
     temperature: float = 1.0,
     has_stop: bool = False,
+    user: str = "",
+    blocks: tuple[int, ...] = (),
 ) -> Features:
     """The features of a request. `text`: what was last asked; `max_tokens`: None where no length was named;
-    `turns`: messages of the conversation, this one included."""
+    `turns`: messages of the conversation, this one included; `user`: the end user's name, which is not kept;
+    `blocks`: hashes of the prompt's leading blocks."""
     found: dict[int, float] = {
         _BIAS: 1.0,
         _PROMPT: log1p(prompt_tokens) / 4,
@@ -83,7 +92,8 @@ def features_of(
         found[_HOT] = 1.0
     if text:
         _add_wording(text, found)
-    return Features(tuple(found), tuple(found.values()))
+    named = int.from_bytes(blake2b(user.encode("utf-8", "replace"), digest_size=8).digest()) if user else 0
+    return Features(tuple(found), tuple(found.values()), named, blocks)
 
 
 def _add_wording(text: str, found: dict[int, float]) -> None:

@@ -12,7 +12,7 @@ stream the loss is that of the best layer, up to the first `LEAST_SAMPLES` answe
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,11 +66,13 @@ class _LayerChoice:
                 each.samples += 1
         self._choose()
 
+    def best_of(self, layers: Iterable[int]) -> int:
+        """The one with the least loss, of those that are known well enough."""
+        known = (layer for layer in layers if self.losses[layer].samples >= LEAST_SAMPLES)
+        return min(known, key=lambda layer: self.losses[layer].ratio, default=BOTTOM)
+
     def _choose(self) -> None:
-        known = [layer for layer, each in enumerate(self.losses) if each.samples >= LEAST_SAMPLES]
-        if not known:
-            return
-        best = min(known, key=lambda layer: self.losses[layer].ratio)
+        best = self.best_of(range(len(self.losses)))
         if self.losses[best].ratio < self.losses[self.used].ratio * (1 - MARGIN):
             self.used = best
             self.changes += 1
@@ -87,12 +89,17 @@ class LayerGate:
         self._max_keys = max_keys
         self._choices: dict[Hashable, _LayerChoice] = {}
 
-    def layer(self, key: Hashable, group: Hashable) -> int:
-        """The layer to use for `key`, which belongs to `group`."""
+    def layer(self, key: Hashable, group: Hashable, speaking: Collection[int] | None = None) -> int:
+        """The layer to use for `key`, which belongs to `group`; of those `speaking` (None: all), where the
+        others have nothing to say."""
         choice = self._choices.get(key)
         if choice is None or choice.samples < OWN_SAMPLES:
             choice = self._choices.get(group)
-        return BOTTOM if choice is None else choice.used
+        if choice is None:
+            return BOTTOM
+        if speaking is None or choice.used in speaking:
+            return choice.used
+        return choice.best_of(speaking)
 
     def observe(self, key: Hashable, group: Hashable, losses: Sequence[float | None]) -> None:
         """An answer of `key` ended; `losses`: what each layer's forecast of it lost, None where it said

@@ -11,8 +11,9 @@ Pure and serialisable. Bounded: the tenants seen longest ago are forgotten first
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import exp, log
 from operator import neg
 from typing import Any
@@ -79,6 +80,12 @@ class Sketch:
             self.weights = [weight / self.step for weight in self.weights]
             self.total /= self.step
             self.step = 1.0
+
+    def carried(self, most: float) -> Sketch:
+        """A new one with this one's distribution, worth `most` samples at most."""
+        share = min(1.0, most * self.step / self.total) / self.step if self.total else 0.0
+        weights = [weight * share for weight in self.weights]
+        return Sketch(weights, sum(weights), self.samples)
 
     def blended(self, fallback: list[float], borrows: float) -> list[float]:
         """Its distribution, with `fallback` (which sums to 1) worth `borrows` samples."""
@@ -155,6 +162,22 @@ class LengthSketches:
         """One of `quantiles`."""
         return self.quantiles(tenant_id, model_id, (q,), generated)[0]
 
+    def quantiles_of(
+        self,
+        sketch: Sketch,
+        borrows: float,
+        tenant_id: str,
+        model_id: str,
+        qs: Sequence[float],
+        generated: int = 0,
+    ) -> list[int]:
+        """As `quantiles`, of a group of the tenant's answers whose `sketch` borrows from the tenant."""
+        survival = self._blend(tenant_id, model_id).survival
+        shares = [above - below for above, below in pairwise(survival)]
+        of_group = _survival(sketch.blended(shares, borrows))
+        certain = _survives(of_group, generated)
+        return [_quantile(of_group, certain, q, generated) for q in qs]
+
     def expected(
         self, tenant_id: str, model_id: str, generated: int = 0, max_tokens: int | None = None
     ) -> float:
@@ -212,13 +235,19 @@ class LengthSketches:
         shares = PRIOR if model is None else model.blended(PRIOR, MODEL_BORROWS)
         if tenant is not None:
             shares = tenant.blended(shares, TENANT_BORROWS)
-        survival = [1.0]
-        for share in shares:
-            survival.append(max(0.0, survival[-1] - share))
+        survival = _survival(shares)
         if len(self._blends) >= self._max_sketches:
             self._blends.clear()
         blend = self._blends[key] = _Blend(tenant_samples, model_samples, survival)
         return blend
+
+
+def _survival(shares: Iterable[float]) -> list[float]:
+    """The share of answers longer than TOPS[i - 1], by the shares of the buckets."""
+    survival = [1.0]
+    for share in shares:
+        survival.append(max(0.0, survival[-1] - share))
+    return survival
 
 
 def _quantile(survival: list[float], certain: float, q: float, generated: int) -> int:

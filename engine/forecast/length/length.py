@@ -1,10 +1,11 @@
 """Forecast of an answer's length in tokens.
 
-Two layers, each measured against the one below: what answers of this tenant and model were like
-(`histograms.py`), and what this request says of itself (`features.py`, `regression.py`). A gate
-(`gate.py`) follows how well each did on the answers that ended, and the better one answers; a request without
-features is the sketches' alone. The third layer reads the model's own state and lives in the engine
-(`probe.py`), with what is said here as its prior.
+Layers, each measured against the one at the bottom: what answers of this tenant and model were like
+(`histograms.py`), what this request says of itself (`features.py`, `regression.py`), what answers to its end
+user and in its conversation were like (`groups.py`). A gate (`gate.py`) follows how well each did on the
+answers that ended, and the best of those that have something to say answers; a request without features is
+the sketches' alone. One more layer reads the model's own state and lives in the engine (`probe.py`), with
+what is said here as its prior.
 
 Quantiles, never one number; conditional on the tokens generated so far. Pure and serialisable. Bounded.
 """
@@ -16,13 +17,14 @@ from typing import Any
 
 from engine.forecast.length.features import Features
 from engine.forecast.length.gate import LayerGate
-from engine.forecast.length.histograms import LONGEST, MAX_SKETCHES, PRIOR, TOPS, LengthSketches
+from engine.forecast.length.groups import BORROWS, GroupSketches
+from engine.forecast.length.histograms import LONGEST, MAX_SKETCHES, PRIOR, TOPS, LengthSketches, Sketch
 from engine.forecast.length.regression import LengthRegression
 from engine.forecast.length.scores import QUANTILES, LayerScore
 
 __all__ = ["LAYERS", "LONGEST", "PRIOR", "TOPS", "Features", "LengthForecast"]
 
-LAYERS = ("sketches", "features")
+LAYERS = ("sketches", "features", "user", "conversation")
 """By the numbers of the gate."""
 MAX_MODELS = 64
 """Served models that have weights of their own; those heard of longest ago are forgotten first."""
@@ -35,19 +37,32 @@ class LengthForecast:
     def __init__(self, *, max_sketches: int = MAX_SKETCHES) -> None:
         self.sketches = LengthSketches(max_sketches=max_sketches)
         self.gate = LayerGate(len(LAYERS), max_keys=max_sketches)
+        self.users = GroupSketches(max_sketches)
+        self.conversations = GroupSketches(max_sketches)
         self._regressions: dict[str, LengthRegression] = {}
         self._scores: dict[str, tuple[LayerScore, ...]] = {}
 
     def observe(
-        self, tenant_id: str, model_id: str, output_tokens: int, features: Features | None = None
+        self,
+        tenant_id: str,
+        model_id: str,
+        output_tokens: int,
+        features: Features | None = None,
+        *,
+        judge: bool = True,
     ) -> None:
         """An answer ended after `output_tokens`, its end-of-sequence token included; 0 says nothing. To count
-        it takes some microseconds; to judge both layers by it, and to learn, where `features` are given, some
-        0.1 ms."""
+        it takes some microseconds; to judge all layers by it, and to learn from `features`, some 0.1 ms."""
         if output_tokens < 1:
             return
         if features is not None:
-            self._judge(tenant_id, model_id, output_tokens, features)
+            if judge:
+                self._judge(tenant_id, model_id, output_tokens, features)
+            if features.user:
+                self.users.observe(tenant_id, model_id, features.user, output_tokens)
+            if features.blocks:
+                begun = self.conversations.find(tenant_id, model_id, reversed(features.blocks))
+                self.conversations.observe(tenant_id, model_id, features.blocks[-1], output_tokens, begun)
         self.sketches.observe(tenant_id, model_id, output_tokens)
 
     def samples(self, tenant_id: str, model_id: str) -> int:
@@ -75,14 +90,34 @@ class LengthForecast:
         for q in qs:
             if not 0 <= q <= 1:
                 raise ValueError(f"q must be between 0 and 1, not {q}")
-        if features is None or not self.gate.layer((tenant_id, model_id), model_id):
-            lengths = self.sketches.quantiles(tenant_id, model_id, qs, generated)
-        else:
-            lengths = self.by_features(tenant_id, model_id, qs, features, generated)
+        lengths = self._by_best_layer(tenant_id, model_id, qs, features, generated)
         if max_tokens is None:
             return lengths
         most = max(1, max_tokens)
         return [min(length, most) for length in lengths]
+
+    def _by_best_layer(
+        self, tenant_id: str, model_id: str, qs: Sequence[float], features: Features | None, generated: int
+    ) -> list[int]:
+        if features is None:
+            return self.sketches.quantiles(tenant_id, model_id, qs, generated)
+        groups = self._groups(tenant_id, model_id, features)
+        speaking = (0, 1, *(2 + index for index, sketch in enumerate(groups) if sketch is not None))
+        layer = self.gate.layer((tenant_id, model_id), model_id, speaking)
+        if layer == 0:
+            return self.sketches.quantiles(tenant_id, model_id, qs, generated)
+        if layer == 1:
+            return self.by_features(tenant_id, model_id, qs, features, generated)
+        sketch = groups[layer - 2]
+        assert sketch is not None, "it speaks"
+        return self.sketches.quantiles_of(sketch, BORROWS, tenant_id, model_id, qs, generated)
+
+    def _groups(self, tenant_id: str, model_id: str, features: Features) -> tuple[Sketch | None, ...]:
+        """What is known of its end user and of its conversation, in the order of the layers."""
+        return (
+            self.users.find(tenant_id, model_id, (features.user,)) if features.user else None,
+            self.conversations.find(tenant_id, model_id, reversed(features.blocks)),
+        )
 
     def by_features(
         self, tenant_id: str, model_id: str, qs: Sequence[float], features: Features, generated: int = 0
@@ -162,10 +197,20 @@ class LengthForecast:
         regression = self._regressions.pop(model_id, None) or LengthRegression()
         self._regressions[model_id] = regression
         located = regression.locate(features, lengths[0])
-        sketches, fitted = self._scores.setdefault(model_id, (LayerScore(), LayerScore()))
+        said = [
+            lengths,
+            regression.quantiles(located, QUANTILES),
+            *(
+                self.sketches.quantiles_of(sketch, BORROWS, tenant_id, model_id, QUANTILES)
+                if sketch is not None
+                else None
+                for sketch in self._groups(tenant_id, model_id, features)
+            ),
+        ]
+        scores = self._scores.setdefault(model_id, tuple(LayerScore() for _ in LAYERS))
         losses = [
-            sketches.observe(lengths, output_tokens),
-            fitted.observe(regression.quantiles(located, QUANTILES), output_tokens),
+            score.observe(each, output_tokens) if each is not None else None
+            for score, each in zip(scores, said, strict=True)
         ]
         self.gate.observe((tenant_id, model_id), model_id, losses)
         regression.observe(features, located, output_tokens)

@@ -49,9 +49,7 @@ def range_of(remaining_tokens: int) -> int:
 def prior_of(median: float, high: float, generated: int) -> list[float]:
     """The chances of each range of remaining lengths after `generated` tokens, by a forecast of the whole
     length's median and 90th percentile; 0 for `high`: it is twice the median."""
-    place = log(max(1.0, median))
-    spread = max(LEAST_SPREAD, log(max(high or 2 * median, median, 1.0)) - place)
-    scale = max(LEAST_SPREAD, spread / P90_IN_SCALES)
+    place, scale = _laplace(median, high)
     below = _share_below(generated, place, scale)
     left = 1.0 - below
     even = UNSURE / RANGES
@@ -65,6 +63,19 @@ def prior_of(median: float, high: float, generated: int) -> list[float]:
     rest = (1.0 - below) / left if left > 1e-9 else 1.0 / RANGES
     chances.append((1 - UNSURE) * rest + even)
     return chances
+
+
+def length_quantile(median: float, high: float, generated: int, q: float) -> int:
+    """The whole length that a share `q` of answers with such a forecast does not exceed, given that
+    `generated` tokens are out and more will come: at least `generated + 1`."""
+    place, scale = _laplace(median, high)
+    above = max(1e-9, 1.0 - q)
+    if log(generated + 0.5) >= place:
+        # Beyond the median the rest is the same share of what is out, however much that is.
+        return max(generated + 1, round((generated + 0.5) * exp(-scale * log(above)) - 0.5))
+    above *= 1.0 - _share_below(generated, place, scale)
+    distance = -log(2 * above) if above < 0.5 else log(2 * max(1e-9, 1.0 - above))
+    return max(generated + 1, round(exp(place + scale * distance) - 0.5))
 
 
 def remaining_quantiles(logits: Sequence[float], prior: Sequence[float], qs: Sequence[float]) -> list[int]:
@@ -97,6 +108,13 @@ def _quantiles(weights: Sequence[float], qs: Sequence[float]) -> list[int]:
         part = (target - passed) / weights[index] if weights[index] > 0 else 1.0
         lengths.append(max(1, bottom + max(1, round(min(part, 1.0) * (top - bottom)))))
     return lengths
+
+
+def _laplace(median: float, high: float) -> tuple[float, float]:
+    """Place and scale of the logarithm of a length; 0 for `high`: it is twice the median."""
+    place = log(max(1.0, median))
+    spread = max(LEAST_SPREAD, log(max(high or 2 * median, median, 1.0)) - place)
+    return place, max(LEAST_SPREAD, spread / P90_IN_SCALES)
 
 
 def _share_below(length: float, place: float, scale: float) -> float:

@@ -2,22 +2,24 @@
 
 Takes what the probe reads, combines it with the forecast that came with each sequence (`probe.py`), and says
 the new median and 90th percentile of its whole length. When a sequence ends, both are judged by what they
-said at its first reading; a gate per tenant drops the probe where it does worse. Pure; bounded by the
-sequences that live. One writer: the engine's core.
+said at its first reading; a gate per tenant drops the probe where it does worse. A probe that takes another's
+place starts unjudged. Pure; bounded by the sequences that live. One writer: the engine's core.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from engine.forecast.length.gate import LayerGate
 from engine.forecast.length.probe import prior_of, prior_quantiles, remaining_quantiles
-from engine.forecast.length.scores import HIGH, QUANTILES, LayerScore
+from engine.forecast.length.scores import HIGH, QUANTILES, LayerScore, concordance
+from engine.messages import LengthScore, ProbeReport
 
 LAYERS = ("forecast", "probe")
 """By the numbers of the gate: what came with the request, and with the model's state."""
+RANKED_EVERY = 64
+"""Answers: to compare ranks takes a millisecond."""
 _ALL = ""
 """The gate's group: all tenants of an engine, which serves one model."""
 
@@ -34,10 +36,35 @@ class ProbeGate:
     """The lengths that one engine foresees."""
 
     def __init__(self) -> None:
+        self._state = "off"
+        self._problem = ""
+        self._trained_on = 0
+        self._loaded = 0
+        self._forget()
+
+    def _forget(self) -> None:
         self._gate = LayerGate(len(LAYERS))
         self._said: dict[str, tuple[list[int], list[int]]] = {}
         """At a sequence's first reading: by the forecast, and by the probe."""
         self._scores = (LayerScore(), LayerScore())
+        self._ranks: list[float | None] = [None, None]
+        self._ranked_from = 2
+        """Answers from which on the ranks are computed again."""
+
+    def took_over(self, trained_on: int) -> None:
+        """A probe that was trained on so many readings is read from now on: it has to show its worth."""
+        self._state, self._problem, self._trained_on = "on", "", trained_on
+        self._loaded += 1
+        self._forget()
+
+    def without_probe(self, state: str, problem: str = "") -> None:
+        """No probe is read (any more): `state` is `collecting` or `off`; `problem`: what is wrong with the
+        one that is there."""
+        self._state, self._problem, self._trained_on = state, problem, 0
+
+    def refused(self, problem: str) -> None:
+        """A probe that should have taken over does not fit; the one in use, if any, stays."""
+        self._problem = problem
 
     def read(
         self,
@@ -71,7 +98,30 @@ class ProbeGate:
         ]
         self._gate.observe(tenant_id, _ALL, losses)
 
-    def report(self) -> dict[str, Any]:
-        """As `LengthForecast.report` has it for one model."""
-        layers = {name: score.report() for name, score in zip(LAYERS, self._scores, strict=True)}
-        return {**self._gate.report(_ALL), "layers": layers}
+    def describe(self) -> ProbeReport:
+        """The state of the probe and what it is worth. Cheap: fit for every snapshot."""
+        answers = self._scores[0].samples
+        if answers >= self._ranked_from:
+            self._ranked_from = answers + RANKED_EVERY
+            self._ranks = [concordance(score.pairs) for score in self._scores]
+        return ProbeReport(
+            self._state,
+            self._problem,
+            self._trained_on,
+            self._loaded,
+            self._state == "on" and self._gate.layer(_ALL, _ALL) > 0,
+            answers,
+            *(_told(score, rank) for score, rank in zip(self._scores, self._ranks, strict=True)),
+        )
+
+
+def _told(score: LayerScore, rank_accuracy: float | None) -> LengthScore | None:
+    count = score.samples
+    if not count:
+        return None
+    return LengthScore(
+        score.pinball_sum_tokens / count,
+        score.error_sum_tokens / count,
+        score.covered[HIGH] / count,
+        rank_accuracy,
+    )

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
 
 from engine.core.model_runner import Sampled, SequenceSlice
 from engine.forecast.length.probe import RANGES
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 FILE_NAME = "length_probe.fairgate"
 """File in the model directory. In safetensors' format, but not loaded as weights."""
 FORMAT = "fairgate length probe 1"
+MAX_FILE_BYTES = 1 << 26
 LAST_TOKENS = 8
 READ_EVERY = 32
 """Steps between two readings of all sequences; each is also read when its prompt is computed."""
@@ -128,6 +129,13 @@ class ProbeWeights:
         temporary.replace(path)
 
 
+def _metadata(content: bytes) -> dict[str, str]:
+    """Of a safetensors file: a header of JSON behind its length."""
+    length = int.from_bytes(content[:8], "little")
+    found: dict[str, str] = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+    return found
+
+
 _TENSORS = ("mean", "deviation", "hidden", "hidden_bias", "output", "output_bias")
 
 
@@ -135,15 +143,19 @@ def load_probe(path: Path, reader: StateReader, fingerprint: str, device: torch.
     """The probe in `path`, for the model of this `fingerprint`. Raises `ProbeRefused`."""
     remedy = "train another one (fairgate forecast train), or delete the file"
     try:
-        with safe_open(path, framework="pt") as file:
-            about = file.metadata() or {}
-            if about.get("format") != FORMAT:
-                raise ProbeRefused(f"{path} is no length probe of this version: {remedy}")
-            if about.get("fingerprint") != fingerprint:
-                raise ProbeRefused(f"{path} was trained on another model than the one beside it: {remedy}")
-            tensors = {name: file.get_tensor(name).float().to(device) for name in _TENSORS}
-            layers = tuple(int(layer) for layer in json.loads(about["layers"]))
-            samples = int(about["samples"])
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ProbeRefused(f"{path} has more than {MAX_FILE_BYTES >> 20} MiB: {remedy}")
+        # Read, not mapped: it may be overwritten in place while its weights are in use.
+        content = path.read_bytes()
+        stored = load(content)
+        about = _metadata(content)
+        if about.get("format") != FORMAT:
+            raise ProbeRefused(f"{path} is no length probe of this version: {remedy}")
+        if about.get("fingerprint") != fingerprint:
+            raise ProbeRefused(f"{path} was trained on another model than the one beside it: {remedy}")
+        tensors = {name: stored[name].float().to(device) for name in _TENSORS}
+        layers = tuple(int(layer) for layer in json.loads(about["layers"]))
+        samples = int(about["samples"])
     except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
         raise ProbeRefused(f"{path} cannot be read as a length probe ({error}): {remedy}") from None
     size = tensors["hidden"].shape[0]
@@ -175,6 +187,9 @@ class LengthReadings:
         """Without `weights` nothing is predicted; `keep_states`: attaches the states themselves, as training
         data."""
         self.weights = weights
+        """May be replaced between two steps."""
+        self.has_failed = False
+        """States cannot be read: nothing is, from then on."""
         self._reader = reader
         self._keep_states = keep_states
         self._steps = 0
@@ -195,7 +210,7 @@ class LengthReadings:
             self._read([slices[index] for index in due], [chosen[index] for index in due])
         except Exception:
             log.exception("the states could not be read: from now on lengths are foreseen without them")
-            self.weights, self._keep_states = None, False
+            self.has_failed, self.weights, self._keep_states = True, None, False
 
     def _read(self, slices: list[SequenceSlice], chosen: list[Sampled | None]) -> None:
         state = self._reader.read(slices)

@@ -72,6 +72,8 @@ class PoolSession:
         self._sizes: dict[str, Replica] = {}
         self._acts: list[list[Any] | Ticket] = []
         self._progress: dict[str, tuple[int, int]] = {}
+        self._foreseen: dict[str, int] = {}
+        """Predicted output of running requests that the pool does not know of yet."""
         self._confirmed: list[str] = []
         self._out: PoolMessage | None = None
         self._is_out = False
@@ -101,7 +103,9 @@ class PoolSession:
     @property
     def has_news(self) -> bool:
         """There is something to send."""
-        return not self._belongs or self._out is not None or bool(self._acts or self._progress)
+        return (
+            not self._belongs or self._out is not None or bool(self._acts or self._progress or self._foreseen)
+        )
 
     @property
     def is_urgent(self) -> bool:
@@ -132,12 +136,21 @@ class PoolSession:
         ticket = self.mirror.ticket(entry_id)
         if ticket is None:
             return
-        if output_tokens > ticket.entry.predicted_output_tokens or live_sequences < ticket.sequences:
+        flight = self.mirror.dispatched.get(entry_id)
+        predicted = (ticket.entry if flight is None else flight).predicted_output_tokens
+        if output_tokens > predicted or live_sequences < ticket.sequences:
             self._progress[entry_id] = (output_tokens, live_sequences)
+
+    def foreseen(self, entry_id: str) -> None:
+        """Its engine foresees another length of a running request."""
+        flight = self.mirror.dispatched.get(entry_id)
+        if flight is not None:
+            self._foreseen[entry_id] = flight.predicted_output_tokens
 
     def finished(self, entry_id: str, input_tokens: int, output_tokens: int) -> None:
         """A request that had its turn is over."""
         self._progress.pop(entry_id, None)
+        self._foreseen.pop(entry_id, None)
         cost = input_tokens * INPUT_TOKEN_COST + output_tokens * OUTPUT_TOKEN_COST
         self._acts.append(["finish", entry_id, cost])
 
@@ -218,6 +231,7 @@ class PoolSession:
             ]
             acts += [["lift", *each, amount] for each, amount in self._lifts.items()]
             acts += [["progress", each, *said] for each, said in self._progress.items()]
+            acts += [["foresee", each, tokens] for each, tokens in self._foreseen.items()]
             acts += [
                 self._arrive(act, now_s) if isinstance(act, Ticket) else act
                 for act in self._acts
@@ -226,7 +240,7 @@ class PoolSession:
         self._number += 1
         named = [replace(each, replica_id=self._shared(each.replica_id)) for each in replicas]
         packed = codec.message(named, self._confirmed, acts, passage)
-        self._acts, self._progress, self._confirmed = [], {}, []
+        self._acts, self._progress, self._foreseen, self._confirmed = [], {}, {}, []
         self._served, self._serials, self._lifts = {}, {}, {}
         self._is_urgent = False
         return PoolMessage(self._epoch, self._life, self._number, packed)
@@ -328,6 +342,7 @@ class PoolSession:
             "is_long": flight.is_long,
             "charged": flight.charged_cost,
             "output": flight.output_tokens,
+            "foreseen": flight.predicted_output_tokens,
             "live": flight.live_sequences,
             "kv_now": flight.kv_tokens,
         }

@@ -175,6 +175,18 @@ def models_of(gateway: Gateway) -> dict[str, Any]:
     return {"pools": shown, "aliases": aliases}
 
 
+def forecasts_of(gateway: Gateway) -> dict[str, Any]:
+    """How good the forecasts are: of output lengths by the gateway's layers, by model; of each engine its
+    length probe and its step times."""
+    engines = {
+        each.replica_id: {"length_probe": snapshot.length_probe, "step_time": snapshot.step_time}
+        for pool in gateway.pools.values()
+        for each in pool.spec.upstreams
+        if (snapshot := each.snapshot) is not None
+    }
+    return {"gateway": gateway.lengths.report(), "engines": engines}
+
+
 def _engine(upstream: Upstream) -> dict[str, Any]:
     ready, snapshot = upstream.ready, upstream.snapshot
     shown: dict[str, Any] = {"replica_id": upstream.replica_id, "is_up": upstream.is_up}

@@ -20,7 +20,13 @@ from typing import Any
 from engine.forecast.length.length import LAYERS, LengthForecast
 from engine.forecast.length.probe import prior_of, prior_quantiles, remaining_quantiles
 from engine.forecast.length.scores import HIGH, QUANTILES, LayerScore, pinball_tokens
-from ops.bench.estimates.forecast_traffic import MAX_TOKENS, AnsweredInstruction, answer_instructions
+from ops.bench.estimates import forecast_groups, forecast_queue
+from ops.bench.estimates.forecast_traffic import (
+    MAX_TOKENS,
+    AnsweredInstruction,
+    answer_instructions,
+    states_of,
+)
 from ops.reporting import table
 
 PARTS = 3
@@ -59,7 +65,13 @@ def run(*, model: str | None, answers: int, threads: int, seed: int, progress: A
     answered = answer_instructions(directory, answers, seed=seed, threads=threads, progress=progress)
     # Batches end in an order of their own: the shortest first. Traffic does not come sorted.
     random.Random(seed).shuffle(answered)
-    return judge(answered)
+    report = judge(answered)
+    report["queue"] = forecast_queue.run(directory, answers=answers, threads=threads, seed=seed)
+    report["groups"] = forecast_groups.run()
+    report["ok"] = (
+        report["ok"] and report["groups"]["ok"] and (report["queue"] is None or report["queue"]["ok"])
+    )
+    return report
 
 
 def judge(answered: Sequence[AnsweredInstruction]) -> dict[str, Any]:
@@ -115,7 +127,7 @@ def _measure(
         forecast.observe(TENANT, MODEL, each.output_tokens, each.features)
     readings = [reading for each in training for reading in each.readings]
     fitted = fit_probe(
-        _states([reading.state for reading in readings]),
+        states_of([reading.state for reading in readings]),
         [reading.remaining for reading in readings],
         layers=(),
         fingerprint="",
@@ -130,7 +142,7 @@ def _measure(
         below = forecast.by_features(TENANT, MODEL, QUANTILES, each.features)
         measured.features.observe([min(length, MAX_TOKENS) for length in below], actual)
         with torch.inference_mode():
-            states = _states([reading.state for reading in each.readings])
+            states = states_of([reading.state for reading in each.readings])
             rows = fitted.weights.logits(states).tolist()
         for reading, logits in zip(each.readings, rows, strict=True):
             out = reading.generated
@@ -163,17 +175,10 @@ def _gate(answered: Sequence[AnsweredInstruction]) -> dict[str, Any]:
     count = len(answered)
     return {
         "pinball_tokens": chosen / count,
-        "layers": {name: loss / count for name, loss in zip(LAYERS, layers, strict=True)},
+        "layers": {name: loss / count for name, loss in zip(LAYERS, layers, strict=False)},
         "excess": chosen / min(layers) - 1,
         "used": forecast.layer(TENANT, MODEL),
     }
-
-
-def _states(states: Sequence[bytes]) -> Any:
-    import numpy as np
-    import torch
-
-    return torch.from_numpy(np.stack([np.frombuffer(state, dtype=np.float16) for state in states])).float()
 
 
 def show(report: dict[str, Any]) -> None:
@@ -199,9 +204,12 @@ def show(report: dict[str, Any]) -> None:
     )
     print(
         f"the probe's mean error is {100 * report['probe_error_share']:.0f} % of the constant's (at most"
-        f" {100 * WANTED_SHARE_OF_BLIND_ERROR:.0f} % wanted); each layer beats the one below and all that:"
-        f" {'ok' if report['ok'] else 'NOT ok'}"
+        f" {100 * WANTED_SHARE_OF_BLIND_ERROR:.0f} % wanted)"
     )
+    if report["queue"] is not None:
+        forecast_queue.show(report["queue"])
+    forecast_groups.show(report["groups"])
+    print(f"each layer beats the one below, and all that: {'ok' if report['ok'] else 'NOT ok'}")
 
 
 def _row(name: str, score: dict[str, Any]) -> tuple[object, ...]:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from engine.core.core import EngineConfig, EngineCore
 from engine.core.detokenizer import load_texts
@@ -107,9 +108,11 @@ def answer_instructions(
     *,
     seed: int,
     threads: int,
+    held_out: bool | None = None,
     progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> list[AnsweredInstruction]:
-    """`number` instructions, answered at temperature 1. Some twenty a second and core."""
+    """`number` instructions, answered at temperature 1; `held_out`: those that neither the model nor its
+    probe was trained on, False: only the others, None: any. Some two hundred a second and core."""
     from engine.model.length_probe.probe import LengthReadings
     from engine.model.loader import load_runner
 
@@ -124,7 +127,7 @@ def answer_instructions(
     for index in range(number):
         family = rng.choices(list(FAMILY_SHARES), list(FAMILY_SHARES.values()))[0]
         instruction = decorate(
-            make_instruction(family, rng, held_out=None), rng, longest_note_words=LONGEST_NOTE_WORDS
+            make_instruction(family, rng, held_out=held_out), rng, longest_note_words=LONGEST_NOTE_WORDS
         )
         tokens = renderer.chat_tokens(instruction.chat())
         sequence_id = f"instruction {index}"
@@ -166,3 +169,13 @@ def state_layers(model_dir: Path) -> list[int]:
     from engine.model.loader import load_runner
 
     return load_runner(model_dir, num_blocks=1, fast_paths=False).state_reader().layers
+
+
+def states_of(states: Sequence[bytes]) -> Any:
+    """Readings as a tensor, float32; one row each."""
+    import numpy as np
+    import torch
+
+    if not states:
+        return torch.zeros(0, 1)
+    return torch.from_numpy(np.stack([np.frombuffer(state, dtype=np.float16) for state in states])).float()

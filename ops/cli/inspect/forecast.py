@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ops.cli.base import Failure, answer, group, settings_now
+from ops.cli.live import call, running_server
 from ops.reporting import table
 
 ENGINE_OPTION = click.option(
@@ -23,7 +24,7 @@ def forecast() -> None:
     \b
       fairgate forecast report
       fairgate serve --engine-collect-lengths yes     collect readings while serving
-      fairgate forecast train                         train the probe on them
+      fairgate forecast train                         train a probe on them; running engines take it over
     """
 
 
@@ -32,24 +33,25 @@ def forecast() -> None:
 def report(engine_id: str) -> None:
     """How well each layer foretold the answers that have ended, and which one is used.
 
-    \b
-    Layers 1 and 2 are judged by the gateway (saved every minute), layer 3, the probe, by the engine (saved
-    every three minutes); both at their end, too. Pinball loss and errors are in tokens; rank accuracy: of two
-    answers, how often the longer one was expected to be longer.
-    --json answers:
-      {"gateway": {"fairgate-demo": {"used": 1, "changes": 1, "samples": 812, "relative_loss": [1.0, 0.31],
-       "layers": {"sketches": {"samples": 812, "pinball_tokens": 9.1, "p90_coverage": 0.91, …}, …}}},
-       "engine": {"used": 1, "layers": {"forecast": {…}, "probe": {…}}, …}, "step_time": {"base_s": …}}
-    """
-    from engine.core.learned_state import learned_path, read_learned
+    Of the server that runs on this data directory, as of now; of none, what was saved last.
 
-    data_dir = Path(settings_now().data_dir)
-    try:
-        learned = read_learned(learned_path(data_dir, engine_id)) or {}
-        gateway = _gateway_report(data_dir)
-    except (OSError, ValueError) as error:
-        raise Failure(str(error)) from None
-    found = {"gateway": gateway, "engine": learned.get("lengths"), "step_time": learned.get("fit")}
+    \b
+    Layers 1 and 2 are judged by the gateway, on arrival. Layer 3, the length probe, is judged by each engine
+    against what the same answers were predicted to be before their prompts were computed. Pinball loss and
+    errors are in tokens; rank accuracy: of two answers, how often the longer one was expected to be longer.
+    --json answers:
+      {"from": "server", "gateway": {"fairgate-demo": {"used": 1, "changes": 1, "samples": 812,
+       "relative_loss": [1.0, 0.31], "layers": {"sketches": {"samples": 812, "pinball_tokens": 9.1,
+       "p90_coverage": 0.91, …}, …}}}, "engines": {"engine-0": {"length_probe": {"state": "on",
+       "problem": "", "trained_on": 37089, "loaded": 1, "is_used": true, "answers": 700,
+       "forecast": {"pinball_tokens": 2.1, "mean_error_tokens": 6.2, "p90_coverage": 0.9, …},
+       "probe": {"pinball_tokens": 1.0, …}}, "step_time": {"base_s": …}}}}
+    """
+    server = running_server()
+    if server is not None:
+        found = {"from": "server"} | call(server, "GET", "/forecasts")
+    else:
+        found = {"from": "files"} | _saved(Path(settings_now().data_dir), engine_id)
     answer(found, lambda: _show(found))
 
 
@@ -79,9 +81,10 @@ def train(
     """Trains the length probe on what an engine collected while it served.
 
     \b
-    Collecting is off by default; engine.collect_lengths = "yes" switches it on. A restarted engine uses the
-    probe. Of two engines' readings the newest 20,000 are kept each. The probe fits this model only: with
-    other weights it is refused, and forecasts do without it.
+    Collecting is off by default; engine.collect_lengths = "yes" switches it on; engines write what they have
+    once there are 200, every three minutes, and at their end. Running engines take the new probe over within
+    seconds. Of each engine's readings the newest 20,000 are kept. The probe fits this model only: with other
+    weights it is refused, and forecasts do without it.
     --json answers:
       {"probe": "/models/x/length_probe.fairgate", "readings": 5120, "held_out": 568,
        "mean_error_tokens": 6.1, "blind_error_tokens": 22.4}
@@ -92,6 +95,7 @@ def train(
     from engine.model.length_probe.fit import TooFewReadings, fit_probe
     from engine.model.length_probe.probe import FILE_NAME
     from engine.process.fingerprint import model_fingerprint
+    from ops.bench.estimates.forecast_traffic import states_of
     from ops.serving.hub_model import ModelMissing, with_local_model
 
     try:
@@ -117,7 +121,7 @@ def train(
             samples = read_samples(path, fingerprint)
             rows = samples.rows
             states, remaining, layers = [row[2] for row in rows], [row[1] for row in rows], samples.layers
-        fitted = fit_probe(_tensor(states), remaining, layers=layers, fingerprint=fingerprint, seed=seed)
+        fitted = fit_probe(states_of(states), remaining, layers=layers, fingerprint=fingerprint, seed=seed)
     except (SamplesRefused, TooFewReadings) as error:
         raise Failure(str(error)) from None
     target = out if out is not None else model_dir / FILE_NAME
@@ -139,7 +143,7 @@ def train(
         found,
         f"{target}: trained on {fitted.weights.samples} readings. On {fitted.held_out} others its mean error"
         f" is {fitted.mean_error_tokens:.1f} tokens; that of the best constant is"
-        f" {fitted.blind_error_tokens:.1f}. Engines use it from their next start on.",
+        f" {fitted.blind_error_tokens:.1f}. Running engines take it over within seconds.",
     )
 
 
@@ -148,19 +152,27 @@ def _answered(
 ) -> tuple[list[bytes], list[int], list[int]]:
     from ops.bench.estimates.forecast_traffic import answer_instructions, state_layers
 
-    answered = answer_instructions(model_dir, number, seed=seed, threads=threads)
+    answered = answer_instructions(model_dir, number, seed=seed, threads=threads, held_out=False)
     readings = [reading for each in answered for reading in each.readings]
     states = [each.state for each in readings]
     return states, [each.remaining for each in readings], state_layers(model_dir)
 
 
-def _tensor(states: list[bytes]) -> Any:
-    import numpy as np
-    import torch
+def _saved(data_dir: Path, engine_id: str) -> dict[str, Any]:
+    from engine.core.learned_state import learned_path, read_learned
 
-    if not states:
-        return torch.zeros(0, 1)
-    return torch.from_numpy(np.stack([np.frombuffer(state, dtype=np.float16) for state in states])).float()
+    try:
+        learned = read_learned(learned_path(data_dir, engine_id))
+        gateway = _gateway_report(data_dir)
+    except (OSError, ValueError) as error:
+        raise Failure(str(error)) from None
+    engines = {}
+    if learned is not None:
+        engines[engine_id] = {
+            "length_probe": learned.get("length_probe", {"state": "off"}),
+            "step_time": learned.get("fit"),
+        }
+    return {"gateway": gateway, "engines": engines}
 
 
 def _gateway_report(data_dir: Path) -> dict[str, Any]:
@@ -178,9 +190,14 @@ def _gateway_report(data_dir: Path) -> dict[str, Any]:
 def _show(found: dict[str, Any]) -> None:
     rows: list[tuple[object, ...]] = []
     for model_id, each in found["gateway"].items():
-        rows += _rows(f"gateway, {model_id}", each, first=1)
-    if found["engine"] is not None:
-        rows += _rows("engine", found["engine"], first=2)
+        for number, (name, score) in enumerate(each["layers"].items()):
+            rows.append(_row(f"gateway, {model_id}", f"{number + 1} {name}", each["used"] == number, score))
+    for engine_id, engine in found["engines"].items():
+        probe = engine["length_probe"]
+        for name, key, is_used in (("before", "forecast", False), ("3 probe", "probe", True)):
+            if probe.get(key) is not None:
+                score = {"samples": probe["answers"]} | probe[key]
+                rows.append(_row(engine_id, name, is_used and probe.get("is_used", False), score))
     columns = (
         "judged by",
         "layer",
@@ -192,29 +209,38 @@ def _show(found: dict[str, Any]) -> None:
         "rank accuracy",
     )
     table("length forecasts", columns, rows)
-    fit = found["step_time"]
-    if fit is not None:
-        click.echo(
-            f"step time: {1e3 * fit['base_s']:.3f} ms + {1e6 * fit['per_token_s']:.1f} us a token +"
-            f" {1e6 * fit['per_sequence_s']:.1f} us a sequence; {fit['samples']} steps, mean error"
-            f" {100 * fit['relative_error']:.1f} %"
-        )
+    for engine_id, engine in found["engines"].items():
+        click.echo(f"{engine_id}: {_probe_line(engine['length_probe'])}")
+        fit = engine["step_time"]
+        if fit is not None:
+            click.echo(
+                f"{engine_id}: a step takes {1e3 * fit['base_s']:.3f} ms + {1e6 * fit['per_token_s']:.1f} us"
+                f" a token + {1e6 * fit['per_sequence_s']:.1f} us a sequence; {fit['samples']} steps,"
+                f" mean error {100 * fit['relative_error']:.1f} %"
+            )
 
 
-def _rows(judge: str, report: dict[str, Any], first: int) -> list[tuple[object, ...]]:
-    def number(value: float | None, form: str) -> str:
-        return "" if value is None else format(value, form)
+def _probe_line(probe: dict[str, Any]) -> str:
+    line = f"length probe {probe['state']}"
+    if probe["state"] == "on":
+        line += f", trained on {probe['trained_on']} readings, "
+        line += "used" if probe.get("is_used") else "not used: not better so far"
+    if probe.get("problem"):
+        line += f"; {probe['problem']}"
+    return line
 
-    return [
-        (
-            judge,
-            f"{first + index} {name}",
-            "yes" if report["used"] == index else "",
-            score["samples"],
-            number(score["pinball_tokens"], ".2f"),
-            number(score["mean_error_tokens"], ".2f"),
-            number(score["p90_coverage"], ".0%"),
-            number(score["rank_accuracy"], ".0%"),
-        )
-        for index, (name, score) in enumerate(report["layers"].items())
-    ]
+
+def _row(judge: str, layer: str, is_used: bool, score: dict[str, Any]) -> tuple[object, ...]:
+    def number(key: str, form: str) -> str:
+        return "" if score.get(key) is None else format(score[key], form)
+
+    return (
+        judge,
+        layer,
+        "yes" if is_used else "",
+        score["samples"],
+        number("pinball_tokens", ".2f"),
+        number("mean_error_tokens", ".2f"),
+        number("p90_coverage", ".0%"),
+        number("rank_accuracy", ".0%"),
+    )

@@ -148,25 +148,37 @@ function acts.cancel(id)
   end
 end
 
--- Output so far, and how many sequences still run; what passes the prediction is charged.
-function acts.progress(id, output, live)
-  local ticket = own_ticket(id)
-  if not ticket or not ticket.runs then
-    return
-  end
-  local beyond = math.max(0, output - ticket.predicted)
-  local cost = ticket.cost + beyond * rule.output_cost
-  if cost > ticket.charged then
+-- Charges a running request what is expected of it by now, and counts it at its replica: InFlightRequests._recount.
+local function recount(id, ticket, live)
+  local expected = math.max(ticket.foreseen or ticket.predicted, ticket.output or 0)
+  local more = expected - ticket.predicted
+  local cost = ticket.cost + more * rule.output_cost
+  if cost ~= ticket.charged then
     charge_running(ticket, cost - ticket.charged)
     ticket.charged = cost
   end
-  local kv, ended = ticket.kv + beyond, ticket.live - live
-  if ended ~= 0 then
-    kv = math.floor(kv * live / ticket.sequences)
-  end
-  add_load(ticket, -ended, kv - ticket.kv_now)
-  ticket.output, ticket.live, ticket.kv_now = output, live, kv
+  local kv = math.floor(math.max(expected, ticket.kv + more) * live / ticket.sequences)
+  add_load(ticket, live - ticket.live, kv - ticket.kv_now)
+  ticket.live, ticket.kv_now = live, kv
   tickets.put(id, ticket)
+end
+
+-- Output so far, and how many sequences still run; what passes the prediction is charged.
+function acts.progress(id, output, live)
+  local ticket = own_ticket(id)
+  if ticket and ticket.runs then
+    ticket.output = output
+    recount(id, ticket, live)
+  end
+end
+
+-- Its engine foresees another length of the whole output, all sequences together.
+function acts.foresee(id, tokens)
+  local ticket = own_ticket(id)
+  if ticket and ticket.runs then
+    ticket.foreseen = tokens
+    recount(id, ticket, ticket.live)
+  end
 end
 
 -- It is over: its charge becomes what was really computed and emitted.

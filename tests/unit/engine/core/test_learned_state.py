@@ -11,6 +11,7 @@ import pytest
 
 from engine.core.core import EngineConfig, EngineCore
 from engine.core.learned_state import (
+    FIRST_SAMPLES,
     KEEP_EVERY_S,
     LearnedKey,
     LearnedStateWriter,
@@ -126,7 +127,7 @@ def test_it_is_written_now_and_then_and_only_where_something_is_new(tmp_path: Pa
     content = read_learned(path)
     assert content is not None
     assert content["fit"]["samples"] == 20
-    assert set(content["lengths"]["layers"]) == {"forecast", "probe"}
+    assert content["length_probe"] == {"state": "off"}
     path.unlink()
     keeper.keep()
     assert not path.exists()
@@ -160,3 +161,31 @@ def test_samples_come_back_and_those_of_another_model_are_refused(tmp_path: Path
         read_samples(path, "f")
     with pytest.raises(SamplesRefused, match="cannot be read"):
         read_samples(tmp_path / "none", "f")
+
+
+def test_samples_are_written_as_soon_as_a_probe_could_be_trained_on_them(tmp_path: Path) -> None:
+    path = samples_path(tmp_path, "engine-0")
+    core = core_with()
+
+    def content(kept: list[LengthSample]) -> tuple[Path, Samples]:
+        rows = [(each.generated, each.remaining, each.state) for each in kept]
+        return path, Samples("f", [1], 2, rows)
+
+    keeper = LearnedStateWriter(core, learned_path(tmp_path, "engine-0"), KEY, content, now_s=0.0)
+
+    def collect(samples: int) -> None:
+        for _ in range(samples):
+            core.samples.note("s", 0, b"abcd")
+            core.samples.ended("s", 9)
+
+    collect(FIRST_SAMPLES - 1)
+    keeper.tick(1.0)
+    assert not path.exists()
+    collect(1)
+    keeper.tick(2.0)
+    assert len(read_samples(path, "f").rows) == FIRST_SAMPLES
+    collect(FIRST_SAMPLES)
+    keeper.tick(2.0 + KEEP_EVERY_S - 0.1)
+    assert len(read_samples(path, "f").rows) == FIRST_SAMPLES, "later ones wait their time"
+    keeper.tick(2.0 + KEEP_EVERY_S)
+    assert len(read_samples(path, "f").rows) == 2 * FIRST_SAMPLES

@@ -13,11 +13,19 @@ from engine.core.core import EngineConfig, EngineCore
 from engine.core.detokenizer import load_texts
 from engine.core.model_runner import SequenceSlice
 from engine.forecast.length.probe import RANGES
+from engine.forecast.length.probe_gate import ProbeGate
 from engine.messages import SamplingParams, Submit
 from engine.model.length_probe.fit import TooFewReadings, fit_probe
-from engine.model.length_probe.probe import FILE_NAME, LengthReadings, ProbeRefused, ProbeWeights, load_probe
+from engine.model.length_probe.probe import (
+    FILE_NAME,
+    MAX_FILE_BYTES,
+    LengthReadings,
+    ProbeRefused,
+    ProbeWeights,
+    load_probe,
+)
 from engine.model.loader import load_runner
-from engine.model.probe_attachment import attach_readings
+from engine.model.probe_attachment import ProbeFollower
 from engine.model.runner import TorchRunner
 from engine.process.fingerprint import machine_name, model_fingerprint
 from tests.support.tiny_model import save_tiny_model
@@ -138,7 +146,7 @@ def test_reading_changes_no_token_and_every_answer_is_judged(model_dir: Path) ->
     read, core = answers(runner, model_dir)
 
     assert read == plain
-    assert core.lengths.report()["samples"] == 12
+    assert core.lengths.describe().answers == 12
     kept = core.samples.kept()
     assert {sample.generated for sample in kept} > {0}
     assert sum(sample.generated == 0 for sample in kept) == 12
@@ -156,9 +164,23 @@ def test_a_reading_that_fails_switches_readings_off_and_no_step_fails(
     read, core = answers(runner, model_dir)
 
     assert all(read)
-    assert core.lengths.report()["samples"] == 0
+    assert core.lengths.describe().answers == 0
     assert runner.readings.weights is None
     assert len([each for each in caplog.records if "states could not be read" in each.message]) == 1
+    gate = ProbeGate()
+    gate.took_over(300)
+    ProbeFollower(gate, runner, model_dir, "x", keep_states=False).look()
+    assert gate.describe().state == "off"
+    assert "could not be read" in gate.describe().problem
+
+
+def follower(
+    runner: TorchRunner, model_dir: Path, *, keep_states: bool = False
+) -> tuple[ProbeFollower, ProbeGate]:
+    gate = ProbeGate()
+    runner.readings = None
+    fingerprint = model_fingerprint(model_dir)
+    return ProbeFollower(gate, runner, model_dir, fingerprint, keep_states=keep_states), gate
 
 
 def test_a_probe_beside_the_model_is_used_and_one_of_another_model_is_refused(
@@ -168,23 +190,30 @@ def test_a_probe_beside_the_model_is_used_and_one_of_another_model_is_refused(
     fingerprint = model_fingerprint(model_dir)
     reader = runner.state_reader()
     try:
-        assert attach_readings(runner, model_dir, fingerprint, keep_states=False) == "off"
+        follows, gate = follower(runner, model_dir)
+        follows.look()
+        assert gate.describe().state == "off"
         assert runner.readings is None
-        assert attach_readings(runner, model_dir, fingerprint, keep_states=True) == "collecting"
+        assert follower(runner, model_dir, keep_states=True)[1].describe().state == "collecting"
 
         weights = weights_for(runner, fingerprint)
         weights.save(path)
         loaded = load_probe(path, reader, fingerprint, torch.device("cpu"))
         assert torch.equal(loaded.output, weights.output)
-        assert attach_readings(runner, model_dir, fingerprint, keep_states=False) == "on"
+        follows, gate = follower(runner, model_dir)
+        follows.look()
+        assert (gate.describe().state, gate.describe().trained_on) == ("on", 300)
         # The model is served as before: transformers does not take the probe for weights of it.
         load_runner(model_dir, num_blocks=8, dtype="float32", device="cpu")
 
         weights_for(runner, "another model").save(path)
         with pytest.raises(ProbeRefused, match=r"another model.*fairgate forecast train"):
             load_probe(path, reader, fingerprint, torch.device("cpu"))
-        assert attach_readings(runner, model_dir, fingerprint, keep_states=False) == "off"
-        assert "without a probe" in caplog.text
+        follows, gate = follower(runner, model_dir)
+        follows.look()
+        assert gate.describe().state == "off"
+        assert "another model" in gate.describe().problem
+        assert "a length probe is not used" in caplog.text
 
         replace(weights, mean=torch.zeros(3)).save(path)
         with pytest.raises(ProbeRefused, match=r"mean has the shape \(3,\)"):
@@ -198,6 +227,44 @@ def test_a_probe_beside_the_model_is_used_and_one_of_another_model_is_refused(
         path.write_bytes(b"garbage")
         with pytest.raises(ProbeRefused, match="cannot be read"):
             load_probe(path, reader, fingerprint, torch.device("cpu"))
+        with path.open("wb") as file:
+            file.truncate(MAX_FILE_BYTES + 1)
+        with pytest.raises(ProbeRefused, match="more than 64 MiB"):
+            load_probe(path, reader, fingerprint, torch.device("cpu"))
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def test_a_running_engine_takes_over_a_new_probe_keeps_the_old_one_beside_a_broken_file_and_lets_go_of_it(
+    model_dir: Path, runner: TorchRunner
+) -> None:
+    path = model_dir / FILE_NAME
+    fingerprint = model_fingerprint(model_dir)
+    try:
+        follows, gate = follower(runner, model_dir)
+        follows.tick(0.0)
+        first, second = (weights_for(runner, fingerprint, seed) for seed in (1, 2))
+        first.save(path)
+        follows.tick(0.5)
+        assert runner.readings is None, "it is looked at once a second"
+        follows.tick(1.5)
+        assert runner.readings is not None
+        assert torch.equal(runner.readings.weights.output, first.output)
+
+        second.save(path)
+        follows.tick(3.0)
+        assert torch.equal(runner.readings.weights.output, second.output)
+        assert (gate.describe().state, gate.describe().loaded) == ("on", 2)
+
+        path.write_bytes(b"half a fi")
+        follows.tick(4.5)
+        assert torch.equal(runner.readings.weights.output, second.output)
+        assert "cannot be read" in gate.describe().problem
+
+        path.unlink()
+        follows.tick(6.0)
+        assert runner.readings.weights is None
+        assert (gate.describe().state, gate.describe().problem) == ("off", "")
     finally:
         path.unlink(missing_ok=True)
 

@@ -98,10 +98,15 @@ class Bench:
         )
         self.number = 0
 
-    def enqueue(self, count: int, tier: int = 1, tenant: str = "other") -> None:
+    def enqueue(
+        self, count: int, tier: int = 1, tenant: str = "other", lengths: tuple[int, int] = (80, 0)
+    ) -> None:
+        """`lengths`: predicted, median and 90th percentile."""
         for _ in range(count):
             self.number += 1
-            entry = QueueEntry(f"r{self.number}", tenant, 0.0, 100, 80, tier)
+            entry = QueueEntry(
+                f"r{self.number}", tenant, 0.0, 100, lengths[0], tier, predicted_high_tokens=lengths[1]
+            )
             assert self.flow.enqueue(Ticket(entry, 1, 180, max_tokens=300), 0.0) is None
 
     def dispatch(self) -> None:
@@ -342,6 +347,11 @@ def test_what_flies_is_taken_as_the_engine_last_reported_it() -> None:
     assert (flights[ids[0]].prompt_left, flights[ids[0]].emitted_tokens) == (0, 30)
     assert (flights[ids[1]].prompt_left, flights[ids[1]].emitted_tokens) == (100, 0), "not reported yet"
     assert (flights["stranger"].prompt_left, flights["stranger"].context_tokens) == (30, 20)
+    assert [each.entry.predicted_output_tokens for each in flights.values()] == [80, 80, 80]
+
+    bench.flow.foresee(ids[0], (40, 50), 1.0)
+    (flight,) = flights_of([first], snapshot)[:1]
+    assert flight.entry.predicted_output_tokens == 40, "its end corrects the charge from there"
 
 
 def test_what_was_learned_survives_a_restart_and_a_damaged_file_costs_nothing(tmp_path: Path) -> None:
@@ -356,3 +366,44 @@ def test_what_was_learned_survives_a_restart_and_a_damaged_file_costs_nothing(tm
         (tmp_path / LENGTHS_FILE).write_text(damage)
         assert load_lengths(tmp_path).samples("me", MODEL) == 0
     assert load_lengths(tmp_path / "nowhere").samples("me", MODEL) == 0
+
+
+def test_waits_follow_the_lengths_that_the_engine_foresees_of_what_runs() -> None:
+    def wait_s(foreseen: int | None) -> float:
+        bench = Bench()
+        for _ in range(200):
+            bench.estimates.lengths.observe("other", MODEL, 80)
+        bench.enqueue(10)
+        bench.dispatch()
+        for flight in list(bench.flow.in_flight()):
+            name = flight.ticket.entry.entry_id
+            bench.flow.progress(name, 1, 1)
+            if foreseen is not None:
+                bench.flow.foresee(name, (foreseen, foreseen + 1), 0.0)
+        running = [
+            RunningSequence(f"{name}.0", name, "other", 1, "running", 100, 101, 1, 300, 80)
+            for name in (flight.ticket.entry.entry_id for flight in bench.flow.in_flight())
+        ]
+        bench.engine.snapshot = Snapshot("a", 9, 1.0, running, [], 1, 0, 1, 2, PRIOR)
+        bench.enqueue(1, tenant="me")
+        return bench.wait_s(100.0)
+
+    assert wait_s(5) < wait_s(None) / 4
+    assert wait_s(250) > 2 * wait_s(None)
+
+
+def test_waits_follow_the_forecasts_of_what_waits_where_these_are_sure() -> None:
+    def wait_s(*lengths: int) -> float:
+        bench = Bench()
+        for _ in range(200):
+            bench.estimates.lengths.observe("me", MODEL, 80)
+        bench.enqueue(8, tenant="me")
+        bench.dispatch()
+        bench.enqueue(30, tenant="me", lengths=(lengths[0], lengths[1]))
+        return bench.wait_s(100.0)
+
+    alike = wait_s(80, 0)
+    assert wait_s(8, 10) < alike / 2
+    assert wait_s(240, 260) > 1.5 * alike
+    # A guess is no better than what the tenant's answers were like.
+    assert wait_s(8, 200) == pytest.approx(alike, rel=0.2)

@@ -167,3 +167,16 @@ def test_what_is_cached_counts_as_much_as_its_weight_says() -> None:
         pool.flow.prefix_weight = weight
         chosen[weight] = [pool.send(prompt), pool.send(prompt)]
     assert chosen == {0.0: ["a", "b"], 1.0: ["a", "a"], 4.0: ["a", "a"]}
+
+
+# ---------------------------------------------------------------- foreseen lengths
+
+
+def test_where_every_place_is_taken_the_replica_whose_answers_end_sooner_is_chosen() -> None:
+    places = 2
+    pool = Pool([Replica(name, places, 64_000, STEP_TIME, 512) for name in ("a", "b")])
+    where = [pool.send([number] * 60) for number in range(2 * places)]
+    assert sorted(where) == ["a", "a", "b", "b"]
+    for number, replica_id in enumerate(where, 1):
+        pool.flow.foresee(f"r{number}", (2, 3) if replica_id == "b" else (500, 600), 0.0)
+    assert pool.send([99] * 60) == "b"

@@ -153,3 +153,50 @@ def test_no_lift_goes_above_the_first_that_waits() -> None:
     house.hear("acme", TenantShare(0, 0, {}, {1: 10_000 * COUNTER_SCALE}))
     counters = house.flow.queue.tiers
     assert counters.counter("acme", 1) == counters.counter("flood", 1)
+
+
+# ---------------------------------------------------------------- another length is foreseen
+
+
+@pytest.mark.parametrize("foreseen", [3, 200])
+def test_what_is_charged_follows_the_length_that_the_engine_foresees_and_what_was_had_does_not(
+    foreseen: int,
+) -> None:
+    house = House()
+    name = house.send("acme").ticket.entry.entry_id
+    house.hear("acme", TenantShare(INPUT, 1))
+    house.flow.progress(name, 1, 1)
+    house.flow.foresee(name, (foreseen, 2 * foreseen), 1.0)
+    assert views(house.send("acme")) == (INPUT + 2 * foreseen + COST, INPUT + 2)
+    house.flow.progress(name, foreseen + 5, 1)
+    house.hear("acme", TenantShare(0, foreseen + 4))
+    assert views(house.send("acme")) == (INPUT + 2 * (foreseen + 5) + 2 * COST, INPUT + 2 * (foreseen + 5))
+    house.finish(name, output_tokens=foreseen + 5)
+    assert house.flow.load("a").kv_tokens[1] == 2 * (INPUT + OUTPUT)
+    house.flow.check()
+
+
+@pytest.mark.parametrize(("told", "taken"), [((-9, 10), (4, 10)), ((10**9, 10**9), (1_000_000, 1_000_000))])
+def test_an_engine_foresees_no_less_than_is_out_and_no_more_than_may_come(
+    told: tuple[int, int], taken: tuple[int, int]
+) -> None:
+    house = House()
+    name = house.send("acme").ticket.entry.entry_id
+    house.flow.progress(name, 4, 1)
+    house.flow.foresee(name, told, 1.0)
+    (flight,) = house.flow.in_flight()
+    assert flight.foreseen_tokens == taken
+    house.flow.foresee("unheard of", (5, 5), 1.0)
+
+
+def test_the_log_tells_each_correction_and_the_most_that_was_charged_beyond_it() -> None:
+    house = House()
+    name = house.send("acme").ticket.entry.entry_id
+    house.flow.progress(name, OUTPUT + 2, 1)
+    house.flow.foresee(name, (OUTPUT + 10, OUTPUT + 20), 5.0)
+    house.flow.progress(name, OUTPUT + 11, 1)
+    house.finish(name, output_tokens=OUTPUT + 11)
+    corrected, settled = list(house.flow.log.since(0, 10))[-2:]
+    assert (corrected.event, corrected.at_s, corrected.cost) == ("correct", 5.0, COST + 20)
+    assert corrected.counter == (COST + 4) * COUNTER_SCALE
+    assert (settled.event, settled.cost, settled.beyond_cost) == ("settle", COST + 22, 4)

@@ -256,3 +256,17 @@ def test_a_model_of_a_chain_is_asked_for_and_allowed_by_the_chains_name() -> Non
     with pytest.raises(ApiError) as refused:
         parsed(principal(models=frozenset({"m"})))
     assert refused.value.code == "model_not_found"
+
+
+def test_an_end_user_is_known_by_a_hash_and_a_conversation_by_its_leading_blocks() -> None:
+    named = [chat(user="ann").traits, chat(safety_identifier="ann", user="x").traits, text(user="ann").traits]
+    assert all(traits is not None and traits.user == named[0].user != 0 for traits in named)  # type: ignore[union-attr]
+    assert chat().traits.user == 0  # type: ignore[union-attr]
+    assert chat(user="bob").traits.user != named[0].user  # type: ignore[union-attr]
+
+    first = chat(messages=[{"role": "user", "content": "a" * 70}]).traits
+    later = [{"role": "user", "content": "a" * 70}, {"role": "user", "content": "b" * 20}]
+    assert len(first.blocks) == 1  # type: ignore[union-attr]
+    assert chat(messages=later).traits.blocks == first.blocks  # type: ignore[union-attr]
+    elsewhere = chat(who=principal(tenant_id="ten_2"), messages=later).traits
+    assert elsewhere.blocks != first.blocks  # type: ignore[union-attr]

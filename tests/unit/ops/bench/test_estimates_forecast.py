@@ -9,7 +9,9 @@ import pytest
 from engine.forecast.length.features import features_of
 from engine.step_time.model import StepTimeModel
 from ops.bench.engine.step_time import SeenStep, report, shape_of
+from ops.bench.estimates import forecast_groups
 from ops.bench.estimates.forecast import PARTS, deal
+from ops.bench.estimates.forecast_queue import WAYS, Foretold, measure_waits
 from ops.bench.estimates.forecast_traffic import FAMILY_SHARES, AnsweredInstruction, template_of
 from ops.demo.training.instructions import make_instruction
 
@@ -72,3 +74,31 @@ def test_steps_are_told_apart_by_shape_and_errors_are_relative() -> None:
     assert found["mape"] == pytest.approx(0.2 / 3)
     assert [shape["steps"] for shape in found["shapes"]] == [2, 1]
     assert found["ok"]
+
+
+def test_on_the_committed_traces_users_and_conversations_lower_the_loss() -> None:
+    report = forecast_groups.run()
+    assert report["ok"]
+    for group, at_most in (("conversation", 1.0), ("user", 0.5)):
+        found = report[group]
+        assert found["used"] == group
+        assert found["with"]["samples"] == found["without"]["samples"] == 1800
+        assert found["with"]["pinball_tokens"] < at_most * found["without"]["pinball_tokens"]
+
+
+def test_waits_are_foretold_the_better_the_more_is_known_of_what_goes_first() -> None:
+    rng = random.Random(3)
+    lengths = [rng.choice((4, 300)) for _ in range(400)]
+    unsure = [Foretold(length, (40, 300), (length, length + 1)) for length in lengths]
+    sure = [Foretold(length, (length, length + 1), (length, length + 1)) for length in lengths]
+    learned = [
+        AnsweredInstruction("count", "t", features_of("x", prompt_tokens=1), each, ()) for each in lengths
+    ]
+    errors = [
+        [each["mean_error_s"] for each in measure_waits(told, learned, random.Random(1))["ways"].values()]
+        for told in (unsure, sure)
+    ]
+    assert len(errors[0]) == len(WAYS)
+    assert errors[0][1] < errors[0][0]
+    assert errors[0][2] == errors[0][1], "a guess is not gone by"
+    assert errors[1][2] < 0.3 * errors[1][0]

@@ -151,6 +151,23 @@ def test_honest_ranks_are_believed_lifts_and_running_charges_included() -> None:
     assert (report.untrue_ranks, report.unfair_dispatches, report.compared) == (0, 0, 3)
 
 
+@pytest.mark.parametrize(("a_rank", "untrue"), [(30, 0), (34, 0), (50, 1), (29, 1), (35, 1)])
+def test_a_charge_that_was_corrected_in_flight_is_followed(a_rank: float, untrue: int) -> None:
+    """Down to 30 by what the engine foresees, then up to 4 beyond that as tokens come."""
+    report = audit(
+        [
+            arrived(0, "a1", "a"),
+            arrived(0, "a2", "a"),
+            arrived(0, "b1", "b"),
+            ranked(dispatched(1, "a1", "a", 50), a=0, b=0),
+            LogEvent(1.5, LogEventKind.CORRECTED, "a1", "a", "standard", 1.0, 30),
+            ranked(dispatched(2, "b1", "b", 50), a=a_rank, b=0),
+            LogEvent(3, LogEventKind.ENDED, "a1", "a", "standard", 1.0, 34, 4),
+        ]
+    )
+    assert report.untrue_ranks == untrue
+
+
 @pytest.mark.parametrize(
     ("a_rank", "why"),
     [

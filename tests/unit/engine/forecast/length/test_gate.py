@@ -138,3 +138,15 @@ def test_it_is_bounded_and_refuses_nonsense() -> None:
         gate.observe(KEY, GROUP, [None, 1.0])
     with pytest.raises(ValueError, match=r"layers \(0\)"):
         LayerGate(0)
+
+
+def test_of_those_that_speak_the_best_is_used() -> None:
+    gate = LayerGate(4)
+    for number in range(200):
+        gate.observe(KEY, GROUP, [1.0, 0.8, 0.2, 0.5 if number % 2 else None])
+    assert gate.layer(KEY, GROUP) == 2
+    assert gate.layer(KEY, GROUP, (0, 1, 2)) == 2
+    assert gate.layer(KEY, GROUP, (0, 1, 3)) == 3
+    assert gate.layer(KEY, GROUP, (0, 1)) == 1
+    assert gate.layer(KEY, GROUP, (0,)) == 0
+    assert gate.layer("unknown", "unknown too", (0, 3)) == 0

@@ -10,6 +10,7 @@ import pytest
 from engine.forecast.length.probe import (
     RANGES,
     TOPS,
+    length_quantile,
     prior_of,
     prior_quantiles,
     range_of,
@@ -63,6 +64,27 @@ def test_what_is_out_conditions_the_prior() -> None:
     assert remaining_quantiles(sure_of(3), outlived, (0.5,)) == [3]
 
 
+@pytest.mark.parametrize(("median", "high"), [(1, 2), (20, 60), (300, 310), (50, 0)])
+@pytest.mark.parametrize("generated", [0, 1, 19, 40, 5000])
+def test_a_drawn_length_is_of_the_prior_given_what_is_out(median: int, high: int, generated: int) -> None:
+    qs = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
+    lengths = [length_quantile(median, high, generated, q) for q in qs]
+    assert lengths == sorted(lengths)
+    assert lengths[0] >= generated + 1
+    if generated < median:
+        prior = prior_of(median, high, generated)
+        for q, length in zip(qs[1:4], lengths[1:4], strict=True):
+            (rest,) = prior_quantiles(prior, (q,))
+            assert length == pytest.approx(generated + rest, rel=0.3, abs=2)
+    elif generated > 2 * median:
+        # It outlived its forecast by far: what is left grows with what is out.
+        assert lengths[2] == pytest.approx(generated * 2 ** scale_of(median, high), rel=0.01, abs=1)
+
+
+def scale_of(median: float, high: float) -> float:
+    return max(0.03, math.log((high or 2 * median) / median) / math.log(5))
+
+
 def test_quantiles_rise_and_extremes_are_survived() -> None:
     rng = random.Random(1)
     for _ in range(200):
@@ -86,6 +108,7 @@ def read(watch: ProbeGate, number: int, actual: int, logits: list[float], foreca
 
 def test_the_probe_is_used_once_it_has_shown_to_be_better() -> None:
     watch = ProbeGate()
+    watch.took_over(300)
     rng = random.Random(2)
     used = []
     for number in range(100):
@@ -93,10 +116,18 @@ def test_the_probe_is_used_once_it_has_shown_to_be_better() -> None:
         used.append(read(watch, number, actual, sure_of(actual)))
     assert not any(used[:12])
     assert all(used[20:])
-    report = watch.report()
-    assert report["used"] == 1
-    assert report["layers"]["probe"]["pinball_tokens"] < 0.3 * report["layers"]["forecast"]["pinball_tokens"]
-    assert report["layers"]["probe"]["rank_accuracy"] == 1.0
+    told = watch.describe()
+    assert told.is_used
+    assert told.answers == 100
+    assert told.forecast is not None
+    assert told.probe is not None
+    assert told.probe.pinball_tokens < 0.3 * told.forecast.pinball_tokens
+    assert told.probe.rank_accuracy == 1.0
+
+    watch.took_over(400)
+    assert not watch.describe().is_used, "another one starts unjudged"
+    assert (watch.describe().answers, watch.describe().trained_on) == (0, 400)
+    assert not read(watch, 1000, 5, sure_of(5))
 
 
 def test_a_probe_that_misleads_is_dropped() -> None:
@@ -115,7 +146,7 @@ def test_who_was_cut_off_is_not_judged_and_nothing_stays_behind() -> None:
         watch.read(f"s{number}", "t", forecast=(9, 0), generated=0, max_tokens=99, logits=SILENT)
         watch.ended(f"s{number}", "t", None)
         watch.ended(f"s{number}", "t", 5)
-    assert watch.report()["samples"] == 0
+    assert watch.describe().answers == 0
 
 
 def test_a_later_reading_says_the_whole_length_within_the_maximum() -> None:
