@@ -119,7 +119,8 @@ def test_it_holds_on_every_route_for_this_key_alone_and_a_wrong_key_is_still_a_w
             assert status_and_code(refused) == (403, "address_not_allowed"), path
         assert bound.post("/v1/completions", json=SHORT, headers=INSIDE).status_code == 200
         assert admin.get("/admin/v1/status", headers=INSIDE).status_code == 200
-    with behind.http(keys["bound"][:-1] + "x") as wrong:
+    other_end = "y" if keys["bound"].endswith("x") else "x"
+    with behind.http(keys["bound"][:-1] + other_end) as wrong:
         assert status_and_code(wrong.get("/v1/models", headers=OUTSIDE)) == (401, "invalid_api_key")
     for free in (keys["acme"], keys["other"]):
         with behind.http(free) as client:
