@@ -43,8 +43,8 @@ async def status(request: Request[Any, Any, Any], active: FromQuery[bool] = Fals
     opt=READ,
     summary="The flow controller's events",
     description="Arrivals, dispatches (with the counters of everybody who waited), corrections of charges by"
-    " the length that an engine foresees, and settlements from index `since` on, at most `limit`. `first_index` is"
-    " the oldest that is kept; `tenants` has names by id.",
+    " the length that an engine foresees, and settlements from index `since` on, at most `limit`."
+    " `first_index` is the oldest that is kept; `tenants` has names by id.",
 )
 async def dispatch_log(
     request: Request[Any, Any, Any], since: FromQuery[int] = 0, limit: FromQuery[int] = 1000
