@@ -33,6 +33,7 @@ def engine_loads(
                 window_sequences=flow.window.places(ready.max_sequences),
                 window_kv_tokens=int(kv_tokens * flow.window.kv_window),
                 flights=flights_of(by_replica.get(upstream.replica_id, []), upstream.snapshot),
+                pauses=bool(ready.policy),  # other servers name none
             )
         )
     return loads

@@ -237,6 +237,9 @@ class Lifecycle:
                 else run.call.binding.estimate
             )
             self.admission.check(run.call, run.estimate, run.times.arrived_s, self._expires_s(run))
+            self._estimates.coming(
+                run.call, run.times.arrived_s, (run.predicted_output_tokens, run.predicted_high_tokens)
+            )
             await self._reserve(run)
             await self._wait_for_turn(run)
             outcome = await self._execution.decode(run)
@@ -247,6 +250,7 @@ class Lifecycle:
             if not isinstance(exception, Exception):
                 raise
         finally:
+            self._estimates.gone(run.call.request_id)
             await self._finisher.settle(run, outcome, cause)
 
     def _expires_s(self, run: Run) -> float:
@@ -287,6 +291,7 @@ class Lifecycle:
                     raise
                 if self._clock() + denied.retry_after_s > until_s:
                     raise
+                self._estimates.gone(call.request_id)
                 await _unless_interrupted(run, self._sleep(denied.retry_after_s))
                 run.limited_s += denied.retry_after_s
         run.leases = Leases(limits, metering, call.max_tokens)
@@ -298,6 +303,8 @@ class Lifecycle:
         call = run.call
         try:
             passing = self._stream_limiter.enter(call.request_id, needs, call.sequences)
+            if not passing.done():
+                self._estimates.gone(call.request_id)  # it may be a while
             return await _unless_interrupted(run, passing, self._expires_s(run) - self._clock())
         except StreamLimitReached as full:
             raise QueueRefused(QueueFull(True, full.most, RETRY_FEED_S)) from None
@@ -307,12 +314,14 @@ class Lifecycle:
         call, ticket = run.call, self._ticket(run)
         self._estimates.arrived(ticket.entry)
         run.in_line, run.in_line_s = True, ticket.entry.arrived_s
-        if self._observer is not None:
-            self._observer.in_line(run, ticket.entry)
-        if call.wants_progress:
-            run.events.put(InLine())
         try:
-            run.turn = await _unless_interrupted(run, self._dispatcher.line_up(ticket))
+            turn = self._dispatcher.line_up(ticket)
+            if self._observer is not None:
+                ahead = self._dispatcher.flow.tokens_ahead(call.request_id, self._clock())
+                self._observer.in_line(run, ticket.entry, ahead)
+            if call.wants_progress:
+                run.events.put(InLine())
+            run.turn = await _unless_interrupted(run, turn)
         finally:
             self._dispatcher.leave(call.request_id)
         run.times.dispatched_s = run.turn.dispatched_s
