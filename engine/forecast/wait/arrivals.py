@@ -22,10 +22,12 @@ MEMORY_S = 10.0
 MAX_STREAMS = 2048
 SHORTEST_WATCH_S = 2.0
 """A rate is never taken over less time than this: a burst is not a rate."""
-CELL_S = 0.25
+CELL_S = 0.1
 """Requests that arrive within this time may be a burst."""
 STEADY = 0.9
 """A stream is steady where something of it arrives in this share of cells."""
+BURSTY = 1.5
+"""So many times as often as its cells say a stream may come: chance does as much."""
 SILENCES = 3.0
 """Silence, in `memory_s`, after which a stream begins anew."""
 SMOOTHING = 0.2
@@ -111,7 +113,9 @@ class ArrivalRates:
             share = seen.cells * kept * CELL_S / watched_s
             if share < STEADY:
                 # What a Poisson stream has that arrives in so many cells.
-                rate_per_s = min(rate_per_s, -log1p(-share) / CELL_S)
+                by_cells_per_s = -log1p(-share) / CELL_S
+                if rate_per_s > BURSTY * by_cells_per_s:
+                    rate_per_s = by_cells_per_s
             lasts_s = seen.last_s - seen.first_s
             if rate_per_s * lasts_s < NEGLIGIBLE:
                 continue
