@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.server_process import MODEL, Server, server_process, until
 
@@ -117,3 +118,17 @@ def test_a_burst_s_requests_are_told_of_one_another(bursts: list[list[dict[str, 
         told = [wait_s for _, wait_s, _ in behind]
         half = len(told) // 2
         assert sum(told[half:]) > 1.3 * sum(told[:half]), "who lines up later is told to wait longer"
+
+
+def test_the_coverage_of_waits_is_reported_by_tier_and_by_the_told_wait(
+    small: Server, bursts: list[list[dict[str, Any]]]
+) -> None:
+    with small.http() as client:
+        page = client.get("/metrics").text
+    (family,) = (
+        each for each in text_string_to_metric_families(page) if each.name == "fairgate_wait_coverage"
+    )
+    labels = [sample.labels for sample in family.samples]
+    assert {each["tier"] for each in labels} == {"standard"}
+    assert len({each["told_up_to"] for each in labels}) >= 2, "some were told to go immediately, some to wait"
+    assert all(0.0 <= sample.value <= 1.0 for sample in family.samples)
