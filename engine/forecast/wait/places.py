@@ -16,6 +16,8 @@ from engine.messages import StepTime
 from engine.step_time.model import predict_step_s
 
 Z90 = 1.2816
+WIDEST = 1.0
+"""Of the deviation of a length's logarithm: answers have an end, the tail of a lognormal has none."""
 MAX_REMEMBERED = 64
 """Distributions of lengths whose first ends are kept."""
 _NORMAL = NormalDist()
@@ -53,7 +55,7 @@ class EnginePlaces:
     def _first_ends(self, output_tokens: tuple[int, int]) -> tuple[list[float], float]:
         """Steps until the first sequence on each place has ended, in order, and the mean steps of one."""
         p50, p90 = max(1, output_tokens[0]), max(1, *output_tokens)
-        spread = log(p90 / p50) / Z90
+        spread = min(WIDEST, log(p90 / p50) / Z90)
         found = self._ends.get((p50, p90))
         if found is None:
             if len(self._ends) >= MAX_REMEMBERED:

@@ -263,3 +263,12 @@ def test_one_probe_stands_for_all_sizes_only_where_each_would_see_the_same(
         for tenant, tier in found.points:
             asked = (tenant, tier, cost // 2, 1, (cost // 4, cost // 2))
             assert found.read(*asked) == single.read(*asked)
+
+
+@pytest.mark.parametrize("lengths", [(50, 50), (1, 512), (40, 90)])
+def test_places_come_free_one_after_the_other(lengths: tuple[int, int]) -> None:
+    places = surface([], engine(*flights(2))).places[1]
+    ends = [places.free_after_s(count, 4 + count, 100, lengths) for count in range(40)]
+    assert ends[0] == 0.0
+    assert ends == sorted(ends)
+    assert ends[-1] < 40 * max(lengths) * 0.02, "no tail without an end"
