@@ -12,6 +12,9 @@ so that over any long run the share of actual times under the corrected quantile
 distribution and however wrong the forecast. Shifts are kept for each load, tier and kind of request; where
 there are too few answers yet, those of all tiers, or of all plain requests, do.
 
+Requests of one burst err alike: however many, they are hardly more than one observation. So of those that are
+told a forecast of one bucket within `BURST_S` only the 1st, 2nd, 4th, 8th and so on are learned from.
+
 A refused request has no actual time. All that is known is how long it had waited: that is a miss where it
 was told less, and says nothing where it was told more (censoring).
 
@@ -22,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, exp, log
+from math import ceil, exp, inf, log
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -49,6 +52,8 @@ SPREAD_MEMORY = 0.02
 RECENT = 0.005
 """Weight of the newest request in the recent coverage."""
 AT_ONCE: Seconds = (0.0, 0.0)
+BURST_S = 0.25
+"""Requests that are told their forecasts within this time are a burst."""
 FIRST_WAIT_S = 0.02
 """Shorter waits are none."""
 WAIT_RATIO = 3.0
@@ -83,11 +88,19 @@ class Bucket(msgspec.Struct, frozen=True, gc=False):
 
 def bucket_of(raw: Forecast, tier: int, *, is_exact: bool, kind: Kind = "plain") -> Bucket:
     """Where a forecast, as it came, belongs."""
-    wait_s = raw.wait_s[0]
-    load = 0
-    if wait_s > FIRST_WAIT_S:
-        load = min(NUM_LOADS - 1, 1 + int(log(wait_s / FIRST_WAIT_S) / log(WAIT_RATIO)))
-    return Bucket(kind, is_exact, tier, load)
+    return Bucket(kind, is_exact, tier, load_of(raw.wait_s[0]))
+
+
+def load_of(wait_s: float) -> int:
+    """The bucket of a wait."""
+    if wait_s <= FIRST_WAIT_S:
+        return 0
+    return min(NUM_LOADS - 1, 1 + int(log(wait_s / FIRST_WAIT_S) / log(WAIT_RATIO)))
+
+
+def longest_wait_s(load: int) -> float:
+    """The upper end of a bucket of waits."""
+    return FIRST_WAIT_S * WAIT_RATIO**load if load < NUM_LOADS - 1 else inf
 
 
 class HasTimes(Protocol):
@@ -188,8 +201,12 @@ class Calibration:
         self._corrections: dict[Bucket, Sequence[Correction]] = {}
         """By `WHATS`, what the shifts in force make of a forecast in a bucket: looked up for every request,
         and changed by the few that are learned from."""
+        self._bursts: dict[Bucket, tuple[float, int]] = {}
+        """When the present burst began, and forecasts of it so far."""
         self.coverage: dict[tuple[Kind, What, float], Coverage] = {}
         """Of what was told, corrections included."""
+        self.wait_coverage: dict[tuple[Kind, int, int, float], Coverage] = {}
+        """Of waits, also by tier and by the bucket of the median that was told."""
         self.refused = RefusedForecasts()
 
     def correct(self, raw: Forecast, bucket: Bucket) -> Figures:
@@ -205,14 +222,35 @@ class Calibration:
         """What is made of the figures of a bucket's forecasts, by `WHATS`."""
         return self._corrections.get(bucket) or self._look_up(bucket)
 
-    def observe(self, bucket: Bucket, raw: HasTimes, told: HasTimes, actual: Mapping[What, float]) -> None:
+    def is_tracked(self, bucket: Bucket, now_s: float) -> bool:
+        """Whether a forecast that is told now is learned from: the n-th of a burst is where n is a power of
+        two."""
+        began_s, told = self._bursts.get(bucket, (now_s, 0))
+        if not 0.0 <= now_s - began_s < BURST_S:
+            began_s, told = now_s, 0
+        self._bursts[bucket] = began_s, told + 1
+        return not told & (told + 1)
+
+    def observe(
+        self,
+        bucket: Bucket,
+        raw: HasTimes,
+        told: HasTimes,
+        actual: Mapping[What, float],
+        *,
+        is_tracked: bool = True,
+    ) -> None:
         """A request is over. `told` is `raw` as it was corrected when it was told; `actual` has the figures
-        that came to be, in seconds."""
+        that came to be, in seconds. Not `is_tracked`: it is counted and not learned from."""
         for what, actual_s in actual.items():
             for quantile, limit_s in zip(QUANTILES, figure(told, what), strict=True):
                 coverage = self.coverage.setdefault((bucket.kind, what, quantile), Coverage())
                 coverage.count(actual_s <= limit_s)
-            self._follow(bucket, what, raw, actual_s)
+                if what == "wait":
+                    told_as = (bucket.kind, bucket.tier, load_of(told.wait_s[0]), quantile)
+                    self.wait_coverage.setdefault(told_as, Coverage()).count(actual_s <= limit_s)
+            if is_tracked:
+                self._follow(bucket, what, raw, actual_s)
 
     def refuse(self, bucket: Bucket, raw: HasTimes, told: HasTimes, waited_s: float) -> None:
         """A request left without its turn after `waited_s`: all that is known of its wait is that it would
@@ -318,14 +356,10 @@ def figure(times: HasTimes, what: What) -> Seconds:
 def _chain(bucket: Bucket) -> list[Key]:
     """From the finest bucket to the coarsest: loads are distinguished before tiers."""
     kind, is_exact, tier, load = bucket.kind, bucket.is_exact, bucket.tier, bucket.load
-    keys: list[Key] = [(kind, is_exact, tier, load), (kind, is_exact, ANY, load), (kind, is_exact, ANY, ANY)]
-    if kind != "plain":
-        keys += [
-            ("plain", is_exact, tier, load),
-            ("plain", is_exact, ANY, load),
-            ("plain", is_exact, ANY, ANY),
-        ]
-    return keys
+    kinds: list[Kind] = ["plain"] if kind == "plain" else [kind, "plain"]
+    # Where nothing waits there is nothing to be a multiple of: that says nothing of other loads.
+    loads = [(tier, load), (ANY, load)] + [(ANY, ANY)] * (load > 0)
+    return [(each, is_exact, *where) for each in kinds for where in loads]
 
 
 def _bounded(shift: float) -> float:

@@ -121,6 +121,8 @@ class Promise(msgspec.Struct, frozen=True, gc=False):
 
     bucket: Bucket
     raw: Forecast | Figures
+    is_tracked: bool = True
+    """Corrections learn from it."""
 
 
 def calibrate(calibration: Calibration, estimate: Estimate, times: Times, output_tokens: int) -> None:
@@ -135,4 +137,4 @@ def calibrate(calibration: Calibration, estimate: Estimate, times: Times, output
         "e2e": times.e2e_s,
     }
     actual: dict[What, float] = {what: value for what, value in seen.items() if value is not None}  # type: ignore[misc]
-    calibration.observe(promise.bucket, promise.raw, estimate, actual)
+    calibration.observe(promise.bucket, promise.raw, estimate, actual, is_tracked=promise.is_tracked)

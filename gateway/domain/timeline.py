@@ -61,7 +61,7 @@ FIELDS: dict[TimelineKind, tuple[str, ...]] = {
     TimelineKind.RECEIVED: ("input_tokens", "sequences", "tier", "max_tokens"),
     TimelineKind.QUOTED: ("wait_p50_us", "ttft_p50_us", "e2e_p50_us", "output_p50_tokens"),
     TimelineKind.RESERVED: ("limited_us", "held_input_tokens", "held_output_tokens", "may_be_cut"),
-    TimelineKind.QUEUED: ("own_tokens", "others_tokens", "higher_tier_tokens"),
+    TimelineKind.QUEUED: ("own_tokens", "others_tokens", "higher_tier_tokens", "running_tokens"),
     TimelineKind.MOVED: ("from_tier", "to_tier"),
     TimelineKind.DISPATCHED: ("tier", "by_reservation", "displaced_tokens"),
     TimelineKind.ADMITTED: ("sequence", "cached_tokens"),

@@ -36,6 +36,7 @@ def engine_loads(
                 window_kv_tokens=int(kv_tokens * flow.window.kv_window),
                 flights=flights_of(by_replica.get(upstream.replica_id, []), upstream.snapshot),
                 brakes=flow.brakes,
+                pauses=bool(ready.policy),  # other servers name none
             )
         )
     return loads

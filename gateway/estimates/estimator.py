@@ -24,7 +24,7 @@ from gateway.estimates.displacement import Displacement, displacement
 from gateway.estimates.engine_load import engine_loads
 from gateway.estimates.forecast_cache import ForecastCache, Size
 from gateway.estimates.step_time_scale import StepTimeScale
-from gateway.flow.controller import FlowController
+from gateway.flow.controller import FlowController, Ticket
 from gateway.statistics import LEARNED_PER_S, EvenSample
 from gateway.upstream.base import Upstream
 from tenants.pricing.pricing import PriceBook, check_counts
@@ -140,6 +140,31 @@ class Estimator:
             )
             self.observed += 1
 
+    def coming(self, call: Call, now_s: float, lengths: tuple[int, int]) -> None:
+        """A request has its estimate and is about to be queued; `lengths`: p50 and p90 of one sequence. Until
+        it is (`arrived`), or will not be (`gone`), later estimates count it."""
+        if not self.is_enabled:
+            return
+        p50, p90 = lengths
+        count = call.sequences
+        entry = QueueEntry(
+            entry_id=call.request_id,
+            tenant_id=call.principal.tenant_id,
+            arrived_s=now_s,
+            input_tokens=call.input_tokens * call.choices,
+            predicted_output_tokens=p50 * count,
+            tier=TIER_RANKS[call.tier],
+            weight=call.principal.weight,
+            predicted_high_tokens=p90 * count,
+        )
+        kv_tokens = entry.input_tokens + entry.predicted_output_tokens
+        is_exact = call.sampling.ignore_eos
+        self.forecast_cache.coming(Ticket(entry, count, kv_tokens, call.max_tokens, is_exact))
+
+    def gone(self, request_id: str) -> None:
+        """A request is not about to be queued any more. Harmless to repeat."""
+        self.forecast_cache.on_the_way.remove(request_id)
+
     def arrived(self, entry: QueueEntry) -> None:
         """A request is queued: more like it are to be expected."""
         if self.is_enabled:
@@ -204,7 +229,7 @@ class Estimator:
         if output_tokens is None:
             output_tokens = self._output_tokens(tenant_id, size)
         raw = self.forecast_cache.read(tenant_id, weight, TIER_RANKS[tier], size, output_tokens, now_s)
-        return self._priced(model, tenant_id, tier, size, raw, "plain")
+        return self._priced(model, tenant_id, tier, size, raw, "plain", now_s)
 
     def offers(
         self, model: str, tenant_id: str, weight: float, tiers: Sequence[Tier], size: Size, now_s: float
@@ -215,7 +240,7 @@ class Estimator:
         ranks = [TIER_RANKS[tier] for tier in tiers]
         found = self.forecast_cache.replay_for(tenant_id, weight, ranks, size, output_tokens, now_s)
         return {
-            tier: self._priced(model, tenant_id, tier, size, raw, "binding")
+            tier: self._priced(model, tenant_id, tier, size, raw, "binding", now_s)
             for tier, raw in zip(tiers, found, strict=True)
         }
 
@@ -247,7 +272,7 @@ class Estimator:
             self.calibration.refuse(promise.bucket, promise.raw, estimate, waited_s)
 
     def _priced(
-        self, model: str, tenant_id: str, tier: Tier, size: Size, raw: Forecast, kind: Kind
+        self, model: str, tenant_id: str, tier: Tier, size: Size, raw: Forecast, kind: Kind, now_s: float
     ) -> Estimate:
         bucket = bucket_of(raw, TIER_RANKS[tier], is_exact=size.is_exact, kind=kind)
         told = self.calibration.correct(raw, bucket)
@@ -268,7 +293,9 @@ class Estimator:
             basis=raw.basis + self._note,
             samples=self.lengths.samples(tenant_id, self._model),
             saturated=raw.saturated,
-            promise=Promise(bucket, raw),
+            promise=Promise(
+                bucket, raw, is_tracked=kind == "binding" or self.calibration.is_tracked(bucket, now_s)
+            ),
         )
 
     def _output_tokens(self, tenant_id: str, size: Size) -> tuple[int, int]:
@@ -290,6 +317,7 @@ class Estimator:
         what its tenant's answers are like."""
         flight = self._flow.dispatched.get(entry.entry_id)
         ticket = flight.ticket if flight is not None else self._flow.ticket(entry.entry_id)
+        ticket = ticket or self.forecast_cache.on_the_way.ticket(entry.entry_id)
         if ticket is None:
             return max(generated + 1, entry.predicted_output_tokens)
         if ticket.is_exact:

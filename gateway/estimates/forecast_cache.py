@@ -4,12 +4,17 @@ One replay (`engine/forecast/wait/probing.py`) builds the surface for all tenant
 beside the requests, at most once in `every_s`, and so rarely that replays take at most a fiftieth of the
 process. A request replays itself only where there is no surface yet, or only one from before a pause; a quote
 (`replay_for`) where that share allows it.
+
+What has its estimate and is not queued yet (`on_the_way.py`) is in a replay like what waits, and estimates
+count all that came since the last one (`engine/forecast/wait/since.py`). While a burst comes its requests
+replay it, each time that it has grown by half.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import chain
 from time import perf_counter
 
 import msgspec
@@ -19,9 +24,11 @@ from engine.forecast.length.features import Features
 from engine.forecast.wait.arrivals import ArrivalRates
 from engine.forecast.wait.forecast import DrawLength, EngineLoad, Forecast
 from engine.forecast.wait.probing import KNOTS_COST, MAX_EVENTS, MAX_LINES, build_surface
+from engine.forecast.wait.since import NOTHING_SINCE, ComingSince, Since
 from engine.forecast.wait.surface import Line, Surface
 from engine.messages import TIER_RANKS
-from gateway.flow.controller import FlowController
+from gateway.estimates.on_the_way import OnTheWay
+from gateway.flow.controller import FlowController, Ticket
 
 REST = 49.0
 """Pause after a replay, in multiples of its duration."""
@@ -31,8 +38,12 @@ PAUSE_S = 0.5
 """An older surface is from before a pause: the next request rebuilds it."""
 STALE_S = 5.0
 """An older one is not used, however busy the process is."""
-QUOTE_DEBT_S = 0.25
-"""The debt of replay time up to which a quote still gets a replay of its own."""
+DEBT_S = 0.25
+"""The debt of replay time up to which a quote still gets a replay of its own, and a burst one."""
+BURST = 8
+"""Fewer requests more than at the last replay are none."""
+GROWN = 0.5
+"""By as much of what was there at the last replay a burst grows until it is replayed again."""
 QUOTE_EVENTS = 50
 """Of the engines, in a replay for one quote."""
 LONG_QUEUE = 200
@@ -87,22 +98,27 @@ class ForecastCache:
         self._lines: OrderedDict[tuple[str, int], tuple[Line, float]] = OrderedDict()
         """With the instant at which each was last read, the latest last."""
         self._surface: Surface | None = None
+        self.on_the_way = OnTheWay()
         self._ahead_then: list[int] = []
-        """By tier: requests that waited or ran when the surface was built."""
-        self._prompts_since: list[int] = []
-        """By tier: prompt tokens queued since."""
+        """By tier: requests that were on their way, waited or ran when the surface was built."""
+        self._since = ComingSince()
         self._queued_then = 0
         """Requests that waited when it was built."""
         self._is_asked = False
         self._rest_until_s = float("-inf")
+
+    def coming(self, ticket: Ticket) -> None:
+        """A request has its estimate and is about to be queued: later estimates count with it."""
+        if self.on_the_way.add(ticket):
+            self._since.note(ticket.entry)
 
     def arrived(self, entry: QueueEntry) -> None:
         """A request is queued: more like it are to be expected."""
         self._coming.append(entry)
         if len(self._coming) >= MAX_COMING:
             self._note_arrivals()
-        if self._surface is not None:
-            self._prompts_since[entry.tier] += entry.input_tokens
+        if not self.on_the_way.queued(entry):
+            self._since.note(entry)
 
     def arrivals_per_s(self, now_s: float) -> float:
         """Requests a second, of late."""
@@ -137,7 +153,7 @@ class ForecastCache:
         if asked is None or now_s - asked[1] >= NOTED_EVERY_S or asked[0].weight != weight:
             self._note_line(Line(tenant_id, rank, weight), now_s)
         surface = self._surface
-        if surface is None or self._is_too_old(surface, now_s):
+        if surface is None or self._is_too_old(surface, now_s) or self._is_outgrown(now_s):
             surface = self._build(now_s)
         return surface.read(
             tenant_id,
@@ -145,8 +161,8 @@ class ForecastCache:
             size.input_tokens * size.choices,
             size.sequences,
             output_tokens,
-            more_ahead=self._ahead(rank) - self._ahead_then[rank],
-            more_prompt_tokens=sum(self._prompts_since[: rank + 1]),
+            since=self._since_then(tenant_id, weight, rank),
+            way_s=self.on_the_way.expected_s,
         )
 
     def replay_for(
@@ -160,7 +176,7 @@ class ForecastCache:
     ) -> list[Forecast]:
         """As `read`, for several tiers, from one replay with probes of just this size where there is time for
         one."""
-        if now_s + QUOTE_DEBT_S < self._rest_until_s or len(self._flow) > LONG_QUEUE:
+        if now_s + DEBT_S < self._rest_until_s or len(self._flow) > LONG_QUEUE:
             return [self.read(tenant_id, weight, rank, size, output_tokens, now_s) for rank in ranks]
         cost = size.input_tokens * INPUT_TOKEN_COST + output_tokens[0] * size.sequences * OUTPUT_TOKEN_COST
         lines = [Line(tenant_id, rank, weight) for rank in ranks]
@@ -178,6 +194,12 @@ class ForecastCache:
         age_s = now_s - surface.at_s
         return age_s >= PAUSE_S and (age_s >= STALE_S or now_s >= self._rest_until_s)
 
+    def _is_outgrown(self, now_s: float) -> bool:
+        """A burst comes: there are half as many again as at the last replay, and time for another."""
+        then = self._ahead_then[-1]
+        grown = self._ahead(len(self._ahead_then) - 1) - then
+        return grown >= max(BURST, GROWN * then) and now_s + DEBT_S >= self._rest_until_s
+
     def _note_line(self, line: Line, now_s: float) -> None:
         key = (line.tenant_id, line.tier)
         self._lines[key] = (line, now_s)
@@ -192,13 +214,21 @@ class ForecastCache:
         ranks = list(TIER_RANKS.values())
         self._surface = surface = self._replay(lines, ranks, KNOTS_COST, now_s)
         self._ahead_then = [self._ahead(rank) for rank in ranks]
-        self._prompts_since = [0] * len(ranks)
+        self._since = ComingSince()
         self._queued_then = len(self._flow)
         self._is_asked = False
         return surface
 
     def _ahead(self, rank: int) -> int:
-        return self._flow.queued_up_to(rank) + self._flow.num_in_flight
+        return self._flow.queued_up_to(rank) + self._flow.num_in_flight + self.on_the_way.up_to(rank)
+
+    def _since_then(self, tenant_id: str, weight: float, rank: int) -> Since:
+        """What has come and left since the surface was built, for a request of this line."""
+        more = self._ahead(rank) - self._ahead_then[rank]
+        if not self._since:
+            return Since(more, more) if more else NOTHING_SINCE
+        waiting = self._flow.num_waiting(tenant_id, rank) if self._flow.is_by_tenant else None
+        return self._since.ahead_of(tenant_id, weight, rank, more=more, own_waiting=waiting)
 
     def _replay(
         self,
@@ -213,7 +243,7 @@ class ForecastCache:
         self._note_arrivals()
         sequences: dict[str, int] = {}
         kv_tokens: dict[str, int] = {}
-        for ticket in self._flow.tickets():
+        for ticket in chain(self._flow.tickets(), self.on_the_way.tickets()):
             kv_tokens[ticket.entry.entry_id] = ticket.kv_tokens
             if ticket.sequences > 1:
                 sequences[ticket.entry.entry_id] = ticket.sequences
@@ -232,7 +262,7 @@ class ForecastCache:
             arrivals=self._rates.streams(now_s),
             lane_of=self._flow.lane,
             tiers=tiers,
-            promised=self.promised(now_s),
+            promised=[*(each.entry for each in self.on_the_way.tickets()), *self.promised(now_s)],
             knots_cost=knots_cost,
             most_events=most_events,
         )

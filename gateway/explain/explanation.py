@@ -172,7 +172,7 @@ def _queue(events: Sequence[Event], waits: WaitBreakdown) -> str:
         return "had its turn at once"
     waited = f"waited {_seconds(waits.queue_s)} in line"
     if not total:
-        return f"{waited}: no tokens ahead were expected when it came"
+        return f"{waited}: no tokens were ahead when it lined up"
     parts = [
         f"{_tokens(part)} {whose}"
         for part, whose in (
@@ -184,7 +184,9 @@ def _queue(events: Sequence[Event], waits: WaitBreakdown) -> str:
     ]
     moves = sum(each.kind == TimelineKind.MOVED for each in events)
     moved = f", moved between tiers {_times(moves)}" if moves else ""
-    return f"{waited}: {_tokens(total)} tokens ahead, of which {', '.join(parts)}{moved}"
+    running = number(queued, "running_tokens")
+    dispatched = f" ({_tokens(running)} of them running)" if running else ""
+    return f"{waited}: {_tokens(total)} tokens ahead{dispatched}, of which {', '.join(parts)}{moved}"
 
 
 def _engine(events: Sequence[Event], waits: WaitBreakdown) -> str:

@@ -24,6 +24,7 @@ from gateway.explain.fluid_share import FluidMachine, Job
 from gateway.explain.slo_monitor import PoolLoad, SloMonitor
 from gateway.explain.spans import EndedRequest, SpanEmitter
 from gateway.explain.timeline_writer import TimelineWriter
+from gateway.flow.types import TokensAhead
 from gateway.requests.run import Run
 from tenants.types import Amounts, Tier
 
@@ -67,15 +68,15 @@ class RequestRecorder:
         self._find = find
         self._load = slo.pools[pool] = PoolLoad(machine, on_verdict=self._judged)
 
-    def in_line(self, run: Run, entry: QueueEntry) -> None:
+    def in_line(self, run: Run, entry: QueueEntry, ahead: TokensAhead) -> None:
         """It holds its budget, and could run from now on."""
-        ahead = run.estimate.tokens_ahead if run.estimate is not None else {}
         run.timeline.note(
             TimelineKind.QUEUED,
             entry.arrived_s,
-            ahead.get("own", 0),
-            ahead.get("others", 0),
-            ahead.get("higher_tier", 0),
+            ahead.own,
+            ahead.others,
+            ahead.higher_tier,
+            ahead.running,
         )
         if self._slo.book:
             self._load.log.arrived(

@@ -23,8 +23,18 @@ from gateway.flow.lanes import LONG, ORDINARY, LaneRule
 from gateway.flow.mclock import MclockReservations
 from gateway.flow.placement import LeastLoaded, Placement, Scorer
 from gateway.flow.queue import RequestQueue
-from gateway.flow.tenant_stats import TenantFlow, TenantFlows
-from gateway.flow.types import Deadlines, Dispatch, Displaced, InFlight, QueueFull, Reason, Ticket
+from gateway.flow.tenant_stats import TenantFlow, TenantFlows, TenantLine, tokens_ahead
+from gateway.flow.types import (
+    NOTHING_AHEAD,
+    Deadlines,
+    Dispatch,
+    Displaced,
+    InFlight,
+    QueueFull,
+    Reason,
+    Ticket,
+    TokensAhead,
+)
 from gateway.flow.window import NUM_RANKS, Replica, ReplicaLoad, WindowRule
 
 __all__ = [
@@ -380,6 +390,29 @@ class FlowController:
         """Requests that wait in band `rank` and above."""
         return self.queue.queued_up_to(rank)
 
+    def tokens_ahead(self, entry_id: str, now_s: float) -> TokensAhead:
+        """What goes before a waiting request, counted now; nothing where it does not wait (any more).
+        O(waiting tenants + running requests)."""
+        ticket = self.queue.ticket(entry_id)
+        if ticket is None:
+            return NOTHING_AHEAD
+        entry, (band, lane) = ticket.entry, self.queue.place(entry_id)
+        lines = self._lines_ahead(entry_id, now_s)
+        turn = None
+        if self.is_by_tenant:
+            own = sum(each.cost for each in lines if each.tenant_id == entry.tenant_id and each.band == band)
+            turn = self.queue.tiers.counter(entry.tenant_id, band, lane) + scaled(own, entry.weight)
+        return tokens_ahead(entry.tenant_id, band, turn, lines, self.dispatched)
+
+    def num_waiting(self, tenant_id: str, tier: int) -> int:
+        """A tenant's waiting requests that asked for a tier, by its rank."""
+        return self._tenants.queued(tenant_id)[tier]
+
+    @property
+    def is_by_tenant(self) -> bool:
+        """Whether tenants take turns."""
+        return self.queue.tiers.is_by_tenant
+
     def tenants(self) -> list[TenantFlow]:
         """Every tenant known here."""
         return self._tenants.all()
@@ -423,6 +456,9 @@ class FlowController:
                 for tier, seconds in enumerate(self._ageing_s)
             ]
         )
+
+    def _lines_ahead(self, entry_id: str, now_s: float) -> list[TenantLine]:
+        return self.queue.lines_ahead(entry_id, now_s)
 
     def _leave(self, ticket: Ticket) -> None:
         entry = ticket.entry

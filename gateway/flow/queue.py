@@ -21,11 +21,13 @@ from engine.scheduling.tiers import MAX_LANES, TieredQueue
 from gateway.flow.ageing import Ageing, effective_tier
 from gateway.flow.dispatch_log import MAX_BACKLOG_TENANTS, Waiting
 from gateway.flow.lanes import ORDINARY, LaneRule
+from gateway.flow.tenant_stats import TenantLine
 from gateway.flow.types import Deadlines, Ticket
 from gateway.flow.window import MAX_SHARING, NUM_RANKS
 
 Line = dict[str, float]
 """Entry id -> arrival, of one tenant in one lane."""
+NO_LINE = (0, 1.0)
 
 
 class RequestQueue:
@@ -57,6 +59,10 @@ class RequestQueue:
         self._lines: dict[tuple[int, int], dict[str, Line]] = {
             (tier, lane): {} for tier in range(NUM_RANKS) for lane in range(MAX_LANES)
         }
+        self._costs: dict[tuple[int, int], dict[str, tuple[int, float]]] = {
+            place: {} for place in self._lines
+        }
+        """Band and lane -> tenant -> predicted cost of its line, and its weight."""
 
     # ------------------------------------------------------------ changes
 
@@ -229,6 +235,38 @@ class RequestQueue:
             for counter, tenant_id in ranked
         ]
 
+    def lines_ahead(self, entry_id: str, now_s: float) -> list[TenantLine]:
+        """What waits in the band of a request and above, itself left out; in orders that go neither by tenant
+        nor by arrival only what ranks before it. Raises KeyError when it does not wait."""
+        entry, (band, _) = self._tickets[entry_id].entry, self._places[entry_id]
+        found: list[TenantLine] = []
+        for (tier, lane), costs in self._costs.items():
+            if tier > band or not costs:
+                continue
+            if tier == band and not self.tiers.is_by_tenant and self.tiers.order_name != "fcfs":
+                costs = self._costs_before(entry_id, (tier, lane), now_s)
+            for tenant_id, (cost, weight) in costs.items():
+                if tenant_id == entry.tenant_id and (tier, lane) == self._places[entry_id]:
+                    cost -= entry.predicted_cost
+                counter = self.tiers.counter(tenant_id, tier, lane)
+                requests = len(self._lines[tier, lane][tenant_id])
+                found.append(TenantLine(tenant_id, tier, requests, cost, counter, weight))
+        return found
+
+    def _costs_before(
+        self, entry_id: str, place: tuple[int, int], now_s: float
+    ) -> dict[str, tuple[int, float]]:
+        """By tenant, what ranks before a request in a band and lane, or like it: of these it came last."""
+        mine = self._rank(entry_id, place[0], now_s)
+        costs: dict[str, tuple[int, float]] = {}
+        for tenant_id, line in self._lines[place].items():
+            for each in line:
+                if each == entry_id or self._rank(each, place[0], now_s) <= mine:
+                    entry = self._tickets[each].entry
+                    cost, _ = costs.get(tenant_id, (0, 0.0))
+                    costs[tenant_id] = cost + entry.predicted_cost, entry.weight
+        return costs
+
     def lowest_counter(self, band: int, now_s: float) -> float:
         """Of the tenants whose turn is next in a band; infinite where none waits."""
         return min(
@@ -248,6 +286,10 @@ class RequestQueue:
             for line in lines.values():
                 assert line, "an empty line was kept"
                 standing.update(dict.fromkeys(line, place))
+            for tenant_id, line in lines.items():
+                cost = sum(self._tickets[entry_id].entry.predicted_cost for entry_id in line)
+                assert self._costs[place][tenant_id][0] == cost, "lines and costs disagree"
+            assert lines.keys() == self._costs[place].keys(), "a cost without a line was kept"
         assert standing == self._places, "lines and places disagree"
         for entry in self.tiers.entries():
             assert entry.tier == self._places[entry.entry_id][0], "it waits in another band"
@@ -284,11 +326,17 @@ class RequestQueue:
     def _stand(self, entry: QueueEntry, tier: int, lane: int) -> None:
         self._places[entry.entry_id] = (tier, lane)
         self._lines[tier, lane].setdefault(entry.tenant_id, {})[entry.entry_id] = entry.arrived_s
+        costs = self._costs[tier, lane]
+        cost, _ = costs.get(entry.tenant_id, NO_LINE)
+        costs[entry.tenant_id] = cost + entry.predicted_cost, entry.weight
         self._ageing.add(entry.entry_id, entry.tier, tier, entry.arrived_s)
 
     def _leave_line(self, entry: QueueEntry) -> None:
-        lines = self._lines[self._places.pop(entry.entry_id)]
+        place = self._places.pop(entry.entry_id)
+        lines, costs = self._lines[place], self._costs[place]
         line = lines[entry.tenant_id]
         del line[entry.entry_id]
+        cost, weight = costs[entry.tenant_id]
+        costs[entry.tenant_id] = cost - entry.predicted_cost, weight
         if not line:
-            del lines[entry.tenant_id]
+            del lines[entry.tenant_id], costs[entry.tenant_id]

@@ -1,15 +1,18 @@
-"""Per-tenant counts of waiting, running and served requests, for status pages. Decides nothing."""
+"""Views of the queue that decide nothing: per-tenant counts for status pages, tokens ahead of a request."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from engine.entry import OUTPUT_TOKEN_COST, QueueEntry
-from gateway.flow.types import InFlight
+from engine.entry import COUNTER_SCALE, INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
+from gateway.flow.types import InFlight, TokensAhead
 from gateway.flow.window import NUM_RANKS
 
 MAX_IDLE_TENANTS = 10_000
 """Tenants whose totals are remembered while they have nothing queued or running."""
+
+NONE_QUEUED = [0] * NUM_RANKS
 
 
 @dataclass(slots=True)
@@ -66,6 +69,11 @@ class TenantFlows:
         tenant = self._tenants.get(tenant_id)
         return 0 if tenant is None else tenant.num_queued
 
+    def queued(self, tenant_id: str) -> list[int]:
+        """A tenant's waiting requests, by the tier that was asked for."""
+        tenant = self._tenants.get(tenant_id)
+        return NONE_QUEUED if tenant is None else tenant.queued
+
     def all(self) -> list[TenantFlow]:
         """Every tenant known here."""
         return list(self._tenants.values())
@@ -95,3 +103,59 @@ class TenantFlows:
         tenant.output_tokens += output_tokens
         if len(self._tenants) > MAX_IDLE_TENANTS:
             self._tenants = {each: flow for each, flow in self._tenants.items() if not flow.is_idle}
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLine:
+    """What a tenant has waiting in one band and lane."""
+
+    tenant_id: str
+    band: int
+    requests: int
+    cost: int
+    """Cost tokens, predicted."""
+    counter: int
+    """By which the lane ranks the tenant."""
+    weight: float
+
+
+def tokens_ahead(
+    tenant_id: str, band: int, turn: int | None, lines: Iterable[TenantLine], in_flight: Iterable[InFlight]
+) -> TokensAhead:
+    """Counts what goes before a request of `tenant_id` in `band`. `lines`: what waits in its band and above,
+    without itself; `turn`: where its tenant's counter will stand at its turn, up to which others of its band
+    go first; None: tenants take no turns, and all of `lines` does."""
+    own = others = higher = running = 0
+    for line in lines:
+        if line.tenant_id == tenant_id:
+            own += line.cost
+        elif line.band < band:
+            higher += line.cost
+        elif turn is None:
+            others += line.cost
+        else:
+            others += _cost_until(turn, line)
+    for flight in in_flight:
+        if flight.tier > band:
+            continue
+        had = flight.output_tokens * OUTPUT_TOKEN_COST
+        if had:
+            had += flight.ticket.entry.input_tokens * INPUT_TOKEN_COST
+        left = max(0, flight.charged_cost - had)
+        running += left
+        if flight.ticket.entry.tenant_id == tenant_id:
+            own += left
+        elif flight.tier < band:
+            higher += left
+        else:
+            others += left
+    return TokensAhead(own, others, higher, running)
+
+
+def _cost_until(turn: int, line: TenantLine) -> int:
+    """Of a line, the requests that begin while its tenant stands no higher than `turn`, by their mean."""
+    if line.counter > turn or not line.requests:
+        return 0
+    mean = line.cost / line.requests
+    begun = int((turn - line.counter) * line.weight / COUNTER_SCALE / mean) + 1
+    return line.cost if begun >= line.requests else round(begun * mean)

@@ -44,6 +44,22 @@ class Ticket(msgspec.Struct, frozen=True):
     """Chain of its prompt's full blocks, see `prefix_index.py`."""
 
 
+class TokensAhead(msgspec.Struct, frozen=True):
+    """Cost tokens (input + 2 x predicted output) that go before a request, by the queue's own count when it
+    lined up."""
+
+    own: int = 0
+    """Of its tenant."""
+    others: int = 0
+    """Of other tenants in its band and below: what their turns bring before its own."""
+    higher_tier: int = 0
+    running: int = 0
+    """The part of these that is dispatched: what it has not had yet."""
+
+
+NOTHING_AHEAD = TokensAhead()
+
+
 @dataclass(frozen=True, slots=True)
 class QueueFull:
     """Refused at the gate: `limit` requests wait already, of this tenant or altogether."""

@@ -7,15 +7,18 @@ from collections.abc import Callable, Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.forecast.calibration import Calibration
+from engine.forecast.calibration import Calibration, longest_wait_s
 from engine.forecast.length.length import LAYERS, LengthForecast
 from engine.forecast.length.scores import QUANTILES
-from engine.messages import ProbeReport
+from engine.messages import TIER_RANKS, ProbeReport
+
+TIERS = {rank: tier for tier, rank in TIER_RANKS.items()}
 
 
 class CalibrationCollector(Collector):
     """`fairgate_estimate_coverage{model, figure, quantile, kind}` should be near its quantile; `kind` is
-    `plain` (told on arrival) or `binding` (quoted and redeemed)."""
+    `plain` (told on arrival) or `binding` (quoted and redeemed). `fairgate_wait_coverage` is the same of
+    waits, by tier and by the median that was told."""
 
     def __init__(self, calibrations: Callable[[], Mapping[str, Calibration]]) -> None:
         """`calibrations` by served model."""
@@ -28,6 +31,12 @@ class CalibrationCollector(Collector):
             "fairgate_estimate_coverage",
             "Share of the last few hundred requests whose figure was no more than its estimate.",
             labels=labels,
+        )
+        waits = GaugeMetricFamily(
+            "fairgate_wait_coverage",
+            "Share of the last few hundred waits that were no longer than estimated, by tier and by the upper"
+            " end in seconds of the range of waits that the estimated median is in.",
+            labels=["model", "tier", "told_up_to", "quantile", "kind"],
         )
         judged = CounterMetricFamily("fairgate_estimates_judged", "Estimates compared.", labels=labels)
         within = CounterMetricFamily("fairgate_estimates_within", "Of them, not exceeded.", labels=labels)
@@ -42,10 +51,13 @@ class CalibrationCollector(Collector):
                 recent.add_metric(values, coverage.recent)
                 judged.add_metric(values, coverage.judged)
                 within.add_metric(values, coverage.within)
+            for (kind, rank, load, quantile), coverage in calibration.wait_coverage.items():
+                values = [model, TIERS[rank], f"{longest_wait_s(load):.3g}", f"{quantile:g}", kind]
+                waits.add_metric(values, coverage.recent)
             misses = calibration.refused.known_misses
             refused.add_metric([model, "yes"], misses)
             refused.add_metric([model, "no"], calibration.refused.requests - misses)
-        yield from (recent, judged, within, refused)
+        yield from (recent, waits, judged, within, refused)
 
 
 # Forecasts of answers' lengths, layer by layer.

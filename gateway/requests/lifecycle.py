@@ -257,6 +257,7 @@ class Lifecycle:
             if not isinstance(exception, Exception):
                 raise
         finally:
+            pool._estimates.gone(run.call.request_id)
             await pool._finisher.settle(run, outcome, cause)
 
     async def _admitted(self, run: Run) -> Lifecycle:
@@ -269,6 +270,7 @@ class Lifecycle:
                 return pool
             except Exception as exception:
                 pool._stream_limiter.leave(run.call.request_id)
+                pool._estimates.gone(run.call.request_id)
                 if run.call.chained is None:
                     raise
                 refusal = exception
@@ -296,6 +298,7 @@ class Lifecycle:
         self.admission.check(call, run.estimate, now_s, self._expires_s(run))
         if call.chained is not None:
             self._dispatcher.require_room(call.principal.tenant_id)  # before anything is held
+        self._estimates.coming(call, now_s, (run.predicted_output_tokens, run.predicted_high_tokens))
         await self._reserve(run)
 
     def _expires_s(self, run: Run) -> float:
@@ -341,6 +344,7 @@ class Lifecycle:
                     raise
                 if self._clock() + denied.retry_after_s > until_s:
                     raise
+                self._estimates.gone(call.request_id)
                 await _unless_interrupted(run, self._sleep(denied.retry_after_s))
                 run.limited_s += denied.retry_after_s
         run.leases = Leases(limits, metering, call.max_tokens)
@@ -352,6 +356,8 @@ class Lifecycle:
         call = run.call
         try:
             passing = self._stream_limiter.enter(call.request_id, needs, call.sequences)
+            if not passing.done():
+                self._estimates.gone(call.request_id)  # it may be a while
             return await _unless_interrupted(run, passing, self._expires_s(run) - self._clock())
         except StreamLimitReached as full:
             raise QueueRefused(QueueFull(True, full.most, RETRY_FEED_S)) from None
@@ -361,11 +367,15 @@ class Lifecycle:
         call, ticket = run.call, self._ticket(run)
         self._estimates.arrived(ticket.entry)
         run.in_line, run.in_line_s = True, ticket.entry.arrived_s
-        if self._observer is not None:
-            self._observer.in_line(run, ticket.entry)
-        telling = self._tell(run, ticket.entry.arrived_s)
+        telling: asyncio.TimerHandle | None = None
         try:
-            run.turn = await _unless_interrupted(run, self._dispatcher.line_up(ticket))
+            turn = self._dispatcher.line_up(ticket)
+            if self._observer is not None:
+                ahead = self._dispatcher.flow.tokens_ahead(call.request_id, self._clock())
+                self._observer.in_line(run, ticket.entry, ahead)
+            if call.progress or not turn.done():
+                telling = self._tell(run, ticket.entry.arrived_s)
+            run.turn = await _unless_interrupted(run, turn)
         finally:
             if telling is not None:
                 telling.cancel()

@@ -10,6 +10,7 @@ from typing import Protocol
 from engine.entry import QueueEntry
 from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.usage import Use
+from gateway.flow.types import TokensAhead
 from gateway.requests.run import Run
 from tenants.types import Amounts
 
@@ -17,8 +18,9 @@ from tenants.types import Amounts
 class RequestObserver(Protocol):
     """Called from the event loop of the request. Must not raise."""
 
-    def in_line(self, run: Run, entry: QueueEntry) -> None:
-        """The request holds its budget and is queued."""
+    def in_line(self, run: Run, entry: QueueEntry, ahead: TokensAhead) -> None:
+        """The request holds its budget and is queued, or had its turn immediately; `ahead`: by the queue's
+        own count."""
 
     def dispatched(self, run: Run) -> None:
         """The request was given to the upstream in `run.turn`."""

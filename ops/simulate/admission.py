@@ -102,6 +102,7 @@ class SimulatedAdmission(TargetGate):
                 flights=flights_of(
                     by_replica.get(member.replica_id, []), member.engine.core.snapshot(member.replica_id)
                 ),
+                pauses=member.size.pauses,
             )
             for member in pool.members
         ]

@@ -586,6 +586,21 @@ async def test_a_full_queue_refuses_and_gives_back(house: House) -> None:
         await house.closed(run)
 
 
+async def test_requests_count_from_their_estimate_until_they_are_queued_or_refused(house: House) -> None:
+    way = house.lifecycle._estimates.forecast_cache.on_the_way
+    runs = [house.begin() for _ in range(5)]
+    poor = house.begin(principal=principal_with(output_window(1)))
+    await asyncio.sleep(0)
+    assert len(way) == 5, "one is refused; of the others the budget is being made durable"
+    closed, _ = await house.closed(poor)
+    assert closed.cause is not None
+    await until(lambda: all(run.in_line for run in runs))
+    assert len(way) == 0
+    for run in runs:
+        run.interrupt(RequestOutcome.DISCONNECTED)
+        await house.closed(run)
+
+
 async def test_a_target_out_of_reach_is_refused_before_anything_is_held(house: House) -> None:
     house.lifecycle.admission = Admission(lambda tenant_id, tier: {"ttft": 1e-9})
     run, (name,) = await house.running()
@@ -996,6 +1011,7 @@ async def test_more_streams_than_a_rate_feeds_wait_and_hold_nothing(house: House
     await until(lambda: len(house.engine.submitted) == fed)
     await until(lambda: len(house.lifecycle._stream_limiter) == 3)
     assert await held_of(house, bucket) == 16 * fed, "those that wait hold nothing"
+    assert len(house.lifecycle._estimates.forecast_cache.on_the_way) == 0, "nor are they about to be queued"
     runs[-1].interrupt(RequestOutcome.DISCONNECTED)
     closed, _ = await house.closed(runs[-1])
     assert closed.account.outcome == "disconnected"

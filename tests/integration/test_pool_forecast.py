@@ -21,6 +21,7 @@ from gateway.flow.controller import Ticket
 from gateway.flow.shared import codec
 from gateway.flow.shared.codec import PoolRule
 from gateway.flow.shared.mirror import MAX_OTHERS, Mirror
+from gateway.flow.types import TokensAhead
 from gateway.flow.window import NUM_RANKS, Replica, WindowRule
 from tests.support.shared_pool import PREFIX, Pool, PoolGateway
 
@@ -134,6 +135,16 @@ def test_a_wait_is_forecast_behind_the_other_gateways_requests(house: House) -> 
     assert waits[0] == (0.0, 0)
     assert waits[1][0] == pytest.approx(10 * 50 * 0.01, rel=0.3)
     assert waits[1][1] == pytest.approx(10 * (30 + 2 * 50), rel=0.1)
+
+
+def test_tokens_ahead_of_a_request_include_what_waits_at_other_gateways(house: House) -> None:
+    house.arrive("east", "first")
+    house.arrive("west", "acme", 5)
+    house.arrive("west", "umbrella", 2, tier=0)  # one of them runs: that is not known here
+    house.arrive("east", "acme")
+    cost = 30 + 2 * 50
+    ahead = house.look("east").tokens_ahead(f"r{house.number}", NOW_S)
+    assert ahead == TokensAhead(own=5 * cost, others=cost, higher_tier=cost, running=cost)
 
 
 def test_counters_of_the_others_are_those_of_the_pool(house: House) -> None:

@@ -4,13 +4,16 @@ A request that waits is overtaken: by higher tiers, and in a fair order by tenan
 Those requests are not there yet when the estimate is made. This keeps, for each tenant and tier, how often
 requests have been arriving lately and what they are like, so that a replay can let the likely ones arrive.
 
+A burst is not a rate: a stream that does not arrive all the time is as frequent as the cells of time are in
+which something of it arrived, however much that was.
+
 Pure: time is passed in. Bounded: the streams seen longest ago are forgotten first.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp
+from math import exp, log1p
 
 from engine.entry import QueueEntry
 
@@ -19,6 +22,12 @@ MEMORY_S = 10.0
 MAX_STREAMS = 2048
 SHORTEST_WATCH_S = 2.0
 """A rate is never taken over less time than this: a burst is not a rate."""
+CELL_S = 0.1
+"""Requests that arrive within this time may be a burst."""
+STEADY = 0.9
+"""A stream is steady where something of it arrives in this share of cells."""
+BURSTY = 1.5
+"""So many times as often as its cells say a stream may come: chance does as much."""
 SILENCES = 3.0
 """Silence, in `memory_s`, after which a stream begins anew."""
 SMOOTHING = 0.2
@@ -46,6 +55,8 @@ class _TenantArrivals:
     last_s: float
     count: float
     """Decayed to `last_s`."""
+    cells: float
+    """In which something arrived; decayed as well."""
     weight: float
     input_tokens: float
     predicted_output_tokens: float
@@ -68,12 +79,16 @@ class ArrivalRates:
         seen = self._seen.pop(key, None)
         if seen is None or now_s - seen.last_s > SILENCES * self._memory_s:
             seen = _TenantArrivals(
-                now_s, now_s, 0.0, entry.weight, entry.input_tokens, entry.predicted_output_tokens
+                now_s, now_s, 0.0, 0.0, entry.weight, entry.input_tokens, entry.predicted_output_tokens
             )
             if len(self._seen) >= self._max_streams:
                 del self._seen[next(iter(self._seen))]
+        if seen.count == 0.0 or now_s // CELL_S > seen.last_s // CELL_S:
+            seen.cells += 1.0
         if now_s > seen.last_s:
-            seen.count *= exp((seen.last_s - now_s) / self._memory_s)
+            kept = exp((seen.last_s - now_s) / self._memory_s)
+            seen.count *= kept
+            seen.cells *= kept
             seen.last_s = now_s
         seen.count += 1.0
         seen.weight = entry.weight
@@ -91,9 +106,16 @@ class ArrivalRates:
         """
         alive = []
         for (tenant_id, tier), seen in self._seen.items():
-            count = seen.count * exp(-max(0.0, now_s - seen.last_s) / self._memory_s)
+            kept = exp(-max(0.0, now_s - seen.last_s) / self._memory_s)
             watched_s = max(now_s - seen.first_s, SHORTEST_WATCH_S)
-            rate_per_s = count / (self._memory_s * (1 - exp(-watched_s / self._memory_s)))
+            watched_s = self._memory_s * (1 - exp(-watched_s / self._memory_s))
+            rate_per_s = seen.count * kept / watched_s
+            share = seen.cells * kept * CELL_S / watched_s
+            if share < STEADY:
+                # What a Poisson stream has that arrives in so many cells.
+                by_cells_per_s = -log1p(-share) / CELL_S
+                if rate_per_s > BURSTY * by_cells_per_s:
+                    rate_per_s = by_cells_per_s
             lasts_s = seen.last_s - seen.first_s
             if rate_per_s * lasts_s < NEGLIGIBLE:
                 continue

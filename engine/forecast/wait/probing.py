@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
 from engine.forecast.wait.arrivals import ArrivalStream
-from engine.forecast.wait.replay import DrawLength, LaneOf, QueueReplay
+from engine.forecast.wait.places import EnginePlaces
+from engine.forecast.wait.replay import ARRIVAL, DrawLength, LaneOf, QueueReplay
 from engine.forecast.wait.replayed_engine import EngineLoad, ReplayedEngine
 from engine.forecast.wait.surface import NEWCOMER, Line, Point, Surface
 from engine.messages import StepTime
@@ -95,10 +96,12 @@ class Probing(QueueReplay):
     """Probes that had their turn and found no room, by tier and KV tokens."""
     had: dict[tuple[str, int], int] = field(default_factory=dict)
     """Cost tokens sent so far or running at the start, by tenant and tier."""
-    waited_s: float = 0.0
-    """Time that passed while a real request waited."""
+    first_turn_s: float = 0.0
+    last_turn_s: float = 0.0
     waited_turns: int = 0
+    """Turns of theirs after the start."""
     free: dict[int, int] = field(default_factory=dict)
+    places: dict[int, EnginePlaces] = field(default_factory=dict)
     boarded: dict[tuple[str, int], int] = field(default_factory=dict)
     """The part of `had` that ran at the start."""
     began: dict[str, tuple[int, float]] = field(default_factory=dict)
@@ -128,30 +131,45 @@ class Probing(QueueReplay):
     def run(self) -> None:
         """From `begin` until every probe had its turn, and `HORIZON_S` beyond."""
         self.boarded = dict(self.had)
-        for tier in {line.tier for line, _ in self.probes.values()}:
-            self.free[tier] = sum(
-                max(0, engine.load.window_sequences - engine.ahead(tier)[0]) for engine in self.engines
-            )
         left = len(self.probes)
         until_s = float("inf")
         for _ in range(self.most_events):
             self._let_arrive()
             left -= self._probe_turns()
+            if not self.free:
+                self._count_places()
             if left == 0 and until_s == float("inf"):
                 until_s = self.now_s + HORIZON_S
             busy = [engine for engine in self.engines if engine.has_work]
             if not busy or self.now_s >= until_s:
                 return
             engine = min(busy, key=lambda each: each.next_event_s(self._rank)) if len(busy) > 1 else busy[0]
-            before_s, somebody_waits = self.now_s, len(self.queue) > 0
             events = engine.advance(self._rank)
             self.now_s = max(self.now_s, engine.now_s)
-            if somebody_waits:
-                self.waited_s += self.now_s - before_s
             for stream in events:
                 self._note(stream, engine.now_s)
         if left > 0 and self.engines:
             self._extrapolate_probes()
+
+    def _count_places(self) -> None:
+        """Once all that goes immediately is dispatched: by tier the room for more, and the places. Sequences
+        of lower tiers are paused for a higher one."""
+        for tier in {line.tier for line, _ in self.probes.values()}:
+            free, count, dispatched, steps_left = 0, 0, 0, []
+            for engine in self.engines:
+                load = engine.load
+                there = engine.ahead(tier)[0]
+                dispatched += there
+                free += max(0, load.window_sequences - there)
+                most = min(load.max_sequences, load.window_sequences)
+                count += most
+                steps_left += sorted(engine.steps_left(tier))[:most]
+            self.free[tier] = free
+            if self.engines:
+                step_time = self.engines[0].load.step_time
+                self.places[tier] = EnginePlaces(
+                    count, len(self.engines), dispatched, sorted(steps_left), step_time
+                )
 
     def _probe_turns(self) -> int:
         """Everything that may go now; returns how many probes had theirs."""
@@ -174,7 +192,10 @@ class Probing(QueueReplay):
                 continue
             self.queue.pop(self.now_s, self._tiers_without(held))
             self._send(head, engine)
-            self.waited_turns += self.now_s > self.start_s
+            if self.now_s > self.start_s and not head.entry_id.startswith(ARRIVAL):
+                self.first_turn_s = self.first_turn_s or self.now_s
+                self.last_turn_s = self.now_s
+                self.waited_turns += 1
         return served
 
     def _serve_roomless(self) -> int:
@@ -203,7 +224,8 @@ class Probing(QueueReplay):
         )
         taken = sum(count for tier, count in engine.running.items() if tier <= line.tier) + len(waiting)
         over = taken + 1 - engine.load.max_sequences
-        if over > 0:
+        # One that is owed a place gets it at the next step: a sequence is paused.
+        if over > 0 and engine.has_room(line.tier, 1, sum(_halves(point.cost))):
             ends = heapq.nsmallest(over, (item[0] for item in engine.decodes))
             steps = max(0, ends[-1] - engine.step) if ends else 0
             point.place_s = steps * _step_s(engine.load.step_time, len(engine.decodes), engine.decode_context)
@@ -281,9 +303,17 @@ class Probing(QueueReplay):
             error=min(1.0, max((each.relative_error for each in step_times), default=1.0)),
             samples=min((each.samples for each in step_times), default=0),
             is_extrapolated=self.is_extrapolated,
-            dispatch_gap_s=self.waited_s / self.waited_turns if self.waited_turns else 0.0,
+            dispatch_gap_s=self._dispatch_gap_s(),
             free_places=self.free,
+            places=self.places,
         )
+
+    def _dispatch_gap_s(self) -> float:
+        """Between two turns of requests that waited at the start: what arrives meanwhile and goes first is in
+        it. The wait for the first turn is not, unless it is the only one."""
+        if self.waited_turns > 1:
+            return (self.last_turn_s - self.first_turn_s) / (self.waited_turns - 1)
+        return self.last_turn_s - self.start_s if self.waited_turns else 0.0
 
     def _tpot_s(self, point: Point, began: tuple[int, float] | None) -> float:
         """The mean step from its turn to the replay's end, with one more sequence in it."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
 from engine.forecast.wait.arrivals import ArrivalStream
-from engine.forecast.wait.replayed_engine import ReplayedEngine, Stream
+from engine.forecast.wait.replayed_engine import LiveTenant, ReplayedEngine, Stream
 from engine.scheduling.order.base import ServiceCountersLike
 from engine.scheduling.tiers import TieredQueue
 
@@ -34,6 +34,8 @@ MAX_ORDERED = 4096
 MAX_ARRIVALS = 512
 """Requests that may arrive during a replay."""
 MAX_EVENTS = 20_000
+ARRIVAL = "\0arrival"
+"""How the ids of requests begin that arrive during a replay."""
 
 
 def one_lane(_entry: QueueEntry) -> int:
@@ -60,6 +62,8 @@ class QueueReplay:
     """A heap of (time, index into `arrivals`)."""
     arrived: int = 0
     now_s: float = 0.0
+    waiting: dict[int, dict[str, LiveTenant]] = field(default_factory=dict)
+    """Tenants of the requests that wait, by tier; `sequences` are requests."""
     drawn: int = 0
     completed: int = 0
     """Answers completed before the candidate was dispatched."""
@@ -78,6 +82,8 @@ class QueueReplay:
     def begin(self) -> None:
         """Engines take what they hold already, and arrivals are expected."""
         self.now_s = self.last_dispatch_s = self.start_s
+        for entry in self.queue.entries():
+            self._waits(entry)
         for engine in self.engines:
             self._board(engine)
         # Each stream starts somewhere in its interval, so that they do not all arrive together.
@@ -137,7 +143,7 @@ class QueueReplay:
             heapq.heapreplace(self.coming, (at_s + 1 / stream.rate_per_s, index))
             self.arrived += 1
             entry = QueueEntry(
-                entry_id=f"\0arrival {self.arrived}",
+                entry_id=f"{ARRIVAL} {self.arrived}",
                 tenant_id=stream.tenant_id,
                 arrived_s=at_s,
                 input_tokens=stream.input_tokens,
@@ -146,6 +152,7 @@ class QueueReplay:
                 weight=stream.weight,
             )
             self.queue.add(entry, lane=self.lane_of(entry))
+            self._waits(entry)
 
     def _dispatch(self) -> None:
         """Everything that may go now, by the gateway's rule: the head is never passed over."""
@@ -177,11 +184,27 @@ class QueueReplay:
         sequences = self.sequences.get(entry.entry_id, 1)
         kv_tokens = self._kv_tokens(entry)
         roomy = [engine for engine in self.engines if engine.has_room(entry.tier, sequences, kv_tokens)]
+        if not roomy and self.queue.is_by_tenant and not self.lane_of(entry):
+            waiting = self.waiting.get(entry.tier, {})
+            roomy = [each for each in self.engines if each.owes(entry, sequences, kv_tokens, waiting)]
         return min(
             roomy, key=lambda engine: engine.ahead(entry.tier)[0] / engine.load.max_sequences, default=None
         )
 
+    def _waits(self, entry: QueueEntry) -> None:
+        tenants = self.waiting.setdefault(entry.tier, {})
+        tenants.setdefault(entry.tenant_id, LiveTenant(entry.weight)).sequences += 1
+
+    def _waits_no_more(self, entry: QueueEntry) -> None:
+        tenants = self.waiting.get(entry.tier, {})
+        tenant = tenants.get(entry.tenant_id)
+        if tenant is not None:
+            tenant.sequences -= 1
+            if tenant.sequences <= 0:
+                del tenants[entry.tenant_id]
+
     def _send(self, entry: QueueEntry, engine: ReplayedEngine) -> None:
+        self._waits_no_more(entry)
         self.replayed += 1
         is_candidate = entry.entry_id == self.candidate.entry_id
         if self.now_s > self.start_s:

@@ -8,13 +8,18 @@ same shape, and the time of many such steps is a sum that can be written down.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from engine.entry import QueueEntry
 from engine.messages import StepTime
 from engine.scheduling.brakes import NO_BRAKES, Brakes
 from engine.step_time.model import predict_step_s
+
+OWED_PART = 2
+OWED_KV_PART = 4
+"""As in `gateway/flow/window.py`."""
 
 Rank = Callable[[QueueEntry], int]
 """The engine's own order among what was dispatched to it: the smallest goes first."""
@@ -48,6 +53,8 @@ class EngineLoad:
     """Predicted KV tokens of a tier and above that may be dispatched to it at once."""
     flights: Sequence[Flight] = ()
     brakes: Brakes = NO_BRAKES
+    pauses: bool = False
+    """It pauses a sequence to place a request that is owed one."""
 
 
 @dataclass(slots=True)
@@ -61,6 +68,14 @@ class Stream:
     kv_tokens: int
     correction: int
     """Output tokens by which it will differ from what was charged at its dispatch."""
+
+
+@dataclass(slots=True)
+class LiveTenant:
+    """A tenant's sequences in one tier."""
+
+    weight: float
+    sequences: int = 0
 
 
 @dataclass(slots=True)
@@ -81,6 +96,8 @@ class ReplayedEngine:
     """Streams that have a place, by tier."""
     dispatched: dict[int, int] = field(default_factory=dict)
     dispatched_kv: dict[int, int] = field(default_factory=dict)
+    live: dict[int, dict[str, LiveTenant]] = field(default_factory=dict)
+    """Tenants with sequences here, by tier."""
 
     @property
     def has_work(self) -> bool:
@@ -91,6 +108,9 @@ class ReplayedEngine:
         tier = stream.entry.tier
         self.dispatched[tier] = self.dispatched.get(tier, 0) + 1
         self.dispatched_kv[tier] = self.dispatched_kv.get(tier, 0) + stream.kv_tokens
+        live = self.live.setdefault(tier, {})
+        tenant = live.setdefault(stream.entry.tenant_id, LiveTenant(stream.entry.weight))
+        tenant.sequences += 1
         self.order += 1
         if runs:
             self._place(stream, self.order)
@@ -104,9 +124,9 @@ class ReplayedEngine:
             sum(tokens for rank, tokens in self.dispatched_kv.items() if rank <= tier),
         )
 
-    def has_room(self, tier: int, sequences: int, kv_tokens: int) -> bool:
-        """The late-dispatch rule: a tier's window counts only work of that tier and above; a brake only the
-        tier's own."""
+    def has_room(self, tier: int, sequences: int, kv_tokens: int, *, is_owed: bool = False) -> bool:
+        """The late-dispatch rule: a tier's window counts only work of that tier and above, and is wider for
+        what is owed service (`gateway/flow/window.py`); a brake counts only the tier's own."""
         held = self.dispatched.get(tier, 0), self.dispatched_kv.get(tier, 0)
         whole = self.load.max_sequences, self.load.window_kv_tokens
         if not self.load.brakes.has_room(tier, held, (sequences, kv_tokens), whole):
@@ -114,10 +134,41 @@ class ReplayedEngine:
         ahead, kv_ahead = self.ahead(tier)
         if ahead == 0:
             return True
-        return (
-            ahead + sequences <= self.load.window_sequences
-            and kv_ahead + kv_tokens <= self.load.window_kv_tokens
-        )
+        places, kv = self.load.window_sequences, self.load.window_kv_tokens
+        if is_owed:
+            places += self.load.max_sequences // OWED_PART
+            kv += self.load.window_kv_tokens // OWED_KV_PART
+        return ahead + sequences <= places and kv_ahead + kv_tokens <= kv
+
+    def owes(
+        self, entry: QueueEntry, sequences: int, kv_tokens: int, waiting: Mapping[str, LiveTenant]
+    ) -> bool:
+        """Whether a request that finds no free place is owed one: its tenant's sequences, its own included,
+        are at most the tenant's part by weight of the places, among the tenants of its tier that run here or
+        are `waiting`."""
+        if not self.load.pauses or not self.has_room(entry.tier, sequences, kv_tokens, is_owed=True):
+            return False
+        live = self.live.get(entry.tier, {})
+        own = live.get(entry.tenant_id)
+        most = self.load.max_sequences * entry.weight / (sequences + (own.sequences if own else 0))
+        weights = entry.weight
+        for tenant_id, tenant in chain(live.items(), waiting.items()):
+            if tenant_id != entry.tenant_id and (tenant is live.get(tenant_id) or tenant_id not in live):
+                weights += tenant.weight
+            if weights > most:
+                break
+        return weights <= most
+
+    def steps_left(self, tier: int) -> list[int]:
+        """Of each sequence of `tier` and above, steps until it has ended."""
+        budget = self.load.max_batched_tokens
+        waiting = [stream for queued in self.queued.values() for _, stream in queued]
+        streams = [*waiting, *(stream for _, _, stream in self.prefills)]
+        return [end - self.step for end, _, stream in self.decodes if stream.entry.tier <= tier] + [
+            stream.prompt_left // budget + stream.output_left
+            for stream in streams
+            if stream.entry.tier <= tier
+        ]
 
     def next_event_s(self, rank: Rank) -> float:
         """When the next prompt or answer is done; `rank` orders the streams that wait for a place."""
@@ -236,3 +287,7 @@ class ReplayedEngine:
         self.running[tier] -= 1
         self.dispatched[tier] -= 1
         self.dispatched_kv[tier] -= stream.kv_tokens
+        live = self.live[tier]
+        live[stream.entry.tenant_id].sequences -= 1
+        if not live[stream.entry.tenant_id].sequences:
+            del live[stream.entry.tenant_id]

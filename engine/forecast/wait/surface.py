@@ -10,13 +10,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import expm1, hypot, log, sqrt
+from math import ceil, expm1, hypot, log, sqrt
 
 import msgspec
 
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from engine.forecast.wait.forecast import LENGTH_INFLATION, REPLAY_ERROR, Z90, Forecast
+from engine.forecast.wait.places import EnginePlaces
 from engine.forecast.wait.replayed_engine import EngineLoad
+from engine.forecast.wait.since import NOTHING_SINCE, Since
 from engine.step_time.model import predict_step_s
 
 NEWCOMER = "\0newcomer"
@@ -95,6 +97,8 @@ class Surface:
     """Mean time between two turns while the queue was not empty; 0: it always was."""
     free_places: Mapping[int, int]
     """By tier: requests that could be dispatched at once."""
+    places: Mapping[int, EnginePlaces]
+    """By tier: those that engines have for it."""
     basis: str = field(init=False)
     _flat: dict[tuple[str, int], Point | None] = field(default_factory=dict, init=False, repr=False)
     """What every probe of a line saw, where all saw the same: the case with an empty queue."""
@@ -118,13 +122,11 @@ class Surface:
         input_tokens: int,
         sequences: int,
         output_tokens: tuple[int, int],
-        *,
-        more_ahead: int = 0,
-        more_prompt_tokens: int = 0,
+        since: Since = NOTHING_SINCE,
+        way_s: float = 0.0,
     ) -> Forecast:
-        """The forecast of a request. `output_tokens` (p50, p90) are of its longest sequence. What happened
-        since the replay: `more_ahead` more requests stand before it or took a free place, and
-        `more_prompt_tokens` prompt tokens were sent to the engines.
+        """The forecast of a request. `output_tokens` (p50, p90) are of its longest sequence; `since`: what
+        came and left after the replay; `way_s`: until it is queued.
 
         A line without probes is answered as a newcomer's. Raises KeyError for a tier of which nothing is
         known.
@@ -136,23 +138,39 @@ class Surface:
             seen = _between(
                 self._points_of(line), input_tokens * INPUT_TOKEN_COST + p50 * sequences * OUTPUT_TOKEN_COST
             )
-        wait_s = seen.wait_s
-        if wait_s > 0:
-            wait_s = max(0.0, wait_s + more_ahead * self.dispatch_gap_s)
-        elif (behind := more_ahead + 1 - self.free_places.get(tier, 0)) > 0:
-            wait_s = behind * (self.dispatch_gap_s or self._place_gap_s(seen, p50))
-        prompts_ahead = seen.prompt_tokens_ahead + more_prompt_tokens
-        start_up_s = self._start_up_s(seen, input_tokens, sequences, prompts_ahead) + seen.place_s
+        wait_s, place_s, completed = seen.wait_s, seen.place_s, seen.completed
+        prompts_ahead = seen.prompt_tokens_ahead
+        if since is not NOTHING_SINCE:
+            prompts_ahead += since.input_tokens
+            if self.dispatch_gap_s and wait_s > 0:
+                wait_s = max(0.0, wait_s + since.ahead * self.dispatch_gap_s)
+            else:
+                behind, until_turn_s, until_place_s = self._behind(tier, since, output_tokens)
+                wait_s = max(wait_s, until_turn_s)
+                place_s = max(0.0, until_place_s - wait_s) if behind else max(place_s, until_place_s)
+                completed += behind
+                if until_place_s > 0:
+                    # Those before it have been computed by then.
+                    prompts_ahead = seen.prompt_tokens_ahead
+        start_up_s = self._start_up_s(seen, input_tokens, sequences, prompts_ahead) + place_s
         tpot_s, off_alone = seen.tpot_s, self.off_alone
+        ahead = NOTHING_AHEAD
+        waits = wait_s > 0
+        if wait_s < way_s:
+            wait_s = way_s
         ttft_s = wait_s + start_up_s
         ttft_off_s = start_up_s * off_alone
-        wait_p90_s, ahead = wait_s, NOTHING_AHEAD
-        if wait_s > 0:
-            own = LENGTH_VARIANCE / (seen.completed or 1)
+        wait_p90_s = wait_s
+        if waits:
+            own = LENGTH_VARIANCE / (completed or 1)
             off_s = wait_s * Z90 * sqrt(LENGTH_INFLATION * own + REPLAY_ERROR**2 + self.error**2)
             wait_p90_s += off_s
             ttft_off_s = hypot(off_s, ttft_off_s)
-            ahead = {"own": seen.ahead_own, "others": seen.ahead_others, "higher_tier": seen.ahead_higher}
+            ahead = {
+                "own": seen.ahead_own + since.own_cost,
+                "others": seen.ahead_others + since.others_cost,
+                "higher_tier": seen.ahead_higher + since.higher_cost,
+            }
         rest_s = tpot_s * (p50 - 1)
         e2e_s = ttft_s + rest_s
         e2e_off_s = hypot(ttft_off_s, tpot_s * (p90 - p50), rest_s * off_alone)
@@ -198,10 +216,23 @@ class Surface:
         under_way_s = point.tpot_s / 2 if decodes or ahead_tokens else 0.0
         return prefill_s + (steps - 1) * load.step_time.base_s + under_way_s
 
-    def _place_gap_s(self, point: Point, output_tokens: int) -> float:
-        """Time between two ends where every place is taken by answers like this one."""
-        places = sum(load.max_sequences for load in self.loads)
-        return output_tokens * point.tpot_s / max(1, places)
+    def _behind(self, tier: int, since: Since, output_tokens: tuple[int, int]) -> tuple[int, float, float]:
+        """Where nothing waited at the replay: how many ends a request waits for, and the seconds until it is
+        dispatched and until it has a place."""
+        places = self.places.get(tier)
+        over = since.more + 1 - self.free_places.get(tier, 0)
+        if places is None:
+            return 0, 0.0, 0.0
+        # Of those that found no room some go after it.
+        share = min(1.0, max(0.0, since.ahead) / since.more) if since.more > 0 else 1.0
+        behind = 1 + ceil((over - 1) * share) if over > 0 else 0
+        busy = places.dispatched + max(0, since.more) + 1
+        over_places = busy - places.count
+        for_place = behind + max(0, over_places - over) if behind else over_places
+        outputs = since.mean_output_tokens if since.mean_output_tokens[0] else output_tokens
+        inputs = since.mean_input_tokens
+        wait_s = places.free_after_s(behind, busy, inputs, outputs)
+        return behind, wait_s, max(wait_s, places.free_after_s(for_place, busy, inputs, outputs))
 
 
 def _between(points: Sequence[Point], cost: int) -> Point:

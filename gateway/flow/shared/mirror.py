@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from engine.entry import QueueEntry
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
 from engine.messages import TenantShare
 from engine.scheduling.brakes import Brakes
 from engine.scheduling.counters import ServiceCounters
@@ -21,6 +21,7 @@ from gateway.flow.controller import Dispatch, FlowController, Ticket
 from gateway.flow.routing import PrefixRouter
 from gateway.flow.shared import codec
 from gateway.flow.shared.codec import TenantWaiting
+from gateway.flow.tenant_stats import TenantLine
 from gateway.flow.types import Reason
 from gateway.flow.window import Replica
 
@@ -96,6 +97,17 @@ class Mirror(FlowController):
                 copy.add(entry, lane=each.lane)
             left -= min(count, left)
         return copy
+
+    def _lines_ahead(self, entry_id: str, now_s: float) -> list[TenantLine]:
+        """With what waits at other gateways, as of the last look."""
+        band, _ = self.queue.place(entry_id)
+        lines = super()._lines_ahead(entry_id, now_s)
+        for each, count in self._others:
+            if each.tier <= band:
+                cost = each.input_tokens * INPUT_TOKEN_COST + each.output_tokens * OUTPUT_TOKEN_COST
+                cost = cost * count // each.count
+                lines.append(TenantLine(each.tenant_id, each.tier, count, cost, each.counter, each.weight))
+        return lines
 
     def queued_up_to(self, rank: int) -> int:
         """Requests of the whole pool that wait in band `rank` and above, as far as is known."""

@@ -2,12 +2,16 @@
 
 The estimator sees engines only through their snapshots, twenty a second, learns lengths from answers that
 ended, and corrects itself by them. The true length of an answer is known to the simulated engine alone.
+
+`in_two_steps` lets requests come as to a gateway: first for the estimate, then, when their budget is held and
+durable, to be queued.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.entry import QueueEntry
@@ -16,6 +20,7 @@ from engine.messages import TIER_RANKS, Ready, Snapshot
 from gateway.domain.estimate import Estimate, Times
 from gateway.estimates.estimator import Estimator
 from gateway.estimates.forecast_cache import Size
+from gateway.flow.controller import Ticket
 from ops.simulate.machines.machines import Machine
 from ops.simulate.pool import Member, PoolObserver, SimulatedPool
 from ops.simulate.traffic.requests import SimulatedRequest
@@ -58,6 +63,8 @@ class EstimateOutcome:
     cost_nanousd: int
     binding: bool
     """The estimate is a quote, made some time before the request came."""
+    kind: str
+    """Of the request."""
 
 
 class CalibratedPool:
@@ -94,8 +101,12 @@ class CalibratedPool:
         self._watched_s = -1.0
         self._quoted: dict[int, tuple[Estimate, QueueEntry]] = {}
         """Open quotes, by the identity of their request."""
-        self._open: dict[int, tuple[SimulatedRequest, Estimate, bool]] = {}
-        """By row: the request, its estimate, and whether that is a quote."""
+        self._open: dict[int, tuple[SimulatedRequest, Estimate, bool, float]] = {}
+        """By row: the request, its estimate, whether that is a quote, and when it came."""
+        self._on_the_way: dict[int, tuple[str, Estimate, float]] = {}
+        """By identity of their second step: name, estimate, and when they came for it."""
+        self._second_steps: dict[int, SimulatedRequest] = {}
+        """By identity of the first."""
         self.estimates.forecast_cache.promised = lambda now_s: [entry for _, entry in self._quoted.values()]
 
     def quote(self, request: SimulatedRequest) -> None:
@@ -109,6 +120,22 @@ class CalibratedPool:
         name = f"quote {len(self.pool.records)} {len(self._quoted)}"
         self._quoted[id(request)] = estimate, self._entry(request, name, estimate.output_tokens[0])
 
+    def in_two_steps(
+        self, requests: Iterable[SimulatedRequest], durable_s: Callable[[float], float]
+    ) -> Iterator[SimulatedRequest]:
+        """Each request twice: for its estimate, and to be queued when its row is durable, by `durable_s` of
+        its arrival."""
+        later: list[tuple[float, int, SimulatedRequest]] = []
+        for number, request in enumerate(requests):
+            while later and later[0][0] <= request.arrival_s:
+                yield heapq.heappop(later)[2]
+            second = replace(request, arrival_s=durable_s(request.arrival_s))
+            self._second_steps[id(request)] = second
+            heapq.heappush(later, (second.arrival_s, number, second))
+            yield request
+        while later:
+            yield heapq.heappop(later)[2]
+
     def predict(self, request: SimulatedRequest) -> tuple[int, int]:
         """See `Predictions`; the 90th percentile is not known."""
         return self.estimates.lengths.quantile(request.tenant, MODEL, 0.5, max_tokens=self._max_tokens), 0
@@ -118,26 +145,38 @@ class CalibratedPool:
 
     def _arrive(self, pool: SimulatedPool, request: SimulatedRequest) -> bool:
         self._watch()
-        quote, _ = self._quoted.pop(id(request), (None, None))
-        tier = Tier(TIERS[request.tier])
-        estimate = self.estimates.estimate(
-            MODEL, request.tenant, request.weight, tier, self._size(request), pool.now_s
-        )
         row = len(pool.records) - 1
-        self.estimates.arrived(self._entry(request, str(row), self.predict(request)[0]))
-        self._open[row] = request, quote or estimate, quote is not None
+        second = self._second_steps.pop(id(request), None)
+        if second is not None:
+            name = f"coming {row}"
+            self._on_the_way[id(second)] = name, self._estimate(request), pool.now_s
+            entry = self._entry(request, name, self.predict(request)[0])
+            kv_tokens = entry.input_tokens + entry.predicted_output_tokens
+            self.estimates.forecast_cache.coming(Ticket(entry, 1, kv_tokens, self._max_tokens))
+            return False
+        quote, _ = self._quoted.pop(id(request), (None, None))
+        name, estimate, came_s = self._on_the_way.pop(id(request), ("", None, pool.now_s))
+        estimate = estimate or self._estimate(request)
+        self.estimates.arrived(self._entry(request, name or str(row), self.predict(request)[0]))
+        self._open[row] = request, quote or estimate, quote is not None, came_s
         return True
 
+    def _estimate(self, request: SimulatedRequest) -> Estimate:
+        tier = Tier(TIERS[request.tier])
+        return self.estimates.estimate(
+            MODEL, request.tenant, request.weight, tier, self._size(request), self.pool.now_s
+        )
+
     def _judge(self, pool: SimulatedPool, row: int) -> None:
-        request, estimate, is_quote = self._open.pop(row)
+        request, estimate, is_quote, came_s = self._open.pop(row)
         records, emitted = pool.records, request.output_tokens
         last_s = records.last_s[row]
-        times = Times(records.arrival_s[row], records.dispatched_s[row], records.first_s[row], last_s, last_s)
+        times = Times(came_s, records.dispatched_s[row], records.first_s[row], last_s, last_s)
         tier = Tier(TIERS[request.tier])
         cost_nanousd = self._prices.cost_nanousd(MODEL, tier, request.input_tokens, 0, emitted)
         self.estimates.judge(estimate, times, emitted)
         self.estimates.lengths.observe(request.tenant, MODEL, emitted)
-        self._on_end(EstimateOutcome(estimate, times, emitted, cost_nanousd, is_quote))
+        self._on_end(EstimateOutcome(estimate, times, emitted, cost_nanousd, is_quote, request.kind))
 
     def _watch(self) -> None:
         """What the gateway does twenty times a second, when that is due."""
@@ -153,6 +192,7 @@ class CalibratedPool:
 
     def _entry(self, request: SimulatedRequest, name: str, median: int) -> QueueEntry:
         now_s = self.pool.now_s
+        high = self.estimates.lengths.quantile(request.tenant, MODEL, 0.9, max_tokens=self._max_tokens)
         return QueueEntry(
-            name, request.tenant, now_s, request.input_tokens, median, request.tier, request.weight
+            name, request.tenant, now_s, request.input_tokens, median, request.tier, request.weight, high
         )

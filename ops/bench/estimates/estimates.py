@@ -1,4 +1,4 @@
-"""Benchmark of wait estimates: the share within a factor of two of the actual wait."""
+"""Benchmark of wait estimates: the share within a factor of two of the actual wait, also in bursts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ops.bench.common.load import BenchTenant, closed_loops, fresh_bench
+from ops.bench.estimates import bursts
 from ops.reporting import quantile, table
 from ops.sandbox.server import ServerFailed
 from ops.simulate.figures.figures import covered, within_factor
@@ -39,6 +40,7 @@ async def run(*, depths: Sequence[int], probes: int, model: str | None) -> dict[
         "floor_s": FLOOR_S,
         "max_sequences": MAX_SEQUENCES,
         "depths": rows,
+        "bursts": await bursts.run(model),
         "overall": overall,
         "ok": all((row["share_within_2x"] or 0.0) >= WANTED for row in rows),
     }
@@ -71,6 +73,7 @@ def show(report: dict[str, Any]) -> None:
     ]
     columns = ("queued", "requests", "told p50, s", "waited p50, s", "p99, s", "within 2x", "under p90")
     table("estimated wait against actual wait", columns, rows)
+    bursts.show(report["bursts"])
     overall = report["overall"]
     print(
         f"all together: within 2x for {100 * overall['share_within_2x']:.1f} %; the best constant:"

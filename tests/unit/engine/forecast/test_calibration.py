@@ -9,7 +9,15 @@ from math import exp
 import pytest
 from msgspec.structs import replace
 
-from engine.forecast.calibration import WARM_UP, Bucket, Calibration, bucket_of
+from engine.forecast.calibration import (
+    BURST_S,
+    WARM_UP,
+    Bucket,
+    Calibration,
+    bucket_of,
+    load_of,
+    longest_wait_s,
+)
 from engine.forecast.wait.forecast import Figures, Forecast
 
 RAW = Forecast(
@@ -134,3 +142,56 @@ def test_a_load_is_told_by_the_wait() -> None:
     assert loads[:2] == [0, 0]
     assert loads[-1] == 7
     assert len(set(loads)) >= 5
+
+
+def test_of_a_burst_few_are_learned_from_and_later_ones_are_told_as_before() -> None:
+    calibration = Calibration()
+    told_share(calibration, HERE, 1.0, 0.2, 400)
+    before = calibration.correct(RAW, HERE)
+    learned = 0
+    for _ in range(200):
+        is_tracked = calibration.is_tracked(HERE, 100.0)
+        learned += is_tracked
+        actual = {"wait": 400.0, "e2e": 400.0}
+        calibration.observe(HERE, RAW, before, actual, is_tracked=is_tracked)  # type: ignore[arg-type]
+    after = calibration.correct(RAW, HERE)
+    assert learned == 8, "the 1st, 2nd, 4th and so on to the 128th"
+    assert after.e2e_s[0] < 1.5 * before.e2e_s[0], "an error of a factor of a hundred, in one burst"
+    told_share(calibration, HERE, 1.0, 0.2, 20)
+    assert 0.5 <= calibration.correct(RAW, HERE).e2e_s[0] / before.e2e_s[0] <= 2.0
+    assert calibration.coverage["plain", "wait", 0.9].judged == 200, "all of them are counted"
+
+
+def test_bursts_are_told_apart_by_time_and_by_bucket() -> None:
+    calibration = Calibration()
+    other = replace(HERE, load=2)
+    assert [calibration.is_tracked(HERE, 0.01 * number) for number in range(5)] == [
+        True, True, False, True, False,
+    ]  # fmt: skip
+    assert calibration.is_tracked(other, 0.05)
+    assert calibration.is_tracked(HERE, 0.0 + BURST_S)
+
+
+def test_what_was_told_to_go_at_once_says_nothing_of_longer_waits() -> None:
+    """An unforeseen burst: told nothing, waited 6 s. Longer waits were once told fifty times as long."""
+    calibration = Calibration()
+    idle = replace(HERE, load=0)
+    none = replace(RAW, wait_s=(0.0, 0.0))
+    for _ in range(100):
+        calibration.observe(idle, none, none, {"wait": 6.0})
+    assert calibration.correct(RAW, replace(HERE, load=5)).wait_s == RAW.wait_s
+    assert calibration.correct(none, replace(idle, tier=2)).wait_s[0] > 0.5, "nor longer ones of it"
+
+
+def test_waits_are_covered_by_tier_and_by_the_wait_that_was_told() -> None:
+    calibration = Calibration()
+    short, long = (replace(RAW, wait_s=wait_s) for wait_s in ((0.01, 0.02), (2.0, 4.0)))
+    for tier, told, waited_s in ((0, short, 0.005), (0, long, 5.0), (1, long, 3.0)):
+        calibration.observe(replace(HERE, tier=tier), told, told, {"wait": waited_s})
+    found = {key: coverage.within for key, coverage in calibration.wait_coverage.items()}
+    load = load_of(2.0)
+    assert found == {
+        ("plain", 0, 0, 0.5): 1, ("plain", 0, 0, 0.9): 1, ("plain", 0, load, 0.5): 0,
+        ("plain", 0, load, 0.9): 0, ("plain", 1, load, 0.5): 0, ("plain", 1, load, 0.9): 1,
+    }  # fmt: skip
+    assert longest_wait_s(load - 1) < 2.0 <= longest_wait_s(load)

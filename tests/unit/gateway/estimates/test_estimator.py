@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -29,7 +30,7 @@ from gateway.domain.call import Call
 from gateway.domain.estimate import Times
 from gateway.estimates.engine_load import flights_of
 from gateway.estimates.estimator import Estimator
-from gateway.estimates.forecast_cache import MAX_COMING, Size
+from gateway.estimates.forecast_cache import DEBT_S, MAX_COMING, Size
 from gateway.estimates.persistence import LENGTHS_FILE, load_lengths, save_lengths
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.window import Replica, WindowRule
@@ -222,8 +223,7 @@ def test_replays_take_at_most_a_fiftieth_of_the_process() -> None:
         bench.wait_s(now_s, tenant=f"tenant-{tick % 27}")
         bench.estimates.watch(now_s)
         moments += [now_s] * (bench.estimates.forecast_cache.replays - before)
-    assert len(moments) >= 5
-    assert min(later - earlier for earlier, later in itertools.pairwise(moments)) > 0.004 * 48.9
+    assert 5 <= len(moments) <= 1 + (1.0 + DEBT_S) / (0.004 * 50), "a burst may owe some for a moment"
 
 
 def test_it_replays_beside_the_requests_and_only_where_somebody_asked() -> None:
@@ -279,6 +279,53 @@ def test_an_answer_grows_with_the_queue_until_the_next_replay() -> None:
     assert read_off == pytest.approx(bench.wait_s(0.06), rel=0.1)
 
 
+def coming(bench: Bench, count: int, *, tenant: str = "me") -> list[float]:
+    """So many requests have their estimates at one instant; the waits that they are told."""
+    told: list[float] = []
+    for _ in range(count):
+        bench.number += 1
+        call = call_of(150)
+        principal = dataclasses.replace(call.principal, tenant_id=tenant)
+        call = replace(call, request_id=f"c{bench.number}", principal=principal)
+        estimate = bench.estimates.of_call(call, 0.0)
+        assert estimate is not None
+        told.append(estimate.wait_s[0])
+        bench.estimates.coming(call, 0.0, (80, 120))
+    return told
+
+
+def test_each_request_of_a_burst_is_told_of_those_on_their_way() -> None:
+    bench = Bench()
+    told = coming(bench, 60)
+    free = 8 + 2
+    assert told[:free] == [0.0] * free
+    assert all(earlier <= 1.2 * later for earlier, later in itertools.pairwise(told[free:]))
+    assert 0.0 < told[free] < told[-1] / 5
+    assert bench.estimates.forecast_cache.replays <= 1 + 6, "again each time that it has grown by half"
+    for number in range(60):
+        bench.estimates.gone(f"c{number + 1}")
+    assert bench.wait_s(0.01) == 0.0, "all were refused"
+
+
+def test_a_burst_of_one_tenant_keeps_no_other_one_waiting_for_all_of_it() -> None:
+    bench = Bench()
+    told = coming(bench, 60)
+    assert bench.wait_s(0.0, tenant="other") < told[-1] / 3
+    assert bench.wait_s(0.0, Tier.INTERACTIVE, tenant="other") == 0.0
+
+
+def test_what_is_queued_counts_once() -> None:
+    bench = Bench()
+    coming(bench, 30)
+    before = bench.wait_s(0.0)
+    for number in range(30):
+        entry = QueueEntry(f"c{number + 1}", "me", 0.0, 100, 80, 1)
+        bench.estimates.arrived(entry)
+        assert bench.flow.enqueue(Ticket(entry, 1, 180, max_tokens=300), 0.0) is None
+    assert len(bench.estimates.forecast_cache.on_the_way) == 0
+    assert bench.wait_s(0.0) == pytest.approx(before, rel=0.2)
+
+
 def test_quotes_replay_for_themselves_and_for_all_tiers_at_once_within_limits() -> None:
     bench = Bench(replay_took_s=0.01)
     bench.enqueue(10)
@@ -321,9 +368,9 @@ def test_what_became_of_requests_puts_later_estimates_right() -> None:
     bench = Bench()
     for number in range(100):
         at_s = 10.0 * number
-        told = bench.estimates.estimate(MODEL, "me", 1.0, Tier.STANDARD, SIZE, 0.0)
+        told = bench.estimates.estimate(MODEL, "me", 1.0, Tier.STANDARD, SIZE, at_s)
         bench.estimates.judge(told, Times(at_s, at_s, at_s + 0.3, at_s + 8.0, at_s + 8.0), 50)
-    told = bench.estimates.estimate(MODEL, "me", 1.0, Tier.STANDARD, SIZE, 0.0)
+    told = bench.estimates.estimate(MODEL, "me", 1.0, Tier.STANDARD, SIZE, 1_000.0)
     assert told.ttft_s[1] == pytest.approx(0.3, rel=0.1)
     assert told.e2e_s[1] == pytest.approx(8.0, rel=0.1)
     assert bench.estimates.calibration.coverage["plain", "ttft", 0.9].judged == 100

@@ -303,6 +303,20 @@ def test_a_burst_is_not_a_rate() -> None:
     assert all(stream.rate_per_s * stream.lasts_s < 2 for stream in rates.streams(0.05))
 
 
+def test_a_burst_in_a_steady_stream_is_no_rate_either_and_a_flood_is_one() -> None:
+    rates, flood = ArrivalRates(), ArrivalRates()
+    for number in range(400):
+        rates.observe(entry(f"e{number}"), number * 1.0)
+    for number in range(200):
+        rates.observe(entry(f"b{number}"), 400.0)
+    (stream,) = rates.streams(400.1)
+    assert stream.rate_per_s == pytest.approx(1.0, rel=0.3)
+    for number in range(4000):
+        flood.observe(entry(f"f{number}"), number * 0.01)
+    (stream,) = flood.streams(40.0)
+    assert stream.rate_per_s == pytest.approx(100.0, rel=0.05)
+
+
 def test_a_stream_that_stopped_is_forgotten() -> None:
     rates = ArrivalRates()
     for number in range(40):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace as replace_load
 
 import pytest
+from msgspec.structs import replace
 
 from engine.entry import QueueEntry
 from engine.forecast.wait.arrivals import ArrivalStream
 from engine.forecast.wait.forecast import EngineLoad, Flight, Forecast, forecast
 from engine.forecast.wait.probing import KNOTS_COST, MAX_EVENTS, MAX_LINES, build_surface
 from engine.forecast.wait.replay import one_lane
+from engine.forecast.wait.since import NOTHING_SINCE, Since
 from engine.forecast.wait.surface import NEWCOMER, Line, Surface
 from engine.messages import StepTime
+from engine.scheduling.bands import Lag, no_lag
 from engine.scheduling.brakes import NO_BRAKES, Brakes
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.tiers import TieredQueue
@@ -45,9 +49,13 @@ def surface(
     arrivals: tuple[ArrivalStream, ...] = (),
     order: str = "vtc",
     knots_cost: Sequence[int] = KNOTS_COST,
+    lag: Lag = no_lag,
+    served: Sequence[str] = (),
 ) -> Surface:
     counters = ServiceCounters()
-    queue = TieredQueue(order, counters)
+    for tenant in served:
+        counters.charge(tenant, 1.0, 1_000)
+    queue = TieredQueue(order, counters, lag=lag)
     for each in waiting:
         queue.add(each)
     return build_surface(
@@ -69,8 +77,13 @@ def alone(candidate: QueueEntry, waiting: list[QueueEntry], *engines: EngineLoad
     )  # fmt: skip
 
 
-def read(found: Surface, tenant: str, tier: int = 1, **changes: int) -> Forecast:
-    return found.read(tenant, tier, 100, 1, (50, 50), **changes)
+def read(found: Surface, tenant: str, tier: int = 1, since: Since = NOTHING_SINCE) -> Forecast:
+    return found.read(tenant, tier, 100, 1, (50, 50), since=since)
+
+
+def more(count: int, input_tokens: int = 0) -> Since:
+    """So many more of the same size (negative: they left), all ahead."""
+    return Since(count, count, input_tokens=input_tokens, mean_input_tokens=100, mean_output_tokens=(50, 50))
 
 
 WAITING = [
@@ -147,13 +160,55 @@ def test_a_larger_request_waits_longer_where_the_order_looks_at_sizes() -> None:
 
 def test_what_happened_since_the_replay_counts() -> None:
     busy = surface(WAITING, engine(*flights(4)), lines=(Line("a", 1),))
-    assert read(busy, "a", more_ahead=5).wait_s[0] > read(busy, "a").wait_s[0]
-    assert read(busy, "a", more_ahead=-5).wait_s[0] < read(busy, "a").wait_s[0]
-    assert read(busy, "a", more_ahead=-1000).wait_s[0] == 0.0
+    assert read(busy, "a", since=more(5)).wait_s[0] > read(busy, "a").wait_s[0]
+    assert read(busy, "a", since=more(-5)).wait_s[0] < read(busy, "a").wait_s[0]
+    assert read(busy, "a", since=more(-1000)).wait_s[0] == 0.0
     idle = surface([], engine(*flights(2)))
-    assert read(idle, "x", more_ahead=2).wait_s[0] == 0.0, "three places are free"
-    assert read(idle, "x", more_ahead=3).wait_s[0] > 0.0
-    assert read(idle, "x", more_prompt_tokens=500).ttft_s[0] > read(idle, "x").ttft_s[0]
+    assert read(idle, "x", since=more(2)).wait_s[0] == 0.0, "three places are free"
+    assert read(idle, "x", since=more(3)).wait_s[0] > 0.0
+    assert read(idle, "x", since=more(1, 500)).ttft_s[0] > read(idle, "x").ttft_s[0]
+
+
+@pytest.mark.parametrize("running", [0, 2, 4])
+def test_what_comes_at_once_is_told_what_a_replay_of_all_of_them_tells(running: int) -> None:
+    load = engine(*flights(running))
+    found = surface([], load)
+    burst = [entry(f"burst {number}", "b") for number in range(16)]
+    for number in range(len(burst)):
+        told = read(found, "b", since=more(number, 100 * number))
+        expected = alone(burst[number], burst[:number], load)
+        assert told.wait_s[0] == pytest.approx(expected.wait_s[0], rel=0.25, abs=0.05), number
+        assert told.ttft_s[0] == pytest.approx(expected.ttft_s[0], rel=0.25, abs=0.1), number
+
+
+def test_a_newcomer_in_a_burst_is_told_of_its_turn_and_not_of_the_burst_s_end() -> None:
+    found = surface([], engine())
+    last = read(found, "flood", since=more(30))
+    newcomer = read(found, "other", since=replace(more(30), ahead=1.0))
+    assert newcomer.wait_s[0] < last.wait_s[0] / 4
+
+
+def test_what_waited_first_is_no_part_of_the_gap_between_turns() -> None:
+    """The first turn comes when the first of the running ones ends, each further one a gap later."""
+    waiting = [entry(f"w{number}", "a") for number in range(8)]
+    found = surface(waiting, engine(*flights(4)), lines=(Line("a", 1),))
+    twice = surface(
+        [*waiting, *(entry(f"v{n}", "a") for n in range(8))], engine(*flights(4)), lines=(Line("a", 1),)
+    )
+    assert read(found, "a", since=more(8)).wait_s[0] == pytest.approx(read(twice, "a").wait_s[0], rel=0.2)
+
+
+@pytest.mark.parametrize("pauses", [True, False])
+def test_who_is_owed_a_place_is_told_that_it_goes_at_once(pauses: bool) -> None:
+    waiting = [entry(f"w{number}", "busy") for number in range(20)]
+    load = replace_load(engine(*flights(5), places=4), pauses=pauses)
+    # It begins before a tenant with something in flight.
+    found = surface(waiting, load, lines=(Line("busy", 1),), lag=lambda tenant, other: 1, served=["busy"])
+    told = read(found, "newcomer")
+    assert (told.wait_s[0] == 0.0) == pauses
+    crowd = [entry(f"c{number}", f"t{number}") for number in range(6)]
+    found = surface(crowd, load, lag=lambda tenant, other: 1, served=[each.tenant_id for each in crowd])
+    assert read(found, "newcomer").wait_s[0] > 0.0, "of four places none is a whole part of seven"
 
 
 def test_a_long_queue_is_extrapolated_and_the_rest_is_said_to_be_unknown() -> None:
@@ -219,3 +274,12 @@ def test_one_probe_stands_for_all_sizes_only_where_each_would_see_the_same(
         for tenant, tier in found.points:
             asked = (tenant, tier, cost // 2, 1, (cost // 4, cost // 2))
             assert found.read(*asked) == single.read(*asked)
+
+
+@pytest.mark.parametrize("lengths", [(50, 50), (1, 512), (40, 90)])
+def test_places_come_free_one_after_the_other(lengths: tuple[int, int]) -> None:
+    places = surface([], engine(*flights(2))).places[1]
+    ends = [places.free_after_s(count, 4 + count, 100, lengths) for count in range(40)]
+    assert ends[0] == 0.0
+    assert ends == sorted(ends)
+    assert ends[-1] < 40 * max(lengths) * 0.02, "no tail without an end"

@@ -1,0 +1,66 @@
+"""When places of engines come free one after the other, while all of them are taken.
+
+For requests that come in a burst between two replays: those that run end as they were replayed, each place
+then serves one request after the other. Lengths of those are spread over their distribution, since the first
+place that comes free is that of the shortest answer. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import exp, log
+from statistics import NormalDist
+
+from engine.messages import StepTime
+from engine.step_time.model import predict_step_s
+
+Z90 = 1.2816
+WIDEST = 1.0
+"""Of the deviation of a length's logarithm: answers have an end, the tail of a lognormal has none."""
+MAX_REMEMBERED = 64
+"""Distributions of lengths whose first ends are kept."""
+_NORMAL = NormalDist()
+
+
+@dataclass(slots=True)
+class EnginePlaces:
+    """The places of all engines together, for requests of one tier."""
+
+    count: int
+    replicas: int
+    dispatched: int
+    """Sequences that are there, those included that wait for a place."""
+    steps_left: Sequence[int]
+    """Of the sequences that hold a place, the next to end first."""
+    step_time: StepTime
+    _ends: dict[tuple[int, int], list[float]] = field(default_factory=dict, repr=False)
+
+    def free_after_s(self, ends: int, busy: int, input_tokens: int, output_tokens: tuple[int, int]) -> float:
+        """Seconds until so many of the sequences have ended, of those that hold places now and of requests
+        like these (one prompt's tokens; p50 and p90 of one answer) which take all places that come free.
+        `busy`: sequences that hold or want a place."""
+        if ends <= 0 or self.count < 1:
+            return 0.0
+        first, mean_steps = self._first_ends(output_tokens)
+        wave, place = divmod(ends - 1, self.count)
+        steps = first[place] + wave * mean_steps
+        running = min(busy, self.count) / self.replicas
+        context = running * (input_tokens + output_tokens[0] / 2)
+        step_s = predict_step_s(self.step_time, round(running), round(context), round(running))
+        # Prompts are computed within steps, and make these longer for all.
+        prompts = min(max(0, busy - len(self.steps_left)), self.count - len(self.steps_left) + ends)
+        return steps * step_s + prompts * input_tokens * self.step_time.per_token_s / self.replicas
+
+    def _first_ends(self, output_tokens: tuple[int, int]) -> tuple[list[float], float]:
+        """Steps until the first sequence on each place has ended, in order, and the mean steps of one."""
+        p50, p90 = max(1, output_tokens[0]), max(1, *output_tokens)
+        spread = min(WIDEST, log(p90 / p50) / Z90)
+        found = self._ends.get((p50, p90))
+        if found is None:
+            if len(self._ends) >= MAX_REMEMBERED:
+                self._ends.clear()
+            idle = self.count - len(self.steps_left)
+            fresh = [p50 * exp(spread * _NORMAL.inv_cdf((index + 0.5) / idle)) for index in range(idle)]
+            found = self._ends[p50, p90] = sorted([*self.steps_left, *fresh])
+        return found, p50 * exp(spread * spread / 2)

@@ -1,0 +1,155 @@
+"""Bursts for the benchmark of wait estimates: many requests at one instant, on the real engine.
+
+Sixteen short requests at once, three times, into an idle engine with two places; then bursts of 4 to 200 into
+one whose places are half busy, with some requests by themselves after each. What each was told is compared
+with what it waited, by the wait that it was told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from engine.forecast.calibration import NUM_LOADS, load_of, longest_wait_s
+from ops.bench.common.load import CHATS, Bench, BenchTenant, closed_loops, fresh_bench
+from ops.reporting import table
+from ops.sandbox.server import ServerFailed
+from ops.simulate.figures.figures import covered
+
+TOGETHER = 16
+IDLE_BURSTS = 3
+IDLE_PLACES = 2
+WARM_PLACES = 16
+SIZES = (4, 16, 64, 200)
+AFTER = 40
+"""Requests one after the other after each burst on a warm engine; the first half may still be off."""
+MAX_TOKENS = 48
+FACTOR = 2.0
+FLOOR_S = 0.05
+"""A wait that differs by less from what was told is no error."""
+DRAIN_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class ToldWait:
+    """One request: p50 and p90 that it was told, and what it waited, in seconds."""
+
+    p50_s: float
+    p90_s: float
+    waited_s: float
+
+    @property
+    def is_near(self) -> bool:
+        """Within `FACTOR` of the median, or `FLOOR_S`."""
+        low, high = sorted((self.p50_s, self.waited_s))
+        return high - low <= FLOOR_S or high <= FACTOR * low
+
+
+async def run(model: str | None) -> list[dict[str, Any]]:
+    """Rows of figures. Raises `ServerFailed`."""
+    idle = await _idle(model)
+    warm, after = await _warm(model)
+    groups = {
+        f"{TOGETHER} at once, idle engine": idle,
+        "bursts, warm engine": warm,
+        f"after bursts, from the {AFTER // 2}th on": after,
+    }
+    return [row for name, told in groups.items() for row in figures(name, told)]
+
+
+def figures(name: str, told: Sequence[ToldWait]) -> list[dict[str, Any]]:
+    """One row a range of told waits, and one of all together."""
+    ranges = {"all": list(told)}
+    for load in range(NUM_LOADS):
+        ranges[f"up to {longest_wait_s(load):.3g} s"] = [each for each in told if load_of(each.p50_s) == load]
+    return [
+        {
+            "bursts": name,
+            "told": label,
+            "requests": len(group),
+            "share_within_2x": sum(each.is_near for each in group) / len(group),
+            "p90_coverage": covered([(each.p90_s, each.waited_s) for each in group]),
+        }
+        for label, group in ranges.items()
+        if group
+    ]
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """The table for people."""
+    table(
+        "estimated wait against actual wait in bursts, by the median that was told",
+        ("bursts", "told", "requests", "within 2x or 50 ms", "under p90"),
+        [
+            (
+                row["bursts"],
+                row["told"],
+                row["requests"],
+                f"{100 * row['share_within_2x']:.1f} %",
+                f"{100 * row['p90_coverage']:.1f} %",
+            )
+            for row in rows
+        ],
+    )
+
+
+async def _idle(model: str | None) -> list[ToldWait]:
+    parties = [BenchTenant("burst", 1.0, 0)]
+    arguments = ["--engine-max-sequences", str(IDLE_PLACES)]
+    told: list[ToldWait] = []
+    async with fresh_bench(parties, model, arguments) as bench, _client(bench) as client:
+        await _send(bench, client, IDLE_PLACES)  # steps and lengths are learned
+        for _ in range(IDLE_BURSTS):  # all answers have ended: it is idle
+            told += await _send(bench, client, TOGETHER)
+    return told
+
+
+async def _warm(model: str | None) -> tuple[list[ToldWait], list[ToldWait]]:
+    """What was told in bursts, and after them."""
+    parties = [BenchTenant("burst", 1.0, 0), BenchTenant("steady", 1.0, WARM_PLACES // 2)]
+    arguments = ["--engine-max-sequences", str(WARM_PLACES)]
+    told: list[ToldWait] = []
+    after: list[ToldWait] = []
+    async with (
+        fresh_bench(parties, model, arguments) as bench,
+        closed_loops(bench, parties[1:]),
+        _client(bench) as client,
+    ):
+        await _send(bench, client, 2 * WARM_PLACES)
+        for size in SIZES:
+            told += await _send(bench, client, size)
+            alone = [(await _send(bench, client, 1))[0] for _ in range(AFTER)]
+            after += alone[AFTER // 2 :]
+    return told, after
+
+
+def _client(bench: Bench) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        base_url=bench.server.url,
+        headers={"authorization": f"Bearer {bench.keys['burst']}"},
+        timeout=DRAIN_S,
+        limits=httpx.Limits(max_connections=None),
+    )
+
+
+async def _send(bench: Bench, client: httpx.AsyncClient, count: int) -> list[ToldWait]:
+    """`count` chats at one instant. Raises `ServerFailed`."""
+    bodies = bench.chats()
+
+    async def one(number: int) -> ToldWait:
+        body = bodies[number % len(bodies)] | {"max_tokens": MAX_TOKENS, "stream": False}
+        try:
+            response = await client.post(CHATS, json=body)
+        except httpx.HTTPError as error:
+            raise ServerFailed(f"a request of a burst: {type(error).__name__}") from None
+        if not response.is_success:
+            raise ServerFailed(f"a request of a burst: {response.status_code} {response.text[:200]}")
+        account = response.json()["fairgate"]
+        estimate = account["estimate"]["wait_s"]
+        return ToldWait(estimate["p50"], estimate["p90"], account["actual"]["wait_s"])
+
+    return list(await asyncio.gather(*(one(number) for number in range(count))))
