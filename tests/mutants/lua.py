@@ -282,13 +282,6 @@ _BROKEN: list[tuple[str, str, str, str, str]] = [
         "tests/integration/test_quota_redis.py::test_end_users_that_give_way_leave_nothing_behind",
     ),
     (
-        "common",
-        "a window that is over says when its successor is at rest",
-        "      if part.home == user and name == part.name then\n",
-        "      if part.home == user then\n",
-        TWINS,
-    ),
-    (
         "reserve",
         "end users have no bound",
         "elseif redis.call('HLEN', keys.users) >= ",
