@@ -1005,6 +1005,12 @@ async def test_the_platform_and_end_users_are_rebuilt_with_their_tenants(new_sto
     await new_store.finish_rebuild("me", "e1")
     assert await counts(new_store, *limits) == [(10, 20, 70), (10, 20, 70), (10, 40, 50)]
     assert await new_store.end_users("ten_a") == 1
+    # What was restored holds on the end user's counters as before.
+    for name in ("bob", "cid"):
+        assert isinstance(await new_store.reserve(name, [on_user(name)], whole(1), LEASE_S), Granted)
+    with pytest.raises(TooManyEndUsers) as caught:
+        await new_store.reserve("dan", [on_user("dan")], whole(1), LEASE_S)
+    assert caught.value.retry_after_s == 1
     assert await new_store.settle("r", tokens(20))
     assert await new_store.settle("s", tokens(20))
     assert await counts(new_store, *limits) == [(30, 0, 70), (30, 0, 70), (50, 0, 50)]

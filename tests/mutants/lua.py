@@ -317,7 +317,7 @@ _BROKEN: list[tuple[str, str, str, str, str]] = [
         "",
         TWINS,
     ),
-    ("restore", "a restored hold does not keep its end user", "hold_on_user(hold)\n", "", TWINS),
+    ("restore", "a restored hold does not keep its end user", "hold_on_user(hold)\n", "", STORES),
     ("users", "users trusts lost counters", "if is_lost() then\n  return {'lost'}\nend\n", "", GATEWAYS),
     (
         "common",
