@@ -1,7 +1,8 @@
 """Which end users of a tenant have counters: a bounded number of them.
 
 One more takes the place of the one that has been at rest longest (`rules.rest_us`: to drop its counters
-changes nothing). `lua/common.lua` does the same in Redis.
+changes nothing, unless the clock steps back over that instant: until then no other end user begins).
+`lua/common.lua` does the same in Redis.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class EndUsers:
         self._records: dict[str, _Record] = {}
         # (rest, end user) of those without holds; what has changed since leaves stale entries.
         self._resting: list[tuple[int, str]] = []
+        self.forgotten_us = 0
+        """When the last of those that were dropped had come to rest."""
 
     def __len__(self) -> int:
         return len(self._records)
@@ -64,7 +67,9 @@ class EndUsers:
 
     def forget(self, user: str) -> set[str]:
         """Drops an end user; returns the identities of its limits, whose counters go with it."""
-        return self._records.pop(user).names
+        record = self._records.pop(user)
+        self.forgotten_us = max(self.forgotten_us, record.rest_us)
+        return record.names
 
     def _rests(self, user: str) -> None:
         record = self._records[user]

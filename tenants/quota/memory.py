@@ -314,7 +314,11 @@ class MemoryQuotaStore:
         if not user:
             return ""
         users = self._users_of(rules.tenant_of(limits))
-        if user in users or len(users) < self._max_end_users:
+        if user in users:
+            return ""
+        if now_us < users.forgotten_us:
+            raise TooManyEndUsers(self._max_end_users, rules.until_rest_s(users.forgotten_us, now_us))
+        if len(users) < self._max_end_users:
             return ""
         first = users.longest_at_rest()
         if first is None or first[0] > now_us:

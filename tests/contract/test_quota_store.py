@@ -488,6 +488,25 @@ async def test_a_bucket_is_at_rest_when_it_is_full_and_a_lifetime_never(
     assert await counts(store, on_user("bob"), on_user("fay"), on_user("gil")) == [(1, 0, 99)] * 3
 
 
+async def test_a_clock_that_steps_back_gives_no_end_user_its_window_again(
+    store: QuotaStore, clock: Clock
+) -> None:
+    await ask(store, "a", "amy", 60, window=Window.MINUTE)
+    await store.settle("a", tokens(60))
+    await ask(store, "b", "bob", window=Window.MINUTE)
+    await ask(store, "c", "cid", window=Window.MINUTE)
+    clock.advance(41)
+    await ask(store, "d", "dan", window=Window.MINUTE)  # in amy's place
+    assert await store.settle("d", tokens(0))
+    clock.advance(-5)
+    with pytest.raises(TooManyEndUsers) as caught:
+        await ask(store, "a2", "amy", 60, window=Window.MINUTE)
+    assert caught.value.retry_after_s == 4
+    await ask(store, "b2", "bob", window=Window.MINUTE)
+    clock.advance(4)
+    await ask(store, "a2", "amy", 60, window=Window.MINUTE)
+
+
 async def test_a_refused_end_user_takes_no_place(store: QuotaStore) -> None:
     assert isinstance(await store.reserve("a", [on_user("amy")], whole(101), LEASE_S), Denied)
     assert await store.end_users("ten_a") == 0
@@ -986,6 +1005,12 @@ async def test_the_platform_and_end_users_are_rebuilt_with_their_tenants(new_sto
     await new_store.finish_rebuild("me", "e1")
     assert await counts(new_store, *limits) == [(10, 20, 70), (10, 20, 70), (10, 40, 50)]
     assert await new_store.end_users("ten_a") == 1
+    # What was restored holds on the end user's counters as before.
+    for name in ("bob", "cid"):
+        assert isinstance(await new_store.reserve(name, [on_user(name)], whole(1), LEASE_S), Granted)
+    with pytest.raises(TooManyEndUsers) as caught:
+        await new_store.reserve("dan", [on_user("dan")], whole(1), LEASE_S)
+    assert caught.value.retry_after_s == 1
     assert await new_store.settle("r", tokens(20))
     assert await new_store.settle("s", tokens(20))
     assert await counts(new_store, *limits) == [(30, 0, 70), (30, 0, 70), (50, 0, 50)]

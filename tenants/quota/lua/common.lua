@@ -14,7 +14,7 @@
 -- rest = when they are at rest once none does, names = of the counters}; one sorted set those without holds, by
 -- their rest.
 
-local EPOCH, ATTEMPT = '#epoch', '#attempt'
+local EPOCH, ATTEMPT, FORGOTTEN = '#epoch', '#attempt', '#forgotten'
 local HELD = {w = 4, b = 3, c = 1}
 local SOFT, HARD, SHADOW = 0, 1, 2
 
@@ -257,9 +257,12 @@ local function note_counter(record, name, rest)
   record.names[#record.names + 1] = name
 end
 
--- Drops an end user's counters.
+-- Drops an end user's counters, which are at rest, and notes since when, for a clock that steps back.
 local function forget_user(user)
-  redis.call('HDEL', keys.counters, unpack(find_user(user).names))
+  local record = find_user(user)
+  local forgotten_us = tonumber(redis.call('HGET', keys.counters, FORGOTTEN) or '0')
+  redis.call('HSET', keys.counters, FORGOTTEN, text(math.max(forgotten_us, record.rest)))
+  redis.call('HDEL', keys.counters, unpack(record.names))
   redis.call('HDEL', keys.users, user)
   redis.call('ZREM', keys.resting, user)
 end

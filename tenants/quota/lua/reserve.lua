@@ -14,13 +14,17 @@ end
 
 -- An end user without counters takes the place of the one that rests longest, once the most have theirs.
 local user, gives_way = ARGV[6], nil
-if user ~= '' and redis.call('HEXISTS', keys.users, user) == 0
-    and redis.call('HLEN', keys.users) >= tonumber(ARGV[7]) then
-  local first = redis.call('ZRANGE', keys.resting, 0, 0, 'WITHSCORES')
-  if not first[1] or tonumber(first[2]) > now_us then
-    return {'users', now_us, first[2] and tonumber(first[2]) or -1}
+if user ~= '' and redis.call('HEXISTS', keys.users, user) == 0 then
+  local forgotten_us = tonumber(redis.call('HGET', keys.counters, FORGOTTEN) or '0')
+  if now_us < forgotten_us then
+    return {'users', now_us, forgotten_us}
+  elseif redis.call('HLEN', keys.users) >= tonumber(ARGV[7]) then
+    local first = redis.call('ZRANGE', keys.resting, 0, 0, 'WITHSCORES')
+    if not first[1] or tonumber(first[2]) > now_us then
+      return {'users', now_us, first[2] and tonumber(first[2]) or -1}
+    end
+    gives_way = first[1]
   end
-  gives_way = first[1]
 end
 
 local hold = {limits = ARGV[5], ahead = by_meter(8), on = {}}
