@@ -25,7 +25,7 @@ class Duration(click.ParamType[float]):
         return float(int(match[1]) * _UNITS[match[2] or "s"])
 
 
-class Moment(click.ParamType[str]):
+class PastInstant(click.ParamType[str]):
     """An instant with a time zone (ISO 8601), or how long ago it was: `90s`, `24h`, `7d`. The value is the
     instant's text."""
 

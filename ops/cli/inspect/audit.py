@@ -15,7 +15,7 @@ import msgspec
 
 from ops.cli.admin.administer import administer
 from ops.cli.base import Failure, answer, group
-from ops.cli.options import Moment
+from ops.cli.options import PastInstant
 from ops.reporting import table
 from tenants.admin.audit_query import MAX_PAGE, AuditQuery
 
@@ -41,8 +41,10 @@ def _filters(command: Callable[..., None]) -> Callable[..., None]:
             ),
             click.option("--act", metavar="ACT", help="`tenant.suspend`, or only the kind: `tenant`."),
             click.option("--tenant", help="Rows of this tenant and of all that is its (name or id)."),
-            click.option("--since", type=Moment(), help="From then on: an instant, or 90s, 24h, 7d ago."),
-            click.option("--until", type=Moment(), help="Before then: an instant, or 90s, 24h, 7d ago."),
+            click.option(
+                "--since", type=PastInstant(), help="From then on: an instant, or 90s, 24h, 7d ago."
+            ),
+            click.option("--until", type=PastInstant(), help="Before then: an instant, or 90s, 24h, 7d ago."),
         )
     ):
         command = option(command)
