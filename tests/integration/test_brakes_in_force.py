@@ -20,6 +20,7 @@ from tenants.admin.commands import BrakeEnd, BrakeSet
 from tenants.directory.directory import Directory
 from tenants.errors import DatabaseUnavailable, Invalid, NotFound
 from tenants.storage.database import Database
+from tests.support.audited import audited
 from tests.support.quota import Clock
 
 ACTOR = Actor("cli:tester", "cli")
@@ -71,7 +72,7 @@ def clock() -> Clock:
 
 
 async def actions(house: House) -> list[tuple[str, str]]:
-    return [(row.action, row.actor) for row in await house.admin.read_audit()]
+    return [(row.action, row.actor) for row in await audited(house.admin)]
 
 
 async def test_it_holds_in_all_gateways_until_its_time_is_over_and_its_end_is_written_once(
@@ -96,7 +97,7 @@ async def test_it_holds_in_all_gateways_until_its_time_is_over_and_its_end_is_wr
         assert house.holds == {}
         assert house.control.values[Knob.BATCH_SHARE] == 1.0
         assert house.brakes.now == ()
-    rows = await here.admin.read_audit()
+    rows = await audited(here.admin)
     assert [(row.action, row.actor, row.target) for row in rows] == [
         ("brake.set", "cli:tester", "brake.batch"),
         ("brake.end", "system", "brake.batch"),
@@ -120,7 +121,7 @@ async def test_two_gateways_that_see_the_end_at_once_write_it_once(
     admins[1].stored_brakes = as_seen_before  # type: ignore[method-assign]
     for admin in admins:
         await admin.end_brakes_over()
-    assert [row.action for row in await admins[0].read_audit()] == ["brake.set", "brake.end"]
+    assert [row.action for row in await audited(admins[0])] == ["brake.set", "brake.end"]
 
 
 async def test_a_tier_has_one_brake_and_two_tiers_may_have_theirs(
@@ -138,7 +139,7 @@ async def test_a_tier_has_one_brake_and_two_tiers_may_have_theirs(
     assert house.holds == {BATCH: 0.3}
     with pytest.raises(NotFound, match="no such brake: 'standard'"):
         await house.admin.end_brake(ACTOR, BrakeEnd(tier="standard"))
-    third = (await house.admin.read_audit())[2]
+    third = (await audited(house.admin))[2]
     assert third.before is not None
     assert third.before["share"] == 0.1
     await house.admin.set_brake(ACTOR, BrakeSet(tier="batch", share=1, for_s=60))
@@ -223,5 +224,5 @@ async def test_what_makes_no_sense_is_refused_and_leaves_no_trace(
         await house.admin.set_brake(ACTOR, BrakeSet(**wanted))
     assert refused.value.field == field
     assert message in refused.value.message
-    assert await house.admin.read_audit() == []
+    assert await audited(house.admin) == []
     assert await house.admin.stored_brakes() == []

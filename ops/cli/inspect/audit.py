@@ -41,9 +41,7 @@ def _filters(command: Callable[..., None]) -> Callable[..., None]:
             ),
             click.option("--act", metavar="ACT", help="`tenant.suspend`, or only the kind: `tenant`."),
             click.option("--tenant", help="Rows of this tenant and of all that is its (name or id)."),
-            click.option(
-                "--since", type=PastInstant(), help="From then on: an instant, or 24h, 7d ago."
-            ),
+            click.option("--since", type=PastInstant(), help="From then on: an instant, or 24h, 7d ago."),
             click.option("--until", type=PastInstant(), help="Before then: an instant, or 24h, 7d ago."),
         )
     ):

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from ops.cli.admin.limit import in_words
 from ops.cli.main import COMMANDS, cli
-from ops.cli.options import Duration, Since
+from ops.cli.options import Duration, PastInstant
 from tenants.types import Limit, LimitMode, Meter, SubjectKind, Tier, Window
 
 
@@ -452,9 +452,9 @@ def test_limits_are_said_in_words() -> None:
 
 def test_an_instant_is_iso_8601_or_a_time_ago() -> None:
     at = "2026-01-31T18:00:00+01:00"
-    assert Since().convert(at, None, None) == at
+    assert PastInstant().convert(at, None, None) == at
     before = datetime.now(UTC)
-    a_day_ago = datetime.fromisoformat(Since().convert("24h", None, None))
+    a_day_ago = datetime.fromisoformat(PastInstant().convert("24h", None, None))
     assert before <= a_day_ago + timedelta(hours=24) <= datetime.now(UTC)
 
 
@@ -463,7 +463,7 @@ def test_an_instant_is_iso_8601_or_a_time_ago() -> None:
 )
 def test_what_is_no_instant_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter):
-        Since().convert(text, None, None)
+        PastInstant().convert(text, None, None)
 
 
 @pytest.mark.parametrize("command", [("top",), ("request", "list"), ("request", "cancel", "req_1")])
