@@ -238,17 +238,14 @@ class Calibration:
         told: HasTimes,
         actual: Mapping[What, float],
         *,
+        is_counted: bool = True,
         is_tracked: bool = True,
     ) -> None:
         """A request is over. `told` is `raw` as it was corrected when it was told; `actual` has the figures
-        that came to be, in seconds. Not `is_tracked`: it is counted and not learned from."""
+        that came to be, in seconds. `is_counted`: in the coverage; `is_tracked`: it is learned from."""
         for what, actual_s in actual.items():
-            for quantile, limit_s in zip(QUANTILES, figure(told, what), strict=True):
-                coverage = self.coverage.setdefault((bucket.kind, what, quantile), Coverage())
-                coverage.count(actual_s <= limit_s)
-                if what == "wait":
-                    told_as = (bucket.kind, bucket.tier, load_of(told.wait_s[0]), quantile)
-                    self.wait_coverage.setdefault(told_as, Coverage()).count(actual_s <= limit_s)
+            if is_counted:
+                self._count(bucket, what, told, actual_s)
             if is_tracked:
                 self._follow(bucket, what, raw, actual_s)
 
@@ -289,6 +286,14 @@ class Calibration:
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a calibration: {error!r}") from None
         return calibration
+
+    def _count(self, bucket: Bucket, what: What, told: HasTimes, actual_s: float) -> None:
+        for quantile, limit_s in zip(QUANTILES, figure(told, what), strict=True):
+            is_within = actual_s <= limit_s
+            self.coverage.setdefault((bucket.kind, what, quantile), Coverage()).count(is_within)
+            if what == "wait":
+                told_as = (bucket.kind, bucket.tier, load_of(told.wait_s[0]), quantile)
+                self.wait_coverage.setdefault(told_as, Coverage()).count(is_within)
 
     def _look_up(self, bucket: Bucket) -> Sequence[Correction]:
         keys = _chain(bucket)

@@ -125,7 +125,15 @@ class Promise(msgspec.Struct, frozen=True, gc=False):
     """Corrections learn from it."""
 
 
-def calibrate(calibration: Calibration, estimate: Estimate, times: Times, output_tokens: int) -> None:
+def calibrate(
+    calibration: Calibration,
+    estimate: Estimate,
+    times: Times,
+    output_tokens: int,
+    *,
+    is_counted: bool = True,
+    is_learned: bool = True,
+) -> None:
     """Tells the calibration what a request that was answered in full really waited and took."""
     promise = estimate.promise
     if promise is None:
@@ -137,4 +145,6 @@ def calibrate(calibration: Calibration, estimate: Estimate, times: Times, output
         "e2e": times.e2e_s,
     }
     actual: dict[What, float] = {what: value for what, value in seen.items() if value is not None}  # type: ignore[misc]
-    calibration.observe(promise.bucket, promise.raw, estimate, actual, is_tracked=promise.is_tracked)
+    calibration.observe(
+        promise.bucket, promise.raw, estimate, actual, is_counted=is_counted, is_tracked=is_learned
+    )

@@ -77,6 +77,7 @@ class Estimator:
         )
         self._flow = flow
         self._judged = EvenSample(JUDGED_PER_S)
+        self._counted = EvenSample(JUDGED_PER_S)
         self._learned = EvenSample(LEARNED_PER_S)
         self._latest: tuple[Snapshot, StepTime, int] | None = None
         """The latest snapshot, with its step time and width."""
@@ -258,12 +259,18 @@ class Estimator:
 
     def judge(self, estimate: Estimate, times: Times, output_tokens: int) -> None:
         """Learns from a request that was told `estimate` and has had its answer. Of plain requests at most
-        `JUDGED_PER_S` are used, evenly chosen."""
-        ended_s = times.ended_s if times.ended_s is not None else times.arrived_s
-        is_plain = estimate.promise is not None and estimate.promise.bucket.kind == "plain"
-        if is_plain and not self._judged.takes(ended_s):
+        `JUDGED_PER_S` are learned from, of those that may be, and as many counted, each evenly chosen."""
+        promise = estimate.promise
+        if promise is None:
             return
-        calibrate(self.calibration, estimate, times, output_tokens)
+        ended_s = times.ended_s if times.ended_s is not None else times.arrived_s
+        is_plain = promise.bucket.kind == "plain"
+        is_counted = not is_plain or self._counted.takes(ended_s)
+        is_learned = promise.is_tracked and (not is_plain or self._judged.takes(ended_s))
+        if is_counted or is_learned:
+            calibrate(
+                self.calibration, estimate, times, output_tokens, is_counted=is_counted, is_learned=is_learned
+            )
 
     def refused(self, estimate: Estimate, waited_s: float) -> None:
         """A request that was told `estimate` left the queue without its turn."""

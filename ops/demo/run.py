@@ -58,8 +58,8 @@ ENGINE_THREADS = 1
 MAX_SEQUENCES = 3
 """With more, this small model answers faster than one process of clients can read: the clients would be the
 bottleneck."""
-TOKENS_PER_S = 800
-"""Ceiling of the engine, prompts included: a core of any machine computes that in half of its time."""
+TOKENS_PER_S = 1_200
+"""Ceiling of the engine, prompts included: a core computes that in some half of its time."""
 FULL_SPAN_S = 60.0
 """A replay of at least this length must show `MIN_BACKLOG_S` of backlog; a shorter one is a first look."""
 MAX_DRAIN_S = 65.0

@@ -28,6 +28,8 @@ LENGTH_SPREAD = 0.7
 LENGTH_VARIANCE = expm1(LENGTH_SPREAD * LENGTH_SPREAD)
 """Of one lognormal length over its mean; of n of them 1/n of it."""
 SMALLEST_ERROR = 0.1
+WAY_P90 = 2.3
+"""Of the time until a request is queued, the 90th percentile over the mean: that of an exponential."""
 NOTHING_AHEAD = {"own": 0, "others": 0, "higher_tier": 0}
 """Shared by the forecasts of all requests that go at once: never changed."""
 
@@ -160,7 +162,8 @@ class Surface:
             wait_s = way_s
         ttft_s = wait_s + start_up_s
         ttft_off_s = start_up_s * off_alone
-        wait_p90_s = wait_s
+        wait_p90_s = max(wait_s, WAY_P90 * way_s)
+        ttft_off_s = hypot(ttft_off_s, wait_p90_s - wait_s)
         if waits:
             own = LENGTH_VARIANCE / (completed or 1)
             off_s = wait_s * Z90 * sqrt(LENGTH_INFLATION * own + REPLAY_ERROR**2 + self.error**2)
