@@ -52,7 +52,7 @@ SPREAD_MEMORY = 0.02
 RECENT = 0.005
 """Weight of the newest request in the recent coverage."""
 AT_ONCE: Seconds = (0.0, 0.0)
-BURST_S = 0.25
+BURST_S = 0.05
 """Requests that are told their forecasts within this time are a burst."""
 FIRST_WAIT_S = 0.02
 """Shorter waits are none."""
