@@ -552,6 +552,29 @@ def test_a_reservation_for_a_tier_in_the_pool_is_one_in_one_controller(
         assert met[case] > 5, f"no history came to: {case}"
 
 
+def test_what_waits_beside_a_reservation_earns_nothing_by_it(client: redis.Redis) -> None:
+    """Moved into its tier, the second of two has to wait until the reservation has paid for the first."""
+    Histories.client = client
+    Histories.met = Counter()
+    history = Histories()
+    history.begin(order="fcfs")
+    for _ in range(2):
+        history.arrive(at=0, tenant="one", tier=0, prompt=1, predicted=1, sequences=1, count=5)
+    history.reserved["two"] = 30.0, 0
+    history.arrive(at=1, tenant="two", tier=1, prompt=10, predicted=15, sequences=1, count=2)
+    history.time_passes(at=0, ms=1900)
+    moved = [name for name, (owner, _) in history.waiting.items() if owner == 1]
+    for name in moved:
+        history.move_to(name, 0)
+    for name in ("r1", "r2"):
+        del history.running[name]
+        history.union.finish(name, 1, 1, history.now_s)
+        history.gateways[0].finish(name, 1, 1, history.now_s)
+        history.exchange(0)
+    assert [history.pool.given[name].by_reservation for name in moved if name in history.running] == [True]
+    history.teardown()
+
+
 def test_the_charges_ahead_of_a_gateway_leave_with_it(client: redis.Redis) -> None:
     """What it charged counts as had from then on."""
     Histories.client = client
