@@ -271,6 +271,8 @@ class Principal:
     on_low_budget: OnLowBudget = OnLowBudget.REFUSE
     reserved_tokens_per_s: float = 0.0
     """Service that its tenant gets before all others, in cost tokens (input + 2 x output); 0: none."""
+    reserved_tier: Tier | None = None
+    """The tier that this is for; None: all."""
     allow_from: tuple[Network, ...] = ()
     """Networks that the key may be used from; empty: anywhere."""
     labels: Labels = field(default_factory=dict, hash=False)

@@ -108,6 +108,8 @@ class RequestTerms(msgspec.Struct, frozen=True):
     """Those in force that the request was held on."""
     price: PriceEntry | None = None
     """Of its model and tier, where limits need it to count tokens and money."""
+    reserved_tier: Tier | None = None
+    """The tier that the reservation is for; None: all."""
     version: int = VERSION
 
 

@@ -26,7 +26,7 @@ from gateway.upstream.base import Upstream
 from tenants.admin.policy import StoredPolicy
 from tenants.ledger.timelines import description_id
 from tenants.pricing.pricing import PriceEntry
-from tenants.types import Limit
+from tenants.types import Limit, Tier
 
 PACE_EVERY_S = 60.0
 PACE_CHANGED = 0.05
@@ -47,7 +47,7 @@ class StoredDescription(NamedTuple):
         return cls(description_id(content), content)
 
 
-_TermsKey = tuple[float, float, tuple[Limit, ...], PriceEntry | None]
+_TermsKey = tuple[float, float, tuple[Limit, ...], PriceEntry | None, Tier | None]
 
 
 class Describer:
@@ -102,7 +102,7 @@ class Describer:
         principal = run.call.principal
         limits = run.leases.limits if run.leases is not None else ()
         price = run.prices.entries.get((run.call.model, run.call.tier)) if limits else None
-        key = principal.weight, principal.reserved_tokens_per_s, limits, price
+        key = principal.weight, principal.reserved_tokens_per_s, limits, price, principal.reserved_tier
         found = self._terms.get(key)
         if found is None:
             if len(self._terms) >= MAX_TERMS:

@@ -171,9 +171,7 @@ class FlowController:
         full = self.full(entry.tenant_id)
         if full is not None:
             return full
-        self._reservations.arrives(
-            entry.tenant_id, ticket.reserved_cost_per_s, now_s, already_waiting=tenant.num_queued
-        )
+        self._reservations.arrives(ticket, now_s, already_waiting=tenant.queued)
         self.queue.add(ticket, now_s)
         tenant.queued[entry.tier] += 1
         self._note("arrive", entry, now_s, self._counter(entry))
@@ -211,6 +209,7 @@ class FlowController:
         queued = self._tenants.of(ticket.entry).queued
         queued[before.entry.tier] -= 1
         queued[tier] += 1
+        self._reservations.moves(ticket.entry.tenant_id, before.entry.tier, tier, now_s)
         self._note("arrive", ticket.entry, now_s, self._counter(ticket.entry))
         return ticket
 
@@ -434,14 +433,14 @@ class FlowController:
         `dispatch` at that instant, also that every due request has moved up."""
         self.queue.check(now_s)
         self.placement.check(list(self.dispatched))
-        queued = {tenant.tenant_id: tenant.num_queued for tenant in self._tenants.all()}
+        queued = {tenant.tenant_id: tenant.queued for tenant in self._tenants.all()}
         running: dict[str, int] = {}
         for flight in self.dispatched:
             if flight.by_reservation:
                 tenant_id = flight.ticket.entry.tenant_id
                 running[tenant_id] = running.get(tenant_id, 0) + 1
         self._reservations.check(queued, running)
-        assert sum(queued.values()) == len(self.queue), "tenants and tickets disagree"
+        assert sum(map(sum, queued.values())) == len(self.queue), "tenants and tickets disagree"
         for tenant in self._tenants.all():
             assert min(tenant.queued) >= 0, "a tenant's queue is negative"
             assert min(tenant.running) >= 0, "a tenant's running requests are negative"
@@ -464,7 +463,7 @@ class FlowController:
         entry = ticket.entry
         self.queue.remove(entry.entry_id)
         self._tenants.of(entry).queued[entry.tier] -= 1
-        self._reservations.leaves(entry.tenant_id)
+        self._reservations.leaves(entry)
 
     def _lag(self, tenant_id: str, other_id: str) -> int:
         lag = self.dispatched.lag(tenant_id, self._tenants.weight(tenant_id))

@@ -3,7 +3,8 @@
 Until nothing more may go, at one instant:
 
 1. **Due reservations** (`mclock.py`), across tiers: the tenant whose tag is the oldest sends its own
-   first request. It counts and runs as one of the highest tier, so that no flood there can keep it waiting.
+   first request, of the tier that it reserved for. It counts and runs as one of the highest tier, so that no
+   flood there can keep it waiting.
 2. **Bands**, strict: by the effective tier, which a long wait raises (`ageing.py`).
 3. **Lanes** of a band (`lanes.py`): the head whose tenant's counter is lower goes first, then the one that
    arrived first. A full long lane holds back only itself.
@@ -72,7 +73,8 @@ class DispatchRules:
     ) -> None:
         passed_over: set[str] = set()
         while (tenant_id := self._reservations.first_due(now_s, passed_over)) is not None:
-            for lane, ticket in self._queue.firsts_of(tenant_id, now_s):
+            tier = self._reservations.tier(tenant_id)
+            for lane, ticket in self._queue.firsts_of(tenant_id, now_s, tier):
                 found = self._placement.find(ticket, RESERVED_RANK, lane, replicas, kept, now_s)
                 if found is Blocked.LANE:
                     continue

@@ -4,9 +4,12 @@ The first phase of mClock (Gulati, Merchant and Varman, OSDI 2010), with a tenan
 the place of I/O operations. A tenant with a reservation of `rate` has a tag, the instant when its next
 request is due:
 
-- at an arrival of a tenant with nothing waiting, and nothing running on its reservation, the tag is at least
-  now: idle time earns nothing;
-- a tenant that waits is *due* when its tag has come; the smallest tag goes first, then the tenant's name;
+- a reservation is for the requests of one tier, by the tier that they asked for, or for those of all tiers;
+  requests of other tiers are neither due by it nor counted against it;
+- when a request comes and none of the reservation waits or runs on it, the tag is at least now: idle time
+  earns nothing;
+- a tenant with a request of its reservation waiting is *due* when its tag has come; the smallest tag goes
+  first, then the tenant's name;
 - a request that goes for this reason moves the tag by its cost / rate, and so do corrections of its cost.
   What a tenant gets by its weight does not (mClock subtracts it again, which is the same), so that its share
   of the rest never eats what it reserved;
@@ -17,7 +20,11 @@ Pure: time is passed in.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from engine.entry import QueueEntry
+from gateway.flow.types import Ticket
 
 MAX_IDLE_TAGS = 10_000
 """Tags of tenants that neither wait nor run on their reservation; those that have come say nothing."""
@@ -28,9 +35,24 @@ class _Reserved:
     rate: float
     """Cost tokens per second."""
     tag_s: float
-    waiting: int = 0
+    waiting: list[int]
+    """The tenant's requests, by the tier that they asked for."""
+    tier: int | None
+    """That it is for; None: all."""
     running: int = 0
     """On the reservation."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that may go by it."""
+        if self.rate <= 0:
+            return 0
+        return sum(self.waiting) if self.tier is None else self.waiting[self.tier]
+
+    def comes(self, now_s: float) -> None:
+        """A request comes: idle time before it earns nothing."""
+        if self.num_waiting == 0 and self.running == 0:
+            self.tag_s = max(self.tag_s, now_s)
 
 
 class MclockReservations:
@@ -43,33 +65,40 @@ class MclockReservations:
         self._burst_s = burst_s
         self._reserved: dict[str, _Reserved] = {}
         self._waiting: set[str] = set()
-        """Tenants with a reservation that wait."""
+        """Tenants with requests of their reservation that wait."""
 
-    def arrives(self, tenant_id: str, rate: float, now_s: float, already_waiting: int) -> None:
-        """A request of the tenant joins the queue, where `already_waiting` of it stand; `rate` is what the
-        tenant has reserved as of now, in cost tokens per second."""
+    def arrives(self, ticket: Ticket, now_s: float, already_waiting: Sequence[int]) -> None:
+        """A request joins the queue, where `already_waiting` of its tenant stand, by the tier that they asked
+        for. It says what its tenant has reserved as of now."""
+        tenant_id, rate = ticket.entry.tenant_id, ticket.reserved_cost_per_s
         reserved = self._reserved.get(tenant_id)
         if reserved is None:
             if rate <= 0:
                 return
-            reserved = self._reserved[tenant_id] = _Reserved(rate, now_s, already_waiting)
-        elif reserved.waiting == 0 and reserved.running == 0:
-            reserved.tag_s = max(reserved.tag_s, now_s)
-        reserved.rate = rate
-        reserved.waiting += 1
-        if rate > 0:
-            self._waiting.add(tenant_id)
-        else:
-            self._waiting.discard(tenant_id)
+            reserved = _Reserved(rate, now_s, list(already_waiting), ticket.reserved_tier)
+            self._reserved[tenant_id] = reserved
+        reserved.comes(now_s)
+        reserved.rate, reserved.tier = rate, ticket.reserved_tier
+        reserved.waiting[ticket.entry.tier] += 1
+        self._list(tenant_id, reserved)
 
-    def leaves(self, tenant_id: str) -> None:
-        """A request of the tenant left the queue, with a turn or without."""
+    def moves(self, tenant_id: str, before: int, after: int, now_s: float) -> None:
+        """A waiting request of the tenant asked for the tier `before`, and asks for `after` now."""
         reserved = self._reserved.get(tenant_id)
         if reserved is None:
             return
-        reserved.waiting -= 1
-        if reserved.waiting == 0:
-            self._waiting.discard(tenant_id)
+        reserved.comes(now_s)
+        reserved.waiting[before] -= 1
+        reserved.waiting[after] += 1
+        self._list(tenant_id, reserved)
+
+    def leaves(self, entry: QueueEntry) -> None:
+        """A request left the queue, with a turn or without."""
+        reserved = self._reserved.get(entry.tenant_id)
+        if reserved is None:
+            return
+        reserved.waiting[entry.tier] -= 1
+        self._list(entry.tenant_id, reserved)
 
     def first_due(self, now_s: float, passed_over: set[str]) -> str | None:
         """The tenant whose reservation is due longest, without those that found no room."""
@@ -79,6 +108,10 @@ class MclockReservations:
             if self._reserved[tenant_id].tag_s <= now_s and tenant_id not in passed_over
         ]
         return min(due)[1] if due else None
+
+    def tier(self, tenant_id: str) -> int | None:
+        """The rank of the tier that a due tenant's reservation is for; None: all."""
+        return self._reserved[tenant_id].tier
 
     def granted(self, tenant_id: str, cost: int, now_s: float) -> None:
         """A request of `cost` tokens got its turn because it was due."""
@@ -99,7 +132,7 @@ class MclockReservations:
             self._reserved = {
                 each: reserved
                 for each, reserved in self._reserved.items()
-                if reserved.waiting or reserved.running or reserved.tag_s > now_s
+                if any(reserved.waiting) or reserved.running or reserved.tag_s > now_s
             }
 
     def tag_s(self, tenant_id: str) -> float | None:
@@ -107,11 +140,19 @@ class MclockReservations:
         reserved = self._reserved.get(tenant_id)
         return None if reserved is None or reserved.rate <= 0 else reserved.tag_s
 
-    def check(self, waiting: dict[str, int], running: dict[str, int]) -> None:
-        """Raises `AssertionError` when its counts differ from these, by tenant."""
+    def check(self, waiting: Mapping[str, Sequence[int]], running: Mapping[str, int]) -> None:
+        """Raises `AssertionError` when its counts differ from these, by tenant; what waits also by tier."""
         for tenant_id, reserved in self._reserved.items():
-            assert reserved.waiting == waiting.get(tenant_id, 0), "waiting on a reservation"
+            of_tenant = waiting.get(tenant_id, ())
+            assert reserved.waiting == list(of_tenant) or not any((*reserved.waiting, *of_tenant)), (
+                "waiting requests of a tenant with a reservation"
+            )
             assert reserved.running == running.get(tenant_id, 0), "running on a reservation"
-            is_listed = reserved.rate > 0 and reserved.waiting > 0
-            assert (tenant_id in self._waiting) == is_listed, "tenants that may be due"
+            assert (tenant_id in self._waiting) == (reserved.num_waiting > 0), "tenants that may be due"
         assert all(tenant_id in self._reserved for tenant_id in running), "a reservation was forgotten"
+
+    def _list(self, tenant_id: str, reserved: _Reserved) -> None:
+        if reserved.num_waiting:
+            self._waiting.add(tenant_id)
+        else:
+            self._waiting.discard(tenant_id)

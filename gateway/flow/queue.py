@@ -134,15 +134,18 @@ class RequestQueue:
         """The first of each lane of a band, in order of dispatch: (lane, ticket)."""
         return [(lane, self._tickets[head.entry_id]) for lane, head in self.tiers.heads(tier, now_s)]
 
-    def firsts_of(self, tenant_id: str, now_s: float) -> Iterator[tuple[int, Ticket]]:
+    def firsts_of(
+        self, tenant_id: str, now_s: float, asked_for: int | None = None
+    ) -> Iterator[tuple[int, Ticket]]:
         """A tenant's own first of each band and lane, the highest band first, lanes by arrival: (lane,
-        ticket)."""
+        ticket). Only requests that `asked_for` a tier; None: all."""
         for tier in range(NUM_RANKS):
             firsts: list[tuple[float, int, str]] = []
             for lane in range(MAX_LANES):
-                line = self._lines[tier, lane].get(tenant_id)
-                if line:
-                    first = min(line, key=lambda each: self._rank(each, tier, now_s))
+                line = self._lines[tier, lane].get(tenant_id, {})
+                own = [each for each in line if asked_for in (None, self._tickets[each].entry.tier)]
+                if own:
+                    first = min(own, key=lambda each: self._rank(each, tier, now_s))
                     firsts.append((line[first], lane, first))
             for _, lane, first in sorted(firsts):
                 yield lane, self._tickets[first]

@@ -39,7 +39,10 @@ class Ticket(msgspec.Struct, frozen=True):
     """When it leaves the queue if it has had no turn, by the clock of `entry.arrived_s`; None: as its tier
     says."""
     reserved_cost_per_s: float = 0.0
-    """Cost tokens per second that its tenant has reserved, in whatever tier; 0: none."""
+    """Cost tokens per second that its tenant has reserved, as of its arrival; 0: none."""
+    reserved_tier: int | None = None
+    """The rank of the tier that its tenant reserved them for; None: for all. A request of another one carries
+    them, too, but does not go by them."""
     prefix_hashes: tuple[int, ...] = ()
     """Chain of its prompt's full blocks, see `prefix_index.py`."""
 

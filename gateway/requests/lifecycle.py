@@ -432,6 +432,9 @@ class Lifecycle:
             # Without a timeout of its client the queue applies its tier's.
             expires_s=None if run.expires_s is None else self._expires_s(run),
             reserved_cost_per_s=call.principal.reserved_tokens_per_s,
+            reserved_tier=None
+            if call.principal.reserved_tier is None
+            else TIER_RANKS[call.principal.reserved_tier],
             prefix_hashes=call.traits.blocks
             if self._dispatcher.flow.wants_prefixes and call.traits is not None
             else (),

@@ -394,6 +394,7 @@ class SimulatedPool:
             request.input_tokens + median,
             max_tokens=most,
             reserved_cost_per_s=request.reserved_cost_per_s,
+            reserved_tier=request.reserved_tier,
             prefix_hashes=request.prefix_hashes,
         )
         if self.flow.enqueue(ticket, self.now_s) is not None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from engine.messages import TIER_RANKS
 from gateway.domain.server_description import RequestTerms, UnreadableDescription, terms_of
 from gateway.domain.timeline import Event, TimelineKind, UnreadableTimeline, first, number, unpack
 from ops.simulate.figures.figures import MOST_TENANTS, latencies
@@ -82,6 +83,7 @@ class Recorded:
                     each.tier,
                     each.terms.weight,
                     each.terms.reserved_cost_per_s,
+                    None if each.terms.reserved_tier is None else TIER_RANKS[each.terms.reserved_tier],
                     limits=each.limits(cached_tokens),
                     max_tokens=each.max_tokens,
                 )

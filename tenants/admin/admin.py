@@ -71,6 +71,7 @@ class Admin(AuditCommands, BrakeCommands, LimitCommands, PolicyCommands, PriceCo
         weight, allowed_models = validation.weight(wanted.weight), validation.models(models)
         allowed = validation.tiers(default_tier, wanted.tiers)
         reserved = validation.reserved(wanted.reserved_tokens_per_s)
+        reserved_tier = validation.reserved_tier(wanted.reserved_tier, reserved)
 
         def change(connection: Connection, now_us: int) -> Change[Tenant]:
             if queries.count(connection, tables.tenants) >= validation.MAX_TENANTS:
@@ -88,6 +89,7 @@ class Admin(AuditCommands, BrakeCommands, LimitCommands, PolicyCommands, PriceCo
                 created_at=from_us(now_us),
                 on_low_budget=low_budget,
                 reserved_tokens_per_s=reserved,
+                reserved_tier=reserved_tier,
             )
             _insert_unique(
                 connection,
@@ -111,8 +113,13 @@ class Admin(AuditCommands, BrakeCommands, LimitCommands, PolicyCommands, PriceCo
                 new["on_low_budget"] = validation.choice("on_low_budget", OnLowBudget, wanted.on_low_budget)
             if wanted.weight is not None:
                 new["weight"] = validation.weight(wanted.weight)
+            reserved = before.reserved_tokens_per_s
             if wanted.reserved_tokens_per_s is not None:
-                new["reserved_tokens_per_s"] = validation.reserved(wanted.reserved_tokens_per_s)
+                reserved = new["reserved_tokens_per_s"] = validation.reserved(wanted.reserved_tokens_per_s)
+            if wanted.reserved_tier is not None:
+                new["reserved_tier"] = validation.reserved_tier(wanted.reserved_tier, reserved)
+            elif not reserved:
+                new["reserved_tier"] = None
             if wanted.tier is not None or wanted.tiers is not None:
                 chosen = before.default_tier if wanted.tier is None else wanted.tier
                 default = validation.choice("tier", Tier, chosen)
@@ -395,6 +402,7 @@ def _columns(tenant: Tenant) -> dict[str, Any]:
         "models": None if tenant.models is None else sorted(tenant.models),
         "on_low_budget": tenant.on_low_budget.value,
         "reserved_tokens_per_s": tenant.reserved_tokens_per_s,
+        "reserved_tier": None if tenant.reserved_tier is None else tenant.reserved_tier.value,
         "labels": {key: list(values) for key, values in tenant.labels.items()} or None,
     }
 

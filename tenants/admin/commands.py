@@ -18,6 +18,8 @@ class TenantCreate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     on_low_budget: str = "refuse"
     reserved_tokens_per_s: float = 0.0
     """Cost tokens (input + 2 x output) per second, served before other tenants' requests; 0: none."""
+    reserved_tier: str = "all"
+    """The tier whose requests are served so; `all`: every one."""
 
 
 class TenantChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -29,6 +31,8 @@ class TenantChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     models: list[str] | None = None
     on_low_budget: str | None = None
     reserved_tokens_per_s: float | None = None
+    """0 also forgets `reserved_tier`."""
+    reserved_tier: str | None = None
     labels: dict[str, list[str]] | None = None
     """Keys of requests' `metadata` that go to the ledger, each with the values allowed; an empty list drops
     the label, and labels that are not named stay."""

@@ -60,6 +60,9 @@ MAX_THRESHOLDS = 8
 MAX_THRESHOLD = 1_000
 """Ten times the amount: a soft limit may be exceeded."""
 
+ALL_TIERS = "all"
+"""Of a reservation that is not for one tier."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ID = re.compile(r"(ten|prj|key|lim)_")
 
@@ -94,6 +97,19 @@ def reserved(value: float) -> float:
     if not 0 <= value <= MAX_RESERVED_TOKENS_PER_S:
         raise Invalid(name, f"must lie between 0 (no reservation) and {MAX_RESERVED_TOKENS_PER_S:g}")
     return float(value)
+
+
+def reserved_tier(value: str, tokens_per_s: float) -> Tier | None:
+    """The tier that a reservation of `tokens_per_s` is for; None: all."""
+    if value == ALL_TIERS:
+        return None
+    if value not in list(Tier):
+        raise Invalid("reserved_tier", f"{value!r} is not one of {', '.join(Tier)}, {ALL_TIERS}")
+    if not tokens_per_s:
+        raise Invalid(
+            "reserved_tier", f"nothing is reserved for {value!r}: give reserved_tokens_per_s above 0, too"
+        )
+    return Tier(value)
 
 
 E = TypeVar("E", Tier, Meter, LimitMode, Window, OnLowBudget)

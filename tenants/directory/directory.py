@@ -310,6 +310,7 @@ def _entry(
         limits=(*of_path, *of_users),
         on_low_budget=tenant.on_low_budget,
         reserved_tokens_per_s=tenant.reserved_tokens_per_s,
+        reserved_tier=tenant.reserved_tier,
         allow_from=key.allow_from,
         labels=tenant.labels,
     )

@@ -65,6 +65,8 @@ class Tenant:
     on_low_budget: OnLowBudget = OnLowBudget.REFUSE
     reserved_tokens_per_s: float = 0.0
     """In cost tokens (input + 2 x output); 0: none."""
+    reserved_tier: Tier | None = None
+    """The tier that they are for; None: all."""
     labels: Labels = field(default_factory=dict, hash=False)
 
     def as_json(self) -> dict[str, Any]:
@@ -74,6 +76,7 @@ class Tenant:
             "status": self.status,
             "weight": self.weight,
             "reserved_tokens_per_s": self.reserved_tokens_per_s,
+            "reserved_tier": None if self.reserved_tier is None else self.reserved_tier.value,
             "on_low_budget": self.on_low_budget.value,
             "default_tier": self.default_tier.value,
             "tiers": tier_names(self.tiers),
@@ -199,6 +202,7 @@ def tenant_from(row: Row) -> Tenant:
         created_at=from_us(row["created_us"]),
         on_low_budget=OnLowBudget(row["on_low_budget"]),
         reserved_tokens_per_s=row["reserved_tokens_per_s"],
+        reserved_tier=None if row["reserved_tier"] is None else Tier(row["reserved_tier"]),
         labels={key: tuple(values) for key, values in (row["labels"] or {}).items()},
     )
 

@@ -52,6 +52,8 @@ tenants = Table(
     Column("created_us", BigInteger, nullable=False),
     Column("on_low_budget", _WORD, nullable=False, server_default="refuse"),
     Column("reserved_tokens_per_s", Float, nullable=False, server_default="0"),
+    # The tier that this is for; NULL: all.
+    Column("reserved_tier", _WORD),
     # Labels that its requests may carry, each with its values; NULL: none.
     Column("labels", JSON(none_as_null=True)),
     # The directory revision of the last change to this tenant or anything below it.

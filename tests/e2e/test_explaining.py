@@ -73,6 +73,27 @@ def test_a_tenant_sees_its_requests_timeline_and_nobody_elses(server: Server, ke
     assert foreign.json()["error"]["code"] == unknown.json()["error"]["code"]
 
 
+def test_a_reservation_for_a_tier_is_for_its_requests_alone(server: Server) -> None:
+    key = server.tenant("reserving", tiers=["interactive", "standard"], reserved_tokens_per_s=1e6)
+    shown = server.admin("PATCH", "/tenants/reserving", {"reserved_tier": "standard"})
+    assert (shown["reserved_tokens_per_s"], shown["reserved_tier"]) == (1e6, "standard")
+
+    def went_by_reservation(tier: str) -> bool:
+        with server.http(key) as client:
+            request_id = _completion(server, key, service_tier=tier)
+            events = client.get(f"/v1/requests/{request_id}").json()["timeline"]
+        (dispatched,) = (each for each in events if each["event"] == "dispatched")
+        return bool(dispatched["by_reservation"])
+
+    until(lambda: went_by_reservation("default"))
+    assert not went_by_reservation("priority")
+    with server.http() as client:
+        ended = {"reserved_tokens_per_s": 0, "reserved_tier": "standard"}
+        answer = client.patch("/admin/v1/tenants/reserving", json=ended)
+    assert answer.status_code == 400
+    assert "reserved_tokens_per_s above 0" in answer.json()["error"]["message"]
+
+
 def test_a_missed_target_is_counted_explained_and_reported(server: Server, keys: dict[str, str]) -> None:
     made = server.admin(
         "POST",

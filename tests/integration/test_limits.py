@@ -389,9 +389,42 @@ async def test_a_tenants_reservation_reaches_its_keys(admin: Admin, directory: D
     changed = await admin.update_tenant(ACTOR, "paying", TenantChange(reserved_tokens_per_s=0))
     assert changed.as_json()["reserved_tokens_per_s"] == 0.0
     assert await reserved() == 0.0
+    with pytest.raises(Invalid, match=r"reserved_tier.*reserved_tokens_per_s above 0"):
+        await admin.update_tenant(ACTOR, "paying", TenantChange(reserved_tier="batch"))
     for wrong in (-1, float("nan"), float("inf"), 1e12, True):
         with pytest.raises(Invalid, match="reserved_tokens_per_s"):
             await admin.update_tenant(ACTOR, "paying", TenantChange(reserved_tokens_per_s=wrong))
+
+
+async def test_a_reservation_for_a_tier_lasts_as_long_as_the_reservation(
+    admin: Admin, directory: Directory
+) -> None:
+    made = await admin.create_tenant(
+        ACTOR, TenantCreate(name="paying", reserved_tokens_per_s=1500, reserved_tier="interactive")
+    )
+    assert made.as_json()["reserved_tier"] == "interactive"
+    _, secret = await admin.create_key(ACTOR, KeyCreate(tenant="paying"))
+
+    async def after(change: TenantChange) -> tuple[float, Tier | None]:
+        await admin.update_tenant(ACTOR, "paying", change)
+        await directory.refresh()
+        principal = directory.authenticate(secret, NOON_S)
+        return principal.reserved_tokens_per_s, principal.reserved_tier
+
+    assert await after(TenantChange(reserved_tokens_per_s=9)) == (9.0, Tier.INTERACTIVE), "it stays"
+    assert await after(TenantChange(reserved_tier="batch")) == (9.0, Tier.BATCH)
+    assert await after(TenantChange(reserved_tier="all")) == (9.0, None)
+    assert await after(TenantChange(reserved_tier="batch")) == (9.0, Tier.BATCH)
+    assert await after(TenantChange(reserved_tokens_per_s=0)) == (0.0, None)
+    assert await after(TenantChange(reserved_tokens_per_s=9)) == (9.0, None), "of all tiers"
+    with pytest.raises(Invalid, match=r"reserved_tier.*interactive, standard, batch, all"):
+        await admin.update_tenant(ACTOR, "paying", TenantChange(reserved_tier="cheap"))
+    with pytest.raises(Invalid, match="reserved_tier"):
+        await admin.update_tenant(
+            ACTOR, "paying", TenantChange(reserved_tokens_per_s=0, reserved_tier="batch")
+        )
+    with pytest.raises(Invalid, match="reserved_tier"):
+        await admin.create_tenant(ACTOR, TenantCreate(name="other", reserved_tier="batch"))
 
 
 # ---------------------------------------------------------------- subjects

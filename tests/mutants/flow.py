@@ -179,7 +179,7 @@ _BROKEN: list[Broken] = [
     (
         "gateway/flow/mclock.py",
         "idle time earns reserved service",
-        "            reserved.tag_s = max(reserved.tag_s, now_s)\n",
+        "            self.tag_s = max(self.tag_s, now_s)\n",
         "            pass\n",
         "tests/unit/gateway/flow/test_mclock.py",
     ),
@@ -188,6 +188,13 @@ _BROKEN: list[Broken] = [
         "reserved service is counted as predicted",
         "            reserved.tag_s += cost / reserved.rate\n",
         "            pass\n",
+        "tests/unit/gateway/flow/test_mclock.py",
+    ),
+    (
+        "gateway/flow/mclock.py",
+        "a reservation for a tier is for all",
+        "return sum(self.waiting) if self.tier is None else self.waiting[self.tier]",
+        "return sum(self.waiting)",
         "tests/unit/gateway/flow/test_mclock.py",
     ),
     # ---- early refusal, routing, displaced tokens

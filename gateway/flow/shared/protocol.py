@@ -330,6 +330,7 @@ class PoolSession:
             "kv": ticket.kv_tokens,
             "predicted": entry.predicted_output_tokens,
             "rate": ticket.reserved_cost_per_s,
+            "reserved_tier": ticket.reserved_tier,
             "cached": {self._shared(each): tokens for each, tokens in cached.items()},
             "waited_us": max(0, round((now_s - entry.arrived_s) * 1e6)),
         }

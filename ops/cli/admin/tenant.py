@@ -12,10 +12,12 @@ from ops.cli.base import answer, group
 from ops.reporting import table
 from tenants.admin.admin import TenantView
 from tenants.admin.commands import TenantChange, TenantCreate
+from tenants.admin.validation import ALL_TIERS
 from tenants.types import OnLowBudget, Tier
 
 LOW_BUDGET = click.Choice([choice.value for choice in OnLowBudget])
 TIERS = click.Choice([tier.value for tier in Tier])
+RESERVED_TIERS = click.Choice([*(tier.value for tier in Tier), ALL_TIERS])
 
 
 @group()
@@ -27,7 +29,7 @@ def tenant() -> None:
       fairgate tenant list
       fairgate tenant show acme
       fairgate tenant set acme --on-low-budget truncate
-      fairgate tenant set acme --reserve 2000
+      fairgate tenant set acme --reserve 2000 --reserve-tier interactive
       fairgate tenant set acme --label team=search --label team=ads
       fairgate tenant suspend acme
       fairgate tenant resume acme
@@ -64,6 +66,14 @@ def tenant() -> None:
     show_default=True,
     help="Cost tokens (input + 2 x output) per second that it gets before everybody else; 0: none.",
 )
+@click.option(
+    "--reserve-tier",
+    "reserved_tier",
+    type=RESERVED_TIERS,
+    default=ALL_TIERS,
+    show_default=True,
+    help="Tier whose requests --reserve is for.",
+)
 def create(tiers: tuple[str, ...], **options: Any) -> None:
     """Creates a tenant.
 
@@ -71,8 +81,9 @@ def create(tiers: tuple[str, ...], **options: Any) -> None:
     Two tenants that both wait in the same tier are served in proportion to their weights.
     --json answers:
       {"id": "ten_…", "name": "acme", "status": "active", "weight": 2.0, "reserved_tokens_per_s": 0.0,
-       "on_low_budget": "refuse", "default_tier": "interactive", "tiers": ["interactive", "standard",
-       "batch"], "models": null, "labels": {}, "created_at": "2026-01-31T12:00:00+00:00"}
+       "reserved_tier": null, "on_low_budget": "refuse", "default_tier": "interactive",
+       "tiers": ["interactive", "standard", "batch"], "models": null, "labels": {},
+       "created_at": "2026-01-31T12:00:00+00:00"}
     """
     wanted = TenantCreate(tiers=list(tiers) or None, **options)
     made = administer(lambda admin: admin.create_tenant(actor(), wanted))
@@ -95,6 +106,9 @@ def create(tiers: tuple[str, ...], **options: Any) -> None:
     "reserved_tokens_per_s",
     type=click.FloatRange(0),
     help="Cost tokens (input + 2 x output) per second that it gets before everybody else; 0: none.",
+)
+@click.option(
+    "--reserve-tier", "reserved_tier", type=RESERVED_TIERS, help="Tier whose requests they are for."
 )
 @click.option(
     "--label",
@@ -127,8 +141,8 @@ def set_(
     )
     if wanted == TenantChange():
         raise click.UsageError(
-            "say what changes: --weight, --tier, --may-use, --model, --reserve, --on-low-budget, --label or"
-            " --drop-label"
+            "say what changes: --weight, --tier, --may-use, --model, --reserve, --reserve-tier,"
+            " --on-low-budget, --label or --drop-label"
         )
     changed = administer(lambda admin: admin.update_tenant(actor(), name, wanted))
     answer(changed.as_json(), f"tenant {changed.name} changed")
@@ -180,7 +194,8 @@ def show(name: str) -> None:
         click.echo(f"{one.name} ({one.tenant_id}), {one.status}")
         click.echo(f"weight {one.weight:g}, tier {one.default_tier.value}, may use {', '.join(one.tiers)}")
         if one.reserved_tokens_per_s:
-            click.echo(f"reserved: {one.reserved_tokens_per_s:g} cost tokens per second")
+            of = f", for {one.reserved_tier.value} requests" if one.reserved_tier else ""
+            click.echo(f"reserved: {one.reserved_tokens_per_s:g} cost tokens per second{of}")
         click.echo(f"on a low budget: {one.on_low_budget.value}")
         for key, values in one.labels.items():
             click.echo(f"label {key}: {', '.join(values)}")

@@ -53,6 +53,8 @@ class SimulatedRequest:
     """Of its tenant."""
     reserved_cost_per_s: float = 0.0
     """By its tenant."""
+    reserved_tier: int | None = None
+    """The rank of the tier that this is for; None: all."""
     prompt: tuple[int, ...] = ()
     """Token ids, for replicas with another block size; empty: as `prefix_blocks` say."""
     kind: str = "all"

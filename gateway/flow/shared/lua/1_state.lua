@@ -106,7 +106,8 @@ local function records(hash, make)
 end
 
 -- By place: `lift`, what is added to the counter there; `stood`, where one that was lowered stood after its
--- last turn; `count`, how many wait; `begun`, when that line began. `reserved`: {rate, tag_s, running}.
+-- last turn; `count`, how many wait; `begun`, when that line began. `asked`: how many wait, by
+-- the tier that they asked for; `reserved`: {rate, tier (nil: all), tag_s, running}.
 -- `under_way`: in-flight requests; `ended`: what `served` was when the last of them ended; `weight`: of its latest
 -- request; `input`, `output`: tokens that wait, by place. `ahead`: by gateway, {in-flight requests, what is charged
 -- for them, what of it the tenant did not have}; `heard`: by replica, {its engine's life, the last serial numbers of
@@ -114,7 +115,7 @@ end
 local tenants = records(K.tenants, function()
   return {
     counter = number_of('floor'), lift = {0, 0, 0, 0, 0, 0}, stood = {false, false, false, false, false, false},
-    count = {0, 0, 0, 0, 0, 0}, begun = {0, 0, 0, 0, 0, 0}, reserved = false,
+    count = {0, 0, 0, 0, 0, 0}, begun = {0, 0, 0, 0, 0, 0}, asked = {0, 0, 0}, reserved = false,
     under_way = 0, ended = false, weight = 1, input = {0, 0, 0, 0, 0, 0}, output = {0, 0, 0, 0, 0, 0},
     ahead = {}, heard = {},
   }

@@ -1,28 +1,50 @@
 -- Reserved service by mClock tags (gateway/flow/mclock.py).
 
+-- How many of the tenant's waiting requests may go by its reservation.
+local function num_on_reservation(tenant)
+  local reserved, asked = tenant.reserved, tenant.asked
+  if not reserved or reserved.rate <= 0 then
+    return 0
+  elseif reserved.tier then
+    return asked and asked[reserved.tier + 1] or 0
+  end
+  return num_waiting(tenant)
+end
+
 -- Updates the tenant's entry among those that may be due.
 local function restand_due(tenant_id, tenant)
-  local reserved = tenant.reserved
-  if reserved and reserved.rate > 0 and num_waiting(tenant) > 0 then
-    redis.call('ZADD', K.due, reserved.tag_s, tenant_id)
+  if num_on_reservation(tenant) > 0 then
+    redis.call('ZADD', K.due, tenant.reserved.tag_s, tenant_id)
   else
     redis.call('ZREM', K.due, tenant_id)
   end
 end
 
--- Before a request joins a line.
-local function reserve(tenant, rate)
+-- One more (1) of the tenant's requests waits that asked for a tier, or one less (-1).
+local function count_asked(tenant_id, tier, sign)
+  local tenant = tenants.get(tenant_id)
+  tenant.asked = tenant.asked or {0, 0, 0}
+  tenant.asked[tier + 1] = math.max(0, tenant.asked[tier + 1] + sign)
+  tenants.put(tenant_id, tenant)
+  restand_due(tenant_id, tenant)
+end
+
+-- Before a request comes, or asks for another tier: idle time before it earns nothing.
+local function reservation_comes(tenant)
   local reserved = tenant.reserved
-  if not reserved then
-    if rate <= 0 then
-      return
-    end
-    reserved = {rate = rate, tag_s = now_s, running = 0}
-    tenant.reserved = reserved
-  elseif reserved.running == 0 and num_waiting(tenant) == 0 then
+  if reserved and reserved.running == 0 and num_on_reservation(tenant) == 0 then
     reserved.tag_s = math.max(reserved.tag_s, now_s)
   end
-  reserved.rate = rate
+end
+
+-- What the tenant has reserved as of a request, before that joins a line.
+local function reserve(tenant, about)
+  reservation_comes(tenant)
+  if not tenant.reserved and about.rate <= 0 then
+    return
+  end
+  tenant.reserved = tenant.reserved or {tag_s = now_s, running = 0}
+  tenant.reserved.rate, tenant.reserved.tier = about.rate, about.reserved_tier
 end
 
 local function reservation_granted(tenant_id, cost)

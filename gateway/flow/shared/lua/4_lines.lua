@@ -15,26 +15,38 @@ local function id_of(member)
   return string.match(member, '[^' .. SEPARATOR .. ']*$')
 end
 
+-- A tenant's first requests in a place, at most so many, by arrival: all, or those that asked for a tier.
+local function firsts_in(place, tenant_id, most, tier)
+  local line, ids = line_of(place, tenant_id), {}
+  local limit = tier and -1 or most
+  for _, member in ipairs(redis.call('ZRANGEBYLEX', K.lines, '[' .. line, '(' .. line .. '\127', 'LIMIT', 0, limit)) do
+    local id = id_of(member)
+    if not tier or tickets.get(id).tier == tier then
+      ids[#ids + 1] = id
+      if #ids == most then
+        break
+      end
+    end
+  end
+  return ids
+end
+
 -- A tenant's first in a place, nil where none waits.
-local function first_of(place, tenant_id)
-  local line = line_of(place, tenant_id)
-  local found = redis.call('ZRANGEBYLEX', K.lines, '[' .. line, '(' .. line .. '\127', 'LIMIT', 0, 1)
-  return found[1] and id_of(found[1])
+local function first_of(place, tenant_id, tier)
+  return firsts_in(place, tenant_id, 1, tier)[1]
 end
 
 local MOST_COMPARED, CLASSES_PER_DOUBLING = 64, 4
 
 -- The tenant's next in a place: of requests of about the same size the first, of those the one that others were
--- served most meanwhile, for its size.
-local function next_of(place, tenant_id)
+-- served most meanwhile, for its size. Of all that wait there, or of those that asked for `tier`.
+local function next_of(place, tenant_id, tier)
   if meta.order ~= 'hybrid' then
-    return first_of(place, tenant_id)
+    return first_of(place, tenant_id, tier)
   end
-  local line, clock, since = line_of(place, tenant_id), number_of('served'), number_of('hybrid_since')
-  local found = redis.call('ZRANGEBYLEX', K.lines, '[' .. line, '(' .. line .. '\127', 'LIMIT', 0, MOST_COMPARED)
+  local clock, since = number_of('served'), number_of('hybrid_since')
   local best, highest, seen = nil, -1, {}
-  for _, member in ipairs(found) do
-    local id = id_of(member)
+  for _, id in ipairs(firsts_in(place, tenant_id, MOST_COMPARED, tier)) do
     local ticket = tickets.get(id)
     local size = math.max(1, ticket.cost - rule.output_cost * ticket.predicted)
     local class = math.floor(CLASSES_PER_DOUBLING * math.log(size) / math.log(2))

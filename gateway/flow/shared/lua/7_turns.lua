@@ -50,7 +50,7 @@ local function give_turn(id, ticket, replica, rank, is_reserved, owed)
   charge(tenant_id, ticket.weight, ticket.cost, ticket.gateway)
   tenant.under_way = tenant.under_way + 1
   tenants.put(tenant_id, tenant)
-  restand_due(tenant_id, tenant)
+  count_asked(tenant_id, ticket.tier, -1)
   if is_reserved then
     reservation_granted(tenant_id, ticket.cost)
   end
@@ -92,12 +92,12 @@ local function give_turn(id, ticket, replica, rank, is_reserved, owed)
   set_meta('last_us', text(now_us))
 end
 
--- A tenant's own first of each band and lane, the highest band first, lanes by arrival.
+-- A tenant's own first of each band and lane that its reservation is for, the highest band first, lanes by arrival.
 local function firsts_of(tenant_id)
-  local firsts = {}
+  local tenant, firsts = tenants.get(tenant_id), {}
   for place = 1, PLACES do
-    if tenants.get(tenant_id).count[place] > 0 then
-      local id = next_of(place, tenant_id)
+    local id = tenant.count[place] > 0 and next_of(place, tenant_id, tenant.reserved.tier)
+    if id then
       firsts[#firsts + 1] = {band_of(place), tickets.get(id).arrived_us, lane_of(place), id}
     end
   end

@@ -39,7 +39,7 @@ end
 
 local function leave(id, ticket)
   step_out(id, ticket)
-  restand_due(ticket.tenant, tenants.get(ticket.tenant))
+  count_asked(ticket.tenant, ticket.tier, -1)
   forget_ticket(id, ticket)
 end
 
@@ -65,7 +65,7 @@ local function new_ticket(about)
     gateway = own, life = gateways.get(own).life, number = add_to('seq', 1),
     arrived_us = now_us - about.waited_us, tenant = about.tenant, tier = about.tier, cost = about.cost,
     weight = about.weight, sequences = about.sequences, kv = about.kv, predicted = about.predicted,
-    rate = about.rate, cached = about.cached,
+    cached = about.cached,
   }
 end
 
@@ -86,10 +86,10 @@ function acts.arrive(id, about)
   end
   local ticket = new_ticket(about)
   tenant.weight = about.weight
-  reserve(tenant, about.rate)
+  reserve(tenant, about)
   ticket.place = place_of(effective_tier(ticket), about.lane)
   stand(id, ticket, head(ticket.place))
-  restand_due(about.tenant, tenant)
+  count_asked(about.tenant, ticket.tier, 1)
   redis.call('ZADD', K.owned, 0, own .. SEPARATOR .. id)
 end
 
@@ -108,7 +108,7 @@ function acts.run(id, about)
   charge_ahead(tenant, own, scaled(ticket.charged, ticket.weight))
   tenant.under_way = tenant.under_way + 1
   if ticket.reserved then
-    reserve(tenant, about.rate)
+    reserve(tenant, about)
     ticket.reserved = tenant.reserved and true or false
     if ticket.reserved then
       tenant.reserved.running = tenant.reserved.running + 1
@@ -126,6 +126,9 @@ function acts.move(id, tier, lane)
   if not ticket or ticket.runs then
     return
   end
+  reservation_comes(tenants.get(ticket.tenant))
+  count_asked(ticket.tenant, ticket.tier, -1)
+  count_asked(ticket.tenant, tier, 1)
   ticket.tier = tier
   local place = place_of(effective_tier(ticket), lane)
   if place ~= ticket.place then

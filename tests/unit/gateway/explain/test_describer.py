@@ -98,9 +98,10 @@ def test_terms_are_the_limits_that_it_was_held_on_with_the_price_where_they_need
     assert (limited.weight, limited.limits) == (2.0, (LIMIT,))
     assert limited.price is not None
     assert limited.price.multiplier == 2_000
-    free = describer.terms(_run(reserved_tokens_per_s=7.0))
+    free = describer.terms(_run(reserved_tokens_per_s=7.0, reserved_tier=Tier.BATCH))
     assert terms_of(free.content).price is None
-    assert terms_of(free.content).reserved_cost_per_s == 7.0
+    stored = terms_of(free.content)
+    assert (stored.reserved_cost_per_s, stored.reserved_tier) == (7.0, Tier.BATCH)
     monkeypatch.setattr(module, "MAX_TERMS", 2)
     for weight in range(1, 10):
         describer.terms(_run(weight=float(weight)))

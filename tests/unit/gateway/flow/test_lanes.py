@@ -37,11 +37,18 @@ class Queue:
         self.now_s = 0.0
 
     def arrive(
-        self, name: str, tier: int, tokens: int, tenant: str = "t", sequences: int = 1, reserved: float = 0.0
+        self,
+        name: str,
+        tier: int,
+        tokens: int,
+        tenant: str = "t",
+        sequences: int = 1,
+        reserved: float = 0.0,
+        reserved_tier: int | None = None,
     ) -> None:
         self.now_s += 1.0
         entry = QueueEntry(name, tenant, self.now_s, tokens // 2, tokens - tokens // 2, tier)
-        ticket = Ticket(entry, sequences, tokens, reserved_cost_per_s=reserved)
+        ticket = Ticket(entry, sequences, tokens, reserved_cost_per_s=reserved, reserved_tier=reserved_tier)
         assert self.flow.enqueue(ticket, self.now_s) is None
 
     def go(self) -> list[Dispatch]:
@@ -256,3 +263,25 @@ def test_who_is_moved_keeps_its_arrival_and_changes_the_lane_with_the_tier() -> 
     assert queue.names() == ["c"]
     assert queue.flow.move("c", BATCH, queue.now_s) is None, "it runs"
     assert queue.flow.effective_tier("b") == BATCH
+
+
+def test_a_reservation_for_a_tier_passes_over_requests_that_aged_into_its_band() -> None:
+    """By the tier that was asked for, of which a move makes another one."""
+    queue = Queue(ageing_s=(math.inf, math.inf, 10.0))
+    for number in range(4):
+        queue.arrive(f"running {number}", INTERACTIVE, 100, "other")
+    assert len(queue.go()) == 4
+    for name in ("aged", "moved"):
+        queue.arrive(name, BATCH, 100, reserved=1e6, reserved_tier=INTERACTIVE)
+    queue.now_s += 30.0
+    assert queue.names() == []
+    assert queue.flow.effective_tier("aged") == INTERACTIVE
+    queue.flow.move("moved", INTERACTIVE, queue.now_s)
+    queue.arrive("other", INTERACTIVE, 1, "other")
+    queue.end("running 0")
+    (turn,) = queue.go()
+    assert (turn.ticket.entry.entry_id, turn.by_reservation) == ("moved", True)
+    queue.end("running 1")
+    queue.now_s += 30.0
+    turns = {turn.ticket.entry.entry_id: turn.by_reservation for turn in queue.go()}
+    assert turns["aged"] is False

@@ -274,6 +274,10 @@ def test_a_tenant_is_changed_from_the_command_line(data_dir: str) -> None:
     )
     reserved = answer_of("tenant", "set", "acme", "--reserve", "2000", *at)
     assert reserved["reserved_tokens_per_s"] == 2000  # type: ignore[index,call-overload]
+    reserved = answer_of("tenant", "set", "acme", "--reserve-tier", "interactive", *at)
+    assert reserved["reserved_tier"] == "interactive"  # type: ignore[index,call-overload]
+    shown = fairgate("tenant", "show", "acme", "--data-dir", data_dir).output
+    assert "reserved: 2000 cost tokens per second, for interactive requests" in shown
     answer_of("tenant", "suspend", "acme", *at)
     assert answer_of("tenant", "resume", "acme", *at)["status"] == "active"  # type: ignore[index]
 
@@ -285,6 +289,7 @@ def test_a_tenant_is_changed_from_the_command_line(data_dir: str) -> None:
         (("tenant", "create", "x", "--on-low-budget", "ignore"), "--on-low-budget"),
         (("tenant", "set", "x"), "--weight"),
         (("tenant", "set", "x", "--reserve", "-1"), "--reserve"),
+        (("tenant", "set", "x", "--reserve-tier", "cheap"), "--reserve-tier"),
         (("limit", "override", "lim_x", "--amount", "5", "--for", "2h"), "--reason"),
         (("limit", "override", "lim_x", "--amount", "5", "--reason", "r"), "--until"),
         (("limit", "override", "lim_x", "--amount", "-5", "--for", "2h", "--reason", "r"), "--amount"),

@@ -97,3 +97,15 @@ def test_a_target_of_a_requests_slo_decides() -> None:
     pool = SimulatedPool("edf", machine(places=1), flow={"window": WindowRule(0, 1.0)})
     pool.run([SimulatedRequest(0.0, "c", 5, 50), late, soon])
     assert pool.records.dispatched_s[2] < pool.records.dispatched_s[1]
+
+
+@pytest.mark.parametrize(("reserved_tier", "is_first"), [(None, True), (2, True), (1, False)])
+def test_a_reservation_for_a_tier_is_for_its_requests_alone(
+    reserved_tier: int | None, is_first: bool
+) -> None:
+    batch = SimulatedRequest(
+        0.002, "b", 5, 5, tier=2, reserved_cost_per_s=1000.0, reserved_tier=reserved_tier
+    )
+    pool = SimulatedPool("vtc", machine(places=1), flow={"window": WindowRule(0, 1.0)})
+    pool.run([SimulatedRequest(0.0, "c", 5, 50), SimulatedRequest(0.001, "a", 5, 5), batch])
+    assert (pool.records.dispatched_s[2] < pool.records.dispatched_s[1]) == is_first

@@ -14,7 +14,7 @@ from ops.simulate.slo import SloLimits
 from ops.simulate.traffic.requests import BadTrace, RequestLimits
 from tenants.ledger.timelines import RecordedTimeline
 from tenants.pricing.pricing import Price, PriceEntry
-from tenants.types import Limit, Meter, SubjectKind
+from tenants.types import Limit, Meter, SubjectKind, Tier
 
 DONE = OUTCOMES.index(RequestOutcome.COMPLETED)
 
@@ -72,14 +72,14 @@ def test_several_sequences_are_as_many_requests() -> None:
 
 def test_what_was_found_in_a_cache_is_not_computed_again_and_counts_for_limits() -> None:
     limit = Limit("lim", "t", SubjectKind.TENANT, "t", Meter.TOTAL_TOKENS, 600, rate_per_s=10.0)
-    terms = RequestTerms(3.0, 5.0, (limit,), PriceEntry(Price(100, 50, 300), 1_000))
+    terms = RequestTerms(3.0, 5.0, (limit,), PriceEntry(Price(100, 50, 300), 1_000), Tier.BATCH)
     row = replace(timeline(sequences=2, cached_tokens=(48, 64)), terms="id")
 
     one, other = read([row], "an hour", {"id": packed(terms)})
 
     assert (one.input_tokens, other.input_tokens) == (16, 1), "the last token is always computed"
     assert one.limits == RequestLimits((limit,), terms.price or UNPRICED, True, 48)
-    assert (one.weight, one.reserved_cost_per_s, one.max_tokens) == (3.0, 5.0, 128)
+    assert (one.weight, one.reserved_cost_per_s, one.reserved_tier, one.max_tokens) == (3.0, 5.0, 2, 128)
     plain = read([row], "an hour", {}).served[0]
     assert (plain.terms.weight, plain.limits(0)) == (2.0, None), "its tenant's weight of today"
     with pytest.raises(BadTrace, match="a timeline of acme cannot be read: it was recorded as version 0"):
