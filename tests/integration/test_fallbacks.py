@@ -11,7 +11,6 @@ from dataclasses import replace
 import pytest
 
 from engine.messages import SamplingParams
-from gateway.budget.holds import Holds
 from gateway.dispatch.admission import Admission
 from gateway.domain.call import Call, Chained
 from gateway.domain.fallback import FallbackReason, PoolTried
@@ -21,7 +20,6 @@ from gateway.pools.catalogue import Chain
 from gateway.pools.chain_walk import ChainWalk
 from gateway.requests.run import Run
 from tenants.pricing.pricing import Price, uniform_book
-from tenants.quota.store import QuotaStoreUnavailable
 from tenants.storage.database import open_database
 from tenants.types import Limit, Meter, Principal, SubjectKind, Tier
 from tests.integration.test_lifecycle import LIMITS, PRINCIPAL, PROMPT, House, told
@@ -176,18 +174,14 @@ async def test_where_no_pool_takes_it_the_first_refusal_counts_once(street: Stre
     assert await street.first.ledger.find(run.call.request_id) == []
 
 
-async def test_what_keeps_every_pool_from_it_ends_the_walk(
-    street: Street, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_keeps_every_pool_from_it_ends_the_walk(street: Street) -> None:
+    """A ledger that is away is told as such, and not as the first pool's refusal."""
     misses_targets(street.first)
-
-    async def is_away(*_: object, **__: object) -> None:
-        raise QuotaStoreUnavailable("away")
-
-    monkeypatch.setattr(Holds, "reserve", is_away)
+    await street.second.database.close()
     run = await street.begin()
     closed, _ = await street.first.closed(run)
-    assert told(run, closed).code == "quota_store_unavailable"
+    assert (told(run, closed).status, told(run, closed).code) == (503, "database_unavailable")
+    assert not street.second.engine.submitted
     await until(lambda: street.first.lifecycle.running == street.second.lifecycle.running == 0)
 
 
