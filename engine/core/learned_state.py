@@ -25,7 +25,7 @@ from engine.step_time.model import StepTimeModel
 
 KEEP_EVERY_S = 180.0
 FIRST_SAMPLES = 200
-"""So many are enough to train on: they are written without waiting."""
+"""The readings that a probe can be trained on: once there are as many, they are written without delay."""
 VERSION = 1
 MAX_FILE_BYTES = 1 << 28
 
