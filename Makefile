@@ -26,10 +26,14 @@ STAMP_PEERS := $(PEERS)/openvino/.installed
 STAMP_LITELLM := $(PEERS)/litellm/.installed
 STAMP_NGINX := $(PEERS)/nginx/.installed
 STAMP_PORTKEY := $(PEERS)/portkey/.installed
+VLLM_VERSION ?= 0.32.0
+VLLM := $(PEERS)/vllm-$(VLLM_VERSION)
+STAMP_LLAMA_CPP := $(PEERS)/llama_cpp/.installed
+STAMP_SERVE := $(PEERS)/transformers/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-long test-sdks test-floor check mutants format bench-fairness bench-estimates bench-peers \
-  bench-engine bench-scheduler bench-contract bench-fidelity bench-gateway clean
+.PHONY: pictures vendor help install plugin-in-vllm demo serve test test-long test-sdks test-floor fuzz check mutants format bench-fairness bench-estimates bench-peers \
+  bench-engine bench-scheduler bench-contract bench-fidelity bench-gateway bench-versus bench-vllm bench-upstreams clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -70,12 +74,17 @@ test-floor: ## the suite with the oldest supported transformers, in an environme
 	.venv-floor/bin/python -m pip install -q "transformers==$(TRANSFORMERS_FLOOR)"
 	.venv-floor/bin/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
-test-sdks: $(STAMP_TEST) ## the streams of other SDKs: older majors of openai, LangChain, Node
+test-sdks: $(STAMP_TEST) ## streams and tools of other SDKs: older majors of openai, LangChain, Node, instructor, pydantic-ai
 	$(PIP) install -q --target $(SDKS)/openai1 'openai<2'
 	$(PIP) install -q --target $(SDKS)/openai2 'openai<3'
-	$(PIP) install -q --target $(SDKS)/langchain langchain-openai
+	$(PIP) install -q --target $(SDKS)/langchain langchain-openai==1.7.4 langchain-tests==1.1.9
+	$(PIP) install -q --target $(SDKS)/instructor instructor==1.17.0
+	$(PIP) install -q --target $(SDKS)/pydantic_ai 'pydantic-ai-slim[openai]==2.68.0'
 	npm install --prefix $(SDKS)/node --no-audit --no-fund openai
-	FAIRGATE_TEST_SDKS=$(SDKS) $(BIN)/python -m pytest tests/e2e/test_sdk_streams.py $(PYTEST_ARGS)
+	FAIRGATE_TEST_SDKS=$(SDKS) $(BIN)/python -m pytest tests/e2e/test_sdk_streams.py tests/e2e/test_sdk_tools.py $(PYTEST_ARGS)
+
+fuzz: $(STAMP_TEST) ## the parsers of what peers send, with many more random inputs than the suite (PYTEST_ARGS="-k engine ...")
+	$(BIN)/python -m pytest --hypothesis-profile fuzz --timeout 0 tests/property/test_fuzz_*.py $(PYTEST_ARGS)
 
 check: $(STAMP_TEST) ## format, lint, types and import rules
 	$(BIN)/ruff format --check .
@@ -111,6 +120,16 @@ $(STAMP_LITELLM): ops/bench/peers/litellm.txt | $(BIN)/python
 	  -r ops/bench/peers/litellm.txt
 	@touch $@
 
+# The name under which vLLM's own command looks for its version belongs to another build: it is added.
+$(PEERS)/vllm-%/.installed: ops/bench/peers/vllm-%.txt | $(BIN)/python
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q "torch==$(TORCH_VERSION)" \
+	  $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps -r $<
+	@cd $(@D)/lib/python3*/site-packages && mkdir -p vllm-$*.dist-info && \
+	  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $*\n' > vllm-$*.dist-info/METADATA
+	@touch $@
+
 # Debian's, unpacked and not installed; where there is no apt-get, the system's is used.
 $(STAMP_NGINX):
 	@mkdir -p $(@D)
@@ -123,6 +142,17 @@ $(STAMP_PORTKEY): ops/bench/peers/portkey/package.json ops/bench/peers/portkey/p
 	@if command -v npm >/dev/null; then cp $^ $(@D) && cd $(@D) && \
 	  npm ci --omit=dev --ignore-scripts --no-audit --no-fund && touch .installed; \
 	  else echo "Portkey needs Node 20 or newer with npm: it is left out of 'fairgate bench gateway'"; fi
+
+$(STAMP_LLAMA_CPP): ops/bench/peers/llama_cpp.txt | $(BIN)/python
+	$(PYTHON) -m venv $(PEERS)/llama_cpp
+	$(PEERS)/llama_cpp/bin/python -m pip --disable-pip-version-check install -q --no-deps \
+	  -r ops/bench/peers/llama_cpp.txt
+	@touch $@
+
+# No environment: the packages that transformers' own `serve` needs beside the engine's, which only it sees.
+$(STAMP_SERVE): ops/bench/peers/transformers_serve.txt | $(STAMP_DEMO)
+	$(PIP) install -q --no-deps --target $(PEERS)/transformers -r ops/bench/peers/transformers_serve.txt
+	@touch $@
 
 bench-peers: $(STAMP_DEMO) $(STAMP_PEERS) $(STAMP_LITELLM) $(STAMP_NGINX) $(STAMP_PORTKEY) ## install what the benchmarks compare with (2 GB)
 
@@ -141,6 +171,32 @@ bench-fidelity: $(STAMP_DEMO) ## the simulator beside the real engine, 45 minute
 
 bench-gateway: $(STAMP_DEMO) $(STAMP_LITELLM) $(STAMP_NGINX) $(STAMP_PORTKEY) ## what a gateway costs, ours beside its peers (BENCH_ARGS="--rounds 5 ...")
 	$(BIN)/fairgate bench gateway $(BENCH_ARGS)
+
+# The plug-in is built from this checkout each time.
+plugin-in-vllm: $(STAMP_TEST) $(VLLM)/.installed
+	@rm -rf $(PEERS)/wheels
+	@$(BIN)/fairgate plugin build --out $(PEERS)/wheels
+	@$(VLLM)/bin/python -m pip --disable-pip-version-check install -q --no-deps --force-reinstall $(PEERS)/wheels/*.whl
+
+# PostgreSQL and Redis come with the test extra where the machine has none.
+bench-versus: plugin-in-vllm $(STAMP_LITELLM) ## ours beside LiteLLM and vLLM, 30 minutes (BENCH_ARGS="--rounds 5 ...")
+	$(BIN)/fairgate bench versus $(BENCH_ARGS)
+
+bench-vllm: plugin-in-vllm ## the plug-in inside a real vLLM, 30 minutes (VLLM_VERSION=0.29.0 BENCH_ARGS="--parts shares ...")
+	$(VLLM)/bin/python ops/bench/vllm/in_process.py --model ops/demo/model
+	$(BIN)/python -m ops.bench.vllm.leases --home $(VLLM)
+	$(BIN)/fairgate bench vllm --vllm-version $(VLLM_VERSION) $(BENCH_ARGS)
+
+bench-upstreams: $(STAMP_DEMO) $(VLLM)/.installed $(STAMP_LLAMA_CPP) $(STAMP_SERVE) ## answers of vLLM, llama.cpp, transformers through the gateway (BENCH_ARGS="--record ...")
+	$(BIN)/fairgate bench upstreams $(BENCH_ARGS)
+
+# Figures of other runs: `make bench-versus BENCH_ARGS="--json-file docs/figures/versus.json"`, and
+# `fairgate bench calibration --json > docs/figures/calibration.json` (some minutes).
+pictures: $(STAMP_DEMO) ## draw the charts in docs/ anew, from docs/figures/ and a short simulation
+	$(BIN)/python -m ops.pictures
+
+vendor: $(STAMP_TEST) ## fetch the console's third-party files anew, by version and hash
+	$(BIN)/python -m ops.vendored
 
 clean: ## remove the environments and caches
 	rm -rf $(VENV) .venv-floor $(PEERS) $(SDKS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,7 +1,8 @@
 """Messages between a gateway and an engine.
 
 msgspec structs, msgpack-encoded, one message a ZeroMQ frame. The engine binds a ROUTER, each gateway connects
-a DEALER with a new identity for every connection. Commands go to the engine, events come back.
+a DEALER with a new identity for every connection. Commands go to the engine, events come back. A second
+DEALER of a gateway carries nothing but `Alive`, from a thread of its own.
 
 A *sequence* is one stream of tokens; a request with `n` choices is `n` sequences that share a
 `request_id` and differ in `index`.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 #: Tiers by rank: the smaller the rank, the earlier its turn.
 TIER_RANKS: dict[str, int] = {"interactive": 0, "standard": 1, "batch": 2}
@@ -49,13 +50,20 @@ class Hello(Tagged, frozen=True, omit_defaults=True, tag="hello"):
 
     Each connection of a gateway is a session of its own (its socket's identity). A new session ends the
     older one of the same `gateway_id`: its sequences are cancelled, and `Collect` hands their
-    outcomes to the new one.
+    outcomes to the new one. The older connection is refused (`superseded`) while the new session lives.
     Answered by `Ready`, or by a `Refused` with an empty `sequence_id` (`bad_hello`, `protocol_version`,
     `superseded`, `too_many_gateways`).
     """
 
     gateway_id: str
     protocol_version: int = PROTOCOL_VERSION
+
+
+class Alive(Tagged, frozen=True, omit_defaults=True, tag="alive"):
+    """Keeps a session alive from the connection of the gateway's liveness thread. Never answered."""
+
+    session: str
+    """`Ready.session`."""
 
 
 class Submit(Tagged, frozen=True, omit_defaults=True, tag="submit"):
@@ -103,11 +111,12 @@ class Submit(Tagged, frozen=True, omit_defaults=True, tag="submit"):
     prefix_salt: str = ""
     """Prompts share cached prefixes only under the same salt; empty: the tenant's own."""
     trace_context: str | None = None
-    """W3C `traceparent` of the request's span."""
+    """W3C `traceparent`: of the gateway's span that the sequence is part of."""
 
 
 class TopUp(Tagged, frozen=True, omit_defaults=True, tag="top_up"):
-    """Sets a sequence's lease. Absolute, so that a repeat changes nothing; it never shrinks."""
+    """Sets a sequence's lease. Absolute, so that a repeat changes nothing; it never shrinks. Ignored from a
+    session that does not own the sequence."""
 
     sequence_id: str
     lease_tokens: int
@@ -117,16 +126,18 @@ class TopUp(Tagged, frozen=True, omit_defaults=True, tag="top_up"):
 
 class Cancel(Tagged, frozen=True, omit_defaults=True, tag="cancel"):
     """Stops a sequence within one step. `cause`: `cancelled` (client), `expired` (deadline), `budget`,
-    `failed`."""
+    `failed`. Ignored from a session that does not own the sequence."""
 
     sequence_id: str
     cause: str = "cancelled"
 
 
 class Acknowledge(Tagged, frozen=True, omit_defaults=True, tag="acknowledge"):
-    """Acknowledges settled, durable outcomes; the engine may forget them."""
+    """Acknowledges settled, durable outcomes; the engine may forget those that are the sender's."""
 
     sequence_ids: list[str]
+    is_traced: bool = False
+    """Their request's trace is kept: an engine that exports spans makes its own of them."""
 
 
 class Collect(Tagged, frozen=True, omit_defaults=True, tag="collect"):
@@ -163,7 +174,8 @@ class Explain(Tagged, frozen=True, omit_defaults=True, tag="explain"):
 
 
 class Export(Tagged, frozen=True, omit_defaults=True, tag="export"):
-    """Takes a sequence out of the engine; answered by `Exported` with everything it needs to go on."""
+    """Takes one of the sender's sequences out of the engine; answered by `Exported` with everything it needs
+    to go on."""
 
     sequence_id: str
 
@@ -204,6 +216,10 @@ class Ready(Tagged, frozen=True, omit_defaults=True, tag="ready"):
     max_batched_tokens: int
     pid: int
     protocol_version: int = PROTOCOL_VERSION
+    session: str = ""
+    """Secret of the session, for `Alive`."""
+    life: str = ""
+    """Random, of this process: in containers each engine may have the same pid."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -460,9 +476,17 @@ class Snapshot(Tagged, frozen=True, omit_defaults=True, tag="snapshot"):
     """Totals since the engine started."""
     preemptions: int = 0
     steps_with_mixed_batch: int = 0
+    step_us: int = 0
+    """Time of all steps since the engine started."""
+    batch_sum: int = 0
+    """Sequences of each step, added up."""
+    recomputed_tokens: int = 0
+    """Computed once more after a preemption."""
     mean_step_time: StepTime | None = None
     """The mean of the last minutes, slow steps included; None: of an engine that does not say."""
     length_probe: ProbeReport = ProbeReport("off")
+    traces_lost: int = 0
+    """Kept traces whose spans of this engine the collector does not have."""
 
 
 class Inventory(Tagged, frozen=True, omit_defaults=True, tag="inventory"):
@@ -473,6 +497,8 @@ class Inventory(Tagged, frozen=True, omit_defaults=True, tag="inventory"):
     outcomes: list[SequenceOutcome]
     gateways: list[str] = []
     """Gateways with a live session."""
+    is_partial: bool = False
+    """There are, or may be, more outcomes, which are told when these are acknowledged."""
 
 
 class SequenceState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -493,7 +519,7 @@ class SequenceState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Exported(Tagged, frozen=True, omit_defaults=True, tag="exported"):
-    """Answers `Export`; `state` is None when the engine does not hold the sequence."""
+    """Answers `Export`; `state` is None when the engine does not hold the sequence for the sender."""
 
     sequence_id: str
     state: SequenceState | None
@@ -522,6 +548,7 @@ class Explained(Tagged, frozen=True, omit_defaults=True, tag="explained"):
 
 Command = (
     Hello
+    | Alive
     | Submit
     | TopUp
     | Cancel
@@ -537,10 +564,33 @@ Command = (
 Event = Ready | Step | Refused | Snapshot | Inventory | Exported | PolicySet | Explained
 
 HEARTBEAT_S = 0.5
-"""How often a gateway repeats `Hello`."""
-GATEWAY_LOST_S = 3.0
-"""A gateway unheard for so long is gone: its sequences are cancelled, their outcomes kept."""
+"""How often a gateway repeats `Hello`, and its liveness thread `Alive`."""
+PATIENCE_S = 30.0
+"""How long either side's main loop may stand still: an engine in a long step sends nothing meanwhile, and a
+gateway's liveness thread speaks for a busy event loop for so long. The end of a process is noticed
+immediately, by its connection."""
+GATEWAY_LOST_S = 10.0
+"""A gateway whose liveness thread is unheard for so long, too, is gone (its process was stopped, its host or
+the network is down): its sequences are cancelled, their outcomes kept."""
 
 encode = msgspec.msgpack.Encoder().encode
-decode_command = msgspec.msgpack.Decoder(Command).decode
-decode_event = msgspec.msgpack.Decoder(Event).decode
+_decode_command = msgspec.msgpack.Decoder(Command).decode
+_decode_event = msgspec.msgpack.Decoder(Event).decode
+
+
+def decode_command(payload: bytes) -> Command:
+    """The command in one frame. Raises `msgspec.DecodeError` and nothing else, whatever the bytes are."""
+    try:
+        command: Command = _decode_command(payload)
+        return command
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from None
+
+
+def decode_event(payload: bytes) -> Event:
+    """The event in one frame. Raises `msgspec.DecodeError` and nothing else, whatever the bytes are."""
+    try:
+        event: Event = _decode_event(payload)
+        return event
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from None

@@ -3,31 +3,88 @@
 from __future__ import annotations
 
 import contextlib
+import time
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from typing import Any
 
-from litestar import Litestar, Request, Response
+from litestar import HttpMethod, Litestar, Request, Response, route
+from litestar.config.cors import CORSConfig
 from litestar.datastructures import State
 from litestar.exceptions import MethodNotAllowedException, NotFoundException
+from litestar.handlers import HTTPRouteHandler
 
 from gateway import errors
+from gateway.console import handlers as console
+from gateway.console import refusals as console_refusals
+from gateway.console.live.hub import LiveHub
 from gateway.deps import GatewayDeps
 from gateway.error_mapping import as_api_error
 from gateway.gateway import Gateway
-from gateway.http.asgi import add_standard_headers, begin
+from gateway.http.accesses import note_refused
+from gateway.http.asgi import TRACE, add_standard_headers, begin, read_trace
 from gateway.http.authentication import require_scope
 from gateway.http.request_body import declared_length
-from gateway.routes import admin_requests, admin_tenants, health, inference, openapi, quotes, requests
+from gateway.metrics.gen_ai import OPERATIONS, OTHER
+from gateway.records.refusal_recorder import UNKNOWN
+from gateway.routes import (
+    health,
+    inference,
+    openapi,
+    quotes,
+    refusals,
+    requests,
+    usage,
+    vectors,
+)
+from gateway.routes.admin import handlers as admin
+from gateway.routes.admin import requests as admin_requests
+from gateway.routes.context import asked_of
+from gateway.trace_context import RequestTrace, TraceContext
+from gateway.tracing.build import RefusedTrace
 
-HANDLERS = [
+_ROUTES = [
     *inference.HANDLERS,
+    *vectors.HANDLERS,
     *quotes.HANDLERS,
     *requests.HANDLERS,
+    *usage.HANDLERS,
+    *refusals.HANDLERS,
     *admin_requests.HANDLERS,
     *health.HANDLERS,
-    *admin_tenants.HANDLERS,
+    *admin.HANDLERS,
     *openapi.HANDLERS,
+    *console.HANDLERS,
 ]
+
+
+def _complete(handlers: list[HTTPRouteHandler]) -> list[HTTPRouteHandler]:
+    """The routes, with HEAD beside each GET, and OPTIONS that names all methods of its path. (The framework's
+    OPTIONS names those of a single handler. It is made for a path that has none yet, so ours come first.)"""
+    methods: dict[str, set[str]] = defaultdict(set)
+    for handler in handlers:
+        if "GET" in handler.http_methods:
+            handler.http_methods |= {"HEAD"}
+        for path in handler.paths:
+            methods[path] |= handler.http_methods
+    complete = [*(_options(path, there) for path, there in methods.items()), *handlers]
+    for handler in complete:
+        _ = handler.parsed_fn_signature  # kept by it: read once, and not for each application
+    return complete
+
+
+def _options(path: str, methods: set[str]) -> HTTPRouteHandler:
+    """OPTIONS of one path, without a key."""
+    allow = ", ".join(sorted(methods | {"OPTIONS"}))
+
+    @route(path, http_method=[HttpMethod.OPTIONS], include_in_schema=False)
+    async def options() -> Response[None]:
+        return Response(None, status_code=204, headers={"allow": allow})
+
+    return options
+
+
+HANDLERS = _complete(_ROUTES)
 """Every route there is."""
 
 
@@ -37,6 +94,7 @@ def create_app(deps: GatewayDeps) -> Litestar:
     Raises `ValueError` for an inconsistent configuration.
     """
     gateway = Gateway(deps)
+    live = LiveHub(gateway.metrics.registry)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
@@ -44,6 +102,7 @@ def create_app(deps: GatewayDeps) -> Litestar:
         try:
             yield
         finally:
+            await live.close()
             await gateway.stop()
 
     return Litestar(
@@ -53,29 +112,63 @@ def create_app(deps: GatewayDeps) -> Litestar:
         exception_handlers={Exception: _refuse},
         before_send=[add_standard_headers],
         openapi_config=openapi.openapi_config(),
-        state=State({"gateway": gateway}, deep_copy=False),
+        cors_config=_cross_origin(deps.config.cors_origins),
+        state=State({"gateway": gateway, "live": live}, deep_copy=False),
         # Bodies are read, bounded and decoded by `gateway/http/request_body.py`.
         request_max_body_size=None,
         logging_config=None,
     )
 
 
-def _refuse(request: Request[Any, Any, Any], exception: Exception) -> Response[bytes]:
-    """Every exception of every route, in OpenAI's shape."""
+def _cross_origin(origins: tuple[str, ...]) -> CORSConfig | None:
+    """CORS for browser applications of these origins: any header may be sent and read. Keys travel in a
+    header, so cookies are not allowed."""
+    return CORSConfig(allow_origins=list(origins), expose_headers=["*"]) if origins else None
+
+
+def _refuse(request: Request[Any, Any, Any], exception: Exception) -> Response[bytes] | Response[str]:
+    """Every exception of every route, in OpenAI's shape; of the console, as a page."""
     request_id = begin(request.scope)
     path = request.scope.get("path", "")
+    if console_refusals.is_console(path):
+        return console_refusals.answer(request, exception, request_id)
     match exception:
         case NotFoundException():
             error = errors.not_found(path)
-        case MethodNotAllowedException():
-            error = errors.method_not_allowed(request.scope["method"], path)
+        case MethodNotAllowedException(headers=allowed):
+            error = errors.method_not_allowed(request.scope["method"], path, (allowed or {}).get("allow", ""))
         case _:
             error = as_api_error(exception, request_id)
     gateway: Gateway = request.app.state.gateway
-    gateway.metrics.refused(error.code)
+    model, tier = asked_of(request)
+    caller = request.scope["state"].get("caller", UNKNOWN)
+    gateway.refusals.note(error, request_id, caller, model=model, tier=tier)
+    note_refused(request.scope, gateway, error.status, error.code)
+    if (operation := OPERATIONS.get(path)) is not None:
+        known = model if not model or model in gateway.catalogue.names() else OTHER
+        duration_s = time.perf_counter() - request.scope["state"]["arrived_s"]
+        gateway.metrics.gen_ai.refused(operation, known, error.code, duration_s)
+        _trace_refused(request, request_id, error, duration_s)
     headers = error.all_headers()
     declared = declared_length(request.scope)
     if declared is not None and declared > gateway.deps.config.max_body_bytes:
         # The body was not read and will not be.
         headers["connection"] = "close"
     return Response(error.body(), status_code=error.status, headers=headers, media_type="application/json")
+
+
+def _trace_refused(
+    request: Request[Any, Any, Any], request_id: str, error: errors.ApiError, duration_s: float
+) -> None:
+    """With tracing on: of a request that held nothing, and so has no timeline."""
+    deps: GatewayDeps = request.app.state.gateway.deps
+    if deps.tracer is None:
+        return
+    read_trace(request.scope)  # a key that is refused is refused before
+    caller: TraceContext | None = request.scope["state"].get(TRACE)
+    if caller is not None:
+        now_ns = round(deps.wall_clock() * 1e9)
+        begun_ns = now_ns - round(duration_s * 1e9)
+        path = request.scope["path"]
+        trace = RequestTrace.of(request_id, caller)
+        deps.tracer.refuse(RefusedTrace(trace, path, begun_ns, now_ns, error.status, error.code))

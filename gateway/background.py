@@ -35,8 +35,18 @@ async def every(
         await asyncio.sleep(seconds)
 
 
+async def watch_lag(seconds: float, note: Callable[[float], None]) -> None:
+    """Has the event loop wake this task every `seconds`, and tells `note` how many seconds late each time: so
+    long nothing else could run either. Until it is cancelled."""
+    clock = asyncio.get_running_loop().time
+    while True:
+        due_s = clock() + seconds
+        await asyncio.sleep(seconds)
+        note(max(0.0, clock() - due_s))
+
+
 class BackgroundWriter(ABC):
-    """Writes what was noted in memory to the database: every second, and when it closes.
+    """Writes what was noted in memory to the database: every second (`flush_every_s`), and when it closes.
 
     A subclass bounds what it keeps, counts what it drops, and keeps what could not be written. Use from one
     event loop."""
@@ -46,6 +56,7 @@ class BackgroundWriter(ABC):
     failed: str
     unavailable: str
     """Logged where a round ends with an error, or with `DatabaseUnavailable`."""
+    flush_every_s = FLUSH_EVERY_S
     purge_every_s = math.inf
 
     _task: asyncio.Task[None] | None = None
@@ -60,7 +71,7 @@ class BackgroundWriter(ABC):
 
     def start(self) -> None:
         """Begins to flush and purge."""
-        work = every(FLUSH_EVERY_S, self._round, self.log, self.failed)
+        work = every(self.flush_every_s, self._round, self.log, self.failed)
         self._task = asyncio.create_task(work, name=self.task_name)
 
     async def close(self) -> None:

@@ -13,13 +13,20 @@ from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import DEFAULT_POLICY
 from gateway.flow.control_rules import ControlMode
 from tenants.networks import Network
+from tenants.slo.slo import DEFAULT_LEAST_MISSES
 from tenants.types import Tier
 
 PERCENT = {"unit": "percent"}
 Percent = Annotated[float, Meta(ge=0.01, le=1, extra=PERCENT)]
 """A share, at most 1; as a setting it is written as a whole number of per cent."""
+Origin = Annotated[str, Meta(pattern=r"\*|https?://[^/\s,*]+(:\d{1,5})?")]
+"""Scheme, host and port of a page, as browsers name it; `*`: any."""
 Count = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
+
+
+BEATS_PER_STALE = 5
+"""Heartbeats that may be lost in a row before others take a gateway for dead."""
 
 
 class GatewaySettings(Bounded, frozen=True, kw_only=True):
@@ -28,19 +35,89 @@ class GatewaySettings(Bounded, frozen=True, kw_only=True):
     max_body_bytes: Annotated[
         int,
         Meta(ge=1024, le=2**30, extra={"unit": "bytes"}),
-        "Largest request body; a larger one is refused with 413.",
+        "Largest request body; a larger one is refused with 413. With images, where a model's server takes"
+        " them, max_body_bytes of that upstream counts instead, and this for the rest of the body.",
     ] = field(default=2**20, name="body_limit")
+    max_head_bytes: Annotated[
+        int,
+        Meta(ge=1024, le=2**20, extra={"unit": "bytes"}),
+        "Largest head of a request (request line and headers); a larger one is refused with 431.",
+    ] = field(default=2**16, name="head_limit")
+    max_headers: Annotated[
+        int, Meta(ge=8, le=10_000), "Most header fields of a request; one with more is refused with 431."
+    ] = 128
+    head_timeout_s: Annotated[
+        float,
+        Meta(ge=0.1, le=3_600),
+        "How long the head of a request may take to arrive, from its first byte; then 408 and the end of the"
+        " connection.",
+    ] = field(default=10.0, name="head_timeout")
+    idle_timeout_s: Annotated[
+        float, Meta(ge=0.1, le=3_600), "A connection without a request for so long is closed."
+    ] = field(default=30.0, name="idle_timeout")
+    max_connections: Annotated[
+        int,
+        Meta(ge=0, le=1_000_000, extra={"auto": 0, "least": 8}),
+        "Most open connections of clients. One more takes the place of one without a request, those that"
+        " never sent a valid key first; where all have requests it is refused with 503. Auto: what the"
+        " limit of open files leaves beside database, Redis, engine and upstreams, at most 16,384.",
+    ] = 0
+    max_connections_per_address: Annotated[
+        int,
+        Meta(ge=0, le=1_000_000, extra={"auto": 0, "least": 1}),
+        "Most open connections of one address (of IPv6: of one /64), and behind trusted proxies most requests"
+        " of one address at a time; one more is refused with 429. Auto: half of max_connections.",
+    ] = 0
     trusted_proxies: Annotated[
         tuple[Network, ...],
-        "Proxies in front of the gateway whose X-Forwarded-For says where a request comes from; the default"
-        " trusts none: the address is the connection's.",
+        "Proxies in front of the gateway whose X-Forwarded-For or Forwarded says where a request comes from;"
+        " the default trusts none: the address is the connection's.",
     ] = ()
+    cors_origins: Annotated[
+        tuple[Origin, ...],
+        "Origins of browser applications that may call the API; the default is none.",
+    ] = ()
+    max_choices: Annotated[int, Meta(ge=1, le=128), "Most answers (n) that a request may ask for."] = 8
+    max_prompts: Annotated[int, Meta(ge=1, le=2_048), "Most prompts in one request to /v1/completions."] = 16
+    max_inputs: Annotated[
+        int, Meta(ge=1, le=2_048), "Most inputs in one request to /v1/embeddings, or documents to /v1/rerank."
+    ] = 2_048
+    max_images: Annotated[int, Meta(ge=1, le=1_024), "Most images in one request."] = 16
+    max_image_bytes: Annotated[
+        int,
+        Meta(ge=1024, le=2**30, extra={"unit": "bytes"}),
+        "Largest image in a request, as base64; a larger one is refused.",
+    ] = field(default=10 * 2**20, name="image_limit")
+    takes_image_addresses: Annotated[
+        bool,
+        "Whether an image may be an http or https address. The server that runs the model fetches it, this"
+        " gateway never does; see its own setting for hosts that it may fetch from.",
+    ] = field(default=True, name="image_addresses")
+    large_bodies_bytes: Annotated[
+        int,
+        Meta(ge=2**20, le=2**40, extra={"unit": "bytes"}),
+        "Most bytes of request bodies above body_limit that this gateway has at a time, from their arrival to"
+        " the end of their answers, half of it for one tenant; one more is refused with 503, or 429.",
+    ] = field(default=256 * 2**20, name="large_bodies")
+    max_stop_strings: Annotated[int, Meta(ge=1, le=1_024), "Most strings in the stop of a request."] = 16
+    special_tokens_in_text: Annotated[
+        Literal["text", "refuse", "allow"],
+        "What becomes of a special token of the model (end of turn and the like) that a client spells in its"
+        " text: it is read as plain text, the request is refused, or it counts as if the template had"
+        " written it.",
+    ] = "text"
     max_queued: Annotated[
         int, Meta(ge=1, le=1_000_000), "Most requests that wait in the queue, all tenants together."
     ] = 2_048
     max_queued_per_tenant: Annotated[
         int, Meta(ge=1, le=1_000_000), "Most requests of one tenant that wait in the queue."
     ] = 512
+    prompt_threads: Annotated[
+        int,
+        Meta(ge=2, le=256),
+        "Threads in which prompts of more than 4 KB are parsed and tokenised. Tenants take turns, and one has"
+        " at most all threads but one.",
+    ] = 2
     ttl_interactive_s: Annotated[
         float, Meta(ge=0.1, le=86_400), "Longest wait in the queue, tier interactive."
     ] = field(default=120.0, name="ttl_interactive")
@@ -105,12 +182,72 @@ class GatewaySettings(Bounded, frozen=True, kw_only=True):
         Meta(ge=0, le=1, extra=PERCENT),
         "Per cent of the charge that is credited where a redeemed quote was not kept and that is ours.",
     ] = field(default=0.5, name="quote_credit")
+    quote_credit_usd: Annotated[
+        float,
+        Meta(ge=0, le=1_000_000, extra={"unit": "usd"}),
+        "Most that is credited to one tenant for missed quotes in a day (UTC), in US dollars; what is due"
+        " beyond it is not credited, and the account says so.",
+    ] = field(default=10.0, name="quote_credit_usd_per_day")
+    engine_hour_usd: Annotated[
+        float,
+        Meta(ge=0, le=1_000_000, extra={"unit": "usd"}),
+        "What an hour of one engine or server costs you, in US dollars; 0: not known. The console compares it"
+        " with what tenants were charged; nothing is charged by it.",
+    ] = 0.0
     reservation_burst_s: Annotated[
         float,
         Meta(ge=0, le=3_600),
         "A tenant that was kept from its reserved tokens per second is owed at most those of so many"
         " seconds.",
     ] = field(default=10.0, name="reservation_burst")
+    session_idle_s: Annotated[
+        float, Meta(ge=60, le=2_592_000), "A person's session in the console ends when unused for so long."
+    ] = field(default=43_200.0, name="session_idle")
+    session_max_s: Annotated[
+        float,
+        Meta(ge=60, le=31_536_000),
+        "A person's session in the console ends so long after the log-in, however it is used.",
+    ] = field(default=604_800.0, name="session_max")
+    alert_misses: Annotated[
+        int,
+        Meta(ge=1, le=1_000_000),
+        "An alert on a missed target needs at least so many misses in its long window: with little traffic a"
+        " single one would burn a month's error budget.",
+    ] = DEFAULT_LEAST_MISSES
+    alert_every_s: Annotated[
+        float,
+        Meta(ge=0.2, le=300),
+        "So often the server looks whether an alert fires or is over. Of several gateways one does; where it"
+        " dies, another one after three times as long.",
+    ] = field(default=30.0, name="alert_every")
+    webhook_private: Annotated[
+        bool,
+        "Whether webhooks may have http and private addresses: then all who may add one can make the"
+        " server send requests inside your network.",
+    ] = False
+    webhook_timeout_s: Annotated[
+        float, Meta(ge=0.5, le=30), "A webhook that has not answered for so long is tried again later."
+    ] = field(default=10.0, name="webhook_timeout")
+    console_url: Annotated[
+        str,
+        Meta(
+            title="https or http, a host and where needed a port, such as https://fairgate.example.org",
+            pattern=r"(https?://(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(:\d{1,5})?)?",
+        ),
+        "Where browsers reach the console: links by which people set a password begin with it. The default"
+        " goes by the Host of the request, and on the command line by the address that the server listens"
+        " on.",
+    ] = ""
+    trace_url: Annotated[
+        str,
+        Meta(
+            title="an address with {request_id} in it, such as https://traces.example.com/search?id={request_id};"
+            " empty: no link",
+            pattern=r"(https?://\S*\{request_id\}\S*)?",
+        ),
+        "Where the trace of a request is shown: the console links to it from a request's page. Spans have the"
+        " id as fairgate.request_id.",
+    ] = ""
     gateway_stale_s: Annotated[
         float,
         Meta(ge=3, le=3_600),
@@ -144,6 +281,12 @@ class GatewaySettings(Bounded, frozen=True, kw_only=True):
         Meta(ge=0, le=30 * 86_400),
         "How long answers to requests with an Idempotency-Key are kept; 0: such requests are refused.",
     ] = field(default=86_400.0, name="idempotency_ttl")
+    idempotent_bytes: Annotated[
+        int,
+        Meta(ge=2**16, le=2**40, extra={"unit": "bytes"}),
+        "Most bytes of answers, compressed, that are kept under one tenant's idempotency keys; with 7/8 of it"
+        " in use a request with a new key is refused.",
+    ] = 128 * 2**20
     reserve_quantile: Annotated[
         Percent,
         "What a request holds before it runs is enough for so many of 100 answers, by the forecast of their"
@@ -159,6 +302,11 @@ class GatewaySettings(Bounded, frozen=True, kw_only=True):
         Meta(ge=1, le=100_000),
         "Pieces of a stream that wait for a client which does not read; then the engine rests.",
     ] = 512
+    max_buffered_bytes: Annotated[
+        int,
+        Meta(ge=4_096, le=2**30, extra={"unit": "bytes"}),
+        "Size of these pieces together from which on the engine rests as well.",
+    ] = field(default=2**20, name="buffer_limit")
     timeline_retention_s: Annotated[
         float,
         Meta(ge=0, le=3650 * 86_400, extra={"unit": "days"}),
@@ -170,6 +318,11 @@ class GatewaySettings(Bounded, frozen=True, kw_only=True):
     shutdown_grace_s: Annotated[
         float, Meta(ge=0, le=3_600), "On SIGTERM: how long running requests may still take to end."
     ] = field(default=20.0, name="drain")
+
+    @property
+    def beat_s(self) -> float:
+        """Time between two heartbeats: some may be lost before others take this gateway for dead."""
+        return self.gateway_stale_s / BEATS_PER_STALE
 
     @property
     def queue_ttl_s(self) -> dict[Tier, float]:
@@ -200,13 +353,15 @@ class GatewayConfig(GatewaySettings, frozen=True, kw_only=True):
     data_dir: Path | None = None
     """Where the length forecast is kept between runs; None: it is not kept."""
 
+    audit_checkpoint_rows: Count = 100
+    audit_checkpoint_s: Seconds = 60.0
+    audit_ledger_s: Seconds = 600.0
+    audit_verify_s: Seconds = 86_400.0
+    """When the audit is signed, the ledger digested and the whole audit checked, as the settings say
+    (`ops/settings/audit.py`)."""
+
     body_timeout_s: Seconds = 30.0
     max_messages: Count = 2048
-    max_prompts: Count = 16
-    """Prompts in one `/v1/completions` request."""
-    max_choices: Count = 8
-    """`n`."""
-    max_stop_strings: Count = 4
     max_stop_characters: Count = 128
     max_top_logprobs: Count = 20
     max_logit_bias: Count = 1024
@@ -238,4 +393,4 @@ class GatewayConfig(GatewaySettings, frozen=True, kw_only=True):
     """Of one API key, at any time."""
     estimate_cache_s: Annotated[float, Meta(ge=0)] = 0.05
     quotes_per_s: Seconds = 5.0
-    """`POST /v1/quotes` per key, sustained; bursts of twice that."""
+    """`POST /v1/quotes` per tenant, sustained; bursts of twice that."""

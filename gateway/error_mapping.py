@@ -15,14 +15,31 @@ from gateway.dispatch.admission import DeadlineUnreachable, EstimateExceeds, Tar
 from gateway.dispatch.dispatcher import Closing, NoEngineAvailable, QueueExpired, QueueRefused
 from gateway.domain.fallback import NoneTook
 from gateway.domain.outcomes import RequestOutcome
-from gateway.errors import LONGEST_RETRY_S, ApiError
+from gateway.errors import LONGEST_RETRY_S, ApiError, Lacked
+from gateway.fair_threads import TooManyWaiting
 from gateway.requests.execution import StoppedByEngine
 from gateway.requests.finish import SettlementFailed, SettlementPending
 from gateway.requests.run import Closed, Interrupted, Run
 from gateway.requests.tier_change import NotWaiting, TierHasLimits
 from gateway.response_headers import go_duration, limit_headers
-from gateway.upstream.base import SequenceRefused, UpstreamFailed, UpstreamLost, UpstreamUnavailable
-from tenants.errors import AlreadyExists, DatabaseUnavailable, Invalid, KeyRejected, NotFound, UnknownPrice
+from gateway.upstream.base import (
+    CapabilityLost,
+    SequenceRefused,
+    UpstreamFailed,
+    UpstreamLost,
+    UpstreamUnavailable,
+)
+from gateway.upstream.capabilities import FIELD_NEED
+from tenants.admin.etag import etag_of
+from tenants.errors import (
+    AlreadyExists,
+    DatabaseUnavailable,
+    Invalid,
+    KeyRejected,
+    NotFound,
+    PreconditionFailed,
+    UnknownPrice,
+)
 from tenants.quota.rules import is_platforms
 from tenants.quota.store import Denied, LimitNotKept, QuotaStoreUnavailable
 from tenants.types import Limit, Meter, Window
@@ -47,8 +64,8 @@ def as_api_error(exception: BaseException, request_id: str) -> ApiError:
             return errors.key_rejected(reason)
         case NoneTook(first=first, fallback=fallback):
             return replace(as_api_error(first, request_id), fallback=fallback.as_json())
-        case BudgetDenied(denied=denied):
-            return budget_denied(denied)
+        case BudgetDenied(denied=denied, fitting_max_tokens=fitting_max_tokens):
+            return budget_denied(denied, fitting_max_tokens)
         case EndUserRefused(end_user=end_user, most=most, retry_after_s=retry_after_s):
             return errors.too_many_end_users(end_user, most, retry_after_s)
         case LimitNotKept():
@@ -60,6 +77,13 @@ def as_api_error(exception: BaseException, request_id: str) -> ApiError:
                 f"{full.limit} requests {whose}wait already, which is the most. Try again shortly.",
                 full.retry_after_s,
                 tenant=full.of_tenant,
+            )
+        case TooManyWaiting(most=most, of_tenant=of_tenant):
+            return errors.queue_full(
+                f"{most} requests {'of this tenant ' if of_tenant else ''}wait to be read already, which is"
+                " the most. Try again shortly.",
+                errors.RETRY_SOON_S,
+                tenant=of_tenant,
             )
         case DeadlineUnreachable(late=late):
             return errors.deadline_unreachable(
@@ -75,7 +99,13 @@ def as_api_error(exception: BaseException, request_id: str) -> ApiError:
             return errors.not_waiting(status)
         case TierHasLimits(tier=tier, meter=meter):
             return errors.tier_has_limits(tier, meter)
-        case NoEngineAvailable() | UpstreamUnavailable():
+        case CapabilityLost(need=need):
+            return errors.capability_unavailable(
+                need.removeprefix(FIELD_NEED), "what could is away, or cannot any more"
+            )
+        case NoEngineAvailable(is_drained=is_drained):
+            return errors.engine_unavailable(is_drained=is_drained)
+        case UpstreamUnavailable():
             return errors.engine_unavailable()
         case Closing():
             return errors.shutting_down()
@@ -100,6 +130,11 @@ def as_api_error(exception: BaseException, request_id: str) -> ApiError:
             return ApiError(404, "not_found", _sentence(str(exception)), param=exception.what)
         case AlreadyExists():
             return errors.already_exists(_sentence(str(exception)))
+        case PreconditionFailed(current=current):
+            etag = None if current is None else etag_of(current)
+            return errors.precondition_failed(
+                f"'If-Match' does not hold: {exception}. Nothing was changed.", current, etag
+            )
         case Invalid(field=field):
             return errors.bad_request(_sentence(str(exception)), field)
         case HTTPException() if exception.status_code < 500:
@@ -119,6 +154,8 @@ def refusal_of(run: Run, closed: Closed) -> ApiError | None:
             return errors.slow_reader(run.output_tokens)
         case Interrupted(outcome=RequestOutcome.CANCELLED):
             return errors.request_cancelled(run.output_tokens)
+        case Interrupted(outcome=RequestOutcome.WITHDRAWN):
+            return errors.key_withdrawn(run.withdrawn_because, run.output_tokens)
         case Interrupted():
             return errors.client_left()
         case SettlementPending():
@@ -139,15 +176,20 @@ def refusal_of(run: Run, closed: Closed) -> ApiError | None:
     return as_api_error(closed.cause, run.call.request_id)
 
 
-def budget_denied(denied: Denied) -> ApiError:
-    """429: a rate limit where the limit refills soon, otherwise a spent budget."""
+def budget_denied(denied: Denied, fitting_max_tokens: int | None = None) -> ApiError:
+    """429: a rate limit where the limit refills soon, otherwise a budget that is spent, or has less left than
+    was wanted. `fitting_max_tokens`: see `BudgetDenied`."""
     is_ours = is_platforms(denied.limit)
-    error = errors.platform_limit(denied.retry_after_s) if is_ours else _own_limit(denied)
+    if is_ours:
+        error = errors.platform_limit(denied.retry_after_s)
+    else:
+        error = _own_limit(denied, fitting_max_tokens)
     error.headers.update(limit_headers(denied.states))
+    error.lacked = Lacked(denied.limit.limit_id, denied.wanted, denied.available, is_ours)
     return error
 
 
-def _own_limit(denied: Denied) -> ApiError:
+def _own_limit(denied: Denied, fitting_max_tokens: int | None) -> ApiError:
     """The refusal by a limit of its tenant's own, with its numbers."""
     limit = denied.limit
     over = f" in tier {limit.tier.value}" if limit.tier is not None else ""
@@ -159,6 +201,10 @@ def _own_limit(denied: Denied) -> ApiError:
         numbers += (
             " The request is larger than the limit itself: lower max_tokens or n, or shorten the prompt."
         )
+    if fitting_max_tokens:
+        numbers += f" What is left suffices for max_tokens of at most {fitting_max_tokens}."
+    elif fitting_max_tokens == 0 and denied.available:
+        numbers += " What is left does not suffice for the prompt and one token: shorten the prompt."
     retry_after_s = denied.retry_after_s
     # Also for a budget that is not spent but held by requests that may not use all of it.
     if retry_after_s is not None and retry_after_s <= LONGEST_RETRY_S:
@@ -168,7 +214,8 @@ def _own_limit(denied: Denied) -> ApiError:
             retry_after_s,
         )
     until = f" It resets in {go_duration(retry_after_s)}." if retry_after_s is not None else ""
-    return errors.insufficient_quota(f"You exceeded your current quota: {what} is spent. {numbers}{until}")
+    state = "has less left than this request wants" if denied.available else "is spent"
+    return errors.insufficient_quota(f"You exceeded your current quota: {what} {state}. {numbers}{until}")
 
 
 def describe(limit: Limit) -> str:

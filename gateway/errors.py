@@ -12,6 +12,7 @@ unknown exceptions become one neutral sentence.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any
@@ -21,9 +22,23 @@ import msgspec
 LONGEST_RETRY_S = 120.0
 """SDKs sleep as long as this says (one of them without bound): a longer wait is a spent budget."""
 
+MOST_MESSAGE_CHARACTERS = 5_000
+MOST_PARAM_CHARACTERS = 200
+"""What a request is quoted with is cut, or its refusal could be as large as the request."""
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
 RETRY_SOON_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lacked:
+    """The limit that refuses a request, and how much it lacked. For records: answers say it in words."""
+
+    limit_id: str
+    wanted: int
+    available: int
+    of_platform: bool = False
+    """The limit is on all tenants together."""
 
 
 @dataclass
@@ -42,6 +57,8 @@ class ApiError(Exception):
     """Further members of the error object."""
     fallback: dict[str, Any] | None = None
     """Of a chain of which no pool took the request: which were tried, and why not."""
+    lacked: Lacked | None = None
+    """None: no limit refuses it."""
 
     def __str__(self) -> str:
         return f"{self.status} {self.code}: {self.message}"
@@ -52,7 +69,9 @@ class ApiError(Exception):
 
     def payload(self) -> dict[str, dict[str, Any]]:
         """The error object, and beside it what is ours."""
-        said = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        param = None if self.param is None else _shortened(self.param, MOST_PARAM_CHARACTERS)
+        message = _shortened(self.message, MOST_MESSAGE_CHARACTERS)
+        said = {"message": message, "type": self.type, "param": param, "code": self.code}
         found: dict[str, dict[str, Any]] = {"error": said | self.details}
         if self.fallback is not None:
             found["fairgate"] = {"fallback": self.fallback}
@@ -79,6 +98,11 @@ class ApiError(Exception):
         return headers
 
 
+def _shortened(text: str, most: int) -> str:
+    """Without its middle where it is longer: what is wrong stands at the beginning, the remedy at the end."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most // 4) :]}"
+
+
 def _milliseconds(seconds: float) -> int:
     """Never 0: SDKs ignore that."""
     return max(1, math.ceil(seconds * 1000))
@@ -99,7 +123,8 @@ def broken_json(message: str) -> ApiError:
 
 def unknown_parameter(name: str) -> ApiError:
     """A field that the API does not know."""
-    return ApiError(400, "unknown_parameter", f"Unknown parameter: '{name}'.", param=name)
+    shown = _shortened(name, MOST_PARAM_CHARACTERS)
+    return ApiError(400, "unknown_parameter", f"Unknown parameter: '{shown}'.", param=name)
 
 
 def unsupported_parameter(name: str, message: str) -> ApiError:
@@ -107,13 +132,97 @@ def unsupported_parameter(name: str, message: str) -> ApiError:
     return ApiError(400, "unsupported_parameter", message, param=name)
 
 
-def wrong_content_type(found: str) -> ApiError:
-    """The content type is not JSON."""
+class ServerLacks(ApiError):
+    """400: no server of this model can do what the request asks for; another model's may."""
+
+
+def no_server_can(name: str, message: str) -> ServerLacks:
+    """A field that no server of the model can honour."""
+    return ServerLacks(400, "unsupported_parameter", message, param=name)
+
+
+def wrong_content_type(found: str, wanted: str = "application/json") -> ApiError:
+    """The content type is not JSON, or not another one that is wanted."""
     shown = f"'{found[:80]}'" if found else "nothing"
     return ApiError(
         415,
         "unsupported_media_type",
-        f"The content type must be application/json; the request says {shown}.",
+        f"The content type must be {wanted}; the request says {shown}.",
+    )
+
+
+def wrong_content_encoding(found: str) -> ApiError:
+    """The body is compressed."""
+    return ApiError(
+        415,
+        "unsupported_content_encoding",
+        f"The request says 'Content-Encoding: {found[:64]}', and bodies are read only as they are. Send it"
+        " without compression and without this header.",
+        headers={"accept-encoding": "identity"},
+        should_retry=False,
+    )
+
+
+def malformed_http() -> ApiError:
+    """What arrived is no HTTP/1 request; the connection is closed, as its next request cannot be found."""
+    return ApiError(
+        400,
+        "malformed_http",
+        "What arrived is not a valid HTTP/1.1 request.",
+        headers={"connection": "close"},
+        should_retry=False,
+    )
+
+
+def head_too_large(max_head_bytes: int, max_headers: int) -> ApiError:
+    """Request line and headers, or what follows a body, are larger than the server reads."""
+    return ApiError(
+        431,
+        "head_too_large",
+        f"The request line and headers are larger than {max_head_bytes} bytes or more than {max_headers}"
+        " headers, the most that this server reads. Send fewer or shorter headers, or a shorter URL.",
+        headers={"connection": "close"},
+        should_retry=False,
+    )
+
+
+def head_too_slow(timeout_s: float) -> ApiError:
+    """The head did not arrive in time."""
+    return ApiError(
+        408,
+        "request_timeout",
+        f"The request line and headers did not arrive within {timeout_s:g} s.",
+        headers={"connection": "close"},
+        should_retry=False,
+    )
+
+
+def too_many_connections(most: int) -> ApiError:
+    """All connections that the server keeps have requests."""
+    return ApiError(
+        503,
+        "too_many_connections",
+        f"This server has its {most} connections, all of them in use. Try again shortly.",
+        type=SERVER_ERROR,
+        retry_after_s=RETRY_SOON_S,
+        should_retry=True,
+        headers={"connection": "close"},
+    )
+
+
+def address_has_too_many(most: int, *, through_proxy: bool) -> ApiError:
+    """One address has as many connections as it may, or behind a proxy as many requests at a time."""
+    return ApiError(
+        429,
+        "address_has_too_many",
+        f"Your address has {most} {'requests at a time' if through_proxy else 'connections'}, the most that"
+        " this server gives to one address. Use fewer at a time, or ask the operator to raise"
+        " gateway.max_connections_per_address.",
+        type="requests",
+        retry_after_s=RETRY_SOON_S,
+        should_retry=True,
+        # A proxy's connection carries other clients' requests, too.
+        headers={} if through_proxy else {"connection": "close"},
     )
 
 
@@ -128,6 +237,32 @@ def body_too_large(max_body_bytes: int) -> ApiError:
     )
 
 
+def text_too_large(max_text_bytes: int) -> ApiError:
+    """What a body has beside its images is larger than bodies without images may be."""
+    return ApiError(
+        413,
+        "request_too_large",
+        f"The request has more than {max_text_bytes} bytes beside its images, the most that this server"
+        " reads.",
+        should_retry=False,
+    )
+
+
+def large_bodies_full(most_bytes: int, *, of_tenant: bool) -> ApiError:
+    """As many large bodies are here as may be. The connection is closed, as the rest is not read."""
+    whose = "Your requests with" if of_tenant else "Requests with"
+    return ApiError(
+        429 if of_tenant else 503,
+        "large_bodies_full",
+        f"{whose} large bodies that wait or run have {most_bytes} bytes together, the most that this server"
+        " takes at a time. Try again when some have ended.",
+        type="requests" if of_tenant else SERVER_ERROR,
+        retry_after_s=RETRY_SOON_S,
+        should_retry=True,
+        headers={"connection": "close"},
+    )
+
+
 def body_too_slow(timeout_s: float) -> ApiError:
     """The body did not arrive in time."""
     return ApiError(
@@ -139,10 +274,25 @@ def body_too_slow(timeout_s: float) -> ApiError:
     )
 
 
-def context_too_long(context_tokens: int, prompt_tokens: int, max_tokens: int | None, param: str) -> ApiError:
-    """The prompt, or prompt and answer together, exceed the model's context."""
+def input_too_long(context_tokens: int, tokens: int, param: str) -> ApiError:
+    """One input of an embedding or rerank request exceeds the model's context."""
+    return ApiError(
+        400,
+        "context_length_exceeded",
+        f"The model's context is {context_tokens} tokens; '{param}' has {tokens}: shorten it, or send"
+        " 'truncate_prompt_tokens' where the server takes that.",
+        param=param,
+    )
+
+
+def context_too_long(
+    context_tokens: int, prompt_tokens: int, max_tokens: int | None, param: str, *, is_least: bool = False
+) -> ApiError:
+    """The prompt, or prompt and answer together, exceed the model's context. `is_least`: the prompt was not
+    counted, and `prompt_tokens` is the least number that it can have."""
     if max_tokens is None:
-        found = f"your prompt has {prompt_tokens} tokens and leaves no room for an answer"
+        least = "at least " if is_least else ""
+        found = f"your prompt has {least}{prompt_tokens} tokens and leaves no room for an answer"
         advice = "Shorten the prompt."
     else:
         found = (
@@ -168,12 +318,14 @@ def model_not_found(name: str) -> ApiError:
     )
 
 
+_INCORRECT = "Incorrect API key provided"
+"""What clients look for in OpenAI's 401."""
 _KEY_MESSAGES = {
     "missing": "You didn't provide an API key. Send it as 'Authorization: Bearer fg_live_...'.",
-    "malformed": "The API key is malformed: keys look like 'fg_live_<public id>_<secret>'.",
-    "unknown": "Incorrect API key provided.",
-    "revoked": "This API key has been revoked.",
-    "expired": "This API key has expired.",
+    "malformed": f"{_INCORRECT}: it is malformed. Keys look like 'fg_live_<public id>_<secret>'.",
+    "unknown": f"{_INCORRECT}: there is none like it. Ask the operator of this server for one.",
+    "revoked": f"{_INCORRECT}: it has been revoked. Ask the operator of this server for another.",
+    "expired": f"{_INCORRECT}: it has expired. Ask the operator of this server for another.",
 }
 _KEPT_OUT = {
     "tenant_suspended": ("tenant_suspended", "The tenant of this API key is suspended."),
@@ -210,7 +362,8 @@ def address_not_allowed(address: IPv4Address | IPv6Address | None) -> ApiError:
     seen = (
         f"from {address}. An administrator can allow it: fairgate key set KEY_ID --allow-from {address}"
         if address is not None
-        else "from here: the client's address cannot be read from 'X-Forwarded-For' as the proxy sent it"
+        else "from here: the client's address cannot be read from 'X-Forwarded-For' or 'Forwarded' as the"
+        " proxy sent it"
     )
     return ApiError(
         403, "address_not_allowed", f"This API key may not be used {seen}.", type="permission_error"
@@ -259,14 +412,65 @@ def already_exists(message: str) -> ApiError:
     return ApiError(409, "already_exists", message, param="name", should_retry=False)
 
 
+def precondition_failed(message: str, current: Mapping[str, Any] | None, etag: str | None) -> ApiError:
+    """412: the object does not have the entity tag that the change was made for; nothing was changed. With
+    its state and tag now."""
+    return ApiError(
+        412,
+        "precondition_failed",
+        message,
+        param="If-Match",
+        should_retry=False,
+        headers={} if etag is None else {"etag": f'"{etag}"'},
+        details={"current": current},
+    )
+
+
+_INSTEAD = {
+    "responses": "use /v1/chat/completions",
+    "assistants": "use /v1/chat/completions",
+    "threads": "use /v1/chat/completions with the messages so far",
+    "conversations": "use /v1/chat/completions with the messages so far",
+    "realtime": "use /v1/chat/completions with 'stream': true",
+    "edits": "use /v1/chat/completions",
+    "engines": "use /v1/models",
+    "batches": "use /v1/chat/completions with 'service_tier': 'flex' (batch) for each request",
+    "files": "use /v1/chat/completions with 'service_tier': 'flex' (batch) for each request",
+    "usage": "use /v1/limits and /v1/requests",
+    "organization": "use /v1/limits and /v1/requests",
+}
+"""What serves instead of routes of OpenAI's API that are not here, by what follows `/v1/`."""
+_NOT_SERVED = (
+    *("moderations", "images", "audio", "videos", "fine_tuning", "fine-tunes", "uploads"),
+    *("vector_stores", "evals", "containers", "graders"),
+)
+_BASE_URL = "The base URL of this server ends with one /v1."
+_WITHOUT_PREFIX = frozenset(
+    {"chat", "completions", "embeddings", "rerank", "models", "quotes", "limits", "requests"}
+)
+
+
 def not_found(path: str) -> ApiError:
-    """No such route."""
-    return ApiError(404, "not_found", f"Nothing at {path[:200]}. GET /docs lists what is here.")
+    """No such route. One of OpenAI's names the route that serves instead, or says that there is none."""
+    message = f"Nothing at {path[:200]}. GET /docs lists what is here."
+    first, _, rest = path.strip("/").partition("/")
+    resource = rest.partition("/")[0]
+    if first == "v1" and resource == "v1":
+        message = f"Nothing at {path[:200]}: use {path[3:200]}. {_BASE_URL}"
+    elif first in _WITHOUT_PREFIX:
+        message = f"Nothing at {path[:200]}: use /v1{path[:200]}. {_BASE_URL}"
+    elif first == "v1" and resource in _INSTEAD:
+        message = f"/v1/{resource} is not served here: {_INSTEAD[resource]}."
+    elif first == "v1" and resource in _NOT_SERVED:
+        message = f"/v1/{resource} is not served here, only text: /v1/chat/completions, /v1/completions."
+    return ApiError(404, "not_found", message)
 
 
-def method_not_allowed(method: str, path: str) -> ApiError:
-    """A route, but not with this method."""
-    return ApiError(405, "method_not_allowed", f"{method[:16]} is not possible on {path[:200]}.")
+def method_not_allowed(method: str, path: str, allowed: str) -> ApiError:
+    """A route, but not with this method. `allowed`: those that it has, separated by commas."""
+    methods = ", ".join(sorted({each.strip() for each in allowed.split(",")}))
+    message = f"{method[:16]} is not possible on {path[:200]}: use {methods}."
+    return ApiError(405, "method_not_allowed", message, headers={"allow": methods})
 
 
 # ---------------------------------------------------------------- limits, queue and engine's load
@@ -353,14 +557,34 @@ def queue_timeout(tier: str, waited_s: float, retry_after_s: float) -> ApiError:
 # ---------------------------------------------------------------- outages
 
 
-def engine_unavailable(retry_after_s: float = RETRY_SOON_S) -> ApiError:
-    """No engine serves at the moment."""
+def engine_unavailable(retry_after_s: float = RETRY_SOON_S, *, is_drained: bool = False) -> ApiError:
+    """No engine serves at the moment. `is_drained`: an operator has taken those that would out of
+    rotation."""
+    because = (
+        "Every server of this model that is up has been drained by an operator"
+        if is_drained
+        else "No engine is ready to serve this model at the moment"
+    )
     return ApiError(
         503,
         "engine_unavailable",
-        "No engine is ready to serve this model at the moment; nothing was charged. Try again shortly.",
+        f"{because}; nothing was charged. Try again shortly.",
         type=SERVER_ERROR,
         retry_after_s=retry_after_s,
+        should_retry=True,
+    )
+
+
+def capability_unavailable(what: str, who: str, param: str | None = None) -> ApiError:
+    """The only servers that can do what the request needs do not serve at the moment."""
+    return ApiError(
+        503,
+        "capability_unavailable",
+        f"The servers of this model that now serve cannot do what the request needs ({what}): {who}."
+        " Nothing was charged. Try again shortly, or leave it out.",
+        type=SERVER_ERROR,
+        param=param,
+        retry_after_s=RETRY_SOON_S,
         should_retry=True,
     )
 
@@ -525,6 +749,19 @@ def request_cancelled(charged_tokens: int) -> ApiError:
         "request_cancelled",
         "The request was cancelled."
         + (f" The {charged_tokens} tokens that were generated were charged." if charged_tokens else ""),
+        should_retry=False,
+    )
+
+
+def key_withdrawn(reason: str, charged_tokens: int) -> ApiError:
+    """401: its key was revoked, or its project or tenant suspended, after the request was admitted; `reason`
+    as the directory names it."""
+    code, message = _KEPT_OUT.get(reason, ("invalid_api_key", _KEY_MESSAGES.get(reason, "")))
+    charged = f"The {charged_tokens} tokens that were generated were charged" if charged_tokens else ""
+    return ApiError(
+        401,
+        code,
+        f"{message} The request was ended. {charged or 'Nothing was charged'}.",
         should_retry=False,
     )
 

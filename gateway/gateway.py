@@ -8,7 +8,7 @@ import json
 import logging
 import zlib
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace as with_fields
 from functools import partial
 from typing import Any, TypeVar
@@ -21,17 +21,26 @@ from engine.messages import ProbeReport
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.policy import make_policy
 from gateway import errors
-from gateway.background import every
+from gateway.alerts.evaluator import AlertEvaluator
+from gateway.alerts.look import AlertFigures
+from gateway.alerts.sender import WebhookSender
+from gateway.background import every, watch_lag
 from gateway.budget.holds import Holds
 from gateway.budget.limit_alerts import LimitAlerts
 from gateway.cluster import recovery
+from gateway.cluster.audit_checkpoints import AuditCheckpoints
 from gateway.cluster.brakes_in_force import BrakesInForce
+from gateway.cluster.directory_in_force import DirectoryInForce
+from gateway.cluster.drains_in_force import DrainsInForce
 from gateway.cluster.idempotency_keys import IdempotencyKeys
+from gateway.cluster.identity import RivalWatch
 from gateway.cluster.liveness import Liveness
 from gateway.cluster.policy_in_force import FOLLOW_EVERY_S, PolicyInForce
+from gateway.cluster.progress_writer import ProgressWriter
+from gateway.cluster.usage_folder import UsageFolder
 from gateway.deps import GatewayDeps, RecoveryReport
 from gateway.dispatch.admission import Admission
-from gateway.dispatch.dispatcher import Dispatcher, NoEngineAvailable
+from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.call import Call, ServedModel
 from gateway.error_mapping import as_api_error
 from gateway.errors import ApiError
@@ -44,10 +53,13 @@ from gateway.estimates.persistence import (
     save_lengths,
 )
 from gateway.explain.describer import Describer
+from gateway.explain.minutes.engine_meter import EngineMeter
+from gateway.explain.minutes.flow_meter import FlowMeter
+from gateway.explain.minutes.writer import MinuteWriter
+from gateway.explain.pool_load import KNOWN_AFTER_S
 from gateway.explain.recorder import RequestRecorder, machine_of
 from gateway.explain.shares import ShareMeter
 from gateway.explain.slo_monitor import SloMonitor
-from gateway.explain.spans import open_spans
 from gateway.explain.timeline_writer import TimelineWriter
 from gateway.flow.control_rules import Knob
 from gateway.flow.controller import FlowController
@@ -57,18 +69,31 @@ from gateway.flow.routing import PrefixRouter
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.window import WindowRule
 from gateway.metrics.forecasts import CalibrationCollector, LengthCollector
+from gateway.metrics.load import LoadCollector
+from gateway.metrics.passwords import HashingCollector
 from gateway.metrics.registry import Metrics
 from gateway.pools.catalogue import Catalogue, Chain
 from gateway.pools.chain_walk import ChainWalk, OnPassed, nothing_passed
 from gateway.pools.control_loop import EVERY_S as CONTROL_EVERY_S
 from gateway.pools.control_loop import ControlLoop, setters_of
+from gateway.pools.fleet import Fleet
+from gateway.pools.live_counters import GatewayNow, counters_of
 from gateway.pools.pool import Lifecycles, ModelPool, PoolSpec, pools_of
 from gateway.pools.request_actions import RequestActions
+from gateway.pools.waiting import WaitingHere, waiting_here
 from gateway.quotes.offered import offered
 from gateway.quotes.quotes import Quotes, Wanted
+from gateway.records.access_recorder import AccessRecorder
+from gateway.records.calibration_recorder import CalibrationRecorder
+from gateway.records.key_use_recorder import KeyUseRecorder
+from gateway.records.refusal_recorder import RefusalRecorder
+from gateway.records.usage_check import UsageCheck
+from gateway.requests.inputs.large_bodies import LargeBodies
 from gateway.requests.lifecycle import Lifecycle, LifecycleLimits
-from tenants.directory.gateways import GatewaySeen
+from gateway.upstream.base import takes_turns
+from tenants.directory.gateways import GatewaySeen, IdentityTaken
 from tenants.errors import DatabaseUnavailable, Invalid
+from tenants.ledger.digests import LedgerDigests
 from tenants.pricing.redeemed_quotes import RedeemedQuotes
 from tenants.quota.store import QuotaStoreUnavailable
 from tenants.storage.task_stop import stop
@@ -78,13 +103,19 @@ SAVE_LENGTHS_EVERY_S = 30.0
 MAX_QUOTE_BUCKETS = 10_000
 RECOVERY_RETRY_S = 2.0
 PURGE_EVERY_S = 60.0
+LAG_EVERY_S = 0.02
 PACE_EVERY_S = 0.05
 SHARES_EVERY_S = 1.0
-BEATS_PER_STALE = 5
-"""Heartbeats that may be lost in a row before others take this gateway for dead."""
 
 log = logging.getLogger("fairgate.gateway")
 T = TypeVar("T")
+
+
+def _fairness_note(spec: PoolSpec) -> str:
+    """What an estimate's basis says of the sharing between tenants; of our own engine, nothing."""
+    if not spec.is_foreign:
+        return ""
+    return "; token-fair" if spec.is_token_fair else "; fair at dispatch only"
 
 
 class Gateway:
@@ -97,13 +128,26 @@ class Gateway:
         """The policy in force, of the queue and of the engines."""
         self.brakes = BrakesInForce(deps, lambda: self.pools.values(), lambda: self.controls)
         """What operators let tiers hold, for a while."""
+        self.drains = DrainsInForce(deps, lambda: self.pools.values())
+        """Which replicas get no new requests."""
+        self.directory = DirectoryInForce(deps, lambda: self.lifecycle, self.drains.follow)
+        """What admin acts say of keys, limits and replicas, for what waits and runs."""
         self.deps = deps
         self.recovery: RecoveryReport | None = None
         """What the start found of an earlier life; None: not started."""
         self.metrics = Metrics()
         self.liveness = Liveness(deps.gateway_id, config.gateway_stale_s, deps.clock)
         self.limit_events = LimitAlerts(deps.database, self.metrics, deps.wall_clock)
-        self._spans = open_spans()
+        self.refusals = RefusalRecorder(deps.database, self.metrics, deps.wall_clock)
+        """Every refused request is told to it."""
+        self.accesses = AccessRecorder(deps.admin, self.metrics.registry, deps.wall_clock)
+        """Log-ins, refused attempts and reads, for the audit."""
+        deps.way_in.tell = self.accesses.log_in
+        self.key_uses = KeyUseRecorder(deps.database, deps.wall_clock)
+        self.usage_check = UsageCheck(deps.admin.verify_usage, deps.wall_clock)
+        """Whether the sums of usage are what the ledger says."""
+        self.calibration = CalibrationRecorder(deps.database, deps.wall_clock)
+        """Told against happened."""
         self._replica_counts: list[Callable[[], None]] = []
         self.timelines = TimelineWriter(
             deps.database,
@@ -112,9 +156,22 @@ class Gateway:
             retention_s=config.timeline_retention_s,
             max_rows=config.max_timelines,
         )
+        self.usage = UsageFolder(deps.database, self.metrics.registry, deps.wall_clock)
+        """Of what the ledger says was charged, into sums by hour and day."""
+        self.audit = AuditCheckpoints(
+            deps.audit,
+            self.metrics.registry,
+            deps.wall_clock,
+            rows=config.audit_checkpoint_rows,
+            seconds=config.audit_checkpoint_s,
+            verify_s=config.audit_verify_s,
+            digests=LedgerDigests(deps.database, deps.wall_clock, config.audit_ledger_s),
+        )
         self.slo = SloMonitor(
             deps.database, self.metrics.registry, deps.wall_clock, lambda: deps.directory.revision
         )
+        self.minutes = MinuteWriter(deps.database, deps.gateway_id, self.metrics.registry, deps.wall_clock)
+        """What each pool's tenants and engines had and did, by minute."""
         self.holds = Holds(
             deps.ledger,
             deps.quota_store,
@@ -135,8 +192,14 @@ class Gateway:
         """The model of our own engine, or the first one."""
         self.flow, self.dispatcher, self.estimates = self.pool.flow, self.pool.dispatcher, self.pool.estimates
         self.lifecycle = Lifecycles(self.pools, self.pool.name)
-        self.request_actions = RequestActions(self.lifecycle, deps.clock)
+        self.request_actions = RequestActions(self.lifecycle, deps.clock, self._counters, self._waiting)
+        self.fleet = Fleet(
+            deps.gateway_id, self.request_actions, deps.peer_requests, deps.registry, config.gateway_stale_s
+        )
+        """Live state of all gateways."""
         self.idempotency = IdempotencyKeys(deps)
+        self.large_bodies = LargeBodies(config.large_bodies_bytes)
+        """Request bodies above the ordinary limit that are here now."""
         self._redeemed = RedeemedQuotes(deps.database)
         self.quotes = Quotes(
             deps.quote_secret,
@@ -145,8 +208,26 @@ class Gateway:
             prices_at=deps.directory.prices_at,
             redeemed=self._redeemed,
         )
-        self.metrics.registry.register(CalibrationCollector(self._calibrations))
-        self.metrics.registry.register(LengthCollector(self.lengths, self._probes))
+        for collector in (
+            LoadCollector(
+                lambda: [pool.flow for pool in self.pools.values()],
+                lambda: [each for pool in self.pools.values() for each in pool.spec.upstreams],
+                pending=lambda: self.holds.pending,
+                overdue=lambda: self.holds.overdue,
+                is_local=lambda: self.holds.is_local,
+                share_lags=self._share_lags,
+                drift=lambda: None if (last := self.usage_check.last) is None else len(last.problems),
+            ),
+            deps.database.latency,
+            HashingCollector(deps.way_in.gate),
+            CalibrationCollector(self._calibrations),
+            LengthCollector(self.lengths, self._probes),
+        ):
+            self.metrics.registry.register(collector)
+        if deps.tracer is not None:
+            self.metrics.registry.register(deps.tracer)
+        if deps.quota_store.latency is not None:
+            self.metrics.registry.register(deps.quota_store.latency)
         for name, calibration in load_calibrations(config.data_dir).items():
             if name in self.pools:
                 self.pools[name].estimates.calibration = calibration
@@ -156,8 +237,44 @@ class Gateway:
         """Recent service of tenants against their fair shares, of each model."""
         for pool in self.pools.values():
             pool.estimates.forecast_cache.promised = partial(self._promised, pool.name)
+        self.webhooks = WebhookSender(
+            deps.database,
+            deps.admin.webhook_secret,
+            deps.gateway_id,
+            self.metrics.registry,
+            deps.wall_clock,
+            timeout_s=config.webhook_timeout_s,
+            allows_private=config.webhook_private,
+        )
+        self.alerts = AlertEvaluator(
+            deps.database,
+            AlertFigures(
+                deps,
+                self.fleet.now,
+                holds_overdue=lambda: self.holds.overdue,
+                audit_complaint=lambda: self.audit.complaint,
+            ),
+            deps.gateway_id,
+            self.metrics.registry,
+            deps.wall_clock,
+            every_s=config.alert_every_s,
+            base_url=config.console_url,
+        )
+        self.progress = ProgressWriter(
+            deps.progress,
+            deps.gateway_id,
+            self.holds,
+            lambda: [pool.spec for pool in self.pools.values()],
+            deps.wall_clock,
+        )
+        """Of the requests that run."""
         self._quote_buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._tasks: list[asyncio.Task[None]] = []
+        self.is_taken = asyncio.Event()
+        """Set when another process serves under this gateway's id: this one must stop (`taken` says why)."""
+        self.taken: IdentityTaken | None = None
+        self._rival: RivalWatch | None = None
+        """Of the process that last wrote this gateway's heartbeat, where that was another one."""
         self._dead: list[GatewaySeen] = []
         self._adopting: dict[str, asyncio.Task[None]] = {}
         self._engine_changed = asyncio.Event()
@@ -194,14 +311,13 @@ class Gateway:
             reservation_burst_s=config.reservation_burst_s,
             scorer=PrefixRouter() if len(spec.upstreams) > 1 else LeastLoaded(),
         )
-        dispatcher = Dispatcher(
-            flow,
-            spec.upstreams,
-            deps.clock,
-            engine_grace_s=config.engine_grace_s,
-            state=sharing.open(spec.name, flow, config, deps.clock, replica_ids)
+        shared = (
+            sharing.open(spec.name, flow, config, deps.clock, replica_ids)
             if sharing is not None and isinstance(flow, Mirror)
-            else None,
+            else None
+        )
+        dispatcher = Dispatcher(
+            flow, spec.upstreams, deps.clock, engine_grace_s=config.engine_grace_s, state=shared
         )
         estimates = Estimator(
             flow=flow,
@@ -211,11 +327,14 @@ class Gateway:
             model=spec.name,
             cache_s=config.estimate_cache_s,
             is_enabled=config.estimates,
-            note="; fair at dispatch only" if spec.is_foreign else "",
+            note=_fairness_note(spec),
         )
         admission = Admission(
             lambda tenant_id, tier: self.slo.book.targets_s(tenant_id, tier), self.slo.refused
         )
+        # Half a second more than others take to tell: what comes with a full second is then complete.
+        meter = FlowMeter(spec.name, lag_s=0.0 if shared is None else KNOWN_AFTER_S + 0.5)
+        self.minutes.flows[spec.name], self.minutes.engines[spec.name] = meter, EngineMeter(spec.name)
         recorder = RequestRecorder(
             spec.name,
             self.timelines,
@@ -226,6 +345,7 @@ class Gateway:
             if spec.is_foreign
             else machine_of(dispatcher, len(spec.upstreams), lambda: estimates.step_time),
             admission=admission,
+            meter=meter,
             describer=Describer(
                 deps.gateway_id,
                 spec.name,
@@ -235,8 +355,13 @@ class Gateway:
                 is_foreign=spec.is_foreign,
             ),
             wall_clock=deps.wall_clock,
-            spans=self._spans,
+            tracer=deps.tracer,
+            calibration=self.calibration,
         )
+        if shared is not None:
+            load = recorder.share_load(deps.gateway_id, deps.instance.instance_id, deps.clock)
+            shared.load.tell, shared.load.told = load.tell, load.told
+            shared.load.hear, shared.load.heard = load.hear, load.forget_silent
         count_replicas = partial(self._count_replicas, spec, recorder)
         self._replica_counts.append(count_replicas)
         for upstream in spec.upstreams:
@@ -245,6 +370,8 @@ class Gateway:
             observer=recorder,
             admission=admission,
             elsewhere=lambda call: self.lifecycle.of(call),
+            standings=deps.directory,
+            traces=None if deps.tracer is None else deps.tracer.rule,
             holds=self.holds,
             dispatcher=dispatcher,
             estimates=estimates,
@@ -260,10 +387,12 @@ class Gateway:
                 accounts_wait_s=config.accounts_wait_s,
                 slow_reader_s=config.slow_reader_s,
                 max_buffered_events=config.max_buffered_events,
+                max_buffered_bytes=config.max_buffered_bytes,
                 max_fed_waiting=config.max_queued_per_tenant,
                 feed_wait_s=config.queue_ttl_s,
                 tell_after_s=config.tell_after_s,
                 quote_credit_share=config.quote_credit_share,
+                quote_credit_usd=config.quote_credit_usd,
             ),
         )
         pool = ModelPool(spec, flow, dispatcher, estimates, lifecycle)
@@ -300,7 +429,7 @@ class Gateway:
         )
 
     def _count_replicas(self, spec: PoolSpec, recorder: RequestRecorder) -> None:
-        recorder.serving(self.deps.clock(), sum(upstream.is_up for upstream in spec.upstreams))
+        recorder.serving(self.deps.clock(), sum(takes_turns(upstream) for upstream in spec.upstreams))
 
     # ------------------------------------------------------------ start and stop
 
@@ -310,17 +439,30 @@ class Gateway:
         serves this database and each would count for itself."""
         # What was created a moment ago (the owner's key, at the first start) works for the first request.
         await self.deps.directory.refresh()
-        others = [each for each in await self._beat() if each.gateway_id != self.deps.gateway_id]
+        seen = await self._beat(takes_over=True)
+        others = [each for each in seen if each.gateway_id != self.deps.gateway_id]
+        await self.directory.follow()
         await self._prepare_counters(others)
         self.holds.start()
+        self.progress.start()
         self.limit_events.start()
+        for recorder in (self.refusals, self.key_uses, self.calibration, self.accesses):
+            recorder.start()
+        self.accesses.of_server("server.start", self.deps.gateway_id)
         self.timelines.start()
+        self.usage.start()
+        self.audit.start()
+        self.alerts.start()
+        self.webhooks.start()
         await self.slo.refresh()
         self.slo.start()
+        self._sample_shares()
+        self.minutes.start()
         for count_replicas in self._replica_counts:
             count_replicas()
         # Before a shared queue hears of this gateway: what it says of brakes counts for all.
         await self.brakes.start()
+        await self.drains.follow()
         for pool in self.pools.values():
             pool.dispatcher.start()
         await self.policy.start()
@@ -328,16 +470,19 @@ class Gateway:
             self.deps.peer_requests.start(self.request_actions.act)
         for upstream in self.deps.upstreams:
             upstream.watch(self._engine_changed.set)
-        beat_s = self.deps.config.gateway_stale_s / BEATS_PER_STALE
         work = {
             "lengths": every(SAVE_LENGTHS_EVERY_S, self._save_lengths, log, "the lengths were not saved"),
             "recovery": self._keep_recovered(),
+            "lag": watch_lag(LAG_EVERY_S, self._note_lag),
             "pace": every(PACE_EVERY_S, self._watch_forecasts, log, "the forecasts were not renewed"),
             "control": every(
                 CONTROL_EVERY_S, self._control_pools, log, "the control loop failed; it goes on"
             ),
             "shares": every(SHARES_EVERY_S, self._sample_shares, log, "the shares were not sampled"),
-            "presence": every(beat_s, self._live, log, "the heartbeat failed; it goes on", starts_now=True),
+            "presence": every(
+                self.deps.config.beat_s, self._live, log, "the heartbeat failed; it goes on", starts_now=True
+            ),
+            "directory": self.directory.run(),
             "policy": every(FOLLOW_EVERY_S, self.policy.follow, log, "the stored policy was not read"),
             "brakes": every(FOLLOW_EVERY_S, self.brakes.follow, log, "the stored brakes were not read"),
             "idempotency": every(PURGE_EVERY_S, self._purge, log, "the purge failed; it goes on"),
@@ -352,14 +497,27 @@ class Gateway:
         for pool in self.pools.values():
             await pool.dispatcher.close()
         await self.holds.close(self.deps.config.settle_wait_s)
+        await self.progress.close()
         await self.limit_events.close()
+        self.accesses.of_server("server.stop", self.deps.gateway_id)
+        for recorder in (self.refusals, self.key_uses, self.calibration, self.accesses):
+            await recorder.close()
         await self.timelines.close()
+        await self.usage.close()
+        await self.audit.close()
+        await self.alerts.close()
+        await self.webhooks.close()
         await self.slo.close()
+        if self.deps.tracer is not None:
+            await asyncio.to_thread(self.deps.tracer.close)
+        self.deps.way_in.close()
+        self._sample_shares()
+        await self.minutes.close()
         await stop([*self._tasks, *self._adopting.values()])
         await self._save_lengths()
         with contextlib.suppress(DatabaseUnavailable):
             if not await self.deps.ledger.open_requests(self.deps.gateway_id, most=1):
-                await self.deps.registry.forget(self.deps.gateway_id)
+                await self.deps.registry.forget(self.deps.gateway_id, instance=self.deps.instance)
 
     async def _prepare_counters(self, others: list[GatewaySeen]) -> None:
         """Rebuilds the counters and settles an earlier life's requests; while Redis is not ready, both
@@ -374,32 +532,61 @@ class Gateway:
                         " limits for itself: stop it, or give both the same Redis",
                     )
         try:
+            # First: while this one is not ready, what it writes keeps the record.
+            self.progress.earlier = await deps.progress.read(deps.gateway_id)
             await self.holds.fill(is_new=deps.rebuild_counters)
-            self.recovery = await recovery.recover(deps)
+            self.recovery = await recovery.recover(deps, self.progress.earlier)
+            self._forget_earlier(self.recovery)
         except QuotaStoreUnavailable as error:
             log.warning("the quota store is not ready, nothing is admitted yet: %s", error)
             self.recovery = RecoveryReport()
             self._engine_changed.set()
 
-    async def _beat(self) -> list[GatewaySeen]:
-        """One heartbeat; returns every gateway that the database knows. `_live` adopts."""
+    def _forget_earlier(self, report: RecoveryReport) -> None:
+        """Nothing of an earlier life is open any more: its record has been used."""
+        if not report.left_open and report.open_reserves < recovery.PAGE:
+            self.progress.earlier = None
+
+    async def _beat(self, *, takes_over: bool = False) -> list[GatewaySeen]:
+        """One heartbeat; returns every gateway that the database knows. `_live` adopts. Raises
+        `IdentityTaken`."""
         deps, asked_s = self.deps, self.deps.clock()
-        seen = await deps.registry.beat(deps.gateway_id, deps.address, deps.engine_names())
+        seen = await deps.registry.beat(
+            deps.gateway_id, deps.address, deps.engine_names(), deps.instance, takes_over=takes_over
+        )
+        self._rival = None
         self._dead = self.liveness.beaten(asked_s, seen)
         return seen
 
     async def _live(self) -> None:
         """One heartbeat, and the adoption of dead gateways' requests."""
+        if self.is_taken.is_set():
+            return
         try:
             await self._beat()
+        except IdentityTaken as error:
+            await self._watch_rival(error)
+            return
         except DatabaseUnavailable as error:
-            log.warning("no heartbeat could be written: %s", type(error).__name__)
+            log.warning("no heartbeat could be written: %s", error)
             return
         for dead in self._dead:
             if dead.gateway_id not in self._adopting:
                 self._adopting[dead.gateway_id] = asyncio.create_task(
                     self._adopt(dead), name=f"adopt {dead.gateway_id}"
                 )
+
+    async def _watch_rival(self, error: IdentityTaken) -> None:
+        """Another process has written this gateway's heartbeat. While it is watched this one writes none, so
+        after a while it starts nothing that waits."""
+        self._rival = self._rival or RivalWatch(self.deps.config.beat_s)
+        match self._rival.look(error.taken_by, self.deps.clock()):
+            case "lives":
+                log.error("%s", error)
+                self.taken = error
+                self.is_taken.set()
+            case "still":
+                await self._beat(takes_over=True)
 
     async def _adopt(self, dead: GatewaySeen) -> None:
         """Runs beside the heartbeat: engines may take time to answer."""
@@ -426,10 +613,24 @@ class Gateway:
             except Exception:
                 log.exception("the control loop failed; it goes on")
 
+    def _note_lag(self, lag_s: float) -> None:
+        self.metrics.event_loop_lag.observe(lag_s)
+        self.metrics.recent_lag.note(lag_s)
+
+    def _counters(self) -> GatewayNow:
+        deps, lag_s = self.deps, self.metrics.recent_lag.most_s
+        now_s, flows = deps.clock(), self.minutes.flows
+        return counters_of(deps.gateway_id, deps.address, now_s, self.pools, self.shares, flows, lag_s)
+
+    def _waiting(self, tenant_ids: Collection[str] | None, tier: str) -> WaitingHere:
+        return waiting_here(self.deps.gateway_id, self.pools, tenant_ids, tier, self.deps.clock())
+
     def _sample_shares(self) -> None:
-        now_s = self.deps.clock()
+        now_s, wall_s = self.deps.clock(), self.deps.wall_clock()
         for name, pool in self.pools.items():
-            self.shares[name].sample(now_s, pool.flow.tenants())
+            had = self.shares[name].sample(now_s, pool.flow.tenants())
+            self.minutes.flows[name].sample(now_s, wall_s, had, pool.flow.waiting_costs())
+            self.minutes.engines[name].sample(now_s, wall_s, pool.spec.upstreams)
 
     async def _purge(self) -> None:
         with contextlib.suppress(DatabaseUnavailable):
@@ -449,6 +650,14 @@ class Gateway:
         except OSError as error:
             log.warning("the length forecast could not be saved: %s", error.strerror)
 
+    def _share_lags(self) -> dict[tuple[str, int], float]:
+        """By model and rank of a tier."""
+        return {
+            (name, rank): tokens
+            for name, meter in self.shares.items()
+            for rank, tokens in meter.lags().items()
+        }
+
     def _probes(self) -> dict[tuple[str, str], ProbeReport]:
         """By model and replica: the length probe of each engine that has one."""
         return {
@@ -466,7 +675,7 @@ class Gateway:
             if self.deps.upstreams and not any(upstream.is_up for upstream in self.deps.upstreams):
                 continue
             try:
-                await recovery.sweep(self.deps, self.holds.live)
+                self._forget_earlier(await recovery.sweep(self.deps, self.holds.live, self.progress.earlier))
             except Exception as error:
                 log.warning("recovery is tried again: %s", type(error).__name__)
                 await asyncio.sleep(RECOVERY_RETRY_S)
@@ -511,6 +720,29 @@ class Gateway:
             only=only,
         )
 
+    def capabilities(self, name: str) -> list[str]:
+        """What some server of a model behind a name can do, in words of `Capability`. Raises `KeyError`."""
+        pools = [self.pools[pool] for pool, weight in self.catalogue.targets(name) if weight]
+        return sorted(
+            {word for pool in pools for each in pool.spec.upstreams for word in each.capabilities.words}
+        )
+
+    def largest_body(self, models: Collection[str] | None) -> int:
+        """Bytes of the largest body that a model of these names takes (None: any name)."""
+        ordinary = self.deps.config.max_body_bytes
+        names = self.catalogue.names() if models is None else set(models).intersection(self.catalogue.names())
+        pools = {pool for name in names for pool, _ in self.catalogue.targets(name)}
+        return max((self.pools[pool].body_limit(ordinary) for pool in pools), default=ordinary)
+
+    def require_body(self, pool: str, body_bytes: int, image_bytes: int) -> None:
+        """Raises `ApiError` (413) for a body that is too large for the pool, or has too much text."""
+        ordinary = self.deps.config.max_body_bytes
+        most = self.pools[pool].body_limit(ordinary)
+        if body_bytes > most:
+            raise errors.body_too_large(most)
+        if body_bytes - image_bytes > ordinary:
+            raise errors.text_too_large(ordinary)
+
     def context_tokens(self, name: str) -> int | None:
         """The context that every model behind a name accepts, of a chain the longest of those known; None
         where one has not announced itself, of a chain where none has. Raises `KeyError`."""
@@ -528,7 +760,7 @@ class Gateway:
     def require_engine(self, pool: str) -> None:
         """Raises `NoEngineAvailable` when no replica of the pool serves right now."""
         if not self.pools[pool].has_engine:
-            raise NoEngineAvailable
+            raise self.pools[pool].dispatcher.no_engine()
 
     async def ready(self, call: Call, token: str | None) -> Call:
         """The call for a pool that serves now, with the tier and the prices of its quote. Raises `ApiError`,
@@ -536,7 +768,7 @@ class Gateway:
         if call.chained is None:
             self.require_engine(call.pool)
         elif not self.pools[call.pool].has_engine:
-            call = await call.chained.onward(NoEngineAvailable())
+            call = await call.chained.onward(self.pools[call.pool].dispatcher.no_engine())
         return call if token is None else await self._bound(call, token)
 
     async def _bound(self, call: Call, token: str) -> Call:
@@ -557,7 +789,7 @@ class Gateway:
             if "quote" not in principal.scopes:
                 quotes = None
             else:
-                self.take_quote(principal.key_id)
+                self.take_quote(principal.tenant_id)
         except ApiError:
             quotes = None
         wanted = Wanted(call.model, pool.name, call.prompts, False, call.choices, call.max_tokens)
@@ -570,22 +802,22 @@ class Gateway:
         """By served model."""
         return {name: pool.estimates.calibration for name, pool in self.pools.items()}
 
-    def _promised(self, pool: str, _now_s: float) -> list[QueueEntry]:
-        return self.quotes.promised(pool)
+    def _promised(self, pool: str, _now_s: float, tenant_id: str | None) -> list[QueueEntry]:
+        return self.quotes.promised(pool, tenant_id)
 
-    def take_quote(self, key_id: str) -> None:
-        """Counts one fresh replay against the key's rate. Raises `ApiError` (429)."""
-        self.quotes.require_room(key_id)
+    def take_quote(self, tenant_id: str) -> None:
+        """Counts one fresh replay against the tenant's rate. Raises `ApiError` (429)."""
+        self.quotes.require_room(tenant_id)
         rate = self.deps.config.quotes_per_s
         burst = 2 * rate
         now_s = self.deps.clock()
-        level, at_s = self._quote_buckets.pop(key_id, (burst, now_s))
+        level, at_s = self._quote_buckets.pop(tenant_id, (burst, now_s))
         level = min(burst, level + (now_s - at_s) * rate)
         allowed = level >= 1
-        self._quote_buckets[key_id] = (level - 1 if allowed else level, now_s)
+        self._quote_buckets[tenant_id] = (level - 1 if allowed else level, now_s)
         if len(self._quote_buckets) > MAX_QUOTE_BUCKETS:
             self._quote_buckets.popitem(last=False)
         if not allowed:
             raise errors.rate_limited(
-                f"A key may ask for {rate:g} quotes per second.", "requests", (1 - level) / rate
+                f"A tenant may ask for {rate:g} quotes per second.", "requests", (1 - level) / rate
             )

@@ -19,10 +19,13 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from tenants.errors import Invalid
-from tenants.storage.database import create_sql_engine, translate
+from tenants.storage import server_role
+from tenants.storage.database import BUSY_TIMEOUT_S, create_sql_engine, is_refused, translate
 
 #: PostgreSQL advisory lock key, specific to Fairgate ("fairgate" in bytes).
 _ADVISORY_LOCK = int.from_bytes(b"fairgate", "big")
+WAIT_S = 300.0
+"""How long to wait for a migration of another process on SQLite, where one of a long ledger takes minutes."""
 
 
 def head() -> str:
@@ -49,6 +52,18 @@ def downgrade(url: str, revision: str) -> None:
     _migrate(url, revision, command.downgrade)
 
 
+def grant(url: str, role: str) -> None:
+    """Gives a role of PostgreSQL what a running server needs, and no more. Raises `DatabaseUnavailable`, and
+    `Invalid` where it cannot be guarded or the schema is not the newest."""
+    with _transaction(url, writing=True) as connection:
+        found = MigrationContext.configure(connection).get_current_revision()
+        if found != head():
+            raise Invalid(
+                "database_url", f"its schema is {found or 'missing'}: run `fairgate db upgrade` before"
+            )
+        server_role.grant(connection, role)
+
+
 def _migrate(url: str, revision: str, move: Callable[[Config, str], None]) -> None:
     with _transaction(url, writing=True) as connection:
         if connection.dialect.name == "postgresql":
@@ -66,11 +81,18 @@ def _migrate(url: str, revision: str, move: Callable[[Config, str], None]) -> No
 
 @contextmanager
 def _transaction(url: str, *, writing: bool) -> Iterator[Connection]:
-    engine = create_sql_engine(url, writing=writing)
+    wait_s = WAIT_S if writing else BUSY_TIMEOUT_S
+    engine = create_sql_engine(url, writing=writing, busy_timeout_s=wait_s)
     try:
         with engine.begin() as connection:
             yield connection
     except SQLAlchemyError as error:
+        if writing and is_refused(error):
+            raise Invalid(
+                "database_url",
+                "this role may not change the schema: run `fairgate db upgrade` as the one that owns the"
+                " tables, and `fairgate db grant` again",
+            ) from error
         raise translate(error) from error
     finally:
         engine.dispose()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import redirect_stdout
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -16,6 +22,11 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
     from rich.console import Console
     from rich.table import Table
 
+    recording = _PARTS.get()
+    if recording is not None:
+        texts = [["" if cell is None else str(cell) for cell in row] for row in rows]
+        recording.add(TablePart(title, columns, texts))
+        return
     if not rows:
         click.echo(f"{title}: none")
         return
@@ -26,6 +37,67 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
     for row in rows:
         grid.add_row(*("" if cell is None else str(cell) for cell in row))
     console.print(grid)
+
+
+@dataclass(frozen=True)
+class TablePart:
+    """A table of a page, its cells as text."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def table_part(grid: Table) -> TablePart:
+    """A table of rich's as a part of a page; markup of cells is left out."""
+    columns = [str(column.header) for column in grid.columns]
+    cells = [[getattr(cell, "plain", cell) for cell in column.cells] for column in grid.columns]
+    rows = [[str(cell) for cell in row] for row in zip(*cells, strict=True)]
+    return TablePart(str(grid.title or ""), columns, rows)
+
+
+Part = TablePart | str
+"""A table, or a paragraph."""
+
+
+class PartRecording(io.TextIOBase):
+    """What a command would print, as parts of a page."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self._text = ""
+
+    def write(self, text: str, /) -> int:
+        """Text that is printed between tables."""
+        self._text += text
+        return len(text)
+
+    def add(self, part: TablePart) -> None:
+        """A table, behind the text that came before it."""
+        self.end_text()
+        self.parts.append(part)
+
+    def end_text(self) -> None:
+        """Makes a paragraph of the text so far."""
+        if self._text.strip():
+            self.parts.append(self._text.strip("\n"))
+        self._text = ""
+
+
+_PARTS: ContextVar[PartRecording | None] = ContextVar("recording", default=None)
+
+
+def recorded(show: Callable[[], None]) -> list[Part]:
+    """What `show` prints, instead of printing it."""
+    recording = PartRecording()
+    token = _PARTS.set(recording)
+    try:
+        with redirect_stdout(recording):
+            show()
+    finally:
+        _PARTS.reset(token)
+    recording.end_text()
+    return recording.parts
 
 
 # ---------------------------------------------------------------- reports

@@ -2,13 +2,19 @@
 
 TenancyError
   Invalid              a value that cannot be accepted: names the field
-  NotFound             no such tenant, project, key, limit, override, price or brake
+  NotFound             no such tenant, project, key, limit, override, price, brake, drain, person,
+                       session or link
   AlreadyExists        the name is taken
+  PreconditionFailed   the object is not as the caller has seen it (`If-Match`)
   KeyRejected          an API key that is not accepted; `reason` says why
   UnknownPrice         a model without a price
   EpochEnded           the counters were rebuilt: grants of the epoch before are void
+  LogInRefused         wrong name or password; which of them is not told
+  TooManyLogIns        log-ins are slowed: try again later
   PepperMismatch       the keys in this database were made with another pepper
+  AuditDamaged         the audit is not what was signed: `fairgate audit verify` says where
   DatabaseUnavailable  the database does not answer, or cannot be written
+    NotWritten         its disk is full, read-only or broken
     SchemaMissing      `fairgate db upgrade` was not run
     Overloaded         too many writes or reads are queued
     DirectoryStale     the directory could not be refreshed for too long
@@ -18,7 +24,9 @@ Messages may be shown to API clients: they never contain a driver's text (that i
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
 
 
 class TenancyError(Exception):
@@ -35,7 +43,8 @@ class Invalid(TenancyError):
 
 
 class NotFound(TenancyError):
-    """No such thing. `what` is `tenant`, `project`, `key`, `limit`, `override`, `price` or `brake`."""
+    """No such thing. `what` is `tenant`, `project`, `key`, `limit`, `override`, `price`, `brake`, `drain`,
+    `person`, `session`, `link`, `webhook` or `dead letter`."""
 
     def __init__(self, what: str, reference: str) -> None:
         super().__init__(f"no such {what}: {reference!r}")
@@ -50,6 +59,17 @@ class AlreadyExists(TenancyError):
         super().__init__(f"there is a {what} called {name!r} already")
         self.what = what
         self.name = name
+
+
+class PreconditionFailed(TenancyError):
+    """The object is not, or not any more, as the caller has seen it: nothing was changed. `current`: its
+    stored state; None: there is none."""
+
+    def __init__(self, current: Mapping[str, Any] | None) -> None:
+        super().__init__(
+            "it is not there" if current is None else "it was changed since: look at it again, then repeat"
+        )
+        self.current = current
 
 
 KeyReason = Literal[
@@ -70,9 +90,11 @@ _KEY_MESSAGES: dict[KeyReason, str] = {
 class KeyRejected(TenancyError):
     """An API key that is not accepted."""
 
-    def __init__(self, reason: KeyReason) -> None:
+    def __init__(self, reason: KeyReason, ids: tuple[str, str, str] = ("", "", "")) -> None:
+        """`ids`: of tenant, project and key, where the secret is right."""
         super().__init__(_KEY_MESSAGES[reason])
         self.reason: KeyReason = reason
+        self.ids = ids
 
 
 class UnknownPrice(TenancyError):
@@ -85,6 +107,28 @@ class UnknownPrice(TenancyError):
         )
         self.model = model
         self.tier = tier
+
+
+class LogInRefused(TenancyError):
+    """A log-in that is not accepted. One text for every reason: it does not tell which names there are."""
+
+    def __init__(self) -> None:
+        super().__init__("the name or the password is wrong")
+
+
+class PersonChanged(TenancyError):
+    """Who acts was changed or suspended after the session was looked at: the act is not done."""
+
+    def __init__(self) -> None:
+        super().__init__("your account was changed meanwhile, and your session has ended: log in again")
+
+
+class TooManyLogIns(TenancyError):
+    """Log-ins are slowed: too many failed, or too many are checked now."""
+
+    def __init__(self, retry_after_s: float) -> None:
+        super().__init__(f"too many log-ins: try again in {max(1, math.ceil(retry_after_s))} s")
+        self.retry_after_s = retry_after_s
 
 
 class EpochEnded(TenancyError):
@@ -104,9 +148,21 @@ class PepperMismatch(TenancyError):
         )
 
 
+class AuditDamaged(TenancyError):
+    """The audit's rows, tree and checkpoints do not fit together."""
+
+
 class DatabaseUnavailable(TenancyError):
     """The database cannot be used now; callers fail closed. After a failed write it is unknown whether
     it was committed: repeat it (ledger writes are idempotent)."""
+
+
+class NotWritten(DatabaseUnavailable):
+    """The database answers and cannot store anything. `reason` says why, with the error's name."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the database cannot be written: {reason}")
+        self.reason = reason
 
 
 class SchemaMissing(DatabaseUnavailable):

@@ -49,6 +49,13 @@ def address_of(text: str) -> Address | None:
     return (found.ipv4_mapped if isinstance(found, IPv6Address) else None) or found
 
 
+def counted_as(address: Address | None) -> Address | Network | None:
+    """What an address counts as where addresses are counted: of IPv6 its /64, which one subscriber has."""
+    if not isinstance(address, IPv6Address):
+        return address
+    return IPv6Network((int(address) >> 64 << 64, 64))
+
+
 def is_within(address: Address, networks: Iterable[Network]) -> bool:
     """Whether one of the networks holds the address."""
     return any(address in network for network in networks)

@@ -138,6 +138,8 @@ class Limit:
     """The name of the end user that it is set on; empty: another kind, or the default of each end user."""
     override: Override | None = None
     """Applied by `at` until it expires."""
+    created_us: int = field(compare=False, default=0)
+    """When it was first set; 0: not known. What ended before was not counted on it."""
     identity: str = field(init=False, compare=False, repr=False, default="")
     """Key of its usage: subject, meter, shape, tier, model and size of request; not the amount."""
     is_bucket: bool = field(init=False, compare=False, repr=False, default=False)
@@ -276,6 +278,11 @@ class Principal:
     allow_from: tuple[Network, ...] = ()
     """Networks that the key may be used from; empty: anywhere."""
     labels: Labels = field(default_factory=dict, hash=False)
+
+    @property
+    def ids(self) -> tuple[str, str, str]:
+        """Of tenant, project and key."""
+        return self.tenant_id, self.project_id, self.key_id
 
     def limits_for(self, request: RequestTraits, now_s: float) -> tuple[Limit, ...]:
         """The limits on a request, as in force at `now_s` (seconds since 1970). The tenant's default for end

@@ -3,18 +3,24 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import certifi
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from migrations import runner
 from tenants.storage.database import Database, open_database
 from tests.support import services
+from tests.support.chromium import chromium as chromium
+from tests.support.chromium import visitor as visitor
+from tests.support.server_process import Server, save_chat_model, server_process
 
 PEPPER = b"a pepper for tests, 32 bytes....."
 FIRST = ("test_quota_twins.py", "test_two_gateways.py")
@@ -32,6 +38,14 @@ settings.register_profile(
     print_blob=False,
 )
 
+#: For `make fuzz`: other random inputs in every run, and many. Tests in `tests/property/test_fuzz_*.py` leave
+#: the number of examples to the profile.
+settings.register_profile(
+    "fuzz",
+    max_examples=50_000,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
 
 #: The same examples in every run: what a suite says of a commit does not depend on luck.
 #: `--hypothesis-profile default` looks elsewhere.
@@ -39,9 +53,46 @@ settings.register_profile("suite", derandomize=True)
 settings.load_profile("suite")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """HTTP clients load all certificate authorities that they trust, each time, which takes longer than most
+    requests of a test. No test speaks TLS: here, and in the processes that tests start, they trust one."""
+    end = "-----END CERTIFICATE-----\n"
+    first, _, _ = Path(certifi.where()).read_text().partition(end)
+    directory = tempfile.TemporaryDirectory(prefix="fairgate-tests")
+    config.add_cleanup(directory.cleanup)
+    trusted = Path(directory.name) / "authority.pem"
+    trusted.write_text(first + end)
+    os.environ["SSL_CERT_FILE"] = str(trusted)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Without the collector of cycles, which would walk all modules again and again, and find nothing."""
+    gc.disable()
+    try:
+        return (yield)  # type: ignore[return-value]
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """Each worker of the suite begins with other files: all must import all test modules, and the first to
+    import one rewrites its assertions and stores that for the others."""
+    report: pytest.CollectReport = yield  # type: ignore[assignment]
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if isinstance(collector, pytest.Directory) and workers > 1:
+        number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+        begin = len(report.result) * number // workers
+        report.result = [*report.result[begin:], *report.result[:begin]]
+    return report  # type: ignore[return-value]
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The order in which files are handed out (`--no-loadscope-reorder`)."""
-    items.sort(key=lambda item: item.path.name not in FIRST)
+    """The order in which files are handed out (`--no-loadscope-reorder`), the same in each worker."""
+    items.sort(key=lambda item: (item.path.name not in FIRST, item.path))
 
 
 @pytest.fixture(scope="session")
@@ -145,3 +196,18 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 def pepper() -> bytes:
     """The server secret that tests make keys with."""
     return PEPPER
+
+
+@pytest.fixture(scope="session")
+def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model directory that serves both kinds of completion."""
+    return save_chat_model(tmp_path_factory.mktemp("chat-model"))
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterator[Server]:
+    """A server that is shared: each test makes tenants of its own."""
+    data_dir = tmp_path_factory.mktemp("server")
+    flags = ["--engine-max-sequences", "8", "--gateway-alert-every", "1", "--gateway-webhook-private", "yes"]
+    with server_process(data_dir, chat_model, *flags) as running:
+        yield running

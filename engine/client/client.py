@@ -22,6 +22,8 @@ import msgspec
 import zmq
 
 from engine import messages
+from engine.client.keys import GATEWAY_FILE, GatewayKeys
+from engine.client.liveness import LivenessThread
 from engine.client.stream import (
     MAX_BUFFERED_DELTAS,
     EngineLost,
@@ -34,6 +36,7 @@ from engine.client.stream import (
 from engine.client.zmq_link import RECEIVE_QUEUE_MESSAGES, Link
 from engine.messages import (
     HEARTBEAT_S,
+    PATIENCE_S,
     Delta,
     Inventory,
     Ready,
@@ -53,11 +56,17 @@ __all__ = [
     "SubmitRefused",
 ]
 
-SILENCE_S = 10.0
-"""Silence after which an engine counts as dead; it sends several snapshots a second even when idle, but not
-during a step, which may take seconds. The end of its process is noticed immediately."""
 CONNECT_EVERY_S = 0.05
 REFUSED_RETRY_S = 5.0
+SUPERSEDED_FIRST_S = 1.0
+SUPERSEDED_MOST_S = 30.0
+"""Between two attempts of a client whose gateway id another process has; doubled each time up to this."""
+STOOD_STILL_S = 4 * HEARTBEAT_S
+"""A loop that turned so late stood still itself: what the engine sent meanwhile may still arrive."""
+QUIET_S = 2.0
+"""A stream without a delta for so long is looked for in the engine's inventory, as often as that."""
+MOST_MISSED = 2
+"""Inventories in a row that lack a sequence: it is lost."""
 ANSWER_S = 30.0
 MAX_PENDING_ACKNOWLEDGEMENTS = 100_000
 
@@ -95,6 +104,10 @@ class CreditedStream(EngineStream):
         # Some room is left for deltas without a token.
         self._room_tokens = max(1, max_buffered_deltas * 3 // 4)
         self._on_read = on_read
+        self.seen_s = 0.0
+        """When it was last known to be at the engine."""
+        self.missed = 0
+        """Inventories in a row that lacked it."""
 
     @property
     def next_credit_tokens(self) -> int:
@@ -124,13 +137,18 @@ class EngineClient:
         address: str,
         gateway_id: str,
         *,
-        silence_s: float = SILENCE_S,
+        keys: GatewayKeys | None = None,
+        silence_s: float = PATIENCE_S,
         max_buffered_deltas: int = MAX_BUFFERED_DELTAS,
         on_service: Callable[[dict[str, TenantShare]], None] | None = None,
         on_ready: Callable[[], None] | None = None,
         on_lost: Callable[[], None] | None = None,
     ) -> None:
-        """`gateway_id` (at most 128 characters) belongs to one live gateway process at a time."""
+        """`gateway_id` (at most 128 characters) belongs to one live gateway process at a time.
+
+        `keys`: for an engine at a tcp address (`keys.gateway_keys`). An engine that is silent for `silence_s`
+        counts as dead: it sends several snapshots a second even when idle, but not during a step.
+        """
         self.address = address
         self.gateway_id = gateway_id
         self.on_service = on_service
@@ -143,10 +161,16 @@ class EngineClient:
         """The engine's load as last reported; None while there is no connection."""
         self.refusal: EngineRefused | None = None
         """The engine's refusal of this gateway, if any."""
+        self._keys = keys
         self._silence_s = silence_s
         self._max_buffered_deltas = max_buffered_deltas
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._link: Link | None = None
+        self._liveness: LivenessThread | None = None
+        self._superseded = 0
+        """How often in a row it was told so."""
+        self._turned_s = 0.0
+        self._looked_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._up = False
         self._changed = asyncio.Event()
@@ -161,7 +185,8 @@ class EngineClient:
         self._wanted_token_share = 1.0
         self._wanted_brakes: messages.SetBrakes | None = None
         self._exports: dict[str, asyncio.Future[SequenceState | None]] = {}
-        self._acknowledgements: dict[str, None] = {}
+        self._acknowledgements: dict[str, bool] = {}
+        """Those to be sent with the next connection, and whether their traces are kept."""
 
     # ------------------------------------------------------------ connection
 
@@ -188,6 +213,7 @@ class EngineClient:
         if self._task is None:
             self._context = zmq.Context()
             self._open_link()
+            self._liveness = LivenessThread(self._context, self.address, self._keys)
             self._task = asyncio.create_task(self._keep_alive(), name=f"engine client {self.address}")
         try:
             async with asyncio.timeout(timeout_s):
@@ -207,11 +233,13 @@ class EngineClient:
             await asyncio.gather(self._task, return_exceptions=True)
         if self._link is not None:
             self._link.close()
+        if self._liveness is not None:
+            self._liveness.close()
         self._end_all("the client was closed")
         if self._context is not None:
             self._context.term()
             self._context = None
-        self._task = self._link = None
+        self._task = self._link = self._liveness = None
 
     def mark_lost(self, reason: str = "the engine died") -> None:
         """Treats the engine as dead immediately; for a supervisor that watches its process."""
@@ -251,11 +279,12 @@ class EngineClient:
         self._send(messages.TopUp(sequence_id, credit_tokens, lease_gpu_us))
         stream.credit_tokens = credit_tokens
 
-    def acknowledge(self, sequence_ids: Iterable[str]) -> None:
-        """Acknowledges settled outcomes. Idempotent; without a connection, sent after the next one."""
+    def acknowledge(self, sequence_ids: Iterable[str], *, is_traced: bool = False) -> None:
+        """Acknowledges settled outcomes. Idempotent; without a connection, sent after the next one.
+        `is_traced`: their traces are kept."""
         ids = list(sequence_ids)
-        if ids and not (self._up and self._post(messages.Acknowledge(ids))):
-            self._acknowledgements.update(dict.fromkeys(ids))
+        if ids and not (self._up and self._post(messages.Acknowledge(ids, is_traced))):
+            self._acknowledgements.update(dict.fromkeys(ids, is_traced))
             while len(self._acknowledgements) > MAX_PENDING_ACKNOWLEDGEMENTS:
                 # Dropping one only costs a repeated, idempotent settlement after `collect`.
                 del self._acknowledgements[next(iter(self._acknowledgements))]
@@ -336,6 +365,7 @@ class EngineClient:
             raise ValueError(f"sequence {stream.sequence_id} runs already")
         self._send(command)
         stream.credit_tokens = stream.next_credit_tokens
+        stream.seen_s = asyncio.get_running_loop().time()
         self._streams[stream.sequence_id] = stream
         return stream
 
@@ -408,7 +438,10 @@ class EngineClient:
             return
         self.ready = ready
         self.refusal = None
+        self._superseded = 0
         self._up = True
+        if self._liveness is not None:
+            self._liveness.session = ready.session
         self._changed.set()
         log.info("engine %s at %s is ready (pid %d)", ready.engine_id, self.address, ready.pid)
         if self._wanted_policy is not None:
@@ -420,9 +453,9 @@ class EngineClient:
             self._post(messages.SetTokenBudget(self._wanted_token_share))
         if self._wanted_brakes is not None:
             self._post(self._wanted_brakes)
-        pending = list(self._acknowledgements)
-        self._acknowledgements.clear()
-        self.acknowledge(pending)
+        pending, self._acknowledgements = self._acknowledgements, {}
+        for is_traced in (False, True):
+            self.acknowledge([each for each in pending if pending[each] is is_traced], is_traced=is_traced)
         self._call(self.on_ready)
 
     def _log_refused_policy(self, answered: asyncio.Future[str]) -> None:
@@ -442,9 +475,20 @@ class EngineClient:
             if self._up:
                 self._lose("the engine gave this gateway up")
             return
-        log.error("engine at %s refuses gateway %s: %s", self.address, self.gateway_id, refused.message)
-        self.refusal = EngineRefused(refused.code, refused.message)
-        self._lose(refused.message, reconnect=False)
+        self._refuse(refused.code, refused.message)
+
+    def _on_keys_refused(self) -> None:
+        self._refuse(
+            "keys_refused",
+            f"the engine at {self.address} has other keys than this gateway: copy {GATEWAY_FILE} from the"
+            " engine's data directory to the gateway's, and start the gateway again",
+        )
+
+    def _refuse(self, code: str, message: str) -> None:
+        if self.refusal is None or self.refusal.code != code:
+            log.error("engine at %s refuses gateway %s: %s", self.address, self.gateway_id, message)
+        self.refusal = EngineRefused(code, message)
+        self._lose(message, reconnect=False)
 
     def _on_step(self, step: messages.Step) -> None:
         if step.service and self.on_service is not None:
@@ -454,12 +498,14 @@ class EngineClient:
             stream = self._streams.get(delta.sequence_id)
             if stream is None:
                 log.debug("delta of sequence %s, which has no reader", delta.sequence_id)
-            elif not stream.push(delta):
+                continue
+            stream.seen_s, stream.missed = self._heard_s, 0
+            if not stream.push(delta):
                 self._lose(
                     f"messages were lost (sequence {delta.sequence_id}, token {stream.received_tokens})"
                 )
                 return
-            elif delta.outcome is not None:
+            if delta.outcome is not None:
                 del self._streams[delta.sequence_id]
 
     def _on_broken(self) -> None:
@@ -482,7 +528,11 @@ class EngineClient:
     def _lose(self, reason: str, *, reconnect: bool = True) -> None:
         was_up, self._up = self._up, False
         self.snapshot = None
-        if self._link is not None:
+        if self._liveness is not None:
+            self._liveness.session = ""
+        # The engine knows a superseded connection: it takes it back once the other process has gone.
+        is_superseded = self.refusal is not None and self.refusal.code == "superseded"
+        if self._link is not None and not (is_superseded and not reconnect):
             self._link.close()
         if reconnect:
             self._open_link()
@@ -514,26 +564,84 @@ class EngineClient:
     def _open_link(self) -> None:
         assert self._context is not None
         identity = f"{self.gateway_id[:200]}/{uuid.uuid4().hex}".encode()[-255:]
-        self._link = Link(self._context, self.address, identity, self._receive, self._on_broken)
+        self._link = Link(
+            self._context,
+            self.address,
+            identity,
+            self._receive,
+            self._on_broken,
+            keys=self._keys,
+            on_keys_refused=self._on_keys_refused,
+        )
         self._heard_s = asyncio.get_running_loop().time()
         self._greeted = False
 
     async def _keep_alive(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._turned_s = loop.time()
         while True:
             if self.refusal is not None and not self._up:
-                if self.refusal.code == "superseded":
-                    return  # reconnecting would end the other process's sequences
-                await asyncio.sleep(REFUSED_RETRY_S)
-                self._open_link()
-                self.refusal = None
+                await self._come_back(self.refusal)
             assert self._link is not None
+            assert self._liveness is not None
+            self._liveness.turned()
             self._link.read()
+            if loop.time() - self._turned_s > STOOD_STILL_S:
+                self._heard_s = loop.time()
+            self._turned_s = loop.time()
             if self._up and self.silent_s > self._silence_s:
                 self._lose(f"the engine was silent for {self._silence_s:g} s")
+            self._look_for_streams(loop.time())
             self._greeted = self._post(messages.Hello(self.gateway_id)) or self._greeted
             for stream in list(self._streams.values()):
                 self._give_credit(stream)
             await asyncio.sleep(HEARTBEAT_S if self._greeted else CONNECT_EVERY_S)
+
+    async def _come_back(self, refusal: EngineRefused) -> None:
+        """Waits before the next attempt. A superseded connection is kept: with a new one this process would
+        end the other one's sequences."""
+        if refusal.code == "superseded":
+            self._superseded += 1
+            wait_s = min(SUPERSEDED_MOST_S, SUPERSEDED_FIRST_S * 2.0 ** min(self._superseded - 1, 10))
+        else:
+            wait_s = REFUSED_RETRY_S
+        until_s = asyncio.get_running_loop().time() + wait_s
+        while (left_s := until_s - asyncio.get_running_loop().time()) > 0:
+            if self._liveness is not None:
+                self._liveness.turned()
+            await asyncio.sleep(min(HEARTBEAT_S, left_s))
+        self._turned_s = asyncio.get_running_loop().time()
+        if refusal.code != "superseded":
+            self._open_link()
+            self.refusal = None
+
+    def _look_for_streams(self, now_s: float) -> None:
+        """Asks for an inventory when a stream was quiet for long: a message about it may have been lost."""
+        quiet = [each for each in self._streams.values() if now_s - each.seen_s >= QUIET_S]
+        if not self._up or not quiet or now_s - self._looked_s < QUIET_S:
+            return
+        if self._post(messages.Collect()):
+            self._looked_s = now_s
+            answered: asyncio.Future[Inventory] = asyncio.get_running_loop().create_future()
+            answered.add_done_callback(lambda future: self._compare(quiet, future))
+            self._inventories.append(answered)
+
+    def _compare(self, quiet: list[CreditedStream], answered: asyncio.Future[Inventory]) -> None:
+        """Ends the streams of sequences that the engine does not run: they missed their end."""
+        if answered.cancelled() or answered.exception() is not None:
+            return
+        known = {each.sequence_id for each in answered.result().running}
+        for stream in quiet:
+            if self._streams.get(stream.sequence_id) is not stream:
+                continue
+            if stream.sequence_id in known:
+                stream.seen_s, stream.missed = self._heard_s, 0
+                continue
+            stream.missed += 1
+            if stream.missed >= MOST_MISSED:
+                del self._streams[stream.sequence_id]
+                log.error("sequence %s is missing in %d inventories", stream.sequence_id, stream.missed)
+                stream.lose("the engine does not have it")
 
     def _call(self, callback: Callable[[], None] | None) -> None:
         """Calls a listener; its exception must not end the connection."""

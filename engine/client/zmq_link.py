@@ -5,7 +5,8 @@ signal. So every send is followed by a read, and every read continues until noth
 waits: `send` reports what cannot be sent now.
 
 ZeroMQ reconnects silently, though messages in flight are lost. So a socket monitor reports a broken
-connection: the kernel closes a dead process's connections immediately.
+connection: the kernel closes a dead process's connections immediately. It also reports an engine whose keys
+are not those of this gateway.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from collections.abc import Callable
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from engine.client.keys import GatewayKeys
+
 MAX_MESSAGES_PER_TURN = 256
 MAX_MESSAGE_BYTES = 1 << 30
 SEND_QUEUE_MESSAGES = 10_000
 RECEIVE_QUEUE_MESSAGES = 1_000
+KEYS_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
 class Link:
@@ -37,15 +41,20 @@ class Link:
         identity: bytes,
         on_message: Callable[[bytes], None],
         on_broken: Callable[[], None] = lambda: None,
+        *,
+        keys: GatewayKeys | None = None,
+        on_keys_refused: Callable[[], None] = lambda: None,
     ) -> None:
         """Starts connecting; `on_message` is called for every message that arrives, from the running loop,
-        `on_broken` when an established connection has ended, after its messages.
+        `on_broken` when an established connection has ended, after its messages, `on_keys_refused` when the
+        engine has other keys, or one of the two has none.
 
         Raises `ValueError` when `address` is not a ZeroMQ address.
         """
         self._loop = asyncio.get_running_loop()
         self._on_message = on_message
         self._on_broken = on_broken
+        self._on_keys_refused = on_keys_refused
         self._scheduled: asyncio.Handle | None = None
         self._socket = context.socket(zmq.DEALER)
         try:
@@ -58,12 +67,14 @@ class Link:
             self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
             self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
             self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+            if keys is not None:
+                keys.apply(self._socket)
             try:
                 self._socket.connect(address)
             except zmq.ZMQError as error:
                 raise ValueError(f"engine address {address!r} is not usable: {error.strerror}") from error
             self._descriptor = int(self._socket.getsockopt(zmq.FD))
-            self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | KEYS_REFUSED)
             self._monitor_descriptor = int(self._monitor.getsockopt(zmq.FD))
         except BaseException:
             self._socket.close()
@@ -122,14 +133,17 @@ class Link:
             self.read()
 
     def _read_monitor(self) -> None:
-        has_broken = False
+        has_broken = has_refused = False
         while self.is_open:
             try:
                 event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 break
             has_broken |= event["event"] == zmq.EVENT_DISCONNECTED
+            has_refused |= bool(event["event"] & KEYS_REFUSED)
         if has_broken:
             self.read(RECEIVE_QUEUE_MESSAGES)
         if has_broken and self.is_open:
             self._on_broken()
+        if has_refused and self.is_open:
+            self._on_keys_refused()

@@ -196,6 +196,8 @@ class EngineCore:
         """Last deltas of sequences that ended between steps, by gateway."""
         self._step = 0
         self._steps_with_mixed_batch = 0
+        self._step_us = 0
+        self._batch_sum = 0
         self._service = ServiceTotals()
         self._busy_since_s: float | None = None
         """End of the last step, if work was left: the time until the next one counts as step time."""
@@ -325,7 +327,7 @@ class EngineCore:
         result = StepResult(step=self._step, deltas=self._ended)
         self._ended = {}
         started_s = self._clock()
-        self._predict()
+        self.table.raise_predictions()
         plan = schedule(self.table, started_s)
         result.num_preempted = len(plan.preempted)
         result.wait_until_s = self.table.wait_until_s
@@ -354,6 +356,8 @@ class EngineCore:
         finally:
             self.table.pool.lift_fence()
         result.duration_s = self._clock() - started_s
+        self._step_us += round(result.duration_s * 1e6)
+        self._batch_sum += len(slices)
         self._learn(slices, started_s, failed=sampled is None)
         return result
 
@@ -366,13 +370,6 @@ class EngineCore:
         due_s = since_s + sum(piece.num_tokens for piece in slices) / ceiling
         if (rest_s := due_s - self._clock()) > 0:
             self._sleep(rest_s)
-
-    def _predict(self) -> None:
-        """Raises the predicted length of sequences that outlived it: admission reserves by it."""
-        for sequence in self.table.running:
-            if sequence.emitted_tokens >= sequence.predicted_output_tokens:
-                longer = sequence.emitted_tokens + max(1, sequence.emitted_tokens // 2)
-                sequence.predicted_output_tokens = min(longer, sequence.submit.max_tokens)
 
     def _copy(self, plan: Plan) -> bool:
         """Copies KV to host memory and back, before anything is computed; outbound copies first."""
@@ -549,6 +546,9 @@ class EngineCore:
             service=dict(self._service.totals),
             preemptions=self.table.preemptions,
             steps_with_mixed_batch=self._steps_with_mixed_batch,
+            step_us=self._step_us,
+            batch_sum=self._batch_sum,
+            recomputed_tokens=self.table.recomputed_tokens,
             mean_step_time=self.step_time.mean(),
             length_probe=self.lengths.describe(),
         )

@@ -97,6 +97,7 @@ class SequenceTable:
         """What tenants had: the counters of the steps."""
         self.decisions = DecisionLog()
         self.preemptions = 0
+        self.recomputed_tokens = 0
         self.swaps = 0
         self.wait_until_s: float | None = None
         """The policy waits on purpose: nothing runs before this time, unless something else happens."""
@@ -198,6 +199,13 @@ class SequenceTable:
 
     # ------------------------------------------------------------ one step
 
+    def raise_predictions(self) -> None:
+        """Raises the predicted length of sequences that outlived it: admission reserves by it."""
+        for sequence in self.running:
+            if sequence.emitted_tokens >= sequence.predicted_output_tokens:
+                longer = sequence.emitted_tokens + max(1, sequence.emitted_tokens // 2)
+                sequence.predicted_output_tokens = min(longer, sequence.submit.max_tokens)
+
     def room(self, now_s: float) -> Room:
         """An empty step."""
         num_waiting = len(self.waiting)
@@ -241,7 +249,9 @@ class SequenceTable:
         after = sequence.computed_tokens = before + tokens
         ever = sequence.ever_computed_tokens
         if before < ever:
-            sequence.recomputed_tokens += min(ever, after) - before
+            again = min(ever, after) - before
+            sequence.recomputed_tokens += again
+            self.recomputed_tokens += again
         if after > ever:
             sequence.ever_computed_tokens = after
         if first_time:

@@ -13,7 +13,8 @@ distribution and however wrong the forecast. Shifts are kept for each load, tier
 there are too few answers yet, those of all tiers, or of all plain requests, do.
 
 Requests of one burst err alike: however many, they are hardly more than one observation. So of those that are
-told a forecast of one bucket within `BURST_S` only the 1st, 2nd, 4th, 8th and so on are learned from.
+told a forecast of one bucket within `BURST_S` only the 1st, 2nd, 4th, 8th and so on are learned from; for
+those that were quoted together it counts when they end.
 
 A refused request has no actual time. All that is known is how long it had waited: that is a miss where it
 was told less, and says nothing where it was told more (censoring).
@@ -32,10 +33,13 @@ import msgspec
 
 from engine.forecast.wait.forecast import Figures, Forecast, Seconds
 
-Kind = Literal["plain", "binding"]
-"""`binding`: what was told is a promise. Only offers that were liked are taken: their errors differ."""
+Kind = Literal["plain", "binding", "together"]
+"""`binding`: what was told is a promise. Only offers that were liked are taken: their errors differ.
+`together`: a promise that was made while others to its tenant were outstanding, as they may be taken at one
+moment."""
 What = Literal["wait", "ttft", "tpot", "e2e"]
 WHATS: tuple[What, ...] = ("wait", "ttft", "tpot", "e2e")
+LEARNED_FIRST: tuple[What, ...] = ("ttft", "e2e")
 QUANTILES = (0.5, 0.9)
 
 FLOOR_S: Mapping[What, float] = {"wait": 0.02, "ttft": 0.005, "tpot": 0.0005, "e2e": 0.005}
@@ -54,6 +58,8 @@ RECENT = 0.005
 AT_ONCE: Seconds = (0.0, 0.0)
 BURST_S = 0.05
 """Requests that are told their forecasts within this time are a burst."""
+REDEEMED_BURST_S = 1.0
+"""Requests that were quoted together and end within this time are one."""
 FIRST_WAIT_S = 0.02
 """Shorter waits are none."""
 WAIT_RATIO = 3.0
@@ -222,11 +228,18 @@ class Calibration:
         """What is made of the figures of a bucket's forecasts, by `WHATS`."""
         return self._corrections.get(bucket) or self._look_up(bucket)
 
-    def is_tracked(self, bucket: Bucket, now_s: float) -> bool:
+    def has_learned(self, bucket: Bucket) -> bool:
+        """Whether forecasts of first tokens and of whole answers in this bucket are corrected by what became
+        of `WARM_UP` others. Before, a p90 is the replay's word alone. What became of single requests says
+        nothing of many together."""
+        keys = [key for key in _chain(bucket) if bucket.kind != "together" or key[0] == "together"]
+        return all(self._in_force(keys, what) is not None for what in LEARNED_FIRST)
+
+    def is_tracked(self, bucket: Bucket, now_s: float, burst_s: float = BURST_S) -> bool:
         """Whether a forecast that is told now is learned from: the n-th of a burst is where n is a power of
-        two."""
+        two. A burst is what comes within `burst_s`."""
         began_s, told = self._bursts.get(bucket, (now_s, 0))
-        if not 0.0 <= now_s - began_s < BURST_S:
+        if not 0.0 <= now_s - began_s < burst_s:
             began_s, told = now_s, 0
         self._bursts[bucket] = began_s, told + 1
         return not told & (told + 1)
@@ -361,10 +374,17 @@ def figure(times: HasTimes, what: What) -> Seconds:
 def _chain(bucket: Bucket) -> list[Key]:
     """From the finest bucket to the coarsest: loads are distinguished before tiers."""
     kind, is_exact, tier, load = bucket.kind, bucket.is_exact, bucket.tier, bucket.load
-    kinds: list[Kind] = ["plain"] if kind == "plain" else [kind, "plain"]
+    kinds = _KINDS[kind]
     # Where nothing waits there is nothing to be a multiple of: that says nothing of other loads.
     loads = [(tier, load), (ANY, load)] + [(ANY, ANY)] * (load > 0)
     return [(each, is_exact, *where) for each in kinds for where in loads]
+
+
+_KINDS: Mapping[Kind, Sequence[Kind]] = {
+    "plain": ["plain"],
+    "binding": ["binding", "plain"],
+    "together": ["together", "binding", "plain"],
+}
 
 
 def _bounded(shift: float) -> float:

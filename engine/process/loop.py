@@ -11,6 +11,7 @@ acknowledges them.
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -20,9 +21,10 @@ import msgspec
 import zmq
 
 from engine import messages
-from engine.messages import GATEWAY_LOST_S, Delta, Ready, SequenceOutcome
+from engine.messages import GATEWAY_LOST_S, PATIENCE_S, Delta, Ready, SequenceOutcome
 from engine.process.outcomes import OutcomeStore
 from engine.process.sessions import GatewaySession, GatewaySessions, HelloRefused
+from engine.process.spans import EngineSpans
 from engine.scheduling.policy import options_of
 
 if TYPE_CHECKING:
@@ -37,7 +39,6 @@ IDLE_AUDIT_S = 0.5
 """Idle time after which the engine audits itself once."""
 RETRY_S = 0.01
 MAX_BACKLOG_BYTES = 64 * 2**20
-MAX_BACKLOG_S = GATEWAY_LOST_S
 SETTLE_S = 1.0
 """How long a stopping engine waits for the acknowledgement of its last outcomes."""
 CANCEL_S = 5.0
@@ -67,20 +68,30 @@ class EngineLoop:
         *,
         orphan_s: float,
         clock: Callable[[], float],
+        lost_s: float = GATEWAY_LOST_S,
+        backlog_s: float = PATIENCE_S,
         on_restored_settled: Callable[[], None],
         on_tick: Callable[[float], None] | None = None,
+        spans: EngineSpans | None = None,
+        wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """`on_restored_settled` is called once the outcomes of an earlier engine are all acknowledged;
-        `on_tick` with every snapshot, with the time, between two steps."""
+        """`lost_s`: silence after which a gateway is lost. `backlog_s`: how long a gateway may read nothing
+        while messages wait for it. `on_restored_settled` is called once the outcomes of an earlier engine are
+        all acknowledged; `on_tick` with every snapshot, with the time, between two steps. `spans`: None: none
+        are made; `wall_ns`: the time since 1970, for them."""
         self._core = core
         self._socket = socket
         self._ready = ready
         self._store = store
         self._orphan_s = orphan_s
+        self._backlog_s = backlog_s
         self._clock = clock
         self._on_restored_settled = on_restored_settled
         self._on_tick = on_tick
-        self._gateways = GatewaySessions(now_s=clock())
+        self._spans = spans
+        self._wall_ns = wall_ns
+        self._lost_s = lost_s
+        self._gateways = GatewaySessions(now_s=clock(), lost_s=lost_s)
         self._backlogs: dict[bytes, UnsentMessages] = {}
         self._collects: deque[tuple[GatewaySession, bool]] = deque()
         self._snapshot_s = float("-inf")
@@ -113,7 +124,7 @@ class EngineLoop:
             if self._read_commands(now_s):
                 # Only when nothing is left to read: a long step must not look like silence.
                 for session in self._gateways.silent(now_s):
-                    self._lose(session, f"unheard for {GATEWAY_LOST_S:g} s")
+                    self._lose(session, f"unheard for {self._lost_s:g} s")
             self._idle = True
             if self._core.has_work():
                 self._step()
@@ -186,6 +197,9 @@ class EngineLoop:
         if isinstance(command, messages.Hello):
             self._greet(identity, command, now_s)
             return
+        if isinstance(command, messages.Alive):
+            self._gateways.alive(command.session, now_s)
+            return
         session = self._gateways.hear(identity, now_s)
         if session is None:
             self._warn(f"{type(command).__name__} from {_name(identity)}, which has no session", now_s)
@@ -199,12 +213,17 @@ class EngineLoop:
             state = msgspec.structs.replace(command.state, gateway_id=session.gateway_id)
             self._start(session, state.submit, lambda: self._core.import_(state))
         elif isinstance(command, messages.Cancel):
-            self._core.cancel(command.sequence_id, command.cause)
+            if self._owns(session, command.sequence_id):
+                self._core.cancel(command.sequence_id, command.cause)
         elif isinstance(command, messages.TopUp):
-            self._core.top_up(command.sequence_id, command.lease_tokens, command.lease_gpu_us)
+            if self._owns(session, command.sequence_id):
+                self._core.top_up(command.sequence_id, command.lease_tokens, command.lease_gpu_us)
         elif isinstance(command, messages.Acknowledge):
             restored = self._store.num_restored
-            self._store.acknowledge(command.sequence_ids)
+            settled = self._store.acknowledge(session.gateway_id, command.sequence_ids)
+            if command.is_traced and self._spans is not None:
+                for held in settled:
+                    self._spans.settled(held.outcome, held.ended_ns)
             if restored and not self._store.num_restored:
                 self._on_restored_settled()
         elif isinstance(command, messages.Collect):
@@ -220,6 +239,17 @@ class EngineLoop:
         else:
             self._export(session, command.sequence_id)
 
+    def _owns(self, session: GatewaySession, sequence_id: str) -> bool:
+        """Whether a live sequence is the session's; one that has ended belongs to none."""
+        owner = self._gateways.owner(sequence_id)
+        if owner is not None and owner is not session:
+            self._warn(
+                f"gateway {session.gateway_id!r} named sequence {sequence_id[:128]!r} of gateway"
+                f" {owner.gateway_id!r}: ignored",
+                self._clock(),
+            )
+        return owner is session
+
     def _greet(self, identity: bytes, hello: messages.Hello, now_s: float) -> None:
         answer = self._gateways.hello(identity, hello, now_s)
         if isinstance(answer, HelloRefused):
@@ -230,7 +260,8 @@ class EngineLoop:
             if answer.superseded is not None:
                 self._abandon(answer.superseded, "connected anew")
             self._core.table.standings.begin_words()
-            self._send(answer.session, messages.encode(self._ready))
+            ready = msgspec.structs.replace(self._ready, session=answer.session.secret)
+            self._send(answer.session, messages.encode(ready))
 
     def _start(
         self, session: GatewaySession, submit: messages.Submit, start: Callable[[], messages.Refused | None]
@@ -250,12 +281,14 @@ class EngineLoop:
             accepted = start()
             if accepted is None:
                 self._gateways.own(session, sequence_id, submit.tenant_id)
+                if self._spans is not None:
+                    self._spans.came(sequence_id, submit.trace_context)
                 return
             refused = accepted
         self._send(session, messages.encode(refused))
 
     def _export(self, session: GatewaySession, sequence_id: str) -> None:
-        state = self._core.export(sequence_id)
+        state = self._core.export(sequence_id) if self._owns(session, sequence_id) else None
         if state is not None:
             self._gateways.release(sequence_id)
         self._send(session, messages.encode(messages.Exported(sequence_id, state)))
@@ -324,7 +357,8 @@ class EngineLoop:
                 session = self._gateways.owner(delta.sequence_id)
             else:
                 session = self._gateways.release(delta.sequence_id)
-                self._store.keep(session.gateway_id if session else "", delta.outcome)
+                ended_ns = 0 if self._spans is None else self._wall_ns()
+                self._store.keep(session.gateway_id if session else "", delta.outcome, ended_ns)
             if session is not None and self._gateways.lives(session):
                 parts.setdefault(session.identity, []).append(delta)
         for session in self._gateways.sessions:
@@ -343,7 +377,10 @@ class EngineLoop:
             self._on_tick(now_s)
         sessions = self._gateways.sessions
         if sessions:
-            payload = messages.encode(self._core.snapshot(self._ready.engine_id))
+            snapshot = self._core.snapshot(self._ready.engine_id)
+            if self._spans is not None and self._spans.lost:
+                snapshot = msgspec.structs.replace(snapshot, traces_lost=self._spans.lost)
+            payload = messages.encode(snapshot)
             for session in sessions:
                 if session.identity not in self._backlogs:
                     self._send(session, payload, keep=False)
@@ -395,8 +432,8 @@ class EngineLoop:
                 backlog.size_bytes -= len(backlog.payloads.popleft())
             if not backlog.payloads:
                 self._backlogs.pop(identity, None)
-            elif now_s - backlog.since_s > MAX_BACKLOG_S:
-                self._lose(session, f"it read nothing for {MAX_BACKLOG_S:g} s")
+            elif now_s - backlog.since_s > self._backlog_s:
+                self._lose(session, f"it read nothing for {self._backlog_s:g} s")
 
     def _refuse(self, identity: bytes, sequence_id: str, code: str, message: str) -> None:
         """Answers a peer without a session; delivery is not guaranteed."""
@@ -427,7 +464,8 @@ class EngineLoop:
 
     def _end(self, now_s: float) -> str:
         """Reason for the loop to end now; empty: it goes on."""
-        if self._gateways.unheard_s(now_s) >= self._orphan_s:
+        # A session that has not been given up is no orphan's: the engine's own process may have stood still.
+        if not self._gateways.sessions and self._gateways.unheard_s(now_s) >= self._orphan_s:
             return f"no gateway was heard for {self._orphan_s:g} s"
         if self._drain_until_s is None:
             return ""

@@ -28,7 +28,8 @@ class EngineSettings(Bounded, frozen=True, kw_only=True):
         str,
         Meta(title="an address like ipc:///run/fairgate/engine.sock", pattern=r"((ipc|tcp)://\S{1,200})?"),
         "Address of an engine that runs already (`fairgate engine --address`), to share it with other"
-        " gateways; the default starts one.",
+        " gateways; the default starts one. A tcp address needs the engine's `engine-gateway.keys` in this"
+        " data directory (`fairgate engine keys`).",
     ] = ""
     device: Annotated[
         str,
@@ -118,8 +119,8 @@ class EngineSettings(Bounded, frozen=True, kw_only=True):
 class EngineOptions(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an engine process is started with. Zero for `threads` and `AUTO` for a size mean: choose.
 
-    `address` is the ZeroMQ address that it binds: `ipc://PATH` (at most 107 bytes of path) or
-    `tcp://127.0.0.1:PORT`.
+    `address` is the ZeroMQ address that it binds: `ipc://PATH` (at most 107 bytes of path), or
+    `tcp://HOST:PORT` where the data directory has keys (`engine/client/keys.py`).
     """
 
     model_dir: Path
@@ -128,6 +129,9 @@ class EngineOptions(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fi
     policy: str = DEFAULT_POLICY
     policy_options: str = "{}"
     """JSON: the options of the policy that are not the defaults, by name."""
+    otlp: str = ""
+    """Where spans go: the whole URL of a collector's traces; empty: none are made."""
+    spans_per_s: Annotated[int, Meta(ge=1, le=100_000)] = 300
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the field, its bound and its value."""

@@ -31,6 +31,8 @@ class HeldOutcome(msgspec.Struct, frozen=True):
 
     gateway_id: str
     outcome: SequenceOutcome
+    ended_ns: int = 0
+    """Since 1970; 0: not known."""
 
 
 class OutcomesFile(msgspec.Struct, frozen=True):
@@ -65,19 +67,22 @@ class OutcomeStore:
         """Whether one more sequence may start beside `live_sequences`: each will leave an outcome."""
         return len(self._held) + live_sequences < self._max_outcomes
 
-    def keep(self, gateway_id: str, outcome: SequenceOutcome) -> None:
+    def keep(self, gateway_id: str, outcome: SequenceOutcome, ended_ns: int = 0) -> None:
         """Keeps a sequence's outcome. Raises `ValueError` if it has one already."""
         if outcome.sequence_id in self._held:
             raise ValueError(f"sequence {outcome.sequence_id} has an outcome already")
-        self._held[outcome.sequence_id] = HeldOutcome(gateway_id, outcome)
+        self._held[outcome.sequence_id] = HeldOutcome(gateway_id, outcome, ended_ns)
 
-    def acknowledge(self, sequence_ids: Iterable[str]) -> int:
-        """Forgets settled outcomes and returns how many there were; unknown ids are ignored."""
-        known = {sequence_id for sequence_id in sequence_ids if sequence_id in self._held}
-        for sequence_id in known:
-            del self._held[sequence_id]
-        self._restored -= known
-        return len(known)
+    def acknowledge(self, gateway_id: str, sequence_ids: Iterable[str]) -> list[HeldOutcome]:
+        """Forgets settled outcomes of `gateway_id` and returns them; unknown ids, and those of other
+        gateways, are ignored."""
+        settled = []
+        for sequence_id in sequence_ids:
+            held = self._held.get(sequence_id)
+            if held is not None and held.gateway_id == gateway_id:
+                settled.append(self._held.pop(sequence_id))
+                self._restored.discard(sequence_id)
+        return settled
 
     def collect(
         self, gateway_id: str, *, adopt_from_all_but: Container[str] | None = None
@@ -90,7 +95,7 @@ class OutcomeStore:
         if adopt_from_all_but is not None:
             for sequence_id, held in self._held.items():
                 if held.gateway_id not in adopt_from_all_but:
-                    self._held[sequence_id] = HeldOutcome(gateway_id, held.outcome)
+                    self._held[sequence_id] = HeldOutcome(gateway_id, held.outcome, held.ended_ns)
         return [held.outcome for held in self._held.values() if held.gateway_id == gateway_id]
 
     def held(self) -> list[HeldOutcome]:

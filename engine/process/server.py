@@ -13,6 +13,7 @@ import gc
 import json
 import logging
 import os
+import secrets
 import signal
 import socket as sockets
 import sys
@@ -22,7 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import zmq
+from zmq.auth.thread import ThreadAuthenticator
 
+from engine.client.keys import EngineKeys, KeysRefused, engine_keys
 from engine.client.zmq_link import MAX_MESSAGE_BYTES
 from engine.core.core import EngineConfig, EngineCore
 from engine.core.detokenizer import NoTokenizer, load_texts
@@ -48,7 +51,9 @@ from engine.process.lock import EngineLock, LockContent, LockHeld, lock_path, pi
 from engine.process.loop import EngineLoop
 from engine.process.options import EngineOptions
 from engine.process.outcomes import OutcomeStore, OutcomesUnreadable, read_outcomes, write_outcomes
+from engine.process.spans import EngineSpans
 from engine.scheduling.policy import make_policy, options_of
+from engine.telemetry.sender import SpanTarget, TelemetryMissing, open_sender
 
 if TYPE_CHECKING:
     from engine.model.probe_attachment import ProbeFollower
@@ -60,12 +65,25 @@ RECEIVE_QUEUE_MESSAGES = 10_000
 DRAIN_S = 2.0
 """How long running sequences go on after SIGTERM."""
 LINGER_MS = 500
+DOMAIN = "fairgate"
+"""Of the authentication of peers on tcp."""
 
 log = logging.getLogger("fairgate.engine")
 
 
 class StartRefused(Exception):
     """The engine cannot start; the message says why and what to do."""
+
+
+class AuthorisedGateways:
+    """The gateways that may connect: those that prove that they have the secret of this public key."""
+
+    def __init__(self, gateway_public: str) -> None:
+        self._public_key = gateway_public.encode()
+
+    def callback(self, domain: str, public_key: bytes) -> bool:
+        """As ZeroMQ's authenticator asks; `public_key` is Z85 text."""
+        return domain == DOMAIN and public_key == self._public_key
 
 
 def run_engine(options: EngineOptions) -> int:
@@ -76,7 +94,7 @@ def run_engine(options: EngineOptions) -> int:
     os.umask(0o077)
     os.nice(options.niceness)
     try:
-        with _lock(options), _bound_socket(options.address) as socket:
+        with _lock(options), _bound_socket(options.address, options.data_dir) as socket:
             return _serve(options, socket)
     except StartRefused as error:
         print(f"fairgate engine: {error}", file=sys.stderr, flush=True)
@@ -104,6 +122,7 @@ def _serve(options: EngineOptions, socket: zmq.Socket[bytes]) -> int:
         learned_writer.tick(now_s)
         probe.tick(now_s)
 
+    spans = _spans(options)
     loop = EngineLoop(
         core,
         socket,
@@ -113,6 +132,7 @@ def _serve(options: EngineOptions, socket: zmq.Socket[bytes]) -> int:
         clock=time.monotonic,
         on_restored_settled=lambda: path.unlink(missing_ok=True),
         on_tick=tick,
+        spans=spans,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.stop(DRAIN_S))
@@ -124,12 +144,29 @@ def _serve(options: EngineOptions, socket: zmq.Socket[bytes]) -> int:
         log.exception("engine fails")
         code = 1
     learned_writer.keep()
+    if spans is not None:
+        spans.close()
     try:
         write_outcomes(path, store)
     except OSError as error:
         log.error("%d outcomes cannot be kept in %s: %s", len(store), path, error.strerror)
         code = 1
     return code
+
+
+def _spans(options: EngineOptions) -> EngineSpans | None:
+    """None: none are to be made."""
+    if not options.otlp:
+        return None
+    target = SpanTarget(options.otlp, options.spans_per_s)
+    resource = {
+        "service.name": f"{os.environ.get('OTEL_SERVICE_NAME') or 'fairgate'}-engine",
+        "service.instance.id": options.engine_id,
+    }
+    try:
+        return EngineSpans(open_sender(target, resource))
+    except TelemetryMissing as error:
+        raise StartRefused(str(error)) from None
 
 
 def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter, ProbeFollower]:
@@ -206,6 +243,7 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
         max_sequences=steps.max_sequences,
         max_batched_tokens=steps.max_batched_tokens,
         pid=os.getpid(),
+        life=secrets.token_hex(4),
     )
     core = EngineCore(runner, texts, config, time.monotonic, step_time=load_step_time(learned, key))
     collected = samples_path(options.data_dir, options.engine_id)
@@ -249,11 +287,18 @@ def _lock(options: EngineOptions) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _bound_socket(address: str) -> Iterator[zmq.Socket[bytes]]:
+def _bound_socket(address: str, data_dir: Path) -> Iterator[zmq.Socket[bytes]]:
     _check_address(address)
+    try:
+        keys = engine_keys(address, data_dir)
+    except KeysRefused as error:
+        raise StartRefused(str(error)) from None
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.ROUTER)
+    authenticator = None
     try:
+        if keys is not None:
+            authenticator = _authenticate(context, socket, keys)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.SNDHWM, SEND_QUEUE_MESSAGES)
         socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES)
@@ -266,11 +311,27 @@ def _bound_socket(address: str) -> Iterator[zmq.Socket[bytes]]:
         yield socket
     finally:
         socket.close()
+        if authenticator is not None:
+            authenticator.stop()
         context.term()
 
 
+def _authenticate(
+    context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes], keys: EngineKeys
+) -> ThreadAuthenticator:
+    """Has the socket encrypt, and take the connections of authorised gateways only."""
+    authenticator = ThreadAuthenticator(context)
+    authenticator.start()
+    authenticator.configure_curve_callback(DOMAIN, AuthorisedGateways(keys.gateway_public))
+    socket.zap_domain = DOMAIN.encode()
+    socket.curve_secretkey = keys.secret.encode()
+    socket.curve_publickey = keys.public.encode()
+    socket.curve_server = True
+    return authenticator
+
+
 def _check_address(address: str) -> None:
-    """Raises `StartRefused` for an address that is not ours to bind."""
+    """Raises `StartRefused` for an address that is not ours to bind. Over tcp keys say who may connect."""
     scheme, separator, rest = address.partition("://")
     if scheme == "ipc" and rest:
         if len(os.fsencode(rest)) > MAX_SOCKET_PATH_BYTES:
@@ -287,14 +348,7 @@ def _check_address(address: str) -> None:
             probe.settimeout(1.0)
             probe.connect(rest)
             raise StartRefused(f"address {address} is in use by another process")
-    elif scheme == "tcp":
-        host = rest.rpartition(":")[0].strip("[]")
-        if host not in {"127.0.0.1", "localhost", "::1"}:
-            raise StartRefused(
-                f"address {address} is refused: the connection is not encrypted, "
-                "so tcp:// takes loopback hosts only"
-            )
-    else:
+    elif scheme != "tcp":
         hint = "" if separator else " (is ipc:// missing?)"
         raise StartRefused(f"address {address!r} must start with ipc:// or tcp://{hint}")
 

@@ -3,17 +3,19 @@
 Pure: time is passed in. Every connection of a gateway is a session of its own, named by its socket's
 identity. A session ends when it is silent for too long, when its socket is gone, when its queue stays full,
 or when the same gateway opens a new one; its sequences then have no reader, and the engine cancels them. An
-ended session never comes back: its gateway opens a new one and collects.
+ended session never comes back: its gateway opens a new one and collects. What a session asks of sequences and
+outcomes is done only where they are its own.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.messages import GATEWAY_LOST_S, PROTOCOL_VERSION, Hello, TenantShare
+from engine.messages import GATEWAY_LOST_S, HEARTBEAT_S, PROTOCOL_VERSION, Hello, TenantShare
 
 if TYPE_CHECKING:
     from engine.core.step_service import ServiceShare
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 MAX_GATEWAYS = 64
 MAX_GATEWAY_ID_CHARACTERS = 128
 REMEMBERED_SUPERSEDED = 256
+SECOND_LOOK_S = 2 * HEARTBEAT_S
+"""A session that seems lost is looked at once more after so long: had the engine's own process stood still,
+what its gateway sent meanwhile arrives only now."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +35,10 @@ class GatewaySession:
     identity: bytes
     gateway_id: str
     heard_s: float
+    secret: str = field(default_factory=lambda: secrets.token_urlsafe(16))
+    """Known to the engine and this gateway: names the session in `Alive`."""
+    seems_lost_s: float | None = None
+    """Since when it seems lost; None: it was heard in time."""
     tenants: dict[str, str] = field(default_factory=dict)
     """Tenants of its live sequences, by sequence id."""
 
@@ -59,6 +68,7 @@ class GatewaySessions:
         self._lost_s = lost_s
         self._max_gateways = max_gateways
         self._sessions: dict[bytes, GatewaySession] = {}
+        self._by_secret: dict[str, GatewaySession] = {}
         self._owners: dict[str, GatewaySession] = {}
         self._superseded: OrderedDict[bytes, None] = OrderedDict()
         self._heard_s = now_s
@@ -90,8 +100,18 @@ class GatewaySessions:
         """Notes a message from a session; None when there is no such session."""
         session = self._sessions.get(identity)
         if session is not None:
-            session.heard_s = self._heard_s = now_s
+            self._note(session, now_s)
         return session
+
+    def alive(self, secret: str, now_s: float) -> None:
+        """Notes a word of a gateway's liveness thread; without effect for an ended or unknown session."""
+        session = self._by_secret.get(secret)
+        if session is not None:
+            self._note(session, now_s)
+
+    def _note(self, session: GatewaySession, now_s: float) -> None:
+        session.heard_s = self._heard_s = now_s
+        session.seems_lost_s = None
 
     def hello(self, identity: bytes, hello: Hello, now_s: float) -> Opened | HelloRefused | None:
         """Opens a session, or refuses it; None when it lives already (a heartbeat)."""
@@ -112,13 +132,13 @@ class GatewaySessions:
             if known.gateway_id == hello.gateway_id:
                 return None
             return HelloRefused("bad_hello", "a session keeps its gateway_id: open a new connection")
-        if identity in self._superseded:
+        superseded = next((s for s in self._sessions.values() if s.gateway_id == hello.gateway_id), None)
+        if superseded is not None and identity in self._superseded:
             return HelloRefused(
                 "superseded",
                 f"another process has connected as gateway {hello.gateway_id!r}: "
                 "give each gateway process an id of its own",
             )
-        superseded = next((s for s in self._sessions.values() if s.gateway_id == hello.gateway_id), None)
         if superseded is None and len(self._sessions) >= self._max_gateways:
             return HelloRefused(
                 "too_many_gateways", f"{self._max_gateways} gateways are connected: the engine takes no more"
@@ -128,18 +148,28 @@ class GatewaySessions:
             self._superseded[superseded.identity] = None
             if len(self._superseded) > REMEMBERED_SUPERSEDED:
                 self._superseded.popitem(last=False)
+        self._superseded.pop(identity, None)
         session = GatewaySession(identity, hello.gateway_id, now_s)
-        self._sessions[identity] = session
+        self._sessions[identity] = self._by_secret[session.secret] = session
         self._heard_s = now_s
         return Opened(session, superseded)
 
     def silent(self, now_s: float) -> list[GatewaySession]:
-        """Sessions unheard for `lost_s`: their gateways are lost."""
-        return [s for s in self._sessions.values() if now_s - s.heard_s >= self._lost_s]
+        """Sessions unheard for `lost_s`, also at a second look: their gateways are lost."""
+        lost = []
+        for session in self._sessions.values():
+            if now_s - session.heard_s < self._lost_s:
+                continue
+            if session.seems_lost_s is None:
+                session.seems_lost_s = now_s
+            elif now_s - session.seems_lost_s >= SECOND_LOOK_S:
+                lost.append(session)
+        return lost
 
     def end(self, session: GatewaySession) -> None:
         """Ends a session; its sequences stay owned by it until they have an outcome."""
         self._sessions.pop(session.identity, None)
+        self._by_secret.pop(session.secret, None)
 
     def lives(self, session: GatewaySession) -> bool:
         """Whether the session has not ended."""

@@ -117,11 +117,17 @@ class CounterRebuilder:
         for each in standing.open_requests:
             row, held = each.reserve, each.held
             path = [
-                by_identity[name] for name in map(rules.identity_in, row.charged_to) if name in by_identity
+                by_identity[name] for name in map(rules.identity_in, each.charged_to) if name in by_identity
             ]
             hold = Hold(held, held, each.worst, each.may_be_cut)
             await self._quota_store.restore(
-                row.request_id, path, row.charged_to, hold, each.used, self._lease_ttl_s
+                row.request_id,
+                path,
+                each.charged_to,
+                hold,
+                each.used,
+                self._lease_ttl_s,
+                tenant_id=row.tenant_id,
             )
         await self._quota_store.finish_rebuild(self._gateway_id, epoch)
         log.info(

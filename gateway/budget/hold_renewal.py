@@ -48,6 +48,8 @@ class HoldRenewal:
         self._lease_ttl_s = lease_ttl_s
         self._now = now
         self._doubtful: set[str] = set()
+        self.overdue = 0
+        """Holds of other gateways that the last round found older than their lease, and left."""
 
     def doubt(self, request_id: str) -> None:
         """Notes a request that will not run but may have left a hold or a reserve row, as a store failed."""
@@ -84,11 +86,13 @@ class HoldRenewal:
     async def _end_overdue(self, overdue: Iterable[str]) -> None:
         """Ends holds whose leases ran out: their gateways are dead or stalled."""
         suspects = [request_id for request_id in overdue if request_id not in self._live]
+        self.overdue = 0
         if not suspects:
             return
         # In this order: a request that is neither open now nor settled later has no row.
         open_ids = {found.request_id for found in await self._ledger.open_requests(request_ids=suspects)}
         settled = await self._ledger.settled(suspects)
+        self.overdue = len(open_ids - settled.keys())
         for request_id in suspects:
             if request_id in settled:
                 await self._quota_store.settle(request_id, settled[request_id].counted)

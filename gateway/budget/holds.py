@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Set
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,16 +22,21 @@ from msgspec.structs import replace
 
 from gateway.budget.counter_rebuild import CounterRebuilder
 from gateway.budget.hold_renewal import HoldRenewal
+from gateway.budget.metering import RequestMetering
 from gateway.budget.settlement import Settlement, Settlements
 from gateway.domain.call import Call
 from gateway.domain.outcomes import RequestOutcome
+from gateway.domain.usage import use_of
 from tenants.errors import EpochEnded
 from tenants.ledger.ledger import Ledger
-from tenants.ledger.rows import Kind, LedgerRow, as_list, sum_of
+from tenants.ledger.progress import RunningUse
+from tenants.ledger.rows import Kind, LedgerRow, amounts_from, as_list, sum_of
+from tenants.quota import rules
 from tenants.quota.store import (
     Denied,
     Granted,
     Hold,
+    LimitState,
     QuotaStore,
     QuotaStoreUnavailable,
     TooManyEndUsers,
@@ -46,6 +51,9 @@ log = logging.getLogger("fairgate.gateway.holds")
 
 class BudgetDenied(Exception):
     """A hard limit has no room for this request."""
+
+    fitting_max_tokens: int | None = None
+    """Most output tokens of a sequence with which it would fit now; 0: none fit; None: not known."""
 
     def __init__(self, denied: Denied) -> None:
         super().__init__(f"limit {denied.limit.limit_id}")
@@ -70,8 +78,17 @@ class _LiveHold:
     held: Amounts
     """Reserve row and top-ups together, as in the ledger."""
     price_version: int
-    reported: Callable[[], Amounts] | None = None
+    asked: Hold
+    charged_to: frozenset[str]
+    """Every counter in its rows."""
+    metering: RequestMetering | None = None
     top_ups: int = 0
+    report: dict[str, Any] = field(default_factory=lambda: {"used": as_list(NOTHING)})
+    """The detail of its last top-up row: what it had used by then."""
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held from a change in the store until its row is durable: what another one adds to is known then."""
+    sent_to: str = ""
+    """The life of the engine that it was sent to; empty: it has not been sent."""
 
 
 class Holds:
@@ -98,9 +115,7 @@ class Holds:
         self._lease_ttl_s = lease_ttl_s
         self._wall_clock = wall_clock
         self._on_granted = on_granted
-        self.require_presence = require_presence
-        """Call right before a request is sent to an engine: if this gateway stalled, another one may have
-        settled its waiting requests. Raises `DatabaseUnavailable`."""
+        self._require_presence = require_presence
         self._live: dict[str, _LiveHold] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._rebuilder = CounterRebuilder(
@@ -115,6 +130,11 @@ class Holds:
     def pending(self) -> int:
         """Settlements that are not durable yet."""
         return len(self._settlements)
+
+    @property
+    def overdue(self) -> int:
+        """Holds of other gateways that were older than their lease when last looked at, and stay."""
+        return self._renewal.overdue
 
     @property
     def live(self) -> Set[str]:
@@ -157,10 +177,36 @@ class Holds:
         await self._settlements.close(timeout_s)
         await stop(self._tasks)
 
+    def sending(self, request_id: str, engine: str) -> None:
+        """Call right before a request is sent to an engine, with the name of the engine's life: if this
+        gateway stalled, another one may have settled its waiting requests. Raises `DatabaseUnavailable`."""
+        self._require_presence()
+        if (live := self._live.get(request_id)) is not None:
+            live.sent_to = engine
+
+    def running(self) -> dict[str, RunningUse]:
+        """What has reached this gateway of each request that was sent and is not settled."""
+        return {
+            request_id: _use_so_far(live.sent_to, live.call, live.metering)
+            for request_id, live in self._live.items()
+            if live.sent_to and live.metering is not None
+        }
+
     def held(self, request_id: str) -> Amounts:
         """What a live request holds so far, as limits count it; zero when it is not live."""
         live = self._live.get(request_id)
         return NOTHING if live is None else live.held
+
+    async def look(self, limits: Sequence[Limit]) -> tuple[LimitState, ...]:
+        """Present states of these limits; empty while the quota store cannot be asked: what is done then is
+        decided by the reservation. Holds nothing."""
+        if not limits or self.is_recovering or self.is_local:
+            return ()
+        try:
+            with self._rebuilder.watching:
+                return await self._quota_store.states(limits)
+        except QuotaStoreUnavailable:
+            return ()
 
     async def reserve(
         self,
@@ -168,11 +214,11 @@ class Holds:
         hold: Hold,
         *,
         price_version: int = 0,
-        reported: Callable[[], Amounts] | None = None,
+        metering: RequestMetering | None = None,
     ) -> Granted:
         """Holds on every limit of the request's path, then writes the reserve row durably. The request may
-        use up to `Granted.covered`. `reported`: the real tokens of what top-ups report as used, where limits
-        weight them; None: not weighted.
+        use up to `Granted.covered`. `metering`: what it has used; its real tokens are noted where limits
+        weight them.
 
         Raises `BudgetDenied`, `EndUserRefused`, `LimitNotKept`, `QuotaStoreUnavailable`,
         `DatabaseUnavailable`; nothing stays held then.
@@ -183,7 +229,9 @@ class Holds:
         asked_s = asyncio.get_running_loop().time()
         try:
             epoch, answer = await self._in_one_epoch(
-                lambda: self._quota_store.reserve(call.request_id, limits, hold, self._lease_ttl_s)
+                lambda: self._quota_store.reserve(
+                    call.request_id, limits, hold, self._lease_ttl_s, tenant_id=call.principal.tenant_id
+                )
             )
         except TooManyEndUsers as refused:
             raise EndUserRefused(call.end_user, refused) from None
@@ -193,7 +241,9 @@ class Holds:
             raise
         if isinstance(answer, Denied):
             raise BudgetDenied(answer)
-        self._live[call.request_id] = _LiveHold(call, answer.covered, price_version, reported)
+        self._live[call.request_id] = _LiveHold(
+            call, answer.covered, price_version, hold, frozenset(answer.charged_to), metering
+        )
         detail = {
             "prompt_tokens": [len(prompt) for prompt in call.prompts],
             "choices": call.choices,
@@ -226,20 +276,53 @@ class Holds:
     ) -> Granted | Denied:
         """Raises the hold of a live request (`QuotaStore.top_up`; totals since it began) durably; only after
         this may the engine's lease grow. `used`: emitted and computed so far, as limits count it; charged if
-        all processes crash, and billed as `reported` says.
+        all processes crash, and billed as the metering's `reported` says.
 
         Raises `KeyError` for a request that is not live, `QuotaStoreUnavailable`, `DatabaseUnavailable`; the
         engine's lease must then not grow, and the call may be repeated.
         """
         live = self._live[request_id]
-        epoch, answer = await self._raise_hold(request_id, used, first, ahead)
-        if isinstance(answer, Denied):
-            return answer
-        detail = {"used": as_list(used)}
-        if live.reported is not None and (tokens := live.reported()) != used:
-            detail["tokens"] = as_list(tokens)
-        await self._write_top_up(live, live.call, answer.covered, detail, epoch)
+        async with live.changing:
+            epoch, answer = await self._raise_hold(request_id, used, first, ahead)
+            if isinstance(answer, Denied):
+                return answer
+            detail = {"used": as_list(used)}
+            if live.metering is not None and (tokens := live.metering.reported) != used:
+                detail["tokens"] = as_list(tokens)
+            await self._write_top_up(live, live.call, answer.covered, detail, epoch)
+            live.report = detail
         self._on_granted(answer)
+        return answer
+
+    async def rebind(self, request_id: str, limits: Sequence[Limit], *, must_fit: bool) -> Granted | Denied:
+        """Puts a live request under the limits in force, durably (`QuotaStore.rebind`; `limits`: at least all
+        that it was held on). On those that it was not held on it holds what it holds so far. `must_fit`: it
+        has not begun, and where that has no room nothing changes; else it runs, and is promised nothing more
+        on them.
+
+        Raises `KeyError` for a request that is not live, `EndUserRefused`, `QuotaStoreUnavailable` (also
+        where only local slices are granted), `DatabaseUnavailable`; the call may be repeated.
+        """
+        live = self._live[request_id]
+        async with live.changing:
+            may_be_cut = live.asked.may_be_cut or not must_fit
+            most = rules.largest(live.held, live.asked.most)
+            hold = Hold(live.held, live.held, live.held if may_be_cut else most, may_be_cut)
+            used = amounts_from(live.report["used"])
+            try:
+                epoch, answer = await self._in_one_epoch(
+                    lambda: self._quota_store.rebind(request_id, limits, hold, used, must_fit=must_fit)
+                )
+            except KeyError:
+                raise QuotaStoreUnavailable(
+                    "the hold is gone: another gateway has settled the request"
+                ) from None
+            except TooManyEndUsers as refused:
+                raise EndUserRefused(live.call.end_user, refused) from None
+            if isinstance(answer, Granted):
+                await self._write_top_up(
+                    live, live.call, answer.covered, live.report, epoch, charged_to=answer.charged_to
+                )
         return answer
 
     async def move(self, call: Call, first: Amounts, ahead: Amounts) -> Granted:
@@ -250,11 +333,12 @@ class Holds:
         `DatabaseUnavailable`.
         """
         live = self._live[call.request_id]
-        epoch, answer = await self._raise_hold(call.request_id, NOTHING, first, ahead)
-        if isinstance(answer, Denied):
-            raise BudgetDenied(answer)
-        detail = {"used": as_list(NOTHING), "moved_from": live.call.tier.value}
-        await self._write_top_up(live, call, answer.covered, detail, epoch)
+        async with live.changing:
+            epoch, answer = await self._raise_hold(call.request_id, NOTHING, first, ahead)
+            if isinstance(answer, Denied):
+                raise BudgetDenied(answer)
+            detail = {"used": as_list(NOTHING), "moved_from": live.call.tier.value}
+            await self._write_top_up(live, call, answer.covered, detail, epoch)
         return answer
 
     def settle(
@@ -267,10 +351,12 @@ class Holds:
         *,
         counted: Amounts | None = None,
         credit_nanousd: int = 0,
+        most_credit_nanousd: int = 0,
     ) -> Settlement:
         """Starts the settlement; it continues until durable, even if the caller stops waiting. `counted`:
         weighted amounts for limits; None: `charged`. `credit_nanousd` is credited on the bill in a row of its
-        own; limits are not refunded."""
+        own, as far as its tenant's credits of the day stay within `most_credit_nanousd`; limits are not
+        refunded."""
         live = self._live.get(call.request_id)
         price_version = live.price_version if live else 0
         row = self._row(call, "settle", charged, detail, (), price_version, outcome.value)
@@ -284,7 +370,7 @@ class Holds:
         if credit_nanousd:
             given_back = replace(NOTHING, cost_nanousd=-credit_nanousd)
             credit = self._row(call, "credit", given_back, {}, (), price_version, "quote")
-        return self._settlements.start(row, acknowledge, done, credit)
+        return self._settlements.start(row, acknowledge, done, credit, most_credit_nanousd)
 
     async def keep_once(self) -> None:
         """Renews and releases holds now, instead of at the next round."""
@@ -343,18 +429,32 @@ class Holds:
             raise QuotaStoreUnavailable("the hold is gone: somebody else has settled the request") from None
 
     async def _write_top_up(
-        self, live: _LiveHold, call: Call, covered: Amounts, detail: dict[str, Any], epoch: str
+        self,
+        live: _LiveHold,
+        call: Call,
+        covered: Amounts,
+        detail: dict[str, Any],
+        epoch: str,
+        *,
+        charged_to: Iterable[str] = (),
     ) -> None:
-        """Records durably, as one more numbered row, that all of `covered` is held and that the request is
-        now `call`. Writes nothing where neither has changed."""
+        """Records durably, as one more numbered row, that all of `covered` is held, that the request is now
+        `call`, and that it will be charged to `charged_to` as well. Writes nothing where none of that has
+        changed. To be called with `live.changing` held."""
         try:
-            while _any(newly := _beyond(covered, live.held)) or live.call is not call:
+            while (
+                _any(newly := _beyond(covered, live.held))
+                or live.call is not call
+                or not live.charged_to.issuperset(charged_to)
+            ):
+                names = tuple(name for name in charged_to if name not in live.charged_to)
                 row = replace(
-                    self._row(call, "top_up", newly, detail, (), live.price_version), number=live.top_ups + 1
+                    self._row(call, "top_up", newly, detail, names, live.price_version),
+                    number=live.top_ups + 1,
                 )
                 if await self._ledger.append(row, epoch=epoch):
                     live.held, live.top_ups = sum_of([live.held, newly]), live.top_ups + 1
-                    live.call = call
+                    live.call, live.charged_to = call, live.charged_to | set(names)
                 else:
                     # An attempt that seemed to fail had been written.
                     await self._read_again(call.request_id, live)
@@ -364,6 +464,7 @@ class Holds:
     async def _read_again(self, request_id: str, live: _LiveHold) -> None:
         for found in await self._ledger.open_requests(request_ids=[request_id]):
             live.held, live.top_ups = found.held, len(found.top_ups)
+            live.charged_to = frozenset(found.charged_to)
             return
         raise QuotaStoreUnavailable("somebody else has settled the request")
 
@@ -373,6 +474,11 @@ class Holds:
                 await asyncio.shield(self._quota_store.settle(request_id, NOTHING))
         except QuotaStoreUnavailable:
             log.warning("the hold of %s could not be released; the keeper will", request_id)
+
+
+def _use_so_far(engine: str, call: Call, metering: RequestMetering) -> RunningUse:
+    use = use_of(metering.uses, call.choices, dispatched=True)
+    return RunningUse(engine, use.input_tokens, use.cached_tokens, use.output_tokens, use.gpu_us)
 
 
 def _beyond(amounts: Amounts, held: Amounts) -> Amounts:

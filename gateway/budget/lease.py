@@ -17,6 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from engine.messages import StepTime
+from tenants.quota.rules import is_platforms
 from tenants.quota.store import Denied, Hold
 from tenants.types import Amounts, Limit, LimitMode, Meter
 
@@ -38,6 +39,7 @@ LEAD_S = 0.25
 GPU_CHUNK_MS = 250
 """Least device time that a top-up covers, where no bucket is smaller."""
 FOR_EVER = 2**53
+_TOKEN_METERS = (Meter.TOTAL_TOKENS, Meter.INPUT_TOKENS, Meter.OUTPUT_TOKENS)
 _OUTPUT_METERS = (Meter.TOTAL_TOKENS, Meter.OUTPUT_TOKENS, Meter.COST_NANOUSD, Meter.GPU_MS)
 
 
@@ -82,17 +84,18 @@ def first_hold(
     buckets = _hard_buckets(limits)
     if not any(limit.meter in _OUTPUT_METERS for limit in limits):
         ahead = most
+    ahead = min(ahead, most)
     whole_tokens = _whole_tokens(buckets, sizes, sequences, ahead, most, may_be_cut=may_be_cut)
     # Windows hold `ahead` as far as there is room; `first` matters on buckets only.
-    first = sequences
+    first = least = min(sequences, most)  # 0 of what emits nothing
     if buckets and whole_tokens:
-        first = max(sequences, whole_tokens)
-    elif buckets:
-        first = min(max(ahead, sequences), most, sequences * FIRST_TOKENS)
-        first = max(sequences, min(first, bucket_tokens(limits, sizes, first)))
+        first = max(least, whole_tokens)
+    elif buckets and most:
+        first = min(max(ahead, least), most, sequences * FIRST_TOKENS)
+        first = max(least, min(first, bucket_tokens(limits, sizes, first)))
     if buckets:
         # The prompt takes part of the burst, so less is left than for a later chunk.
-        first = largest(sequences, first, lambda tokens: _fits_bursts(buckets, sizes(tokens)))
+        first = largest(least, first, lambda tokens: _fits_bursts(buckets, sizes(tokens)))
     ahead = min(most, max(first, ahead, whole_tokens))
     size_first = sizes(first)
     size_ahead = size_first if ahead == first else sizes(ahead)
@@ -158,6 +161,28 @@ def covered_tokens(covered: Amounts, sizes: Sizes, most: int) -> int:
             and size.output_tokens <= covered.output_tokens
             and size.cost_nanousd <= covered.cost_nanousd
         )
+
+    return largest(0, most, fits)
+
+
+def fitting_max_tokens(denied: Denied, sizes: Sizes, sequences: int, most: int) -> int | None:
+    """The longest answer of each sequence, at most `most`, for which every window of its tenant has room;
+    None: the limit in the way is no window, or counts what answers do not decide."""
+    if denied.limit.window is None or denied.limit.meter not in (*_TOKEN_METERS, Meter.COST_NANOUSD):
+        return None
+    left: list[tuple[Meter, int]] = [
+        (state.limit.meter, state.available)
+        for state in denied.states
+        if state.limit.window is not None
+        and state.limit.mode is LimitMode.HARD
+        and state.limit.meter is not Meter.GPU_MS
+        and not is_platforms(state.limit)  # of these a tenant reads no numbers
+    ]
+    left.append((denied.limit.meter, denied.available))
+
+    def fits(tokens: int) -> bool:
+        size = sizes(tokens * sequences)
+        return all(size.of(meter) <= available for meter, available in left)
 
     return largest(0, most, fits)
 

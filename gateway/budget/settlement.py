@@ -38,6 +38,8 @@ class Settlement:
     done: Callable[[], None]
     credit: LedgerRow | None = None
     """Credit for a missed quote, written with the settle row or not at all."""
+    most_credit_nanousd: int = 0
+    """Of its tenant and day."""
     is_durable: asyncio.Future[bool] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -45,6 +47,8 @@ class Settlement:
     waiter timed out, while the settlement continues."""
     counts: LedgerRow | None = None
     """The settle row in the ledger."""
+    credited_nanousd: int = 0
+    """What was credited; until the settle row is durable, what is due."""
 
     async def within(self, seconds: float) -> bool:
         """Waits up to `seconds`; returns whether it is durable. For one waiter."""
@@ -79,9 +83,12 @@ class Settlements:
         acknowledge: Callable[[], None],
         done: Callable[[], None],
         credit: LedgerRow | None = None,
+        most_credit_nanousd: int = 0,
     ) -> Settlement:
         """Starts a settlement. `acknowledge` is called once it is durable, `done` when its task ends."""
-        settlement = Settlement(row, acknowledge, done, credit)
+        settlement = Settlement(row, acknowledge, done, credit, most_credit_nanousd)
+        if credit is not None:
+            settlement.credited_nanousd = -credit.amounts.cost_nanousd
         task = asyncio.create_task(self._settle(settlement), name=f"settle {row.request_id}")
         self._tasks[row.request_id] = task
         return settlement
@@ -109,12 +116,17 @@ class Settlements:
         row = settlement.row
         try:
             if settlement.counts is None:
-                settlement.counts = await self._ledger.settle(row, settlement.credit)
+                if settlement.credit is None:
+                    settlement.counts = await self._ledger.settle(row)
+                else:
+                    settlement.counts, settlement.credited_nanousd = await self._ledger.settle_with_credit(
+                        row, settlement.credit, settlement.most_credit_nanousd
+                    )
             with self._rebuilder.watching:
                 await self._quota_store.settle(row.request_id, settlement.counts.counted)
             return True
         except (DatabaseUnavailable, QuotaStoreUnavailable) as error:
-            log.warning("settlement of %s waits: %s", row.request_id, type(error).__name__)
+            log.warning("settlement of %s waits: %s", row.request_id, error)
         except Exception:
             log.exception("settlement of %s failed; it is tried again", row.request_id)
         return False

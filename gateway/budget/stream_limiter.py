@@ -103,6 +103,10 @@ class StreamLimiter:
         self._admit_waiting()
         return self._done(self._is_shared(needs, sequences)) if waiting.may_pass.done() else waiting.may_pass
 
+    def feeds(self, limits: Sequence[Limit]) -> bool:
+        """Whether one of the limits is a bucket that feeds streams now."""
+        return any(limit.identity in self._running for limit in limits)
+
     def leave(self, request_id: str) -> None:
         """Removes a request that has ended or stopped waiting. Idempotent."""
         self._waiting.pop(request_id, None)

@@ -3,24 +3,28 @@
 Pure. The best source decides, and the settle row names it (`basis`):
 
 - `engine`: its outcomes say what was computed and emitted, to the token;
-- `last_report`: no engine knows of it, so the engine died as well, or never got it. Charged is what the last
-  top-up row reported as used. What was emitted afterwards, at most up to what was held (`uncertain_tokens`),
-  is unknown and not charged. A request that was never topped up is charged nothing.
+- `last_report`: no engine knows of it. Billed is what was last reported as used, by a top-up row or by the
+  gateway's progress record, whichever says more. Where the engines that the gateway used have lived on since,
+  it never got to one, and that is all (`is_known`). Otherwise they died as well, and what was emitted after
+  the report is unknown: limits then count all that was held, so that none is exceeded, and the doubt is ours
+  in money. The row says how much of the counted is in doubt (`in_doubt`): an operator can give it back.
 
 (`gateway` is the third: the engine died under a live gateway, see `gateway/requests/lifecycle.py`.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from engine.messages import SequenceOutcome
 from gateway.domain.outcomes import RequestOutcome
-from gateway.domain.usage import use_of_outcomes
-from tenants.ledger.rows import AMOUNT_FIELDS, OpenRequest, amounts_from, as_list
+from gateway.domain.usage import Use, use_of_outcomes
+from tenants.ledger.progress import Progress
+from tenants.ledger.rows import AMOUNT_FIELDS, OpenRequest, amounts_from, as_list, less
 from tenants.pricing.metering import counted
 from tenants.pricing.pricing import PriceBook
 from tenants.types import Amounts
@@ -33,12 +37,29 @@ class CrashCharge(msgspec.Struct, frozen=True):
     charged: Amounts
     """Tokens as they were, for bills."""
     counted: Amounts
-    """The same as limits count it, never more than was held."""
+    """As limits count it, never more than was held."""
     detail: dict[str, Any]
 
 
-def reckon(open_request: OpenRequest, outcomes: Sequence[SequenceOutcome], prices: PriceBook) -> CrashCharge:
-    """The charge from `outcomes`, all that any engine kept of this request. Raises `UnknownPrice`."""
+def is_known(request_id: str, model: str, progress: Progress, lives: Set[str]) -> bool:
+    """Whether engines that keep no outcome of a request have emitted nothing for it. `lives`: of the engines
+    that were asked now; `progress`: the last record of the gateway that died."""
+    sent = progress.requests.get(request_id)
+    if sent is not None:
+        return sent.engine in lives and not sent.output_tokens
+    # Sent after the record was written, if at all: to an engine that it names.
+    return model in progress.models and progress.engines <= lives
+
+
+def reckon(
+    open_request: OpenRequest,
+    outcomes: Sequence[SequenceOutcome],
+    prices: PriceBook,
+    progress: Progress | None = None,
+    lives: Set[str] = frozenset(),
+) -> CrashCharge:
+    """The charge from `outcomes`, all that any engine kept of this request. `progress` None: the request was
+    certainly never sent. Raises `UnknownPrice`."""
     held = open_request.held
     detail: dict[str, Any] = {
         "held": as_list(held),
@@ -48,25 +69,42 @@ def reckon(open_request: OpenRequest, outcomes: Sequence[SequenceOutcome], price
     }
     if outcomes:
         return _by_engine(open_request, outcomes, prices, detail)
-    used = open_request.used
+    charged, counted_use = _last_report(open_request, prices, progress)
+    detail |= {"basis": "last_report", "uncertain_tokens": 0}
+    if progress is None or is_known(open_request.request_id, open_request.reserve.model, progress, lives):
+        return CrashCharge(RequestOutcome.LOST, charged, counted_use, detail)
+    whole = replace(held, gpu_ms=max(held.gpu_ms, counted_use.gpu_ms))
     detail |= {
-        "basis": "last_report",
-        "uncertain_tokens": max(0, held.output_tokens - used.output_tokens),
+        "uncertain_tokens": max(0, held.output_tokens - counted_use.output_tokens),
+        "in_doubt": as_list(less(whole, counted_use)),
     }
+    # A request and device time are no money: one column says what limits count of them.
+    charged = replace(charged, requests=whole.requests, gpu_ms=whole.gpu_ms)
+    return CrashCharge(RequestOutcome.LOST, charged, whole, detail)
+
+
+def _last_report(
+    open_request: OpenRequest, prices: PriceBook, progress: Progress | None
+) -> tuple[Amounts, Amounts]:
+    """What the gateway last reported as used: as billed, and as limits count it."""
+    held, used = open_request.held, open_request.used
     reported = open_request.top_ups[-1].detail.get("tokens") if open_request.top_ups else None
     charged = used if reported is None else amounts_from(reported)
-    return CrashCharge(RequestOutcome.LOST, charged, within(used, held), detail)
+    sent = None if progress is None else progress.requests.get(open_request.request_id)
+    if sent is None or sent.output_tokens <= charged.output_tokens:
+        return charged, within(used, held)
+    use = Use(
+        sent.input_tokens, 0, sent.cached_tokens, sent.output_tokens, dispatched=True, gpu_us=sent.gpu_us
+    )
+    return _charge_of(open_request, use, prices)
 
 
-def _by_engine(
-    open_request: OpenRequest, outcomes: Sequence[SequenceOutcome], prices: PriceBook, detail: dict[str, Any]
-) -> CrashCharge:
-    reserve, held = open_request.reserve, open_request.held
-    prompts = [int(tokens) for tokens in reserve.detail.get("prompt_tokens", [held.input_tokens])]
-    use = use_of_outcomes(outcomes, prompts, max(1, int(reserve.detail.get("choices", 1))))
+def _charge_of(open_request: OpenRequest, use: Use, prices: PriceBook) -> tuple[Amounts, Amounts]:
+    """A use as billed, and as limits count it."""
+    held = open_request.held
     limited = counted(
         prices,
-        reserve.model,
+        open_request.reserve.model,
         tier_of(open_request),
         input_tokens=use.input_tokens,
         output_tokens=use.output_tokens,
@@ -81,13 +119,23 @@ def _by_engine(
         requests=held.requests,
         gpu_ms=use.gpu_ms,
     )
+    return charged, within(limited, held)
+
+
+def _by_engine(
+    open_request: OpenRequest, outcomes: Sequence[SequenceOutcome], prices: PriceBook, detail: dict[str, Any]
+) -> CrashCharge:
+    reserve, held = open_request.reserve, open_request.held
+    prompts = [int(tokens) for tokens in reserve.detail.get("prompt_tokens", [held.input_tokens])]
+    use = use_of_outcomes(outcomes, prompts, max(1, int(reserve.detail.get("choices", 1))))
+    charged, limited = _charge_of(open_request, use, prices)
     detail |= {
         "basis": "engine",
         "uncertain_tokens": 0,
         "cached_tokens": use.cached_tokens,
         "finish": sorted({each.finish for each in outcomes}),
     }
-    return CrashCharge(RequestOutcome.RECOVERED, charged, within(limited, held), detail)
+    return CrashCharge(RequestOutcome.RECOVERED, charged, limited, detail)
 
 
 def tier_of(open_request: OpenRequest) -> str:

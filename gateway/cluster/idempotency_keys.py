@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from gateway import errors
 from gateway.deps import GatewayDeps
 from gateway.domain.call import Call
-from tenants.directory.idempotency import MAX_KEY_CHARACTERS, Claimed, IdempotentAnswers, Scope, TooManyKeys
+from tenants.directory.idempotency import (
+    MAX_KEY_CHARACTERS,
+    AnswersTooLarge,
+    Claimed,
+    IdempotentAnswers,
+    Scope,
+    TooManyKeys,
+)
 from tenants.directory.idempotency import StoredAnswer as Kept
 from tenants.errors import DatabaseUnavailable
 from tenants.ledger.rows import LedgerRow
@@ -57,7 +64,11 @@ class IdempotencyKeys:
 
     def __init__(self, deps: GatewayDeps) -> None:
         self._deps = deps
-        self._store = IdempotentAnswers(deps.database, max_per_key=deps.config.max_idempotency_keys)
+        self._store = IdempotentAnswers(
+            deps.database,
+            max_per_key=deps.config.max_idempotency_keys,
+            max_bytes=deps.config.idempotent_bytes,
+        )
         self._running: dict[Scope, asyncio.Future[None]] = {}
 
     async def purge(self) -> int:
@@ -89,6 +100,10 @@ class IdempotencyKeys:
                     await asyncio.shield(here)
             except TimeoutError:
                 raise errors.idempotent_run_in_progress(RETRY_S) from None
+
+    async def is_known(self, key_id: str, key: str) -> bool:
+        """Whether its answer may come from memory, which needs no budget. Raises `DatabaseUnavailable`."""
+        return await self._store.is_claimed(key_id, key, self._now_us())
 
     async def ended(self, call: Call, scope: Scope, answer: Kept | None) -> None:
         """The run is over; None: nothing was charged, and the key is free again."""
@@ -126,6 +141,14 @@ class IdempotencyKeys:
             raise errors.rate_limited(
                 f"{error.most} idempotency keys of this API key are in use, the most that are kept."
                 f" They expire after {self._deps.config.idempotency_ttl_s:g} s.",
+                "requests",
+                TOO_MANY_RETRY_S,
+            ) from None
+        except AnswersTooLarge as error:
+            raise errors.rate_limited(
+                f"Answers of {error.most_bytes} bytes (compressed) are kept under this tenant's idempotency"
+                " keys, the most that are (setting gateway.idempotent_bytes). They expire after"
+                f" {self._deps.config.idempotency_ttl_s:g} s; without 'Idempotency-Key' the request is run.",
                 "requests",
                 TOO_MANY_RETRY_S,
             ) from None

@@ -14,10 +14,12 @@ from collections.abc import Callable, Collection
 
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import UnknownPolicy, make_policy, options_of
+from gateway.cluster.policy_check import checked_policy
 from gateway.deps import GatewayDeps
 from gateway.pools.pool import ModelPool
 from gateway.upstream.base import UpstreamLost
 from tenants.admin.audit import Actor
+from tenants.admin.etag import IfMatch
 from tenants.admin.policy import StoredPolicy
 from tenants.errors import DatabaseUnavailable
 
@@ -83,16 +85,24 @@ class PolicyInForce:
             log.info("the policy is %s now", described(self.now))
             await self._tell_engines()
 
-    async def change(self, actor: Actor, wanted: StoredPolicy | None) -> None:
+    async def change(self, actor: Actor, wanted: StoredPolicy | None, if_match: IfMatch = None) -> None:
         """Stores the policy and brings it into force; None: gives the stored one up.
 
         Raises ValueError (`UnknownPolicy`, `BadOption`, `BadTable`, `NeedsTable`), also with an engine's
-        words, before anything has changed; `Invalid`, `DatabaseUnavailable`.
+        words, before anything has changed; `Invalid`, `PreconditionFailed`, `DatabaseUnavailable`.
         """
         async with self._changing:
-            await self._change(actor, wanted)
+            await self._change(actor, wanted, if_match)
 
-    async def _change(self, actor: Actor, wanted: StoredPolicy | None) -> None:
+    def checked(self, wanted: StoredPolicy) -> StoredPolicy:
+        """A policy that could be stored, with the options that are not its defaults. Raises ValueError."""
+        found = checked_policy(wanted, self._deps.config.policy_options)
+        order = make_policy(found.name, self._options(found)).order
+        for pool in self._pools():
+            pool.dispatcher.require_order(order)
+        return found
+
+    async def _change(self, actor: Actor, wanted: StoredPolicy | None, if_match: IfMatch) -> None:
         asked = wanted or self.settings
         policy = make_policy(asked.name, self._options(asked))
         for pool in self._pools():
@@ -103,9 +113,9 @@ class PolicyInForce:
             if refused:
                 raise UnknownPolicy(refused)
             if wanted is None:
-                await self._deps.admin.forget_policy(actor, asked, before)
+                await self._deps.admin.forget_policy(actor, asked, before, if_match=if_match)
             else:
-                await self._deps.admin.store_policy(actor, wanted, before)
+                await self._deps.admin.store_policy(actor, wanted, before, if_match=if_match)
         except Exception:
             await self._tell(before)
             raise

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -29,13 +29,15 @@ from msgspec.structs import replace
 from engine.messages import Inventory, SequenceOutcome
 from gateway.cluster.crash_charge import reckon, tier_of
 from gateway.deps import RecoveryReport
-from gateway.upstream.base import Upstream, UpstreamLost
+from gateway.upstream.base import Upstream, UpstreamLost, engine_life
 from tenants.directory.gateways import GatewaySeen
 from tenants.errors import UnknownPrice
+from tenants.ledger.progress import Progress
 from tenants.ledger.rows import OpenRequest
 
 if TYPE_CHECKING:
     from gateway.deps import GatewayDeps
+    from gateway.pools.pool import PoolSpec
 
 ENGINE_WAIT_S = 120.0
 """Longest wait at start for the engine that knows about open requests; later ones are swept."""
@@ -51,8 +53,16 @@ class _Inventories:
     """The inventories of all engines that could be asked."""
 
     inventories: list[tuple[Upstream, Inventory]] = field(default_factory=list)
-    is_complete: bool = True
-    """Every engine could be asked."""
+    unasked: list[Upstream] = field(default_factory=list)
+    """Those that could not be asked, or have more to tell."""
+
+    def may_know(self, model: str, pools: Iterable[PoolSpec]) -> bool:
+        """Whether one of those may hold an outcome of a request for `model`. A name that is no pool's, such
+        as an alias, may mean any."""
+        if not self.unasked:
+            return False
+        named = [pool for pool in pools if pool.name == model]
+        return not named or any(each in self.unasked for pool in named for each in pool.upstreams)
 
     def outcomes(self) -> dict[str, list[SequenceOutcome]]:
         """By request."""
@@ -62,21 +72,26 @@ class _Inventories:
                 found.setdefault(outcome.request_id, []).append(outcome)
         return found
 
+    def lives(self) -> Set[str]:
+        """Of the engines that were asked."""
+        return {engine_life(upstream.ready) for upstream, _ in self.inventories} - {""}
+
     def is_connected(self, gateway_id: str) -> bool:
         """Whether some engine still has a connection to this gateway."""
         return any(gateway_id in inventory.gateways for _, inventory in self.inventories)
 
 
-async def recover(deps: GatewayDeps) -> RecoveryReport:
-    """Settles what this gateway's earlier life left, before the first request. Raises `DatabaseUnavailable`,
-    `QuotaStoreUnavailable`."""
+async def recover(deps: GatewayDeps, earlier: Progress) -> RecoveryReport:
+    """Settles what this gateway's earlier life left, before the first request; `earlier` is that life's last
+    record. Raises `DatabaseUnavailable`, `QuotaStoreUnavailable`."""
     report = RecoveryReport()
     while True:
-        page = await deps.ledger.open_requests(deps.gateway_id, most=PAGE)
+        page = await _own_open_requests(deps)
         report.open_reserves += len(page)
         if page:
-            await _wait_for_engines(deps.upstreams, ENGINE_WAIT_S)
-        settled = await _settle(deps, page, frozenset(), report)
+            models = {each.reserve.model for each in page}
+            await _wait_for_engines(_that_may_know(deps, models), ENGINE_WAIT_S)
+        settled = await _settle(deps, page, frozenset(), report, earlier)
         if settled == 0 or len(page) < PAGE:
             break
     if report.open_reserves or report.acknowledged:
@@ -84,14 +99,14 @@ async def recover(deps: GatewayDeps) -> RecoveryReport:
     return report
 
 
-async def sweep(deps: GatewayDeps, live: Container[str]) -> RecoveryReport:
+async def sweep(deps: GatewayDeps, live: Container[str], earlier: Progress | None) -> RecoveryReport:
     """The same while serving: requests in `live` (looked up late: they come and go meanwhile) are not
-    touched."""
+    touched. `earlier` None: nothing of an earlier life is open."""
     report = RecoveryReport()
-    page = await deps.ledger.open_requests(deps.gateway_id, most=PAGE)
+    page = await _own_open_requests(deps)
     orphans = [each for each in page if each.request_id not in live]
     report.open_reserves = len(orphans)
-    await _settle(deps, orphans, live, report)
+    await _settle(deps, orphans, live, report, earlier)
     return report
 
 
@@ -108,22 +123,34 @@ async def adopt(deps: GatewayDeps, dead: GatewaySeen, stale_s: float, live: Cont
     if not await deps.registry.claim(dead.gateway_id, deps.gateway_id, stale_s):
         return report
     report.open_reserves = len(page)
+    progress = await deps.progress.read(dead.gateway_id)
     engines = await _ask(deps.upstreams, live, adopt=True)
-    if not engines.is_complete or engines.is_connected(dead.gateway_id):
+    if engines.is_connected(dead.gateway_id):
         report.left_open = len(page)
         return report
-    await _settle_by(deps, page, live, engines, report)
-    if len(page) < PAGE:
+    await _settle_by(deps, page, live, engines, report, progress)
+    if len(page) < PAGE and not report.left_open:
         await deps.registry.forget(dead.gateway_id, stale_s)
     log.info("gateway %s is gone, its requests are settled: %s", dead.gateway_id, report)
     return report
 
 
+async def _own_open_requests(deps: GatewayDeps) -> list[OpenRequest]:
+    """What this gateway left open, in this life or an earlier one."""
+    page = await deps.ledger.open_requests(deps.gateway_id, most=PAGE)
+    # After the page was read: none of these was reserved by another process under this gateway's id.
+    return page if await deps.registry.is_held_by(deps.gateway_id, deps.instance) else []
+
+
 async def _settle(
-    deps: GatewayDeps, page: list[OpenRequest], live: Container[str], report: RecoveryReport
+    deps: GatewayDeps,
+    page: list[OpenRequest],
+    live: Container[str],
+    report: RecoveryReport,
+    progress: Progress | None,
 ) -> int:
     """Settles `page` and everything else that the engines hold outcomes of. Returns the number settled."""
-    return await _settle_by(deps, page, live, await _ask(deps.upstreams, live), report)
+    return await _settle_by(deps, page, live, await _ask(deps.upstreams, live), report, progress)
 
 
 async def _settle_by(
@@ -132,15 +159,16 @@ async def _settle_by(
     live: Container[str],
     engines: _Inventories,
     report: RecoveryReport,
+    progress: Progress | None,
 ) -> int:
-    by_request = engines.outcomes()
+    by_request, lives = engines.outcomes(), engines.lives()
     settled = 0
     for each in page:
         outcomes = by_request.get(each.request_id, [])
-        if not outcomes and not engines.is_complete:
+        if not outcomes and engines.may_know(each.reserve.model, deps.pools):
             report.left_open += 1
             continue
-        settled += await _settle_one(deps, each, outcomes, report)
+        settled += await _settle_one(deps, each, outcomes, report, progress, lives)
     # Adopted before, and not settled then: their reserve rows have another gateway's id.
     done = {each.request_id for each in page}
     for request_id, outcomes in by_request.items():
@@ -157,12 +185,17 @@ async def _settle_by(
 
 
 async def _settle_one(
-    deps: GatewayDeps, open_request: OpenRequest, outcomes: list[SequenceOutcome], report: RecoveryReport
+    deps: GatewayDeps,
+    open_request: OpenRequest,
+    outcomes: list[SequenceOutcome],
+    report: RecoveryReport,
+    progress: Progress | None = None,
+    lives: Set[str] = frozenset(),
 ) -> bool:
     reserve = open_request.reserve
     try:
         prices = await deps.directory.prices_at(reserve.price_version)
-        charge = reckon(open_request, outcomes, prices)
+        charge = reckon(open_request, outcomes, prices, progress, lives)
     except UnknownPrice as error:
         # The price was deleted. Better an open request, named in the log, than a wrong charge.
         log.error("request %s stays open: %s", open_request.request_id, error)
@@ -181,6 +214,7 @@ async def _settle_one(
         charged_to=(),
         counted_input=counted.input_tokens,
         counted_output=counted.output_tokens,
+        counted_cost=None if counted.cost_nanousd == charge.charged.cost_nanousd else counted.cost_nanousd,
     )
     counts = await deps.ledger.settle(row)
     await deps.quota_store.settle(row.request_id, counts.counted)
@@ -197,9 +231,13 @@ async def _ask(upstreams: Iterable[Upstream], live: Container[str], *, adopt: bo
     engines = _Inventories()
     for upstream in upstreams:
         try:
-            engines.inventories.append((upstream, await _inventory_of(upstream, live, adopt)))
+            inventory = await _inventory_of(upstream, live, adopt)
         except UpstreamLost:
-            engines.is_complete = False
+            engines.unasked.append(upstream)
+            continue
+        engines.inventories.append((upstream, inventory))
+        if inventory.is_partial:
+            engines.unasked.append(upstream)
     return engines
 
 
@@ -218,6 +256,14 @@ async def _inventory_of(upstream: Upstream, live: Container[str], adopt: bool) -
         for running in orphans:
             upstream.cancel(running.sequence_id, "cancelled")
         await asyncio.sleep(POLL_S)
+
+
+def _that_may_know(deps: GatewayDeps, models: Set[str]) -> list[Upstream]:
+    """Engines whose outcomes may be of requests for these models."""
+    pools = {pool.name: pool for pool in deps.pools}
+    if not models <= pools.keys():
+        return list(deps.upstreams)  # an alias may mean any
+    return [each for each in deps.upstreams if any(each in pools[name].upstreams for name in models)]
 
 
 async def _wait_for_engines(upstreams: Iterable[Upstream], timeout_s: float) -> None:

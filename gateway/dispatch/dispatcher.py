@@ -20,7 +20,7 @@ from gateway.dispatch.queue_backend import LocalQueue, QueueBackend
 from gateway.flow.controller import Dispatch, Displaced, FlowController, QueueFull, Ticket
 from gateway.flow.types import Deadlines
 from gateway.flow.window import Replica
-from gateway.upstream.base import Upstream, engine_life
+from gateway.upstream.base import CapabilityLost, Upstream, engine_life, takes_turns
 from tenants.storage.task_stop import stop
 
 SWEEP_S = 0.25
@@ -42,7 +42,11 @@ class QueueExpired(Exception):
 
 
 class NoEngineAvailable(Exception):
-    """No engine serves, and none came back in time."""
+    """No engine serves, and none came back in time. `is_drained`: those that would are drained."""
+
+    def __init__(self, *, is_drained: bool = False) -> None:
+        super().__init__("every replica that serves is drained" if is_drained else "no replica serves")
+        self.is_drained = is_drained
 
 
 class Closing(Exception):
@@ -93,6 +97,8 @@ class Dispatcher:
         self._engine_grace_s = engine_grace_s
         self._turns: dict[str, asyncio.Future[Turn]] = {}
         self._down_since_s: float | None = None
+        self._offered: frozenset[frozenset[str]] = frozenset()
+        """What each replica that serves can do, as of the last look."""
         self._closing = False
         self._pump_scheduled = False
         self._task: asyncio.Task[None] | None = None
@@ -103,15 +109,19 @@ class Dispatcher:
 
     @property
     def has_engine(self) -> bool:
-        """Whether at least one upstream serves now."""
-        return any(upstream.is_up for upstream in self._upstreams.values())
+        """Whether at least one upstream serves now, and is not drained."""
+        return any(takes_turns(upstream) for upstream in self._upstreams.values())
+
+    def no_engine(self) -> NoEngineAvailable:
+        """Why nothing is dispatched where there is no engine."""
+        return NoEngineAvailable(is_drained=any(each.is_up for each in self._upstreams.values()))
 
     def replicas(self) -> list[Replica]:
-        """The upstreams that serve now, by size."""
+        """The upstreams that take turns now, by size."""
         sizes: list[Replica] = []
         for upstream in self._upstreams.values():
             ready = upstream.ready
-            if upstream.is_up and ready is not None:
+            if takes_turns(upstream) and ready is not None:
                 snapshot = upstream.snapshot
                 sizes.append(
                     Replica(
@@ -123,6 +133,7 @@ class Dispatcher:
                         pauses=bool(ready.policy),  # other servers name none
                         reports=bool(ready.policy),
                         life=engine_life(ready),
+                        offers=upstream.capabilities.offers,
                     )
                 )
         return sizes
@@ -164,10 +175,13 @@ class Dispatcher:
         gives up. If its turn came at that very moment, it counts as dispatched and not begun, and the
         caller's `finish` ends it.
 
-        The future, or this call, raises `QueueRefused`, `QueueExpired`, `NoEngineAvailable`, `Closing`.
+        The future, or this call, raises `QueueRefused`, `QueueExpired`, `NoEngineAvailable`,
+        `CapabilityLost`, `Closing`.
         """
         if self._closing:
             raise Closing
+        if (lacking := self._lacking(ticket)) is not None:
+            raise CapabilityLost(lacking)
         entry_id = ticket.entry.entry_id
         full = self._backend.enqueue(ticket, self._clock())
         if full is not None:
@@ -209,10 +223,31 @@ class Dispatcher:
         self._backend.heard(upstream.replica_id, engine_life(upstream.ready), service)
 
     def _changed(self, upstream: Upstream) -> None:
-        """It came up, or was lost: then nothing is in its cache any more."""
+        """It came up, was drained or resumed, or was lost: then nothing is in its cache any more."""
         if not upstream.is_up:
             self.flow.lost(upstream.replica_id)
+        self._refuse_unable()
         self.pump_soon()
+
+    def _lacking(self, ticket: Ticket) -> str | None:
+        """A need of a request that keeps every replica that serves from running it; None: one can, or none
+        serves, which may change soon."""
+        able = [each.capabilities for each in self._upstreams.values() if takes_turns(each) and each.ready]
+        lacking = [each.lacks(ticket.needs) for each in able]
+        return lacking[0] if lacking and None not in lacking else None
+
+    def _refuse_unable(self) -> None:
+        """Ends the wait of requests that no replica which serves can run: what could is away, or cannot any
+        more."""
+        offered = frozenset(
+            each.capabilities.offers for each in self._upstreams.values() if takes_turns(each) and each.ready
+        )
+        if offered == self._offered:
+            return
+        self._offered = offered
+        for ticket in list(self.flow.tickets()):
+            if (lacking := self._lacking(ticket)) is not None:
+                self._fail(ticket.entry.entry_id, CapabilityLost(lacking))
 
     def pump_soon(self) -> None:
         """`pump` once, at the loop's next iteration: one step ends many sequences."""
@@ -245,9 +280,15 @@ class Dispatcher:
             # Its client left between the decision and now: the place is free again.
             self._backend.finish(entry_id, 0, 0, now_s)
             return
+        upstream = self._upstreams[turn.replica_id]
+        if (lacking := upstream.capabilities.lacks(turn.ticket.needs)) is not None:
+            # Decided for it elsewhere, by what that replica could do a moment ago.
+            self._backend.finish(entry_id, 0, 0, now_s)
+            future.set_exception(CapabilityLost(lacking))
+            return
         future.set_result(
             Turn(
-                self._upstreams[turn.replica_id],
+                upstream,
                 turn.counter,
                 now_s,
                 turn.tier,
@@ -268,6 +309,7 @@ class Dispatcher:
 
     def _sweep(self) -> None:
         now_s = self._clock()
+        self._refuse_unable()
         for ticket in self._backend.expire(now_s):
             self._fail(ticket.entry.entry_id, QueueExpired())
         if self.has_engine:
@@ -276,5 +318,5 @@ class Dispatcher:
             self._down_since_s = now_s
         elif now_s - self._down_since_s >= self._engine_grace_s:
             for entry_id in [each.entry.entry_id for each in self.flow.tickets()]:
-                self._fail(entry_id, NoEngineAvailable())
+                self._fail(entry_id, self.no_engine())
         self.pump()

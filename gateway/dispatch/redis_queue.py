@@ -27,6 +27,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from engine.messages import TenantShare
 from gateway.background import every
+from gateway.dispatch.load_feed import TELL_EVERY_S, LoadFeed
 from gateway.dispatch.queue_backend import OnRefused, OnTurns
 from gateway.flow.controller import QueueFull, Ticket
 from gateway.flow.shared import codec
@@ -89,6 +90,8 @@ class RedisQueue:
         self._script = self._redis.register_script(codec.script())
         self._look_script = self._redis.register_script(codec.look_script())
         self._look_keys = codec.look_keys(prefix, pool)
+        self.load = LoadFeed(self._redis, codec.load_key(prefix, pool), clock)
+        """What gateways tell each other of the pool's load; explains, decides nothing."""
         self._heartbeat_s = session.rule.stale_us / 1e6 / HEARTBEATS_PER_STALE
         self._news = asyncio.Event()
         self._deferred: asyncio.TimerHandle | None = None
@@ -135,6 +138,10 @@ class RedisQueue:
             asyncio.create_task(
                 every(LOOK_S, self.look, log, "the shared queue could not be read; it goes on"),
                 name="gateway shared queue, look",
+            ),
+            asyncio.create_task(
+                every(TELL_EVERY_S, self.load.exchange, log, "the pool's load was not shared; it goes on"),
+                name="gateway shared queue, load",
             ),
         ]
 

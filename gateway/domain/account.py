@@ -62,6 +62,10 @@ class Account(msgspec.Struct, frozen=True):
     """Between tiers, while it waited."""
     redemption: Redemption | None = None
     """The verdict on its quote; None: it had none."""
+    reasoning_tokens: int = 0
+    """Of the output, as other servers say."""
+    incomplete: str = ""
+    """What was cut in the middle: `tool_calls`, `json` or nothing (empty)."""
     fallback: Fallback | None = None
     """Which pool of its alias's chain took it; None: it asked for no chain."""
 
@@ -121,6 +125,8 @@ class Account(msgspec.Struct, frozen=True):
             shown["fallback"] = self.fallback.as_json()
         if self.stop_cause is not None:
             shown["stop_cause"] = self.stop_cause
+        if self.incomplete:
+            shown["incomplete"] = self.incomplete
         return shown
 
 

@@ -11,7 +11,9 @@ from msgspec.structs import force_setattr
 
 from engine.forecast.length.features import Features
 from engine.messages import SamplingParams
-from gateway.upstream.base import Wording
+from gateway.trace_context import TraceContext
+from gateway.upstream.base import RequestTask, Wording
+from gateway.upstream.capabilities import ServerOffer
 from tenants.types import Amounts, Limit, OnLowBudget, Principal, RequestTraits, Tier
 
 if TYPE_CHECKING:
@@ -34,6 +36,10 @@ class ServedModel:
     """The pool that runs it; empty: the pool of that model name."""
     asked: str = ""
     """The name that was asked for, where a chain brought it to this model; empty: `name`."""
+    servers: tuple[ServerOffer, ...] = ()
+    """What its servers can do; empty: our own engine alone, which generates plain text."""
+    image_tokens: int = 0
+    """Held for each image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +76,7 @@ class Call(msgspec.Struct, frozen=True):
     include_usage: bool
     created: int
     """Unix time."""
-    trace_context: str | None = None
+    trace: TraceContext | None = None
     asked_max_tokens: bool = True
     """False: the client named no length; `max_tokens` is what the context leaves."""
     timeout_s: float | None = None
@@ -98,8 +104,14 @@ class Call(msgspec.Struct, frozen=True):
     """The quote that it redeems."""
     end_user: str = ""
     """The end user that the client names; empty: none."""
+    task: RequestTask = RequestTask.COMPLETE
+    """Others emit no tokens: their `max_tokens` is 0."""
     chained: Chained | None = None
     """None: the name that was asked for means no chain."""
+    needs: frozenset[str] = frozenset()
+    """What it needs of a server, see `gateway/upstream/capabilities.py`."""
+    first_byte_s: float | None = None
+    """When its first byte was read, on the gateway's clock; None: it came otherwise than by HTTP."""
     sequences: int = 0
     """Streams of tokens that this request runs (derived: every step asks for it)."""
     input_tokens: int = 0

@@ -105,11 +105,28 @@ class Times:
         """Arrival to the end."""
         return None if self.ended_s is None else self.ended_s - self.arrived_s
 
+    def without(self, to_first_s: float, to_end_s: float) -> Times:
+        """As if it had taken so much less to its first token, and to its end; in the same order."""
+        arrived_s = self.arrived_s
+        first_s = _earlier(self.first_token_s, to_first_s, arrived_s)
+        last_s = _earlier(self.last_token_s, to_end_s, first_s or arrived_s)
+        return Times(
+            arrived_s,
+            _earlier(self.dispatched_s, to_first_s, arrived_s),
+            first_s,
+            last_s,
+            _earlier(self.ended_s, to_end_s, last_s or arrived_s),
+        )
+
     def tpot_s(self, output_tokens: int) -> float | None:
         """Time per output token after the first, as seen here."""
         if self.first_token_s is None or self.last_token_s is None or output_tokens < 2:
             return None
         return (self.last_token_s - self.first_token_s) / (output_tokens - 1)
+
+
+def _earlier(at_s: float | None, seconds: float, least_s: float) -> float | None:
+    return None if at_s is None else max(least_s, at_s - seconds)
 
 
 # Was it as it was told? An estimate against what then happened, for the calibration.
@@ -123,6 +140,8 @@ class Promise(msgspec.Struct, frozen=True, gc=False):
     raw: Forecast | Figures
     is_tracked: bool = True
     """Corrections learn from it."""
+    is_learned: bool = True
+    """It is corrected by what became of earlier ones; only such a quote binds."""
 
 
 def calibrate(

@@ -22,6 +22,8 @@ class FallbackReason(StrEnum):
 
     BUDGET = "budget"
     """A limit has no room for it, at this model's price, or it could cost more than its client allows."""
+    CAPABILITY = "capability"
+    """None of its servers can do what the request asks for: tools, images, a field of its server."""
     CONTEXT = "context"
     """It is longer than this model's context."""
     DEADLINE = "deadline"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 
 REQUEST_ID_PREFIX = "req_"
 CHAT_ID_PREFIX = "chatcmpl-"
@@ -15,7 +14,6 @@ _DRAWN_AT_ONCE = 400
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = [high + low for high in _ALPHABET for low in _ALPHABET]
 _SHIFTS = range(120, -1, -10)
-_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def new_request_id(unix_s: float) -> str:
@@ -57,10 +55,3 @@ def request_id_of(shown: str) -> str:
 def sequence_id(request_id: str, index: int) -> str:
     """The engine's name for one stream of tokens of a request."""
     return f"{request_id}.{index}"
-
-
-def trace_context(traceparent: str | None) -> str | None:
-    """The caller's W3C trace context, if it is one."""
-    if traceparent is None or not _TRACEPARENT.fullmatch(traceparent):
-        return None
-    return traceparent

@@ -39,3 +39,6 @@ class RequestOutcome(StrEnum):
     """Its gateway died; the engine's count is charged."""
     LOST = "lost"
     """Its gateway died and no engine knows of it: what its last top-up reported is charged, or nothing."""
+    WITHDRAWN = "withdrawn"
+    """Its key was revoked, or its project or tenant suspended: while it waited (nothing is charged), or with
+    `now` while it ran (what was emitted is charged)."""

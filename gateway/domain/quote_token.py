@@ -51,7 +51,7 @@ class Quote(msgspec.Struct, frozen=True, array_like=True):
     tier: str
     rank: int
     price_version: int
-    issued_s: int
+    issued_s: float
     """Unix time; together with `expires_s` of the gateways' clocks."""
     expires_s: float
     input_tokens: int
@@ -68,10 +68,14 @@ class Quote(msgspec.Struct, frozen=True, array_like=True):
     basis: str
     samples: int
     saturated: bool
+    is_binding: bool = True
+    """False: made before anything was learned. It fixes tier and prices; a miss is not credited."""
+    is_together: bool = False
+    """Made while other quotes of its tenant were outstanding."""
 
     def estimate(self) -> Estimate:
         """What was promised, in the form in which every request has its estimate."""
-        bucket = Bucket("binding", False, self.rank, self.load)
+        bucket = Bucket("together" if self.is_together else "binding", False, self.rank, self.load)
         return Estimate(
             wait_s=self.told.wait_s,
             ttft_s=self.told.ttft_s,
@@ -173,7 +177,7 @@ def quote_of(
         tier=tier.value,
         rank=rank,
         price_version=price_version,
-        issued_s=int(issued_s),
+        issued_s=round(issued_s, 6),
         expires_s=round(issued_s + valid_s, 3),
         input_tokens=input_tokens,
         choices=choices,
@@ -188,6 +192,8 @@ def quote_of(
         basis=estimate.basis,
         samples=estimate.samples,
         saturated=estimate.saturated,
+        is_binding=promise.is_learned,
+        is_together=promise.bucket.kind == "together",
     )
 
 

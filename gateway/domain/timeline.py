@@ -1,6 +1,6 @@
 """Timeline of a request: numbered events with their times.
 
-An event is a kind, microseconds since the request's arrival, and up to four integers whose meaning `FIELDS`
+An event is a kind, microseconds since the request's arrival, and some integers whose meaning `FIELDS`
 has. While a request runs only a few are noted, each an append to a list; the rest is assembled at its end
 from its times, its engine's outcome and its leases (`assemble`). Stored it is a packed array of arrays, some
 150 bytes. Bounded: of very many events the first and the last of each kind are kept, with the number left
@@ -55,11 +55,22 @@ class TimelineKind(IntEnum):
     SETTLED = 19
     LEFT_OUT = 20
     DECODED = 21
+    TRACED = 22
 
 
 FIELDS: dict[TimelineKind, tuple[str, ...]] = {
-    TimelineKind.RECEIVED: ("input_tokens", "sequences", "tier", "max_tokens"),
-    TimelineKind.QUOTED: ("wait_p50_us", "ttft_p50_us", "e2e_p50_us", "output_p50_tokens"),
+    TimelineKind.RECEIVED: ("input_tokens", "sequences", "tier", "max_tokens", "read_us"),
+    TimelineKind.QUOTED: (
+        "wait_p50_us",
+        "ttft_p50_us",
+        "e2e_p50_us",
+        "output_p50_tokens",
+        "wait_p90_us",
+        "ttft_p90_us",
+        "e2e_p90_us",
+        "output_p90_tokens",
+        "is_binding",
+    ),
     TimelineKind.RESERVED: ("limited_us", "held_input_tokens", "held_output_tokens", "may_be_cut"),
     TimelineKind.QUEUED: ("own_tokens", "others_tokens", "higher_tier_tokens", "running_tokens"),
     TimelineKind.MOVED: ("from_tier", "to_tier"),
@@ -78,6 +89,7 @@ FIELDS: dict[TimelineKind, tuple[str, ...]] = {
     TimelineKind.ENDED: ("outcome",),
     TimelineKind.SETTLED: ("charged_input_tokens", "charged_output_tokens", "cost_nanousd"),
     TimelineKind.LEFT_OUT: ("kind", "count"),
+    TimelineKind.TRACED: ("trace_id", "trace_id_low", "parent_span_id"),
     TimelineKind.DECODED: (
         "floor_tokens",
         "turn_tokens",
@@ -88,7 +100,9 @@ FIELDS: dict[TimelineKind, tuple[str, ...]] = {
     ),
 }
 """What the numbers of each kind mean. `tier` is a rank, 0 the highest; `outcome` an index of `OUTCOMES`;
-`whose` is who took the place, see `Whose`. More may be added at the end of a kind's."""
+`whose` is who took the place, see `Whose`. `TRACED` is the caller's span, 0 where a trace that is kept has
+none. More may be added at the end
+of a kind's."""
 
 
 class Whose(IntEnum):
@@ -116,6 +130,10 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
         if self.kind not in FIELDS:
             return {"event": f"kind {self.kind}", "at_s": self.at_us / 1e6, "numbers": list(self.numbers)}
         shown: dict[str, object] = {"event": TimelineKind(self.kind).name.lower(), "at_s": self.at_us / 1e6}
+        if self.kind == TimelineKind.TRACED and len(self.numbers) == 3:
+            high, low, parent = self.numbers
+            named = {"trace_id": f"{high:016x}{low:016x}", "parent_span_id": f"{parent:016x}"}
+            return shown | (named if parent else {"trace_id": named["trace_id"]})
         for name, number in zip(FIELDS[TimelineKind(self.kind)], self.numbers, strict=False):
             shown[name] = _shown(name, number)
         return shown
@@ -287,6 +305,11 @@ def unpack(packed: bytes) -> list[Event]:
     return found.events
 
 
+def trace_numbers(trace_id: str, span_id: str) -> tuple[int, int, int]:
+    """A trace in the numbers of `TRACED`, of 64 bits each: of its id the upper and the lower half."""
+    return int(trace_id[:16], 16), int(trace_id[16:], 16), int(span_id, 16)
+
+
 def first(events: Iterable[Event], kind: TimelineKind) -> Event | None:
     """The first event of a kind."""
     return next((each for each in events if each.kind == kind), None)
@@ -308,7 +331,7 @@ def _shown(name: str, value: int) -> object:
             return OUTCOMES[value].value if value < len(OUTCOMES) else value
         case "kind":
             return TimelineKind(value).name.lower() if value in tuple(TimelineKind) else value
-        case "by_reservation" | "may_be_cut":
+        case "by_reservation" | "may_be_cut" | "is_binding":
             return bool(value)
     return value
 

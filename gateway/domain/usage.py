@@ -98,10 +98,11 @@ def use_of_outcomes(outcomes: Sequence[SequenceOutcome], prompt_tokens: Sequence
     """The same from the outcomes that an engine kept for a gateway that died.
 
     `prompt_tokens` and `choices` are what the reserve row says. A sequence without an outcome never got to
-    an engine, or died with it: nothing is known of it, so nothing is charged for it.
+    an engine, or died with it: nothing is known of it, so nothing is charged for it. Of several attempts at
+    one sequence the client saw at most the longest.
     """
     sequences = [SequenceUse(tokens) for tokens in prompt_tokens for _ in range(choices)]
-    for outcome in outcomes:
+    for outcome in sorted(outcomes, key=lambda each: each.emitted_tokens):
         if 0 <= outcome.index < len(sequences):
             sequences[outcome.index].ended(outcome)
     return use_of(sequences, choices, dispatched=bool(outcomes))

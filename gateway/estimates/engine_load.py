@@ -10,7 +10,7 @@ from engine.entry import QueueEntry
 from engine.forecast.wait.forecast import EngineLoad, Flight
 from engine.messages import RunningSequence, Snapshot, StepTime
 from gateway.flow.controller import FlowController, InFlight
-from gateway.upstream.base import Upstream
+from gateway.upstream.base import Upstream, takes_turns
 
 
 def engine_loads(
@@ -23,7 +23,7 @@ def engine_loads(
     loads: list[EngineLoad] = []
     for upstream in upstreams:
         ready = upstream.ready
-        if ready is None or not upstream.is_up:
+        if ready is None or not takes_turns(upstream):
             continue
         kv_tokens = ready.num_blocks * ready.block_tokens
         loads.append(

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from engine.entry import QueueEntry
-from engine.forecast.calibration import Calibration, Kind, bucket_of
+from engine.forecast.calibration import REDEEMED_BURST_S, Calibration, Kind, bucket_of
 from engine.forecast.length.length import LengthForecast
 from engine.forecast.length.probe import length_quantile
 from engine.forecast.wait.forecast import Forecast
@@ -26,7 +26,7 @@ from gateway.estimates.forecast_cache import ForecastCache, Size
 from gateway.estimates.step_time_scale import StepTimeScale
 from gateway.flow.controller import FlowController, Ticket
 from gateway.statistics import LEARNED_PER_S, EvenSample
-from gateway.upstream.base import Upstream
+from gateway.upstream.base import Upstream, takes_turns
 from tenants.pricing.pricing import PriceBook, check_counts
 from tenants.types import Tier
 
@@ -91,8 +91,9 @@ class Estimator:
 
     def predicted_lengths(self, call: Call, quantiles: Sequence[float], emitted_tokens: int = 0) -> list[int]:
         """Several quantiles of it."""
-        if call.sampling.ignore_eos:
-            return [call.max_tokens] * len(quantiles)
+        if call.sampling.ignore_eos or not call.max_tokens:
+            # What emits nothing takes a step of an engine all the same.
+            return [max(1, call.max_tokens)] * len(quantiles)
         tenant_id = call.principal.tenant_id
         return self.lengths.quantiles(
             tenant_id, self._model, quantiles, emitted_tokens, call.max_tokens, call.traits
@@ -131,7 +132,7 @@ class Estimator:
     def learn(self, call: Call, output_tokens: int, now_s: float) -> None:
         """One sequence ended by itself, or at its `max_tokens`. All are counted; of many, some
         `LEARNED_PER_S` are learned from by what their requests said of themselves."""
-        if not call.sampling.ignore_eos:
+        if not call.sampling.ignore_eos and call.max_tokens:
             self.lengths.observe(
                 call.principal.tenant_id,
                 self._model,
@@ -240,8 +241,9 @@ class Estimator:
         output_tokens = self._output_tokens(tenant_id, size)
         ranks = [TIER_RANKS[tier] for tier in tiers]
         found = self.forecast_cache.replay_for(tenant_id, weight, ranks, size, output_tokens, now_s)
+        kind: Kind = "together" if self.forecast_cache.own_quotes(tenant_id, now_s) else "binding"
         return {
-            tier: self._priced(model, tenant_id, tier, size, raw, "binding", now_s)
+            tier: self._priced(model, tenant_id, tier, size, raw, kind, now_s)
             for tier, raw in zip(tiers, found, strict=True)
         }
 
@@ -254,7 +256,7 @@ class Estimator:
             output_tokens,
             self._flow.tickets(),
             self._flow.in_flight(),
-            sum(each.ready.max_sequences for each in self._upstreams if each.is_up and each.ready),
+            sum(each.ready.max_sequences for each in self._upstreams if takes_turns(each) and each.ready),
         )
 
     def judge(self, estimate: Estimate, times: Times, output_tokens: int) -> None:
@@ -267,6 +269,8 @@ class Estimator:
         is_plain = promise.bucket.kind == "plain"
         is_counted = not is_plain or self._counted.takes(ended_s)
         is_learned = promise.is_tracked and (not is_plain or self._judged.takes(ended_s))
+        if promise.bucket.kind == "together":
+            is_learned = self.calibration.is_tracked(promise.bucket, ended_s, REDEEMED_BURST_S)
         if is_counted or is_learned:
             calibrate(
                 self.calibration, estimate, times, output_tokens, is_counted=is_counted, is_learned=is_learned
@@ -287,7 +291,7 @@ class Estimator:
         count, tokens = size.sequences, size.input_tokens
         most = size.max_tokens * count
         check_counts(tokens, 0, most)
-        total = (raw.output_tokens[0] * count, raw.output_tokens[1] * count)
+        total = (min(most, raw.output_tokens[0] * count), min(most, raw.output_tokens[1] * count))
         return Estimate(
             wait_s=told.wait_s,
             ttft_s=told.ttft_s,
@@ -301,14 +305,17 @@ class Estimator:
             samples=self.lengths.samples(tenant_id, self._model),
             saturated=raw.saturated,
             promise=Promise(
-                bucket, raw, is_tracked=kind == "binding" or self.calibration.is_tracked(bucket, now_s)
+                bucket,
+                raw,
+                is_tracked=kind != "plain" or self.calibration.is_tracked(bucket, now_s),
+                is_learned=kind == "plain" or self.calibration.has_learned(bucket),
             ),
         )
 
     def _output_tokens(self, tenant_id: str, size: Size) -> tuple[int, int]:
         """p50 and p90 of the longest of its sequences."""
-        if size.is_exact:
-            return size.max_tokens, size.max_tokens
+        if size.is_exact or not size.max_tokens:
+            return max(1, size.max_tokens), max(1, size.max_tokens)
         exponent = 1 / size.sequences
         p50, p90 = self.lengths.quantiles(
             tenant_id,

@@ -56,6 +56,10 @@ MAX_COMING = 256
 """Arrivals that are noted together at most."""
 
 
+Promised = Callable[[float, str | None], Sequence[QueueEntry]]
+"""Outstanding quotes at an instant, as many as are redeemed on average; of the tenant that is named, all."""
+
+
 class Size(msgspec.Struct, frozen=True, gc=False):
     """A request as the forecast sees it."""
 
@@ -80,10 +84,10 @@ class ForecastCache:
         draw_length: DrawLength,
         *,
         every_s: float,
-        promised: Callable[[float], Sequence[QueueEntry]] = lambda now_s: (),
+        promised: Promised = lambda now_s, tenant_id: (),
         stopwatch: Callable[[], float] = perf_counter,
     ) -> None:
-        """`promised`: outstanding quotes at an instant; `stopwatch` tells what a replay takes."""
+        """`promised`: outstanding quotes; `stopwatch` tells what a replay takes."""
         self.replays = 0
         """Since the start."""
         self.promised = promised
@@ -146,8 +150,11 @@ class ForecastCache:
         size: Size,
         output_tokens: tuple[int, int],
         now_s: float,
+        *,
+        for_quote: bool = False,
     ) -> Forecast:
-        """A request's own forecast, uncorrected. `output_tokens` (p50, p90) of its longest sequence."""
+        """A request's own forecast, uncorrected. `output_tokens` (p50, p90) of its longest sequence;
+        `for_quote`: with all of its tenant's outstanding quotes."""
         self._is_asked = True
         asked = self._lines.get((tenant_id, rank))
         if asked is None or now_s - asked[1] >= NOTED_EVERY_S or asked[0].weight != weight:
@@ -155,15 +162,28 @@ class ForecastCache:
         surface = self._surface
         if surface is None or self._is_too_old(surface, now_s) or self._is_outgrown(now_s):
             surface = self._build(now_s)
+        own = self.own_quotes(tenant_id, now_s) if for_quote else ()
+        quoted = [entry for entry in own if entry.arrived_s >= surface.at_s and entry.tier <= rank]
         return surface.read(
             tenant_id,
             rank,
             size.input_tokens * size.choices,
             size.sequences,
             output_tokens,
-            since=self._since_then(tenant_id, weight, rank),
-            way_s=self.on_the_way.expected_s,
+            since=self._since_then(tenant_id, weight, rank, quoted),
+            way_s=self.on_the_way.expected_s(among_others=bool(own)),
         )
+
+    def renew(self, now_s: float) -> bool:
+        """Replays where requests have left since the surface was built, and the share of time allows it.
+        Returns whether it did: only then may what was read off the surface be too long by what has left."""
+        last = len(self._ahead_then) - 1
+        if self._surface is None or self._ahead(last) >= self._ahead_then[last]:
+            return False
+        if now_s + DEBT_S < self._rest_until_s:
+            return False
+        self._build(now_s)
+        return True
 
     def replay_for(
         self,
@@ -177,14 +197,23 @@ class ForecastCache:
         """As `read`, for several tiers, from one replay with probes of just this size where there is time for
         one."""
         if now_s + DEBT_S < self._rest_until_s or len(self._flow) > LONG_QUEUE:
-            return [self.read(tenant_id, weight, rank, size, output_tokens, now_s) for rank in ranks]
+            return [
+                self.read(tenant_id, weight, rank, size, output_tokens, now_s, for_quote=True)
+                for rank in ranks
+            ]
         cost = size.input_tokens * INPUT_TOKEN_COST + output_tokens[0] * size.sequences * OUTPUT_TOKEN_COST
         lines = [Line(tenant_id, rank, weight) for rank in ranks]
-        surface = self._replay(lines, ranks, [max(2, cost)], now_s, QUOTE_EVENTS)
+        surface = self._replay(lines, ranks, [max(2, cost)], now_s, QUOTE_EVENTS, tenant_id)
+        way_s = self.on_the_way.expected_s(among_others=bool(self.own_quotes(tenant_id, now_s)))
+        inputs = size.input_tokens * size.choices
         return [
-            surface.read(tenant_id, rank, size.input_tokens * size.choices, size.sequences, output_tokens)
+            surface.read(tenant_id, rank, inputs, size.sequences, output_tokens, way_s=way_s)
             for rank in ranks
         ]
+
+    def own_quotes(self, tenant_id: str, now_s: float) -> list[QueueEntry]:
+        """A tenant's outstanding quotes."""
+        return [entry for entry in self.promised(now_s, tenant_id) if entry.tenant_id == tenant_id]
 
     def _is_calm(self) -> bool:
         """The queue is empty, and was when the surface was built."""
@@ -222,13 +251,17 @@ class ForecastCache:
     def _ahead(self, rank: int) -> int:
         return self._flow.queued_up_to(rank) + self._flow.num_in_flight + self.on_the_way.up_to(rank)
 
-    def _since_then(self, tenant_id: str, weight: float, rank: int) -> Since:
-        """What has come and left since the surface was built, for a request of this line."""
-        more = self._ahead(rank) - self._ahead_then[rank]
-        if not self._since:
+    def _since_then(
+        self, tenant_id: str, weight: float, rank: int, quoted: Sequence[QueueEntry] = ()
+    ) -> Since:
+        """What has come and left since the surface was built, for a request of this line; `quoted`: what its
+        tenant was quoted since."""
+        more = self._ahead(rank) - self._ahead_then[rank] + len(quoted)
+        since = self._since.with_quoted(quoted) if quoted else self._since
+        if not since:
             return Since(more, more) if more else NOTHING_SINCE
         waiting = self._flow.num_waiting(tenant_id, rank) if self._flow.is_by_tenant else None
-        return self._since.ahead_of(tenant_id, weight, rank, more=more, own_waiting=waiting)
+        return since.ahead_of(tenant_id, weight, rank, more=more, own_waiting=waiting, quoted=len(quoted))
 
     def _replay(
         self,
@@ -237,6 +270,7 @@ class ForecastCache:
         knots_cost: Sequence[int],
         now_s: float,
         most_events: int = MAX_EVENTS,
+        for_tenant: str | None = None,
     ) -> Surface:
         started_s = self._stopwatch()
         self.replays += 1
@@ -262,7 +296,7 @@ class ForecastCache:
             arrivals=self._rates.streams(now_s),
             lane_of=self._flow.lane,
             tiers=tiers,
-            promised=[*(each.entry for each in self.on_the_way.tickets()), *self.promised(now_s)],
+            promised=[*(each.entry for each in self.on_the_way.tickets()), *self.promised(now_s, for_tenant)],
             knots_cost=knots_cost,
             most_events=most_events,
         )

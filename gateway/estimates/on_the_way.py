@@ -76,7 +76,6 @@ class OnTheWay:
         """How many are of tier `rank` and above."""
         return sum(self._by_rank[: rank + 1]) if self._passages else 0
 
-    @property
-    def expected_s(self) -> float:
-        """How long one that comes now will probably take."""
-        return self._took_s[bool(self._passages)]
+    def expected_s(self, *, among_others: bool = False) -> float:
+        """How long one that comes now will probably take; `among_others`: together with others."""
+        return self._took_s[among_others or bool(self._passages)]

@@ -82,7 +82,8 @@ FAULTS = frozenset(
     }
 )
 """Outcomes of a failure of ours, or of an upstream."""
-ENDED_BY_CLIENT = frozenset({RequestOutcome.DISCONNECTED, RequestOutcome.CANCELLED})
+ENDED_BY_CLIENT = frozenset({RequestOutcome.DISCONNECTED, RequestOutcome.CANCELLED, RequestOutcome.WITHDRAWN})
+"""By its client, its tenant or an operator."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,12 +31,17 @@ if TYPE_CHECKING:
 
 SHORTEST_S = 0.0005
 """Shortest wait that gets a sentence."""
+TOLD_BEFORE_LINE_S = 0.02
+"""The same of the time before the line."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitBreakdown:
     """Seconds in each state. What happened side by side (several sequences) is added up."""
 
+    before_line_s: float
+    """Before the queue, from its first byte on, without its tenant's own limits: to read it, to understand
+    it, to hold its budget."""
     limits_s: float
     """Before the queue, for its tenant's own limits."""
     queue_s: float
@@ -73,7 +78,10 @@ def waits_of(events: Sequence[Event]) -> WaitBreakdown:
         return max(0, (end_us if end is None else end.at_us) - start.at_us) / 1e6
 
     began = admitted or dispatched
+    limited_us = number(reserved, "limited_us")
     return WaitBreakdown(
+        before_line_s=_read_us(events) / 1e6
+        + (0.0 if queued is None else max(0, queued.at_us - limited_us) / 1e6),
         limits_s=number(reserved, "limited_us") / 1e6 if reserved is not None else 0.0,
         queue_s=between(queued, dispatched),
         engine_s=between(dispatched, admitted) if admitted is not None else 0.0,
@@ -88,7 +96,13 @@ def waits_of(events: Sequence[Event]) -> WaitBreakdown:
 def explain(events: Sequence[Event]) -> list[str]:
     """The sentences for a person, in the order of events."""
     waits = waits_of(events)
-    said = [_limits(waits), _queue(events, waits), _engine(events, waits), _prefill(events, waits)]
+    said = [
+        _before_line(events, waits),
+        _limits(waits),
+        _queue(events, waits),
+        _engine(events, waits),
+        _prefill(events, waits),
+    ]
     said += [_pauses(events, waits), _rests(waits), _decode(events, waits), _end(events)]
     return [sentence for sentence in said if sentence]
 
@@ -121,6 +135,9 @@ def stages_of(events: Sequence[Event]) -> list[TimelineStage]:
         ("settle", None if ended is None else ended.at_us),
     ]
     found: list[TimelineStage] = []
+    if read_us := _read_us(events):
+        # Before its arrival, from which everything is counted.
+        found.append(TimelineStage("read", -read_us / 1e6, 0.0))
     since_us = 0
     for name, until_us in bounds:
         if until_us is not None and until_us > since_us:
@@ -153,6 +170,18 @@ def explanation(events: Sequence[Event]) -> dict[str, Any]:
         "stages": [each.as_json() for each in stages_of(events)],
         "timeline": [each.as_json() for each in events],
     }
+
+
+def _read_us(events: Sequence[Event]) -> int:
+    return number(first(events, TimelineKind.RECEIVED), "read_us")
+
+
+def _before_line(events: Sequence[Event], waits: WaitBreakdown) -> str:
+    if waits.before_line_s < TOLD_BEFORE_LINE_S:
+        return ""
+    read_s = _read_us(events) / 1e6
+    read = f", {_seconds(read_s)} of them to be read" if read_s >= SHORTEST_S else ""
+    return f"took {_seconds(waits.before_line_s)} from its first byte until it got in line{read}"
 
 
 def _limits(waits: WaitBreakdown) -> str:
@@ -358,7 +387,7 @@ async def explained(
             shown = explanation(unpack(stored.packed))
         except UnreadableTimeline as error:
             log.warning("the timeline of request %s cannot be read: %s", request_id, error)
-    missed = await admin.list_misses(request_id=request_id)
+    missed = await admin.misses_of(request_id)
     return shown | {
         "misses": [
             {
@@ -369,6 +398,22 @@ async def explained(
             for each in missed
         ]
     }
+
+
+def steps_of(packed: bytes | None) -> dict[str, float | None]:
+    """For lists: when a request was dispatched, had its first token and ended, in seconds since it arrived;
+    None: not known."""
+    try:
+        events = [] if packed is None else unpack(packed)
+    except UnreadableTimeline:
+        events = []
+    steps = (
+        ("dispatched_s", TimelineKind.DISPATCHED),
+        ("first_token_s", TimelineKind.FIRST_TOKEN),
+        ("ended_s", TimelineKind.ENDED),
+    )
+    found = {name: first(events, kind) for name, kind in steps}
+    return {name: None if event is None else event.at_us / 1e6 for name, event in found.items()}
 
 
 async def sat_out_for(admin: Admin, settled: LedgerRow) -> list[dict[str, Any]]:

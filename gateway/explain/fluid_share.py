@@ -207,6 +207,8 @@ class FluidShare:
         self._now_s = self._coming[-1].arrived_s if self._coming else 0.0
         self.finished: dict[str, Finish] = {}
         """Jobs that have ended or were taken away."""
+        self.had: dict[tuple[str, int], float] = {}
+        """Cost tokens by tenant and tier, so far."""
 
     def fork_with(self, job: Job) -> FluidShare:
         """A copy that continues by itself, in which `job` arrives as well. Raises `ValueError` for a job that
@@ -217,6 +219,7 @@ class FluidShare:
         fork = FluidShare([*self._coming, job], self._machine, self._serving)
         if has_begun:
             fork._now_s = self._now_s
+            fork.had = dict(self.had)
         for tier, lines in self._lines.items():
             for tenant_id, line in lines.items():
                 copy = fork._lines.setdefault(tier, {})[tenant_id] = replace(line, jobs=[])
@@ -227,6 +230,8 @@ class FluidShare:
 
     def run(self, *, until_s: float = math.inf, wanted: Collection[str] | None = None) -> None:
         """Advances to `until_s`, until all of `wanted` have ended, or until nothing is left to do."""
+        if self._now_s > until_s:
+            return  # the first job comes later: one may still come before it
         missing = None if wanted is None else set(wanted) - self.finished.keys()
         while self._events < MAX_EVENTS:
             while self._coming and self._coming[-1].arrived_s <= self._now_s:
@@ -281,7 +286,9 @@ class FluidShare:
             if math.isinf(each.first_token_s):
                 # The step that computes a prompt's end emits the first token of each sequence.
                 each.first_token_s = self._now_s
-                each.output_left = max(0.0, each.output_left - each.job.sequences)
+                first = min(each.output_left, float(each.job.sequences))
+                each.output_left -= first
+                self._note_had(each.job, first * OUTPUT_TOKEN_COST)
             if each.output_left <= _DONE:
                 gone.append(self._through(each, self._now_s))
         while self._leaving and self._leaving[0][0] <= self._now_s:
@@ -317,10 +324,16 @@ class FluidShare:
             line = self._lines[job.tier][job.tenant_id]
             if each.is_decoding:
                 each.output_left -= done
-                line.served += done * OUTPUT_TOKEN_COST / job.weight
+                cost = done * OUTPUT_TOKEN_COST
             else:
                 each.prompt_left -= done
-                line.served += done * INPUT_TOKEN_COST / job.weight
+                cost = done * INPUT_TOKEN_COST
+            line.served += cost / job.weight
+            self._note_had(job, cost)
+
+    def _note_had(self, job: Job, cost: float) -> None:
+        whose = job.tenant_id, job.tier
+        self.had[whose] = self.had.get(whose, 0.0) + cost
 
     def _replicas(self) -> int:
         count = self._machine.replicas

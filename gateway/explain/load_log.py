@@ -1,46 +1,30 @@
 """Ring of one model's recent requests: the load while a request waited and ran.
 
 As little of each as the counterfactuals of `attribution.py` need: its tenant, when it could run, its real
-size. A ring of numbers in memory, never stored; the oldest are forgotten. Pure: time is passed in. Only the
-gateway's own requests are known here: where several gateways share a queue, the fair share that is computed
-from this is better than the real one was.
+size. A ring of numbers in memory, never stored; the oldest are forgotten. Where gateways share a queue, the
+requests of the others have a ring of their own, of the same length (`pool_load.py`). Pure: time is passed in.
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass
 
 from gateway.explain.fluid_share import Job
+from gateway.explain.own_work import LoggedRequest, own_time_s
 
 MAX_KEPT = 4_096
 MAX_CHANGES = 64
 """Bound of the changes of the number of serving replicas."""
 
 
-@dataclass(slots=True)
-class _LoggedRequest:
-    """One request. `ended_s` None: it still waits or runs."""
-
-    tenant_id: str
-    tier: int
-    weight: float
-    since_s: float
-    input_tokens: int
-    output_tokens: int
-    """Predicted, then counted."""
-    sequences: int
-    cached_tokens: int = 0
-    ended_s: float | None = None
-    is_complete: bool = False
-
-
 class LoadLog:
     """The log of one model. One writer: the model's recorder."""
 
     def __init__(self, max_kept: int = MAX_KEPT) -> None:
-        self._seen: OrderedDict[str, _LoggedRequest] = OrderedDict()
+        self._seen: OrderedDict[str, LoggedRequest] = OrderedDict()
+        self._elsewhere: OrderedDict[str, LoggedRequest] = OrderedDict()
+        """Other gateways' requests."""
         self._max_kept = max_kept
         self._serving: list[tuple[float, int]] = []
         self.forgotten = 0
@@ -59,20 +43,35 @@ class LoadLog:
         input_tokens: int,
         output_tokens: int,
         sequences: int = 1,
+        *,
+        came_s: float | None = None,
+        known_s: float = 0.0,
+        is_elsewhere: bool = False,
     ) -> None:
-        """A request could run from now on. Tokens of all sequences, the output as predicted."""
-        self._seen[request_id] = _LoggedRequest(
-            tenant_id, tier, weight, now_s, input_tokens, output_tokens, sequences
+        """A request could run from now on. Tokens of all sequences, the output as predicted; `came_s`: when
+        it arrived, if before; `known_s`: when the server heard of it, which may have been with a quote;
+        `is_elsewhere`: another gateway's."""
+        ring = self._elsewhere if is_elsewhere else self._seen
+        ring[request_id] = LoggedRequest(
+            tenant_id,
+            tier,
+            weight,
+            now_s,
+            input_tokens,
+            output_tokens,
+            sequences,
+            now_s if came_s is None else came_s,
+            known_s,
         )
-        if len(self._seen) > self._max_kept:
-            _, oldest = self._seen.popitem(last=False)
+        if len(ring) > self._max_kept:
+            _, oldest = ring.popitem(last=False)
             self.forgotten += oldest.ended_s is None
 
-    def dispatched(self, request_id: str, tier: int) -> None:
+    def dispatched(self, request_id: str, tier: int, now_s: float) -> None:
         """It was dispatched, as one of `tier`: a long wait or a reservation may have raised it."""
-        seen = self._seen.get(request_id)
+        seen = self._find(request_id)
         if seen is not None:
-            seen.tier = tier
+            seen.tier, seen.dispatched_s = tier, now_s
 
     def ended(
         self,
@@ -85,7 +84,7 @@ class LoadLog:
         is_complete: bool,
     ) -> None:
         """It has ended; tokens as counted. Not complete: it was taken away before its end."""
-        seen = self._seen.get(request_id)
+        seen = self._find(request_id)
         if seen is None:
             return
         seen.ended_s, seen.is_complete = now_s, is_complete
@@ -94,6 +93,20 @@ class LoadLog:
             seen.output_tokens = output_tokens
         else:
             seen.output_tokens = max(seen.output_tokens, output_tokens)
+
+    def own_time_s(
+        self, request_id: str, until_s: float, *, limited_s: float, rested_s: float
+    ) -> float | None:
+        """Of a request's time up to `until_s`, what its tenant's own later requests took (`own_work.py`), of
+        those of this gateway; None: it is forgotten."""
+        request = self._seen.get(request_id)
+        if request is None:
+            return None
+        others = (each for other_id, each in self._seen.items() if other_id != request_id)
+        return own_time_s(request, others, until_s, limited_s=limited_s, rested_s=rested_s)
+
+    def _find(self, request_id: str) -> LoggedRequest | None:
+        return self._seen.get(request_id) or self._elsewhere.get(request_id)
 
     def serving(self, now_s: float, replicas: int) -> None:
         """The number of replicas that serve from now on."""
@@ -109,6 +122,7 @@ class LoadLog:
     def jobs(self, until_s: float, since_s: float = -math.inf) -> list[Job]:
         """Everything that could run before `until_s`, from the last instant before `since_s` at which nothing
         was there: what came before that has no influence."""
+        all_seen = self._elsewhere | self._seen
         jobs = [
             Job(
                 request_id,
@@ -122,7 +136,7 @@ class LoadLog:
                 seen.cached_tokens,
                 math.inf if seen.is_complete or seen.ended_s is None else seen.ended_s,
             )
-            for request_id, seen in self._seen.items()
+            for request_id, seen in all_seen.items()
             if seen.since_s < until_s
         ]
         jobs.sort(key=lambda job: job.arrived_s)
@@ -132,6 +146,6 @@ class LoadLog:
                 break
             if job.arrived_s > busy_until_s:
                 start = index
-            ended_s = self._seen[job.job_id].ended_s
+            ended_s = all_seen[job.job_id].ended_s
             busy_until_s = max(busy_until_s, math.inf if ended_s is None else ended_s)
         return jobs[start:]

@@ -1,4 +1,4 @@
-"""Records a request for its timeline, its targets and its span.
+"""Records a request for its timeline, its targets and its trace.
 
 Notified when a request is queued, dispatched and finished; builds the timeline (`gateway/domain/timeline.py`)
 and the facts that targets are compared with (`attribution.py`). A failure here must not affect a request: it
@@ -10,29 +10,38 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from engine.entry import QueueEntry
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
 from engine.messages import TIER_RANKS, StepTime
 from gateway.dispatch.admission import Admission
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.outcomes import RequestOutcome
-from gateway.domain.timeline import Event, Timeline, TimelineKind, Whose, assemble, pack
+from gateway.domain.timeline import Event, Timeline, TimelineKind, Whose, assemble, pack, trace_numbers
+from gateway.domain.told import kept_figures
 from gateway.domain.usage import Use
-from gateway.explain.attribution import FAULTS, MissVerdict, RequestFacts
+from gateway.explain.attribution import Metric, MissVerdict, RequestFacts
 from gateway.explain.describer import Describer
 from gateway.explain.fluid_share import FluidMachine, Job
+from gateway.explain.ideal_share import FairTerms
+from gateway.explain.kept_trace import kept_trace, missed
+from gateway.explain.minutes.flow_meter import FlowMeter
+from gateway.explain.pool_load import PoolLoadShare
 from gateway.explain.slo_monitor import PoolLoad, SloMonitor
-from gateway.explain.spans import EndedRequest, SpanEmitter
 from gateway.explain.timeline_writer import TimelineWriter
 from gateway.flow.types import TokensAhead
+from gateway.records.calibration_recorder import CalibrationRecorder
 from gateway.requests.run import Run
+from gateway.tracing.build import KeptTrace
+from gateway.tracing.decision import KeepCause
+from gateway.tracing.tracer import Tracer
 from tenants.types import Amounts, Tier
 
 NOT_JUDGED = frozenset({RequestOutcome.SHUTDOWN})
 """The gateway stopped: that counts for no target."""
 
 MAX_HELD = 4_096
-"""Spans that wait for verdicts; further ones go without."""
+"""Kept traces that wait for verdicts; further ones go without."""
 
 log = logging.getLogger("fairgate.gateway.recorder")
 
@@ -49,24 +58,36 @@ class RequestRecorder:
         machine: Callable[[], FluidMachine | None],
         *,
         admission: Admission,
+        meter: FlowMeter | None = None,
         describer: Describer | None = None,
         wall_clock: Callable[[], float] = time.time,
-        spans: SpanEmitter | None = None,
+        tracer: Tracer | None = None,
+        calibration: CalibrationRecorder | None = None,
     ) -> None:
         """`find`: a running request by its id; `machine`: the engines as they are; `admission` is notified
         whether the requests that it admitted met their targets; `describer`: None: timelines do not say what
-        served; `spans`: None: no spans are made."""
+        served; `tracer`: None: no traces are kept; `calibration`: None: what requests were told is not
+        compared with what happened; `meter`: where service is counted by minute."""
+        self._calibration = calibration
         self._admission = admission
         self._describer = describer
         self._pool = pool
+        self._meter = FlowMeter(pool) if meter is None else meter
+        self._shared: PoolLoadShare | None = None
         self._wall_clock = wall_clock
-        self._spans = spans
-        self._held: dict[str, EndedRequest] = {}
-        """Spans that wait for a verdict, by request."""
+        self._tracer = tracer
+        self._held: dict[str, KeptTrace] = {}
+        """Traces that wait for a verdict, by request."""
         self._timelines = timelines
         self._slo = slo
         self._find = find
         self._load = slo.pools[pool] = PoolLoad(machine, on_verdict=self._judged)
+
+    def share_load(self, gateway_id: str, life: str, clock: Callable[[], float]) -> PoolLoadShare:
+        """Tells other gateways of this pool's requests from now on, and counts with theirs."""
+        self._shared = shared = PoolLoadShare(gateway_id, life, self._load.log, self._meter)
+        self._load.known_until_s = lambda: shared.known_until_s(clock())
+        return shared
 
     def in_line(self, run: Run, entry: QueueEntry, ahead: TokensAhead) -> None:
         """It holds its budget, and could run from now on."""
@@ -78,17 +99,35 @@ class RequestRecorder:
             ahead.higher_tier,
             ahead.running,
         )
-        if self._slo.book:
-            self._load.log.arrived(
-                entry.entry_id,
-                entry.tenant_id,
-                entry.tier,
-                entry.weight,
-                entry.arrived_s,
-                entry.input_tokens,
-                entry.predicted_output_tokens,
-                run.call.sequences,
-            )
+        binding = run.call.binding
+        self._load.log.arrived(
+            entry.entry_id,
+            entry.tenant_id,
+            entry.tier,
+            entry.weight,
+            entry.arrived_s,
+            entry.input_tokens,
+            entry.predicted_output_tokens,
+            run.call.sequences,
+            came_s=run.times.arrived_s,
+            known_s=self._wall_clock() if binding is None else binding.quote.issued_s,
+        )
+        principal = run.call.principal
+        tier = principal.reserved_tier
+        terms = FairTerms(
+            entry.weight, principal.reserved_tokens_per_s, None if tier is None else TIER_RANKS[tier]
+        )
+        self._meter.lined_up(
+            entry.entry_id,
+            entry.tenant_id,
+            entry.tier,
+            entry.predicted_cost,
+            terms,
+            entry.arrived_s,
+            run.before_line_s,
+        )
+        if self._shared is not None:
+            self._shared.arrived(entry, run.call.sequences, terms)
 
     def dispatched(self, run: Run) -> None:
         """It was dispatched."""
@@ -99,36 +138,73 @@ class RequestRecorder:
         run.timeline.note(
             TimelineKind.DISPATCHED, turn.dispatched_s, tier, int(turn.by_reservation), displaced
         )
-        if self._slo.book:
-            self._load.log.dispatched(run.call.request_id, tier)
+        self._load.log.dispatched(run.call.request_id, tier, turn.dispatched_s)
+        if self._shared is not None:
+            self._shared.dispatched(run.call.request_id, tier, turn.dispatched_s)
 
     def serving(self, now_s: float, replicas: int) -> None:
         """The number of replicas that serve from now on."""
         self._load.log.serving(now_s, replicas)
 
+    def kept_for(self, run: Run, outcome: RequestOutcome, use: Use) -> KeepCause | None:
+        """Why its trace is kept; None: it is not. Before its settlement."""
+        if self._tracer is None or run.trace is None:
+            return None
+        try:
+            return self._tracer.decide(
+                run.trace,
+                outcome,
+                [each.outcome for each in run.uses if each.outcome is not None],
+                is_quote_kept=None if run.redemption is None else run.redemption.is_kept,
+                has_missed=lambda: self._has_missed(run, outcome, use),
+            )
+        except Exception:
+            log.exception("request %s: its trace is not kept", run.call.request_id)
+            return None
+
+    def _has_missed(self, run: Run, outcome: RequestOutcome, use: Use) -> bool:
+        """Whether it missed a target that binds it."""
+        if not self._slo.book or not run.in_line or outcome in NOT_JUDGED:
+            return False
+        slos = self._slo.book.of(run.call.principal.tenant_id, Tier(run.call.tier))
+        if not slos:
+            return False
+        facts = facts_of(run, outcome, use)
+        return any(facts.misses(Metric(each.metric), each.target_s) for each in slos)
+
     def ended(self, run: Run, outcome: RequestOutcome, use: Use, charged: Amounts) -> None:
         """It has ended. `use` is what was computed and emitted."""
         try:
             events: list[Event] = []
-            if self._timelines.is_kept or self._spans is not None:
+            ended_us = round(self._wall_clock() * 1e6)
+            if self._timelines.is_kept or self._calibration is not None or run.kept_for is not None:
                 events = self.events(run, outcome, charged)
             if self._timelines.is_kept:
-                self._keep(run, pack(events))
+                self._keep(run, pack(events), ended_us)
+            if self._calibration is not None:
+                self._calibration.note(kept_figures(events, run.call.model, ended_us))
             unjudged = 0
-            if self._slo.book and run.in_line and outcome not in NOT_JUDGED:
-                unjudged = self._compare(run, outcome, use)
-            if self._spans is not None:
-                self._tell(self._spans, run, outcome, events, unjudged)
+            if run.in_line:
+                facts = self._logged(run, outcome, use)
+                if self._slo.book and outcome not in NOT_JUDGED:
+                    unjudged = self._compare(run, outcome, facts)
+            if self._tracer is not None and run.kept_for is not None:
+                now_ns = round(self._wall_clock() * 1e9)
+                kept = kept_trace(
+                    run, run.kept_for, outcome, events, use, charged, now_ns=now_ns, unjudged=unjudged
+                )
+                self._trace(self._tracer, kept)
         except Exception:
             log.exception("request %s: what happened to it was not kept", run.call.request_id)
 
-    def _keep(self, run: Run, packed: bytes) -> None:
+    def _keep(self, run: Run, packed: bytes, ended_us: int) -> None:
         request_id, tenant_id = run.call.request_id, run.call.principal.tenant_id
         if self._describer is None:
-            self._timelines.keep(request_id, tenant_id, packed)
+            self._timelines.keep(request_id, tenant_id, packed, ended_us=ended_us)
             return
         server = self._describer.server(run.times.ended_s or run.times.arrived_s)
-        self._timelines.keep(request_id, tenant_id, packed, server, self._describer.terms(run))
+        terms = self._describer.terms(run)
+        self._timelines.keep(request_id, tenant_id, packed, server, terms, ended_us=ended_us)
 
     def events(self, run: Run, outcome: RequestOutcome, charged: Amounts) -> list[Event]:
         """Its timeline."""
@@ -157,41 +233,35 @@ class RequestRecorder:
             whose=whose,
         )
 
-    def _tell(
-        self, spans: SpanEmitter, run: Run, outcome: RequestOutcome, events: list[Event], unjudged: int
-    ) -> None:
-        """Emits a span, now or when the causes of its missed targets are known."""
-        call = run.call
-        ended = EndedRequest(
-            call.request_id,
-            events,
-            round(self._wall_clock() * 1e9),
-            {
-                "fairgate.tenant_id": call.principal.tenant_id,
-                "fairgate.tier": call.tier.value,
-                "fairgate.model": call.model,
-                "fairgate.outcome": outcome.value,
-            },
-            call.trace_context,
-            is_error=outcome in FAULTS,
-            unjudged=unjudged,
-        )
-        if unjudged and len(self._held) < MAX_HELD:
-            self._held[call.request_id] = ended
+    def _trace(self, tracer: Tracer, kept: KeptTrace) -> None:
+        """Hands on what spans are made of, now or when the causes of its missed targets are known."""
+        if kept.unjudged and len(self._held) < MAX_HELD:
+            self._held[kept.trace.request_id] = kept
         else:
-            spans.emit(ended)
+            tracer.keep(kept)
 
     def _judged(self, request_id: str, verdict: MissVerdict) -> None:
-        ended = self._held.get(request_id)
-        if ended is None or self._spans is None:
+        kept = self._held.get(request_id)
+        if kept is None or self._tracer is None:
             return
-        ended.verdicts.append(verdict)
-        if len(ended.verdicts) == ended.unjudged:
+        kept.missed.append(missed(verdict))
+        if len(kept.missed) == kept.unjudged:
             del self._held[request_id]
-            self._spans.emit(ended)
+            self._tracer.keep(kept)
 
-    def _compare(self, run: Run, outcome: RequestOutcome, use: Use) -> int:
-        """Compares with the targets; returns the number of misses to be judged."""
+    def own_time_s(self, run: Run) -> tuple[float, float] | None:
+        """Of the time to its first token and to its end, what its tenant's own later requests took. None:
+        too much has come since to tell."""
+        times = run.times
+        ended_s = times.arrived_s if times.ended_s is None else times.ended_s
+        first_s = ended_s if times.first_token_s is None else times.first_token_s
+        rested_s = run.timeline.waited_s(TimelineKind.TOPPED_UP, TimelineKind.STALLED)
+        of_log, limited_s = partial(self._load.log.own_time_s, run.call.request_id), run.limited_s
+        to_first_s = of_log(first_s, limited_s=limited_s, rested_s=0.0)
+        to_end_s = of_log(ended_s, limited_s=limited_s, rested_s=rested_s)
+        return None if to_first_s is None or to_end_s is None else (to_first_s, to_end_s)
+
+    def _logged(self, run: Run, outcome: RequestOutcome, use: Use) -> RequestFacts:
         facts = facts_of(run, outcome, use)
         self._load.log.ended(
             run.call.request_id,
@@ -201,6 +271,14 @@ class RequestRecorder:
             facts.job.output_tokens,
             is_complete=facts.is_complete,
         )
+        cost = use.computed_tokens * INPUT_TOKEN_COST + use.output_tokens * OUTPUT_TOKEN_COST
+        self._meter.ended(run.call.request_id, facts.ended_s, cost)
+        if self._shared is not None:
+            self._shared.ended(facts.job, facts.ended_s, cost, is_complete=facts.is_complete)
+        return facts
+
+    def _compare(self, run: Run, outcome: RequestOutcome, facts: RequestFacts) -> int:
+        """Compares with the targets; returns the number of misses to be judged."""
         if outcome is RequestOutcome.REFUSED:
             return 0  # refused on arrival: its client was answered immediately
         compared = self._slo.ended(self._pool, facts, Tier(run.call.tier))
@@ -274,15 +352,26 @@ def _opened(run: Run, timeline: Timeline) -> Timeline:
         call.sequences,
         TIER_RANKS[run.moves[0].before if run.moves else call.tier],
         call.max_tokens,
+        _us(run.read_s),
     )
+    trace = run.trace
+    if trace is not None and (trace.parent_id or run.kept_for is not None):
+        opened.note(TimelineKind.TRACED, arrived_s, *trace_numbers(trace.trace_id, trace.parent_id or "0"))
     if estimate is not None:
         opened.note(
             TimelineKind.QUOTED,
             arrived_s,
-            _us(estimate.wait_s[0]),
-            _us(estimate.ttft_s[0]),
-            _us(estimate.e2e_s[0]),
-            estimate.output_tokens[0],
+            *(
+                number
+                for quantile in (0, 1)
+                for number in (
+                    _us(estimate.wait_s[quantile]),
+                    _us(estimate.ttft_s[quantile]),
+                    _us(estimate.e2e_s[quantile]),
+                    estimate.output_tokens[quantile],
+                )
+            ),
+            int(call.binding is not None),
         )
     if run.in_line_s is not None:
         held = run.held

@@ -41,16 +41,19 @@ class ShareMeter:
         self._served: dict[str, list[int]] = {}
         self._at_s: float | None = None
 
-    def sample(self, now_s: float, flows: Sequence[TenantFlow]) -> None:
-        """Divides what was served since the last sample. The first one only begins to count."""
+    def sample(self, now_s: float, flows: Sequence[TenantFlow]) -> dict[TenantTier, int]:
+        """Divides what was served since the last sample, and returns it. The first one only begins to
+        count."""
         wanting: list[list[tuple[TenantFlow, int]]] = [[] for _ in range(NUM_RANKS)]
         for flow in flows:
             before = self._served.get(flow.tenant_id)
             if before == flow.served and not any(flow.queued):
                 continue  # as almost all of many tenants
-            self._served[flow.tenant_id] = list(flow.served)
+            before = before or [0] * NUM_RANKS
+            # What is taken off again (a cache had it) is taken off the service that follows.
+            self._served[flow.tenant_id] = list(map(max, before, flow.served))
             for rank in range(NUM_RANKS):
-                had = max(0, flow.served[rank] - (before[rank] if before is not None else 0))
+                had = max(0, flow.served[rank] - before[rank])
                 if had or flow.queued[rank]:
                     wanting[rank].append((flow, had))
         if len(self._served) > len(flows):
@@ -61,6 +64,19 @@ class ShareMeter:
             for rank, tenants in enumerate(wanting):
                 self._divide(rank, tenants)
         self._at_s = now_s
+        return {
+            (flow.tenant_id, rank): had
+            for rank, tenants in enumerate(wanting)
+            for flow, had in tenants
+            if had
+        }
+
+    def lags(self) -> dict[int, float]:
+        """Cost tokens, by rank of a tier, of the tenant furthest behind what it was due."""
+        found = dict.fromkeys(range(NUM_RANKS), 0.0)
+        for (_, rank), share in self.recent.items():
+            found[rank] = max(found[rank], share.due - share.had)
+        return found
 
     def _divide(self, rank: int, tenants: Sequence[tuple[TenantFlow, int]]) -> None:
         total = sum(had for _, had in tenants)

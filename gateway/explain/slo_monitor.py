@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter
@@ -69,6 +70,8 @@ class PoolLoad:
     pending: list[_Pending] = field(default_factory=list)
     attainment: RecentShare = field(default_factory=RecentShare)
     """Share of its requests' targets that were met."""
+    known_until_s: Callable[[], float] = lambda: math.inf
+    """Up to when the load is known: where gateways share a queue, what just happened at others is not."""
     on_verdict: Callable[[str, MissVerdict], None] = lambda request_id, verdict: None
     """Called with each verdict."""
 
@@ -109,6 +112,12 @@ class SloMonitor(BackgroundWriter):
             ["metric", "tier", "met"],
             registry=registry,
         )
+        self._allowed = Counter(
+            "fairgate_slo_allowed_misses",
+            "Misses that targets allow: each request adds the share of its target that may be missed.",
+            ["metric", "tier"],
+            registry=registry,
+        )
         self._misses = Counter(
             "fairgate_slo_misses",
             "Missed targets, by cause; `unjudged`: too many at once to be explained; `refused`: not let in,"
@@ -127,7 +136,7 @@ class SloMonitor(BackgroundWriter):
             missed = facts.misses(Metric(slo.metric), slo.target_s)
             if missed is None:
                 continue
-            self._count(job.tenant_id, tier, slo.metric, missed=missed)
+            self._count(slo, job.tenant_id, tier, missed=missed)
             self.pools[pool].attainment.note(not missed)
             if missed:
                 all_missed += 1
@@ -145,13 +154,15 @@ class SloMonitor(BackgroundWriter):
         and not judged."""
         for slo in self.book.of(tenant_id, tier):
             if slo.metric == metric:
-                self._count(tenant_id, tier, metric, missed=True)
+                self._count(slo, tenant_id, tier, missed=True)
                 self._misses.labels(metric, tier.value, "refused").inc()
 
-    def _count(self, tenant_id: str, tier: Tier, metric: str, *, missed: bool) -> None:
+    def _count(self, slo: Slo, tenant_id: str, tier: Tier, *, missed: bool) -> None:
+        metric = slo.metric
         key = CountKey(tenant_id, tier.value, metric)
         self._tallies[key] = self._tallies.get(key, SloTally()) + SloTally(1, int(missed))
         self._requests.labels(metric, tier.value, "no" if missed else "yes").inc()
+        self._allowed.labels(metric, tier.value).inc((1_000 - slo.per_mille) / 1_000)
 
     # ------------------------------------------------------------ life cycle
 
@@ -159,24 +170,35 @@ class SloMonitor(BackgroundWriter):
         """Judges and writes what is left, if the database lets it."""
         await super().close()
         self._rest_until_s = -math.inf
-        await self.judge_pending()
+        await self.judge_pending(waits=False)
         await self.flush()
 
     async def refresh(self) -> None:
         """Reads the targets again where an admin act may have changed them. Raises `DatabaseUnavailable`."""
         revision = self._revision()
         if revision != self._read_at:
-            self.book = SloBook(await slo_store.read_slos(self._database))
+            slos = await slo_store.read_slos(self._database)
+            self.book = SloBook(slos)
             self._read_at = revision
+            for slo in slos:  # Prometheus sees no increase in a series that begins with one
+                self._allowed.labels(slo.metric, slo.tier.value)
+                for met in ("yes", "no"):
+                    self._requests.labels(slo.metric, slo.tier.value, met)
 
     # ------------------------------------------------------------ judging and writing
 
-    async def judge_pending(self) -> None:
-        """Finds the causes of pending misses, except during a rest."""
+    async def judge_pending(self, *, waits: bool = True) -> None:
+        """Finds the causes of pending misses whose load is known (with `waits` False of all), except during a
+        rest."""
         for pool in self.pools.values():
             if not pool.pending or self._stopwatch() < self._rest_until_s:
                 continue
-            pending, pool.pending = pool.pending[:MAX_JUDGED], pool.pending[MAX_JUDGED:]
+            known_s = pool.known_until_s() if waits else math.inf
+            ripe = list(takewhile(lambda each: each.facts.ended_s <= known_s, pool.pending))  # noqa: B023
+            pending = ripe[:MAX_JUDGED]
+            if not pending:
+                continue
+            pool.pending = pool.pending[len(pending) :]
             since_s = min(each.facts.job.arrived_s for each in pending)
             until_s = max(each.facts.ended_s for each in pending)
             jobs = pool.log.jobs(until_s, since_s)

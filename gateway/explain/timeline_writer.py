@@ -71,12 +71,15 @@ class TimelineWriter(BackgroundWriter):
         packed: bytes,
         server: StoredDescription | None = None,
         terms: StoredDescription | None = None,
+        *,
+        ended_us: int | None = None,
     ) -> None:
-        """Adds a finished request's timeline, to be written soon, with what ran it on which terms."""
+        """Adds a finished request's timeline, to be written soon, with what ran it on which terms. `ended_us`
+        None: it ended now."""
         if len(self._waiting) >= MAX_WAITING:
             self._dropped.inc()
             return
-        ended_us = round(self._wall_clock() * 1e6)
+        ended_us = round(self._wall_clock() * 1e6) if ended_us is None else ended_us
         self._described |= {each.id: each.content for each in (server, terms) if each is not None}
         ids = [each and each.id for each in (server, terms)]
         self._waiting.append(StoredTimeline(request_id, tenant_id, ended_us, packed, *ids))

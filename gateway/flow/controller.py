@@ -298,8 +298,9 @@ class FlowController:
         """`output_tokens` emitted so far, all sequences together; charges what passes the prediction."""
         flight = self.dispatched.get(entry_id)
         if flight is not None:
+            is_first = flight.output_tokens == 0 < output_tokens
             emitted = self.dispatched.progress(entry_id, output_tokens, live_sequences)
-            self._tenants.emitted(flight.ticket.entry, emitted)
+            self._tenants.emitted(flight.ticket.entry, emitted, is_first=is_first)
 
     def foresee(self, entry_id: str, foreseen_tokens: tuple[int, int], now_s: float) -> None:
         """The engine foresees a running request's whole output, all sequences together, from the model's
@@ -411,6 +412,10 @@ class FlowController:
     def is_by_tenant(self) -> bool:
         """Whether tenants take turns."""
         return self.queue.tiers.is_by_tenant
+
+    def waiting_costs(self) -> Iterator[tuple[tuple[str, int], int]]:
+        """Predicted cost of what waits, by tenant and the band that it waits in."""
+        return self.queue.waiting_costs()
 
     def tenants(self) -> list[TenantFlow]:
         """Every tenant known here."""

@@ -31,7 +31,7 @@ from gateway.flow.placement import Blocked, Placement
 from gateway.flow.queue import RequestQueue
 from gateway.flow.tenant_stats import TenantFlows
 from gateway.flow.types import Dispatch, Reason, Ticket
-from gateway.flow.window import NUM_RANKS, Kept, Replica
+from gateway.flow.window import NUM_RANKS, KeptRoom, Replica
 
 RESERVED_RANK = 0
 """Of reserved service at the engine and in the window."""
@@ -57,7 +57,7 @@ class DispatchRules:
 
     def turns(self, now_s: float, replicas: Sequence[Replica], grant: Grant) -> list[Dispatch]:
         """Everything that may go now, in order."""
-        kept: dict[str, Kept] = {}
+        kept: dict[str, KeptRoom] = {}
         turns: list[Dispatch] = []
         self._by_reservation(now_s, replicas, kept, turns, grant)
         self._by_order(now_s, replicas, kept, turns, grant)
@@ -67,7 +67,7 @@ class DispatchRules:
         self,
         now_s: float,
         replicas: Sequence[Replica],
-        kept: dict[str, Kept],
+        kept: dict[str, KeptRoom],
         turns: list[Dispatch],
         grant: Grant,
     ) -> None:
@@ -91,7 +91,7 @@ class DispatchRules:
         self,
         now_s: float,
         replicas: Sequence[Replica],
-        kept: dict[str, Kept],
+        kept: dict[str, KeptRoom],
         turns: list[Dispatch],
         grant: Grant,
     ) -> None:

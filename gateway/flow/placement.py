@@ -10,7 +10,7 @@ from typing import Protocol
 from engine.scheduling.brakes import NO_BRAKES
 from gateway.flow.lanes import LONG, LaneRule
 from gateway.flow.types import InFlight, Ticket
-from gateway.flow.window import NUM_RANKS, Kept, Replica, ReplicaLoad, WindowRule
+from gateway.flow.window import NUM_RANKS, KeptRoom, Replica, ReplicaLoad, WindowRule
 
 Score = tuple[float, ...]
 """The smaller the better."""
@@ -89,7 +89,7 @@ class Blocked(Enum):
     """Why a request goes nowhere now."""
 
     LANE = "lane"
-    """Its lane or its braked tier holds all that it may, everywhere."""
+    """Its lane or its braked tier holds all that it may, everywhere that it could run."""
     WINDOW = "window"
     """Some replica would take it if less were in flight there; or none serves."""
 
@@ -132,18 +132,19 @@ class Placement:
         rank: int,
         lane: int,
         replicas: Sequence[Replica],
-        kept: dict[str, Kept],
+        kept: dict[str, KeptRoom],
         now_s: float,
         *,
         is_owed: bool = False,
         is_owed_at: Callable[[Replica], bool] = lambda replica: False,
     ) -> Replica | Blocked:
-        """The best of the replicas with room; `kept` is what is kept there for others, by replica id;
-        `is_owed`: it may take the place of a tenant that has had more; `is_owed_at`: on one replica."""
+        """The best of the replicas that can run it and have room; `kept` is what is kept there for others, by
+        replica id; `is_owed`: it may take the place of a tenant that has had more; `is_owed_at`: on one
+        replica."""
         roomy: list[tuple[Replica, ReplicaLoad]] = []
         blocked = Blocked.LANE if replicas else Blocked.WINDOW
         for replica in replicas:
-            if not self._may_hold(ticket, rank, lane, replica):
+            if not ticket.needs <= replica.offers or not self._may_hold(ticket, rank, lane, replica):
                 continue
             load = self._loads[replica.replica_id]
             asked = (replica, load, rank, ticket.sequences, ticket.kv_tokens, kept.get(replica.replica_id))
@@ -164,17 +165,19 @@ class Placement:
         )[2]
 
     def keep_room(
-        self, ticket: Ticket, rank: int, lane: int, replicas: Sequence[Replica], kept: dict[str, Kept]
+        self, ticket: Ticket, rank: int, lane: int, replicas: Sequence[Replica], kept: dict[str, KeptRoom]
     ) -> None:
-        """Keeps the room for a request that found none, on one replica: the least loaded that its lane may
-        use and that is not kept yet."""
+        """Keeps the room for a request that found none, on one replica: the least loaded that can run it,
+        that its lane may use and that is not kept yet."""
         free = [
             (least_loaded(rank, replica, self.load(replica.replica_id)), replica.replica_id)
             for replica in replicas
-            if replica.replica_id not in kept and self._may_hold(ticket, rank, lane, replica)
+            if replica.replica_id not in kept
+            and ticket.needs <= replica.offers
+            and self._may_hold(ticket, rank, lane, replica)
         ]
         if free:
-            kept[min(free)[1]] = Kept(rank, ticket.sequences, ticket.kv_tokens)
+            kept[min(free)[1]] = KeptRoom(rank, ticket.sequences, ticket.kv_tokens)
 
     def check(self, flights: Sequence[InFlight]) -> None:
         """Raises `AssertionError` when the loads are not those of the requests in flight."""

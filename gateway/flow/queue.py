@@ -225,6 +225,12 @@ class RequestQueue:
             queued[ticket.entry.tier] += 1
         return queued
 
+    def waiting_costs(self) -> Iterator[tuple[tuple[str, int], int]]:
+        """Predicted cost of each tenant's line, by tenant and band; one with two lanes comes twice."""
+        for (band, _), costs in self._costs.items():
+            for tenant_id, (cost, _) in costs.items():
+                yield (tenant_id, band), cost
+
     def beside(self, entry_id: str) -> list[Waiting]:
         """The tenants that wait in the same lane, those with the smallest counters."""
         tier, lane = self._places[entry_id]

@@ -26,7 +26,8 @@ class TenantFlow:
     running: list[int] = field(default_factory=lambda: [0] * NUM_RANKS)
     """The same of what runs."""
     served: list[int] = field(default_factory=lambda: [0] * NUM_RANKS)
-    """Cost tokens had, by that tier: output as it comes, the prompt at the request's end."""
+    """Cost tokens had, by that tier: output as it comes, the prompt with its first token. What a cache had of
+    it is taken off at the request's end."""
     dispatched: int = 0
     finished: int = 0
     service_cost: int = 0
@@ -84,11 +85,13 @@ class TenantFlows:
         tenant.running[entry.tier] += 1
         tenant.dispatched += 1
 
-    def emitted(self, entry: QueueEntry, tokens: int) -> None:
-        """A running request has emitted so many more."""
+    def emitted(self, entry: QueueEntry, tokens: int, *, is_first: bool) -> None:
+        """A running request has emitted so many more; before the first ones its prompt was computed."""
         tenant = self.of(entry)
         tenant.running_output_tokens += tokens
         tenant.served[entry.tier] += tokens * OUTPUT_TOKEN_COST
+        if is_first:
+            tenant.served[entry.tier] += entry.input_tokens * INPUT_TOKEN_COST
 
     def finished(self, flight: InFlight, input_tokens: int, output_tokens: int, cost: int) -> None:
         """One is over, with what was really computed and emitted."""
@@ -97,7 +100,8 @@ class TenantFlows:
         tenant.running[entry.tier] -= 1
         tenant.finished += 1
         tenant.running_output_tokens -= flight.output_tokens
-        tenant.served[entry.tier] += cost - flight.output_tokens * OUTPUT_TOKEN_COST
+        prompt = entry.input_tokens * INPUT_TOKEN_COST if flight.output_tokens else 0
+        tenant.served[entry.tier] += cost - prompt - flight.output_tokens * OUTPUT_TOKEN_COST
         tenant.service_cost += cost
         tenant.input_tokens += input_tokens
         tenant.output_tokens += output_tokens

@@ -45,6 +45,8 @@ class Ticket(msgspec.Struct, frozen=True):
     them, too, but does not go by them."""
     prefix_hashes: tuple[int, ...] = ()
     """Chain of its prompt's full blocks, see `prefix_index.py`."""
+    needs: frozenset[str] = frozenset()
+    """What its server must offer; compared with `Replica.offers`."""
 
 
 class TokensAhead(msgspec.Struct, frozen=True):

@@ -48,6 +48,8 @@ class Replica:
     """Its engine reports the service of each step; of others it is known by progress and end."""
     life: str = ""
     """Of its engine: another one after a restart."""
+    offers: frozenset[str] = frozenset()
+    """Needs of requests that it meets."""
 
 
 @dataclass(slots=True)
@@ -99,7 +101,7 @@ class ReplicaLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptRoom:
     """Room that is kept on one replica for a request that found none: others of its tier and below may fill
     only what it leaves."""
 
@@ -130,7 +132,7 @@ class WindowRule:
         rank: int,
         sequences: int,
         kv_tokens: int,
-        kept: Kept | None = None,
+        kept: KeptRoom | None = None,
         *,
         is_owed: bool = False,
     ) -> bool:

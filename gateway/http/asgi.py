@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from litestar.types import Message, Scope
 
+from gateway import log_context, trace_context
 from gateway.asyncio_helpers import within
 from gateway.domain.ids import new_request_id
+from gateway.log_context import LogContext
 
 Send = Callable[[Any], Awaitable[None]]
 EncodedHeaders = list[tuple[bytes, bytes]]
+FIRST_BYTE = "first_byte_s"
+"""In a request's state: when its first byte was read, on the monotonic clock."""
+TRACE = "trace"
+"""In a request's state: its `TraceContext`, where it came with one."""
+_NUMBER = re.compile(r"[0-9]{0,30}\.?[0-9]{1,30}([eE][+-]?[0-9]{1,2})?")
 
 
 def begin(scope: Scope) -> str:
@@ -21,6 +29,7 @@ def begin(scope: Scope) -> str:
     if "request_id" not in state:
         state["request_id"] = new_request_id(time.time())
         state["arrived_s"] = time.perf_counter()
+        log_context.CURRENT.set(LogContext(state["request_id"]))
     request_id: str = state["request_id"]
     return request_id
 
@@ -36,6 +45,29 @@ def headers_of(scope: Scope) -> Mapping[str, str]:
             found.setdefault(name.decode("latin-1"), value.decode("latin-1"))
         state["headers"] = found
     return found
+
+
+def read_trace(scope: Scope) -> str:
+    """Takes the trace context from the headers into the request's state; returns which header is of no use,
+    empty: neither."""
+    if trace_context.TRACEPARENT not in headers_of(scope):
+        return ""
+    parents, states = (
+        [value.decode("latin-1") for found, value in scope["headers"] if found == name]
+        for name in (b"traceparent", b"tracestate")
+    )
+    found, of_no_use = trace_context.read(parents, states)
+    if found is not None:
+        scope["state"][TRACE] = found
+        if (context := log_context.CURRENT.get()) is not None:
+            context.trace_id = found.trace_id
+    return of_no_use
+
+
+def is_number(text: str) -> bool:
+    """Whether a header's text is a number, 0 or more, as people and SDKs write it. Python's own parsers also
+    take inf, nan and 1_0."""
+    return _NUMBER.fullmatch(text) is not None
 
 
 async def add_standard_headers(message: Message, scope: Scope) -> None:

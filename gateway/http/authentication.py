@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
+from litestar.types import Scope
 
 from gateway import errors
-from gateway.http.asgi import begin, headers_of
+from gateway.http.accesses import ASKER, READ_SCOPE, note_read
+from gateway.http.asgi import begin, headers_of, read_trace
 from gateway.http.client_address import client_of
+from gateway.log_context import CURRENT
 from tenants.errors import KeyRejected
 from tenants.networks import is_within
 from tenants.types import SCOPES, Principal, Tier
@@ -67,6 +70,8 @@ async def require_scope(connection: ASGIConnection[Any, Any, Any, Any], handler:
     """Guard: authenticates and checks the route's scope. It waits only for news of an unknown key; a plain
     function would be called in a thread."""
     begin(connection.scope)
+    if dropped := read_trace(connection.scope):
+        connection.app.state.gateway.metrics.trace_dropped(dropped)
     scope = handler.opt.get("scope")
     if scope is None:
         return
@@ -75,7 +80,9 @@ async def require_scope(connection: ASGIConnection[Any, Any, Any, Any], handler:
     try:
         principal = authenticate(deps, authorization)
     except KeyRejected as rejected:
-        principal = await _authenticate_again(deps, authorization, rejected)
+        principal = await _authenticate_again(connection.scope, deps, authorization, rejected)
+    connection.scope["state"]["caller"] = principal.ids
+    connection.scope["state"][ASKER] = principal
     if principal.allow_from:
         address = client_of(connection.scope, deps.config.trusted_proxies)
         if address is None or not is_within(address, principal.allow_from):
@@ -83,10 +90,16 @@ async def require_scope(connection: ASGIConnection[Any, Any, Any, Any], handler:
     if scope not in principal.scopes:
         raise errors.scope_missing(scope)
     connection.scope["state"]["principal"] = principal
+    if (context := CURRENT.get()) is not None:
+        context.tenant_id = principal.tenant_id
+    if principal is not CONTROL:
+        connection.app.state.gateway.key_uses.note(principal.key_id)
+    if scope == READ_SCOPE:
+        note_read(connection.scope, connection.app.state.gateway)
 
 
 async def _authenticate_again(
-    deps: GatewayDeps, authorization: str | None, rejected: KeyRejected
+    scope: Scope, deps: GatewayDeps, authorization: str | None, rejected: KeyRejected
 ) -> Principal:
     """Looks again for an unknown key: it may have been created a moment ago. Raises `ApiError` (401, 403)."""
     try:
@@ -94,6 +107,7 @@ async def _authenticate_again(
             return authenticate(deps, authorization)
     except KeyRejected as again:
         rejected = again
+    scope["state"]["caller"] = rejected.ids
     raise errors.key_rejected(rejected.reason) from None
 
 

@@ -2,32 +2,69 @@
 
 The TCP peer; where that is a trusted proxy, the last address in `X-Forwarded-For`, and so on to the left as
 long as the address found is a trusted proxy's itself. What stands further left is the client's own word and
-counts for nothing.
+counts for nothing. `Forwarded` (RFC 7239) says the same in another form. A proxy writes one of the two and
+may pass on the other as its client wrote it, so where both are there and disagree the address is unknown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
 from litestar.types import Scope
 
 from tenants.networks import Address, Network, address_of, is_within
 
 HEADER = b"x-forwarded-for"
+STANDARD_HEADER = b"forwarded"
+_PAIR = re.compile(r'[ \t]*([0-9A-Za-z_-]+)=(?:([^ \t",;]+)|"([^"\\]*)")[ \t]*([;,]|$)')
+"""An address in quotes needs no escapes; a header that has some is not read. Some proxies omit the quotes."""
 
 
 def client_of(scope: Scope, trusted: Iterable[Network]) -> Address | None:
     """The client's address; None: the peer, or a trusted proxy, names none that can be read."""
     peer = scope.get("client")
     # A proxy may add a header of its own to one that it got: all of them are one list.
-    forwarded = b",".join(value for name, value in scope["headers"] if name == HEADER)
-    return client_address(peer[0] if peer else "", forwarded.decode("latin-1"), tuple(trusted))
+    said = [
+        b",".join(value for name, value in scope["headers"] if name == header).decode("latin-1")
+        for header in (HEADER, STANDARD_HEADER)
+    ]
+    return client_address(peer[0] if peer else "", said[0], tuple(trusted), said[1])
 
 
-def client_address(peer: str, forwarded: str, trusted: tuple[Network, ...]) -> Address | None:
-    """See `client_of`. `forwarded`: the header's addresses, separated by commas; empty: no header."""
+def client_address(
+    peer: str, forwarded: str, trusted: tuple[Network, ...], standard: str = ""
+) -> Address | None:
+    """See `client_of`. `forwarded`: the addresses in `X-Forwarded-For`, separated by commas; `standard`: the
+    value of `Forwarded`; empty: no header."""
+    found = {
+        _outermost(peer, hops, trusted)
+        for text, hops in ((forwarded, forwarded.split(",")), (standard, hops_of(standard)))
+        if text
+    } or {_outermost(peer, (), trusted)}
+    return found.pop() if len(found) == 1 else None
+
+
+def hops_of(standard: str) -> list[str]:
+    """What the elements of a `Forwarded` say in `for=`; an empty hop, which is no address, where one says
+    nothing or the header cannot be read."""
+    hops, at, hop = [], 0, ""
+    while found := _PAIR.match(standard, at):
+        name, token, quoted, separator = found.groups()
+        if name.lower() == "for":
+            hop = token or quoted
+        if separator != ";":
+            hops.append(hop)
+            hop = ""
+        at = found.end()
+        if not separator:
+            return hops
+    return [""]
+
+
+def _outermost(peer: str, hops: Sequence[str], trusted: tuple[Network, ...]) -> Address | None:
     found = address_of(peer)
-    for hop in reversed(forwarded.split(",") if forwarded else []):
+    for hop in reversed(hops):
         if found is None or not is_within(found, trusted):
             break
         found = address_of(hop)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from litestar.types import Receive, Scope, Send
 
@@ -26,10 +26,13 @@ from gateway.http import openai_responses
 from gateway.http.asgi import BoundedSend, EncodedHeaders, encode_headers, send_start
 from gateway.http.event_listener import EventListener
 from gateway.http.openai_responses import Choice, TextChunks
+from gateway.http.vector_responses import vectors_body
+from gateway.metrics.gen_ai import operation_of
 from gateway.quotes.offered import tiers_instead
 from gateway.requests import queue_progress
 from gateway.requests.run import Begun, Closed, Event, InLine, Run, SequenceEnded, SequenceOutput, Silence
 from gateway.response_headers import contract_headers, estimate_headers, limit_headers
+from gateway.upstream.base import RequestTask
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
@@ -89,10 +92,10 @@ class CompletionResponse:
         closed: Closed | None = None
         for event in [await events.next(), *events.available()]:
             match event:
-                case SequenceOutput(index=index, text=text, logprobs=logprobs):
-                    choices[index].add(text, logprobs)
-                case SequenceEnded(index=index, finish=finish):
-                    choices[index].finish = finish
+                case SequenceOutput(index=index, text=text, logprobs=logprobs, parts=parts):
+                    choices[index].add(text, logprobs, parts)
+                case SequenceEnded(index=index, finish=finish, outcome=outcome):
+                    choices[index].finish, choices[index].outcome = finish, outcome
                 case Closed():
                     closed = event
         assert closed is not None, "a whole answer ends with `Closed`"
@@ -101,10 +104,11 @@ class CompletionResponse:
         if error is not None:
             await self._refuse(run, send, error, closed)
             return
-        account = closed.account
-        body = openai_responses.encode(
-            openai_responses.whole_body(run.call, choices, self._usage(account), account)
-        )
+        if run.call.task is RequestTask.COMPLETE:
+            shown = openai_responses.whole_body(run.call, choices, closed.account)
+        else:
+            shown = vectors_body(run.call, "".join(choices[0].text), closed.account)
+        body = openai_responses.encode(shown)
         await send.json(200, body, self._opening(run))
 
     # ------------------------------------------------------------ streamed
@@ -127,7 +131,7 @@ class CompletionResponse:
             if isinstance(last, Closed):
                 self.closed, refusal = last, refusal_of(run, last)
                 if refusal is not None:
-                    self._count(refusal)
+                    self._note(run, refusal)
             body = b"".join([writer.write(event, refusal) for event in batch])
             if body:
                 more = not isinstance(last, Closed)
@@ -155,15 +159,18 @@ class CompletionResponse:
     # ------------------------------------------------------------ both
 
     async def _refuse(self, run: Run, send: BoundedSend, error: ApiError, closed: Closed) -> None:
-        self._count(error)
+        self._note(run, error)
         is_long = self._gateway.lifecycle.of(run.call).is_long(run)
         tiers = tiers_instead(run.call, closed.cause, is_long=is_long)
         error.details |= self._gateway.quotes_instead(run.call, tiers)
         await send.json(error.status, error.body(), encode_headers(_headers(run) | error.all_headers()))
 
-    def _count(self, error: ApiError) -> None:
+    def _note(self, run: Run, error: ApiError) -> None:
         if error.code != "client_left":
-            self._gateway.metrics.refused(error.code)
+            note_refused(self._gateway, run.call, error)
+            if run.leases is None and (duration_s := run.times.e2e_s) is not None:
+                gen_ai = self._gateway.metrics.gen_ai
+                gen_ai.refused(operation_of(run.call), run.call.model, error.code, duration_s)
 
     def _get_ready(self, run: Run) -> None:
         """Builds what the answer needs while the upstream works, so that it adds nothing to the TTFT."""
@@ -177,10 +184,10 @@ class CompletionResponse:
             self._headers = encode_headers(_headers(run))
         return self._headers
 
-    def _usage(self, account: Account) -> dict[str, object]:
-        return openai_responses.usage(
-            account.charged.input_tokens, account.charged.output_tokens, account.cached_tokens
-        )
+
+def note_refused(gateway: Gateway, call: Call, error: ApiError) -> None:
+    """Records that a call was refused."""
+    gateway.refusals.note(error, call.request_id, call.principal.ids, model=call.model, tier=call.tier.value)
 
 
 def _headers(run: Run) -> dict[str, str]:
@@ -201,7 +208,7 @@ class _ChunkWriter:
         self._live = call.sequences
         self._logprob_characters = [0] * call.sequences
         self._text = TextChunks(call)
-        self._last: tuple[int, str] | None = None
+        self._last: SequenceEnded | None = None
         roles = (
             [openai_responses.role_chunk(call, index) for index in range(call.sequences)] if call.chat else []
         )
@@ -217,6 +224,8 @@ class _ChunkWriter:
                 return openai_responses.KEEP_ALIVE
             case Begun():
                 return self._roles
+            case SequenceOutput(parts=parts) if parts:
+                return self._with_parts(event)
             case SequenceOutput(index=index, text=text, logprobs=logprobs) if not logprobs:
                 return self._text.event(index, text)
             case SequenceOutput(index=index, text=text, logprobs=logprobs):
@@ -225,28 +234,39 @@ class _ChunkWriter:
                 return openai_responses.event(
                     openai_responses.text_chunk(call, index, text, logprobs, before)
                 )
-            case SequenceEnded(index=index, finish=finish):
+            case SequenceEnded():
                 self._live -= 1
                 if self._live == 0 and not call.include_usage:
-                    self._last = (index, finish)
+                    self._last = event
                     return b""
-                return openai_responses.event(openai_responses.finish_chunk(call, index, finish))
+                return openai_responses.event(self._finish_chunk(event))
             case Closed(account=account):
                 return self._close(account, refusal)
+
+    def _with_parts(self, output: SequenceOutput) -> bytes:
+        """A chunk for each part, and one for the text; the first has the log probabilities of all."""
+        logprobs, found = output.logprobs, []
+        for part in output.parts if self._call.chat else ():
+            chunk = openai_responses.parts_chunk(self._call, output.index, part, logprobs)
+            found.append(openai_responses.event(chunk))
+            logprobs = ()
+        if output.text:
+            found.append(self.write(SequenceOutput(output.index, output.text, logprobs)))
+        return b"".join(found)
+
+    def _finish_chunk(self, ended: SequenceEnded) -> dict[str, Any]:
+        return openai_responses.finish_chunk(self._call, ended.index, ended.finish, ended.outcome)
 
     def _close(self, account: Account, error: ApiError | None) -> bytes:
         if error is not None:
             return openai_responses.error_event(error, account)
-        used = openai_responses.usage(
-            account.charged.input_tokens, account.charged.output_tokens, account.cached_tokens
-        )
         if self._call.include_usage:
             return (
-                openai_responses.event(openai_responses.usage_chunk(self._call, used, account))
+                openai_responses.event(openai_responses.usage_chunk(self._call, account))
                 + openai_responses.DONE
             )
         assert self._last is not None, "a complete request has a last choice"
-        chunk = openai_responses.finish_chunk(self._call, *self._last) | {"fairgate": account.as_json()}
+        chunk = self._finish_chunk(self._last) | {"fairgate": account.as_json()}
         return openai_responses.event(chunk) + openai_responses.DONE
 
 

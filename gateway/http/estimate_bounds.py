@@ -7,11 +7,11 @@ Unlike `X-Fairgate-Timeout-S` they end no wait.
 
 from __future__ import annotations
 
-import math
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 from gateway import errors
 from gateway.dispatch.admission import COST_HEADER, WAIT_HEADER
+from gateway.http.asgi import is_number
 
 NANOUSD_PER_USD = 10**9
 HIGHEST_USD = 10**9
@@ -22,23 +22,16 @@ def max_wait_s(text: str | None) -> float | None:
     """Seconds; None: not said. Raises `ApiError` (400)."""
     if text is None:
         return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not value >= 0:
+    if not is_number(text):
         raise errors.bad_header(WAIT_HEADER, text, "It must be a number of seconds, 0 or more.")
-    return value
+    return float(text)
 
 
 def max_cost_nanousd(text: str | None) -> int | None:
     """Nano-dollars, rounded down; None: not said. Raises `ApiError` (400)."""
     if text is None:
         return None
-    try:
-        value = Decimal(text.strip())
-    except InvalidOperation:
-        value = Decimal("nan")
-    if value.is_nan() or value < 0:
+    text = text.strip()
+    if not is_number(text):
         raise errors.bad_header(COST_HEADER, text, "It must be a decimal number of dollars, 0 or more: 0.05.")
-    return int(min(value, Decimal(HIGHEST_USD)) * NANOUSD_PER_USD)
+    return int(min(Decimal(text), Decimal(HIGHEST_USD)) * NANOUSD_PER_USD)

@@ -26,7 +26,7 @@ from gateway.domain.fallback import NoneTook
 from gateway.error_mapping import as_api_error
 from gateway.errors import ApiError
 from gateway.http.asgi import encode_headers, send_json, send_start
-from gateway.http.completion_response import CompletionResponse
+from gateway.http.completion_response import CompletionResponse, note_refused
 from tenants.directory.idempotency import Scope
 from tenants.directory.idempotency import StoredAnswer as Kept
 
@@ -95,14 +95,14 @@ class IdempotentResponse:
         self._gateway = gateway
         self._call = call
         self._quote = quote
-        self._scope = Scope(call.principal.key_id, key)
+        self._scope = Scope(call.principal.key_id, key, call.principal.tenant_id)
         self._fingerprint = fingerprint(route, body)
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         try:
             kept = await self._gateway.idempotency.claim(self._call, self._scope, self._fingerprint)
         except Exception as exception:
-            await _send_error(send, as_api_error(exception, self._call.request_id))
+            await self._refuse(send, exception)
             return
         if kept is None:
             await self._run(scope, send)
@@ -127,9 +127,14 @@ class IdempotentResponse:
             answer = CompletionResponse(self._gateway, self._call)
             await answer(scope, _never, recorder)
         except (ApiError, NoEngineAvailable, NoneTook) as refusal:
-            await _send_error(recorder, as_api_error(refusal, self._call.request_id))
+            await self._refuse(recorder, refusal)
         finally:
             self._gateway.idempotency.lost(self._scope)
+
+    async def _refuse(self, send: Callable[[Any], Awaitable[None]], refusal: Exception) -> None:
+        error = as_api_error(refusal, self._call.request_id)
+        note_refused(self._gateway, self._call, error)
+        await send_json(send, error.status, error.body(), encode_headers(error.all_headers()))
 
 
 def _was_charged(account: Account) -> bool:
@@ -140,10 +145,6 @@ def _was_charged(account: Account) -> bool:
 async def _never() -> Any:
     """A client that never disconnects: the run goes on without it."""
     await asyncio.get_running_loop().create_future()
-
-
-async def _send_error(send: Callable[[Any], Awaitable[None]], error: ApiError) -> None:
-    await send_json(send, error.status, error.body(), encode_headers(error.all_headers()))
 
 
 async def _replay(send: Send, kept: Kept) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 
 import msgspec
 
-from engine.messages import TokenLogprob
+from engine.messages import SequenceOutcome, TokenLogprob
 from gateway.domain.account import Account
 from gateway.domain.call import Call
 from gateway.domain.ids import completion_id
 from gateway.domain.tiers import TIER_NAMES
 from gateway.errors import ApiError
+from gateway.http.chat_message import message
+from gateway.upstream.base import CountedOutcome, Part, ServerLogprob
 
 encode = msgspec.json.encode
 
@@ -57,12 +59,15 @@ class Choice:
     index: int
     text: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     finish: str | None = None
+    outcome: SequenceOutcome | None = None
 
-    def add(self, text: str, logprobs: Sequence[TokenLogprob]) -> None:
+    def add(self, text: str, logprobs: Sequence[TokenLogprob], parts: Sequence[Part] = ()) -> None:
         """The output of one step."""
         if text:
             self.text.append(text)
+        self.parts.extend(parts)
         self.logprobs.extend(logprobs)
 
 
@@ -71,43 +76,57 @@ def response_id(call: Call) -> str:
     return completion_id(call.request_id, is_chat=call.chat)
 
 
-def usage(input_tokens: int, output_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """OpenAI's usage object. `completion_tokens` counts the end-of-sequence token, as it was emitted. Engines
-    do not tell reasoning from the rest of an answer: all of it is output."""
+def usage(account: Account) -> dict[str, Any]:
+    """OpenAI's usage object. `completion_tokens` counts the end-of-sequence token, as it was emitted, and
+    reasoning, which only some servers tell from the rest of an answer."""
+    input_tokens, output_tokens = account.charged.input_tokens, account.charged.output_tokens
     return {
         "prompt_tokens": input_tokens,
         "completion_tokens": output_tokens,
         "total_tokens": input_tokens + output_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": account.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": min(account.reasoning_tokens, output_tokens)},
     }
 
 
-def whole_body(
-    call: Call, choices: Sequence[Choice], used: dict[str, Any], account: Account
-) -> dict[str, Any]:
+def whole_body(call: Call, choices: Sequence[Choice], account: Account) -> dict[str, Any]:
     """The body of an answer that is not streamed."""
     shown: list[dict[str, Any]] = []
     for choice in choices:
         text = "".join(choice.text)
         item: dict[str, Any] = {"index": choice.index}
         if call.chat:
-            item["message"] = {"role": "assistant", "content": text, "refusal": None}
+            item["message"] = message(text, choice.parts)
         else:
             item["text"] = text
         item["logprobs"] = _logprobs(call, choice.logprobs, 0)
-        item["finish_reason"] = FINISH_REASONS.get(choice.finish or "", "stop")
+        item |= _end(choice.finish or "", choice.outcome)
         shown.append(item)
-    return {
+    body = {
         "id": response_id(call),
         "object": "chat.completion" if call.chat else "text_completion",
         "created": call.created,
         "model": call.model,
         "choices": shown,
-        "usage": used,
+        "usage": usage(account),
         "service_tier": TIER_NAMES[call.tier],
         "fairgate": account.as_json(),
     }
+    return body | _fingerprint(*(choice.outcome for choice in choices))
+
+
+def _end(finish: str, outcome: SequenceOutcome | None) -> dict[str, Any]:
+    """How a choice ended: in the server's own word where that says more, with what it sent beside it."""
+    reason = FINISH_REASONS.get(finish, "stop")
+    if not isinstance(outcome, CountedOutcome):
+        return {"finish_reason": reason}
+    return {"finish_reason": outcome.finish_word or reason, **outcome.choice_fields}
+
+
+def _fingerprint(*outcomes: SequenceOutcome | None) -> dict[str, Any]:
+    """The `system_fingerprint` of the server that ran the first choice, where it sent one."""
+    found = next((each.fingerprint for each in outcomes if isinstance(each, CountedOutcome)), "")
+    return {"system_fingerprint": found} if found else {}
 
 
 def _chunk(call: Call, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -153,7 +172,20 @@ def text_chunk(
     return _chunk(call, [item])
 
 
-def finish_chunk(call: Call, index: int, finish: str) -> dict[str, Any]:
+def parts_chunk(call: Call, index: int, part: Part, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """The chunk of a part of a chat answer that is not text."""
+    item = {
+        "index": index,
+        "delta": part,
+        "logprobs": _logprobs(call, logprobs, 0),
+        "finish_reason": None,
+    }
+    return _chunk(call, [item])
+
+
+def finish_chunk(
+    call: Call, index: int, finish: str, outcome: SequenceOutcome | None = None
+) -> dict[str, Any]:
     """A choice's last chunk."""
     item: dict[str, Any] = {"index": index}
     if call.chat:
@@ -161,13 +193,13 @@ def finish_chunk(call: Call, index: int, finish: str) -> dict[str, Any]:
     else:
         item["text"] = ""
     item["logprobs"] = None
-    item["finish_reason"] = FINISH_REASONS.get(finish, "stop")
-    return _chunk(call, [item])
+    item |= _end(finish, outcome)
+    return _chunk(call, [item]) | _fingerprint(outcome)
 
 
-def usage_chunk(call: Call, used: dict[str, Any], account: Account) -> dict[str, Any]:
+def usage_chunk(call: Call, account: Account) -> dict[str, Any]:
     """The stream's last chunk, where `stream_options.include_usage` asked for it."""
-    return _chunk(call, []) | {"usage": used, "fairgate": account.as_json()}
+    return _chunk(call, []) | {"usage": usage(account), "fairgate": account.as_json()}
 
 
 def _logprobs(call: Call, logprobs: Sequence[TokenLogprob], characters_before: int) -> dict[str, Any] | None:
@@ -175,25 +207,38 @@ def _logprobs(call: Call, logprobs: Sequence[TokenLogprob], characters_before: i
         return None
     if not logprobs and call.stream:
         return None
-    return _chat_logprobs(logprobs) if call.chat else _text_logprobs(logprobs, characters_before)
+    if not call.chat:
+        return _text_logprobs(logprobs, characters_before)
+    return _chat_logprobs(logprobs, has_top=call.sampling.logprobs > 0)
 
 
-def _chat_logprobs(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+def _chat_logprobs(logprobs: Sequence[TokenLogprob], *, has_top: bool) -> dict[str, Any]:
     return {
         "content": [
-            {
-                "token": item.text,
-                "logprob": item.logprob,
-                "bytes": list(item.text.encode()),
-                "top_logprobs": [
-                    {"token": text, "logprob": logprob, "bytes": list(text.encode())}
-                    for _, text, logprob in item.top
-                ],
-            }
+            item.shown if isinstance(item, ServerLogprob) else _chat_logprob(item, has_top=has_top)
             for item in logprobs
         ],
         "refusal": None,
     }
+
+
+def _chat_logprob(item: TokenLogprob, *, has_top: bool) -> dict[str, Any]:
+    return {
+        "token": item.text,
+        "logprob": item.logprob,
+        "bytes": list(item.text.encode()),
+        "top_logprobs": [
+            {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+            for _, text, logprob in (_top_with_sampled(item) if has_top else ())
+        ],
+    }
+
+
+def _top_with_sampled(item: TokenLogprob) -> list[tuple[int, str, float]]:
+    """The most likely tokens; the sampled one comes after them where it is none of them."""
+    sampled = (item.token_id, item.text, item.logprob)
+    is_there = any((token_id, text) == sampled[:2] for token_id, text, _ in item.top)
+    return item.top if is_there else [*item.top, sampled]
 
 
 def _text_logprobs(logprobs: Sequence[TokenLogprob], characters_before: int) -> dict[str, Any]:
@@ -206,7 +251,10 @@ def _text_logprobs(logprobs: Sequence[TokenLogprob], characters_before: int) -> 
     return {
         "tokens": [item.text for item in logprobs],
         "token_logprobs": [item.logprob for item in logprobs],
-        "top_logprobs": [{text: logprob for _, text, logprob in item.top} for item in logprobs],
+        # Two tokens may read alike (pieces of a character): of these the sampled one is shown.
+        "top_logprobs": [
+            {text: logprob for _, text, logprob in item.top} | {item.text: item.logprob} for item in logprobs
+        ],
         "text_offset": offsets,
     }
 

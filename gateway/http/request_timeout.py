@@ -7,9 +7,8 @@ The tier's own limit is applied with them, but in the batch tier gives way to a 
 
 from __future__ import annotations
 
-import math
-
 from gateway import errors
+from gateway.http.asgi import is_number
 
 HEADER = "X-Fairgate-Timeout-S"
 SDK_HEADER = "x-stainless-read-timeout"
@@ -30,10 +29,7 @@ def timeout_s(asked: str | None, sdk_read_timeout: str | None) -> float | None:
 
 
 def _seconds(name: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = float(text) if is_number(text) else 0.0
     if not value > 0:
         raise errors.bad_header(
             name, text, "It must be a number of seconds above 0; a deadline that has passed cannot be met."

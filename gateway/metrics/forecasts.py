@@ -16,9 +16,10 @@ TIERS = {rank: tier for tier, rank in TIER_RANKS.items()}
 
 
 class CalibrationCollector(Collector):
-    """`fairgate_estimate_coverage{model, figure, quantile, kind}` should be near its quantile; `kind` is
-    `plain` (told on arrival) or `binding` (quoted and redeemed). `fairgate_wait_coverage` is the same of
-    waits, by tier and by the median that was told."""
+    """`fairgate_estimate_coverage{model, figure, level, kind}` should be near its level, that of the quantile
+    which was told (Prometheus keeps the label `quantile` for summaries); `kind` is `plain` (told on arrival),
+    `binding` (quoted and redeemed) or `together` (quoted while others of its tenant were outstanding, and
+    redeemed). `fairgate_wait_coverage` is the same of waits, by tier and by the median that was told."""
 
     def __init__(self, calibrations: Callable[[], Mapping[str, Calibration]]) -> None:
         """`calibrations` by served model."""
@@ -26,7 +27,7 @@ class CalibrationCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The families, as they are now."""
-        labels = ["model", "figure", "quantile", "kind"]
+        labels = ["model", "figure", "level", "kind"]
         recent = GaugeMetricFamily(
             "fairgate_estimate_coverage",
             "Share of the last few hundred requests whose figure was no more than its estimate.",
@@ -36,7 +37,7 @@ class CalibrationCollector(Collector):
             "fairgate_wait_coverage",
             "Share of the last few hundred waits that were no longer than estimated, by tier and by the upper"
             " end in seconds of the range of waits that the estimated median is in.",
-            labels=["model", "tier", "told_up_to", "quantile", "kind"],
+            labels=["model", "tier", "told_up_to", "level", "kind"],
         )
         judged = CounterMetricFamily("fairgate_estimates_judged", "Estimates compared.", labels=labels)
         within = CounterMetricFamily("fairgate_estimates_within", "Of them, not exceeded.", labels=labels)
@@ -120,7 +121,7 @@ class LengthCollector(Collector):
         coverage = GaugeMetricFamily(
             "fairgate_length_coverage",
             "Share of the answers that were no longer than a layer's quantile.",
-            labels=[*LABELS, "quantile"],
+            labels=[*LABELS, "level"],
         )
         used = GaugeMetricFamily("fairgate_length_used", "1: this layer answers.", labels=LABELS)
         for model, scores in self._lengths.scores.items():

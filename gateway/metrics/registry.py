@@ -6,15 +6,28 @@ key label, so that the number of series does not grow with customers. Tenants ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import platform
+from importlib import metadata
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import choose_encoder
 
-from engine.messages import TIER_RANKS, Snapshot
+from gateway.metrics.gen_ai import GenAIMetrics
+from gateway.metrics.recent_lag import RecentLag
 from gateway.metrics.requests import EndedRequests
 from gateway.metrics.waits import RecentWaits
+from gateway.trace_context import TRACEPARENT, TRACESTATE
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+LAG_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+MAX_ACCEPT_CHARACTERS = 1_024
+"""Of an Accept header; Prometheus sends some 200."""
+
+
+def _version() -> str:
+    try:
+        return metadata.version("fairgate")
+    except metadata.PackageNotFoundError:  # run from a checkout that was not installed
+        return "0+unknown"
 
 
 class Metrics:
@@ -24,56 +37,60 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.refusals_by_code: dict[str, int] = {}
         """The same numbers as `fairgate_refusals_total`, for the status page."""
+        build = Gauge(
+            "fairgate_build_info",
+            "1, of the version that runs.",
+            ["version", "python"],
+            registry=self.registry,
+        )
+        build.labels(_version(), platform.python_version()).set(1)
         self.ended = EndedRequests()
         """Finished requests that held budget."""
         self.registry.register(self.ended)
+        self.gen_ai = GenAIMetrics()
+        """The same requests and refused ones, by OpenTelemetry's names."""
+        self.registry.register(self.gen_ai)
         self.waits = RecentWaits()
         """What was told and had, by tenant: only for the status page."""
         self._refusals = Counter(
             "fairgate_refusals", "Requests refused, by error code.", ["code"], registry=self.registry
         )
+        self._refusals.labels("queue_full")  # Prometheus sees no increase in a series that begins with one
+        self._connections = Gauge("fairgate_connections", "Open connections.", registry=self.registry)
+        self._connections_closed = Counter(
+            "fairgate_connections_closed",
+            "Connections without a request that were closed, by cause: idle, displaced by another one.",
+            ["cause"],
+            registry=self.registry,
+        )
+        self.event_loop_lag = Histogram(
+            "fairgate_event_loop_lag_seconds",
+            "How late the event loop wakes a timer, 50 times a second: meanwhile every request stands.",
+            buckets=LAG_BUCKETS_S,
+            registry=self.registry,
+        )
+        """To be told each sample, in seconds."""
+        self.recent_lag = RecentLag()
+        """The same, only for pages."""
         self._fallbacks = Counter(
             "fairgate_fallbacks",
             "Times that a model of an alias's chain was passed over, by reason.",
             ["alias", "model", "reason"],
             registry=self.registry,
         )
-        self._queued = Gauge("fairgate_queued", "Requests that wait.", ["tier"], registry=self.registry)
-        self._running = Gauge(
-            "fairgate_running", "Requests dispatched and not finished.", registry=self.registry
-        )
-        self._pending = Gauge(
-            "fairgate_settlements_pending", "Settlements that are not durable yet.", registry=self.registry
-        )
-        self._local = Gauge(
-            "fairgate_quota_store_local",
-            "1: the quota store is away, a slice of each limit is given out without it.",
+        self._traces_dropped = Counter(
+            "fairgate_trace_headers_dropped",
+            "Headers traceparent and tracestate that were dropped: no trace context, or too long.",
+            ["header"],
             registry=self.registry,
         )
+        for header in (TRACEPARENT, TRACESTATE):
+            self._traces_dropped.labels(header)
         self._limit_events = Counter(
             "fairgate_limit_events",
             "Soft limits that reached a threshold (once per window and level), requests that a shadow limit "
             "would have refused, and counts of them that were dropped.",
             ["kind"],
-            registry=self.registry,
-        )
-        self._engine_up = Gauge("fairgate_engine_up", "1: serves.", ["replica"], registry=self.registry)
-        self._engine_sequences = Gauge(
-            "fairgate_engine_sequences",
-            "Sequences in the engine.",
-            ["replica", "state"],
-            registry=self.registry,
-        )
-        self._engine_blocks = Gauge(
-            "fairgate_engine_kv_blocks", "KV blocks.", ["replica", "state"], registry=self.registry
-        )
-        self._engine_steps = Gauge(
-            "fairgate_engine_steps", "Steps since the engine started.", ["replica"], registry=self.registry
-        )
-        self._engine_preemptions = Gauge(
-            "fairgate_engine_preemptions",
-            "Preemptions since it started.",
-            ["replica"],
             registry=self.registry,
         )
 
@@ -82,37 +99,31 @@ class Metrics:
         self._refusals.labels(code).inc()
         self.refusals_by_code[code] = self.refusals_by_code.get(code, 0) + 1
 
+    def connections(self, number: int) -> None:
+        """Sets the number of open connections."""
+        self._connections.set(number)
+
+    def connection_closed(self, cause: str) -> None:
+        """Counts one without a request: `idle` or `displaced`."""
+        self._connections_closed.labels(cause).inc()
+
     def passed_over(self, alias: str, model: str, reason: str) -> None:
         """Counts one model of a chain that did not take a request; the names are those of the settings."""
         self._fallbacks.labels(alias, model, reason).inc()
+
+    def trace_dropped(self, header: str) -> None:
+        """Counts one `traceparent` or `tracestate` that was of no use."""
+        self._traces_dropped.labels(header).inc()
 
     def limit_event(self, kind: str) -> None:
         """`threshold`, `would_deny` or `dropped`."""
         self._limit_events.labels(kind).inc()
 
-    def render(
-        self,
-        queued_by_tier: Sequence[int],
-        running: int,
-        settlements_pending: int,
-        is_local: bool,
-        engines: Iterable[tuple[str, bool, Snapshot | None]],
-    ) -> bytes:
-        """The exposition text, with the gauges as they are now."""
-        for tier, rank in TIER_RANKS.items():
-            self._queued.labels(tier).set(queued_by_tier[rank])
-        self._running.set(running)
-        self._pending.set(settlements_pending)
-        self._local.set(is_local)
-        for replica_id, is_up, snapshot in engines:
-            self._engine_up.labels(replica_id).set(1 if is_up else 0)
-            if snapshot is None:
-                continue
-            self._engine_sequences.labels(replica_id, "running").set(len(snapshot.running))
-            self._engine_sequences.labels(replica_id, "waiting").set(len(snapshot.waiting))
-            self._engine_blocks.labels(replica_id, "free").set(snapshot.free_blocks)
-            self._engine_blocks.labels(replica_id, "cached").set(snapshot.cached_blocks)
-            self._engine_blocks.labels(replica_id, "referenced").set(snapshot.referenced_blocks)
-            self._engine_steps.labels(replica_id).set(snapshot.step)
-            self._engine_preemptions.labels(replica_id).set(snapshot.preemptions)
-        return generate_latest(self.registry)
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """The exposition in the format that an Accept header asks for (Prometheus's text format or
+        OpenMetrics), and its content type."""
+        try:
+            encode, content_type = choose_encoder(accept[:MAX_ACCEPT_CHARACTERS])
+        except ValueError:  # a version that is none
+            encode, content_type = choose_encoder("")
+        return encode(self.registry), content_type

@@ -18,8 +18,8 @@ BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 12
 class EndedRequests(Collector):
     """`fairgate_requests_total{outcome, tier}`, `fairgate_tokens_total{kind, tier}`,
     `fairgate_cost_nanousd_total{tier}`, `fairgate_decode_tokens_total{way, tier}`,
-    `fairgate_decode_sat_out_steps_total{cause, tier}` and three histograms by tier. A tier has all of them
-    from its first request on."""
+    `fairgate_decode_sat_out_steps_total{cause, tier}` and four histograms by tier. A tier has those of
+    waits and latencies from its first request on."""
 
     def __init__(self) -> None:
         requests = Counter(
@@ -40,15 +40,17 @@ class EndedRequests(Collector):
             ["cause", "tier"],
             registry=None,
         )
-        wait, ttft, e2e = (
+        wait, ttft, e2e, before_line = (
             Histogram(f"fairgate_{name}_seconds", about, ["tier"], buckets=BUCKETS_S, registry=None)
             for name, about in (
                 ("wait", "Arrival to dispatch."),
                 ("ttft", "Arrival to first token."),
                 ("e2e", "Arrival to end."),
+                ("before_line", "First byte to the queue, without the wait for its tenant's own limits."),
             )
         )
-        self._metrics = (requests, tokens, cost, decoded, sat_out, wait, ttft, e2e)
+        self._metrics = (requests, tokens, cost, decoded, sat_out, wait, ttft, e2e, before_line)
+        self._before_line = cache(before_line.labels)
         self._decoded, self._sat_out = cache(decoded.labels), cache(sat_out.labels)
         # Cached: `labels` takes a lock and builds strings, at half of a request's cost here.
         self._requests, self._tokens, self._cost = (
@@ -74,6 +76,10 @@ class EndedRequests(Collector):
         if outcome == "completed" and (e2e_s := times.e2e_s) is not None:
             e2e.observe(e2e_s)
 
+    def lined_up(self, tier: str, before_line_s: float) -> None:
+        """Counts what one request took until it was queued."""
+        self._before_line(tier).observe(before_line_s)
+
     def decoded(self, tier: str, share: DecodeShare) -> None:
         """Counts how a sequence came by its tokens."""
         self._decoded("floor", tier).inc(share.floor_tokens)
@@ -83,8 +89,6 @@ class EndedRequests(Collector):
         self._sat_out("tier", tier).inc(share.sat_out_tier)
 
     def collect(self) -> Iterator[Metric]:
-        """The families, as they are now, without the library's `_created` samples."""
+        """The families, as they are now."""
         for metric in self._metrics:
-            for family in metric.collect():
-                family.samples = [each for each in family.samples if not each.name.endswith("_created")]
-                yield family
+            yield from metric.collect()

@@ -14,7 +14,7 @@ from gateway.budget.holds import BudgetDenied
 from gateway.dispatch.admission import COST_HEADER, EstimateExceeds, NotInTime
 from gateway.dispatch.dispatcher import NoEngineAvailable, QueueRefused
 from gateway.domain.fallback import Fallback, FallbackReason, NoneTook, PoolTried, largest_ratio
-from gateway.errors import ApiError
+from gateway.errors import ApiError, ServerLacks
 from gateway.pools.catalogue import Chain
 from tenants.errors import UnknownPrice
 from tenants.pricing.pricing import PriceBook
@@ -47,8 +47,12 @@ def reason_of(refusal: Exception, *, was_parsed: bool) -> FallbackReason | None:
             return FallbackReason.HEALTH
         case TooDear():
             return FallbackReason.PRICE
+        case ServerLacks() | ApiError(code="capability_unavailable"):
+            return FallbackReason.CAPABILITY
         case ApiError(code="context_length_exceeded"):
             return FallbackReason.CONTEXT
+        case ApiError(status=413):
+            return FallbackReason.REQUEST
         case ApiError() if was_parsed:
             return FallbackReason.REQUEST
     return None
@@ -70,8 +74,8 @@ class ChainWalk(Generic[Request]):
         only: str | None,
     ) -> None:
         """`tiers`: those in which prices are compared; `parse` returns the request for a pool, and raises
-        `ApiError`, or `NoEngineAvailable` for a pool that has never served; `only`: the one pool of the chain
-        that may take it."""
+        `ApiError`, `BudgetDenied`, or `NoEngineAvailable` for a pool that has never served; `only`: the one
+        pool of the chain that may take it."""
         self.prices = prices
         self._asked = asked
         self._chain = chain
@@ -94,7 +98,7 @@ class ChainWalk(Generic[Request]):
         """The request for the first pool that may take it. Raises as `onward`."""
         try:
             return await self._parsed()
-        except (ApiError, NoEngineAvailable) as error:
+        except (ApiError, NoEngineAvailable, BudgetDenied) as error:
             refusal = error
         return await self.onward(refusal)
 
@@ -108,7 +112,7 @@ class ChainWalk(Generic[Request]):
                 if not self._has_engine(self._left[0]):
                     raise NoEngineAvailable
                 return await self._parsed()
-            except (ApiError, NoEngineAvailable, TooDear) as error:
+            except (ApiError, NoEngineAvailable, BudgetDenied, TooDear) as error:
                 refusal = error
 
     def _pass(self, refusal: Exception) -> None:

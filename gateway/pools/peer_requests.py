@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ _answers = msgspec.msgpack.Decoder(ActionResult)
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenQuestion:
     answers: list[ActionResult]
     expected: int | None
     """None: not known yet."""
@@ -73,7 +74,7 @@ class PeerRequests:
         self._answer_s = answer_s
         self._act: Callable[[RequestAction], Awaitable[ActionResult]] | None = None
         self._numbers = itertools.count(1)
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _OpenQuestion] = {}
         self._acting: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self.is_listening = asyncio.Event()
@@ -90,13 +91,15 @@ class PeerRequests:
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             await self._redis.aclose()
 
-    async def ask(self, ask: RequestAction, *, wants_all: bool = False) -> PeerAnswers:
+    async def ask(
+        self, ask: RequestAction, *, wants_all: bool = False, within_s: float = math.inf
+    ) -> PeerAnswers:
         """Asks all other gateways; returns when the one that has the request has answered, with `wants_all`
-        when all have. Raises `Unreachable`."""
+        when all have, and in any case `within_s`. Raises `Unreachable`."""
         if len(self._open) >= MAX_ASKING or not self.is_listening.is_set():
             raise Unreachable
         number = next(self._numbers)
-        waiting = self._open[number] = _Open([], None, not wants_all, asyncio.Event())
+        waiting = self._open[number] = _OpenQuestion([], None, not wants_all, asyncio.Event())
         packed = msgspec.msgpack.encode(replace(ask, number=number, reply_to=self._own))
         try:
             try:
@@ -106,7 +109,7 @@ class PeerRequests:
             waiting.expected = receivers - 1  # this gateway received it, too
             _end_if_complete(waiting)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._answer_s):
+                async with asyncio.timeout(min(within_s, self._answer_s)):
                     await waiting.done.wait()
         finally:
             del self._open[number]
@@ -166,7 +169,7 @@ class PeerRequests:
             _end_if_complete(waiting)
 
 
-def _end_if_complete(waiting: _Open) -> None:
+def _end_if_complete(waiting: _OpenQuestion) -> None:
     is_complete = waiting.expected is not None and len(waiting.answers) >= waiting.expected
     if is_complete or (waiting.ends_with_one and waiting.answers and waiting.answers[-1].is_found):
         waiting.done.set()

@@ -18,7 +18,8 @@ from gateway.flow.lanes import long_tokens_of
 from gateway.requests.lifecycle import Lifecycle
 from gateway.requests.parse import Renderer
 from gateway.requests.run import Run
-from gateway.upstream.base import Upstream
+from gateway.upstream.base import Upstream, takes_turns
+from gateway.upstream.capabilities import Capability, ServerOffer
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,14 @@ class PoolSpec:
     is_estimated: bool = False
     """No tokenizer is known: prompts are counted by bytes, with a margin."""
     is_foreign: bool = False
-    """Some replica is not our own engine: sharing ends at the dispatch."""
+    """Some replica is not our own engine: its sizes and steps are not known."""
+    image_tokens: int = 0
+    """Held for each image of a request."""
+    max_body_bytes: int = 0
+    """Largest body of a request with images; 0: as for any other."""
+    is_token_fair: bool = True
+    """Every replica shares its steps by weight, stops at leases and keeps outcomes: an engine of ours, or a
+    server with our plug-in. Otherwise sharing ends at the dispatch."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,7 @@ class ModelPool:
 
     @property
     def has_engine(self) -> bool:
-        """Whether at least one replica serves now."""
+        """Whether at least one replica serves now, and is not drained."""
         return self.dispatcher.has_engine
 
     @property
@@ -59,6 +67,11 @@ class ModelPool:
         """What the smallest replica takes, prompt and answer together; None before any has announced
         itself."""
         return _context_tokens(self._announced())
+
+    def body_limit(self, ordinary_bytes: int) -> int:
+        """Bytes of the largest body of a request, which `ordinary_bytes` is where no replica takes images."""
+        takes = any(Capability.IMAGES in each.capabilities.words for each in self.spec.upstreams)
+        return max(ordinary_bytes, self.spec.max_body_bytes) if takes else ordinary_bytes
 
     def fit_lanes(self) -> None:
         """Sets what makes a request long here by the context that the replicas have announced."""
@@ -72,7 +85,18 @@ class ModelPool:
         if context_tokens is None:
             raise NoEngineAvailable
         vocabulary = announced[0].model.vocabulary
-        return ServedModel(name, context_tokens, vocabulary, self.spec.is_estimated, self.name)
+        return ServedModel(
+            name,
+            context_tokens,
+            vocabulary,
+            self.spec.is_estimated,
+            self.name,
+            servers=tuple(
+                ServerOffer(each.replica_id, each.capabilities, takes_turns(each))
+                for each in self.spec.upstreams
+            ),
+            image_tokens=self.spec.image_tokens,
+        )
 
     def _announced(self) -> list[Ready]:
         return [ready for upstream in self.spec.upstreams if (ready := upstream.ready) is not None]
@@ -110,9 +134,33 @@ class Lifecycles:
         found = [run for pool in self._pools.values() for run in pool.lifecycle.runs_of(tenant_id)]
         return sorted(found, key=lambda run: run.times.arrived_s)
 
+    def in_flight(self) -> list[tuple[str, str, int]]:
+        """Model, address and dispatched requests of every replica. One that went on to another replica before
+        its first token counts there and where it was sent first: never is less said than runs."""
+        counts = {
+            (name, each.replica_id): 0 for name, pool in self._pools.items() for each in pool.spec.upstreams
+        }
+        for name, pool in self._pools.items():
+            for flight in pool.flow.in_flight():
+                counts[name, flight.replica_id] += 1
+        return [
+            (name, each.address, max(counts[name, each.replica_id], each.running_requests))
+            for name, pool in self._pools.items()
+            for each in pool.spec.upstreams
+        ]
+
     def of(self, call: Call) -> Lifecycle:
         """The sequence of the call's pool."""
         return self._pools[call.pool or self._default].lifecycle
+
+    async def follow_directory(self) -> None:
+        """As `Lifecycle.follow_directory`, in all pools, whatever fails in one of them."""
+        followed = await asyncio.gather(
+            *(pool.lifecycle.follow_directory() for pool in self._pools.values()), return_exceptions=True
+        )
+        for failure in followed:
+            if failure is not None:
+                raise failure
 
     async def close(self, grace_s: float) -> None:
         """As `Lifecycle.close`, all pools concurrently."""

@@ -1,4 +1,4 @@
-"""Actions on the running requests of this gateway: show, list, cancel, offer, move.
+"""Actions on the running requests of this gateway: show, list, cancel, offer, move; what waits and runs now.
 
 One table for every caller: a route of this gateway, or another gateway on behalf of one of its clients
 (`gateway/pools/peer_requests.py`). With a tenant's id only that tenant's requests exist.
@@ -7,7 +7,7 @@ One table for every caller: a route of this gateway, or another gateway on behal
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,12 @@ import msgspec
 
 from gateway import errors
 from gateway.domain.tiers import TIER_NAMES
+from gateway.domain.timeline import FIELDS, TimelineKind
 from gateway.error_mapping import as_api_error
 from gateway.errors import ApiError
+from gateway.pools.live_counters import GatewayNow
 from gateway.pools.pool import Lifecycles
+from gateway.pools.waiting import WaitingHere
 from gateway.requests.run import Run
 from gateway.requests.tier_change import Offer
 from tenants.ledger.rows import LedgerRow
@@ -27,7 +30,9 @@ MAX_LISTED = 1_000
 """Each gateway lists one more, so that a list that was cut says so."""
 STATUSES = ("limited", "waiting", "running")
 """Of requests that have not ended; see `Run.status`."""
-SHOW, LIST, CANCEL, OFFER, MOVE = "show", "list", "cancel", "offer", "move"
+SHOW, LIST, CANCEL, OFFER, MOVE, COUNT = "show", "list", "cancel", "offer", "move", "count"
+COUNTERS, WAITING = "counters", "waiting"
+"""Of the whole gateway, for pages that are watched: `GatewayNow`, `WaitingHere`."""
 
 
 class RequestAction(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -37,7 +42,7 @@ class RequestAction(msgspec.Struct, frozen=True, omit_defaults=True):
     request_id: str = ""
     tenant_id: str | None = None
     tier: str = ""
-    """For `offer` and `move`; of `list` only requests in this tier."""
+    """For `offer` and `move`; of `list` and `waiting` only requests in this tier."""
     by: str = "tenant"
     number: int = 0
     reply_to: str = ""
@@ -45,6 +50,14 @@ class RequestAction(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of `list`, where an operator asks: only this tenant's requests."""
     status: str = ""
     """Of `list`: only requests with this status."""
+    project: str = ""
+    """Of `list`: only requests of this project, by its id."""
+    key: str = ""
+    """Of `list`: only requests of this key, by its id."""
+    model: str = ""
+    """Of `list`: only requests for this model, by the name that was asked for."""
+    of_tenants: tuple[str, ...] | None = None
+    """Of `waiting`: only these tenants' requests, by id; None: all."""
 
 
 class PeerRefusal(msgspec.Struct, frozen=True):
@@ -92,12 +105,15 @@ class ActionResult(msgspec.Struct, frozen=True, omit_defaults=True):
 
     is_found: bool
     value: Any = None
-    """The answer's JSON object; of `list` its items."""
+    """The answer's JSON object; of `list` its items; of `count` a model, an address and a number for each
+    replica; of `counters` and `waiting` their structs."""
     refused: PeerRefusal | None = None
     tenant_id: str = ""
     """The request's tenant, for the audit."""
     default_tier: str = ""
     """Of that tenant's key."""
+    tiers: tuple[str, ...] = ()
+    """That this key may use."""
     number: int = 0
 
     def result(self) -> Any:
@@ -130,14 +146,29 @@ class PeerAnswers:
 class RequestActions:
     """Acts on the requests of this gateway. Use from one event loop."""
 
-    def __init__(self, lifecycle: Lifecycles, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        lifecycle: Lifecycles,
+        clock: Callable[[], float],
+        counters: Callable[[], GatewayNow] | None = None,
+        waiting: Callable[[Collection[str] | None, str], WaitingHere] | None = None,
+    ) -> None:
+        """`counters`, `waiting`: answers to questions about the whole gateway; None: it answers none."""
         self._lifecycle = lifecycle
         self._clock = clock
+        self._counters = counters
+        self._waiting = waiting
 
     async def act(self, ask: RequestAction) -> ActionResult:
         """Never raises: a refusal is an answer, too."""
         if ask.act == LIST:
             return ActionResult(True, self._listed(ask))
+        if ask.act == COUNT:
+            return ActionResult(True, self._lifecycle.in_flight())
+        if ask.act == COUNTERS and self._counters is not None:
+            return ActionResult(True, msgspec.to_builtins(self._counters()))
+        if ask.act == WAITING and self._waiting is not None:
+            return ActionResult(True, msgspec.to_builtins(self._waiting(ask.of_tenants, ask.tier)))
         run = self._lifecycle.find(ask.request_id)
         if run is None or ask.tenant_id not in (None, run.call.principal.tenant_id):
             return NOT_HERE
@@ -148,16 +179,27 @@ class RequestActions:
         except Exception as error:
             refused = PeerRefusal.of(as_api_error(error, ask.request_id))
         principal = run.call.principal
-        return ActionResult(True, value, refused, principal.tenant_id, principal.default_tier.value)
+        return ActionResult(
+            True,
+            value,
+            refused,
+            principal.tenant_id,
+            principal.default_tier.value,
+            tuple(each.value for each in Tier if each in principal.tiers),
+        )
 
     async def _acted(self, run: Run, ask: RequestAction) -> dict[str, Any]:
         match ask.act:
             case "show":
-                return self._shown(run, ask)
+                return self._shown(run, ask) | {"lined_up": _lined_up(run)}
             case "cancel":
                 return self._cancelled(run, ask)
             case "offer":
-                return _offered(run, self._lifecycle.of(run.call).offer(run, Tier(ask.tier)), moved=False)
+                lifecycle, tier = self._lifecycle.of(run.call), Tier(ask.tier)
+                offered = _offered(run, lifecycle.offer(run, tier), moved=False)
+                costs = lifecycle.displacement(run, tier)
+                whose = {} if ask.tenant_id is not None else {"passed": costs.passed_as_json()}
+                return offered | {"displaces": costs.as_json()} | whose
             case "move":
                 tier = Tier(ask.tier)
                 offer = await self._lifecycle.of(run.call).move(run, tier, ask.by)
@@ -170,7 +212,11 @@ class RequestActions:
         matching = (
             run
             for run in self._lifecycle.runs_of(tenant_id)
-            if ask.tier in ("", run.call.tier.value) and ask.status in ("", run.status)
+            if ask.tier in ("", run.call.tier.value)
+            and ask.status in ("", run.status)
+            and ask.project in ("", run.call.principal.project_id)
+            and ask.key in ("", run.call.principal.key_id)
+            and ask.model in ("", run.call.model)
         )
         return [self._shown(run, ask) for run in itertools.islice(matching, MAX_LISTED + 1)]
 
@@ -203,6 +249,13 @@ class RequestActions:
 def owner(of: Principal | LedgerRow) -> dict[str, str]:
     """The ids of a request's tenant, project and key, for operators."""
     return {"tenant_id": of.tenant_id, "project_id": of.project_id, "key_id": of.key_id}
+
+
+def _lined_up(run: Run) -> dict[str, int] | None:
+    """The tokens that were ahead when it got in line, by whose they were; None: it is not in line yet."""
+    numbers = next((numbers for kind, _, numbers in run.timeline.notes if kind == TimelineKind.QUEUED), None)
+    fields = FIELDS[TimelineKind.QUEUED]
+    return None if numbers is None else dict(zip(fields, numbers, strict=False))
 
 
 def _offered(run: Run, offer: Offer, *, moved: bool) -> dict[str, Any]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from engine.forecast.calibration import WARM_UP
 from gateway.dispatch.admission import EstimateExceeds, NotInTime
 from gateway.domain.call import Call
+from gateway.domain.estimate import Estimate
 from gateway.domain.fallback import NoneTook
 from gateway.domain.tiers import TIER_NAMES
 from gateway.estimates.estimator import Estimator
@@ -27,6 +29,12 @@ def tiers_instead(call: Call, cause: BaseException | None, *, is_long: bool) -> 
         return [tier for tier in Tier if tier in allowed]
     may_wait = call.tier is not Tier.BATCH and Tier.BATCH in allowed
     return [Tier.BATCH] if isinstance(cause, NotInTime) and is_long and may_wait else []
+
+
+NOT_LEARNED = (
+    f"nothing learned yet: fewer than {WARM_UP} answers of this kind were compared with their forecasts. The"
+    " prices hold, and the times are not credited."
+)
 
 
 def offered(
@@ -54,6 +62,14 @@ def offered(
                 principal.tenant_id, tier, wanted.choices, estimate.output_tokens[0]
             ).as_json(),
             "token": tokens.get(tier),
+            **_binding(estimate),
         }
         for tier, estimate in made.items()
     ]
+
+
+def _binding(estimate: Estimate) -> dict[str, Any]:
+    """Whether its times are promised, and why not."""
+    if estimate.promise is None or estimate.promise.is_learned:
+        return {"binding": True}
+    return {"binding": False, "not_binding": NOT_LEARNED}

@@ -5,8 +5,9 @@ honour it, too. That it is redeemed once, wherever and after whatever restart, i
 (`Redeemed`).
 
 Quotes that were neither redeemed nor expired are remembered here: they stand in the replays as requests that
-will probably come, so that the same slot is not sold twice, as many of them as are redeemed on average.
-Bounded for each key and in all.
+will probably come, so that the same slot is not sold twice. Of other tenants as many count as each redeems on
+average; a tenant's own all count in its next quotes, in the highest tier in which they may be redeemed.
+Bounded for each tenant and in all.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from engine.entry import QueueEntry
 from engine.messages import TIER_RANKS
@@ -34,9 +37,11 @@ from tenants.types import Principal, Tier
 
 HEADER = "X-Fairgate-Quote"
 MAX_OUTSTANDING = 10_000
-MAX_OF_A_KEY = 200
+MAX_OF_A_TENANT = 200
 REDEEMED_MEMORY = 0.02
-"""Weight of the newest quote in the share that is redeemed."""
+"""Weight of the newest quote in the share that its tenant redeems."""
+MAX_SHARES = 10_000
+"""Tenants whose share of redeemed quotes is kept."""
 
 log = logging.getLogger("fairgate.gateway.quotes")
 
@@ -58,9 +63,11 @@ class Redeemed(Protocol):
 class _Offer:
     """Quotes of one request in several tiers, of which one may be redeemed."""
 
-    key_id: str
     pool: str
     entry: QueueEntry
+    """In the tier in which it will probably be redeemed."""
+    highest: QueueEntry
+    """In the highest in which it may be."""
     expires_s: float
 
 
@@ -97,26 +104,26 @@ class Quotes:
     ) -> None:
         """`prices_at` gives an earlier version of the price book."""
         self.valid_s = valid_s
-        self.redeemed_share = 1.0
-        """Of the quotes of late; until there were some, all."""
+        self._redeemed_shares: dict[str, float] = {}
+        """By tenant, of its quotes of late; until there were some, all."""
         self._signer = Signer(secret)
         self._wall_clock = wall_clock
         self._prices_at = prices_at
         self._redeemed = redeemed
         self._offers: OrderedDict[str, _Offer] = OrderedDict()
         """In order of their end."""
-        self._of_key: dict[str, int] = {}
+        self._of_tenant: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._offers)
 
-    def require_room(self, key_id: str) -> None:
+    def require_room(self, tenant_id: str) -> None:
         """Raises `ApiError` (429) where too many quotes are outstanding."""
         self._forget()
-        if self._of_key.get(key_id, 0) >= MAX_OF_A_KEY or len(self._offers) >= MAX_OUTSTANDING:
+        if self._of_tenant.get(tenant_id, 0) >= MAX_OF_A_TENANT or len(self._offers) >= MAX_OUTSTANDING:
             raise errors.rate_limited(
-                f"{MAX_OF_A_KEY} quotes of a key may be outstanding ({MAX_OUTSTANDING} of all keys): redeem"
-                f" some, or wait until they expire, {self.valid_s:g} s after they were made.",
+                f"{MAX_OF_A_TENANT} quotes of a tenant may be outstanding ({MAX_OUTSTANDING} of all tenants):"
+                f" redeem some, or wait until they expire, {self.valid_s:g} s after they were made.",
                 "requests",
                 self.valid_s,
             )
@@ -168,23 +175,35 @@ class Quotes:
             tier=TIER_RANKS[counted_in],
             weight=principal.weight,
         )
-        self._offers[offer_id] = _Offer(principal.key_id, wanted.pool, entry, wall_s + self.valid_s)
-        self._of_key[principal.key_id] = self._of_key.get(principal.key_id, 0) + 1
+        highest = replace(entry, tier=min(TIER_RANKS[tier] for tier in estimates))
+        self._offers[offer_id] = _Offer(wanted.pool, entry, highest, wall_s + self.valid_s)
+        self._of_tenant[principal.tenant_id] = self._of_tenant.get(principal.tenant_id, 0) + 1
         return tokens
 
-    def promised(self, pool: str) -> list[QueueEntry]:
-        """Of one pool: what will probably come, as many as are redeemed on the whole, evenly chosen."""
+    def promised(self, pool: str, tenant_id: str | None = None) -> list[QueueEntry]:
+        """Of one pool: what will probably come, as many of each tenant's as it redeems on the whole, evenly
+        chosen. `tenant_id`: of this one all, in the highest tier in which they may be redeemed: it can redeem
+        them together with the one that it is quoted next."""
         self._forget()
-        share, sum_ = self.redeemed_share, 0.0
+        sums: dict[str, float] = {}
         chosen: list[QueueEntry] = []
         for offer in self._offers.values():
+            whose = offer.entry.tenant_id
             if offer.pool != pool:
                 continue
-            sum_ += share
+            if whose == tenant_id:
+                chosen.append(offer.highest)
+                continue
+            sum_ = sums.get(whose, 0.0) + self.redeemed_share(whose)
             if sum_ >= 1.0 - 1e-9:
                 sum_ -= 1.0
                 chosen.append(offer.entry)
+            sums[whose] = sum_
         return chosen
+
+    def redeemed_share(self, tenant_id: str) -> float:
+        """The share of a tenant's quotes of late that it redeemed."""
+        return self._redeemed_shares.get(tenant_id, 1.0)
 
     def model_of(self, token: str) -> str:
         """The model that a quote was made for. Raises `ApiError` (400)."""
@@ -262,9 +281,13 @@ class Quotes:
         offer = self._offers.pop(offer_id, None)
         if offer is None:
             return  # another gateway's
-        self.redeemed_share += REDEEMED_MEMORY * (was_redeemed - self.redeemed_share)
-        left = self._of_key[offer.key_id] - 1
+        tenant_id = offer.entry.tenant_id
+        share = self.redeemed_share(tenant_id)
+        self._redeemed_shares[tenant_id] = share + REDEEMED_MEMORY * (was_redeemed - share)
+        if len(self._redeemed_shares) > MAX_SHARES:
+            del self._redeemed_shares[next(iter(self._redeemed_shares))]
+        left = self._of_tenant[tenant_id] - 1
         if left:
-            self._of_key[offer.key_id] = left
+            self._of_tenant[tenant_id] = left
         else:
-            del self._of_key[offer.key_id]
+            del self._of_tenant[tenant_id]

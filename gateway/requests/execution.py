@@ -22,7 +22,15 @@ from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.ids import sequence_id
 from gateway.domain.outcomes import RequestOutcome
 from gateway.requests.run import Interrupted, Run, SequenceEnded, SequenceOutput
-from gateway.upstream.base import ReaderTooSlow, Upstream, UpstreamLost, Wording
+from gateway.tracing.build import CHAT, client_span
+from gateway.upstream.base import (
+    ReaderTooSlow,
+    Upstream,
+    UpstreamLost,
+    Wording,
+    engine_life,
+    parts_of,
+)
 from tenants.storage.task_stop import stop
 
 FINISHES = ("stop", "length", "budget")
@@ -48,14 +56,14 @@ class Execution:
         make_top_up_task: Callable[[Run, Upstream], TopUpTask | None],
         clock: Callable[[], float],
         *,
-        require_presence: Callable[[], None],
+        sending: Callable[[str, str], None],
         outcome_wait_s: float,
         slow_reader_s: float,
     ) -> None:
         self._dispatcher = dispatcher
         self._make_top_up_task = make_top_up_task
         self._clock = clock
-        self._require_presence = require_presence
+        self._sending = sending
         self._outcome_wait_s = outcome_wait_s
         self._slow_reader_s = slow_reader_s
         self._stragglers: set[asyncio.Task[None]] = set()
@@ -64,9 +72,9 @@ class Execution:
         """Runs all sequences concurrently, to the end. Raises `Interrupted`, `StoppedByEngine`,
         `AccountsLost` and what upstreams raise; nothing of the request runs any more then."""
         assert run.turn is not None
-        # It waited: had this gateway stood still meanwhile, another one may have settled it by now.
-        self._require_presence()
         upstream = run.turn.upstream
+        # It waited: had this gateway stood still meanwhile, another one may have settled it by now.
+        self._sending(run.call.request_id, engine_life(upstream.ready) or upstream.replica_id)
         top_up_task = self._make_top_up_task(run, upstream)
         top_ups = [asyncio.create_task(top_up_task.run())] if top_up_task is not None else []
         readers: list[asyncio.Task[None]] = []
@@ -146,15 +154,17 @@ class Execution:
             run.times.last_token_s = now_s
         if delta.token_ids or delta.outcome is not None:
             run.begin()
-        if (delta.text or delta.logprobs) and await run.has_room(self._slow_reader_s, self._clock):
-            run.events.put(SequenceOutput(index, delta.text, delta.logprobs))
+        parts = parts_of(delta)
+        has_output = delta.text or delta.logprobs or parts
+        if has_output and await run.has_room(self._slow_reader_s, self._clock):
+            run.events.put(SequenceOutput(index, delta.text, delta.logprobs, parts))
         if delta.outcome is not None:
             use.ended(delta.outcome)
         self._dispatcher.progress(run.call.request_id, run.output_tokens, run.live_sequences)
         if delta.foreseen_tokens is not None and delta.outcome is None:
             self._dispatcher.foresee(run.call.request_id, run.foreseen_tokens)
         if delta.outcome is not None and delta.outcome.finish in FINISHES:
-            run.events.put(SequenceEnded(index, delta.outcome.finish))
+            run.events.put(SequenceEnded(index, delta.outcome.finish, delta.outcome))
 
     async def _stop(
         self, run: Run, upstream: Upstream, readers: list[asyncio.Task[None]], cancel: Callable[[int], None]
@@ -203,7 +213,7 @@ def _submit(run: Run, index: int, now_s: float) -> Submit:
         predicted_output_tokens=run.predicted_output_tokens,
         predicted_high_tokens=run.predicted_high_tokens,
         **run.targets.for_engine(now_s),
-        trace_context=call.trace_context,
+        trace_context=None if run.trace is None else run.trace.traceparent(CHAT),
     )
 
 
@@ -213,6 +223,8 @@ def _wording(run: Run, index: int) -> Wording:
     wording = call.wording_of(index)
     if not call.stream:
         wording = replace(wording, is_streamed=False)
+    if run.trace is not None:
+        wording = replace(wording, trace_headers=run.trace.onward(client_span(index)))
     if not call.may_be_cut:
         return wording  # its worst case is promised to it
     return replace(wording, most_tokens=lambda: _most_tokens(run))

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -19,7 +20,7 @@ from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.account import Account, decode_together
 from gateway.domain.fallback import Fallback
 from gateway.domain.outcomes import RequestOutcome
-from gateway.domain.quote_redemption import Redemption, redemption_of
+from gateway.domain.quote_redemption import JUDGED, Redemption, redemption_of
 from gateway.domain.timeline import TimelineKind
 from gateway.domain.usage import Use, charge, use_of
 from gateway.estimates.estimator import Estimator
@@ -27,7 +28,7 @@ from gateway.metrics.registry import Metrics
 from gateway.requests.observer import RequestObserver
 from gateway.requests.run import Closed, Run
 from gateway.statistics import RecentShare
-from gateway.upstream.base import basis_of, served_by, uncertain_tokens
+from gateway.upstream.base import basis_of, incomplete, reasoning_tokens, served_by, uncertain_tokens
 from tenants.pricing.metering import counted
 from tenants.types import NOTHING, Amounts
 
@@ -58,7 +59,9 @@ class RequestFinisher:
         prefix_hits: RecentShare,
         settle_wait_s: float,
         quote_credit_share: float,
+        most_credit_nanousd: int,
     ) -> None:
+        """`most_credit_nanousd`: of one tenant and day."""
         self._holds = holds
         self._dispatcher = dispatcher
         self._stream_limiter = stream_limiter
@@ -69,6 +72,7 @@ class RequestFinisher:
         self._prefix_hits = prefix_hits
         self._settle_wait_s = settle_wait_s
         self._quote_credit_share = quote_credit_share
+        self._most_credit_nanousd = most_credit_nanousd
 
     async def settle(self, run: Run, outcome: RequestOutcome, cause: BaseException | None) -> None:
         """Frees the place in the window, settles durably, and notifies the listener. `cause`: what kept the
@@ -84,9 +88,16 @@ class RequestFinisher:
             self._dispatcher.finish(call.request_id, use.computed_tokens, use.output_tokens)
             if call.request_id in self._holds.live:
                 charged = self._charge(run, use)
-                redemption = self._redemption(run, outcome, charged)
+                run.redemption = redemption = self._redemption(run, outcome, charged)
+                if self._observer is not None:
+                    # Before its engine hears that it is settled, and with it whether to make spans.
+                    run.kept_for = self._observer.kept_for(run, outcome, use)
                 credit = 0 if redemption is None else redemption.credit_nanousd
-                cause = await self._settle_holds(run, outcome, charged, use, credit) or cause
+                pending, credited = await self._settle_holds(run, outcome, charged, use, credit)
+                cause = pending or cause
+                if redemption is not None and credited < credit:
+                    run.redemption = redemption = redemption.capped_at(credited)
+                run.settled_s = self._clock()
                 is_settled = True
         except Exception:
             log.exception("request %s: its settlement failed", call.request_id)
@@ -95,12 +106,18 @@ class RequestFinisher:
             with contextlib.suppress(asyncio.CancelledError):
                 await call.binding.release()
         account = _account(run, outcome, use, charged, redemption)
+        log.debug(
+            "ended %s, charged %d input and %d output tokens",
+            outcome.value,
+            charged.input_tokens,
+            charged.output_tokens,
+        )
         if cause is not None:
             cause.__traceback__ = None  # its frames hold the request: a cycle until the next collection
         run.events.put(Closed(account, cause))
         if is_settled:
             # After the answer: what waits for this task resumes before.
-            asyncio.get_running_loop().call_soon(self._learn, run, outcome, use, charged)
+            asyncio.get_running_loop().call_soon(self._learn, run, outcome, use, charged, redemption)
 
     def _charge(self, run: Run, use: Use) -> Amounts:
         call = run.call
@@ -117,7 +134,8 @@ class RequestFinisher:
         binding = run.call.binding
         if binding is None or run.moves:
             return None
-        return redemption_of(
+        judged = partial(
+            redemption_of,
             binding.quote.offer_id,
             binding.estimate,
             run.times,
@@ -127,7 +145,14 @@ class RequestFinisher:
             limited_s=run.limited_s,
             rested_s=run.timeline.waited_s(TimelineKind.TOPPED_UP, TimelineKind.STALLED),
             credit_share=self._quote_credit_share,
+            is_binding=binding.quote.is_binding,
         )
+        if self._observer is None or outcome not in JUDGED:
+            return judged()
+        own_s = self._observer.own_time_s(run)
+        if own_s is None:
+            return Redemption(binding.quote.offer_id, None, is_binding=binding.quote.is_binding)
+        return judged(own_s=own_s)
 
     @staticmethod
     def _counted(run: Run, charged: Amounts, use: Use) -> Amounts:
@@ -148,15 +173,16 @@ class RequestFinisher:
 
     async def _settle_holds(
         self, run: Run, outcome: RequestOutcome, charged: Amounts, use: Use, credit_nanousd: int
-    ) -> SettlementPending | None:
-        """The settlement; `SettlementPending` when it takes too long to wait for (it goes on by itself)."""
+    ) -> tuple[SettlementPending | None, int]:
+        """The settlement; `SettlementPending` when it takes too long to wait for (it goes on by itself). With
+        what was credited of `credit_nanousd`, in nano-dollars."""
         outcomes = [each.outcome for each in run.uses if each.outcome is not None]
         sequence_ids = [each.sequence_id for each in outcomes]
         upstream = run.turn.upstream if run.turn is not None else None
 
         def acknowledge() -> None:
             if upstream is not None and sequence_ids:
-                upstream.acknowledge(sequence_ids)
+                upstream.acknowledge(sequence_ids, is_traced=run.kept_for is not None)
 
         is_known = run.turn is None or len(outcomes) == len(run.uses) or not use.dispatched
         held = run.held
@@ -165,6 +191,8 @@ class RequestFinisher:
             "top_ups": run.leases.top_ups if run.leases is not None else 0,
             "stop_cause": run.stop_cause,
             "cached_tokens": use.cached_tokens,
+            "reasoning_tokens": reasoning_tokens(outcomes),
+            "incomplete": incomplete(outcomes),
             "wait_s": run.times.wait_s,
             "ttft_s": run.times.ttft_s,
             "e2e_s": run.times.e2e_s,
@@ -195,25 +223,35 @@ class RequestFinisher:
             acknowledge,
             counted=self._counted(run, charged, use),
             credit_nanousd=credit_nanousd,
+            most_credit_nanousd=self._most_credit_nanousd,
         )
         try:
             is_durable = await settlement.within(self._settle_wait_s)
         except asyncio.CancelledError:
             is_durable = False
-        return None if is_durable else SettlementPending()
+        return None if is_durable else SettlementPending(), settlement.credited_nanousd
 
-    def _learn(self, run: Run, outcome: RequestOutcome, use: Use, charged: Amounts) -> None:
+    def _learn(
+        self,
+        run: Run,
+        outcome: RequestOutcome,
+        use: Use,
+        charged: Amounts,
+        redemption: Redemption | None,
+    ) -> None:
         """10: nothing here can hurt the request any more."""
         try:
             if use.input_tokens:
                 self._prefix_hits.note(use.cached_tokens / use.input_tokens)
-            self._judge(run, outcome, charged)
+            self._judge(run, outcome, charged, redemption)
             if self._observer is not None:
                 self._observer.ended(run, outcome, use, charged)
         except Exception:
             log.exception("request %s: nothing was learned from it", run.call.request_id)
 
-    def _judge(self, run: Run, outcome: RequestOutcome, charged: Amounts) -> None:
+    def _judge(
+        self, run: Run, outcome: RequestOutcome, charged: Amounts, redemption: Redemption | None
+    ) -> None:
         call, ended_s = run.call, run.times.ended_s
         assert ended_s is not None
         if outcome in (RequestOutcome.COMPLETED, RequestOutcome.BUDGET):
@@ -226,7 +264,9 @@ class RequestFinisher:
             self._metrics.waits.note(call.principal.tenant_id, call.tier.value, told_s, wait_s)
         if run.estimate is not None and not run.moves:
             if outcome is RequestOutcome.COMPLETED:
-                self._estimates.judge(run.estimate, run.times, charged.output_tokens)
+                # A promise is learned from as it is judged: without what its tenant's own later work took.
+                times = run.times if redemption is None else run.times.without(*redemption.own_s)
+                self._estimates.judge(run.estimate, times, charged.output_tokens)
             elif run.in_line and run.turn is None:
                 self._estimates.refused(run.estimate, ended_s - run.times.arrived_s)
         self._metrics.ended.add(
@@ -237,6 +277,10 @@ class RequestFinisher:
             charged.output_tokens,
             charged.cost_nanousd,
         )
+        exemplar = None if run.kept_for is None or run.trace is None else {"trace_id": run.trace.trace_id}
+        self._metrics.gen_ai.ended(call, outcome, run.times, charged.output_tokens, exemplar)
+        if run.in_line:
+            self._metrics.ended.lined_up(call.tier.value, run.before_line_s)
         for each in run.uses:
             if each.outcome is not None:
                 self._metrics.ended.decoded(call.tier.value, each.outcome.decode)
@@ -271,6 +315,8 @@ def _account(
         top_ups=run.leases.top_ups if run.leases is not None else 0,
         charged=charged,
         cached_tokens=use.cached_tokens,
+        reasoning_tokens=reasoning_tokens(outcomes),
+        incomplete=incomplete(outcomes),
         preemptions=sum(each.preemptions for each in outcomes),
         upstream=served_by(turn.upstream if turn is not None else None, outcomes),
         basis=basis,

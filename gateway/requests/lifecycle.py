@@ -30,18 +30,25 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import replace
 
 from engine.entry import QueueEntry
 from engine.messages import TIER_RANKS
+from gateway import log_context
 from gateway.budget import lease
 from gateway.budget.holds import BudgetDenied, EndUserRefused, Holds
 from gateway.budget.metering import RequestMetering
 from gateway.budget.stream_limiter import StreamLimiter, StreamLimitReached, fed_streams
 from gateway.budget.top_up import AccountsLost, Leases, TopUpTask
-from gateway.dispatch.admission import Admission, EstimateExceeds, NotInTime, require_bounds
+from gateway.dispatch.admission import (
+    Admission,
+    DeadlineUnreachable,
+    EstimateExceeds,
+    NotInTime,
+    require_bounds,
+)
 from gateway.dispatch.dispatcher import Closing, Dispatcher, NoEngineAvailable, QueueExpired, QueueRefused
 from gateway.domain.call import Call
 from gateway.domain.estimate import Times
@@ -50,7 +57,9 @@ from gateway.domain.ids import sequence_id
 from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.targets import RequestTargets, targets_of
 from gateway.errors import ApiError
+from gateway.estimates.displacement import Displacement
 from gateway.estimates.estimator import Estimator
+from gateway.fair_threads import TooManyWaiting
 from gateway.flow.controller import QueueFull, Ticket
 from gateway.metrics.registry import Metrics
 from gateway.requests.execution import Execution, StoppedByEngine
@@ -60,17 +69,22 @@ from gateway.requests.queue_progress import Outlook, outlook, told_in_s
 from gateway.requests.run import Events, InLine, Interrupted, Run, uses_of
 from gateway.requests.tier_change import NotWaiting, Offer, TierChange
 from gateway.statistics import RecentShare
+from gateway.trace_context import RequestTrace
+from gateway.tracing.decision import TraceRule
 from gateway.upstream.base import (
+    RequestTask,
     SequenceRefused,
     Upstream,
     UpstreamFailed,
     UpstreamLost,
     UpstreamUnavailable,
 )
-from tenants.errors import DatabaseUnavailable, UnknownPrice
+from tenants.errors import DatabaseUnavailable, KeyRejected, UnknownPrice
+from tenants.pricing.metering import counted
 from tenants.pricing.pricing import PriceBook
-from tenants.quota.store import LimitNotKept, QuotaStoreUnavailable
-from tenants.types import Tier
+from tenants.quota.rules import refusal_by
+from tenants.quota.store import Denied, Hold, LimitNotKept, QuotaStoreUnavailable
+from tenants.types import Limit, Principal, RequestTraits, Tier
 
 RETRY_FEED_S = 1.0
 """`Retry-After` when too many requests wait for their tenant's rate."""
@@ -91,6 +105,7 @@ class LifecycleLimits:
     accounts_wait_s: float
     slow_reader_s: float
     max_buffered_events: int
+    max_buffered_bytes: int
     max_fed_waiting: int
     feed_wait_s: Mapping[Tier, float]
     """For its tenant's rate, before it is queued."""
@@ -98,6 +113,20 @@ class LifecycleLimits:
     """A stream that waits longer, by the forecast or really, is told so."""
     quote_credit_share: float = 0.5
     """Of the charge, given back where a redeemed quote was not kept and that is ours."""
+    quote_credit_usd: float = 10.0
+    """Most of it for one tenant and day."""
+
+
+class PrincipalStandings(Protocol):
+    """What has become of principals since they were authenticated (`tenants/directory/directory.py`)."""
+
+    def standing(self, key_id: str, now_s: float) -> Principal:
+        """As it is now. Raises `KeyRejected`."""
+        ...
+
+    def ends_running(self, key_id: str) -> bool:
+        """Whether what runs with a refused key is to end as well."""
+        ...
 
 
 class Lifecycle:
@@ -118,9 +147,13 @@ class Lifecycle:
         observer: RequestObserver | None = None,
         admission: Admission | None = None,
         elsewhere: Callable[[Call], Lifecycle] | None = None,
+        standings: PrincipalStandings | None = None,
+        traces: TraceRule | None = None,
     ) -> None:
         """`clock` and `sleep` measure a request's times; `wall_clock` says which limits are in force;
-        `elsewhere` finds the lifecycle of another pool, for calls with a chain."""
+        `elsewhere` finds the lifecycle of another pool, for calls with a chain; `standings` knows what
+        principals are now (None: they stay as they came); `traces`: None: none are kept, and only requests
+        whose caller says so belong to one."""
         self._holds = holds
         self._dispatcher = dispatcher
         self._estimates = estimates
@@ -131,6 +164,8 @@ class Lifecycle:
         self._sleep = sleep
         self._observer = observer
         self._elsewhere = elsewhere
+        self._standings = standings
+        self._traces = traces
         self.reserve_quantile = limits.reserve_quantile
         """Of the predicted output, held before a request runs."""
         self.admission = admission or Admission()
@@ -141,7 +176,7 @@ class Lifecycle:
             dispatcher,
             self._top_up_task,
             clock,
-            require_presence=holds.require_presence,
+            sending=holds.sending,
             outcome_wait_s=limits.outcome_wait_s,
             slow_reader_s=limits.slow_reader_s,
         )
@@ -157,6 +192,7 @@ class Lifecycle:
             prefix_hits=self.prefix_hits,
             settle_wait_s=limits.settle_wait_s,
             quote_credit_share=limits.quote_credit_share,
+            most_credit_nanousd=round(limits.quote_credit_usd * 1e9),
         )
         self._tasks: dict[Run, asyncio.Task[None]] = {}
         self._by_id: dict[str, Run] = {}
@@ -168,14 +204,47 @@ class Lifecycle:
 
     def begin(self, call: Call) -> Run:
         """Starts a request; the listener reads `run.events` up to `Closed`."""
-        events = Events(self._limits.max_buffered_events, is_whole=not call.stream)
+        events = Events(
+            self._limits.max_buffered_events,
+            most_bytes=self._limits.max_buffered_bytes,
+            is_whole=not call.stream,
+        )
         bound = call.binding or call.chained
         prices = self._prices() if bound is None else bound.prices
         run = Run(call, Times(self._clock()), uses_of(call), prices, events)
+        if self._traces is not None:
+            run.trace = self._traces.trace_of(call.request_id, call.trace)
+            if (context := log_context.CURRENT.get()) is not None:
+                context.trace_id = run.trace.trace_id
+        elif call.trace is not None:
+            run.trace = RequestTrace.of(call.request_id, call.trace)
         if call.timeout_s is not None:
             run.expires_s = run.times.arrived_s + call.timeout_s
         self._keep(run, asyncio.create_task(self._run(run), name=f"request {call.request_id}"))
         return run
+
+    async def budget_check(
+        self, principal: Principal, model: str, tier: Tier, end_user: str, least_output: int = 1
+    ) -> Callable[[int], None]:
+        """What a request can be refused by before its prompt is tokenised: a function that raises
+        `BudgetDenied` where the reservation would refuse a prompt of at least so many tokens, by the limits'
+        states of now. Raises it at once where any prompt would be refused. `least_output`: tokens that its
+        answer has at least. Nothing is held."""
+        limits = principal.limits_for(RequestTraits(tier, model, 1, end_user), self._wall_clock())
+        states = await self._holds.look(limits)
+        prices, shares_rate = self._prices(), self._stream_limiter.feeds(limits)
+
+        def require(prompt_tokens: int) -> None:
+            least = counted(prices, model, tier, input_tokens=prompt_tokens, output_tokens=least_output)
+            denied = refusal_by(states, Hold(least, least, least, may_be_cut=True))
+            if denied is None or (
+                shares_rate and denied.limit.is_bucket and denied.retry_after_s is not None
+            ):
+                return  # as `_reserve`: a rate that is shared is waited for
+            raise BudgetDenied(denied)
+
+        require(1)
+        return require
 
     def find(self, request_id: str) -> Run | None:
         """A request of this gateway that has not ended."""
@@ -200,6 +269,12 @@ class Lifecycle:
             raise NotWaiting(run.status)
         return self._tier_change.offer(run, tier)
 
+    def displacement(self, run: Run, tier: Tier) -> Displacement:
+        """What a move to `tier` would cost others, by its predicted output."""
+        call = run.call
+        tokens = run.predicted_output_tokens * call.sequences
+        return self._estimates.displacement(call.principal.tenant_id, tier, call.sequences, tokens)
+
     async def move(self, run: Run, tier: Tier, by: str) -> Offer:
         """Moves a waiting request to another tier. Raises as `TierChange.move`."""
         offer = await self._tier_change.move(run, tier, by, self._targets(run, tier))
@@ -211,6 +286,38 @@ class Lifecycle:
         now_s = self._clock()
         expected = self._estimates.of_call(run.call, now_s) if run.in_line else None
         return outlook(run, expected, self._dispatcher.flow.tickets(), now_s)
+
+    async def follow_directory(self) -> None:
+        """Takes over what has become of keys and limits: what waits under a key that is refused now ends,
+        what runs does where that is to end as well, and what runs on holds on the limits in force. Raises
+        `QuotaStoreUnavailable`, `DatabaseUnavailable`: some requests are not under them yet."""
+        failed: Exception | None = None
+        # First all that ends, which waits for no store and no other request.
+        admitted = [(run, task) for run, task in list(self._tasks.items()) if self._still_admitted(run)]
+        for run, task in admitted:
+            try:
+                if run.turn is not None and self._still_admitted(run):
+                    await self._under_limits_in_force(run, task)
+            except (EndUserRefused, LimitNotKept) as refused:
+                log.warning("request %s runs on without a limit: %s", run.call.request_id, refused)
+            except (QuotaStoreUnavailable, DatabaseUnavailable) as error:
+                failed = error
+        if failed is not None:
+            raise failed
+
+    def _still_admitted(self, run: Run) -> bool:
+        """Interrupts a request whose key is refused now; one that runs only where it is to end as well."""
+        if self._standings is None:
+            return True
+        key_id = run.call.principal.key_id
+        try:
+            self._standings.standing(key_id, self._wall_clock())
+        except KeyRejected as refused:
+            if run.turn is None or self._standings.ends_running(key_id):
+                run.withdrawn_because = refused.reason
+                run.interrupt(RequestOutcome.WITHDRAWN)
+            return False
+        return True
 
     def _keep(self, run: Run, task: asyncio.Task[None]) -> None:
         self._tasks[run] = task
@@ -289,16 +396,24 @@ class Lifecycle:
         run.predicted_output_tokens, run.predicted_high_tokens, run.predicted_tokens_to_hold = (
             self._estimates.predicted_lengths(call, (0.5, 0.9, self.reserve_quantile))
         )
-        run.estimate = (
-            self._estimates.of_call(call, now_s, (run.predicted_output_tokens, run.predicted_high_tokens))
-            if call.binding is None
-            else call.binding.estimate
-        )
+        lengths = (run.predicted_output_tokens, run.predicted_high_tokens)
+        if call.binding is None:
+            run.estimate = self._estimates.of_call(call, now_s, lengths)
+        else:
+            run.estimate = call.binding.estimate
         require_bounds(call, run.estimate, run.prices)
-        self.admission.check(call, run.estimate, now_s, self._expires_s(run))
+        try:
+            self.admission.check(call, run.estimate, now_s, self._expires_s(run))
+        except DeadlineUnreachable:
+            # What it was expected to wait for may have left meanwhile: a moment after a crowd was cancelled,
+            # a server that stands idle would refuse.
+            if call.binding is not None or not self._estimates.forecast_cache.renew(now_s):
+                raise
+            run.estimate = self._estimates.of_call(call, now_s, lengths)
+            self.admission.check(call, run.estimate, now_s, self._expires_s(run))
         if call.chained is not None:
             self._dispatcher.require_room(call.principal.tenant_id)  # before anything is held
-        self._estimates.coming(call, now_s, (run.predicted_output_tokens, run.predicted_high_tokens))
+        self._estimates.coming(call, now_s, lengths)
         await self._reserve(run)
 
     def _expires_s(self, run: Run) -> float:
@@ -311,20 +426,55 @@ class Lifecycle:
         is_own = call.tier is Tier.BATCH and call.names_timeout
         return run.expires_s if is_own else min(of_tier_s, run.expires_s)
 
+    def _take_standing(self, run: Run) -> bool:
+        """The request is its principal's as that is now; whether that has changed. Raises `Interrupted` where
+        its key is refused now."""
+        if self._standings is None:
+            return False
+        if not self._still_admitted(run):
+            raise Interrupted(RequestOutcome.WITHDRAWN)
+        principal = self._standings.standing(run.call.principal.key_id, self._wall_clock())
+        if principal is run.call.principal:
+            return False
+        run.call = replace(run.call, principal=principal)
+        return True
+
+    async def _under_limits_in_force(self, run: Run, task: asyncio.Task[None] | None = None) -> bool:
+        """Holds on limits that were set or changed since it was held; returns whether its principal had
+        changed. With `task`, its own, it runs: it goes on whatever room they have, and top-ups go by them.
+        Without, it is about to: raises `BudgetDenied` where they have none, and `EndUserRefused`,
+        `QuotaStoreUnavailable`, `DatabaseUnavailable`."""
+        if self._standings is None or run.leases is None:
+            return False
+        principal = self._standings.standing(run.call.principal.key_id, self._wall_clock())
+        has_changed = principal is not run.call.principal
+        if not has_changed and not any(limit.override for limit in principal.limits):
+            return False
+        call_id = run.call.request_id
+        if not await _locked(run.accounts, task):
+            return False  # it has ended
+        try:
+            if call_id not in self._holds.live or (task is not None and run.times.ended_s is not None):
+                return False
+            call = replace(run.call, principal=principal)
+            in_force = {limit.identity: limit for limit in call.limits_at(self._wall_clock())}
+            before = {limit.identity: limit for limit in run.leases.limits}
+            if any(before.get(name) != limit for name, limit in in_force.items()):
+                limits = tuple((before | in_force).values())
+                answer = await self._holds.rebind(call_id, limits, must_fit=task is None)
+                if isinstance(answer, Denied):
+                    raise BudgetDenied(answer)
+                run.leases.limits, run.limit_states = limits, answer.states
+            run.call = call
+            return has_changed
+        finally:
+            run.accounts.release()
+
     async def _reserve(self, run: Run) -> None:
         """4: holds what it probably needs, or nothing. Waiting for its tenant's rate it holds nothing."""
-        call = run.call
-        limits = call.limits_at(self._wall_clock())
-        metering = RequestMetering(call, run.prices, run.uses)
-        hold = lease.first_hold(
-            limits,
-            metering.size,
-            lambda output_tokens: self._estimates.predicted_gpu_ms(call, output_tokens),
-            call.sequences,
-            run.predicted_tokens_to_hold * call.sequences,
-            call.max_output_tokens,
-            may_be_cut=call.may_be_cut,
-        )
+        metering = RequestMetering(run.call, run.prices, run.uses)
+        self._take_standing(run)
+        limits, hold = self._first_hold(run, metering)
         waits_since_s = self._clock()
         shares_rate = await self._wait_for_rate(
             run, fed_streams(limits, metering.size, self._estimates.stream_tokens_per_s())
@@ -332,15 +482,22 @@ class Lifecycle:
         run.limited_s += self._clock() - waits_since_s
         until_s = self._expires_s(run)
         while True:
+            # Nothing is awaited between this and the hold: a limit that is in force by then binds it.
+            if self._take_standing(run):
+                limits, hold = self._first_hold(run, metering)
+            call = run.call
             try:
                 granted = await self._holds.reserve(
-                    call, hold, price_version=run.prices.version, reported=lambda: metering.reported
+                    call, hold, price_version=run.prices.version, metering=metering
                 )
                 break
             except BudgetDenied as refused:
                 denied = refused.denied
                 # A request that shares its tenant's rate is not refused because others just emptied it.
                 if not shares_rate or not denied.limit.is_bucket or denied.retry_after_s is None:
+                    refused.fitting_max_tokens = lease.fitting_max_tokens(
+                        denied, metering.size, call.sequences, call.max_tokens
+                    )
                     raise
                 if self._clock() + denied.retry_after_s > until_s:
                     raise
@@ -351,6 +508,21 @@ class Lifecycle:
         run.leases.timeline = run.timeline
         run.leases.granted(granted.covered)
         run.limit_states = granted.states
+
+    def _first_hold(self, run: Run, metering: RequestMetering) -> tuple[tuple[Limit, ...], Hold]:
+        """The limits in force on a request, and what it asks of them."""
+        call = run.call
+        limits = call.limits_at(self._wall_clock())
+        hold = lease.first_hold(
+            limits,
+            metering.size,
+            lambda output_tokens: self._estimates.predicted_gpu_ms(call, output_tokens),
+            call.sequences,
+            run.predicted_tokens_to_hold * call.sequences,
+            call.max_output_tokens,
+            may_be_cut=call.may_be_cut,
+        )
+        return limits, hold
 
     async def _wait_for_rate(self, run: Run, needs: dict[str, int]) -> bool:
         call = run.call
@@ -375,7 +547,13 @@ class Lifecycle:
                 self._observer.in_line(run, ticket.entry, ahead)
             if call.progress or not turn.done():
                 telling = self._tell(run, ticket.entry.arrived_s)
-            run.turn = await _unless_interrupted(run, turn)
+            granted = await _unless_interrupted(run, turn)
+            # It may have waited for long: its key and its limits are asked again.
+            while self._still_admitted(run) and await self._under_limits_in_force(run):
+                pass  # they may have changed again meanwhile
+            if run.interrupted.done():
+                raise Interrupted(run.interrupted.result())
+            run.turn = granted
         finally:
             if telling is not None:
                 telling.cancel()
@@ -426,7 +604,8 @@ class Lifecycle:
         return Ticket(
             entry,
             call.sequences,
-            computed + entry.predicted_output_tokens,
+            # Vectors are computed input after input, and hold no KV cache until an end.
+            computed + entry.predicted_output_tokens if call.task is RequestTask.COMPLETE else call.sequences,
             max_tokens=call.max_tokens,
             is_exact=call.sampling.ignore_eos,
             # Without a timeout of its client the queue applies its tier's.
@@ -438,6 +617,7 @@ class Lifecycle:
             prefix_hashes=call.traits.blocks
             if self._dispatcher.flow.wants_prefixes and call.traits is not None
             else (),
+            needs=call.needs,
         )
 
     def _top_up_task(self, run: Run, upstream: Upstream) -> TopUpTask | None:
@@ -460,6 +640,18 @@ class Lifecycle:
             hold_wait_s=self._limits.hold_wait_s,
             accounts_wait_s=self._limits.accounts_wait_s,
         )
+
+
+async def _locked(lock: asyncio.Lock, task: asyncio.Task[None] | None) -> bool:
+    """Acquires the lock; False where `task` ended first, which may keep it."""
+    acquiring = asyncio.ensure_future(lock.acquire())
+    await asyncio.wait(
+        {acquiring} if task is None else {acquiring, task}, return_when=asyncio.FIRST_COMPLETED
+    )
+    if acquiring.done():
+        return True
+    acquiring.cancel()
+    return False
 
 
 async def _unless_interrupted(
@@ -507,7 +699,7 @@ def outcome_of(cause: BaseException) -> RequestOutcome:
         case (
             ApiError() | NotInTime() | EstimateExceeds() | BudgetDenied() | EndUserRefused()
             | LimitNotKept() | QueueRefused() | SequenceRefused() | QuotaStoreUnavailable()
-            | DatabaseUnavailable() | UnknownPrice()
+            | DatabaseUnavailable() | UnknownPrice() | TooManyWaiting()
         ):  # fmt: skip
             return RequestOutcome.REFUSED
     return RequestOutcome.FAILED

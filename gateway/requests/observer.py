@@ -12,6 +12,7 @@ from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.usage import Use
 from gateway.flow.types import TokensAhead
 from gateway.requests.run import Run
+from gateway.tracing.decision import KeepCause
 from tenants.types import Amounts
 
 
@@ -24,6 +25,15 @@ class RequestObserver(Protocol):
 
     def dispatched(self, run: Run) -> None:
         """The request was given to the upstream in `run.turn`."""
+
+    def own_time_s(self, run: Run) -> tuple[float, float] | None:
+        """Of an ended request's time to its first token and to its end, what its tenant's own later requests
+        took; None: that is not known."""
+        ...
+
+    def kept_for(self, run: Run, outcome: RequestOutcome, use: Use) -> KeepCause | None:
+        """Why the trace of an ended request is kept; None: it is not. Asked before its settlement."""
+        ...
 
     def ended(self, run: Run, outcome: RequestOutcome, use: Use, charged: Amounts) -> None:
         """The request is settled. `use` is what was computed and emitted."""

@@ -1,33 +1,49 @@
 """Parses a decoded body into a `Call`, or refuses it with the field's name.
 
-Pure but for tokenising: the route runs it in a thread when the body is large.
+Pure but for tokenising: the route runs it in a thread when the body is not small.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
-from engine.forecast.length.features import Features, features_of
-from engine.messages import SamplingParams
 from gateway import errors
 from gateway.config import GatewayConfig
 from gateway.domain.call import Call, ServedModel
 from gateway.domain.tiers import tier_of
-from gateway.flow.prefix_index import prefix_hashes
-from gateway.requests.prompt import PromptRefused
-from gateway.requests.schemas import ChatCompletionRequest, ChatMessage, CompletionRequest, Sampling
+from gateway.requests.fields.passed import Passed, passed_of_chat, passed_of_text
+from gateway.requests.fields.sampling import integer, sampling_of
+from gateway.requests.fields.servers import may_run_in_own_engine, require_servers
+from gateway.requests.fields.tools import require_name
+from gateway.requests.fields.traits import traits_of
+from gateway.requests.inputs import images, uncounted
+from gateway.requests.inputs.uncounted import margin_ids
+from gateway.requests.prompt import Fits, PromptRefused
+from gateway.requests.schemas import (
+    ChatCompletionRequest,
+    ChatMessage,
+    CompletionRequest,
+    Sampling,
+    ToolCall,
+)
+from gateway.trace_context import TraceContext
 from gateway.upstream.base import Wording
+from gateway.upstream.capabilities import Capability
+from gateway.upstream.openai.server_kinds import PROMPT_FIELDS
 from tenants.types import MAX_END_USER_CHARS, Labels, Principal
 
-SMALLEST_TOP_P = 1e-9
+DEFAULT_TEXT_TOKENS = 16
+"""`max_tokens` of a text completion that names none, as OpenAI has it."""
+MAX_TOOL_CALLS = 128
+"""Of one message."""
+MAX_TOOL_CALL_ID = 256
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
-_SEED_RANGE = range(-(2**63), 2**63)
 
 
 class Renderer(Protocol):
@@ -36,9 +52,9 @@ class Renderer(Protocol):
     @property
     def vocabulary(self) -> int: ...
 
-    def chat_tokens(self, messages: Sequence[dict[str, Any]]) -> list[int]: ...
+    def chat_tokens(self, messages: Sequence[dict[str, Any]], fits: Fits | None = None) -> list[int]: ...
 
-    def text_tokens(self, text: str) -> list[int]: ...
+    def text_tokens(self, text: str, fits: Fits | None = None) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +68,7 @@ class RequestContext:
     config: GatewayConfig
     created: int
     """Unix time."""
-    trace_context: str | None = None
+    trace: TraceContext | None = None
     timeout_s: float | None = None
     """How long it may wait for its turn, if its client said so."""
     progress: bool | None = None
@@ -60,13 +76,23 @@ class RequestContext:
     max_cost_nanousd: int | None = None
     names_timeout: bool = False
     """Its client said so outright, and not only its SDK."""
+    first_byte_s: float | None = None
+    """When its first byte was read."""
+    require_budget: Callable[[int], None] | None = None
+    """Called with the least number of tokens that its prompts have, once that is known. Raises `BudgetDenied`
+    where its limits, as known when it came, have no room for them; None: only the reservation asks."""
 
 
 def parse_chat(request: ChatCompletionRequest, context: RequestContext) -> Call:
     """A chat completion. Raises `ApiError`."""
-    _check_model(request.model, context)
-    _refuse_unsupported(request)
-    messages = chat_messages(request.messages, context.config)
+    check_model(request.model, context)
+    passed = passed_of_chat(request)
+    if (field := images.first_image(request.messages)) is not None:
+        passed.needs[Capability.IMAGES] = field
+    require_servers(context.model, passed.needs)
+    if may_run_in_own_engine(context.model):
+        passed.leave_out_idle_tools()
+    messages = chat_messages(request.messages, context.config, context.model)
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise errors.bad_request(
             "Send either 'max_tokens' or 'max_completion_tokens', not both.", "max_tokens"
@@ -75,36 +101,86 @@ def parse_chat(request: ChatCompletionRequest, context: RequestContext) -> Call:
     asked = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
     logprobs: int | None = None
     if request.logprobs:
-        logprobs = _integer(request.top_logprobs, "top_logprobs", 0, context.config.max_top_logprobs)
+        logprobs = integer(request.top_logprobs, "top_logprobs", 0, context.config.max_top_logprobs)
     elif request.top_logprobs is not None:
         raise errors.bad_request("'top_logprobs' needs 'logprobs': true.", "top_logprobs")
-    try:
-        prompt = context.renderer.chat_tokens(messages)
-    except PromptRefused as refused:
-        raise errors.bad_request(f"Invalid 'messages': {refused}.", "messages") from None
-    return _call(
-        request, True, [prompt], (Wording(messages),), asked, param, "messages", logprobs, context
-    )  # fmt: skip
+    fits = fits_context(context.model, "messages", context.require_budget)
+    prompt = chat_prompt(context.renderer, messages, context.model, fits, passed.fields)
+    wording = _wording(passed, messages=messages, is_rendered_there=uncounted.is_rendered_there(messages))
+    return _call(request, True, [prompt], (wording,), asked, param, "messages", logprobs, context)
 
 
 def parse_text(request: CompletionRequest, context: RequestContext) -> Call:
     """A text completion. Raises `ApiError`."""
-    _check_model(request.model, context)
+    check_model(request.model, context)
     if request.echo:
         raise errors.unsupported_parameter("echo", "'echo' is not supported; leave it out or send false.")
     if request.suffix:
         raise errors.unsupported_parameter("suffix", "'suffix' is not supported; leave it out.")
     if request.best_of is not None and request.best_of != (1 if request.n is None else request.n):
         raise errors.unsupported_parameter("best_of", "'best_of' must equal 'n' or be left out.")
+    passed = passed_of_text(request)
+    require_servers(context.model, passed.needs)
     logprobs: int | None = None
     if request.logprobs is not None:
-        logprobs = _integer(request.logprobs, "logprobs", 0, context.config.max_top_logprobs)
+        logprobs = integer(request.logprobs, "logprobs", 0, context.config.max_top_logprobs)
     items = _prompt_items(request.prompt, context.config)
-    prompts = _prompts(items, context.renderer, context.model)
-    wordings = tuple(Wording(prompt=item) for item in items)
+    prompts = _prompts(items, context)
+    wordings = tuple(_wording(passed, prompt=item) for item in items)
     return _call(
         request, False, prompts, wordings, request.max_tokens, "max_tokens", "prompt", logprobs, context
     )  # fmt: skip
+
+
+def _wording(
+    passed: Passed,
+    *,
+    messages: list[dict[str, Any]] | None = None,
+    prompt: str | list[int] = "",
+    is_rendered_there: bool = False,
+) -> Wording:
+    return Wording(
+        messages,
+        prompt=prompt,
+        fields=passed.fields,
+        needs=frozenset(passed.needs),
+        is_uncountable=is_rendered_there or passed.changes_prompt,
+    )
+
+
+def chat_prompt(
+    renderer: Renderer,
+    messages: Sequence[dict[str, Any]],
+    model: ServedModel,
+    fits: Fits | None = None,
+    fields: Mapping[str, Any] = MappingProxyType({}),
+) -> list[int]:
+    """The tokens of a conversation, with what is held for its images, its thoughts and its texts in parts,
+    and for what its server writes into the prompt of the `fields` that it is passed. Raises `ApiError`."""
+    try:
+        prompt = renderer.chat_tokens(uncounted.as_counted(messages), fits)
+    except PromptRefused as refused:
+        raise _prompt_refused(refused, "messages") from None
+    try:
+        margin = margin_ids(fields, PROMPT_FIELDS, renderer) if fields else []
+        margin += uncounted.message_margin_ids(messages, renderer)
+    except PromptRefused as refused:
+        raise _prompt_refused(refused, "tools" if "tools" in fields else "messages") from None
+    margin += images.image_ids(messages, model.image_tokens)
+    return [*prompt, *margin] if margin else prompt
+
+
+def text_prompt(renderer: Renderer, text: str, fits: Fits | None = None, param: str = "prompt") -> list[int]:
+    """The tokens of a plain prompt. Raises `ApiError`."""
+    try:
+        return renderer.text_tokens(text, fits)
+    except PromptRefused as refused:
+        raise _prompt_refused(refused, param) from None
+
+
+def _prompt_refused(refused: PromptRefused, param: str) -> errors.ApiError:
+    field = refused.field or param
+    return errors.bad_request(f"Invalid '{field}': {refused}.", field)
 
 
 def _call(
@@ -120,25 +196,26 @@ def _call(
 ) -> Call:
     model, principal, config = context.model, context.principal, context.config
     tier = tier_of(request.service_tier, principal)
-    choices = _integer(request.n, "n", 1, config.max_choices, default=1)
+    choices = integer(request.n, "n", 1, config.max_choices, default=1)
     longest = max(len(prompt) for prompt in prompts)
-    context_left = context_left_of(model, longest)
+    is_estimated = model.is_estimated or any(wording.is_uncountable for wording in wordings)
+    context_left = context_left_of(model.context_tokens, longest, is_estimated=is_estimated)
     if context_left < 1:
         raise errors.context_too_long(model.context_tokens, longest, None, prompt_param)
     if asked_max_tokens is None:
-        max_tokens = context_left
+        max_tokens = context_left if chat else min(context_left, DEFAULT_TEXT_TOKENS)
     elif asked_max_tokens < 1:
         raise errors.bad_request(
             f"Invalid '{max_tokens_param}': {asked_max_tokens} is less than the minimum of 1.",
             max_tokens_param,
         )
-    elif asked_max_tokens > (model.context_tokens if model.is_estimated else context_left):
+    elif asked_max_tokens > (model.context_tokens if is_estimated else context_left):
         raise errors.context_too_long(model.context_tokens, longest, asked_max_tokens, max_tokens_param)
     else:
         max_tokens = asked_max_tokens
     if request.stream_options is not None and not request.stream:
         raise errors.bad_request("'stream_options' is only allowed when 'stream' is true.", "stream_options")
-    sampling = _sampling(request, logprobs, model, config)
+    sampling = sampling_of(request, logprobs, model, config)
     return Call(
         request_id=context.request_id,
         chat=chat,
@@ -152,7 +229,7 @@ def _call(
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         created=context.created,
-        trace_context=context.trace_context,
+        trace=context.trace,
         asked_max_tokens=asked_max_tokens is not None,
         timeout_s=context.timeout_s,
         progress=context.progress if request.stream else False,
@@ -160,10 +237,12 @@ def _call(
         max_cost_nanousd=context.max_cost_nanousd,
         names_timeout=context.names_timeout,
         wordings=wordings,
+        needs=wordings[0].needs,
         pool=model.pool,
-        end_user=_end_user(request),
+        end_user=end_user_of(request),
         names_tier=request.service_tier not in (None, "auto"),
         labels=labels_of(request.metadata, principal.labels),
+        first_byte_s=context.first_byte_s,
         traits=traits_of(
             wordings[0] if wordings else None,
             prompts[0],
@@ -175,8 +254,15 @@ def _call(
     )
 
 
-def _end_user(request: Sampling) -> str:
-    """The end user that the request names; empty: none."""
+class FromEndUser(Protocol):
+    """A body that may name an end user."""
+
+    user: str | None
+    safety_identifier: str | None
+
+
+def end_user_of(request: FromEndUser) -> str:
+    """The end user that the request names; empty: none. Raises `ApiError`."""
     for name in ("safety_identifier", "user"):
         value = getattr(request, name)
         if value is not None and len(value) > MAX_END_USER_CHARS:
@@ -215,92 +301,151 @@ def labels_of(metadata: Mapping[str, str] | None, declared: Labels) -> dict[str,
     return {key: value for key, value in metadata.items() if key in declared}
 
 
-def context_left_of(model: ServedModel, prompt_tokens: int) -> int:
+def context_left_of(context_tokens: int, prompt_tokens: int, *, is_estimated: bool) -> int:
     """What the model's context leaves for the answer. Where the prompt is only estimated, its server knows
     better whether it fits: an eighth of the context is left for the answer in any case."""
-    left = model.context_tokens - prompt_tokens
-    return max(left, model.context_tokens // 8, 1) if model.is_estimated else left
+    left = context_tokens - prompt_tokens
+    return max(left, context_tokens // 8, 1) if is_estimated else left
 
 
-def _check_model(name: str, context: RequestContext) -> None:
+def check_model(name: str, context: RequestContext) -> None:
+    """Raises `ApiError` (404) for a model that the key may not use."""
     allowed = context.principal.models
     asked = context.model.asked or context.model.name
     if name != asked or (allowed is not None and name not in allowed):
         raise errors.model_not_found(name)
 
 
-def _refuse_unsupported(request: ChatCompletionRequest) -> None:
-    if request.tools or request.functions:
-        name = "tools" if request.tools else "functions"
-        raise errors.unsupported_parameter(name, f"This model cannot call tools; leave '{name}' out.")
-    if request.tool_choice not in (None, "none", "auto") or request.function_call not in (
-        None,
-        "none",
-        "auto",
-    ):
-        name = "tool_choice" if request.tool_choice not in (None, "none", "auto") else "function_call"
-        raise errors.unsupported_parameter(name, f"This model cannot call tools; leave '{name}' out.")
-    if request.response_format is not None and request.response_format.type != "text":
-        raise errors.unsupported_parameter(
-            "response_format", "Only response_format {'type': 'text'} is supported."
-        )
-    if request.modalities is not None and request.modalities != ["text"]:
-        raise errors.unsupported_parameter("modalities", "Only the modality 'text' is supported.")
-    for name in ("audio", "prediction", "web_search_options", "reasoning_effort", "verbosity"):
-        if getattr(request, name) is not None:
-            raise errors.unsupported_parameter(
-                name, f"'{name}' is not supported by this model; leave it out."
-            )
-
-
-def chat_messages(messages: list[ChatMessage], config: GatewayConfig) -> list[dict[str, Any]]:
-    """Checked messages in the form that templates take. Raises `ApiError`."""
+def chat_messages(
+    messages: list[ChatMessage], config: GatewayConfig, model: ServedModel
+) -> list[dict[str, Any]]:
+    """Checked messages in the form that templates take; where only other servers run the model, with
+    thoughts and with texts in parts as they came. Raises `ApiError`."""
     if not messages:
         raise errors.bad_request("'messages' must hold at least one message.", "messages")
     if len(messages) > config.max_messages:
         raise errors.bad_request(
             f"'messages' holds {len(messages)} messages; the most is {config.max_messages}.", "messages"
         )
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    as_sent = not may_run_in_own_engine(model)
+    checked = [
+        _message(message, f"messages[{index}]", config, as_sent) for index, message in enumerate(messages)
+    ]
+    images.require_number(checked, config.max_images)
+    return checked
 
 
-def _message(message: ChatMessage, path: str) -> dict[str, Any]:
+def _message(message: ChatMessage, path: str, config: GatewayConfig, as_sent: bool) -> dict[str, Any]:
+    refused = ("audio", "function_call") if as_sent else ("refusal", "annotations", "audio", "function_call")
+    for field in refused:
+        if getattr(message, field):
+            raise errors.unsupported_parameter(
+                f"{path}.{field}", f"'{path}.{field}' is not supported; leave it out, or say it in 'content'."
+            )
     if message.role not in ROLES:
         raise errors.bad_request(
             f"Invalid '{path}.role': '{message.role[:64]}' is not one of {', '.join(sorted(ROLES))}.",
             f"{path}.role",
         )
+    # "developer" is OpenAI's newer name of the system role; templates know the older one.
+    rendered: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": _content(message, path, config, as_sent),
+    }
+    if message.name is not None:
+        rendered["name"] = require_name(message.name, f"{path}.name")
+    for name in uncounted.OF_ANSWERS:
+        if said := getattr(message, name):
+            if message.role != "assistant":
+                raise errors.bad_request(
+                    f"'{path}.{name}' is only allowed in a message of role 'assistant'.", f"{path}.{name}"
+                )
+            if not as_sent:
+                raise errors.unsupported_parameter(
+                    f"{path}.{name}",
+                    f"'{path}.{name}' is not supported: our own engine, which runs this model, reads none."
+                    " Leave it out.",
+                )
+            rendered[name] = said
+    if message.tool_calls:
+        if message.role != "assistant":
+            raise errors.bad_request(
+                f"'{path}.tool_calls' is only allowed in a message of role 'assistant'.", f"{path}.tool_calls"
+            )
+        rendered["tool_calls"] = _tool_calls(message.tool_calls, f"{path}.tool_calls")
+    if message.tool_call_id is not None:
+        if message.role != "tool":
+            raise errors.bad_request(
+                f"'{path}.tool_call_id' is only allowed in a message of role 'tool'.", f"{path}.tool_call_id"
+            )
+        rendered["tool_call_id"] = _tool_call_id(message.tool_call_id, f"{path}.tool_call_id")
+    return rendered
+
+
+def _content(
+    message: ChatMessage, path: str, config: GatewayConfig, as_sent: bool
+) -> str | list[dict[str, Any]] | None:
+    """The text of a message, its parts each on lines of its own; with images, or `as_sent`, its parts as they
+    came; None: it only calls tools. Raises `ApiError`."""
     if message.content is None:
         if message.role != "assistant":
             raise errors.bad_request(
                 f"'{path}.content' must be text: only an assistant's message may leave it out.",
                 f"{path}.content",
             )
-        text = ""
-    elif isinstance(message.content, str):
-        text = message.content
-    else:
-        parts: list[str] = []
-        for position, part in enumerate(message.content):
-            if part.type != "text":
-                raise errors.bad_request(
-                    f"'{path}.content[{position}]' is of type '{part.type[:64]}': this model takes text"
-                    " only, no images, audio or files.",
-                    f"{path}.content[{position}].type",
-                )
-            if part.text is None:
-                raise errors.bad_request(
-                    f"Missing required parameter: '{path}.content[{position}].text'.",
-                    f"{path}.content[{position}].text",
-                    code="missing_required_parameter",
-                )
-            parts.append(part.text)
-        text = "\n".join(parts)
-    # "developer" is OpenAI's newer name of the system role; templates know the older one.
-    rendered = {"role": "system" if message.role == "developer" else message.role, "content": text}
-    if message.name is not None:
-        rendered["name"] = message.name
-    return rendered
+        return None if message.tool_calls else ""
+    if isinstance(message.content, str):
+        return message.content
+    parts: list[dict[str, Any]] = []
+    for position, part in enumerate(message.content):
+        at = f"{path}.content[{position}]"
+        if part.type == "image_url":
+            parts.append(images.image_part(part, at, config))
+        elif part.type != "text":
+            raise errors.bad_request(
+                f"'{at}' is of type '{part.type[:64]}': only parts of the types 'text' and 'image_url' can be"
+                " taken, no audio or files.",
+                f"{at}.type",
+            )
+        elif part.text is None:
+            raise errors.bad_request(
+                f"Missing required parameter: '{at}.text'.", f"{at}.text", code="missing_required_parameter"
+            )
+        else:
+            parts.append({"type": "text", "text": part.text})
+    has_images = any(part["type"] != "text" for part in parts)
+    return parts if has_images or as_sent else images.text_of(parts)
+
+
+def _tool_calls(calls: Sequence[ToolCall], path: str) -> list[dict[str, Any]]:
+    """Checked calls in OpenAI's form."""
+    if len(calls) > MAX_TOOL_CALLS:
+        raise errors.bad_request(f"'{path}' holds {len(calls)} calls; the most is {MAX_TOOL_CALLS}.", path)
+    found: list[dict[str, Any]] = []
+    for index, call in enumerate(calls):
+        at = f"{path}[{index}]"
+        if call.type != "function":
+            raise errors.bad_request(
+                f"'{at}' is of type '{call.type[:64]}': only calls of type 'function' can be taken.",
+                f"{at}.type",
+            )
+        name = require_name(call.function.name, f"{at}.function.name")
+        found.append(
+            {
+                "id": _tool_call_id(call.id, f"{at}.id"),
+                "type": "function",
+                "function": {"name": name, "arguments": call.function.arguments},
+            }
+        )
+    return found
+
+
+def _tool_call_id(call_id: str, path: str) -> str:
+    if not 1 <= len(call_id) <= MAX_TOOL_CALL_ID:
+        raise errors.bad_request(
+            f"Invalid '{path}': it has {len(call_id)} characters; it must have 1 to {MAX_TOOL_CALL_ID}.", path
+        )
+    return call_id
 
 
 def _prompt_items(prompt: str | list[str | int | list[int]], config: GatewayConfig) -> list[str | list[int]]:
@@ -326,147 +471,42 @@ def _prompt_items(prompt: str | list[str | int | list[int]], config: GatewayConf
     return items
 
 
-def _prompts(items: Sequence[str | list[int]], renderer: Renderer, model: ServedModel) -> list[list[int]]:
-    prompts: list[list[int]] = []
+def _prompts(items: Sequence[str | list[int]], context: RequestContext) -> list[list[int]]:
+    model, prompts, before = context.model, list[list[int]](), 0
     for item in items:
-        token_ids = renderer.text_tokens(item) if isinstance(item, str) else item
+        fits = fits_context(model, "prompt", context.require_budget, before)
+        if isinstance(item, str):
+            token_ids = text_prompt(context.renderer, item, fits)
+        else:
+            token_ids = item
+            fits(len(token_ids), True)
         if not token_ids:
             raise errors.bad_request("'prompt' must have at least one token.", "prompt")
-        if len(token_ids) >= model.context_tokens and not model.is_estimated:
-            raise errors.context_too_long(model.context_tokens, len(token_ids), None, "prompt")
-        for token_id in token_ids:
-            if not 0 <= token_id < model.vocabulary:
-                raise errors.bad_request(
-                    f"Invalid 'prompt': token id {token_id} is not in 0..{model.vocabulary - 1}.", "prompt"
-                )
+        lowest, highest = min(token_ids), max(token_ids)
+        if lowest < 0 or highest >= model.vocabulary:
+            wrong = next(token_id for token_id in token_ids if not 0 <= token_id < model.vocabulary)
+            raise errors.bad_request(
+                f"Invalid 'prompt': token id {wrong} is not in 0..{model.vocabulary - 1}.", "prompt"
+            )
         prompts.append(token_ids)
+        before += len(token_ids)
     return prompts
 
 
-def _sampling(
-    request: Sampling, logprobs: int | None, model: ServedModel, config: GatewayConfig
-) -> SamplingParams:
-    top_k = _integer(request.top_k, "top_k", -1, None, default=0)
-    top_p = _number(request.top_p, "top_p", 0, 1, default=1.0)
-    seed = request.seed
-    if seed is not None and seed not in _SEED_RANGE:
-        raise errors.bad_request("Invalid 'seed': it must fit in 64 bits with a sign.", "seed")
-    return SamplingParams(
-        temperature=_number(request.temperature, "temperature", 0, 2, default=1.0),
-        top_p=max(top_p, SMALLEST_TOP_P),
-        top_k=min(max(0, top_k), model.vocabulary),
-        min_p=_number(request.min_p, "min_p", 0, 1, default=0.0),
-        repetition_penalty=_number(
-            request.repetition_penalty, "repetition_penalty", 0, 10, default=1.0, above=True
-        ),
-        presence_penalty=_number(request.presence_penalty, "presence_penalty", -2, 2, default=0.0),
-        frequency_penalty=_number(request.frequency_penalty, "frequency_penalty", -2, 2, default=0.0),
-        logit_bias=_logit_bias(request.logit_bias, model, config),
-        seed=seed,
-        stop=_stop(request.stop, config),
-        logprobs=logprobs,
-        ignore_eos=bool(request.ignore_eos),
-    )
+def fits_context(
+    model: ServedModel,
+    param: str,
+    require_budget: Callable[[int], None] | None = None,
+    before: int = 0,
+) -> Fits:
+    """Refuses a prompt that cannot be served, as early as its tokens are known: one that leaves no room in
+    the model's context (`ApiError`), or none in its limits. `before`: tokens of the request's other
+    prompts."""
 
+    def fits(tokens: int, is_exact: bool) -> None:
+        if tokens >= model.context_tokens and not model.is_estimated:
+            raise errors.context_too_long(model.context_tokens, tokens, None, param, is_least=not is_exact)
+        if require_budget is not None:
+            require_budget(before + tokens)
 
-def _logit_bias(bias: dict[str, float] | None, model: ServedModel, config: GatewayConfig) -> dict[int, float]:
-    if not bias:
-        return {}
-    if len(bias) > config.max_logit_bias:
-        raise errors.bad_request(
-            f"'logit_bias' has {len(bias)} entries; the most is {config.max_logit_bias}.", "logit_bias"
-        )
-    checked: dict[int, float] = {}
-    for key, value in bias.items():
-        token_id = int(key) if key.isascii() and key.isdigit() and len(key) <= 9 else -1
-        if not 0 <= token_id < model.vocabulary:
-            raise errors.bad_request(
-                f"Invalid 'logit_bias': '{key[:32]}' is not a token id in 0..{model.vocabulary - 1}.",
-                "logit_bias",
-            )
-        checked[token_id] = _number(value, f"logit_bias.{token_id}", -100, 100, default=0.0)
-    return checked
-
-
-def _stop(stop: str | list[str] | None, config: GatewayConfig) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    strings = (stop,) if isinstance(stop, str) else tuple(stop)
-    if len(strings) > config.max_stop_strings:
-        raise errors.bad_request(
-            f"'stop' holds {len(strings)} strings; the most is {config.max_stop_strings}.", "stop"
-        )
-    for index, string in enumerate(strings):
-        if not 1 <= len(string) <= config.max_stop_characters:
-            raise errors.bad_request(
-                f"Invalid 'stop': string {index} has {len(string)} characters;"
-                f" it must have 1 to {config.max_stop_characters}.",
-                "stop",
-            )
-    return strings
-
-
-def _number(
-    value: float | None,
-    name: str,
-    lowest: float,
-    highest: float,
-    *,
-    default: float,
-    above: bool = False,
-) -> float:
-    """`value` within `lowest..highest` (`above`: not `lowest` itself), or `default` when absent."""
-    if value is None:
-        return default
-    if not math.isfinite(value) or value < lowest or value > highest or (above and value == lowest):
-        least = f"greater than {lowest:g}" if above else f"at least {lowest:g}"
-        raise errors.bad_request(
-            f"Invalid '{name}': {value:g} must be {least} and at most {highest:g}.", name
-        )
-    return float(value)
-
-
-def _integer(value: int | None, name: str, lowest: int, highest: int | None, *, default: int = 0) -> int:
-    if value is None:
-        return default
-    if value < lowest or (highest is not None and value > highest):
-        most = "" if highest is None else f" and at most {highest}"
-        raise errors.bad_request(f"Invalid '{name}': {value} must be at least {lowest}{most}.", name)
-    return value
-
-
-# Features for the length forecast (`engine/forecast/length/features.py`): the last question, and what else is
-# known of the request before it runs.
-
-
-def traits_of(
-    wording: Wording | None,
-    prompt: list[int],
-    max_tokens: int | None,
-    sampling: SamplingParams,
-    tenant_id: str,
-    user: str | None,
-) -> Features:
-    """The features of a request by its first prompt: all its sequences count as alike. `max_tokens`: None
-    where the client named no length; `user`: the end user that it named."""
-    text, turns = "", 1
-    if wording is not None and wording.messages is not None:
-        text, turns = last_asked(wording.messages), len(wording.messages)
-    elif wording is not None and isinstance(wording.prompt, str):
-        text = wording.prompt
-    return features_of(
-        text,
-        prompt_tokens=len(prompt),
-        max_tokens=max_tokens,
-        turns=turns,
-        temperature=sampling.temperature,
-        has_stop=bool(sampling.stop),
-        user=user or "",
-        blocks=prefix_hashes(prompt, tenant_id),
-    )
-
-
-def last_asked(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The text of the last message of a conversation; empty where there is none."""
-    content = messages[-1].get("content") if messages else None
-    return content if isinstance(content, str) else ""
+    return fits

@@ -1,36 +1,55 @@
 """Renders and tokenises prompts.
 
-The chat template is rendered and the text tokenised with the model's own files, by `tokenizers` and a
-sandboxed Jinja: neither torch nor transformers. So the reservation knows the exact input.
+The chat template is rendered and the text tokenised with the model's own files: neither torch nor
+transformers. So the reservation knows the exact input.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal
 
-import jinja2
-import jinja2.ext
-import jinja2.sandbox
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
+
+from gateway.requests.chat_template import ChatTemplate, PromptRefused, TokenizerMissing, read_json
+from gateway.requests.client_text import (
+    Altered,
+    Change,
+    Placed,
+    Placeholders,
+    ToolArguments,
+    for_template,
+    map_texts,
+)
+from gateway.requests.special_tokens import SpecialTokens
+from gateway.requests.token_bytes import longest_token_bytes
+
+Fits = Callable[[int, bool], None]
+"""Called with the tokens of a prompt before their ids are made: with the least number that its bytes can be,
+before they are counted, then (True) with their number. What it raises goes to the caller."""
 
 
-class PromptRefused(Exception):
-    """A conversation that the template does not take; the message is fit for the caller."""
+__all__ = ["EstimatedRenderer", "PromptRefused", "PromptRenderer", "TokenizerMissing"]
 
-
-class TokenizerMissing(Exception):
-    """The model directory lacks what is needed to tokenise; the message says what and what to do."""
+SpecialTokensInText = Literal["text", "refuse", "allow"]
+"""As the setting `gateway.special_tokens_in_text`."""
 
 
 class PromptRenderer:
     """Renders and tokenises for one model directory. Thread-safe: it holds no state between calls."""
 
-    def __init__(self, model_dir: Path) -> None:
-        """Raises `TokenizerMissing`."""
+    def __init__(
+        self,
+        model_dir: Path,
+        special_tokens_in_text: SpecialTokensInText = "text",
+        *,
+        is_foreign: bool = False,
+    ) -> None:
+        """`is_foreign`: another server renders and tokenises what it is sent; here it is only counted, and
+        refused where clients' special tokens are. Raises `TokenizerMissing`."""
         tokenizer_file = model_dir / "tokenizer.json"
         if not tokenizer_file.is_file():
             raise TokenizerMissing(
@@ -41,11 +60,17 @@ class PromptRenderer:
             self._tokenizer = Tokenizer.from_file(str(tokenizer_file))
         except Exception as error:  # the Rust side raises bare Exception
             raise TokenizerMissing(f"{tokenizer_file} cannot be read as a tokenizer: {error}") from None
+        self._longest_token_bytes = longest_token_bytes(read_json(tokenizer_file))
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        config = _read_json(model_dir / "tokenizer_config.json")
-        self._special_tokens = _special_tokens(config, model_dir)
-        self._template = _compile(_template_source(config, model_dir))
+        self._template = ChatTemplate.of_model(model_dir)
+        self._is_foreign = is_foreign
+        self._refuses = special_tokens_in_text == "refuse"
+        self._special: SpecialTokens | None = None
+        if self._refuses or (special_tokens_in_text == "text" and not is_foreign):
+            self._special = SpecialTokens(
+                self._tokenizer, self._template.source if self._template is not None else ""
+            )
 
     @property
     def has_chat_template(self) -> bool:
@@ -62,28 +87,177 @@ class PromptRenderer:
 
         Raises `PromptRefused` with the template's own words, or when there is no template.
         """
-        if self._template is None:
-            raise PromptRefused("this model has no chat template; use /v1/completions")
-        try:
-            return self._template.render(
-                messages=list(messages), add_generation_prompt=True, tools=None, **self._special_tokens
-            )
-        except jinja2.TemplateError as error:
-            raise PromptRefused(f"the model's chat template does not take it: {error}") from None
-        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError):
-            raise PromptRefused("the model's chat template cannot render these messages") from None
+        return self._render(self._for_template(messages))
 
-    def chat_tokens(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        """Token ids of a conversation; the template writes the special tokens."""
-        return list(self._tokenizer.encode(self.render(messages), add_special_tokens=False).ids)
+    def chat_tokens(self, messages: Sequence[dict[str, Any]], fits: Fits | None = None) -> list[int]:
+        """Token ids of a conversation; the template alone writes special tokens, unless clients may.
 
-    def text_tokens(self, text: str) -> list[int]:
-        """Token ids of a plain prompt, with the special tokens that the tokenizer itself adds."""
-        return list(self._tokenizer.encode(text, add_special_tokens=True).ids)
+        Rendered and encoded whole, unless a client's text spells a special token: that text is encoded apart.
+        Raises `PromptRefused`.
+        """
+        messages = self._for_template(messages)
+        if not self._is_foreign:
+            self._require_tools(messages)
+        rendered = self._render(messages)
+        self._may_fit(rendered, fits)
+        placed = self._spelling(messages, rendered) if self._special is not None else []
+        if not placed:
+            return self._encode([rendered], fits)
+        return self._encode_apart(rendered, placed, fits)
+
+    def text_tokens(self, text: str, fits: Fits | None = None) -> list[int]:
+        """Token ids of a plain prompt, with the special tokens that the tokenizer itself adds. Raises
+        `PromptRefused`."""
+        self._may_fit(text, fits)
+        if self._special is None or not (spelled := self._special.spelled(text)):
+            return self._encode([text], fits, add_special_tokens=True)
+        if self._refuses:
+            raise _spells(spelled[0], "prompt")
+        (found,) = self._special.encode_as_text([text])
+        if fits is not None:
+            fits(len(found), True)
+        self._plain_ids(found, "prompt")
+        return list(self._tokenizer.post_process(found).ids)
 
     def count(self, text: str) -> int:
         """How many tokens `text` is, without special ones."""
-        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return len(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0])
+
+    def _encode(self, pieces: list[str], fits: Fits | None, *, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of the pieces, one after the other; special tokens are added to each.
+
+        `encode_batch_fast` lets the interpreter's lock go, which `encode` holds: other threads run meanwhile.
+        Taking the ids out needs the lock, so `fits` may refuse them first.
+        """
+        found = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=add_special_tokens)
+        if fits is not None:
+            fits(sum(map(len, found)), True)
+        return found[0].ids if len(found) == 1 else list(chain.from_iterable(each.ids for each in found))
+
+    def _may_fit(self, text: str, fits: Fits | None) -> None:
+        """Lets `fits` refuse a text by its bytes alone."""
+        if fits is not None and self._longest_token_bytes is not None:
+            fits(-(-num_bytes(text) // self._longest_token_bytes), False)
+
+    def _for_template(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        try:
+            return [
+                for_template(message, f"messages[{index}]", needs_objects=not self._is_foreign)
+                for index, message in enumerate(messages)
+            ]
+        except ValueError as error:
+            raise PromptRefused("it must be a JSON object, written as text", str(error)) from None
+
+    def _render(self, messages: Sequence[dict[str, Any]]) -> str:
+        """Of messages in template form."""
+        if self._template is None:
+            raise PromptRefused("this model has no chat template; use /v1/completions")
+        return self._template.render(messages)
+
+    def _require_tools(self, messages: Sequence[dict[str, Any]]) -> None:
+        """Raises `PromptRefused` where the template leaves out tool calls, or what tools answered."""
+        if not any(message.get("tool_calls") or message["role"] == "tool" for message in messages):
+            return
+        marks: dict[str, str] = {}
+        placeholders = Placeholders()
+
+        def mark(field: str) -> str:
+            found = placeholders.put(field, "")
+            marks[found] = field
+            return found
+
+        probe: list[dict[str, Any]] = []
+        for number, message in enumerate(messages):
+            changed = dict(message)
+            if message["role"] == "tool":
+                changed["content"] = mark(f"messages[{number}]")
+            if message.get("tool_calls"):
+                changed["tool_calls"] = []
+            for index, call in enumerate(message.get("tool_calls") or ()):
+                field = f"messages[{number}].tool_calls[{index}]"
+                function = {"name": mark(field), "arguments": ToolArguments({mark(field): ""})}
+                changed["tool_calls"].append({**call, "function": function})
+            probe.append(changed)
+        rendered = self._render(probe)
+        for found, field in marks.items():
+            if found not in rendered:
+                raise PromptRefused(
+                    "the model's chat template does not write tool calls, or what tools answered: leave them"
+                    " out, or say it in the 'content' of an assistant or a user",
+                    field,
+                )
+
+    def _spelling(self, messages: Sequence[dict[str, Any]], rendered: str) -> list[Placed]:
+        """Where texts of the client stand that spell special tokens. Raises `PromptRefused`."""
+        special = self._special
+        assert special is not None
+        suspects: set[str] = set()
+        firm = ""  # the first field that spells one that the tokenizer marks as special
+
+        def look(field: str, text: str) -> str:
+            nonlocal firm
+            spelled = special.spelled(text)
+            if spelled and self._refuses:
+                raise _spells(spelled[0], field)
+            if not firm and not special.markup.issuperset(spelled):
+                firm = field
+            if spelled or special.may_take_part(text):
+                suspects.add(text)
+            return text
+
+        _map_all(messages, look)
+        placed: list[Placed] = []
+        if suspects:
+            placeholders = Placeholders()
+            marked = self._render(
+                _map_all(
+                    messages, lambda field, text: placeholders.put(field, text) if text in suspects else text
+                )
+            )
+            try:
+                placed = placeholders.places(marked, rendered)
+            except Altered as altered:
+                if firm or special.spelled(marked) != special.spelled(rendered):
+                    raise _altered(altered.field) from None
+            spans = special.spans(rendered) if placed else []
+            placed = [
+                each
+                for each in placed
+                if any(begin < each.end and each.begin < end for begin, end, _ in spans)
+            ]
+            if placed and self._refuses:
+                raise _spells(spans[0][2], placed[0].field)
+        if not placed and self._template is not None and self._template.rewrites:
+            marked = self._render(_map_all(messages, Placeholders().put))
+            if special.spelled(marked) != special.spelled(rendered):
+                raise PromptRefused("the model's chat template makes a special token of what these texts say")
+        return placed
+
+    def _encode_apart(self, rendered: str, placed: Sequence[Placed], fits: Fits | None) -> list[int]:
+        """Token ids of `rendered`, the texts at `placed` encoded apart as plain text."""
+        assert self._special is not None
+        ends = [0, *(each.end for each in placed)]
+        begins = [*(each.begin for each in placed), len(rendered)]
+        between = [rendered[end:begin] for end, begin in zip(ends, begins, strict=True)]
+        around = self._tokenizer.encode_batch_fast(between, add_special_tokens=False)
+        apart = self._special.encode_as_text([rendered[each.begin : each.end] for each in placed])
+        if fits is not None:
+            fits(sum(map(len, around)) + sum(map(len, apart)), True)
+        ids = list(around[0].ids)
+        for each, text, after in zip(placed, apart, around[1:], strict=True):
+            ids += self._plain_ids(text, each.field)
+            ids += after.ids
+        return ids
+
+    def _plain_ids(self, text: Encoding, field: str) -> list[int]:
+        """The ids of a text that is no special token anywhere. Raises `PromptRefused`."""
+        if self._special is not None and self._special.has_special(text):
+            raise PromptRefused(
+                "it spells a special token of this model, which its tokenizer cannot read as plain text:"
+                " leave it out",
+                field,
+            )
+        return list(text.ids)
 
 
 class EstimatedRenderer:
@@ -99,74 +273,59 @@ class EstimatedRenderer:
     has_chat_template = True
     vocabulary = 2**31 - 1
 
-    def chat_tokens(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+    def chat_tokens(self, messages: Sequence[dict[str, Any]], fits: Fits | None = None) -> list[int]:
         """Ids of a conversation."""
-        ids = [0] * self.MESSAGE_TOKENS
+        texts: list[list[str]] = []
         for message in messages:
+            parts = [f"{message.get('role')}{message.get('name') or ''}", str(message.get("content") or "")]
+            if message.get("tool_calls"):
+                parts.append(json.dumps(message["tool_calls"], ensure_ascii=False))
+            texts.append(parts)
+        if fits is not None:
+            overhead = self.MESSAGE_TOKENS * (1 + len(messages))
+            fits(overhead + sum(map(self._count, chain.from_iterable(texts))), True)
+        ids = [0] * self.MESSAGE_TOKENS
+        for parts in texts:
             ids += [0] * self.MESSAGE_TOKENS
-            ids += self.text_tokens(f"{message.get('role')}{message.get('name') or ''}")
-            ids += self.text_tokens(str(message.get("content") or ""))
+            for part in parts:
+                ids += self.text_tokens(part)
         return ids
 
-    def text_tokens(self, text: str) -> list[int]:
+    def text_tokens(self, text: str, fits: Fits | None = None) -> list[int]:
         """Ids of a plain prompt."""
+        if fits is not None:
+            fits(self._count(text), True)
         data = text.encode("utf-8", "surrogatepass")
         return list(memoryview(data + b"\0" * (len(data) % 2)).cast("H"))
 
+    def _count(self, text: str) -> int:
+        return -(-num_bytes(text) // self.BYTES_PER_TOKEN)
 
-def _read_json(path: Path) -> dict[str, Any]:
+
+def num_bytes(text: str) -> int:
+    """Of a text in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def _map_all(messages: Sequence[dict[str, Any]], change: Change) -> list[dict[str, Any]]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        return [map_texts(message, f"messages[{index}]", change) for index, message in enumerate(messages)]
+    except RecursionError:
+        raise PromptRefused("arguments of tool calls are nested too deeply") from None
 
 
-def _special_tokens(config: dict[str, Any], model_dir: Path) -> dict[str, str]:
-    """bos_token and its like by name, as templates refer to them."""
-    found: dict[str, str] = {}
-    for source in (_read_json(model_dir / "special_tokens_map.json"), config):
-        for name, value in source.items():
-            if not name.endswith("_token"):
-                continue
-            text = value.get("content") if isinstance(value, dict) else value
-            if isinstance(text, str):
-                found[name] = text
-    return found
-
-
-def _template_source(config: dict[str, Any], model_dir: Path) -> str | None:
-    own_file = model_dir / "chat_template.jinja"
-    if own_file.is_file():
-        return own_file.read_text(encoding="utf-8")
-    template = config.get("chat_template")
-    if isinstance(template, list):  # several named templates: the one called "default"
-        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
-
-
-def _compile(source: str | None) -> jinja2.Template | None:
-    """The environment that transformers gives chat templates: same whitespace rules, same helpers."""
-    if source is None:
-        return None
-
-    def raise_exception(message: str) -> NoReturn:
-        raise jinja2.TemplateError(message)
-
-    def tojson(value: object, ensure_ascii: bool = False, indent: int | None = None) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
-
-    def strftime_now(layout: str) -> str:
-        return datetime.now().astimezone().strftime(layout)
-
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+def _spells(token: str, field: str) -> PromptRefused:
+    return PromptRefused(
+        f"it spells the special token {token!r} of this model, which this server does not take in text:"
+        " leave it out",
+        field,
     )
-    environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = strftime_now
-    try:
-        return environment.from_string(source)
-    except jinja2.TemplateError as error:
-        raise TokenizerMissing(f"the chat template of the model cannot be read: {error}") from None
+
+
+def _altered(field: str) -> PromptRefused:
+    return PromptRefused(
+        "it spells a special token of this model, or a part of one, and the model's chat template does not"
+        " write this text as it is (it trims, cuts or converts it), so that the token cannot be told from the"
+        " template's own: leave it out, or white space at the ends of the text",
+        field,
+    )

@@ -10,19 +10,26 @@ from typing import Any
 
 import msgspec
 
-from engine.messages import TokenLogprob
+from engine.messages import SequenceOutcome, TokenLogprob
 from gateway.budget.top_up import Leases
 from gateway.dispatch.dispatcher import Turn
 from gateway.domain.account import Account, TierMove
 from gateway.domain.call import Call
 from gateway.domain.estimate import Estimate, Times
 from gateway.domain.outcomes import RequestOutcome
+from gateway.domain.quote_redemption import Redemption
 from gateway.domain.targets import NO_TARGETS, RequestTargets
 from gateway.domain.timeline import Timeline, TimelineKind
 from gateway.domain.usage import SequenceUse
+from gateway.trace_context import RequestTrace
+from gateway.tracing.decision import KeepCause
+from gateway.upstream.base import Part
 from tenants.pricing.pricing import PriceBook
 from tenants.quota.store import LimitState
 from tenants.types import NOTHING, Amounts
+
+PIECE_BYTES = 100
+"""Of a piece of text, and of each of its log probabilities, beside the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,18 @@ class SequenceOutput(msgspec.Struct, frozen=True):
     index: int
     text: str
     logprobs: Sequence[TokenLogprob]
+    parts: Sequence[Part] = ()
+    """What is not plain text; it stands before `text`."""
+
+    @property
+    def num_bytes(self) -> int:
+        """About what it takes while it waits, and on the wire."""
+        found = PIECE_BYTES + len(self.text)
+        if self.parts:
+            found += len(msgspec.json.encode(self.parts)) + PIECE_BYTES * len(self.parts)
+        for each in self.logprobs:
+            found += PIECE_BYTES * (1 + len(each.top)) + len(each.text)
+        return found
 
 
 class SequenceEnded(msgspec.Struct, frozen=True):
@@ -54,6 +73,8 @@ class SequenceEnded(msgspec.Struct, frozen=True):
 
     index: int
     finish: str
+    outcome: SequenceOutcome | None = None
+    """Of its upstream."""
 
 
 class Closed(msgspec.Struct, frozen=True):
@@ -78,12 +99,14 @@ class Events:
     """The listener's queue. Only pieces of text wait for room in it: everything else is at most a few
     events a request, and must get through."""
 
-    def __init__(self, most: int, *, is_whole: bool = False) -> None:
+    def __init__(self, most: int, *, most_bytes: int, is_whole: bool = False) -> None:
         """`is_whole`: the listener is woken only by the last event; it wants all of them together."""
         self.most = most
+        self.most_bytes = most_bytes
         self.most_waiting = 0
         """The most that ever waited."""
         self._waiting: deque[Event] = deque()
+        self._waiting_bytes = 0
         self._is_withheld = is_whole
         self._listener: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
@@ -92,15 +115,24 @@ class Events:
         """How many `take` would return."""
         return 0 if self._is_withheld else len(self._waiting)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether there is room for another piece, whatever its size."""
+        return self._is_withheld or (len(self._waiting) < self.most and self._waiting_bytes < self.most_bytes)
+
     async def wait_for_room(self) -> None:
-        """Returns when the listener has left room for another piece. For one writer."""
-        while len(self) >= self.most:
-            self._writer = asyncio.get_running_loop().create_future()
+        """Returns when the listener has left room for another piece. Each of a request's sequences may
+        wait."""
+        while not self.has_room:
+            if self._writer is None or self._writer.done():
+                self._writer = asyncio.get_running_loop().create_future()
             await self._writer
 
     def put(self, event: Event) -> None:
         """Adds an event; wakes the listener now or with the last one."""
         self._waiting.append(event)
+        if isinstance(event, SequenceOutput):
+            self._waiting_bytes += event.num_bytes
         if self._is_withheld:
             if not isinstance(event, Closed):
                 return
@@ -114,7 +146,10 @@ class Events:
             self._listener = asyncio.get_running_loop().create_future()
             await self._listener
         _wake(self._writer)
-        return self._waiting.popleft()
+        event = self._waiting.popleft()
+        if isinstance(event, SequenceOutput):
+            self._waiting_bytes -= event.num_bytes
+        return event
 
     def take(self) -> list[Event]:
         """All events that are available now."""
@@ -123,6 +158,7 @@ class Events:
         _wake(self._writer)
         found = list(self._waiting)
         self._waiting.clear()
+        self._waiting_bytes = 0
         return found
 
 
@@ -161,6 +197,14 @@ class Run:
     predicted_tokens_to_hold: int = 1
     """Of each sequence, the quantile that is reserved."""
     stop_cause: str | None = None
+    trace: RequestTrace | None = None
+    """None: it came without one, and no traces are kept here."""
+    kept_for: KeepCause | None = None
+    """Why its trace is kept, once it has ended; None: it is not."""
+    redemption: Redemption | None = None
+    """The verdict on its quote, once it has ended; None: it had none."""
+    settled_s: float | None = None
+    """When its settlement was durable, or waited for no longer."""
     expires_s: float | None = None
     """When it leaves the queue without a turn, on the gateway's clock, if its client said so; a tier's own
     limit may be earlier."""
@@ -178,6 +222,8 @@ class Run:
     moves: list[TierMove] = field(default_factory=list)
     accounts: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while its hold changes with its tier, and for good once it is settled."""
+    withdrawn_because: str = ""
+    """Why its key is refused now, as the directory names it; empty: it is not."""
     interrupted: asyncio.Future[RequestOutcome] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -187,6 +233,18 @@ class Run:
         self.call = call
         self.uses = uses_of(call)
         self.estimate = None
+
+    @property
+    def read_s(self) -> float:
+        """From its first byte until it had been read and understood."""
+        first_s = self.call.first_byte_s
+        return 0.0 if first_s is None else max(0.0, self.times.arrived_s - first_s)
+
+    @property
+    def before_line_s(self) -> float:
+        """From its first byte until it was queued, without the wait for its tenant's limits."""
+        in_line_s = self.times.arrived_s if self.in_line_s is None else self.in_line_s
+        return max(0.0, self.read_s + in_line_s - self.times.arrived_s - self.limited_s)
 
     @property
     def status(self) -> str:
@@ -212,7 +270,7 @@ class Run:
         """Waits until the listener has room for more. False: it is too slow, or gone."""
         if self.interrupted.done():
             return False
-        if len(self.events) < self.events.most:
+        if self.events.has_room:
             return True
         waiting = asyncio.create_task(self.events.wait_for_room())
         racing: set[asyncio.Future[Any]] = {waiting, self.interrupted}

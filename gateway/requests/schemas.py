@@ -10,30 +10,95 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from gateway import errors
+from gateway.requests.passed_fields import PassedFields
+from gateway.upstream.openai.server_kinds import REFUSED_FIELDS
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class ContentPart(msgspec.Struct):
-    """One part of a message; only `text` parts can be taken."""
+class Range(NamedTuple):
+    """Bounds of a number, inclusive unless `is_above`: greater than `lowest`. None: no upper bound."""
+
+    lowest: float
+    highest: float | None
+    is_above: bool = False
+
+
+RANGES = {
+    "temperature": Range(0, 2),
+    "top_p": Range(0, 1),
+    "top_k": Range(-1, None),
+    "min_p": Range(0, 1),
+    "repetition_penalty": Range(0, 10, is_above=True),
+    "presence_penalty": Range(-2, 2),
+    "frequency_penalty": Range(-2, 2),
+    "logit_bias": Range(-100, 100),
+}
+"""Of sampling parameters; of `logit_bias` each value's."""
+
+
+class ImageUrl(msgspec.Struct, forbid_unknown_fields=True):
+    """An image: a data URL or an address."""
+
+    url: str
+    detail: str | None = None
+
+
+class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
+    """One part of a message: `text`, or `image_url` where the model takes images."""
 
     type: str
     text: str | None = None
+    image_url: ImageUrl | str | None = None
+    """A text is the URL itself, as vLLM takes it, too."""
+    # Known to OpenAI, of parts that cannot be taken.
+    refusal: Any = None
+    input_audio: Any = None
+    file: Any = None
 
 
-class ChatMessage(msgspec.Struct):
+class ToolFunction(msgspec.Struct, forbid_unknown_fields=True):
+    """What an assistant called: a function and its arguments, a JSON object as text."""
+
+    name: str
+    arguments: str
+    parsed_arguments: Any = None
+    """What an SDK made of them, and sends back; not used."""
+
+
+class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
+    """One call in an assistant's message; only functions can be taken."""
+
+    id: str
+    function: ToolFunction
+    type: str = "function"
+    index: int | None = None
+    """Of a call that came as a stream, in SDKs that send it back; not used."""
+
+
+class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     """One message of a conversation."""
 
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    # What answers have and SDKs send back with them. Other servers get it: their template decides.
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    parsed: Any = None
+    """Not used."""
+    # Known to OpenAI; refused when they say something.
+    audio: Any = None
+    function_call: Any = None
 
 
 class StreamOptions(msgspec.Struct):
@@ -43,13 +108,7 @@ class StreamOptions(msgspec.Struct):
     include_obfuscation: bool | None = None
 
 
-class ResponseFormat(msgspec.Struct):
-    """Only `text` can be taken."""
-
-    type: str
-
-
-class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Sampling(PassedFields, kw_only=True, forbid_unknown_fields=True):
     """Fields that both kinds of completion share."""
 
     model: str
@@ -95,18 +154,27 @@ class ChatCompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     store: bool | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    # Passed to servers that take them.
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    # Known to OpenAI; refused when they ask for more than plain text.
-    response_format: ResponseFormat | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
+    reasoning_effort: str | float | None = None
+    verbosity: str | None = None
+    # Of vLLM, SGLang and llama.cpp (`passed_fields.CHAT_FIELDS`), likewise.
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    documents: list[dict[str, str]] | None = None
+    include_reasoning: bool | None = None
+    reasoning_format: str | None = None
+    separate_reasoning: bool | None = None
+    stream_reasoning: bool | None = None
+    # Known to OpenAI; refused when they ask for something.
     functions: list[Any] | None = None
     function_call: Any = None
     modalities: list[str] | None = None
     audio: Any = None
     prediction: Any = None
-    reasoning_effort: str | None = None
-    verbosity: str | None = None
     web_search_options: Any = None
 
     @property
@@ -168,6 +236,8 @@ class PolicyChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
 _MISSING_FIELD = re.compile(r"Object missing required field `(?P<name>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
 _AT_PATH = re.compile(r"^(?P<what>.*?) - at `(?P<path>[^`]*)`$", re.DOTALL)
+MAX_EXPLAINED_BYTES = 64 * 1024
+"""A larger body is not read once more, by slower means, to say what is wrong with it."""
 _DECODERS: dict[type[msgspec.Struct], msgspec.json.Decoder[Any]] = {}
 
 
@@ -195,6 +265,9 @@ def _parameter(path: str) -> str:
 def _explain(message: str) -> errors.ApiError:
     if found := _UNKNOWN_FIELD.search(message):
         prefix = _parameter(found["path"] or "")
+        if not prefix and (why := REFUSED_FIELDS.get(found["name"])) is not None:
+            name = found["name"]
+            return errors.unsupported_parameter(name, f"'{name}' is not taken: {why}. Leave it out.")
         return errors.unknown_parameter(f"{prefix}.{found['name']}" if prefix else found["name"])
     if found := _MISSING_FIELD.search(message):
         prefix = _parameter(found["path"] or "")
@@ -210,6 +283,8 @@ def _explain(message: str) -> errors.ApiError:
 
 def _explain_broken(body: bytes, message: str) -> errors.ApiError:
     """Names the field that holds NaN or Infinity, which Python's json writes and JSON does not have."""
+    if len(body) > MAX_EXPLAINED_BYTES or not (b"NaN" in body or b"Infinity" in body):
+        return errors.broken_json(message)
 
     def constant(name: str) -> float:
         return float(name.replace("Infinity", "inf"))

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from litestar import Request, Response
+from litestar.types import ASGIApp, Receive, Scope, Send
 
+from gateway.domain.tiers import SERVICE_TIERS, tier_named
+from gateway.fair_threads import INLINE_BYTES
+from gateway.http.asgi import headers_of
 from gateway.http.authentication import principal_of
 from gateway.http.request_body import read_json_body
+from gateway.requests.inputs.large_bodies import LargeBody
+from gateway.requests.schemas import decode
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
 
 T = TypeVar("T")
-LARGE_BODY_BYTES = 32 * 1024
-"""A larger body is parsed and tokenised in a thread, so that it does not stall other requests' streams."""
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 def gateway_of(request: Request[Any, Any, Any]) -> Gateway:
@@ -32,11 +38,62 @@ async def body_of(request: Request[Any, Any, Any]) -> bytes:
     return await read_json_body(request, config.max_body_bytes, config.body_timeout_s)
 
 
-async def in_thread_if_large(body: bytes, work: Callable[[], T]) -> T:
-    """The result of `work`, which reads `body`."""
-    if len(body) > LARGE_BODY_BYTES:
-        return await asyncio.to_thread(work)
-    return work()
+@contextlib.asynccontextmanager
+async def large_body_of(request: Request[Any, Any, Any]) -> AsyncIterator[bytes]:
+    """The body, as large as any model that the key may use takes it (`ModelPool.body_limit`); its memory is
+    counted until the context ends. Raises `ApiError`."""
+    gateway, principal = gateway_of(request), principal_of(request)
+    config = gateway.deps.config
+    most_bytes = gateway.largest_body(principal.models)
+    reserved = LargeBody(gateway.large_bodies, principal.tenant_id, config.max_body_bytes)
+    try:
+        yield await read_json_body(request, most_bytes, config.body_timeout_s, reserved.grow)
+    finally:
+        reserved.close()
+
+
+def then_closing(answer: ASGIApp, stack: contextlib.AsyncExitStack) -> ASGIApp:
+    """The answer; once it is sent, or has failed, what `stack` holds is closed."""
+
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+        async with stack:
+            await answer(scope, receive, send)
+
+    return answered
+
+
+async def off_the_loop(request: Request[Any, Any, Any], body: bytes, work: Callable[[], T]) -> T:
+    """The result of `work`, which reads `body`: in a thread unless it is small, so that it does not stall
+    other requests' streams. Raises `TooManyWaiting`."""
+    if len(body) <= INLINE_BYTES:
+        return work()
+    return await gateway_of(request).deps.threads.run(principal_of(request).tenant_id, work)
+
+
+async def asked(request: Request[Any, Any, Any], into: type[S]) -> S:
+    """The decoded body. Raises `ApiError`."""
+    return decode(await body_of(request), into)
+
+
+async def asked_or_not(request: Request[Any, Any, Any], into: type[S]) -> S:
+    """The decoded body; without one, what is so by default. Raises `ApiError`."""
+    headers = headers_of(request.scope)
+    has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+    return await asked(request, into) if has_body else into()
+
+
+def note_asked(request: Request[Any, Any, Any], model: str, service_tier: str) -> None:
+    """Notes what the body asks for, in case that it is refused; `service_tier` empty: no tier."""
+    request.scope["state"]["asked"] = model, service_tier
+
+
+def asked_of(request: Request[Any, Any, Any]) -> tuple[str, str]:
+    """Model and tier that a request asks for, allowed or not; empty: none yet, or there is no such tier."""
+    state = request.scope["state"]
+    model, service_tier = state.get("asked", ("", ""))
+    if service_tier not in SERVICE_TIERS:
+        return model, ""
+    return model, tier_named(service_tier, principal_of(request).default_tier).value
 
 
 def may_use(request: Request[Any, Any, Any], model: str) -> bool:

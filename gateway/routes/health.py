@@ -9,18 +9,20 @@ from typing import Any
 from litestar import Request, Response, get
 
 from gateway.budget.holds import Holds
-from gateway.metrics.registry import CONTENT_TYPE
+from gateway.gateway import Gateway
+from gateway.http.asgi import headers_of
 from gateway.routes.context import gateway_of, json_response
-from tenants.errors import DatabaseUnavailable
+from tenants.errors import DatabaseUnavailable, NotWritten
 from tenants.quota.store import QuotaStoreRecovering, QuotaStoreUnavailable
 
 CHECK_TIMEOUT_S = 2.5
 """A little longer than Redis's own timeout, whose error says more."""
 REBUILDING = "its counters are being rebuilt"
+SUPERSEDED = "superseded: another process runs under this gateway's id; give each its own data directory"
 LOCAL = "local: it cannot be reached, a slice of each limit is given out without it"
 
 
-@get("/healthz", summary="The process is up")
+@get(["/healthz", "/health"], summary="The process is up")
 async def healthz() -> Response[bytes]:
     return json_response({"status": "ok"})
 
@@ -28,8 +30,10 @@ async def healthz() -> Response[bytes]:
 @get(
     "/readyz",
     summary="Everything that serving needs is there",
-    description="503 with the checks that fail: database, quota store, engine. A quota store that is away"
-    " does not fail while slices of the limits are given out without it; its check then begins with `local`.",
+    description="503 with the checks that fail: database (it answers, and stored what was last written),"
+    " quota store, engine (also while another process runs under this gateway's id). A quota store that is"
+    " away does not fail while slices of the limits are given out without it; its check then begins with"
+    " `local`.",
     opt={"answers": {503: "Something is missing."}, "plain": 503},
 )
 async def readyz(request: Request[Any, Any, Any]) -> Response[bytes]:
@@ -37,7 +41,7 @@ async def readyz(request: Request[Any, Any, Any]) -> Response[bytes]:
     database, quota_store = await asyncio.gather(
         _check(gateway.deps.database.ping()), _check_quota_store(gateway.holds)
     )
-    engine = "ok" if gateway.has_engine else "no engine is ready"
+    engine = _check_engine(gateway)
     checks = {"database": database, "quota_store": quota_store, "engine": engine}
     ready = all(answer in ("ok", LOCAL) for answer in checks.values())
     return json_response(
@@ -45,18 +49,23 @@ async def readyz(request: Request[Any, Any, Any]) -> Response[bytes]:
     )
 
 
-@get("/metrics", opt={"media_type": "text/plain"}, summary="Prometheus metrics")
+@get(
+    "/metrics",
+    opt={"media_type": "text/plain"},
+    summary="Prometheus metrics",
+    description="In Prometheus's text format, or in OpenMetrics where the Accept header asks for it.",
+)
 async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
     gateway = gateway_of(request)
-    pools = list(gateway.pools.values())
-    text = gateway.metrics.render(
-        [sum(tier) for tier in zip(*(each.flow.queued_by_tier() for each in pools), strict=True)],
-        sum(each.flow.num_in_flight for each in pools),
-        gateway.holds.pending,
-        gateway.holds.is_local,
-        [(each.replica_id, each.is_up, each.snapshot) for pool in pools for each in pool.spec.upstreams],
-    )
-    return Response(text, media_type=CONTENT_TYPE)
+    text, content_type = gateway.metrics.render(headers_of(request.scope).get("accept", ""))
+    return Response(text, headers={"content-type": content_type})
+
+
+def _check_engine(gateway: Gateway) -> str:
+    # Also where other servers do the work: two processes with one id would settle each other's requests.
+    if any(each.describe().get("refusal_code") == "superseded" for each in gateway.deps.upstreams):
+        return SUPERSEDED
+    return "ok" if gateway.has_engine else "no engine is ready"
 
 
 async def _check_quota_store(holds: Holds) -> str:
@@ -75,6 +84,8 @@ async def _check(ping: Awaitable[None]) -> str:
         return f"no answer within {CHECK_TIMEOUT_S:g} s"
     except QuotaStoreRecovering:
         return REBUILDING
+    except NotWritten as error:
+        return f"cannot be written: {error.reason}"
     except (DatabaseUnavailable, QuotaStoreUnavailable):
         return "cannot be reached"
     return "ok"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace as with_fields
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from litestar import Request, Response, get, post
 from litestar.params import FromPath
@@ -13,22 +15,35 @@ from litestar.types import ASGIApp
 from msgspec.structs import replace
 
 from gateway import errors
+from gateway.budget.holds import BudgetDenied
 from gateway.cluster import idempotency_keys
 from gateway.dispatch.admission import COST_HEADER, WAIT_HEADER
 from gateway.domain.call import Call, Chained, ServedModel
-from gateway.domain.ids import trace_context
 from gateway.domain.quote_token import MAX_TOKEN_CHARACTERS
 from gateway.domain.tiers import tier_of
+from gateway.error_mapping import budget_denied
+from gateway.fair_threads import INLINE_BYTES
 from gateway.http import estimate_bounds, request_timeout
-from gateway.http.asgi import begin, headers_of
+from gateway.http.asgi import FIRST_BYTE, TRACE, begin, headers_of
 from gateway.http.authentication import principal_of
 from gateway.http.completion_response import CompletionResponse
 from gateway.http.idempotent_response import IdempotentResponse
 from gateway.quotes import quotes
 from gateway.requests import queue_progress
-from gateway.requests.parse import RequestContext, parse_chat, parse_text
-from gateway.requests.schemas import ChatCompletionRequest, CompletionRequest, Sampling, decode
-from gateway.routes.context import body_of, gateway_of, in_thread_if_large, json_response, may_use
+from gateway.requests.inputs import images
+from gateway.requests.parse import FromEndUser, RequestContext, end_user_of, parse_chat, parse_text
+from gateway.requests.schemas import ChatCompletionRequest, CompletionRequest, decode
+from gateway.response_headers import contract_headers
+from gateway.routes.context import (
+    body_of,
+    gateway_of,
+    json_response,
+    large_body_of,
+    may_use,
+    note_asked,
+    off_the_loop,
+    then_closing,
+)
 from tenants.directory.idempotency import MAX_KEY_CHARACTERS
 
 MODEL_CREATED = int(time.time())
@@ -91,10 +106,14 @@ COMPLETES: dict[str, Any] = {
     "estimate made on arrival and what really happened.",
 )
 async def chat_completions(request: Request[Any, Any, Any]) -> ASGIApp:
-    body = await body_of(request)
-    asked = await in_thread_if_large(body, lambda: decode(body, ChatCompletionRequest))
-    call = await _understood(request, asked, body, lambda context: parse_chat(asked, context))
-    return await _answer(request, call, body)
+    async with contextlib.AsyncExitStack() as stack:
+        body = await stack.enter_async_context(large_body_of(request))
+        asked = await off_the_loop(request, body, lambda: decode(body, ChatCompletionRequest))
+        image_bytes = images.image_bytes(asked.messages)
+        call = await understood(
+            request, asked, body, lambda context: parse_chat(asked, context), image_bytes=image_bytes
+        )
+        return then_closing(await answer(request, call, body), stack.pop_all())
 
 
 @post(
@@ -106,16 +125,16 @@ async def chat_completions(request: Request[Any, Any, Any]) -> ASGIApp:
 )
 async def completions(request: Request[Any, Any, Any]) -> ASGIApp:
     body = await body_of(request)
-    asked = await in_thread_if_large(body, lambda: decode(body, CompletionRequest))
-    call = await _understood(request, asked, body, lambda context: parse_text(asked, context))
-    return await _answer(request, call, body)
+    asked = await off_the_loop(request, body, lambda: decode(body, CompletionRequest))
+    call = await understood(request, asked, body, lambda context: parse_text(asked, context))
+    return await answer(request, call, body)
 
 
 @get("/v1/models", opt={"scope": "inference"}, summary="List the models that this key may use")
 async def models(request: Request[Any, Any, Any]) -> Response[bytes]:
     gateway = gateway_of(request)
     shown = [
-        _model_object(name, context_tokens)
+        _model_object(name, context_tokens, gateway.capabilities(name))
         for name in gateway.catalogue.names()
         if may_use(request, name) and (context_tokens := gateway.context_tokens(name)) is not None
     ]
@@ -133,22 +152,54 @@ async def model(request: Request[Any, Any, Any], model_id: FromPath[str]) -> Res
     context_tokens = gateway.context_tokens(name)
     if context_tokens is None:
         raise errors.engine_unavailable()
-    return json_response(_model_object(name, context_tokens))
+    return json_response(_model_object(name, context_tokens, gateway.capabilities(name)))
 
 
-async def _understood(
-    request: Request[Any, Any, Any], asked: Sampling, body: bytes, parse: Callable[[RequestContext], Call]
+class AskedBody(FromEndUser, Protocol):
+    """What is read of a body before its model is known."""
+
+    model: str
+    service_tier: str | None
+
+
+async def understood(
+    request: Request[Any, Any, Any],
+    asked: AskedBody,
+    body: bytes,
+    parse: Callable[[RequestContext], Call],
+    *,
+    least_output_tokens: int = 1,
+    image_bytes: int = 0,
 ) -> Call:
     """The call, for the model that is asked for, or the first of its chain that it fits. Raises `ApiError`,
-    `NoEngineAvailable`, `NoneTook`."""
-    gateway = gateway_of(request)
+    `NoEngineAvailable`, `NoneTook`, `TooManyWaiting`, `DatabaseUnavailable`."""
+    gateway, headers = gateway_of(request), headers_of(request.scope)
+    note_asked(request, asked.model, asked.service_tier or "auto")
+    # What is answered from memory needs no budget, and a quote may decide the tier.
+    is_looked_at = len(body) > INLINE_BYTES and QUOTE not in headers
+    if is_looked_at and (key := headers.get(IDEMPOTENCY)) is not None:
+        is_looked_at = not await gateway.idempotency.is_known(principal_of(request).key_id, key)
 
     async def parsed(model: ServedModel) -> Call:
-        return await in_thread_if_large(body, lambda: parse(_context(request, model)))
+        gateway.require_body(model.pool, len(body), image_bytes)
+        context = _context(request, model)
+        if is_looked_at and may_use(request, asked.model):
+            lifecycle = gateway.pools[model.pool].lifecycle
+            tier = tier_of(asked.service_tier, context.principal)
+            require = await lifecycle.budget_check(
+                context.principal, model.name, tier, end_user_of(asked), least_output_tokens
+            )
+            context = with_fields(context, require_budget=require)
+        return await off_the_loop(request, body, lambda: parse(context))
 
     chain = gateway.catalogue.chain(asked.model)
     if chain is None:
-        return await parsed(gateway.served(asked.model, begin(request.scope)))
+        try:
+            return await parsed(gateway.served(asked.model, begin(request.scope)))
+        except BudgetDenied as refused:
+            principal, error = principal_of(request), budget_denied(refused.denied)
+            error.headers.update(contract_headers(principal, tier_of(asked.service_tier, principal)))
+            raise error from None
     if not may_use(request, asked.model):
         raise errors.model_not_found(asked.model)
 
@@ -156,7 +207,7 @@ async def _understood(
         call = await parsed(model)
         return replace(call, chained=Chained(walk.fallback, walk.prices, walk.onward))
 
-    quote = headers_of(request.scope).get(QUOTE)
+    quote = headers.get(QUOTE)
     walk = gateway.walk(
         asked.model,
         chain,
@@ -168,7 +219,9 @@ async def _understood(
     return await walk.first()
 
 
-async def _answer(request: Request[Any, Any, Any], call: Call, body: bytes) -> ASGIApp:
+async def answer(request: Request[Any, Any, Any], call: Call, body: bytes) -> ASGIApp:
+    """The response that runs the call, or repeats its answer. Raises `ApiError`, `NoEngineAvailable`,
+    `NoneTook`."""
     gateway, headers = gateway_of(request), headers_of(request.scope)
     key, quote = headers.get(IDEMPOTENCY), headers.get(QUOTE)
     if key is not None:
@@ -186,22 +239,24 @@ def _context(request: Request[Any, Any, Any], model: ServedModel) -> RequestCont
         renderer=gateway.pools[model.pool].spec.renderer,
         config=deps.config,
         created=int(deps.wall_clock()),
-        trace_context=trace_context(headers.get("traceparent")),
+        trace=request.scope["state"].get(TRACE),
         timeout_s=request_timeout.timeout_s(headers.get(DEADLINE), headers.get(SDK_DEADLINE)),
         progress=queue_progress.wants_progress(headers.get(PROGRESS)),
         max_wait_s=estimate_bounds.max_wait_s(headers.get(MAX_WAIT)),
         max_cost_nanousd=estimate_bounds.max_cost_nanousd(headers.get(MAX_COST)),
         names_timeout=DEADLINE in headers,
+        first_byte_s=request.scope["state"].get(FIRST_BYTE),
     )
 
 
-def _model_object(name: str, context_tokens: int) -> dict[str, Any]:
+def _model_object(name: str, context_tokens: int, capabilities: Sequence[str]) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
         "created": MODEL_CREATED,
         "owned_by": "fairgate",
         "context_tokens": context_tokens,
+        "capabilities": capabilities,
     }
 
 

@@ -1,6 +1,6 @@
 """The OpenAPI document, and a documentation page that needs no network.
 
-The framework's own pages load a renderer from a CDN; this page is plain HTML of the document.
+The page is plain HTML of the document.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from litestar import Litestar, Request, Response, get
+from litestar import Litestar, MediaType, Request, Response, get
 from litestar.openapi.config import OpenAPIConfig
-from litestar.openapi.plugins import OpenAPIRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme, Tag
 
+from gateway.routes import openapi_fields
 from gateway.routes.context import gateway_of, json_response
 
 API_VERSION = "1"
@@ -43,22 +43,12 @@ async def openapi_json(request: Request[Any, Any, Any]) -> Response[bytes]:
     return json_response(document(request.app, request.app.openapi_schema.to_schema()))
 
 
-class DocsPage(OpenAPIRenderPlugin):
+@get("/docs", include_in_schema=False)
+async def docs(request: Request[Any, Any, Any]) -> Response[bytes]:
     """One self-contained page: routes, their parameters, and a command to try."""
-
-    def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
-        """The page."""
-        model = gateway_of(request).deps.model_name
-        base = str(request.base_url).rstrip("/")
-        return page(document(request.app, openapi_schema), base, model).encode()
-
-
-class DocsJson(OpenAPIRenderPlugin):
-    """The document below `/docs`, where the framework's tools look for it."""
-
-    def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
-        """The document."""
-        return msgspec.json.encode(document(request.app, openapi_schema))
+    found = document(request.app, request.app.openapi_schema.to_schema())
+    text = page(found, str(request.base_url).rstrip("/"), gateway_of(request).deps.model_name)
+    return Response(text.encode(), media_type=MediaType.HTML)
 
 
 def openapi_config() -> OpenAPIConfig:
@@ -69,11 +59,10 @@ def openapi_config() -> OpenAPIConfig:
         version=API_VERSION,
         summary="OpenAI-compatible inference, shared by contract.",
         description="Token budgets, fair queueing, estimates and accounts in front of one engine pool.",
-        path="/docs",
         components=Components(security_schemes={"key": bearer}),
         security=[{"key": []}],
         tags=[Tag("inference"), Tag("operation"), Tag("admin")],
-        render_plugins=[DocsPage(path="/"), DocsJson(path="/openapi.json", media_type="application/json")],  # type: ignore[arg-type]
+        render_plugins=[],  # its pages load a renderer from a CDN
     )
 
 
@@ -82,6 +71,8 @@ def document(app: Litestar, schema: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(msgspec.json.encode(schema))
     components = found.setdefault("components", {}).setdefault("schemas", {})
     bodies: set[type[msgspec.Struct]] = set()
+    for path in found["paths"].values():
+        path.pop("head", None)  # as GET, without a body
     for route in app.routes:
         for handler in getattr(route, "route_handlers", ()):
             for method in handler.http_methods:
@@ -91,17 +82,24 @@ def document(app: Litestar, schema: dict[str, Any]) -> dict[str, Any]:
                     bodies |= {handler.opt["body"]} if "body" in handler.opt else set()
     structs = sorted(bodies, key=lambda struct: struct.__name__)
     components.update(msgspec.json.schema_components(structs, ref_template=_REFERENCE)[1])
+    openapi_fields.complete(components)
     components["Error"] = _ERROR
     return found
 
 
 def describe(operation: dict[str, Any], opt: Mapping[str, Any]) -> None:
-    """Completes one operation from its route's `opt`: `scope` of the key, `body`, `headers`, other `answers`
-    by status (`plain`: the one that is no error), `streams`, and `media_type`."""
+    """Completes one operation from its route's `opt`: `scope` of the key, `body` (`body_is_optional`),
+    `headers`, bounds of its `parameters`, other `answers` by status (`plain`: the one that is no error),
+    `streams`, `media_type`."""
     body = opt.get("body")
     if body is not None:
         reference = {"$ref": _REFERENCE.format(name=body.__name__)}
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": reference}}}
+        operation["requestBody"] = {
+            "required": not opt.get("body_is_optional", False),
+            "content": {"application/json": {"schema": reference}},
+        }
+    for parameter in operation.get("parameters", []):
+        openapi_fields.narrow(parameter["schema"], opt.get("parameters", {}).get(parameter["name"], {}))
     for name, (what, schema) in opt.get("headers", {}).items():
         operation.setdefault("parameters", []).append(
             {"name": name, "in": "header", "required": False, "description": what, "schema": schema}
@@ -161,6 +159,7 @@ _ERROR = {
                 "type": {"type": "string"},
                 "param": {"type": ["string", "null"]},
                 "code": {"type": "string"},
+                "current": {"description": "With 412: the object as it is now; null: there is none."},
             },
         },
         "fairgate": {
@@ -253,4 +252,4 @@ table {{ border-collapse: collapse; }} td {{ padding: .15rem 1rem .15rem 0; vert
 </body></html>
 """
 
-HANDLERS = [root, openapi_json]
+HANDLERS = [root, openapi_json, docs]

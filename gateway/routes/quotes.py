@@ -9,17 +9,26 @@ from typing import Any
 from litestar import Request, Response, post
 
 from gateway import errors
-from gateway.dispatch.dispatcher import NoEngineAvailable
 from gateway.domain.call import ServedModel
 from gateway.domain.tiers import tier_of
 from gateway.http.asgi import begin
 from gateway.http.authentication import principal_of
 from gateway.quotes.offered import offered
 from gateway.quotes.quotes import Wanted
-from gateway.requests.parse import Renderer, chat_messages, context_left_of
-from gateway.requests.prompt import PromptRefused
+from gateway.requests.fields.servers import require_servers
+from gateway.requests.inputs import images
+from gateway.requests.parse import (
+    DEFAULT_TEXT_TOKENS,
+    Renderer,
+    chat_messages,
+    chat_prompt,
+    context_left_of,
+    fits_context,
+    text_prompt,
+)
 from gateway.requests.schemas import QuoteRequest, decode
-from gateway.routes.context import body_of, gateway_of, in_thread_if_large, json_response, may_use
+from gateway.routes.context import gateway_of, json_response, large_body_of, may_use, note_asked, off_the_loop
+from gateway.upstream.capabilities import Capability
 from tenants.types import Tier
 
 
@@ -42,13 +51,18 @@ from tenants.types import Tier
     "served in that tier at these prices, and is credited where we do not keep the p90.",
 )
 async def quotes(request: Request[Any, Any, Any]) -> Response[bytes]:
+    async with large_body_of(request) as body:
+        return await _quoted(request, body)
+
+
+async def _quoted(request: Request[Any, Any, Any], body: bytes) -> Response[bytes]:
     gateway = gateway_of(request)
-    body = await body_of(request)
     principal = principal_of(request)
     if not gateway.estimates.is_enabled:
         raise errors.estimates_off("it has nothing to quote", None)
-    gateway.take_quote(principal.key_id)
-    asked = await in_thread_if_large(body, lambda: decode(body, QuoteRequest))
+    gateway.take_quote(principal.tenant_id)
+    asked = await off_the_loop(request, body, lambda: decode(body, QuoteRequest))
+    note_asked(request, asked.model, asked.service_tier or "")
     if not may_use(request, asked.model):
         raise errors.model_not_found(asked.model)
     if asked.service_tier is None:
@@ -56,10 +70,16 @@ async def quotes(request: Request[Any, Any, Any]) -> Response[bytes]:
     else:
         tiers = [tier_of(asked.service_tier, principal)]
 
+    image_bytes = images.image_bytes(asked.messages or ())
+
     async def sized(served: ServedModel) -> _Sized:
+        gateway.require_body(served.pool, len(body), image_bytes)
         renderer, config = gateway.pools[served.pool].spec.renderer, gateway.deps.config
-        prompt = await in_thread_if_large(body, lambda: _prompt(request, asked, renderer, served))
-        return _Sized(served, prompt, *_sizes(asked, served, len(prompt), config.max_choices))
+        prompt = await off_the_loop(request, body, lambda: _prompt(request, asked, renderer, served))
+        is_estimated = served.is_estimated or image_bytes > 0
+        return _Sized(
+            served, prompt, *_sizes(asked, served, len(prompt), config.max_choices, is_estimated=is_estimated)
+        )
 
     chain, fallback = gateway.catalogue.chain(asked.model), None
     if chain is None:
@@ -69,7 +89,7 @@ async def quotes(request: Request[Any, Any, Any]) -> Response[bytes]:
         walk = gateway.walk(asked.model, chain, tiers, sized)
         found = await walk.first()
         if not gateway.pools[found.served.pool].has_engine:
-            found = await walk.onward(NoEngineAvailable())
+            found = await walk.onward(gateway.pools[found.served.pool].dispatcher.no_engine())
         fallback = walk.fallback
     served, prompt, choices, max_tokens = found.served, found.prompt, found.choices, found.max_tokens
     pool = gateway.pools[served.pool]
@@ -106,12 +126,15 @@ class _Sized:
     max_tokens: int
 
 
-def _sizes(asked: QuoteRequest, served: ServedModel, prompt_tokens: int, max_choices: int) -> tuple[int, int]:
+def _sizes(
+    asked: QuoteRequest, served: ServedModel, prompt_tokens: int, max_choices: int, *, is_estimated: bool
+) -> tuple[int, int]:
     """Choices and `max_tokens`. Raises `ApiError`."""
-    context_left = context_left_of(served, prompt_tokens)
+    context_left = context_left_of(served.context_tokens, prompt_tokens, is_estimated=is_estimated)
     if context_left < 1:
         raise errors.context_too_long(served.context_tokens, prompt_tokens, None, "prompt_tokens")
-    max_tokens = context_left if asked.max_tokens is None else asked.max_tokens
+    longest = context_left if asked.prompt is None else min(context_left, DEFAULT_TEXT_TOKENS)
+    max_tokens = longest if asked.max_tokens is None else asked.max_tokens
     choices = 1 if asked.n is None else asked.n
     if not 1 <= choices <= max_choices:
         raise errors.bad_request(f"Invalid 'n': {choices} must be at least 1 and at most {max_choices}.", "n")
@@ -133,20 +156,23 @@ def _prompt(
             given[0] if given else "messages",
         )
     deps = gateway_of(request).deps
+    needs: dict[str, str] = {}
+    if (field := images.first_image(asked.messages or ())) is not None:
+        needs[Capability.IMAGES] = field
+    require_servers(served, needs | {Capability.TEXT: "model"})
     if asked.prompt_tokens is not None:
         if asked.prompt_tokens < 1:
             raise errors.bad_request(
                 f"Invalid 'prompt_tokens': {asked.prompt_tokens} is less than 1.", "prompt_tokens"
             )
-        if context_left_of(served, asked.prompt_tokens) < 1:
+        left = context_left_of(served.context_tokens, asked.prompt_tokens, is_estimated=served.is_estimated)
+        if left < 1:
             raise errors.context_too_long(served.context_tokens, asked.prompt_tokens, None, "prompt_tokens")
         return range(asked.prompt_tokens)
     if asked.messages is not None:
-        try:
-            return renderer.chat_tokens(chat_messages(asked.messages, deps.config))
-        except PromptRefused as refused:
-            raise errors.bad_request(f"Invalid 'messages': {refused}.", "messages") from None
-    return renderer.text_tokens(asked.prompt or "") or [0]
+        messages = chat_messages(asked.messages, deps.config, served)
+        return chat_prompt(renderer, messages, served, fits_context(served, "messages"))
+    return text_prompt(renderer, asked.prompt or "", fits_context(served, "prompt")) or [0]
 
 
 HANDLERS = [quotes]

@@ -2,7 +2,7 @@
 
 A tenant sees only its own requests. Ended requests are answered from the ledger, so cancelling twice, or too
 late, is no error. With Redis, actions on another gateway's requests are passed on to it
-(`gateway/pools/peer_requests.py`). The operators' routes (`admin_requests.py`) share the functions below.
+(`gateway/pools/peer_requests.py`). The operators' routes (`admin/requests.py`) share the functions below.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from litestar.params import FromPath
 from gateway import errors
 from gateway.domain.ids import request_id_of
 from gateway.domain.tiers import tier_of
+from gateway.errors import ApiError
 from gateway.explain.explanation import explained
 from gateway.http.authentication import principal_of
 from gateway.pools.request_actions import (
@@ -32,8 +33,7 @@ from gateway.pools.request_actions import (
     owner,
 )
 from gateway.requests.schemas import TierChangeBody
-from gateway.routes.admin_common import asked
-from gateway.routes.context import gateway_of, json_response
+from gateway.routes.context import asked, gateway_of, json_response
 from tenants.ledger.rows import LedgerRow
 
 OWN: dict[str, Any] = {"scope": "inference"}
@@ -68,9 +68,11 @@ async def list_requests(request: Request[Any, Any, Any]) -> Response[bytes]:
     "/v1/requests/{request_id:str}",
     opt=OWN | ELSEWHERE,
     summary="Show a request: how it stands, or how it ended, and why it took so long",
-    description="Of one that has ended: `explanation` in sentences, `waits` in seconds by cause, the"
-    " `timeline` they were read off, and the targets that it missed, each with its cause. Timelines are kept"
-    " for a while.",
+    description="Of one that was refused before it held anything: `refusal`, with the limit, what was wanted"
+    " and available, as far as it was kept (`GET /v1/refusals`). Of one that waits or runs: `lined_up`, the"
+    " tokens that were ahead of it when it got in line. Of one that has ended: `explanation` in"
+    " sentences, `waits` in seconds by cause, the `timeline` they were read off, and the targets that it"
+    " missed, each with its cause. Timelines are kept for a while.",
 )
 async def show_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
     return json_response(
@@ -120,33 +122,51 @@ def about(
 
 async def listed_requests(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
     """What matches here and at the other gateways."""
-    gateway = gateway_of(request)
-    shown: list[dict[str, Any]] = list((await gateway.request_actions.act(ask)).value)
-    missing = 0
-    if gateway.deps.peer_requests is not None:
-        try:
-            peers = await gateway.deps.peer_requests.ask(ask, wants_all=True)
-            missing = peers.missing
-        except Unreachable:
-            peers, missing = PeerAnswers(), 1  # the number of gateways is unknown
-        for each in peers.answers:
-            shown += each.value
-        shown.sort(key=lambda item: -item["elapsed_s"])
+    found = await gateway_of(request).fleet.live_requests(ask)
     return {
         "object": "list",
-        "data": shown[:MAX_LISTED],
-        "has_more": len(shown) > MAX_LISTED,
-        "gateways_missing": missing,
+        "data": found.data,
+        "has_more": found.has_more,
+        "gateways_missing": found.gateways_missing,
     }
 
 
 async def shown_request(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
     """Its state; of an ended request also its explanation."""
-    shown = await acted(request, ask)
+    try:
+        shown = await acted(request, ask)
+    except ApiError:
+        # Also where another gateway does not answer: what was refused runs at none.
+        if (refused := await _refused(request, ask)) is None:
+            raise
+        return refused
     if shown["status"] != "ended":
         return shown
     gateway = gateway_of(request)
     return shown | await explained(gateway.timelines.find, gateway.deps.admin, ask.request_id)
+
+
+async def _refused(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any] | None:
+    """A request that was refused before it held anything, as its tenant or an operator sees it. Raises
+    `DatabaseUnavailable`."""
+    if not _may_be_an_id(ask.request_id):
+        return None
+    found = await gateway_of(request).refusals.find(ask.request_id)
+    if found is None or ask.tenant_id not in (None, found.tenant_id):
+        return None
+    shown = found.as_json() if ask.tenant_id is None else found.for_tenant().as_json()
+    names = ("at", "code", "limit_id", "of_platform", "wanted", "available", "retry_after_s")
+    whose = ("tenant_id", "key_id") if ask.tenant_id is None else ()
+    return {
+        "id": found.request_id,
+        "object": "request",
+        "status": "refused",
+        "outcome": "refused",
+        "tier": shown["tier"],
+        "model": shown["model"],
+        "refusal": {name: shown[name] for name in names},
+        **{name: shown[name] for name in whose},
+    }
 
 
 async def acted(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
@@ -176,7 +196,7 @@ async def found_running(request: Request[Any, Any, Any], ask: RequestAction) -> 
     answered = await gateway.request_actions.act(ask)
     if answered.is_found:
         return answered
-    rows = await _rows(request, ask)
+    rows = await rows_of(request, ask)
     if gateway.deps.peer_requests is None or any(row.kind == "settle" for row in rows):
         return None
     try:
@@ -190,7 +210,7 @@ async def found_running(request: Request[Any, Any, Any], ask: RequestAction) -> 
 
 async def ended(request: Request[Any, Any, Any], ask: RequestAction) -> list[LedgerRow]:
     """The rows of a request that no reachable gateway runs, its settlement among them. Raises `ApiError`."""
-    rows = await _rows(request, ask)
+    rows = await rows_of(request, ask)
     if not rows:
         raise errors.request_not_found(ask.request_id, of_any_tenant=ask.tenant_id is None)
     if not any(row.kind == "settle" for row in rows):
@@ -198,14 +218,18 @@ async def ended(request: Request[Any, Any, Any], ask: RequestAction) -> list[Led
     return rows
 
 
-async def _rows(request: Request[Any, Any, Any], ask: RequestAction) -> list[LedgerRow]:
+async def rows_of(request: Request[Any, Any, Any], ask: RequestAction) -> list[LedgerRow]:
     """Its ledger rows. Raises `DatabaseUnavailable`."""
     request_id = ask.request_id
-    # PostgreSQL takes no NUL; our ids are letters, digits and dashes.
-    if len(request_id) > MAX_ID_CHARACTERS or not request_id.isascii() or not request_id.isprintable():
+    if not _may_be_an_id(request_id):
         return []
     found = await gateway_of(request).deps.ledger.find(request_id)
     return [row for row in found if ask.tenant_id in (None, row.tenant_id)]
+
+
+def _may_be_an_id(text: str) -> bool:
+    # PostgreSQL takes no NUL; our ids are letters, digits and dashes.
+    return len(text) <= MAX_ID_CHARACTERS and text.isascii() and text.isprintable()
 
 
 def settled_of(rows: Sequence[LedgerRow]) -> LedgerRow:
@@ -218,7 +242,10 @@ def ended_request(rows: Sequence[LedgerRow]) -> dict[str, Any]:
     row = settled_of(rows)
     # Said by the reservation, so also where the gateway died before it settled.
     fallback = next((each.detail["fallback"] for each in rows if "fallback" in each.detail), None)
-    return ({} if fallback is None else {"fallback": fallback}) | {
+    further = {} if fallback is None else {"fallback": fallback}
+    if incomplete := row.detail.get("incomplete"):
+        further["incomplete"] = incomplete
+    return further | {
         "id": row.request_id,
         "object": "request",
         "status": "ended",

@@ -7,6 +7,7 @@ speaks OpenAI's API.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from enum import StrEnum
 from typing import Any, Protocol
 
 import msgspec
@@ -21,7 +22,9 @@ from engine.messages import (
     Snapshot,
     Submit,
     TenantShare,
+    TokenLogprob,
 )
+from gateway.upstream.capabilities import Capabilities
 
 
 class UpstreamLost(Exception):
@@ -50,6 +53,15 @@ class UpstreamUnavailable(Exception):
     """The upstream does not serve now; nothing was sent."""
 
 
+class CapabilityLost(UpstreamUnavailable):
+    """No server that serves now can do what the request needs; nothing was sent. `need` as in
+    `Capabilities`."""
+
+    def __init__(self, need: str) -> None:
+        super().__init__(f"no server that serves now takes {need}")
+        self.need = need
+
+
 class SequenceRefused(Exception):
     """The upstream will never run this sequence. `code` is stable, `message` is fit for people."""
 
@@ -64,6 +76,15 @@ class ReaderTooSlow(Exception):
     the outcome."""
 
 
+class RequestTask(StrEnum):
+    """What a request asks of a server."""
+
+    COMPLETE = "complete"
+    """Text, as a chat or a text completion."""
+    EMBED = "embeddings"
+    RERANK = "rerank"
+
+
 class Wording(msgspec.Struct, frozen=True):
     """A sequence as its client put it, for servers that render and tokenise themselves."""
 
@@ -75,6 +96,42 @@ class Wording(msgspec.Struct, frozen=True):
     more. None: all of `max_tokens`."""
     is_streamed: bool = True
     """The client reads its tokens as they come; False: only the whole answer is of use."""
+    fields: Mapping[str, Any] = {}
+    """Request fields that are passed to the server as they are: tools, response format, fields of its own."""
+    needs: frozenset[str] = frozenset()
+    """What the request needs of a server, see `Capabilities`."""
+    is_uncountable: bool = False
+    """The gateway cannot count this prompt exactly (images, tools): it is held with a margin, and the
+    server's usage decides, up to what is held."""
+    task: RequestTask = RequestTask.COMPLETE
+    """Other tasks have all that the client sent in `fields`."""
+    trace_headers: Mapping[str, str] = {}
+    """Of the W3C trace context, checked; empty: the request is of no trace."""
+
+
+Part = Mapping[str, Any]
+"""A piece of an answer that is not plain text, as one delta object of OpenAI's chat stream: `tool_calls`,
+`function_call`, `reasoning_content` or `reasoning`, `refusal`, `annotations`."""
+
+
+class CountedDelta(Delta, frozen=True, omit_defaults=True):
+    """A delta of a sequence that another server runs."""
+
+    parts: tuple[Part, ...] = ()
+    """In the order in which they came. They stand before `text`."""
+
+
+class ServerLogprob(TokenLogprob, frozen=True, array_like=True):
+    """A token's log probability as another server tells it in a chat."""
+
+    shown: Mapping[str, Any] = {}
+    """The server's own entry, for the client: its tokens may be pieces of characters, which only its bytes
+    tell."""
+
+
+def parts_of(delta: Delta) -> tuple[Part, ...]:
+    """What a delta has beside text; nothing where our own engine sent it."""
+    return delta.parts if isinstance(delta, CountedDelta) else ()
 
 
 class CountedOutcome(SequenceOutcome, frozen=True, omit_defaults=True):
@@ -87,6 +144,17 @@ class CountedOutcome(SequenceOutcome, frozen=True, omit_defaults=True):
     uncertain_tokens: int = 0
     """Upper bound of further tokens that were generated unseen: the answer was to come whole, and was given
     up. They are not charged."""
+    finish_word: str = ""
+    """The server's own finish reason where it says more than `finish`: `tool_calls`, `function_call`,
+    `content_filter`, `repetition`."""
+    choice_fields: Mapping[str, Any] = {}
+    """Further fields of the choice that the server sent with its end, such as `stop_reason`."""
+    fingerprint: str = ""
+    """The server's `system_fingerprint`."""
+    reasoning_tokens: int = 0
+    """Emitted tokens that were reasoning, as the server says."""
+    incomplete: str = ""
+    """What was cut in the middle: `tool_calls`, `json` (an answer that was to be JSON) or nothing (empty)."""
 
 
 def basis_of(outcomes: Sequence[SequenceOutcome]) -> str:
@@ -101,6 +169,17 @@ def uncertain_tokens(outcomes: Sequence[SequenceOutcome]) -> int:
     return sum(each.uncertain_tokens for each in outcomes if isinstance(each, CountedOutcome))
 
 
+def reasoning_tokens(outcomes: Sequence[SequenceOutcome]) -> int:
+    """A request's tokens that were reasoning, as other servers say."""
+    return sum(each.reasoning_tokens for each in outcomes if isinstance(each, CountedOutcome))
+
+
+def incomplete(outcomes: Sequence[SequenceOutcome]) -> str:
+    """What of a request's answers was cut in the middle; empty: nothing."""
+    found = {each.incomplete for each in outcomes if isinstance(each, CountedOutcome)}
+    return next((what for what in ("tool_calls", "json") if what in found), "")
+
+
 def served_by(upstream: Upstream | None, outcomes: Sequence[SequenceOutcome]) -> str | None:
     """The replica that ran a request which was sent to `upstream`, and may have been moved from there."""
     moved = next((each.replica_id for each in outcomes if isinstance(each, CountedOutcome)), "")
@@ -113,7 +192,7 @@ OnService = Callable[[Mapping[str, TenantShare]], None]
 
 def engine_life(ready: Ready | None) -> str:
     """Name of one life of an engine, as it announced itself: after a restart it has another."""
-    return "" if ready is None else f"{ready.engine_id}/{ready.pid}"
+    return "" if ready is None else f"{ready.engine_id}/{ready.life or ready.pid}"
 
 
 class Upstream(Protocol):
@@ -125,7 +204,17 @@ class Upstream(Protocol):
     def replica_id(self) -> str: ...
 
     @property
+    def address(self) -> str:
+        """Unique among all servers: two gateways that name it may call it by other names."""
+        ...
+
+    @property
     def is_up(self) -> bool: ...
+
+    @property
+    def is_drained(self) -> bool:
+        """Taken out of rotation by an operator: it gets no new sequence, and what runs there goes on."""
+        ...
 
     @property
     def ready(self) -> Ready | None:
@@ -138,12 +227,23 @@ class Upstream(Protocol):
     @property
     def snapshot(self) -> Snapshot | None: ...
 
+    @property
+    def running_requests(self) -> int:
+        """Requests of this gateway that it counts itself, because some come from replicas that did not begin
+        them, past the dispatcher; 0: none does."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do beyond plain text, as last known."""
+        ...
+
     def describe(self) -> dict[str, Any]:
         """For the status page: name, kind, and why it is not used."""
         ...
 
     def watch(self, on_change: Callable[[], None]) -> None:
-        """Calls back when the upstream comes up or is lost."""
+        """Calls back when the upstream comes up or is lost, is drained or resumed."""
         ...
 
     def listen(self, on_service: OnService) -> None:
@@ -168,8 +268,9 @@ class Upstream(Protocol):
         """Stops within one step; the outcome still comes through `run`. Harmless if it has ended."""
         ...
 
-    def acknowledge(self, sequence_ids: Sequence[str]) -> None:
-        """The outcomes are settled and durable. Harmless to repeat, and when the upstream is gone."""
+    def acknowledge(self, sequence_ids: Sequence[str], *, is_traced: bool = False) -> None:
+        """The outcomes are settled and durable. Harmless to repeat, and when the upstream is gone.
+        `is_traced`: their trace is kept; an upstream that makes spans makes them now."""
         ...
 
     async def wait_until_up(self, timeout_s: float) -> bool:
@@ -192,6 +293,10 @@ class Upstream(Protocol):
         own."""
         ...
 
+    def set_drained(self, is_drained: bool) -> None:
+        """Takes it out of rotation, or back. The upstream itself is not told: what runs there goes on."""
+        ...
+
     async def explain(self, steps: int = 0) -> Explained:
         """The policy in force, the last scheduling decisions and the tokens of the last `steps` steps. Raises
         `UpstreamLost`."""
@@ -201,3 +306,8 @@ class Upstream(Protocol):
         """Everything unaccounted for of this gateway; `adopt` adds what dead gateways left. Raises
         `UpstreamLost`."""
         ...
+
+
+def takes_turns(upstream: Upstream) -> bool:
+    """Whether new sequences may be sent to it: it serves, and is not drained."""
+    return upstream.is_up and not upstream.is_drained

@@ -29,6 +29,9 @@ class Candidate(Protocol):
     @property
     def is_up(self) -> bool: ...
 
+    @property
+    def is_drained(self) -> bool: ...
+
 
 Replica = TypeVar("Replica", bound=Candidate)
 
@@ -39,7 +42,7 @@ def next_replica(tried: Sequence[Replica], others: Sequence[Replica], error: Exc
     if len(tried) >= MOST_ATTEMPTS:
         return None
     for other in others:
-        if other.is_up and other not in tried:
+        if other.is_up and not other.is_drained and other not in tried:
             return other
     last = tried[-1]
     is_worth_it = isinstance(error, NotBegun) and error.code in AGAIN

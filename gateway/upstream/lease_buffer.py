@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.messages import TokenLogprob
+from gateway.upstream.base import Part
 
 
 @dataclass(slots=True)
@@ -23,16 +24,35 @@ class BufferedChunk:
     logprobs: Sequence[TokenLogprob] = ()
     size: int = 0
     """Bytes that it came in: roughly its memory."""
+    parts: tuple[Part, ...] = ()
+    """What is not plain text; it stands before `text`."""
 
 
 def joined(pieces: Sequence[BufferedChunk]) -> BufferedChunk:
-    """All of them joined into one."""
+    """All of them joined into one. None but the last may have text before others' parts (`runs`)."""
     return BufferedChunk(
         sum(piece.tokens for piece in pieces),
         "".join([piece.text for piece in pieces]),
         [each for piece in pieces for each in piece.logprobs],
         sum(piece.size for piece in pieces),
+        tuple(part for piece in pieces for part in piece.parts),
     )
+
+
+def runs(pieces: Sequence[BufferedChunk]) -> list[BufferedChunk]:
+    """As few as keep the order: in one chunk text stands after parts."""
+    found: list[BufferedChunk] = []
+    run: list[BufferedChunk] = []
+    has_text = False
+    for piece in pieces:
+        if piece.parts and has_text:
+            found.append(joined(run))
+            run, has_text = [], False
+        run.append(piece)
+        has_text = has_text or bool(piece.text)
+    if run:
+        found.append(run[0] if len(run) == 1 else joined(run))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

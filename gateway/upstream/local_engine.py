@@ -17,6 +17,7 @@ from gateway.upstream.base import (
     UpstreamUnavailable,
     Wording,
 )
+from gateway.upstream.capabilities import PLAIN_TEXT, Capabilities
 
 log = logging.getLogger("fairgate.gateway.upstream")
 
@@ -31,6 +32,7 @@ class LocalEngine:
         self._client = client
         self._model_id = model_id
         self._refused: str | None = None
+        self.is_drained = False
         self._watchers: list[Callable[[], None]] = []
         client.on_ready = self._chain(client.on_ready, self._look_at_model)
         client.on_lost = self._chain(client.on_lost)
@@ -60,15 +62,25 @@ class LocalEngine:
     def snapshot(self) -> Snapshot | None:
         return self._client.snapshot
 
+    @property
+    def running_requests(self) -> int:
+        return 0
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return PLAIN_TEXT
+
     def describe(self) -> dict[str, Any]:
-        ready, snapshot = self._client.ready, self._client.snapshot
+        ready, snapshot, refusal = self._client.ready, self._client.snapshot, self._client.refusal
         return {
             "replica_id": self._replica_id,
             "kind": "engine",
             "url": self._client.address,
             "model": ready.model.model_id if ready is not None else None,
             "is_up": self.is_up,
-            "refusal": self._refused or "",
+            "is_drained": self.is_drained,
+            "refusal": self._refused or (refusal.message if refusal is not None else ""),
+            "refusal_code": "model" if self._refused else (refusal.code if refusal is not None else ""),
             "window": ready.max_sequences if ready is not None else 0,
             "running": len(snapshot.running) if snapshot is not None else 0,
         }
@@ -95,8 +107,8 @@ class LocalEngine:
     def cancel(self, sequence_id: str, cause: str) -> None:
         self._client.cancel(sequence_id, cause)
 
-    def acknowledge(self, sequence_ids: Sequence[str]) -> None:
-        self._client.acknowledge(sequence_ids)
+    def acknowledge(self, sequence_ids: Sequence[str], *, is_traced: bool = False) -> None:
+        self._client.acknowledge(sequence_ids, is_traced=is_traced)
 
     async def wait_until_up(self, timeout_s: float) -> bool:
         try:
@@ -116,6 +128,12 @@ class LocalEngine:
 
     def set_brakes(self, shares: Mapping[int, float]) -> None:
         self._client.set_brakes(shares)
+
+    def set_drained(self, is_drained: bool) -> None:
+        if is_drained != self.is_drained:
+            self.is_drained = is_drained
+            for watcher in self._watchers:
+                watcher()
 
     async def explain(self, steps: int = 0) -> Explained:
         try:

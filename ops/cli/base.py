@@ -1,7 +1,8 @@
 """Parts that all commands share: common options, answers as text or JSON, errors and exit codes.
 
-Exit code 0: done; 1: failed; 2: wrong usage or settings. Answers go to stdout, errors to
-stderr. Nothing here imports the engine, the gateway or torch, so that `fairgate --help` is quick.
+Exit code 0: done; 1: failed; 2: wrong usage or settings; 3: done, but not confirmed by every gateway yet.
+Answers go to stdout, errors to stderr. Nothing here imports the engine, the gateway or torch, so that
+`fairgate --help` is quick.
 """
 
 from __future__ import annotations
@@ -9,16 +10,24 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ops.settings.settings import BadSetting, Settings, load
 
+if TYPE_CHECKING:
+    from ops.pages.charts import Chart
+    from ops.reporting import Part
+
 FLAGS_KEY = "fairgate.flags"
 JSON_KEY = "fairgate.json"
+HTML_KEY = "fairgate.html"
+LATE_KEY = "fairgate.late"
+UNCONFIRMED = 3
+"""Exit code of a change that some gateway has not confirmed."""
 
 
 class Failure(click.ClickException):
@@ -76,6 +85,32 @@ def json_option() -> click.Parameter:
     )
 
 
+def _remember_page(ctx: click.Context, param: click.Parameter, value: Path | None) -> None:
+    if value is None:
+        return
+    if not value.absolute().parent.is_dir():
+        raise click.UsageError(f"there is no directory for {str(value)!r}")
+    ctx.meta[HTML_KEY] = value
+
+
+def html_option() -> click.Option:
+    """The option `--html`: the answer as a page, too."""
+    return click.Option(
+        ["--html"],
+        metavar="FILE",
+        type=click.Path(path_type=Path, dir_okay=False),
+        expose_value=False,
+        callback=_remember_page,
+        help="Also write it as a page that stands alone: charts, tables, all figures.",
+    )
+
+
+def page_file() -> Path | None:
+    """The file of `--html`."""
+    found: Path | None = click.get_current_context().meta.get(HTML_KEY)
+    return found
+
+
 class Command(click.Command):
     """A command with the common options, and `--json` unless it has its own."""
 
@@ -86,6 +121,14 @@ class Command(click.Command):
         if "--json" not in taken:
             extra.append(json_option())
         self.params = [*self.params, *extra]
+
+
+class PageCommand(Command):
+    """A command that has `--html` as well."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params = [*self.params, html_option()]
 
 
 class Group(click.Group):
@@ -135,11 +178,37 @@ def settings_now(extra: Mapping[str, object] | None = None) -> Settings:
         raise click.UsageError(str(error)) from None
 
 
-def answer(value: Any, text: Callable[[], None] | str) -> None:
-    """Prints `value` as JSON with `--json`, else the text."""
+def answer(value: Any, text: Callable[[], None] | str, charts: Sequence[Chart] = ()) -> None:
+    """Prints `value` as JSON with `--json`, else the text; with `--html` both go into a page, below the
+    charts. Where gateways have not confirmed the change, it says which (`not_in_force_on`), and the exit code
+    is `UNCONFIRMED`."""
+    context = click.get_current_context()
+    if (path := page_file()) is not None:
+        write_page(path, value, text, charts)
+    late: list[str] = context.meta.get(LATE_KEY, [])
     if wants_json():
-        click.echo(json.dumps(value, indent=2, default=str))
+        shown = {**value, "not_in_force_on": late} if late else value
+        click.echo(json.dumps(shown, indent=2, default=str))
     elif isinstance(text, str):
         click.echo(text)
     else:
         text()
+    if late:
+        names = ", ".join(late)
+        click.echo(f"not in force yet at these gateways, which have not confirmed it: {names}", err=True)
+        context.exit(UNCONFIRMED)
+
+
+def write_page(
+    path: Path, value: Any, text: Callable[[], None] | str, charts: Sequence[Chart] = (), title: str = ""
+) -> None:
+    """Writes an answer as a page. Raises `Failure` where the file cannot be written."""
+    from ops.pages.page import ReportPage, html
+    from ops.reporting import recorded
+
+    parts: list[Part] = recorded(text) if callable(text) else [text]
+    page = ReportPage(title or click.get_current_context().command_path, parts, charts, exact=value)
+    try:
+        path.write_text(html(page), encoding="utf-8")
+    except OSError as error:
+        raise Failure(f"{error.filename}: cannot be written ({error.strerror})") from None

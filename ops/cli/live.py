@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ops.cli.base import Failure, settings_now
+import click
+
+from ops.cli.base import LATE_KEY, Failure, settings_now
 
 if TYPE_CHECKING:
     from ops.serving.datadir import ServerFile
@@ -21,9 +23,13 @@ COMMANDS = {
     "DELETE /v1/requests/{id}": "`fairgate request cancel`",
     "GET /v1/models": "`fairgate model list`",
     "POST /v1/quotes": "`fairgate quote`",
+    "POST /admin/v1/ledger/verify": "`fairgate ledger verify`",
     "GET /docs": "`fairgate --help`",
 }
 """A route that messages of the API name, and the command that does the same."""
+
+NOT_IN_FORCE = "not_in_force_on"
+"""Of an answer: gateways that have not confirmed the change; `answer` tells of them."""
 
 
 def running_server() -> ServerFile | None:
@@ -57,7 +63,7 @@ def call(
     try:
         response = httpx.request(
             method,
-            f"{server.url}/admin/v1{path}",
+            f"{server.url_of_admin}/admin/v1{path}",
             params={name: value for name, value in (query or {}).items() if value is not None},
             headers={"authorization": f"Bearer {server.control_token}"},
             json=body,
@@ -65,11 +71,14 @@ def call(
         )
         answered: dict[str, Any] = response.json()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise Failure(f"the server at {server.url} does not answer: {error}") from None
+        raise Failure(f"the server at {server.url_of_admin} does not answer: {error}") from None
     except ValueError:
-        raise Failure(f"{server.url} answered without JSON: is this a Fairgate server?") from None
+        raise Failure(f"{server.url_of_admin} answered without JSON: is this a Fairgate server?") from None
     if response.is_error:
         raise Failure(in_commands(str(answered["error"]["message"])))
+    context = click.get_current_context(silent=True)
+    if context is not None and (late := answered.pop(NOT_IN_FORCE, None)):
+        context.meta[LATE_KEY] = late
     return answered
 
 

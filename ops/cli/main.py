@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import metadata
 
 import click
@@ -21,9 +22,19 @@ COMMANDS = {
     for path in (
         *("run.serve", "run.demo", "run.engine", "run.db"),
         *("inspect.top", "admin.tenant", "admin.project", "admin.key", "admin.limit", "admin.slo"),
-        *("admin.brake", "inspect.request", "inspect.quote", "inspect.audit"),
-        *("admin.price", "admin.model", "inspect.ledger", "inspect.policy", "inspect.forecast"),
-        *("simulate.simulate", "simulate.whatif", "run.doctor"),
+        *("admin.person",),
+        *(
+            "admin.brake",
+            "inspect.request",
+            "inspect.refusal",
+            "inspect.flow",
+            "inspect.quote",
+            "inspect.audit",
+        ),
+        *("admin.price", "admin.model", "admin.upstream", "admin.usage", "admin.webhook"),
+        *("inspect.ledger", "inspect.policy", "inspect.forecast"),
+        *("config.export", "config.diff", "config.apply", "config.alerts"),
+        *("simulate.simulate", "simulate.whatif", "run.doctor", "run.plugin"),
     )
 } | {"bench": "ops.cli.bench.main:bench"}
 """In the order of `fairgate --help`."""
@@ -55,7 +66,8 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Console script `fairgate`."""
+    """Console script `fairgate`. What it writes (exports, databases, logs) is for its user only."""
+    os.umask(0o077)
     cli.main(prog_name="fairgate")
 
 

@@ -51,3 +51,7 @@ class PastInstant(click.ParamType[str]):
                 ctx,
             )
         return text
+
+
+SINCE = click.option("--from", "since", type=PastInstant(), help="From then on: an instant, or 24h, 7d ago.")
+UNTIL = click.option("--to", "until", type=PastInstant(), help="Before then: an instant, or 24h, 7d ago.")

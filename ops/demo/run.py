@@ -5,7 +5,7 @@ cast        27 tenants with weights, tiers and keys
 calibrate   measure the capacity of this machine in a few seconds of full load
 plan        compress the trace in time so that the load is a stated multiple of that
 replay      send it through HTTP, watch it live
-account     read the dispatch log to its end, verify the ledger, simulate FCFS
+account     read the dispatch log to its end, verify the ledger, its counters and usage, simulate FCFS
 report      as text and as JSON
 """
 
@@ -42,11 +42,13 @@ from ops.demo.replay import Board, PlannedRequest, replay
 from ops.demo.report import MIN_BACKLOG_S, DemoEvidence, Sample, build_report, verdict
 from ops.demo.simulate import PastRequest, simulate
 from ops.demo.stage import DemoTenants, set_limits, set_stage
-from ops.demo.summary import summary
+from ops.demo.summary import report_page, summary
 from ops.demo.trace import ReplayPlan, load_slice, plan
 from ops.demo.watch import DemoSampler
 from ops.sandbox.core_use import CoreUse, longest_waited_share, watch_core_use
+from ops.sandbox.page_check import page_sums
 from ops.sandbox.server import LocalServer, LogReader, ServerFailed, local_server
+from ops.sandbox.usage_check import usage_differences
 from ops.settings.settings import SHIPPED_MODEL
 from ops.simulate.machines.machines import profile_machine
 
@@ -77,6 +79,7 @@ class DemoOptions:
 
     once: bool = False
     json_file: Path | None = None
+    html_file: Path | None = None
     span_s: float = 75.0
     seed: int = 20
     port: int = 0
@@ -218,9 +221,16 @@ async def _play(
         found_turns = await turns.turns(server, client, stage.keys, stage.ids)
         await until_idle(client)
         watching_cores.cancel()
-        console.print("Verifying the ledger, simulating FCFS on the same arrivals …")
+        console.print("Verifying the ledger and the console's pages, simulating FCFS on the same arrivals …")
         verified = await client.post("/admin/v1/ledger/verify", timeout=120.0)
         verified.raise_for_status()
+        books = verified.json()
+        database_url = f"sqlite:///{server.data_dir / 'fairgate.db'}"
+        async with httpx.AsyncClient(base_url=server.url, timeout=client.timeout) as visitor:
+            pages = await page_sums(client, visitor, database_url)
+        wrong = [*await usage_differences(client, database_url), *pages.differences]
+        books |= {"ok": books["ok"] and not wrong, "problems": [*books["problems"], *wrong]}
+        books["pages"] = {"read": pages.pages, "differences": pages.differences}
         return await asyncio.to_thread(
             _account,
             options,
@@ -230,7 +240,7 @@ async def _play(
             watch,
             log,
             stage,
-            verified.json(),
+            books,
             found_turns,
             core_uses,
             duration_s,
@@ -359,6 +369,8 @@ async def _hand_over(options: DemoOptions, report: dict[str, Any], console: Cons
     console.print(summary(report))
     if report["failed"]:
         console.print("NOT as it must be: " + "; ".join(report["failed"]), style="bold red")
+    if options.html_file is not None:
+        await asyncio.to_thread(options.html_file.write_text, report_page(report), encoding="utf-8")
     if options.json_file is not None:
         text = json.dumps(report, indent=2) + "\n"
         if options.json_file == Path("-"):

@@ -95,6 +95,6 @@ async def _administer(data_dir: Path, act: Callable[[Admin], Awaitable[T]]) -> T
     settings = Settings(data_dir=data_dir)
     database = open_database(settings.resolved_database_url)
     try:
-        return await act(Admin(database, datadir.pepper(settings, create=False)))
+        return await act(Admin(database, datadir.pepper(settings)))
     finally:
         await database.close()

@@ -1,4 +1,4 @@
-"""The demo's report as tables on a terminal."""
+"""The demo's report: tables on a terminal, and a page that stands alone."""
 
 from __future__ import annotations
 
@@ -12,14 +12,45 @@ from rich.text import Text
 
 from ops.demo import turns
 from ops.demo.table import TIERS, percent, seconds
+from ops.pages.charts import Bar, BarChart, Chart
+from ops.pages.page import ReportPage, html
+from ops.reporting import table_part
 
 
 def summary(report: Mapping[str, Any]) -> Group:
     """The final report, as text and tables."""
-    return Group(*_summary_parts(report))
+    return Group(*summary_parts(report))
 
 
-def _summary_parts(report: Mapping[str, Any]) -> list[Table | Text]:
+def report_page(report: Mapping[str, Any]) -> str:
+    """The page."""
+    parts = [part.plain if hasattr(part, "plain") else table_part(part) for part in summary_parts(report)]
+    page = ReportPage("Fairgate demo: service, waits and the ledger", parts, _charts(report), exact=report)
+    if report.get("failed"):
+        page.warning = f"Not as it must be: {'; '.join(report['failed'])}"
+    return html(page)
+
+
+def _charts(report: Mapping[str, Any]) -> list[Chart]:
+    """Service over the fair share by tenant, and how many waits stayed under the told p90."""
+    shares = [
+        Bar(f"{row['tenant']}, {row['tier']}", row["share_of_ideal"], f"{row['share_of_ideal']:.2f}")
+        for row in report["tenants"]
+        if row["share_of_ideal"] is not None
+    ]
+    told = [
+        Bar(row["tier"], row["wait_s"]["under_told_p90"], f"{100 * row['wait_s']['under_told_p90']:.0f} %")
+        for row in report["tiers"]
+        if row["wait_s"]["under_told_p90"] is not None
+    ]
+    return [
+        BarChart("Service over the fair share", shares, 1.0),
+        BarChart("Waits under the told p90", told, 0.9),
+    ]
+
+
+def summary_parts(report: Mapping[str, Any]) -> list[Table | Text]:
+    """The paragraphs and tables of the report, in order."""
     parts: list[Table | Text] = []
     trace, requests = _of(report, "trace"), _of(report, "requests")
     capacity, audit = _of(report, "capacity"), _of(report, "audit")
@@ -74,9 +105,14 @@ def _summary_parts(report: Mapping[str, Any]) -> list[Table | Text]:
     refusals = _of(report, "refusals")
     causes = ", ".join(f"{code} {count}" for code, count in refusals.items()) or "none"
     ledger = _of(report, "ledger")
+    pages = ledger["pages"]
+    shown = "exact" if not pages["differences"] else "NOT exact"
     state = "exact" if ledger["exact"] else f"NOT exact: {ledger['problems']}"
     parts.append(
-        Text(f"Refusals: {causes}.\nLedger = counters: {state} ({ledger['settles']} settled requests).")
+        Text(
+            f"Refusals: {causes}.\nLedger = counters: {state} ({ledger['settles']} settled requests)."
+            f"\nPages of the console = ledger: {shown} over {pages['read']} pages."
+        )
     )
     return parts
 

@@ -69,7 +69,9 @@ async def local_server(
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
             env=_environment(),
-            start_new_session=True,
+            # Not a session: Linux gives sessions their turns first (autogroup), where one that is always busy
+            # was seen to keep another waiting for seconds.
+            process_group=0,
         )
     try:
         assert process.stdout is not None
@@ -89,7 +91,7 @@ async def local_server(
             docs_url=started["docs_url"],
             model=started["model"],
             data_dir=data_dir,
-            owner_key=started["owner_key"],
+            owner_key=_owner_key(started["owner_key_file"]),
             control_token=found.control_token,
             process=process,
         )
@@ -105,6 +107,10 @@ async def until(condition: Callable[[], Any], within_s: float) -> bool:
             return False
         await asyncio.sleep(POLL_S)
     return True
+
+
+def _owner_key(path: str | None) -> str | None:
+    return None if path is None else Path(path).read_text().strip()
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

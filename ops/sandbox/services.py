@@ -79,7 +79,7 @@ class Service:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
+                process_group=0,
                 env={"PATH": os.environ.get("PATH", ""), "LC_ALL": "C", "HOME": str(self.directory)},
             )
         deadline = time.monotonic() + START_DEADLINE_S

@@ -12,37 +12,50 @@ import json
 import logging
 import os
 import secrets
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from litestar import Litestar
 from msgspec.structs import asdict, replace
 
 from engine.client.client import EngineClient
+from engine.client.keys import KeysRefused, gateway_keys
 from engine.process.options import EngineOptions
 from engine.scheduling.batch_or_wait.table_file import BadTable
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import NeedsTable, UnknownPolicy, make_policy, with_table
+from engine.telemetry.sender import SpanTarget, TelemetryMissing, open_sender, require_extra
 from gateway.app import create_app
+from gateway.cluster import identity
 from gateway.config import GatewayConfig
 from gateway.deps import GatewayDeps
 from gateway.dispatch.queue_sharing import QueueSharing
+from gateway.fair_threads import FairThreads
 from gateway.flow.shared.mirror import require_shared
 from gateway.gateway import Gateway
 from gateway.pools.catalogue import Catalogue
 from gateway.pools.pool import PoolSpec
 from gateway.requests.prompt import PromptRenderer
+from gateway.tracing.decision import TraceRule
+from gateway.tracing.tracer import Tracer
 from gateway.upstream.local_engine import LocalEngine
 from gateway.upstream.openai.upstream import OpenAIUpstream
-from ops.serving import datadir
+from ops.serving import audit_key, datadir
 from ops.serving.supervisor import EngineSupervisor, SharedEngine, engine_address
 from ops.serving.upstream_pools import pools_of
+from ops.serving.whatif_runner import WhatIfRunner
 from ops.settings.settings import BadSetting, Settings
+from ops.settings.shown import shown_settings
+from ops.settings.telemetry import BadTelemetry, span_target, trace_ratio
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
+from tenants.audit.log import AuditLog
 from tenants.directory.directory import Directory
-from tenants.directory.keys import quote_secret
+from tenants.directory.gateways import GatewayRegistry, Instance
+from tenants.directory.keys import cache_secret, quote_secret
 from tenants.errors import Invalid
 from tenants.ledger.ledger import Ledger
 from tenants.quota.fallback import FallbackQuotaStore
@@ -71,9 +84,10 @@ class Running:
 
 
 def engine_options(settings: Settings) -> EngineOptions:
-    """How the engine of these settings is started."""
+    """How the engine of these settings is started. Raises `Invalid`."""
     settings = with_template(settings)
     group = asdict(settings.engine)
+    target = spans_to(settings)
     return EngineOptions(
         **group
         | {
@@ -85,7 +99,45 @@ def engine_options(settings: Settings) -> EngineOptions:
         data_dir=settings.data_dir,
         policy=settings.policy.name,
         policy_options=json.dumps(settings.policy.options.changed()),
+        otlp="" if target is None else target.endpoint,
+        spans_per_s=settings.telemetry.spans_per_s,
     )
+
+
+def spans_to(settings: Settings) -> SpanTarget | None:
+    """Where spans go; None: nowhere. Raises `Invalid` where a setting says so and that is impossible; because
+    of variables alone, which may be meant for other programs, nothing stops."""
+    try:
+        target = span_target(settings.telemetry, os.environ)
+        if target is not None:
+            require_extra()
+        return target
+    except (BadTelemetry, TelemetryMissing) as error:
+        _no_traces(settings, error)
+        return None
+
+
+def open_tracer(settings: Settings, gateway_id: str) -> Tracer | None:
+    """Keeps traces; None: they go nowhere. Raises `Invalid`."""
+    target = spans_to(settings)
+    if target is None:
+        return None
+    try:
+        is_given = "telemetry.trace_ratio" in settings.given
+        ratio = trace_ratio(settings.telemetry, os.environ, is_given=is_given)
+    except BadTelemetry as error:
+        _no_traces(settings, error)
+        return None
+    resource = {"service.instance.id": gateway_id}
+    if not os.environ.get("OTEL_SERVICE_NAME"):
+        resource["service.name"] = "fairgate"
+    return Tracer(TraceRule(ratio), open_sender(target, resource))
+
+
+def _no_traces(settings: Settings, why: Exception) -> None:
+    if settings.telemetry.otlp:
+        raise Invalid("telemetry.otlp", str(why)) from None
+    log.warning("no traces are kept: %s", why)
 
 
 def with_template(settings: Settings) -> Settings:
@@ -128,6 +180,10 @@ def gateway_config(settings: Settings) -> GatewayConfig:
         policy=settings.policy.name,
         policy_options=policy_options(settings),
         data_dir=settings.data_dir,
+        audit_checkpoint_rows=settings.audit.checkpoint_rows,
+        audit_checkpoint_s=settings.audit.checkpoint_s,
+        audit_ledger_s=settings.audit.ledger_s,
+        audit_verify_s=settings.audit.verify_s,
     )
 
 
@@ -217,11 +273,15 @@ class AbsentEngine:
 async def open_engine(
     settings: Settings, gateway_id: str, closing: contextlib.AsyncExitStack
 ) -> tuple[EngineSupervisor | SharedEngine, LocalEngine]:
-    """Our own engine: started, or shared with others."""
+    """Our own engine: started, or shared with others. Raises `Invalid` for a tcp address without keys."""
     options = engine_options(settings)
     if settings.engine.address:
         options = replace(options, address=settings.engine.address)
-    client = EngineClient(options.address, gateway_id)
+    try:
+        keys = gateway_keys(options.address, settings.data_dir)
+    except KeysRefused as error:
+        raise Invalid("engine.address", str(error)) from None
+    client = EngineClient(options.address, gateway_id, keys=keys)
     closing.push_async_callback(client.close)
     supervisor = SharedEngine(client) if settings.engine.address else EngineSupervisor(options, client)
     await supervisor.start()
@@ -246,12 +306,23 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
     async with contextlib.AsyncExitStack() as closing:
         database = open_database(settings.resolved_database_url)
         closing.push_async_callback(database.close)
-        admin = Admin(database, pepper, tier_multipliers=settings.tier_multipliers)
+        admin = Admin(
+            database,
+            pepper,
+            tier_multipliers=settings.tier_multipliers,
+            alert_misses=settings.gateway.alert_misses,
+            webhook_private=settings.gateway.webhook_private,
+        )
         await seed_prices(settings, admin)
         directory = Directory(database, pepper)
         await directory.start()
         closing.push_async_callback(directory.close)
         gateway_id = datadir.gateway_id(settings.data_dir)
+        instance = Instance(secrets.token_hex(8), datadir.runs_in(settings.data_dir))
+        # Before an engine or a queue hears of this process: to them it would be the other one.
+        await identity.claim(
+            GatewayRegistry(database), gateway_id, instance, settings.gateway.beat_s, clock=time.monotonic
+        )
         sharing = sharing_of(settings, gateway_id)
         quota_store = await open_quota_store(settings, closing, sharing)
         config = gateway_config(settings)
@@ -261,31 +332,65 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
         if settings.engine.serve:
             supervisor, engine = await open_engine(settings, gateway_id, closing)
             engines = (engine,)
-            own = PoolSpec(settings.served_model_name, engines, PromptRenderer(settings.model))
-        pools, servers = pools_of(settings.upstreams, os.environ, own)
+            own = PoolSpec(
+                settings.served_model_name,
+                engines,
+                PromptRenderer(settings.model, config.special_tokens_in_text),
+            )
+        threads = FairThreads(
+            config.prompt_threads,
+            max_waiting=config.max_queued,
+            max_waiting_per_tenant=config.max_queued_per_tenant,
+        )
+        closing.push_async_callback(threads.close)
+        pools, servers = pools_of(
+            settings.upstreams,
+            os.environ,
+            own,
+            threads=threads,
+            cache_secret=cache_secret(pepper),
+            special_tokens_in_text=config.special_tokens_in_text,
+            gateway_id=gateway_id,
+        )
+        plugged = tuple(server for server in servers if server.has_plugin)
         await open_upstreams(servers, closing)
         control_token = secrets.token_urlsafe(32)
+        tracer = open_tracer(settings, gateway_id)
+        if tracer is not None:
+            closing.push_async_callback(asyncio.to_thread, tracer.close)
+        what_if = WhatIfRunner(settings)
+        closing.push_async_callback(what_if.close)
         deps = GatewayDeps(
             config=config,
             gateway_id=gateway_id,
+            instance=instance,
             database=database,
             directory=directory,
             admin=admin,
             ledger=Ledger(database),
             quota_store=quota_store,
             prices=lambda: directory.prices,
-            upstreams=engines,
+            upstreams=(*engines, *plugged),
             renderer=pools[0].renderer,
             model_name=settings.served_model_name,
             pools=pools,
             aliases=settings.aliases,
             control_token=control_token,
             quote_secret=quote_secret(pepper),
+            audit_key=await audit_key.own(settings.data_dir, AuditLog(database)),
+            read_audit_key=partial(audit_key.read_again, settings.data_dir),
             rebuild_counters=not settings.redis_url,
             address=f"{settings.host}:{settings.port}",
-            engine_addresses=tuple(engine.address for engine in engines),
+            engine_addresses=(
+                *(engine.address for engine in engines),
+                *(server.address for server in plugged),
+            ),
             sharing=sharing,
             peer_requests=peer_requests_of(settings),
+            shown_settings=shown_settings(settings, with_template(settings)),
+            threads=threads,
+            what_if=what_if,
+            tracer=tracer,
         )
         app = create_app(deps)
         yield Running(settings, admin, directory, supervisor, app, app.state.gateway, control_token)

@@ -1,8 +1,8 @@
 """Files of the data directory, and their locks.
 
-Layout: `fairgate.db`, `pepper`, `gateway-id`, `serve.lock` (held by the gateway that runs on it),
-`run/server.json` (how the command line finds a running server), `engine-*` (the engine's own). The
-directory is readable by its owner only.
+Layout: `fairgate.db`, `pepper`, `audit-key` (`audit_key.py`), `gateway-id`, `serve.lock` (held by the gateway
+that runs on it), `run/server.json` (how the command line finds a running server), `owner-key` (where the
+first start could not show it), `engine-*` (the engine's own). The directory is readable by its owner only.
 """
 
 from __future__ import annotations
@@ -18,9 +18,16 @@ from pathlib import Path
 
 from ops.settings.settings import Settings
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
 
 class DataDirRefused(Exception):
     """The data directory cannot be used; the message says why and what to do."""
+
+
+PEPPER_FILE = "pepper"
+OWNER_KEY_FILE = "owner-key"
+SET_UP_LINK_FILE = "set-up-link"
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,13 @@ class ServerFile:
     pid: int
     control_token: str
     """Bearer with the admin scopes, valid while the server runs."""
+    admin_url: str = ""
+    """Of its admin listener; empty: it has none."""
+
+    @property
+    def url_of_admin(self) -> str:
+        """Where its admin API answers."""
+        return self.admin_url or self.url
 
 
 def ensure(data_dir: Path) -> None:
@@ -44,27 +58,17 @@ def ensure(data_dir: Path) -> None:
         raise DataDirRefused(f"data directory {data_dir} is not readable and writable by this user")
 
 
-def pepper(settings: Settings, *, create: bool) -> bytes:
-    """The secret that keys are hashed with: from the settings, else the file, made at the first start.
+def pepper(settings: Settings) -> bytes:
+    """The secret that keys are hashed with: from the settings, else the file; a new one where there is none.
 
-    A lost pepper makes every key invalid, so a file that is missing after the first start is
-    never replaced: `create` is for the first start only.
+    A new one is not written: `keep_pepper` does that once the database has no keys of another one.
+    Raises `DataDirRefused`.
     """
     if settings.pepper:
         return settings.pepper.encode()
-    path = settings.data_dir / "pepper"
-    if create and not path.exists():
-        partial = path.with_name(f"pepper.{secrets.token_hex(8)}")
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secrets.token_urlsafe(48) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(partial, path)  # atomic: the first process wins, and no reader sees half a pepper
-        except FileExistsError:
-            pass
-        finally:
-            partial.unlink()
+    path = settings.data_dir / PEPPER_FILE
+    if not path.exists():
+        return secrets.token_urlsafe(48).encode()
     try:
         text = path.read_text(encoding="ascii").strip()
     except OSError as error:
@@ -79,6 +83,53 @@ def pepper(settings: Settings, *, create: bool) -> bytes:
     return text.encode()
 
 
+def keep_pepper(settings: Settings, found: bytes) -> None:
+    """Writes a new pepper, for the owner only, before the first key is made with it; one that is there stays.
+
+    Raises `DataDirRefused` where another process has made one meanwhile.
+    """
+    path = settings.data_dir / PEPPER_FILE
+    if settings.pepper:
+        return
+    if not path.exists():
+        partial = private_file(path.with_name(f"{PEPPER_FILE}.{secrets.token_hex(8)}"), found.decode())
+        try:
+            os.link(partial, path)  # atomic: the first process wins, and no reader sees half a pepper
+        except FileExistsError:
+            pass
+        finally:
+            partial.unlink()
+    if pepper(settings) != found:
+        raise DataDirRefused(f"another process has just made the pepper {path}; try again")
+
+
+def write_owner_key(data_dir: Path, key: str) -> Path:
+    """Writes the owner's key into a file of its own, for the owner only; returns its path."""
+    path = data_dir / OWNER_KEY_FILE
+    path.unlink(missing_ok=True)
+    return private_file(path, key)
+
+
+def write_set_up_link(data_dir: Path, link: str) -> Path:
+    """As `write_owner_key`, of the link that makes the console's first owner; replaces an older one."""
+    forget_set_up_link(data_dir)
+    return private_file(data_dir / SET_UP_LINK_FILE, link)
+
+
+def forget_set_up_link(data_dir: Path) -> None:
+    """Removes the file of a link that does not work any more."""
+    (data_dir / SET_UP_LINK_FILE).unlink(missing_ok=True)
+
+
+def private_file(path: Path, line: str) -> Path:
+    """Writes a file with one line for the owner only. Raises `FileExistsError`."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(line + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return path
+
+
 def gateway_id(data_dir: Path) -> str:
     """The gateway's name, made at its first start; its reservations are recovered by it."""
     path = data_dir / "gateway-id"
@@ -91,6 +142,16 @@ def gateway_id(data_dir: Path) -> str:
     made = f"gw_{secrets.token_hex(6)}"
     path.write_text(made + "\n", encoding="ascii")
     return made
+
+
+def runs_in(data_dir: Path) -> str:
+    """This boot of this machine and this very directory, of which no copy has the same; empty: not known."""
+    try:
+        boot = BOOT_ID.read_text(encoding="ascii").strip()
+        found = data_dir.stat()
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return f"{boot}:{found.st_dev}:{found.st_ino}"
 
 
 @contextmanager
@@ -147,7 +208,12 @@ def read_server_file(data_dir: Path) -> ServerFile | None:
     """The server that says it runs on this directory; None where there is none."""
     try:
         found = json.loads((data_dir / "run" / "server.json").read_text(encoding="utf-8"))
-        return ServerFile(str(found["url"]), int(found["pid"]), str(found["control_token"]))
+        return ServerFile(
+            str(found["url"]),
+            int(found["pid"]),
+            str(found["control_token"]),
+            str(found.get("admin_url", "")),
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -5,32 +5,49 @@ Each check looks at one thing and returns a finding; none of them changes anythi
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
+import ipaddress
+import os
 import shutil
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 from sqlalchemy import text
 
 from engine.process.capacity import CapacityRefused, KvShape, MachineMemory, engine_sizes
 from engine.process.free_memory import free_memory_bytes
+from engine.telemetry.sender import TelemetryMissing, require_extra
+from gateway.cluster import identity
 from gateway.requests.prompt import PromptRenderer, TokenizerMissing
 from migrations import runner
-from ops.serving import datadir
+from ops.serving import audit_key, datadir
+from ops.serving.capability_words import can
 from ops.serving.hub_model import ModelMissing, with_local_model
-from ops.serving.serve import StartFailed, check_model, explain, missing_packages
+from ops.serving.listeners import StartFailed
+from ops.serving.plugin_findings import plugin_detail, plugin_faults
+from ops.serving.serve import check_model, explain, missing_packages
 from ops.settings.settings import Settings
+from ops.settings.telemetry import BadTelemetry, span_target
+from tenants.admin.admin import Admin
+from tenants.audit.log import AuditLog
+from tenants.directory.gateways import GatewayRegistry, IdentityTaken, Instance
 from tenants.errors import TenancyError
 from tenants.quota.store import QuotaStoreRecovering, QuotaStoreUnavailable
 from tenants.storage.database import open_database
 
 MAX_CLOCK_SKEW_S = 2.0
+CHECKPOINTS_LATE = 3
+LEAST_LATE_S = 30.0
+"""A checkpoint is late after so many of its intervals, and not before so many seconds."""
 MIN_FREE_BYTES = 512 * 2**20
+SYNCHRONISE = "synchronise the clock (for example: timedatectl set-ntp true)"
 EARLIEST = datetime(2026, 1, 1, tzinfo=UTC)
 """No clock that is right shows an earlier time."""
 
@@ -53,11 +70,16 @@ async def examine(settings: Settings) -> list[Finding]:
     checks: list[tuple[str, Callable[[Settings], Awaitable[Finding]]]] = [
         ("data directory", _data_dir),
         ("database", _database),
+        ("identity", _identity),
+        ("pepper", _pepper),
+        ("audit", _audit),
         ("redis", _redis),
         ("model", _model),
         ("engine", _engine),
         ("sizes", _sizes),
         ("speed", _speed),
+        ("other servers", _other_servers),
+        ("collector", _collector),
         ("clock", _clock),
     ]
     found = []
@@ -138,9 +160,129 @@ async def _database(settings: Settings) -> Finding:
         await database.close()
 
 
+async def _identity(settings: Settings) -> Finding:
+    """Whether another process serves under the id of this data directory's gateway."""
+    if not (settings.data_dir / "gateway-id").exists():
+        return Finding("identity", True, "none yet: the first start makes one")
+    gateway_id = datadir.gateway_id(settings.data_dir)
+    database = open_database(settings.resolved_database_url)
+    try:
+        await identity.claim(
+            GatewayRegistry(database),
+            gateway_id,
+            Instance(runs_in=datadir.runs_in(settings.data_dir)),
+            settings.gateway.beat_s,
+            clock=time.monotonic,
+        )
+    except IdentityTaken as error:
+        return Finding("identity", False, str(error), "stop one of the two, or delete one's file gateway-id")
+    except TenancyError:
+        return Finding("identity", True, f"{gateway_id}; whether it is its own is not known: no database")
+    finally:
+        await database.close()
+    return Finding("identity", True, f"{gateway_id}, of this data directory only")
+
+
+async def _pepper(settings: Settings) -> Finding:
+    path = settings.data_dir / datadir.PEPPER_FILE
+    where = "FAIRGATE_PEPPER" if settings.pepper else str(path)
+    if not settings.pepper and path.exists() and (mode := path.stat().st_mode & 0o777) & 0o077:
+        return Finding("pepper", False, f"{path} is open to others (mode {mode:o})", f"chmod 600 {path}")
+    try:
+        found = datadir.pepper(settings)
+    except datadir.DataDirRefused as error:
+        return Finding("pepper", False, str(error), "restore the file from a backup")
+    if not (await _database(settings)).ok:
+        return Finding("pepper", True, f"{where}; not compared: the database cannot be read")
+    database = open_database(settings.resolved_database_url)
+    try:
+        if await Admin(database, found).is_own_pepper():
+            is_there = settings.pepper or path.exists()
+            return Finding("pepper", True, where if is_there else "none yet: made with the first key")
+    finally:
+        await database.close()
+    is_missing = not (settings.pepper or path.exists())
+    made_with = f"need {path}, which is missing" if is_missing else "were made with another pepper"
+    return Finding(
+        "pepper",
+        False,
+        f"the API keys in the database {made_with}: none of them is accepted",
+        "restore the pepper of the data directory that made them, or give it as FAIRGATE_PEPPER",
+    )
+
+
+async def _audit(settings: Settings) -> Finding:
+    """Whether the key is kept from others, and the rows are signed in time."""
+    name, path = "audit", settings.data_dir / audit_key.AUDIT_KEY_FILE
+    if path.exists() and (mode := path.stat().st_mode & 0o777) & 0o077:
+        advice = f"chmod 600 {path}, and `fairgate audit key rotate`: others may have read it"
+        return Finding(name, False, f"{path} is open to others (mode {mode:o})", advice)
+    try:
+        own = audit_key.read(settings.data_dir)
+    except datadir.DataDirRefused as error:
+        return Finding(name, False, str(error), "restore the file from a backup")
+    if not (await _database(settings)).ok:
+        return Finding(name, True, "not looked at: the database cannot be read")
+    database = open_database(settings.resolved_database_url)
+    try:
+        log = AuditLog(database)
+        state, oldest_us = await log.state(), await log.oldest_unsigned_us()
+    finally:
+        await database.close()
+    if state.public_key is None:
+        return Finding(name, True, "not signed yet: the first server makes the key")
+    late = late_signature(oldest_us, time.time(), settings.audit.checkpoint_s)
+    if late is not None:
+        signs = own is not None and own.public == state.public_key
+        how = "start a server, look at the log of the one that runs, or run `fairgate audit checkpoint`"
+        return Finding(
+            name,
+            False,
+            f"row {state.signed} of the audit is not signed since {late:.0f} s",
+            how if signs else f"no {path.name} of this log is here: start a gateway that has it, and {how}",
+        )
+    whose = "" if own is not None and own.public == state.public_key else ", by other gateways"
+    return Finding(name, True, f"{state.signed} of {state.size} rows are signed{whose}")
+
+
+def late_signature(oldest_us: int | None, now_s: float, every_s: float) -> float | None:
+    """For how many seconds the oldest unsigned row has waited; None: not longer than it may."""
+    if oldest_us is None:
+        return None
+    waited_s = now_s - oldest_us / 1e6
+    return waited_s if waited_s > max(LEAST_LATE_S, CHECKPOINTS_LATE * every_s) else None
+
+
+def open_redis(url: str) -> str | None:
+    """Why a Redis can be used by others than the gateways; None: it wants a password, or is on this machine
+    only (loopback, or a socket in a directory that is closed to other users)."""
+    parts = urlsplit(url)
+    if parts.password:
+        return None
+    if parts.scheme == "unix":
+        directory = Path(parts.path).parent
+        if directory.is_dir() and directory.stat().st_mode & 0o007:
+            return f"its socket {parts.path} is open to every user of this machine, without a password"
+        return None
+    host = parts.hostname or "localhost"
+    with contextlib.suppress(ValueError):
+        if ipaddress.ip_address(host).is_loopback:
+            return None
+    if host == "localhost":
+        return None
+    return f"{host} takes commands without a password: what tenants have used can be changed from any host"
+
+
 async def _redis(settings: Settings) -> Finding:
     if not settings.redis_url:
         return Finding("redis", True, "not used: counters are kept in the process")
+    if reason := open_redis(settings.redis_url):
+        return Finding(
+            "redis",
+            False,
+            reason,
+            "set requirepass and redis://:PASSWORD@HOST, or use a socket in a directory of mode 700",
+        )
     if importlib.util.find_spec("redis") is None:
         return Finding("redis", False, "the redis client is not installed", "pip install 'fairgate[redis]'")
     from tenants.quota.redis import RedisQuotaStore
@@ -201,6 +343,59 @@ async def _engine(settings: Settings) -> Finding:
     return Finding("engine", True, f"serves behind {server.url}")
 
 
+async def _other_servers(settings: Settings) -> Finding:
+    """What the running gateway says of them: `fairgate model check` asks the servers themselves."""
+    name = "other servers"
+    if not settings.upstreams:
+        return Finding(name, True, "none: the setting upstreams names none")
+    server = datadir.running_server(settings.data_dir)
+    if server is None:
+        return Finding(name, True, "not asked: no server runs on this data directory")
+    headers = {"authorization": f"Bearer {server.control_token}"}
+    async with httpx.AsyncClient(timeout=5.0, headers=headers) as client:
+        response = await client.get(f"{server.url_of_admin}/admin/v1/status")
+    pools = response.raise_for_status().json()["models"]["pools"].values()
+    replicas = [each for pool in pools for each in pool["replicas"] if each["kind"] == "openai"]
+    faults, details = [], []
+    for each in replicas:
+        if each["is_drained"]:
+            details.append(f"{each['replica_id']} is drained (`fairgate upstream resume` ends that)")
+        elif not each["is_up"]:
+            faults.append(f"{each['replica_id']} is not used: {each['refusal'] or 'it failed too often'}")
+        kinds = [f"{kind} {number}" for kind, number in each["contradictions"].items() if number]
+        if kinds:
+            faults.append(f"{each['replica_id']} contradicts itself ({', '.join(kinds)} answers)")
+        if each["is_up"] and each["plugin"] is not None:
+            faults += [f"{each['replica_id']}: {fault}" for fault in plugin_faults(each)]
+            details.append(f"{each['replica_id']} has {plugin_detail(each)}")
+        details.append(f"{each['replica_id']} ({each['server']}) can do {can(each)}")
+    if faults:
+        return Finding(name, False, "; ".join(faults), "run `fairgate model check`; docs/upstreams.md")
+    return Finding(name, True, "; ".join([f"{len(replicas)} serve, and count what they send", *details]))
+
+
+async def _collector(settings: Settings) -> Finding:
+    """Whether the collector of spans takes an export without any, with the headers of this environment."""
+    name, advice = "collector", "start it, or correct telemetry.otlp (FAIRGATE_TELEMETRY_OTLP)"
+    try:
+        target = span_target(settings.telemetry, os.environ)
+        if target is None:
+            return Finding(name, True, "none: the setting telemetry.otlp names none, and no traces are kept")
+        require_extra()
+    except (BadTelemetry, TelemetryMissing) as error:
+        return Finding(name, False, str(error), "docs/monitoring.md says what traces need")
+    from engine.telemetry.otlp import OtlpExport
+
+    export = OtlpExport(target.endpoint, {})
+    try:
+        problem = await asyncio.to_thread(export.send, ())
+    finally:
+        export.close()
+    if problem:
+        return Finding(name, False, f"{target.endpoint}: {problem}; traces are lost, nothing else is", advice)
+    return Finding(name, True, f"{target.endpoint} takes spans")
+
+
 async def _sizes(settings: Settings) -> Finding:
     """Sizes that an engine would have if it were started now, and why."""
     if not settings.engine.serve:
@@ -254,20 +449,24 @@ async def _speed(settings: Settings) -> Finding:
 
 
 async def _clock(settings: Settings) -> Finding:
-    advice = "synchronise the clock (for example: timedatectl set-ntp true)"
     now = datetime.now(UTC)
     if now < EARLIEST:
-        return Finding("clock", False, f"it shows {now:%Y-%m-%d %H:%M}, which is in the past", advice)
+        return Finding("clock", False, f"it shows {now:%Y-%m-%d %H:%M}, which is in the past", SYNCHRONISE)
     for name, read in (("database", _database_time), ("Redis", _redis_time)):
         before_s = time.time()
         theirs_s = await read(settings)
         after_s = time.time()
         if theirs_s is None:
             continue
-        skew_s = max(0.0, before_s - theirs_s, theirs_s - after_s)
+        skew_s = clock_skew_s(before_s, theirs_s, after_s)
         if skew_s > MAX_CLOCK_SKEW_S:
-            return Finding("clock", False, f"it differs from the {name}'s by {skew_s:.1f} s", advice)
+            return Finding("clock", False, f"it differs from the {name}'s by {skew_s:.1f} s", SYNCHRONISE)
     return Finding("clock", True, f"{now:%Y-%m-%d %H:%M:%S} UTC")
+
+
+def clock_skew_s(before_s: float, theirs_s: float, after_s: float) -> float:
+    """How far another clock is off, that was read between two looks at ours: at least so much."""
+    return max(0.0, before_s - theirs_s, theirs_s - after_s)
 
 
 async def _database_time(settings: Settings) -> float | None:

@@ -2,25 +2,25 @@
 
 Whatever can be wrong is checked before the first request, and is one line and exit code 1: the data
 directory, another server on it, the port, the model, the database, Redis, the engine. SIGTERM and SIGINT
-drain: no new connections, running requests end within the grace time; a second signal cuts them. SIGUSR2
-switches estimates off and on, so that their cost can be measured on a running server.
+drain: no new connections, running requests end within the grace time; a second signal cuts them. SIGUSR1
+switches the log to debug and back; SIGUSR2 switches estimates off and on, so that their cost can be measured
+on a running server.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import importlib.util
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,38 +28,40 @@ import uvicorn
 import uvloop
 
 from engine.client.client import EngineUnavailable
+from gateway.http.admin_listener import AdminListener
+from gateway.http.bounded_http import BoundedHttp, HttpFront
+from gateway.http.connection_table import ConnectionTable
 from gateway.requests.prompt import TokenizerMissing
 from migrations import runner
 from ops.serving import datadir
 from ops.serving.composition import Running, build
 from ops.serving.hub_model import ModelMissing, with_local_model
+from ops.serving.listeners import StartFailed, admin_listening, listening, url_of
+from ops.serving.logs import open_log, switch_debug
+from ops.serving.open_files import OpenFiles, divided, raise_limit
 from ops.serving.supervisor import EngineStartFailed
-from ops.settings.settings import Settings
+from ops.settings.settings import BadSetting, Settings
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
 from tenants.admin.commands import KeyCreate, TenantCreate
 from tenants.errors import DatabaseUnavailable, TenancyError
+from tenants.people.links import link_path
 from tenants.quota.store import QuotaStoreUnavailable
 from tenants.types import SCOPES, Tier
 
+FIRST_START = Actor("system", "first start")
 OWNER = "owner"
 """Tenant of the admin key that the first start makes."""
 MODEL_LOAD_S = 900.0
-KEEP_ALIVE_S = 30
-PROBE_EVERY_S = 60
-"""Of a connection on which nothing moves."""
 COLLECT_AFTER_OBJECTS = 20_000
 """Python's own is 700."""
-BACKLOG = 2048
+SWEEP_EVERY_TICKS = 5
+"""Of connections that rest too long; uvicorn ticks ten times a second."""
 ENGINE_PACKAGES = ("torch", "transformers", "safetensors")
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
 log = logging.getLogger("fairgate.serve")
 T = TypeVar("T")
-
-
-class StartFailed(Exception):
-    """The server cannot start; the message says why and what to do."""
 
 
 class Stopped(Exception):
@@ -76,33 +78,44 @@ class Started:
     data_dir: Path
     owner_key: str | None
     """The admin key, at the first start only."""
+    admin_url: str | None = None
+    """Of the admin listener; None: there is none."""
+    set_up_link: str | None = None
+    """Makes the first owner of the console, as long as there is none."""
 
 
 def serve(settings: Settings, announce: Callable[[Started], None]) -> int:
     """Serves until a signal stops it; returns the exit code. `announce` is called once it is up."""
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-    for noisy in ("httpx", "alembic", "uvicorn.error"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    os.umask(0o077)
-    _raise_open_files()
+    open_log(settings.log_level, settings.log_format)
+    open_files = raise_limit()
     try:
+        limits = divided(settings, open_files)
         if settings.engine.serve:
             check_engine()
             settings = with_local_model(settings)
             check_model(settings.model)
         datadir.ensure(settings.data_dir)
-        with datadir.serve_lock(settings.data_dir), _listening(settings.host, settings.port) as listener:
-            pepper = datadir.pepper(settings, create=True)
+        with (
+            datadir.serve_lock(settings.data_dir),
+            listening(settings.host, settings.port, limits.backlog) as listener,
+            admin_listening(settings) as admin_listener,
+        ):
+            most = limits.connections.max_connections
+            log.info("%d of %d open files are for clients' connections", most, open_files)
+            pepper = datadir.pepper(settings)
             runner.upgrade(settings.resolved_database_url)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
-                loop.run(_run(settings, pepper, listener, announce))
+                loop.run(_run(settings, pepper, listener, admin_listener, limits, announce))
     except Stopped:
         return 0
-    except (StartFailed, ModelMissing, datadir.DataDirRefused, TenancyError, TokenizerMissing) as error:
+    except (
+        StartFailed,
+        BadSetting,
+        ModelMissing,
+        datadir.DataDirRefused,
+        TenancyError,
+        TokenizerMissing,
+    ) as error:
         return _refuse(error, settings)
     except (QuotaStoreUnavailable, EngineStartFailed, EngineUnavailable, OSError) as error:
         return _refuse(error, settings)
@@ -167,59 +180,18 @@ def _without_password(url: str) -> str:
     return f"{scheme}{separator}{user + at if user else ''}{place}"
 
 
-@contextlib.contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    """The bound socket: taken before the model is loaded, so that a port in use costs no time."""
-    where = f"{host}:{port}"
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise StartFailed(f"host {host} is not an address of this machine: {error.strerror}") from None
-    with listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Connections inherit these: a batch request may wait in silence for a day, which routers on the way
-        # would take for its end, and a client that is gone without a word is noticed.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL"):
-            if hasattr(socket, name):  # else the system's own times count
-                listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), PROBE_EVERY_S)
-        try:
-            listener.bind(address)
-            # Only listening shows whether another process listens there.
-            listener.listen(BACKLOG)
-        except OSError as error:
-            match error.errno:
-                case errno.EADDRINUSE:
-                    advice = (
-                        "is in use; stop what uses it, or choose another with --port (0 takes a free one)"
-                    )
-                case errno.EACCES:
-                    advice = "is not allowed for this user; choose a port above 1023 with --port"
-                case errno.EADDRNOTAVAIL:
-                    advice = "is not an address of this machine; correct --host"
-                case _:
-                    advice = f"cannot be used: {error.strerror}"
-            raise StartFailed(f"{where} {advice}") from None
-        yield listener
-
-
-def _raise_open_files() -> None:
-    """Raises the limit of open files as far as allowed: every waiting request is an open connection."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = hard if hard != resource.RLIM_INFINITY else max(soft, 65_536)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
 class _Server(uvicorn.Server):
     """uvicorn without its own signal handling: it would raise the signal again before the cleanup."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, front: HttpFront) -> None:
         super().__init__(config)
         self.up = asyncio.Event()
+        self._front = front
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % SWEEP_EVERY_TICKS == 0:
+            self._front.sweep(asyncio.get_running_loop().time())
+        return await super().on_tick(counter)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -231,30 +203,45 @@ class _Server(uvicorn.Server):
 
 
 async def _run(
-    settings: Settings, pepper: bytes, listener: socket.socket, announce: Callable[[Started], None]
+    settings: Settings,
+    pepper: bytes,
+    listener: socket.socket,
+    admin_listener: socket.socket | None,
+    limits: OpenFiles,
+    announce: Callable[[Started], None],
 ) -> None:
     stopping = asyncio.Event()
     signals = _Signals(stopping)
     async with build(settings, pepper) as running:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, _switch_estimates, running)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR1, _switch_debug, settings)
+        loop.add_signal_handler(signal.SIGUSR2, _switch_estimates, running)
         if settings.engine.serve:
             log.info("engine is loading %s", settings.model)
         await _unless(stopping, running.supervisor.ready(MODEL_LOAD_S))
+        front = HttpFront(
+            ConnectionTable(limits.connections),
+            settings.gateway.trusted_proxies,
+            running.gateway.metrics,
+            running.gateway.refusals.note,
+            None if admin_listener is None else AdminListener(*admin_listener.getsockname()[:2]),
+            None if admin_listener is None else ConnectionTable(limits.admin_connections),
+        )
         config = uvicorn.Config(
             running.app,
-            http="httptools",
+            http=partial(BoundedHttp, front),  # type: ignore[arg-type]  # a protocol factory
             ws="none",
             lifespan="on",
             log_config=None,
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            backlog=BACKLOG,
-            timeout_keep_alive=KEEP_ALIVE_S,
+            backlog=limits.backlog,
             timeout_graceful_shutdown=max(1, round(settings.gateway.shutdown_grace_s)),
         )
-        server = signals.server = _Server(config)
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        server = signals.server = _Server(config, front)
+        sockets = [listener] if admin_listener is None else [listener, admin_listener]
+        serving = asyncio.create_task(server.serve(sockets=sockets))
         try:
             up = asyncio.create_task(server.up.wait())
             await asyncio.wait({up, serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -262,22 +249,33 @@ async def _run(
             if not server.started:
                 await serving
                 raise StartFailed("the gateway did not start; the log above says why")
-            # Not before everything works: the key is shown once, and would be lost in a failure.
+            # Not before everything works: a refused start leaves no new pepper, and the key is shown once.
+            datadir.keep_pepper(settings, pepper)
             owner_key = await _owner_key(running.admin)
+            set_up = await running.admin.make_set_up_link(FIRST_START)
             await running.directory.refresh()
-            started = _started(running, listener, owner_key)
-            server_file = datadir.ServerFile(started.url, os.getpid(), running.control_token)
+            started = _started(running, listener, admin_listener, owner_key, set_up)
+            server_file = datadir.ServerFile(
+                started.url, os.getpid(), running.control_token, started.admin_url or ""
+            )
             datadir.write_server_file(settings.data_dir, server_file)
             _tune_garbage_collector()
             announce(started)
-            stop = asyncio.create_task(stopping.wait())
-            await asyncio.wait({stop, serving}, return_when=asyncio.FIRST_COMPLETED)
-            stop.cancel()
+            waiting = {asyncio.create_task(each.wait()) for each in (stopping, running.gateway.is_taken)}
+            await asyncio.wait({*waiting, serving}, return_when=asyncio.FIRST_COMPLETED)
+            for each in waiting:
+                each.cancel()
+            if running.gateway.taken is not None:
+                server.force_exit = True  # running requests are cut: the other process settles them
         finally:
             datadir.remove_server_file(settings.data_dir)
+            # Streams of the console go on for hours: the drain would wait for them.
+            running.app.state.live.end_streams()
             server.should_exit = True
             await serving
             log.info("requests are done, the engine ends")
+        if running.gateway.taken is not None:
+            raise running.gateway.taken
 
 
 def _switch_estimates(running: Running) -> None:
@@ -285,6 +283,11 @@ def _switch_estimates(running: Running) -> None:
     log.warning(
         "SIGUSR2: requests are %s what they will wait, take and cost", "told" if is_enabled else "not told"
     )
+
+
+def _switch_debug(settings: Settings) -> None:
+    is_debug = switch_debug(settings.log_level)
+    log.warning("SIGUSR1: the log's level is %s", "debug" if is_debug else settings.log_level)
 
 
 def _tune_garbage_collector() -> None:
@@ -332,16 +335,23 @@ async def _owner_key(admin: Admin) -> str | None:
     """Makes the owner's tenant and admin key at the first start; None at every later one."""
     if any(tenant.name == OWNER for tenant in await admin.list_tenants()):
         return None
-    actor = Actor("system", "first start")
-    await admin.create_tenant(actor, TenantCreate(name=OWNER, tier=Tier.STANDARD, tiers=list(Tier)))
-    _, secret = await admin.create_key(actor, KeyCreate(tenant=OWNER, scopes=list(SCOPES)), name="owner")
+    await admin.create_tenant(FIRST_START, TenantCreate(name=OWNER, tier=Tier.STANDARD, tiers=list(Tier)))
+    wanted = KeyCreate(tenant=OWNER, scopes=list(SCOPES), name="owner")
+    _, secret = await admin.create_key(FIRST_START, wanted)
     return secret
 
 
-def _started(running: Running, listener: socket.socket, owner_key: str | None) -> Started:
-    host, port = listener.getsockname()[:2]
-    if host in ("0.0.0.0", "::"):
-        host = "127.0.0.1" if host == "0.0.0.0" else "::1"
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    settings = running.settings
-    return Started(url, f"{url}/docs", settings.served_model_name, settings.data_dir, owner_key)
+def _started(
+    running: Running,
+    listener: socket.socket,
+    admin_listener: socket.socket | None,
+    owner_key: str | None,
+    set_up_token: str | None,
+) -> Started:
+    url, settings = url_of(listener), running.settings
+    admin_url = None if admin_listener is None else url_of(admin_listener)
+    # The console answers where the admin API does.
+    console_url = settings.gateway.console_url or admin_url or url
+    link = None if set_up_token is None else console_url + link_path(set_up_token)
+    name, data_dir = settings.served_model_name, settings.data_dir
+    return Started(url, f"{url}/docs", name, data_dir, owner_key, admin_url, link)

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from msgspec.structs import asdict
 
+from engine.vllm_plugin.key_file import read_key
+from gateway.fair_threads import FairThreads
 from gateway.pools.pool import PoolSpec
 from gateway.requests.parse import Renderer
-from gateway.requests.prompt import EstimatedRenderer, PromptRenderer
+from gateway.requests.prompt import EstimatedRenderer, PromptRenderer, SpecialTokensInText
 from gateway.upstream.base import Upstream
 from gateway.upstream.http.target import BadUrl
 from gateway.upstream.openai.config import OpenAIServer, UpstreamSettings
@@ -18,7 +20,7 @@ from tenants.errors import Invalid
 
 
 def server_of(settings: UpstreamSettings, environment: Mapping[str, str]) -> OpenAIServer:
-    """Raises `Invalid` where its key is not in the environment."""
+    """Raises `Invalid` where its key is not in the environment, or the plug-in's not in its file."""
     key = ""
     if settings.api_key_env:
         key = environment.get(settings.api_key_env, "").strip()
@@ -28,13 +30,25 @@ def server_of(settings: UpstreamSettings, environment: Mapping[str, str]) -> Ope
                 f"{settings.name}: the environment variable {settings.api_key_env} holds no API key; set it,"
                 " or leave api_key_env out",
             )
-    return OpenAIServer(**asdict(settings), api_key=key)
+    plugin_key = b""
+    if settings.plugin_key_file:
+        try:
+            plugin_key = read_key(str(Path(settings.plugin_key_file).expanduser()))
+        except ValueError as error:
+            raise Invalid("upstreams", f"{settings.name}: plugin_key_file: {error}") from None
+    return OpenAIServer(**asdict(settings), api_key=key, plugin_key=plugin_key)
 
 
 def upstream_of(
-    settings: UpstreamSettings, environment: Mapping[str, str], renderer: Renderer
+    settings: UpstreamSettings,
+    environment: Mapping[str, str],
+    renderer: Renderer,
+    cache_secret: bytes | None = None,
+    threads: FairThreads | None = None,
+    gateway_id: str = "",
 ) -> OpenAIUpstream:
-    """Raises `Invalid`."""
+    """`cache_secret`: what tenants' cache salts are made with; None: a random one. `gateway_id`: what its
+    plug-in knows this gateway by. Raises `Invalid`."""
     count: Callable[[str], int] | None = None
     if isinstance(renderer, PromptRenderer):
         count = renderer.count
@@ -43,24 +57,35 @@ def upstream_of(
             server_of(settings, environment),
             vocabulary=renderer.vocabulary if count is not None else None,
             tokenize=count,
+            cache_secret=cache_secret,
+            threads=threads,
+            gateway_id=gateway_id,
         )
     except BadUrl as error:
         raise Invalid("upstreams", f"{settings.name}: url {settings.url!r}: {error}") from None
 
 
-def renderer_of(settings: UpstreamSettings) -> Renderer:
+def renderer_of(
+    settings: UpstreamSettings, special_tokens_in_text: SpecialTokensInText = "text"
+) -> PromptRenderer | EstimatedRenderer:
     """The model's own, or an estimate. Raises `TokenizerMissing`."""
     if not settings.tokenizer_dir:
         return EstimatedRenderer()
-    return PromptRenderer(Path(settings.tokenizer_dir).expanduser())
+    return PromptRenderer(Path(settings.tokenizer_dir).expanduser(), special_tokens_in_text, is_foreign=True)
 
 
 def pools_of(
-    servers: tuple[UpstreamSettings, ...], environment: Mapping[str, str], own: PoolSpec | None
+    servers: tuple[UpstreamSettings, ...],
+    environment: Mapping[str, str],
+    own: PoolSpec | None,
+    cache_secret: bytes | None = None,
+    special_tokens_in_text: SpecialTokensInText = "text",
+    threads: FairThreads | None = None,
+    gateway_id: str = "",
 ) -> tuple[tuple[PoolSpec, ...], tuple[OpenAIUpstream, ...]]:
     """Every served model, our own engine's first, and the servers to start. Servers whose model has the name
-    of our engine's are further replicas of it, counted by its tokenizer. Raises `Invalid`,
-    `TokenizerMissing`."""
+    of our engine's are further replicas of it, counted by its tokenizer. `cache_secret`, `gateway_id`: as in
+    `upstream_of`. Raises `Invalid`, `TokenizerMissing`."""
     specs: dict[str, PoolSpec] = {own.name: own} if own is not None else {}
     started: list[OpenAIUpstream] = []
     for name in dict.fromkeys(each.pool_name for each in servers):
@@ -71,14 +96,24 @@ def pools_of(
                 "upstreams",
                 f"{name!r} is our engine's model, which has its tokenizer: leave tokenizer_dir out",
             )
-        renderer = earlier.renderer if earlier is not None else renderer_of(mine[0])
-        replicas = [upstream_of(each, environment, renderer) for each in mine]
+        renderer = earlier.renderer if earlier is not None else renderer_of(mine[0], special_tokens_in_text)
+        replicas = [
+            upstream_of(each, environment, renderer, cache_secret, threads, gateway_id) for each in mine
+        ]
         for replica in replicas:
             replica.stand_ins = tuple(other for other in replicas if other is not replica)
         started += replicas
         upstreams: tuple[Upstream, ...] = (*(earlier.upstreams if earlier is not None else ()), *replicas)
         specs[name] = PoolSpec(
-            name, upstreams, renderer, isinstance(renderer, EstimatedRenderer), is_foreign=True
+            name,
+            upstreams,
+            renderer,
+            isinstance(renderer, EstimatedRenderer),
+            is_foreign=True,
+            image_tokens=max(each.image_tokens for each in mine),
+            # Whichever replica gets it, it takes it.
+            max_body_bytes=min(each.max_body_bytes for each in mine),
+            is_token_fair=all(replica.has_plugin for replica in replicas),
         )
     if not specs:
         raise Invalid(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -45,7 +45,7 @@ class Templated:
 
 
 def templated(
-    policy: PolicySettings, engine: EngineSettings, given: Set[str], context_tokens: int
+    policy: PolicySettings, engine: EngineSettings, given: Collection[str], context_tokens: int
 ) -> Templated:
     """The settings with the template's options and sizes, where `given` does not name them. Raises ValueError
     for options that do not go together."""

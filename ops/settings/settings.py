@@ -27,7 +27,10 @@ from gateway.pools.catalogue import Alias
 from gateway.upstream.openai.config import UpstreamSettings
 from ops.settings import upstreams as upstream_settings
 from ops.settings import values
+from ops.settings.admin import AdminSettings
+from ops.settings.audit import AuditSettings
 from ops.settings.policy import PolicySettings, Templated, templated
+from ops.settings.telemetry import TelemetrySettings
 from tenants.pricing.pricing import DEFAULT_MULTIPLIERS, Price
 from tenants.types import Tier
 
@@ -39,6 +42,8 @@ TIER_PRICES = {tier.value: thousandths for tier, thousandths in DEFAULT_MULTIPLI
 ENVIRONMENT_PREFIX = "FAIRGATE_"
 IGNORED_PREFIX = "FAIRGATE_TEST_"
 """Variables of the test suite; no setting is ever called so."""
+PLUGIN_PREFIX = "FAIRGATE_VLLM_"
+"""Variables of the plug-in inside vLLM, which reads them itself; no setting is ever called so."""
 CONFIG_VARIABLE = "FAIRGATE_CONFIG"
 POLICY_OPTIONS = "policy.options"
 POLICY_OPTION_FLAG = "--policy-option"
@@ -132,6 +137,10 @@ class Settings:
     log_level: Annotated[Literal["debug", "info", "warning", "error"], "How much the log on stderr says."] = (
         "info"
     )
+    log_format: Annotated[
+        Literal["text", "json"],
+        "Lines of the log: text for people, or JSON objects. Both have the ids of request, trace and tenant.",
+    ] = "text"
     pepper: Annotated[
         str,
         Meta(title="at least 32 characters without spaces", pattern=r"(\S{32,1024})?"),
@@ -140,8 +149,11 @@ class Settings:
     policy: PolicySettings = field(default_factory=PolicySettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
-    given: frozenset[str] = frozenset()
-    """Names of the settings that flags, environment or file set."""
+    admin: AdminSettings = field(default_factory=AdminSettings)
+    audit: AuditSettings = field(default_factory=AuditSettings)
+    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
+    given: Mapping[str, str] = field(default_factory=dict)
+    """Of the settings that flags, environment or file set: by name, which of these did, in words."""
 
     @property
     def served_model_name(self) -> str:
@@ -206,7 +218,7 @@ class SettingInfo:
     name: str
     """`port`, or `engine.threads`."""
     group: str
-    """`engine`, `gateway`, `policy`, `policy.options`, or empty."""
+    """`engine`, `gateway`, `admin`, `audit`, `telemetry`, `policy`, `policy.options`, or empty."""
     field: str
     """Its attribute in the group's struct."""
     kind: values.ValueKind[Any]
@@ -298,6 +310,9 @@ def load(
         "": {},
         "engine": {},
         "gateway": {},
+        "admin": {},
+        "audit": {},
+        "telemetry": {},
         "policy": {},
         POLICY_OPTIONS: {},
     }
@@ -312,10 +327,13 @@ def load(
         raise BadSetting(f"settings of the policy: {error}") from None
     settings = Settings(
         **parsed[""],
-        given=frozenset(raw),
+        given={name: source for name, (_, source) in raw.items()},
         policy=PolicySettings(**parsed["policy"], options=options),
         engine=EngineSettings(**parsed["engine"]),
         gateway=GatewaySettings(**parsed["gateway"]),
+        admin=AdminSettings(**parsed["admin"]),
+        audit=AuditSettings(**parsed["audit"]),
+        telemetry=TelemetrySettings(**parsed["telemetry"]),
     )
     return replace(
         settings,
@@ -346,7 +364,9 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, st
     by_variable = {row.variable: row for row in SETTINGS}
     found: dict[str, tuple[str, str]] = {}
     for variable, text in environment.items():
-        if not variable.startswith(ENVIRONMENT_PREFIX) or variable.startswith(IGNORED_PREFIX):
+        if not variable.startswith(ENVIRONMENT_PREFIX):
+            continue
+        if variable.startswith((IGNORED_PREFIX, PLUGIN_PREFIX)):
             continue
         if variable == CONFIG_VARIABLE:
             continue

@@ -25,6 +25,7 @@ from msgspec import Meta
 
 from gateway.pools.catalogue import Alias, Chain
 from gateway.upstream.openai.config import MODEL_NAME, UpstreamSettings
+from gateway.upstream.openai.request import PriorityStyle
 from ops.settings.values import Unaccepted, ValueKind
 from tenants.errors import Invalid
 
@@ -58,9 +59,23 @@ def upstreams() -> ValueKind[tuple[UpstreamSettings, ...]]:
             dirs = {other.tokenizer_dir for other in found if other.pool_name == each.pool_name}
             if len(dirs) > 1:
                 raise Unaccepted(f"replicas of {each.pool_name!r} name different tokenizer_dirs")
+            _require_plugin_keys(each)
         return found
 
     return ValueKind("[[upstreams]] tables with name, url and model (JSON elsewhere)", parse)
+
+
+def _require_plugin_keys(server: UpstreamSettings) -> None:
+    has_plugin = server.priority is PriorityStyle.FAIRGATE
+    if has_plugin and not server.plugin_key_file:
+        raise Unaccepted(
+            f'{server.name}: priority = "fairgate" needs plugin_key_file, the file that'
+            " FAIRGATE_VLLM_KEY_FILE names on its side"
+        )
+    if not has_plugin and (server.plugin_key_file or server.plugin_socket):
+        raise Unaccepted(
+            f'{server.name}: plugin_key_file and plugin_socket go with priority = "fairgate" only'
+        )
 
 
 def aliases() -> ValueKind[dict[str, Alias]]:

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
+from gateway.config import Origin
 from tenants.errors import Invalid
 from tenants.networks import Network, network_of
 from tenants.pricing.pricing import Price
@@ -73,7 +74,7 @@ def kind_of(hint: Any) -> ValueKind[Any]:
             return _whole(low, high, lambda number: number * 86_400.0, lambda value: round(value / 86_400))
         case builtins.int, _:
             return _whole(low, high, int, int)
-        case builtins.float, "ratio":
+        case builtins.float, "ratio" | "usd":
             return _number(f"a number from {low:g} to {high:g}", low, high, float, lambda value: f"{value:g}")
         case builtins.float, _:
             accepts = f"a number of seconds from {low:g} to {high:g}"
@@ -85,7 +86,14 @@ def kind_of(hint: Any) -> ValueKind[Any]:
         case pathlib.Path, _:
             return _path()
         case other, _ if other == tuple[Network, ...]:
-            return _networks()
+            return _list_of(
+                network_of, "networks in CIDR notation, separated by commas, such as 10.0.0.0/8,2001:db8::/32"
+            )
+        case other, _ if other == tuple[Origin, ...]:
+            return _list_of(
+                _origin,
+                "origins separated by commas, such as https://chat.example.com,http://localhost:3000, or *",
+            )
     return _mapped({str(choice): choice for choice in get_args(base) or base})
 
 
@@ -161,20 +169,23 @@ def _path() -> ValueKind[Path]:
     return ValueKind("a path", parse)
 
 
-def _networks() -> ValueKind[tuple[Network, ...]]:
-    """Networks, separated by commas."""
+def _list_of(read: Callable[[str], T], accepts: str) -> ValueKind[tuple[T, ...]]:
+    """Items separated by commas."""
 
-    def parse(text: str) -> tuple[Network, ...]:
+    def parse(text: str) -> tuple[T, ...]:
         try:
-            return tuple(network_of(item.strip()) for item in text.split(",") if item.strip())
+            return tuple(read(item.strip()) for item in text.split(",") if item.strip())
         except ValueError as error:
             raise Unaccepted(str(error)) from None
 
-    return ValueKind(
-        "networks in CIDR notation, separated by commas, such as 10.0.0.0/8,2001:db8::/32",
-        parse,
-        lambda value: ",".join(map(str, value)),
-    )
+    return ValueKind(accepts, parse, lambda value: ",".join(map(str, value)))
+
+
+def _origin(text: str) -> str:
+    [_, form] = get_args(Origin)
+    if not re.fullmatch(form.pattern, text):
+        raise ValueError(f"{text[:64]!r} is not an origin: scheme and host, without a path")
+    return text
 
 
 def _text(accepts: str, pattern: str) -> ValueKind[str]:

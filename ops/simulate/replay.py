@@ -40,7 +40,10 @@ class BaselineRun:
         )
         baseline = Baseline.of(records_of(recorded), pool.records)
         pool.records = baseline.records
-        found = figures(pool, fairness, scenario.slo) | {"is_baseline": True}
+        found = figures(pool, fairness, scenario.slo) | {
+            "is_baseline": True,
+            "options": scenario.options_of(policy).changed(),
+        }
         return BaselineRun(baseline, pool, found)
 
     @property

@@ -56,6 +56,10 @@ class Scenario:
         if self.predictions not in PREDICTIONS:
             raise ValueError(f"no predictions {self.predictions!r}; there are {', '.join(PREDICTIONS)}")
 
+    def options_of(self, policy: str) -> PolicyOptions:
+        """Those that the policy runs with."""
+        return self.options_by_policy.get(policy, self.options)
+
 
 def run_policy(
     scenario: Scenario,
@@ -70,7 +74,7 @@ def run_policy(
         policy,
         scenario.machine,
         replicas=scenario.replicas,
-        options=scenario.options_by_policy.get(policy, scenario.options),
+        options=scenario.options_of(policy),
         predictions=PREDICTIONS[scenario.predictions](),
         # Where nothing is shared, a cache changes nothing but the time that the simulation takes.
         prefix_caching=scenario.source.has_prefixes,
@@ -104,7 +108,7 @@ def simulate(
         pool, fairness = run_policy(scenario, policy, on_rows=on_rows)
         if scenario.shortfall is not None:
             scenario.shortfall.add_to(pool.records, policy)
-        found = figures(pool, fairness, scenario.slo)
+        found = figures(pool, fairness, scenario.slo) | {"options": scenario.options_of(policy).changed()}
         if policy in scenario.claims:
             found["published"] = scenario.claims[policy]
         results.append(found)

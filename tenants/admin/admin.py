@@ -1,8 +1,9 @@
 """Admin acts on tenants, projects and keys; `Admin` has these and all others.
 
 Every act of command line and API is a method of `Admin`, and one transaction with its audit row
-(`transaction.py`). Acts on brakes, limits, the policy, prices and targets are in `brakes.py`, `limits.py`,
-`policy.py`, `prices.py` and `slos.py`, reads of the audit in `audit_query.py`.
+(`transaction.py`). Acts on brakes, replicas, the ledger, limits, people, the policy, prices and targets
+are in `brakes.py`, `drains.py`, `ledger.py`, `limits.py`, `people.py`, `policy.py`, `prices.py` and
+`slos.py`, reads in `lists/`.
 """
 
 from __future__ import annotations
@@ -16,21 +17,52 @@ from sqlalchemy.exc import IntegrityError
 
 from tenants.admin import validation
 from tenants.admin.audit import Actor
-from tenants.admin.audit_query import AuditCommands
 from tenants.admin.brakes import BrakeCommands
 from tenants.admin.commands import KeyChange, KeyCreate, ProjectCreate, TenantChange, TenantCreate
+from tenants.admin.drafts import (
+    changed_key,
+    changed_tenant,
+    check_within,
+    chosen_default_tier,
+    chosen_tiers,
+    end_of_key_us,
+    new_tenant,
+)
+from tenants.admin.drains import DrainCommands
+from tenants.admin.etag import IfMatch
+from tenants.admin.ledger import LedgerCommands
 from tenants.admin.limits import LimitCommands
+from tenants.admin.lists.audit import AuditCommands
+from tenants.admin.lists.counts import CountReads
+from tenants.admin.lists.engine_time import EngineTimeReads
+from tenants.admin.lists.flow import FlowLists
+from tenants.admin.lists.history import HistoryLists
+from tenants.admin.lists.objects import ObjectLists
+from tenants.admin.lists.refusals import RefusalReads
+from tenants.admin.lists.requests import RequestLists
+from tenants.admin.lists.usage import UsageCommands
+from tenants.admin.people import PeopleCommands
 from tenants.admin.policy import PolicyCommands
 from tenants.admin.prices import PriceCommands
 from tenants.admin.slos import SloCommands
 from tenants.admin.transaction import Change
+from tenants.admin.webhooks.acts import WebhookCommands
 from tenants.directory import queries
 from tenants.directory.keys import PEPPER_SETTING, fingerprint, new_id, new_key
-from tenants.directory.records import ApiKey, Project, Status, Tenant, from_us, limit_as_json, tier_names
+from tenants.directory.records import (
+    ApiKey,
+    Project,
+    Status,
+    Tenant,
+    from_us,
+    limit_as_json,
+    tier_names,
+    to_us,
+)
 from tenants.errors import AlreadyExists, Invalid, PepperMismatch
 from tenants.networks import Network
 from tenants.storage import tables
-from tenants.types import Limit, OnLowBudget, Tier
+from tenants.types import Limit
 
 DEFAULT_PROJECT = "default"
 DEFAULT_SCOPES = ("inference", "quote", "usage:read")
@@ -56,7 +88,26 @@ class TenantView:
         }
 
 
-class Admin(AuditCommands, BrakeCommands, LimitCommands, PolicyCommands, PriceCommands, SloCommands):
+class Admin(
+    ObjectLists,
+    HistoryLists,
+    RequestLists,
+    AuditCommands,
+    BrakeCommands,
+    CountReads,
+    DrainCommands,
+    EngineTimeReads,
+    FlowLists,
+    LedgerCommands,
+    LimitCommands,
+    PeopleCommands,
+    PolicyCommands,
+    PriceCommands,
+    RefusalReads,
+    SloCommands,
+    UsageCommands,
+    WebhookCommands,
+):
     """Every admin act."""
 
     # ------------------------------------------------------------ tenants and projects
@@ -65,83 +116,57 @@ class Admin(AuditCommands, BrakeCommands, LimitCommands, PolicyCommands, PriceCo
         self, actor: Actor | str, wanted: TenantCreate, models: Iterable[str] | None = None
     ) -> Tenant:
         """Creates a tenant with a project `default`. `tiers` None: `tier` and the ones served after it."""
-        name = validation.name("name", wanted.name)
-        low_budget = validation.choice("on_low_budget", OnLowBudget, wanted.on_low_budget)
-        default_tier = validation.choice("tier", Tier, wanted.tier)
-        weight, allowed_models = validation.weight(wanted.weight), validation.models(models)
-        allowed = validation.tiers(default_tier, wanted.tiers)
-        reserved = validation.reserved(wanted.reserved_tokens_per_s)
-        reserved_tier = validation.reserved_tier(wanted.reserved_tier, reserved)
+        draft = new_tenant(wanted, models)
 
         def change(connection: Connection, now_us: int) -> Change[Tenant]:
             if queries.count(connection, tables.tenants) >= validation.MAX_TENANTS:
                 raise Invalid(
                     "tenant", f"there are {validation.MAX_TENANTS} tenants already, which is the most"
                 )
-            tenant = Tenant(
-                tenant_id=new_id("ten"),
-                name=name,
-                status="active",
-                weight=weight,
-                default_tier=default_tier,
-                tiers=allowed,
-                models=allowed_models,
-                created_at=from_us(now_us),
-                on_low_budget=low_budget,
-                reserved_tokens_per_s=reserved,
-                reserved_tier=reserved_tier,
-            )
+            tenant = replace(draft, tenant_id=new_id("ten"), created_at=from_us(now_us))
             _insert_unique(
                 connection,
                 insert(tables.tenants).values(
                     id=tenant.tenant_id, revision=0, created_us=now_us, **_columns(tenant)
                 ),
                 "tenant",
-                name,
+                tenant.name,
             )
             _insert_project(connection, tenant, DEFAULT_PROJECT, now_us)
             return Change(tenant, tenant.tenant_id, tenant.tenant_id, after=tenant.as_json())
 
         return await self._act(actor, "tenant.create", change)
 
-    async def update_tenant(self, actor: Actor | str, tenant: str, wanted: TenantChange) -> Tenant:
+    async def update_tenant(
+        self, actor: Actor | str, tenant: str, wanted: TenantChange, *, if_match: IfMatch = None
+    ) -> Tenant:
         """Changes the given fields. A new `tier` without `tiers` sets those to it and the ones after it."""
 
-        def edit(before: Tenant) -> Tenant:
-            new: dict[str, Any] = {}
-            if wanted.on_low_budget is not None:
-                new["on_low_budget"] = validation.choice("on_low_budget", OnLowBudget, wanted.on_low_budget)
-            if wanted.weight is not None:
-                new["weight"] = validation.weight(wanted.weight)
-            reserved = before.reserved_tokens_per_s
-            if wanted.reserved_tokens_per_s is not None:
-                reserved = new["reserved_tokens_per_s"] = validation.reserved(wanted.reserved_tokens_per_s)
-            if wanted.reserved_tier is not None:
-                new["reserved_tier"] = validation.reserved_tier(wanted.reserved_tier, reserved)
-            elif not reserved:
-                new["reserved_tier"] = None
-            if wanted.tier is not None or wanted.tiers is not None:
-                chosen = before.default_tier if wanted.tier is None else wanted.tier
-                default = validation.choice("tier", Tier, chosen)
-                new |= {"default_tier": default, "tiers": validation.tiers(default, wanted.tiers)}
-            if wanted.models is not None:
-                new["models"] = validation.models(wanted.models)
-            if wanted.labels is not None:
-                new["labels"] = validation.labels(before.labels, wanted.labels)
-            return replace(before, **new)
-
-        return await self._edit_tenant(actor, "tenant.update", tenant, edit)
-
-    async def suspend_tenant(self, actor: Actor | str, tenant: str) -> Tenant:
-        """Its keys are refused until `resume_tenant`; running requests go on to their end."""
         return await self._edit_tenant(
-            actor, "tenant.suspend", tenant, lambda before: replace(before, status="suspended")
+            actor, "tenant.update", tenant, lambda before: changed_tenant(before, wanted), if_match
         )
 
-    async def resume_tenant(self, actor: Actor | str, tenant: str) -> Tenant:
+    async def suspend_tenant(
+        self, actor: Actor | str, tenant: str, *, now: bool = False, if_match: IfMatch = None
+    ) -> Tenant:
+        """Its keys are refused until `resume_tenant`, and its waiting requests end; running ones go on to
+        their end, or with `now` end as well, charged for what they emitted."""
+        return await self._edit_tenant(
+            actor,
+            "tenant.suspend",
+            tenant,
+            lambda before: replace(before, status="suspended", ends_running=now),
+            if_match,
+        )
+
+    async def resume_tenant(self, actor: Actor | str, tenant: str, *, if_match: IfMatch = None) -> Tenant:
         """Undoes `suspend_tenant`."""
         return await self._edit_tenant(
-            actor, "tenant.resume", tenant, lambda before: replace(before, status="active")
+            actor,
+            "tenant.resume",
+            tenant,
+            lambda before: replace(before, status="active", ends_running=False),
+            if_match,
         )
 
     async def list_tenants(self) -> list[Tenant]:
@@ -179,14 +204,28 @@ class Admin(AuditCommands, BrakeCommands, LimitCommands, PolicyCommands, PriceCo
 
         return await self._act(actor, "project.create", change)
 
-    async def suspend_project(self, actor: Actor | str, project: str, tenant: str | None = None) -> Project:
-        """Its keys are refused until `resume_project`; running requests go on to their end. `project` is an
-        id, or with `tenant` a name."""
-        return await self._set_project_status(actor, "project.suspend", project, tenant, "suspended")
+    async def suspend_project(
+        self,
+        actor: Actor | str,
+        project: str,
+        tenant: str | None = None,
+        *,
+        now: bool = False,
+        if_match: IfMatch = None,
+    ) -> Project:
+        """Its keys are refused until `resume_project`; waiting and running requests as of `suspend_tenant`.
+        `project` is an id, or with `tenant` a name."""
+        return await self._set_project_status(
+            actor, "project.suspend", project, tenant, "suspended", now, if_match
+        )
 
-    async def resume_project(self, actor: Actor | str, project: str, tenant: str | None = None) -> Project:
+    async def resume_project(
+        self, actor: Actor | str, project: str, tenant: str | None = None, *, if_match: IfMatch = None
+    ) -> Project:
         """Undoes `suspend_project`."""
-        return await self._set_project_status(actor, "project.resume", project, tenant, "active")
+        return await self._set_project_status(
+            actor, "project.resume", project, tenant, "active", False, if_match
+        )
 
     async def list_projects(self, tenant: str | None = None) -> list[Project]:
         """Projects of one tenant, or of all, by tenant and name."""
@@ -206,35 +245,22 @@ class Admin(AuditCommands, BrakeCommands, LimitCommands, PolicyCommands, PriceCo
         self,
         actor: Actor | str,
         wanted: KeyCreate,
-        *,
-        name: str = "",
-        default_tier: str | None = None,
     ) -> tuple[ApiKey, str]:
         """Creates a key; returns it with its secret, which cannot be read again. `models` and `tiers` None:
         the tenant's, also when those change later; otherwise they must lie within the tenant's."""
         chosen_scopes = validation.scopes(DEFAULT_SCOPES if wanted.scopes is None else wanted.scopes)
-        chosen_models, expires_in_s = validation.models(wanted.models), wanted.expires_in_s
+        chosen_models, chosen = validation.models(wanted.models), chosen_tiers(wanted.tiers)
         networks = validation.networks(wanted.allow_from)
-        if name:
-            validation.name("name", name)
-        if expires_in_s is not None:
-            validation.seconds("expires_in_s", expires_in_s, validation.MAX_EXPIRY_S, least=1)
-        default = None if default_tier is None else validation.choice("default_tier", Tier, default_tier)
-        chosen_tiers = (
-            None
-            if wanted.tiers is None
-            else frozenset(validation.choice("tiers", Tier, tier) for tier in wanted.tiers)
-        )
+        if wanted.name:
+            validation.name("name", wanted.name)
+        default = chosen_default_tier(wanted.default_tier)
         secret = new_key(self._pepper)
 
         def change(connection: Connection, now_us: int) -> Change[ApiKey]:
             self._check_pepper(connection)
             owner = queries.find_tenant(connection, wanted.tenant)
-            _check_tiers(owner, chosen_tiers, default)
-            if owner.models is not None and chosen_models is not None and chosen_models - owner.models:
-                raise Invalid(
-                    "models", f"beyond the tenant's: {', '.join(sorted(chosen_models - owner.models))}"
-                )
+            expires_us = end_of_key_us(now_us, wanted.expires, wanted.expires_in_s)
+            check_within(owner, chosen_models, chosen, default)
             home = queries.find_project(connection, wanted.project or DEFAULT_PROJECT, owner)
             have = queries.count(
                 connection,
@@ -253,13 +279,13 @@ class Admin(AuditCommands, BrakeCommands, LimitCommands, PolicyCommands, PriceCo
                     id=key_id,
                     tenant_id=owner.tenant_id,
                     project_id=home.project_id,
-                    name=name,
+                    name=wanted.name,
                     scopes=sorted(chosen_scopes),
                     models=None if chosen_models is None else sorted(chosen_models),
-                    tiers=None if chosen_tiers is None else tier_names(chosen_tiers),
+                    tiers=None if chosen is None else tier_names(chosen),
                     default_tier=default.value if default else None,
                     created_us=now_us,
-                    expires_us=None if expires_in_s is None else now_us + round(expires_in_s * 1e6),
+                    expires_us=expires_us,
                     allow_from=_network_column(networks),
                 )
             )
@@ -270,23 +296,37 @@ class Admin(AuditCommands, BrakeCommands, LimitCommands, PolicyCommands, PriceCo
         return await self._act(actor, "key.create", change), secret.text
 
     async def update_key(
-        self, actor: Actor | str, key: str, wanted: KeyChange, tenant: str | None = None
+        self,
+        actor: Actor | str,
+        key: str,
+        wanted: KeyChange,
+        tenant: str | None = None,
+        *,
+        if_match: IfMatch = None,
     ) -> ApiKey:
-        """Changes the given fields of a key, by id or visible prefix. With `tenant` only a key of that tenant
-        is found."""
+        """Changes the given fields of a key, by id or visible prefix. Its end counts for requests that wait,
+        too; the rest from the next request on. With `tenant` only a key of that tenant is found."""
 
         def change(connection: Connection, now_us: int) -> Change[ApiKey]:
-            before = after = self._find_key(connection, key, tenant)
-            if wanted.allow_from is not None:
-                after = replace(before, allow_from=validation.networks(wanted.allow_from))
+            before = self._find_key(connection, key, tenant)
+            owner = queries.find_tenant(connection, before.tenant_id)
+            after = changed_key(before, wanted, owner, now_us)
             connection.execute(
                 update(tables.api_keys)
                 .where(tables.api_keys.c.id == before.key_id)
-                .values(allow_from=_network_column(after.allow_from))
+                .values(
+                    name=after.name,
+                    scopes=sorted(after.scopes),
+                    models=None if after.models is None else sorted(after.models),
+                    tiers=None if after.tiers is None else tier_names(after.tiers),
+                    default_tier=after.default_tier.value if after.default_tier else None,
+                    expires_us=None if after.expires_at is None else to_us(after.expires_at),
+                    allow_from=_network_column(after.allow_from),
+                )
             )
             return Change(after, after.key_id, after.tenant_id, before.as_json(), after.as_json())
 
-        return await self._act(actor, "key.update", change)
+        return await self._act(actor, "key.update", change, if_match)
 
     async def list_keys(self, tenant: str | None = None) -> list[ApiKey]:
         """Keys of one tenant, or of all; revoked ones included."""
@@ -298,9 +338,18 @@ class Admin(AuditCommands, BrakeCommands, LimitCommands, PolicyCommands, PriceCo
 
         return await self._database.read(find)
 
-    async def revoke_key(self, actor: Actor | str, key: str, tenant: str | None = None) -> ApiKey:
-        """Revokes a key, by id or visible prefix, in every gateway within a second. Revoking twice changes
-        nothing. With `tenant` only a key of that tenant is found."""
+    async def revoke_key(
+        self,
+        actor: Actor | str,
+        key: str,
+        tenant: str | None = None,
+        *,
+        now: bool = False,
+        if_match: IfMatch = None,
+    ) -> ApiKey:
+        """Revokes a key, by id or visible prefix, in every gateway within a second; its waiting and running
+        requests as of `suspend_tenant`. Revoking twice changes nothing, but that `now` ends what runs. With
+        `tenant` only a key of that tenant is found."""
 
         def change(connection: Connection, now_us: int) -> Change[ApiKey]:
             before = self._find_key(connection, key, tenant)
@@ -309,13 +358,25 @@ class Admin(AuditCommands, BrakeCommands, LimitCommands, PolicyCommands, PriceCo
                 .where(tables.api_keys.c.id == before.key_id, tables.api_keys.c.revoked_us.is_(None))
                 .values(revoked_us=now_us)
             )
+            if now:
+                connection.execute(
+                    update(tables.api_keys)
+                    .where(tables.api_keys.c.id == before.key_id)
+                    .values(ends_running=True)
+                )
             after = queries.find_key(connection, before.key_id)
             return Change(after, after.key_id, after.tenant_id, before.as_json(), after.as_json())
 
-        return await self._act(actor, "key.revoke", change)
+        return await self._act(actor, "key.revoke", change, if_match)
 
     async def rotate_key(
-        self, actor: Actor | str, key: str, grace_s: float = DEFAULT_GRACE_S, tenant: str | None = None
+        self,
+        actor: Actor | str,
+        key: str,
+        grace_s: float = DEFAULT_GRACE_S,
+        tenant: str | None = None,
+        *,
+        if_match: IfMatch = None,
     ) -> tuple[ApiKey, str]:
         """Gives a key a new secret (id, limits and scopes stay); older secrets work `grace_s` longer."""
         validation.seconds("grace_s", grace_s, validation.MAX_GRACE_S)
@@ -344,12 +405,17 @@ class Admin(AuditCommands, BrakeCommands, LimitCommands, PolicyCommands, PriceCo
             after = queries.find_key(connection, before.key_id)
             return Change(after, after.key_id, after.tenant_id, before.as_json(), after.as_json())
 
-        return await self._act(actor, "key.rotate", change), secret.text
+        return await self._act(actor, "key.rotate", change, if_match), secret.text
 
     # ------------------------------------------------------------ shared
 
     async def _edit_tenant(
-        self, actor: Actor | str, action: str, reference: str, edit: Callable[[Tenant], Tenant]
+        self,
+        actor: Actor | str,
+        action: str,
+        reference: str,
+        edit: Callable[[Tenant], Tenant],
+        if_match: IfMatch,
     ) -> Tenant:
         def change(connection: Connection, now_us: int) -> Change[Tenant]:
             before = queries.find_tenant(connection, reference)
@@ -361,25 +427,39 @@ class Admin(AuditCommands, BrakeCommands, LimitCommands, PolicyCommands, PriceCo
             )
             return Change(after, after.tenant_id, after.tenant_id, before.as_json(), after.as_json())
 
-        return await self._act(actor, action, change)
+        return await self._act(actor, action, change, if_match)
 
     async def _set_project_status(
-        self, actor: Actor | str, action: str, project: str, tenant: str | None, status: Status
+        self,
+        actor: Actor | str,
+        action: str,
+        project: str,
+        tenant: str | None,
+        status: Status,
+        ends_running: bool,
+        if_match: IfMatch,
     ) -> Project:
         def change(connection: Connection, now_us: int) -> Change[Project]:
             owner = None if tenant is None else queries.find_tenant(connection, tenant)
             before = queries.find_project(connection, project, owner)
-            after = replace(before, status=status)
+            after = replace(before, status=status, ends_running=ends_running)
             connection.execute(
-                update(tables.projects).where(tables.projects.c.id == before.project_id).values(status=status)
+                update(tables.projects)
+                .where(tables.projects.c.id == before.project_id)
+                .values(status=status, ends_running=ends_running)
             )
             return Change(after, after.project_id, after.tenant_id, before.as_json(), after.as_json())
 
-        return await self._act(actor, action, change)
+        return await self._act(actor, action, change, if_match)
 
     def _find_key(self, connection: Connection, key: str, tenant: str | None) -> ApiKey:
         tenant_id = None if tenant is None else queries.find_tenant(connection, tenant).tenant_id
         return queries.find_key(connection, key, tenant_id)
+
+    async def is_own_pepper(self) -> bool:
+        """Whether the keys in this database, if there are any, were made with this pepper."""
+        stored = await self._database.read(lambda connection: queries.setting(connection, PEPPER_SETTING))
+        return stored in (None, fingerprint(self._pepper))
 
     def _check_pepper(self, connection: Connection) -> None:
         """The first key stores the pepper's fingerprint. Raises `PepperMismatch` for another pepper."""
@@ -404,6 +484,7 @@ def _columns(tenant: Tenant) -> dict[str, Any]:
         "reserved_tokens_per_s": tenant.reserved_tokens_per_s,
         "reserved_tier": None if tenant.reserved_tier is None else tenant.reserved_tier.value,
         "labels": {key: list(values) for key, values in tenant.labels.items()} or None,
+        "ends_running": tenant.ends_running,
     }
 
 
@@ -434,11 +515,3 @@ def _insert_secret(connection: Connection, key_id: str, public_id: str, digest: 
             public_id=public_id, key_id=key_id, digest=digest, created_us=now_us
         )
     )
-
-
-def _check_tiers(tenant: Tenant, chosen: frozenset[Tier] | None, default: Tier | None) -> None:
-    if chosen is not None and (not chosen or chosen - tenant.tiers):
-        known = ", ".join(tier_names(tenant.tiers))
-        raise Invalid("tiers", f"must lie within the tenant's: {known}")
-    if default is not None and default not in (tenant.tiers if chosen is None else chosen):
-        raise Invalid("default_tier", f"{default.value!r} is not among the key's tiers")

@@ -1,22 +1,30 @@
 """The audit log: actor, origin, action and target of every change, with its before and after.
 
-A row is written on the connection, and so in the transaction, of its change: neither exists alone. It is read
-in `audit_query.py`.
+A row is written on the connection, and so in the transaction, of its change: neither exists alone. Rows of
+accesses (log-ins, refused attempts, reads) are written apart, merged. What says who a person is stands in no
+row (`tenants/audit/persons.py`). Rows are read in `lists/audit.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import hmac
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection
 
-from tenants.errors import Invalid
-from tenants.storage.tables import audit
+from tenants.audit import persons, store
+from tenants.audit.accesses import OTHERS, SEVERAL, MergedAccess
+from tenants.directory.records import from_us
+from tenants.errors import Invalid, NotFound
+from tenants.people.rows import find_person
 
 MAX_TEXT = 128
+LINK = "link"
+"""The actor who uses a one-time link: a person, who has not logged in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +33,11 @@ class Actor:
 
     name: str
     origin: str = ""
+    person: tuple[str, int] | None = None
+    """Of a person in the console: id, and the revision that its session is valid for."""
+    request_id: str = ""
+    trace_id: str = ""
+    """Of the request that it acts by; empty: of none."""
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > MAX_TEXT:
@@ -37,7 +50,8 @@ class Actor:
 class AuditRow:
     """One admin act or key event. `before` and `after` are None where nothing was or is there."""
 
-    audit_id: int
+    seq: int
+    """Its number in the log: dense, from 0."""
     at: datetime
     actor: str
     origin: str
@@ -46,6 +60,9 @@ class AuditRow:
     tenant_id: str | None
     before: dict[str, Any] | None
     after: dict[str, Any] | None
+    request_id: str | None = None
+    trace_id: str | None = None
+    """Of the request that made it; None: it was made by none, or by an older version."""
 
     @property
     def target_name(self) -> str:
@@ -54,7 +71,7 @@ class AuditRow:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "id": self.audit_id,
+            "seq": self.seq,
             "at": self.at.isoformat(),
             "actor": self.actor,
             "origin": self.origin,
@@ -64,6 +81,8 @@ class AuditRow:
             "tenant_id": self.tenant_id,
             "before": self.before,
             "after": self.after,
+            "request_id": self.request_id,
+            "trace_id": self.trace_id,
         }
 
 
@@ -79,15 +98,73 @@ def record(
     after: Mapping[str, Any] | None = None,
 ) -> None:
     """Adds one row. `action` is `<thing>.<verb>`, `target` the id of the thing."""
-    connection.execute(
-        insert(audit).values(
+    store.head(connection, is_locked=True)
+    origin_of = persons.person_of(action, after, before) if actor.name == LINK else None
+    if actor.person is not None:
+        origin_of = actor.person[0]
+    store.append(
+        connection,
+        store.LogEntry(
             at_us=at_us,
-            actor=actor.name,
-            origin=actor.origin,
+            actor=persons.hidden_actor(connection, actor.name),
+            origin=_origin(connection, origin_of, actor.origin),
             action=action,
             target=target,
             tenant_id=tenant_id,
-            before=None if before is None else dict(before),
-            after=None if after is None else dict(after),
-        )
+            before=persons.hidden_fields(connection, action, before),
+            after=persons.hidden_fields(connection, action, after),
+            request_id=actor.request_id or None,
+            trace_id=actor.trace_id or None,
+        ),
     )
+
+
+def record_accesses(
+    connection: Connection, rows: Iterable[MergedAccess], *, at_us: int, name_key: bytes
+) -> None:
+    """Adds a row for each. `name_key`: what names of no person are hashed with: one may be a password that
+    was typed into the wrong field."""
+    for row in rows:
+        store.head(connection, is_locked=True)
+        access = row.access
+        actor, person_id = _who(connection, access.actor, name_key)
+        counted: dict[str, Any] = {"count": row.count}
+        if row.last_us > row.first_us:
+            counted |= {"first": from_us(row.first_us).isoformat(), "last": from_us(row.last_us).isoformat()}
+        if row.reasons:
+            counted["why"] = row.reasons
+        store.append(
+            connection,
+            store.LogEntry(
+                at_us=at_us,
+                actor=actor,
+                origin=_origin(connection, person_id, access.origin),
+                action=access.action,
+                target=access.target,
+                after=counted,
+                request_id=access.request_id or None,
+                trace_id=access.trace_id or None,
+            ),
+        )
+
+
+def _who(connection: Connection, actor: str, name_key: bytes) -> tuple[str, str | None]:
+    """An actor as it stands in a row, and the id of the person that it is."""
+    if not actor.startswith(persons.ACTOR):
+        return actor, None
+    name = actor.removeprefix(persons.ACTOR)
+    try:
+        person = find_person(connection, name)
+    except NotFound:
+        keyed = hmac.digest(
+            name_key, b"a name of no person\0" + name.encode(errors="surrogatepass"), hashlib.sha256
+        )
+        return f"unknown:{keyed.hex()[:16]}", None
+    return persons.hidden_actor(connection, person.actor_name), person.person_id
+
+
+def _origin(connection: Connection, person_id: str | None, origin: str) -> str:
+    """Where it came from; of a person its hash."""
+    if person_id is None or not origin or origin in (OTHERS, SEVERAL):
+        return origin
+    return persons.hidden(connection, person_id, origin)

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, delete, insert, select
 from tenants.admin import validation
 from tenants.admin.audit import Actor
 from tenants.admin.commands import BrakeEnd, BrakeSet
+from tenants.admin.etag import IfMatch
 from tenants.admin.transaction import AdminCommands, Change
 from tenants.directory.records import from_us
 from tenants.errors import Invalid, NotFound
@@ -58,7 +59,7 @@ class Brake:
 class BrakeCommands(AdminCommands):
     """Acts on brakes."""
 
-    async def set_brake(self, actor: Actor | str, wanted: BrakeSet) -> Brake:
+    async def set_brake(self, actor: Actor | str, wanted: BrakeSet, *, if_match: IfMatch = None) -> Brake:
         """Sets a tier's brake for all gateways of the database, in place of the one it has."""
         tier, share, for_s = _tier(wanted.tier), _share(wanted.share), _for_s(wanted.for_s)
         reason = validation.reason(wanted.reason) if wanted.reason else ""
@@ -75,9 +76,9 @@ class BrakeCommands(AdminCommands):
             was = None if before is None else before.as_json()
             return Change(after, _target(tier), None, was, after.as_json())
 
-        return await self._act(actor, "brake.set", change)
+        return await self._act(actor, "brake.set", change, if_match)
 
-    async def end_brake(self, actor: Actor | str, wanted: BrakeEnd) -> Brake:
+    async def end_brake(self, actor: Actor | str, wanted: BrakeEnd, *, if_match: IfMatch = None) -> Brake:
         """Ends a tier's brake before its time, and returns it. Raises `NotFound` where none holds."""
         tier = _tier(wanted.tier)
 
@@ -87,7 +88,7 @@ class BrakeCommands(AdminCommands):
                 raise NotFound("brake", tier.value)
             return Change(before, _target(tier), None, before.as_json())
 
-        return await self._act(actor, "brake.end", change)
+        return await self._act(actor, "brake.end", change, if_match)
 
     async def end_brakes_over(self) -> None:
         """Ends the brakes whose time has passed, each once, however many gateways see it."""

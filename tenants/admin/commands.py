@@ -29,6 +29,7 @@ class TenantChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tier: str | None = None
     tiers: list[str] | None = None
     models: list[str] | None = None
+    """An empty list: all."""
     on_low_budget: str | None = None
     reserved_tokens_per_s: float | None = None
     """0 also forgets `reserved_tier`."""
@@ -52,17 +53,44 @@ class KeyCreate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     project: str | None = None
     scopes: list[str] | None = None
     expires_in_s: float | None = None
+    expires: str | None = None
+    """In place of it: the instant, ISO 8601 with a time zone."""
     models: list[str] | None = None
     tiers: list[str] | None = None
+    name: str = ""
+    """A name for people."""
+    default_tier: str | None = None
+    """Of requests that name no tier. None: the tenant's."""
     allow_from: list[str] | None = None
     """Networks in CIDR notation that it may be used from; none: anywhere."""
+
+
+class Withdrawal(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/tenants/{tenant}/suspend`, `POST /admin/v1/projects/{project}/suspend` and
+    `DELETE /admin/v1/keys/{id}`; without a body: not now."""
+
+    now: bool = False
+    """What runs ends as well, charged for what it emitted."""
 
 
 class KeyChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`PATCH /admin/v1/keys/{id}`."""
 
+    name: str | None = None
+    """Empty: no name."""
+    default_tier: str | None = None
+    """Of requests that name no tier; empty: the tenant's again."""
     allow_from: list[str] | None = None
     """As of a new key; an empty list: anywhere."""
+    scopes: list[str] | None = None
+    models: list[str] | None = None
+    """An empty list: the tenant's again."""
+    tiers: list[str] | None = None
+    """An empty list: the tenant's again."""
+    expires: str | None = None
+    """The instant of its end, ISO 8601 with a time zone; empty: it has none."""
+    expires_in_s: float | None = None
+    """In place of it."""
 
 
 class LimitSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -135,6 +163,20 @@ class BrakeEnd(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`DELETE /admin/v1/brake?tier={tier}`."""
 
     tier: str
+
+
+class ReplicaDrain(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/upstreams/{replica}/drain`."""
+
+    reason: str = ""
+    """For the people who see it, and the audit."""
+
+
+class LedgerAdjust(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/ledger/adjust`."""
+
+    request_id: str
+    reason: str
 
 
 class SloSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

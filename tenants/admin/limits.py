@@ -15,6 +15,7 @@ from sqlalchemy import Connection, delete, insert, update
 from tenants.admin import validation
 from tenants.admin.audit import Actor
 from tenants.admin.commands import LimitOverride, LimitSet
+from tenants.admin.etag import IfMatch
 from tenants.admin.transaction import AdminCommands, Change
 from tenants.directory import queries
 from tenants.directory.keys import new_id
@@ -55,7 +56,7 @@ class LimitView:
 class LimitCommands(AdminCommands):
     """Acts on limits."""
 
-    async def set_limit(self, actor: Actor | str, wanted: LimitSet) -> Limit:
+    async def set_limit(self, actor: Actor | str, wanted: LimitSet, *, if_match: IfMatch = None) -> Limit:
         """Sets a limit on its subject (`LimitSet`). Exactly one shape: `amount` with `window`, or with
         `rate_per_s` (a bucket's burst), or with meter `concurrency`. `thresholds` None: the default ones.
 
@@ -112,10 +113,16 @@ class LimitCommands(AdminCommands):
             before = None if existing is None else limit_as_json(existing)
             return Change(after, limit_id, tenant_id, before, limit_as_json(after))
 
-        return await self._act(actor, "limit.set", change)
+        return await self._act(actor, "limit.set", change, if_match)
 
     async def override_limit(
-        self, actor: Actor | str, limit_id: str, wanted: LimitOverride, tenant: str | None = None
+        self,
+        actor: Actor | str,
+        limit_id: str,
+        wanted: LimitOverride,
+        tenant: str | None = None,
+        *,
+        if_match: IfMatch = None,
     ) -> Limit:
         """Puts another `amount` (burst, concurrency) in force, and for a token bucket another rate, up to
         `until` or for `for_s` seconds. A limit has at most one override; a new one replaces it. With `tenant`
@@ -139,9 +146,11 @@ class LimitCommands(AdminCommands):
             after = queries.find_limit(connection, limit_id)
             return Change(after, limit_id, _owner_id(after), limit_as_json(before), limit_as_json(after))
 
-        return await self._act(actor, "limit.override", change)
+        return await self._act(actor, "limit.override", change, if_match)
 
-    async def clear_override(self, actor: Actor | str, limit_id: str, tenant: str | None = None) -> Limit:
+    async def clear_override(
+        self, actor: Actor | str, limit_id: str, tenant: str | None = None, *, if_match: IfMatch = None
+    ) -> Limit:
         """Ends an override before its time. Raises `NotFound` where there is none."""
 
         def change(connection: Connection, now_us: int) -> Change[Limit]:
@@ -153,9 +162,11 @@ class LimitCommands(AdminCommands):
             after = queries.find_limit(connection, limit_id)
             return Change(after, limit_id, _owner_id(after), limit_as_json(before), limit_as_json(after))
 
-        return await self._act(actor, "limit.clear_override", change)
+        return await self._act(actor, "limit.clear_override", change, if_match)
 
-    async def remove_limit(self, actor: Actor | str, limit_id: str, tenant: str | None = None) -> Limit:
+    async def remove_limit(
+        self, actor: Actor | str, limit_id: str, tenant: str | None = None, *, if_match: IfMatch = None
+    ) -> Limit:
         """Removes a limit with its override and events, and returns it. With `tenant` only one of that
         tenant is found."""
 
@@ -167,7 +178,7 @@ class LimitCommands(AdminCommands):
             limit_events.forget(connection, limit_id)
             return Change(before, limit_id, _owner_id(before), before=limit_as_json(before))
 
-        return await self._act(actor, "limit.remove", change)
+        return await self._act(actor, "limit.remove", change, if_match)
 
     async def list_limits(self, tenant: str | None = None) -> list[Limit]:
         """Limits of one tenant (its projects, keys and end users included), or all limits."""

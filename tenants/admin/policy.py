@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import ColumnElement, Connection, delete, insert, select
 
 from tenants.admin.audit import Actor
+from tenants.admin.etag import IfMatch
 from tenants.admin.transaction import AdminCommands, Change
 from tenants.errors import Invalid
 from tenants.storage import tables
@@ -36,9 +37,11 @@ class StoredPolicy:
 class PolicyCommands(AdminCommands):
     """Acts on the stored policy; there is at most one."""
 
-    async def store_policy(self, actor: Actor | str, wanted: StoredPolicy, before: StoredPolicy) -> None:
+    async def store_policy(
+        self, actor: Actor | str, wanted: StoredPolicy, before: StoredPolicy, *, if_match: IfMatch = None
+    ) -> None:
         """Stores the policy for all gateways of the database, and for their next start. `before`: the one in
-        force, for the audit."""
+        force where none is stored."""
         rows = {POLICY_SETTING: wanted.name} | {
             f"{POLICY_SETTING}.{name}": json.dumps(value) for name, value in wanted.options.items()
         }
@@ -51,37 +54,41 @@ class PolicyCommands(AdminCommands):
                 )
 
         def change(connection: Connection, now_us: int) -> Change[None]:
+            found = read_policy(connection) or before
             _forget(connection)
             connection.execute(
                 insert(tables.settings), [{"name": name, "value": text} for name, text in rows.items()]
             )
-            return Change(None, POLICY_SETTING, None, before.as_json(), wanted.as_json())
+            return Change(None, POLICY_SETTING, None, found.as_json(), wanted.as_json())
 
-        await self._act(actor, "policy.set", change)
+        await self._act(actor, "policy.set", change, if_match)
 
-    async def forget_policy(self, actor: Actor | str, wanted: StoredPolicy, before: StoredPolicy) -> None:
+    async def forget_policy(
+        self, actor: Actor | str, wanted: StoredPolicy, before: StoredPolicy, *, if_match: IfMatch = None
+    ) -> None:
         """Forgets the stored policy: each gateway's settings count again. `wanted`: what they say."""
 
         def change(connection: Connection, now_us: int) -> Change[None]:
+            found = read_policy(connection) or before
             _forget(connection)
-            return Change(None, POLICY_SETTING, None, before.as_json(), wanted.as_json())
+            return Change(None, POLICY_SETTING, None, found.as_json(), wanted.as_json())
 
-        await self._act(actor, "policy.from_settings", change)
+        await self._act(actor, "policy.from_settings", change, if_match)
 
     async def stored_policy(self) -> StoredPolicy | None:
         """The stored policy; None: the settings count."""
-        columns = tables.settings.c
+        return await self._database.read(read_policy)
 
-        def look(connection: Connection) -> dict[str, str]:
-            query = select(columns.name, columns.value).where(_is_policy())
-            return {row.name: row.value for row in connection.execute(query)}
 
-        rows = await self._database.read(look)
-        name = rows.pop(POLICY_SETTING, None)
-        if name is None:
-            return None
-        options = {key.partition(".")[2]: json.loads(value) for key, value in rows.items()}
-        return StoredPolicy(name, options)
+def read_policy(connection: Connection) -> StoredPolicy | None:
+    """The stored policy; None: the settings count."""
+    columns = tables.settings.c
+    query = select(columns.name, columns.value).where(_is_policy())
+    rows = {row.name: row.value for row in connection.execute(query)}
+    name = rows.pop(POLICY_SETTING, None)
+    if name is None:
+        return None
+    return StoredPolicy(name, {key.partition(".")[2]: json.loads(value) for key, value in rows.items()})
 
 
 def _is_policy() -> ColumnElement[bool]:

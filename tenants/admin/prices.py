@@ -6,26 +6,26 @@ rows are the models and tiers that changed with it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, insert, select
 
 from tenants.admin import validation
 from tenants.admin.audit import Actor
 from tenants.admin.commands import PriceSet
+from tenants.admin.etag import IfMatch
 from tenants.admin.transaction import AdminCommands, Change
 from tenants.directory import queries
 from tenants.directory.records import from_us
-from tenants.errors import Invalid, NotFound
+from tenants.errors import Invalid
 from tenants.pricing.pricing import FREE, Price, PriceBook, PriceEntry, TokenWeights
 from tenants.storage import tables
 from tenants.types import Tier
 
 MAX_VERSIONS = 1_000_000
-MAX_PAGE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class PriceRow:
             "version": self.version,
             "model": self.model,
             "tier": self.tier.value,
-            **_columns(self.entry),
+            **entry_columns(self.entry),
             "created_at": self.created_at.isoformat(),
         }
 
@@ -52,7 +52,9 @@ class PriceRow:
 class PriceCommands(AdminCommands):
     """Acts on prices."""
 
-    async def set_price(self, actor: Actor | str, wanted: PriceSet) -> list[PriceRow]:
+    async def set_price(
+        self, actor: Actor | str, wanted: PriceSet, *, if_match: IfMatch = None
+    ) -> list[PriceRow]:
         """Makes a new version of the book, in force immediately; `tier` None: in all tiers. Requests reserved
         before are charged by the version they were reserved with. Returns the model's rows now.
         A change that changes nothing makes no version."""
@@ -67,9 +69,9 @@ class PriceCommands(AdminCommands):
             entries = {(model, each): new[each] for each in tiers if new[each] != old[each]}
             _insert(connection, book, entries, now_us)
             after = _rows_of(connection, model)
-            return Change(after, model[:128], None, _as_json(before), _as_json(after))
+            return Change(after, model[:128], None, as_stored(before), as_stored(after))
 
-        return await self._act(actor, "price.set", act)
+        return await self._act(actor, "price.set", act, if_match)
 
     async def seed_prices(self, actor: Actor | str, prices: Mapping[str, Price]) -> list[str]:
         """Prices models that the book does not have, in all tiers, and returns their names."""
@@ -93,15 +95,6 @@ class PriceCommands(AdminCommands):
     async def list_prices(self) -> list[PriceRow]:
         """Prices in force, by model and tier."""
         return await self._database.read(_in_force)
-
-    async def price_history(self, model: str, *, most: int = 100) -> list[PriceRow]:
-        """Every version's rows of one model, newest first. Raises `NotFound` for a model without any."""
-        if not 1 <= most <= MAX_PAGE:
-            raise Invalid("limit", f"must lie between 1 and {MAX_PAGE}")
-        rows = await self._database.read(lambda connection: _history(connection, model, most))
-        if not rows:
-            raise NotFound("price", model)
-        return rows
 
 
 def changed(old: PriceEntry | None, wanted: PriceSet, default_multiplier: int) -> PriceEntry:
@@ -138,7 +131,7 @@ def _given(wanted: PriceSet, *names: str) -> dict[str, int]:
     return {name: getattr(wanted, name) for name in names if getattr(wanted, name) is not None}
 
 
-def _columns(entry: PriceEntry) -> dict[str, int]:
+def entry_columns(entry: PriceEntry) -> dict[str, int]:
     weights = {f"{name}_weight": value for name, value in asdict(entry.weights).items()}
     return {**asdict(entry.price), "multiplier": entry.multiplier, **weights}
 
@@ -158,7 +151,7 @@ def _insert(
             "version": version,
             "model": model,
             "tier": tier.value,
-            **_columns(entry),
+            **entry_columns(entry),
             "created_us": now_us,
         }
         for (model, tier), entry in entries.items()
@@ -167,10 +160,14 @@ def _insert(
     return version
 
 
-def _history(connection: Connection, model: str, most: int) -> list[PriceRow]:
+def history(
+    connection: Connection, model: str, most: int, *conditions: ColumnElement[bool]
+) -> list[PriceRow]:
+    """Rows of one model, the newest version first, then by the tier's name."""
     table = tables.prices
-    query = select(table).where(table.c.model == model).order_by(table.c.version.desc(), table.c.tier)
-    return _in_order(connection, query.limit(most))
+    query = select(table).where(table.c.model == model, *conditions)
+    query = query.order_by(table.c.version.desc(), table.c.tier).limit(most)
+    return [_row(row) for row in connection.execute(query).mappings()]
 
 
 def _rows_of(connection: Connection, model: str) -> list[PriceRow]:
@@ -183,19 +180,16 @@ def _in_force(connection: Connection) -> list[PriceRow]:
 
 
 def _in_order(connection: Connection, query: Any) -> list[PriceRow]:
-    rows = [
-        PriceRow(
-            row["version"],
-            row["model"],
-            Tier(row["tier"]),
-            queries.entry_from(row),
-            from_us(row["created_us"]),
-        )
-        for row in connection.execute(query).mappings()
-    ]
+    rows = [_row(row) for row in connection.execute(query).mappings()]
     order = list(Tier)
     return sorted(rows, key=lambda row: (row.model, -row.version, order.index(row.tier)))
 
 
-def _as_json(rows: list[PriceRow]) -> dict[str, Any] | None:
+def _row(row: RowMapping) -> PriceRow:
+    entry, created_at = queries.entry_from(row), from_us(row["created_us"])
+    return PriceRow(row["version"], row["model"], Tier(row["tier"]), entry, created_at)
+
+
+def as_stored(rows: Sequence[PriceRow]) -> dict[str, Any] | None:
+    """The rows in force of one model, for the audit and its entity tag; None: it has no price."""
     return {row.tier.value: row.as_json() for row in rows} or None

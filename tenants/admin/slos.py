@@ -9,6 +9,7 @@ from sqlalchemy import Connection, delete, update
 from tenants.admin import validation
 from tenants.admin.audit import Actor
 from tenants.admin.commands import SloSet
+from tenants.admin.etag import IfMatch
 from tenants.admin.transaction import AdminCommands, Change
 from tenants.directory import queries
 from tenants.directory.keys import new_id
@@ -21,53 +22,55 @@ from tenants.types import Tier
 MAX_SLOS = 10_000
 MIN_TARGET_S = 0.000_1
 MAX_TARGET_S = 86_400.0
-MAX_PAGE = 1_000
 
 
 class SloCommands(AdminCommands):
     """Acts on targets."""
 
-    async def set_slo(self, actor: Actor | str, wanted: SloSet) -> Slo:
+    async def set_slo(self, actor: Actor | str, wanted: SloSet, *, if_match: IfMatch = None) -> Slo:
         """Sets a target: `percentile` per cent of the requests in a tier must have `metric` (`ttft`, `tpot`,
         `e2e`) within `target_s`. `tenant` None: of each tenant without a target of its own. There is one per
         (tenant, tier, metric): setting it again replaces it. What was counted stays."""
-        tier, metric = validation.choice("tier", Tier, wanted.tier), _metric(wanted.metric)
-        target_us, per_mille = _target_us(wanted.target_s), _per_mille(wanted.percentile)
+        draft = new_slo(wanted)
 
         def change(connection: Connection, now_us: int) -> Change[Slo]:
             owner = None if wanted.tenant is None else queries.find_tenant(connection, wanted.tenant)
             tenant_id = "" if owner is None else owner.tenant_id
             table = tables.slos
-            same = (table.c.tenant_id == tenant_id, table.c.tier == tier.value, table.c.metric == metric)
+            same = (
+                table.c.tenant_id == tenant_id,
+                table.c.tier == draft.tier.value,
+                table.c.metric == draft.metric,
+            )
             before = next(iter(slo_store.slos_where(connection, *same)), None)
             if before is None:
                 if queries.count(connection, table) >= MAX_SLOS:
                     raise Invalid(
                         "slo", f"there are {MAX_SLOS} targets already, which is the most; remove one"
                     )
-                after = Slo(new_id("slo"), tenant_id, tier, metric, target_us, per_mille)
+                after = replace(draft, slo_id=new_id("slo"), tenant_id=tenant_id)
                 slo_store.insert_slo(connection, after, now_us)
             else:
-                after = replace(before, target_us=target_us, per_mille=per_mille)
-                values = update(table).values(target_us=target_us, per_mille=per_mille)
+                after = replace(before, target_us=draft.target_us, per_mille=draft.per_mille)
+                values = update(table).values(target_us=draft.target_us, per_mille=draft.per_mille)
                 connection.execute(values.where(table.c.id == before.slo_id))
             was = None if before is None else before.as_json()
             return Change(after, after.slo_id, tenant_id or None, was, after.as_json())
 
-        return await self._act(actor, "slo.set", change)
+        return await self._act(actor, "slo.set", change, if_match)
 
-    async def remove_slo(self, actor: Actor | str, slo_id: str) -> Slo:
+    async def remove_slo(self, actor: Actor | str, slo_id: str, *, if_match: IfMatch = None) -> Slo:
         """Removes a target, and returns it. What was counted stays. Raises `NotFound`."""
 
         def change(connection: Connection, now_us: int) -> Change[Slo]:
             table = tables.slos
-            before = next(iter(slo_store.slos_where(connection, table.c.id == slo_id)), None)
+            before = next(iter(slo_store.slos_where(connection, table.c.id == queries.plain(slo_id))), None)
             if before is None:
                 raise NotFound("slo", slo_id[:80])
             connection.execute(delete(table).where(table.c.id == slo_id))
             return Change(before, slo_id, before.tenant_id or None, before=before.as_json())
 
-        return await self._act(actor, "slo.remove", change)
+        return await self._act(actor, "slo.remove", change, if_match)
 
     async def list_slos(self, tenant: str | None = None) -> list[Slo]:
         """All targets, or those that bind one tenant."""
@@ -75,10 +78,7 @@ class SloCommands(AdminCommands):
         def look(connection: Connection) -> list[Slo]:
             if tenant is None:
                 return slo_store.slos_where(connection)
-            tenant_id = queries.find_tenant(connection, tenant).tenant_id
-            found = slo_store.slos_where(connection, tables.slos.c.tenant_id.in_(["", tenant_id]))
-            own = {(each.tier, each.metric) for each in found if each.tenant_id}
-            return [each for each in found if each.tenant_id or (each.tier, each.metric) not in own]
+            return slo_store.binding(connection, queries.find_tenant(connection, tenant).tenant_id)
 
         return await self._database.read(look)
 
@@ -97,7 +97,7 @@ class SloCommands(AdminCommands):
             since_s = int(now_s) - PERIOD_DAYS * DAY_S
             by_day = slo_store.counts(connection, DAY_S, since_s - DAY_S + 1, tenant_id)
             by_span = slo_store.counts(connection, SPAN_S, int(now_s) - 3 * DAY_S, tenant_id)
-            by_cause = slo_store.causes(connection, since_s * 1_000_000, tenant_id)
+            by_cause = slo_store.causes(connection, since_s - DAY_S + 1, tenant_id)
             reports: list[SloReport] = []
             for key, days in by_day.items():
                 slo = targets.get((key.tenant_id, key.tier, key.metric)) or targets.get(
@@ -111,7 +111,7 @@ class SloCommands(AdminCommands):
                         key.tenant_id,
                         names.get(key.tenant_id, key.tenant_id),
                         sum(days.values(), SloTally()),
-                        tuple(burning(by_span.get(key, {}), slo.per_mille, now_s)),
+                        tuple(burning(by_span.get(key, {}), slo.per_mille, now_s, self._alert_misses)),
                         by_cause.get(key, {}),
                     )
                 )
@@ -127,35 +127,30 @@ class SloCommands(AdminCommands):
 
         return await self._database.read(look)
 
-    async def list_misses(
-        self,
-        *,
-        tenant: str | None = None,
-        tier: str | None = None,
-        cause: str | None = None,
-        request_id: str | None = None,
-        most: int = 100,
-    ) -> list[Missed]:
-        """Missed targets, the newest first, with their evidence."""
-        if not 1 <= most <= MAX_PAGE:
-            raise Invalid("limit", f"must lie between 1 and {MAX_PAGE}")
-        table = tables.slo_misses
+    async def causes_by_day(
+        self, tenant: str | None = None, tier: str | None = None
+    ) -> dict[int, dict[str, int]]:
+        """Misses by cause of each day of the period (its start, seconds since 1970), also of targets that
+        were removed since."""
+        wanted_tier = None if tier is None else validation.choice("tier", Tier, tier).value
+        since_s = int(self._clock()) - (PERIOD_DAYS + 1) * DAY_S + 1
 
-        def look(connection: Connection) -> list[Missed]:
-            conditions = []
-            if tenant is not None:
-                found = queries.find_tenant(connection, tenant)
-                conditions.append(table.c.tenant_id == found.tenant_id)
-            for column, value in (
-                (table.c.tier, tier),
-                (table.c.cause, cause),
-                (table.c.request_id, request_id),
-            ):
-                if value is not None:
-                    conditions.append(column == value)
-            return slo_store.misses(connection, conditions, most)
+        def look(connection: Connection) -> dict[int, dict[str, int]]:
+            tenant_id = None if tenant is None else queries.find_tenant(connection, tenant).tenant_id
+            return slo_store.causes_by_day(connection, since_s, tenant_id, wanted_tier)
 
         return await self._database.read(look)
+
+    async def misses_of(self, request_id: str) -> list[Missed]:
+        """The targets that one request missed, with their evidence."""
+        is_it = tables.slo_misses.c.request_id == request_id
+        return await self._database.read(lambda one: slo_store.misses(one, [is_it], len(METRICS)))
+
+
+def new_slo(wanted: SloSet) -> Slo:
+    """The target to be, without id and tenant. Raises `Invalid`."""
+    tier, metric = validation.choice("tier", Tier, wanted.tier), _metric(wanted.metric)
+    return Slo("", "", tier, metric, _target_us(wanted.target_s), _per_mille(wanted.percentile))
 
 
 def _metric(value: str) -> str:

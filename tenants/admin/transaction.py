@@ -1,25 +1,32 @@
 """The transaction of every admin act.
 
 It makes the change, raises the directory's revision (running servers notice within a second) and writes the
-audit row.
+audit row. Several acts can share one transaction: all of them happen, or none.
 """
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from sqlalchemy import Connection, update
 
-from tenants.admin import audit
+from tenants.admin import audit, etag
 from tenants.admin.audit import Actor
+from tenants.admin.etag import IfMatch
+from tenants.audit.accesses import Access, MergedAccess
 from tenants.directory import names
 from tenants.directory.keys import check_pepper
+from tenants.errors import PersonChanged, PreconditionFailed
+from tenants.people import rows
 from tenants.pricing.pricing import DEFAULT_MULTIPLIERS
-from tenants.storage import tables
+from tenants.slo.slo import DEFAULT_LEAST_MISSES
+from tenants.storage import flushes, tables
 from tenants.storage.database import Database
+from tenants.storage.flushes import Flush
 from tenants.types import Tier
 
 T = TypeVar("T")
@@ -36,8 +43,20 @@ class Change(Generic[T]):
     after: Mapping[str, Any] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction that several acts share, with the one revision that they make."""
+
+    connection: Connection
+    now_us: int
+    revision: int
+
+
 class AdminCommands:
     """Base of all admin acts."""
+
+    _inside: OpenTransaction | None = None
+    """Set in the copy that `in_one_transaction` hands out."""
 
     def __init__(
         self,
@@ -45,13 +64,18 @@ class AdminCommands:
         pepper: bytes,
         clock: Callable[[], float] = time.time,
         tier_multipliers: Mapping[Tier, int] = DEFAULT_MULTIPLIERS,
+        alert_misses: int = DEFAULT_LEAST_MISSES,
+        webhook_private: bool = False,
     ) -> None:
         """`clock` gives seconds since 1970. `tier_multipliers` (thousandths): those of a model priced for the
-        first time, unless the act gives one."""
+        first time, unless the act gives one. `alert_misses`: an alert's fewest in its long window.
+        `webhook_private`: whether webhooks may have private addresses."""
         self._database = database
         self._pepper = check_pepper(pepper)
         self._clock = clock
         self._tier_multipliers = tier_multipliers
+        self._alert_misses = alert_misses
+        self._webhook_private = webhook_private
 
     async def note(
         self,
@@ -66,40 +90,136 @@ class AdminCommands:
         """Audits an act on the running system before it is done; the directory stays as it is."""
         await self._act(actor, action, lambda *_: Change(None, target, tenant_id, before, after))
 
+    async def note_access(self, access: Access) -> None:
+        """Audits one access, before it is had. Raises `DatabaseUnavailable`."""
+        now_us = round(self._clock() * 1e6)
+        await self.record_accesses([MergedAccess(access, now_us, now_us, now_us, 1)])
+
+    async def record_accesses(self, rows: Sequence[MergedAccess], flush: Flush | None = None) -> None:
+        """Audits accesses, which change nothing: the directory's revision stays. With `flush` once, however
+        often it is repeated. Raises `DatabaseUnavailable`."""
+        now_us = round(self._clock() * 1e6)
+
+        def write(connection: Connection) -> None:
+            if flush is None or flushes.is_new(connection, flush, now_us):
+                audit.record_accesses(connection, rows, at_us=now_us, name_key=self._pepper)
+
+        await self._database.write(write)
+
     async def with_names(self, items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Items as shown to people: beside each id of a tenant, project or key its name."""
         shown = list(items)
         return await self._database.read(lambda connection: names.with_names(connection, shown))
 
-    async def _act(
-        self, actor: Actor | str, action: str, change: Callable[[Connection, int], Change[T]]
+    @property
+    def tier_multipliers(self) -> Mapping[Tier, int]:
+        """Multipliers, in thousandths, of a model that is priced for the first time."""
+        return self._tier_multipliers
+
+    async def in_one_transaction(
+        self,
+        acts: Callable[[Self], Coroutine[Any, Any, T]],
+        *,
+        at_revision: int | None = None,
+        is_rehearsal: bool = False,
     ) -> T:
-        """Runs `change` as one audited transaction; every change of the directory goes through here."""
-        who = Actor(actor) if isinstance(actor, str) else actor
+        """Runs several acts as one transaction with one revision; each has its audit row. If one fails, none
+        was done.
+
+        `acts` gets this object on the open transaction and awaits nothing but its acts; it may be called a
+        second time after a rollback. With `at_revision`, `PreconditionFailed` is raised unless that is the
+        directory's revision before. A rehearsal is undone at its end.
+        """
         now_us = round(self._clock() * 1e6)
 
         def transaction(connection: Connection) -> T:
-            # First, because on PostgreSQL this row's lock serialises admin acts, so that
-            # revisions become visible in order and a check followed by an insert is safe.
-            revision = connection.execute(
-                update(tables.directory_revision)
-                .values(revision=tables.directory_revision.c.revision + 1)
-                .returning(tables.directory_revision.c.revision)
-            ).scalar_one()
-            done = change(connection, now_us)
-            connection.execute(
-                update(tables.tenants).where(tables.tenants.c.id == done.tenant_id).values(revision=revision)
-            )
-            audit.record(
-                connection,
-                who,
-                action,
-                done.target,
-                at_us=now_us,
-                tenant_id=done.tenant_id,
-                before=done.before,
-                after=done.after,
-            )
-            return done.result
+            revision = _next_revision(connection)
+            if at_revision not in (None, revision - 1):
+                raise PreconditionFailed({"revision": revision - 1})
+            inside = copy.copy(self)
+            inside._inside = OpenTransaction(connection, now_us, revision)
+            return _run(acts(inside))
+
+        def rehearsal(connection: Connection) -> T:
+            savepoint = connection.begin_nested()
+            try:
+                return transaction(connection)
+            finally:
+                savepoint.rollback()
+
+        return await self._database.write(rehearsal if is_rehearsal else transaction)
+
+    async def _act(
+        self,
+        actor: Actor | str,
+        action: str,
+        change: Callable[[Connection, int], Change[T]],
+        if_match: IfMatch = None,
+    ) -> T:
+        """Runs `change` as one audited transaction; every change of the directory goes through here. With
+        `if_match` it is undone, and `PreconditionFailed` raised, unless what it found (`Change.before`) has
+        one of the tags."""
+        who = Actor(actor) if isinstance(actor, str) else actor
+        if self._inside is not None:
+            return _perform(self._inside, who, action, change, if_match)
+        now_us = round(self._clock() * 1e6)
+
+        def transaction(connection: Connection) -> T:
+            opened = OpenTransaction(connection, now_us, _next_revision(connection))
+            return _perform(opened, who, action, change, if_match)
 
         return await self._database.write(transaction)
+
+
+def _next_revision(connection: Connection) -> int:
+    """Raises the directory's revision. First in a transaction, because on PostgreSQL this row's lock
+    serialises admin acts, so that revisions become visible in order and a check followed by an insert is
+    safe."""
+    revision: int = connection.execute(
+        update(tables.directory_revision)
+        .values(revision=tables.directory_revision.c.revision + 1)
+        .returning(tables.directory_revision.c.revision)
+    ).scalar_one()
+    return revision
+
+
+def _perform(
+    opened: OpenTransaction,
+    actor: Actor,
+    action: str,
+    change: Callable[[Connection, int], Change[T]],
+    if_match: IfMatch,
+) -> T:
+    """Makes a change under its condition, notes the revision at its tenant and writes its audit row. Raises
+    `PersonChanged` where the person that asks for it is not as the session had it."""
+    connection = opened.connection
+    if actor.person is not None and not rows.is_as_it_was(connection, *actor.person):
+        raise PersonChanged
+    done = change(connection, opened.now_us)
+    etag.check(if_match, done.before)
+    connection.execute(
+        update(tables.tenants).where(tables.tenants.c.id == done.tenant_id).values(revision=opened.revision)
+    )
+    audit.record(
+        connection,
+        actor,
+        action,
+        done.target,
+        at_us=opened.now_us,
+        tenant_id=done.tenant_id,
+        before=done.before,
+        after=done.after,
+    )
+    return done.result
+
+
+def _run(acts: Coroutine[Any, Any, T]) -> T:
+    """The result of acts on an open transaction, which never wait: the database's thread has no event
+    loop."""
+    try:
+        acts.send(None)
+    except StopIteration as finished:
+        result: T = finished.value
+        return result
+    acts.close()
+    raise RuntimeError("acts in one transaction must await nothing but acts")

@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 from tenants.admin.commands import LimitSet
 from tenants.errors import Invalid
 from tenants.networks import Network, network_of
+from tenants.people.roles import Role
 from tenants.types import (
     MAX_END_USER_CHARS,
     SCOPES,
@@ -76,6 +77,13 @@ def name(field: str, value: str) -> str:
     return value
 
 
+def plain_text(field: str, value: str, most: int = 256) -> str:
+    """A value to look for, of printable characters: PostgreSQL takes no NUL."""
+    if not value or len(value) > most or not value.isprintable():
+        raise Invalid(field, f"needs 1 to {most} printable characters; leave it out for any")
+    return value
+
+
 def finite(field: str, value: float, what: str = "a finite number") -> float:
     """A number that is neither NaN nor infinite."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -112,7 +120,7 @@ def reserved_tier(value: str, tokens_per_s: float) -> Tier | None:
     return Tier(value)
 
 
-E = TypeVar("E", Tier, Meter, LimitMode, Window, OnLowBudget)
+E = TypeVar("E", Tier, Meter, LimitMode, Window, OnLowBudget, Role)
 
 
 def choice(field: str, kind: type[E], value: str) -> E:
@@ -198,7 +206,7 @@ def labels(before: Labels, wanted: Mapping[str, Iterable[str]]) -> Labels:
     for key, values in wanted.items():
         chosen = tuple(sorted({_label(value) for value in values}))
         if chosen:
-            after[_label(key)] = chosen
+            after[_label_key(key)] = chosen
         elif after.pop(key, None) is None:
             known = ", ".join(map(repr, before)) or "none"
             raise Invalid(
@@ -210,6 +218,13 @@ def labels(before: Labels, wanted: Mapping[str, Iterable[str]]) -> Labels:
     if len(after) > MAX_LABELS:
         raise Invalid("labels", f"{len(after)} of them; the most is {MAX_LABELS}: drop one that is not used")
     return after
+
+
+def _label_key(text: str) -> str:
+    """A label's key, as questions about usage can name it."""
+    if "," in text or "=" in text:
+        raise Invalid("labels", f"{text[:MAX_LABEL_CHARS]!r}: keys have no ',' and no '='")
+    return _label(text)
 
 
 def _label(text: str) -> str:
@@ -228,6 +243,17 @@ def seconds(field: str, value: float, most: float, *, least: float = 0.0) -> flo
     if not least <= finite(field, value, "a finite number of seconds") <= most:
         raise Invalid(field, f"must lie between {least:g} and {most:g} seconds")
     return float(value)
+
+
+def expires_us(now_us: int, expires: int | None, expires_in_s: float | None) -> int | None:
+    """The end of a new key: an instant in microseconds, or so many seconds from now; None: it has none."""
+    if expires is None:
+        return None if expires_in_s is None else now_us + round(expires_in_s * 1e6)
+    if expires_in_s is not None:
+        raise Invalid("expires", "say when the key ends once: give expires or expires_in_s")
+    if not now_us + 1_000_000 <= expires <= now_us + MAX_EXPIRY_S * 1_000_000:
+        raise Invalid("expires", f"must lie 1 second to {MAX_EXPIRY_S // 86_400} days ahead")
+    return expires
 
 
 def whole(value: int, most: int, *, least: int = 0, field: str = "amount") -> int:

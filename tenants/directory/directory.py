@@ -44,6 +44,10 @@ class _Entry:
     digest: bytes
     refusal: KeyReason | None
     expires_us: int | None
+    key_expires_us: int | None
+    """The key's own, whichever secret was used."""
+    ends_running: bool
+    """A refusal also ends what runs."""
     principal: Principal
     """With the limits of its tenant alone while it is loaded; then with the platform's as well."""
 
@@ -93,6 +97,8 @@ class Directory:
         self._fresh_at_s = monotonic()
         self._tenants: dict[str, _TenantState] = {}
         self._entries: dict[str, _Entry] = {}
+        self._by_key: dict[str, _Entry] = {}
+        """One entry of each key, by the key's id."""
         self._poller: asyncio.Task[None] | None = None
         self._refreshing = asyncio.Lock()
         self._looking_again = asyncio.Lock()
@@ -135,10 +141,27 @@ class Directory:
         if entry is None or not hmac.compare_digest(digest, entry.digest):
             raise KeyRejected("unknown")
         if entry.refusal is not None:
-            raise KeyRejected(entry.refusal)
+            raise KeyRejected(entry.refusal, entry.principal.ids)
         if entry.expires_us is not None and now_s * 1e6 >= entry.expires_us:
+            raise KeyRejected("expired", entry.principal.ids)
+        return entry.principal
+
+    def standing(self, key_id: str, now_s: float) -> Principal:
+        """The principal of a key that was authenticated before, as it is now. Raises `KeyRejected`."""
+        entry = self._by_key.get(key_id)
+        if entry is None:
+            raise KeyRejected("unknown")
+        if entry.refusal is not None:
+            raise KeyRejected(entry.refusal)
+        if entry.key_expires_us is not None and now_s * 1e6 >= entry.key_expires_us:
             raise KeyRejected("expired")
         return entry.principal
+
+    def ends_running(self, key_id: str) -> bool:
+        """Whether what runs with this key is to end: it was revoked, or its project or tenant suspended, with
+        `now`."""
+        entry = self._by_key.get(key_id)
+        return entry is not None and entry.refusal is not None and entry.ends_running
 
     def tenant(self, tenant_id: str) -> Tenant | None:
         """A tenant by id."""
@@ -199,6 +222,7 @@ class Directory:
         if loaded.everything:
             self._tenants.clear()
             self._entries.clear()
+            self._by_key.clear()
         changed = loaded.states
         if loaded.platform is not None and loaded.platform != self._platform:
             self._platform = loaded.platform
@@ -209,7 +233,8 @@ class Directory:
                 self._entries.pop(public_id, None)
             for public_id, entry in state.entries.items():
                 principal = replace(entry.principal, limits=entry.principal.limits + self._platform)
-                self._entries[public_id] = replace(entry, principal=principal)
+                whole = replace(entry, principal=principal)
+                self._entries[public_id] = self._by_key[principal.key_id] = whole
             self._tenants[state.tenant.tenant_id] = state
         if loaded.prices is not None:
             self._prices = loaded.prices
@@ -314,7 +339,14 @@ def _entry(
         allow_from=key.allow_from,
         labels=tenant.labels,
     )
-    return _Entry(secret.digest, refusal, min(ends, default=None), principal)
+    return _Entry(
+        secret.digest,
+        refusal,
+        min(ends, default=None),
+        None if key.expires_at is None else to_us(key.expires_at),
+        key.ends_running or tenant.ends_running or project.ends_running,
+        principal,
+    )
 
 
 def _default_tier(tenant: Tenant, key: ApiKey, tiers: frozenset[Tier]) -> Tier:

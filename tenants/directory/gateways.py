@@ -2,10 +2,12 @@
 
 Requests of a gateway that has been silent for too long are settled by another. Ages are measured on the
 database's clock, so that gateways' clocks need not agree (SQLite: the machine's, which all its users share).
+A row names the process that writes it (`Instance`), so that two processes never write one in turns.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,13 +15,32 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, delete, exists, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tenants.errors import Invalid
+from tenants.directory import queries
+from tenants.errors import Invalid, TenancyError
 from tenants.storage.database import Database
-from tenants.storage.tables import gateways
+from tenants.storage.tables import gateways, progress
 
 MAX_GATEWAY_ID = 80
 MAX_ADDRESS = 256
 MAX_ENGINES = 256
+CONFIRM_S = 5.0
+"""How long an admin act waits for the gateways to serve by it."""
+CONFIRM_EVERY_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One process that serves under a gateway's id."""
+
+    instance_id: str = ""
+    """Random; empty: not known."""
+    runs_in: str = ""
+    """Boot of the machine, device and inode of the data directory, whose lock it holds; empty: not known."""
+
+    def follows(self, seen: GatewaySeen) -> bool:
+        """Whether the process that wrote this row has certainly ended, or is this one: two processes never
+        hold the lock of one directory."""
+        return self.instance_id == seen.instance_id or self.runs_in == seen.runs_in != ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +54,25 @@ class GatewaySeen:
     """Names of the engines that it can send requests to."""
     silent_s: float
     """Since its last heartbeat."""
+    instance_id: str = ""
+    runs_in: str = ""
+    heartbeat_us: int = 0
+    """Of the database's clock."""
+    served_revision: int | None = None
+    """The directory's revision that it serves by; None: not said yet."""
+
+
+class IdentityTaken(TenancyError):
+    """Another process serves under this gateway's id. The message names the way out."""
+
+    def __init__(self, taken_by: GatewaySeen) -> None:
+        where = f" at {taken_by.address}" if taken_by.address else ""
+        super().__init__(
+            f"another process{where} serves as gateway {taken_by.gateway_id}, by a copy of the same data"
+            " directory: stop one of the two, or delete the file gateway-id in the data directory of one,"
+            " which then starts as a gateway of its own"
+        )
+        self.taken_by = taken_by
 
 
 class GatewayRegistry:
@@ -43,9 +83,18 @@ class GatewayRegistry:
         self._database = database
         self._wall_clock = wall_clock
 
-    async def beat(self, gateway_id: str, address: str, engines: frozenset[str]) -> list[GatewaySeen]:
-        """Writes a heartbeat; returns every gateway, this one included. Raises `DatabaseUnavailable`, and
-        `Invalid` for a name that cannot be stored."""
+    async def beat(
+        self,
+        gateway_id: str,
+        address: str,
+        engines: frozenset[str],
+        instance: Instance = Instance(),
+        *,
+        takes_over: bool = True,
+    ) -> list[GatewaySeen]:
+        """Writes a heartbeat; returns every gateway, this one included. Raises `DatabaseUnavailable`,
+        `Invalid` for a name that cannot be stored, and, unless it `takes_over`, `IdentityTaken`: the row is
+        of another process, and stays as it is."""
         if not 0 < len(gateway_id) <= MAX_GATEWAY_ID:
             raise Invalid("gateway_id", f"must have 1 to {MAX_GATEWAY_ID} characters")
         if len(engines) > MAX_ENGINES:
@@ -59,15 +108,58 @@ class GatewayRegistry:
                 "address": address[:MAX_ADDRESS],
                 "engines": sorted(engines),
                 "adopter": "",
+                "instance_id": instance.instance_id,
+                "runs_in": instance.runs_in,
             }
-            connection.execute(
+            is_ours = None if takes_over else gateways.c.instance_id.in_(["", instance.instance_id])
+            written = connection.execute(
                 dialect.insert(gateways)
                 .values(id=gateway_id, started_us=now_us, **new)
-                .on_conflict_do_update(index_elements=["id"], set_=new)
-            )
-            return _seen(connection, now_us)
+                .on_conflict_do_update(index_elements=["id"], set_=new, where=is_ours)
+                .returning(gateways.c.id)
+            ).first()
+            seen = _seen(connection, now_us)
+            if written is None:
+                raise IdentityTaken(next(each for each in seen if each.gateway_id == gateway_id))
+            return seen
 
         return await self._database.write(write)
+
+    async def find(self, gateway_id: str) -> GatewaySeen | None:
+        """One gateway; None: it has stopped in order, or never began."""
+        return next((each for each in await self.seen() if each.gateway_id == gateway_id), None)
+
+    async def is_held_by(self, gateway_id: str, instance: Instance) -> bool:
+        """Whether no other process has begun to serve under this id."""
+        found = await self.find(gateway_id)
+        return found is None or found.instance_id in ("", instance.instance_id)
+
+    async def serve(self, gateway_id: str, revision: int) -> None:
+        """Confirms that a gateway serves by this revision of the directory."""
+        this = update(gateways).where(gateways.c.id == gateway_id)
+        await self._database.write(
+            lambda connection: connection.execute(this.values(served_revision=revision))
+        )
+
+    async def not_serving(self, stale_s: float, wait_s: float = CONFIRM_S) -> list[GatewaySeen]:
+        """Waits until every gateway serves by the directory's present revision, for up to `wait_s`; returns
+        those that do not then. One that has been silent for longer than `stale_s` is taken for dead."""
+        until_s = time.monotonic() + wait_s
+        revision: int | None = None
+        while True:
+            now, seen = await self._database.read(
+                lambda connection: (queries.revision(connection), _seen(connection, self._now_us(connection)))
+            )
+            revision = now if revision is None else revision
+            late = [
+                each
+                for each in seen
+                if each.silent_s <= stale_s
+                and (each.served_revision is None or each.served_revision < revision)
+            ]
+            if not late or time.monotonic() >= until_s:
+                return late
+            await asyncio.sleep(CONFIRM_EVERY_S)
 
     async def seen(self) -> list[GatewaySeen]:
         """Every gateway."""
@@ -92,15 +184,20 @@ class GatewayRegistry:
 
         return await self._database.write(write)
 
-    async def forget(self, gateway_id: str, silent_s: float = 0.0) -> None:
+    async def forget(self, gateway_id: str, silent_s: float = 0.0, instance: Instance | None = None) -> None:
         """Removes a gateway that has stopped, or has been silent for `silent_s`, once all its requests are
-        settled."""
+        settled, with its progress record. With `instance` only where the row is of that process."""
 
         def write(connection: Connection) -> None:
             latest_us = self._now_us(connection) - round(silent_s * 1e6)
-            connection.execute(
-                delete(gateways).where(gateways.c.id == gateway_id, gateways.c.heartbeat_us <= latest_us)
+            mine = [] if instance is None else [gateways.c.instance_id == instance.instance_id]
+            gone = connection.execute(
+                delete(gateways).where(
+                    gateways.c.id == gateway_id, gateways.c.heartbeat_us <= latest_us, *mine
+                )
             )
+            if gone.rowcount:
+                connection.execute(delete(progress).where(progress.c.gateway_id == gateway_id))
 
         await self._database.write(write)
 
@@ -119,6 +216,10 @@ def _seen(connection: Connection, now_us: int) -> list[GatewaySeen]:
             row["address"],
             frozenset(row["engines"]),
             max(0.0, (now_us - row["heartbeat_us"]) / 1e6),
+            row["instance_id"],
+            row["runs_in"],
+            row["heartbeat_us"],
+            row["served_revision"],
         )
         for row in rows
     ]

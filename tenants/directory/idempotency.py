@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, RowMapping, and_, delete, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, and_, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tenants.directory import queries
@@ -21,6 +21,8 @@ from tenants.storage.tables import idempotent_answers as table
 
 MAX_KEY_CHARACTERS = 255
 MAX_PURGED = 10_000
+FULL = 0.875
+"""Of a tenant's bytes: with more in use no key is claimed, so that the answers under way find room."""
 _pack, _unpack = msgspec.msgpack.encode, msgspec.msgpack.Decoder(list[bytes]).decode
 
 
@@ -32,12 +34,22 @@ class TooManyKeys(Exception):
         self.most = most
 
 
+class AnswersTooLarge(Exception):
+    """A tenant has as many bytes of answers kept as are allowed."""
+
+    def __init__(self, most_bytes: int) -> None:
+        super().__init__(f"{most_bytes} bytes of answers are kept for this tenant, the most that are")
+        self.most_bytes = most_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Scope:
     """An idempotency key of one API key."""
 
     key_id: str
     idempotency_key: str
+    tenant_id: str
+    """The key's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +74,11 @@ class Claimed:
 class IdempotentAnswers:
     """Reads and writes rows. Every method raises `DatabaseUnavailable`."""
 
-    def __init__(self, database: Database, *, max_per_key: int) -> None:
-        """`max_per_key`: rows per API key."""
+    def __init__(self, database: Database, *, max_per_key: int, max_bytes: int) -> None:
+        """`max_per_key`: rows per API key; `max_bytes`: of the answers of a tenant, compressed."""
         self._database = database
         self._max_per_key = max_per_key
+        self._max_bytes = max_bytes
 
     async def claim(
         self,
@@ -79,7 +92,8 @@ class IdempotentAnswers:
         instead_of: str | None = None,
     ) -> Claimed | None:
         """Claims the key durably; None on success, otherwise the existing claim. `instead_of`: a request that
-        never began and whose gateway is gone; its claim is taken over. Raises `TooManyKeys`."""
+        never began and whose gateway is gone; its claim is taken over. Raises `TooManyKeys`, and
+        `AnswersTooLarge` where no further answer could be kept."""
 
         def write(connection: Connection) -> Claimed | None:
             gone = table.c.expires_us <= now_us
@@ -95,6 +109,7 @@ class IdempotentAnswers:
                     fingerprint=fingerprint,
                     request_id=request_id,
                     gateway_id=gateway_id,
+                    tenant_id=scope.tenant_id,
                     status=0,
                     headers={},
                     expires_us=expires_us,
@@ -107,19 +122,39 @@ class IdempotentAnswers:
             if queries.count(connection, table, table.c.key_id == scope.key_id) > self._max_per_key:
                 # Raising rolls the insert back.
                 raise TooManyKeys(self._max_per_key)
+            if _kept_bytes(connection, scope.tenant_id) >= FULL * self._max_bytes:
+                raise AnswersTooLarge(self._max_bytes)
             return None
 
         return await self._database.write(write)
 
+    async def is_claimed(self, key_id: str, idempotency_key: str, now_us: int) -> bool:
+        """Whether a request with this key runs or has ended."""
+        found = select(table.c.key_id).where(
+            table.c.key_id == key_id,
+            table.c.idempotency_key == idempotency_key,
+            table.c.expires_us > now_us,
+        )
+        return await self._database.read(lambda connection: connection.execute(found).first() is not None)
+
     async def keep(self, scope: Scope, request_id: str, answer: StoredAnswer) -> bool:
-        """Stores the answer of a request that has ended. False when the claim was lost."""
+        """Stores the answer of a request that has ended, without its pieces where its tenant's answers would
+        be larger than allowed. False when the claim was lost."""
         pieces = None if answer.pieces is None else zlib.compress(_pack(list(answer.pieces)))
+        head_bytes = len(_pack(dict(answer.headers)))
 
         def write(connection: Connection) -> bool:
+            left = self._max_bytes - _kept_bytes(connection, scope.tenant_id)
+            is_kept = pieces is not None and head_bytes + len(pieces) <= left
             kept = connection.execute(
                 update(table)
                 .where(_is(scope), table.c.request_id == request_id, table.c.status == 0)
-                .values(status=answer.status, headers=dict(answer.headers), pieces=pieces)
+                .values(
+                    status=answer.status,
+                    headers=dict(answer.headers),
+                    pieces=pieces if is_kept else None,
+                    kept_bytes=head_bytes + (len(pieces) if pieces is not None and is_kept else 0),
+                )
             )
             return kept.rowcount == 1
 
@@ -148,11 +183,20 @@ class IdempotentAnswers:
             )
             for key_id, idempotency_key in expired:
                 connection.execute(
-                    delete(table).where(_is(Scope(key_id, idempotency_key)), table.c.expires_us <= now_us)
+                    delete(table).where(
+                        table.c.key_id == key_id,
+                        table.c.idempotency_key == idempotency_key,
+                        table.c.expires_us <= now_us,
+                    )
                 )
             return len(expired)
 
         return await self._database.write(write)
+
+
+def _kept_bytes(connection: Connection, tenant_id: str) -> int:
+    query = select(func.coalesce(func.sum(table.c.kept_bytes), 0)).where(table.c.tenant_id == tenant_id)
+    return int(connection.execute(query).scalar_one())
 
 
 def _claimed(row: RowMapping) -> Claimed:

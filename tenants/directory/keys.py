@@ -93,6 +93,11 @@ def quote_secret(pepper: bytes) -> bytes:
     return hmac.digest(pepper, b"fairgate quotes", hashlib.sha256)
 
 
+def cache_secret(pepper: bytes) -> bytes:
+    """The key that tenants' salts of other servers' prefix caches are made with."""
+    return hmac.digest(pepper, b"fairgate cache salts", hashlib.sha256)
+
+
 def fingerprint(pepper: bytes) -> str:
     """Identifies a pepper without revealing it."""
     return hmac.new(pepper, b"fairgate pepper fingerprint", hashlib.sha256).hexdigest()

@@ -58,14 +58,23 @@ def setting(connection: Connection, name: str) -> str | None:
     return connection.execute(select(settings.c.value).where(settings.c.name == name)).scalar()
 
 
-def tenants_where(connection: Connection, *conditions: ColumnElement[bool]) -> list[Tenant]:
-    query = select(tenants).where(*conditions).order_by(tenants.c.name)
+def tenants_where(
+    connection: Connection, *conditions: ColumnElement[bool], most: int | None = None
+) -> list[Tenant]:
+    """Tenants by name, at most `most`."""
+    query = select(tenants).where(*conditions).order_by(tenants.c.name).limit(most)
     return [tenant_from(row) for row in connection.execute(query).mappings()]
+
+
+def plain(reference: str) -> str:
+    """A reference as PostgreSQL takes it: without NUL, instead of which there is what no id or name has."""
+    return reference.replace("\0", "\ufffd")
 
 
 def find_tenant(connection: Connection, reference: str) -> Tenant:
     """By id or by name (names cannot look like ids)."""
-    found = tenants_where(connection, (tenants.c.id == reference) | (tenants.c.name == reference))
+    asked = plain(reference)
+    found = tenants_where(connection, (tenants.c.id == asked) | (tenants.c.name == asked))
     if not found:
         raise NotFound("tenant", reference)
     return found[0]
@@ -105,9 +114,10 @@ def ids_of(
 def find_project(connection: Connection, reference: str, tenant: Tenant | None = None) -> Project:
     """By id, and within a tenant by name, too: another tenant's project is not found. Raises `NotFound`, and
     `Invalid` for a name alone, as several tenants may have a project of that name."""
-    is_it = projects.c.id == reference
+    asked = plain(reference)
+    is_it = projects.c.id == asked
     if tenant is not None:
-        is_it = (is_it | (projects.c.name == reference)) & (projects.c.tenant_id == tenant.tenant_id)
+        is_it = (is_it | (projects.c.name == asked)) & (projects.c.tenant_id == tenant.tenant_id)
     row = connection.execute(select(projects).where(is_it)).mappings().first()
     if row is not None:
         return project_from(row)
@@ -120,7 +130,8 @@ def find_project(connection: Connection, reference: str, tenant: Tenant | None =
 
 def find_key(connection: Connection, reference: str, tenant_id: str | None = None) -> ApiKey:
     """By id or by visible prefix; with `tenant_id` only among that tenant's."""
-    condition = (api_keys.c.id == reference) | api_keys.c.id.in_(_keys_of_prefix(reference))
+    asked = plain(reference)
+    condition = (api_keys.c.id == asked) | api_keys.c.id.in_(_keys_of_prefix(asked))
     if tenant_id is not None:
         condition = condition & (api_keys.c.tenant_id == tenant_id)
     found = keys_where(connection, condition)
@@ -136,15 +147,21 @@ def _keys_of_prefix(reference: str) -> Select[Any]:
     return select(key_secrets.c.key_id).where(key_secrets.c.public_id == public_id)
 
 
-def keys_where(connection: Connection, *conditions: ColumnElement[bool]) -> list[ApiKey]:
-    rows = list(
-        connection.execute(
-            select(api_keys).where(*conditions).order_by(api_keys.c.created_us, api_keys.c.id)
-        ).mappings()
+def keys_where(
+    connection: Connection, *conditions: ColumnElement[bool], most: int | None = None
+) -> list[ApiKey]:
+    """Keys with the visible part of their newest secret, in order of creation, at most `most`. Two
+    statements, however many keys there are."""
+    in_order = (api_keys.c.created_us, api_keys.c.id)
+    wanted = select(api_keys).where(*conditions).order_by(*in_order).limit(most)
+    rows = list(connection.execute(wanted).mappings())
+    those = wanted.with_only_columns(api_keys.c.id).subquery()
+    secrets = (
+        select(key_secrets.c.key_id, key_secrets.c.public_id)
+        .join(those, those.c.id == key_secrets.c.key_id)
+        .order_by(key_secrets.c.created_us)
     )
-    newest: dict[str, str] = {}
-    for secret in secrets_of(connection, [row["id"] for row in rows]):
-        newest[secret.key_id] = secret.public_id
+    newest: dict[str, str] = {row.key_id: row.public_id for row in connection.execute(secrets)}
     return [key_from(row, newest.get(row["id"], "")) for row in rows]
 
 
@@ -186,20 +203,30 @@ def platform_limits(connection: Connection) -> list[Limit]:
     return limits_where(connection, limits.c.tenant_id.is_(None))
 
 
-def limits_where(connection: Connection, *conditions: ColumnElement[bool]) -> list[Limit]:
-    """Limits with their overrides, expired ones included, in order of creation."""
-    joined = select(limit_overrides).join(limits, limits.c.id == limit_overrides.c.limit_id)
+def projects_where(
+    connection: Connection, *conditions: ColumnElement[bool], most: int | None = None
+) -> list[Project]:
+    """Projects by tenant's id and name, at most `most`."""
+    query = select(projects).where(*conditions).order_by(projects.c.tenant_id, projects.c.name).limit(most)
+    return [project_from(row) for row in connection.execute(query).mappings()]
+
+
+def limits_where(
+    connection: Connection, *conditions: ColumnElement[bool], most: int | None = None
+) -> list[Limit]:
+    """Limits with their overrides, expired ones included, in order of creation, at most `most`."""
+    query = select(limits).where(*conditions).order_by(limits.c.created_us, limits.c.id).limit(most)
+    those = query.with_only_columns(limits.c.id).subquery()
+    joined = select(limit_overrides).join(those, those.c.id == limit_overrides.c.limit_id)
     overrides: dict[str, Override] = {
-        row["limit_id"]: override_from(row)
-        for row in connection.execute(joined.where(*conditions)).mappings()
+        row["limit_id"]: override_from(row) for row in connection.execute(joined).mappings()
     }
-    query = select(limits).where(*conditions).order_by(limits.c.created_us, limits.c.id)
     return [limit_from(row, overrides.get(row["id"])) for row in connection.execute(query).mappings()]
 
 
 def find_limit(connection: Connection, limit_id: str, tenant_id: str | None = None) -> Limit:
     """By id; with `tenant_id` only among that tenant's."""
-    found = limits_where(connection, limits.c.id == limit_id)
+    found = limits_where(connection, limits.c.id == plain(limit_id))
     if not found or (tenant_id is not None and found[0].tenant_id != tenant_id):
         raise NotFound("limit", limit_id)
     return found[0]

@@ -46,6 +46,11 @@ def _optional(at_us: int | None) -> datetime | None:
     return None if at_us is None else from_us(at_us)
 
 
+def _now(ends_running: bool) -> dict[str, Any]:
+    """`"now": true` where a suspension or revocation also ends what runs."""
+    return {"now": True} if ends_running else {}
+
+
 def _iso(at: datetime | None) -> str | None:
     return None if at is None else at.isoformat()
 
@@ -68,6 +73,8 @@ class Tenant:
     reserved_tier: Tier | None = None
     """The tier that they are for; None: all."""
     labels: Labels = field(default_factory=dict, hash=False)
+    ends_running: bool = False
+    """Whether its suspension also ends what runs."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -83,6 +90,7 @@ class Tenant:
             "models": None if self.models is None else sorted(self.models),
             "labels": {key: list(values) for key, values in self.labels.items()},
             "created_at": _iso(self.created_at),
+            **_now(self.ends_running),
         }
 
 
@@ -95,6 +103,8 @@ class Project:
     name: str
     status: Status
     created_at: datetime
+    ends_running: bool = False
+    """Whether its suspension also ends what runs."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -103,6 +113,7 @@ class Project:
             "name": self.name,
             "status": self.status,
             "created_at": _iso(self.created_at),
+            **_now(self.ends_running),
         }
 
 
@@ -125,6 +136,8 @@ class ApiKey:
     revoked_at: datetime | None
     allow_from: tuple[Network, ...] = ()
     """Networks that it may be used from; empty: anywhere."""
+    ends_running: bool = False
+    """Whether its revocation also ends what runs."""
 
     def status(self, now: datetime) -> Literal["active", "expired", "revoked"]:
         """The key's own status at `now`, regardless of its tenant's."""
@@ -147,6 +160,7 @@ class ApiKey:
             "created_at": _iso(self.created_at),
             "expires_at": _iso(self.expires_at),
             "revoked_at": _iso(self.revoked_at),
+            **_now(self.ends_running),
         }
 
 
@@ -174,6 +188,7 @@ def limit_as_json(limit: Limit) -> dict[str, Any]:
         "end_user": limit.end_user or None,
         "thresholds": list(limit.thresholds),
         "override": None if limit.override is None else override_as_json(limit.override),
+        "counts_since": from_us(limit.created_us).isoformat(),
     }
 
 
@@ -204,6 +219,7 @@ def tenant_from(row: Row) -> Tenant:
         reserved_tokens_per_s=row["reserved_tokens_per_s"],
         reserved_tier=None if row["reserved_tier"] is None else Tier(row["reserved_tier"]),
         labels={key: tuple(values) for key, values in (row["labels"] or {}).items()},
+        ends_running=bool(row["ends_running"]),
     )
 
 
@@ -214,6 +230,7 @@ def project_from(row: Row) -> Project:
         name=row["name"],
         status=row["status"],
         created_at=from_us(row["created_us"]),
+        ends_running=bool(row["ends_running"]),
     )
 
 
@@ -232,6 +249,7 @@ def key_from(row: Row, public_id: str) -> ApiKey:
         expires_at=_optional(row["expires_us"]),
         revoked_at=_optional(row["revoked_us"]),
         allow_from=tuple(network_of(network) for network in row["allow_from"] or ()),
+        ends_running=bool(row["ends_running"]),
     )
 
 
@@ -255,6 +273,7 @@ def limit_from(row: Row, override: Override | None = None) -> Limit:
         above_tokens=row["above_tokens"],
         end_user=row["end_user"],
         override=override,
+        created_us=row["created_us"],
     )
 
 

@@ -11,12 +11,14 @@ only under the epoch in which its hold was granted.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection, Container, Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from operator import attrgetter, gt
 from typing import Any, cast
 
 import msgspec
+from msgspec.structs import replace
 from sqlalchemy import ColumnElement, Connection, func, insert, select, text, update
 
 from tenants.directory import queries
@@ -36,7 +38,7 @@ from tenants.ledger.rows import (
 )
 from tenants.quota import rules
 from tenants.storage.database import Database
-from tenants.storage.tables import CHARGES, RESERVES, ledger, settings
+from tenants.storage.tables import CHARGES, CREDITS, RESERVES, ledger, settings
 from tenants.types import Amounts, Limit
 
 EPOCH_SETTING = "quota_epoch"
@@ -77,25 +79,36 @@ class Ledger:
             self._known_sets.add((row.gateway_id, new_row.counter_set))
         return is_new
 
-    async def settle(self, row: LedgerRow, credit: LedgerRow | None = None) -> LedgerRow:
+    async def settle(self, row: LedgerRow) -> LedgerRow:
         """Appends a settle row and returns the effective one: this, or the one that existed already. Durable
-        on return; raises as `append`. `credit` is written in the same transaction, or not at all where a
-        settle row existed."""
-        if await (self.append(row) if credit is None else self._append_both(row, credit)):
+        on return; raises as `append`."""
+        if await self.append(row):
             return row
         return (await self.settled([row.request_id]))[row.request_id]
 
-    async def _append_both(self, row: LedgerRow, credit: LedgerRow) -> bool:
+    async def settle_with_credit(
+        self, row: LedgerRow, credit: LedgerRow, most_nanousd: int
+    ) -> tuple[LedgerRow, int]:
+        """As `settle`, with `credit` in the same transaction, or not at all where a settle row existed; of it
+        as much as its tenant's credits of that day (UTC) leave of `most_nanousd`. Also returns what was
+        credited."""
         _check(row)
         _check(credit)
 
-        def write(connection: Connection) -> bool:
+        def write(connection: Connection) -> tuple[bool, int]:
             [is_new] = _append(connection, [_new_row(row)])
-            if is_new:
-                _append(connection, [_new_row(credit)])
-            return is_new
+            if not is_new:
+                return False, _credited(connection, ledger.c.request_id == credit.request_id)
+            left = most_nanousd - _credited_that_day(connection, credit)
+            amount = min(-credit.amounts.cost_nanousd, max(0, left))
+            if amount > 0:
+                amounts = replace(credit.amounts, cost_nanousd=-amount)
+                _append(connection, [_new_row(replace(credit, amounts=amounts))])
+            return True, amount
 
-        return await self._database.write(write)
+        is_new, credited_nanousd = await self._database.write(write)
+        effective = row if is_new else (await self.settled([row.request_id]))[row.request_id]
+        return effective, credited_nanousd
 
     async def epoch(self) -> str:
         """The epoch in force; empty before the first."""
@@ -109,12 +122,7 @@ class Ledger:
     async def find(self, request_id: str) -> list[LedgerRow]:
         """Every row of one request, oldest first."""
 
-        def rows(connection: Connection) -> list[LedgerRow]:
-            return _rows(
-                connection, select(ledger).where(ledger.c.request_id == request_id).order_by(ledger.c.id)
-            )
-
-        return await self._database.read(rows)
+        return await self._database.read(lambda connection: rows_of(connection, request_id))
 
     async def settled(self, request_ids: Collection[str]) -> dict[str, LedgerRow]:
         """Of these requests, the settle rows that exist."""
@@ -203,7 +211,39 @@ class Ledger:
         return await self._database.read(rows)
 
 
+def rows_of(connection: Connection, request_id: str) -> list[LedgerRow]:
+    """Every row of one request, oldest first."""
+    query = select(ledger).where(ledger.c.request_id == request_id)
+    return _rows(connection, query.order_by(ledger.c.id))
+
+
+def append_in(connection: Connection, row: LedgerRow, epoch: str) -> None:
+    """Appends one row as part of a larger transaction. Raises `EpochEnded`, `Invalid`."""
+    _check(row)
+    _append(connection, [_new_row(row, epoch)])
+
+
 _SUMMED = ("requests", "input_tokens", "output_tokens", "cost_nanousd")
+
+
+def _credited(connection: Connection, *conditions: ColumnElement[bool]) -> int:
+    query = select(func.coalesce(func.sum(ledger.c.cost_nanousd), 0)).where(CREDITS, *conditions)
+    return -int(connection.execute(query).scalar_one())
+
+
+def _credited_that_day(connection: Connection, credit: LedgerRow) -> int:
+    """What the tenant of `credit` was credited on its day, at all gateways."""
+    if connection.dialect.name == "postgresql":
+        # Another gateway's credit of the same tenant is either seen here or waits for this one.
+        lock = zlib.crc32(f"credit {credit.tenant_id}".encode())
+        connection.execute(select(func.pg_advisory_xact_lock(lock)))
+    day = credit.at.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    return _credited(
+        connection,
+        ledger.c.tenant_id == credit.tenant_id,
+        ledger.c.at_us >= to_us(day),
+        ledger.c.at_us < to_us(day + timedelta(days=1)),
+    )
 
 
 def _check(row: LedgerRow) -> None:
@@ -289,6 +329,7 @@ def _values(new_row: _NewRow) -> tuple[Any, ...]:
         amounts.gpu_ms,
         row.counted_input,
         row.counted_output,
+        row.counted_cost,
         row.price_version,
         row.outcome,
         to_us(row.at),
@@ -362,6 +403,7 @@ def _rows(connection: Connection, query: Any) -> list[LedgerRow]:
             number=row["number"],
             counted_input=row["counted_input"],
             counted_output=row["counted_output"],
+            counted_cost=row["counted_cost"],
             price_version=row["price_version"],
             labels=row["labels"] or {},
         )

@@ -9,7 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from sqlalchemy import ColumnElement, Connection, FromClause, and_, func, literal_column, select, text, true
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    FromClause,
+    and_,
+    func,
+    literal_column,
+    or_,
+    select,
+    text,
+    true,
+)
 
 from tenants.directory import queries
 from tenants.quota import rules
@@ -23,17 +34,18 @@ CLOCKS_APART_US = 600_000_000
 """How far the clocks of gateways and stores may be apart, at most: windows turn by the one, rows are dated by
 the other."""
 
-_reserve = ledger.alias("reserve")
+_names = ledger.alias("names")
 _SETTLED_BY_COUNTER = counter_sets.join(
-    _reserve,
+    _names,
     and_(
-        _reserve.c.gateway_id == counter_sets.c.gateway_id,
-        _reserve.c.counter_set == counter_sets.c.set_id,
-        # Verbatim the partial index's condition: see `RESERVES`.
-        _reserve.c.kind == literal_column("'reserve'"),
+        _names.c.gateway_id == counter_sets.c.gateway_id,
+        _names.c.counter_set == counter_sets.c.set_id,
+        # Verbatim the partial index's condition: see `NAME_COUNTERS`.
+        or_(_names.c.kind == literal_column("'reserve'"), _names.c.counter_set.is_not(None)),
     ),
-).join(ledger, and_(ledger.c.request_id == _reserve.c.request_id, ledger.c.kind == "settle"))
-"""Settle rows (`ledger`), each joined with every counter that its request was reserved on."""
+).join(ledger, and_(ledger.c.request_id == _names.c.request_id, ledger.c.kind.in_(("settle", "adjust"))))
+"""Settle rows and what was given back of them (`ledger`), each joined with every counter that its request was
+held on."""
 
 
 def of_end_users(
@@ -51,7 +63,7 @@ def of_end_users(
     }
     for each in open_requests:
         if each.reserve.tenant_id in names:
-            names[each.reserve.tenant_id].update(each.reserve.charged_to)
+            names[each.reserve.tenant_id].update(each.charged_to)
     for tenant_id, mine in defaults.items():
         users = sorted({rules.end_user_in(name) for name in names[tenant_id]} - {""})
         for limit in (default.of_end_user(user) for default in mine for user in users):
@@ -112,7 +124,7 @@ def charged_sums(
     names: list[str],
     condition: ColumnElement[bool] | None = None,
 ) -> dict[str, Amounts]:
-    """By counter, the sum of the settle rows of the requests charged to it."""
+    """By counter, the sum of the settle rows of the requests charged to it, less what was given back."""
     found: dict[str, Amounts] = {}
     for chunk in queries.chunks(names):
         query = (
@@ -145,7 +157,13 @@ def _buckets_used(connection: Connection, alike: Sequence[Limit], now_us: int) -
         charges = (
             select(counter_sets.c.counter, ledger.c.at_us, *counted_columns(ledger))
             .select_from(_SETTLED_BY_COUNTER)
-            .where(counter_sets.c.counter.in_(chunk), ledger.c.at_us > start_us, ledger.c.at_us <= now_us)
+            .where(
+                counter_sets.c.counter.in_(chunk),
+                # What was given back flows back by itself.
+                ledger.c.kind == "settle",
+                ledger.c.at_us > start_us,
+                ledger.c.at_us <= now_us,
+            )
             .order_by(ledger.c.at_us)
         )
         for name, at_us, *amounts in connection.execute(charges):
@@ -163,7 +181,7 @@ def counted_columns(rows: FromClause) -> tuple[ColumnElement[int], ...]:
     return (
         func.coalesce(rows.c.counted_input, rows.c.input_tokens),
         func.coalesce(rows.c.counted_output, rows.c.output_tokens),
-        rows.c.cost_nanousd,
+        func.coalesce(rows.c.counted_cost, rows.c.cost_nanousd),
         rows.c.requests,
         rows.c.gpu_ms,
     )
@@ -174,7 +192,7 @@ def emptied(
 ) -> list[tuple[Limit, int]]:
     """The same usage, with the buckets of running streams empty: their use so far is in no settle row yet,
     and a rebuild must not give it back. Pure."""
-    streaming = {name for each in open_requests if each.top_ups for name in each.reserve.charged_to}
+    streaming = {name for each in open_requests if each.top_ups for name in each.charged_to}
     return [
         (limit, limit.amount if limit.is_bucket and limit.identity in streaming else amount)
         for limit, amount in used
@@ -186,7 +204,7 @@ def without_rested(
 ) -> list[tuple[Limit, int]]:
     """The same usage without the limits of end users of whom nothing counts any more: their counters would
     take places for nothing. Pure."""
-    holding = {rules.end_user_in(name) for each in open_requests for name in each.reserve.charged_to}
+    holding = {rules.end_user_in(name) for each in open_requests for name in each.charged_to}
     return [
         (limit, amount)
         for limit, amount in used

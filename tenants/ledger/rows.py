@@ -37,13 +37,16 @@ class LedgerRow(msgspec.Struct, frozen=True):
     detail: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """Numbers and short strings (never prompts or answers); JSON."""
     charged_to: tuple[str, ...] = ()
-    """Reserve rows: `Granted.charged_to`, the counters that the request will be charged to. Counters are
-    rebuilt from it, so a reserve row without it counts against no limit after a restart."""
+    """The counters that the request will be charged to: `Granted.charged_to` in its reserve row, in a top-up
+    row those of limits that it came under later. Counters are rebuilt from it, so a request without it counts
+    against no limit after a restart."""
     number: int = 0
     """Top-up rows: 1, 2, … within their request."""
     counted_input: int | None = None
     counted_output: int | None = None
     """Weighted tokens, as limits count them; None: not weighted."""
+    counted_cost: int | None = None
+    """Nano-dollars as limits count them; None: as billed."""
     price_version: int = 0
     labels: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The request's own, in each of its rows, so that charges can be grouped by them."""
@@ -51,13 +54,28 @@ class LedgerRow(msgspec.Struct, frozen=True):
     @property
     def counted(self) -> Amounts:
         """The amounts as limits count them."""
-        if self.counted_input is None and self.counted_output is None:
-            return self.amounts
-        return msgspec.structs.replace(
-            self.amounts,
-            input_tokens=self.amounts.input_tokens if self.counted_input is None else self.counted_input,
-            output_tokens=self.amounts.output_tokens if self.counted_output is None else self.counted_output,
-        )
+        own = {
+            "input_tokens": self.counted_input,
+            "output_tokens": self.counted_output,
+            "cost_nanousd": self.counted_cost,
+        }
+        counted = {name: amount for name, amount in own.items() if amount is not None}
+        return msgspec.structs.replace(self.amounts, **counted) if counted else self.amounts
+
+    def as_json(self) -> dict[str, Any]:
+        """As shown to people; whose it is, its request's other rows say as well."""
+        return {
+            "kind": self.kind,
+            "number": self.number,
+            "at": self.at.isoformat(),
+            "gateway_id": self.gateway_id,
+            "tier": self.tier,
+            "model": self.model,
+            **msgspec.structs.asdict(self.amounts),
+            "outcome": self.outcome,
+            "labels": dict(self.labels),
+            "detail": dict(self.detail),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +94,11 @@ class OpenRequest:
     def held(self) -> Amounts:
         """Everything held so far, as limits count it."""
         return sum_of([self.reserve.counted, *(row.counted for row in self.top_ups)])
+
+    @property
+    def charged_to(self) -> tuple[str, ...]:
+        """Every counter that it will be charged to."""
+        return (*self.reserve.charged_to, *(name for row in self.top_ups for name in row.charged_to))
 
     @property
     def used(self) -> Amounts:
@@ -115,6 +138,11 @@ class Total:
     cost_nanousd: int
 
 
+def less(amounts: Amounts, other: Amounts) -> Amounts:
+    """The difference by meter."""
+    return Amounts(**{name: getattr(amounts, name) - getattr(other, name) for name in AMOUNT_FIELDS})
+
+
 def as_list(amounts: Amounts) -> list[int]:
     """Amounts for a row's detail, in the order of `AMOUNT_FIELDS`."""
     return [getattr(amounts, name) for name in AMOUNT_FIELDS]
@@ -125,6 +153,11 @@ def amounts_from(noted: Any) -> Amounts:
     if not isinstance(noted, list) or len(noted) != len(AMOUNT_FIELDS):
         return Amounts(requests=0)
     return Amounts(**{name: int(value) for name, value in zip(AMOUNT_FIELDS, noted, strict=True)})
+
+
+def in_doubt(detail: Mapping[str, Any]) -> Amounts:
+    """By the detail of a settle row: what limits count that may not have been used."""
+    return amounts_from(detail.get("in_doubt"))
 
 
 def sum_of(amounts: Iterable[Amounts]) -> Amounts:

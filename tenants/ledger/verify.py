@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, Select, and_, func, or_, select
@@ -21,11 +21,12 @@ from tenants.ledger import replay
 from tenants.ledger.counter_sets import changed_sets
 from tenants.ledger.ledger import Ledger
 from tenants.ledger.replay import charged_sums, counted_columns
-from tenants.ledger.rows import OpenRequest, is_settled, sum_of
+from tenants.ledger.rows import OpenRequest, as_list, in_doubt, is_settled, sum_of
 from tenants.quota.store import LimitState, QuotaStore
 from tenants.storage.database import Database
 from tenants.storage.tables import ledger
 from tenants.types import NOTHING, Amounts, Limit, Meter
+from tenants.usage.verify import usage_problems
 
 MAX_EXAMPLES = 20
 """Requests reported per check."""
@@ -47,6 +48,11 @@ class VerifyReport:
     limits: int
     """Limits whose counters were compared; 0 without a quota store."""
     problems: tuple[str, ...]
+    in_doubt_tokens: int = 0
+    """Input and output that limits count and that may not have been used: `fairgate ledger adjust` gives them
+    back."""
+    in_doubt: tuple[str, ...] = ()
+    """Requests with some of them, at most `MAX_EXAMPLES`, the newest first."""
 
     @property
     def ok(self) -> bool:
@@ -60,6 +66,8 @@ class VerifyReport:
             "settles": self.settles,
             "open_requests": self.open_requests,
             "limits": self.limits,
+            "in_doubt_tokens": self.in_doubt_tokens,
+            "in_doubt": list(self.in_doubt),
             "problems": list(self.problems),
         }
 
@@ -74,7 +82,7 @@ async def verify_ledger(
     pause_s: float = PAUSE_S,
     wall_clock: Callable[[], float] = time.time,
 ) -> VerifyReport:
-    """Checks every row and, with a quota store, every limit's counter against the rows.
+    """Checks every row, the sums of usage and, with a quota store, every limit's counter against the rows.
 
     `running`: ids of the running requests; an unsettled request that is not among them is a problem. A server
     passes a function, as requests come and go meanwhile. None: not known, so unsettled requests are only
@@ -95,7 +103,8 @@ async def verify_ledger(
     if quota_store is not None:
         limits = await _counted_limits(database, round(wall_clock() * 1e6))
         problems += await _check_counters(database, quota_store, limits, live, pause_s)
-    return VerifyReport(rows.reserves, rows.settles, rows.open_requests, len(limits), tuple(problems))
+    problems += await usage_problems(database)
+    return replace(rows, limits=len(limits), problems=tuple(problems))
 
 
 # ---------------------------------------------------------------- rows
@@ -110,13 +119,51 @@ def _check_rows(connection: Connection) -> VerifyReport:
         problems += [f"{request_id}: {problem}" for request_id in found[:MAX_EXAMPLES]]
         if len(found) > MAX_EXAMPLES:
             problems.append(f"and more requests: {problem}")
+    problems += _check_adjusted(connection)
+    doubtful = _in_doubt(connection)
     return VerifyReport(
         reserves=queries.count(connection, ledger, ledger.c.kind == "reserve"),
         settles=queries.count(connection, ledger, ledger.c.kind == "settle"),
         open_requests=queries.count(connection, ledger, ledger.c.kind == "reserve", ~is_settled(ledger)),
         limits=0,
         problems=tuple(problems),
+        in_doubt_tokens=sum(doubtful.values()),
+        in_doubt=tuple(doubtful)[:MAX_EXAMPLES],
     )
+
+
+def _in_doubt(connection: Connection) -> dict[str, int]:
+    """Tokens in doubt by request, the newest first, without what was given back."""
+    settle, adjust = ledger.alias("settle"), ledger.alias("adjust")
+    was_given_back = select(adjust.c.id).where(
+        adjust.c.request_id == settle.c.request_id, adjust.c.kind == "adjust"
+    )
+    query = (
+        select(settle.c.request_id, settle.c.detail)
+        .where(settle.c.kind == "settle", settle.c.outcome == "lost", ~was_given_back.exists())
+        .order_by(settle.c.id.desc())
+    )
+    found = {request_id: in_doubt(detail) for request_id, detail in connection.execute(query)}
+    tokens = {request_id: each.input_tokens + each.output_tokens for request_id, each in found.items()}
+    return {request_id: number for request_id, number in tokens.items() if number}
+
+
+def _check_adjusted(connection: Connection) -> list[str]:
+    """What was given back is what the settle row says is in doubt."""
+    settle, adjust = ledger.alias("settle"), ledger.alias("adjust")
+    both = and_(settle.c.request_id == adjust.c.request_id, settle.c.kind == "settle")
+    query = (
+        select(adjust.c.request_id, settle.c.detail, *counted_columns(adjust))
+        .select_from(adjust.outerjoin(settle, both))
+        .where(adjust.c.kind == "adjust")
+        .order_by(adjust.c.id)
+    )
+    wrong = [
+        request_id
+        for request_id, detail, *given_back in connection.execute(query)
+        if [-amount for amount in given_back] != as_list(in_doubt(detail or {}))
+    ]
+    return [f"{request_id}: given back is not what was in doubt" for request_id in wrong[:MAX_EXAMPLES]]
 
 
 def _unsettled(connection: Connection, others: set[str]) -> list[str]:
@@ -286,7 +333,7 @@ async def _look(
 
 
 def _by_counter(requests: list[OpenRequest]) -> Held:
-    return {(name, each.request_id): each for each in requests for name in each.reserve.charged_to}
+    return {(name, each.request_id): each for each in requests for name in each.charged_to}
 
 
 def _of_live(connection: Connection, names: list[str], live_ids: list[str]) -> tuple[dict[str, Amounts], int]:

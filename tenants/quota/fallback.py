@@ -31,6 +31,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 from msgspec import structs
+from prometheus_client import Histogram
 
 from tenants.quota import rules
 from tenants.quota.memory import MemoryQuotaStore
@@ -103,6 +104,7 @@ class _Running:
     covered: Amounts
     epoch: str
     """The store's epoch of `covered`; after a rebuild the hold may differ."""
+    tenant_id: str
 
     def sliced(self, ahead: Amounts) -> list[Limit]:
         """The limits on which a top-up needs the slice: all but windows that have promised it."""
@@ -168,26 +170,39 @@ class FallbackQuotaStore:
         return self._shared.epoch if self._outage is None else self._outage.epoch
 
     @property
+    def latency(self) -> Histogram | None:
+        """See `QuotaStore.latency`."""
+        return self._shared.latency
+
+    @property
     def keeps_platform_limits(self) -> bool:
         """See `QuotaStore.keeps_platform_limits`."""
         return self._shared.keeps_platform_limits
 
     async def reserve(
-        self, request_id: str, limits: Sequence[Limit], hold: Hold, lease_ttl_s: float
+        self,
+        request_id: str,
+        limits: Sequence[Limit],
+        hold: Hold,
+        lease_ttl_s: float,
+        *,
+        tenant_id: str = "",
     ) -> Granted | Denied:
         """See `QuotaStore.reserve`. Raises `QuotaStoreUnavailable` where a slice, other than a bucket's, has
         no room: the budget is not spent but unknown."""
         if self._outage is None:
             try:
-                answer = await self._shared.reserve(request_id, limits, hold, lease_ttl_s)
+                answer = await self._shared.reserve(
+                    request_id, limits, hold, lease_ttl_s, tenant_id=tenant_id
+                )
             except QuotaStoreUnavailable as error:
                 self._fall_back(error)
             else:
                 self._note_seen(answer.states)
-                self._note_running(request_id, answer, limits, hold)
+                self._note_running(request_id, answer, limits, hold, tenant_id)
                 return answer
         answer = await self._reserve_locally(request_id, limits, hold, lease_ttl_s)
-        self._note_running(request_id, answer, limits, hold)
+        self._note_running(request_id, answer, limits, hold, tenant_id)
         return answer
 
     async def top_up(
@@ -206,6 +221,18 @@ class FallbackQuotaStore:
                     running.covered, running.epoch = answer.covered, self._shared.epoch
                 return answer
         return await self._top_up_locally(request_id, used, first, ahead)
+
+    async def rebind(
+        self, request_id: str, limits: Sequence[Limit], hold: Hold, used: Amounts, *, must_fit: bool
+    ) -> Granted | Denied:
+        """See `QuotaStore.rebind`. Not during an outage: raises `QuotaStoreUnavailable`."""
+        answer = await self._pass(
+            lambda: self._shared.rebind(request_id, limits, hold, used, must_fit=must_fit)
+        )
+        running = self._running.get(request_id)
+        if running is not None and isinstance(answer, Granted):
+            running.limits, running.covered, running.epoch = tuple(limits), answer.covered, self._shared.epoch
+        return answer
 
     async def settle(self, request_id: str, actual: Amounts) -> bool:
         """See `QuotaStore.settle`. During an outage the ledger row is decisive: the counters are rebuilt from
@@ -261,6 +288,14 @@ class FallbackQuotaStore:
         """See `QuotaStore.end_users`."""
         return await self._pass(lambda: self._shared.end_users(tenant_id))
 
+    async def give_back(
+        self, epoch: str, limits: Sequence[Limit], charged_to: Sequence[str], amounts: Amounts
+    ) -> None:
+        """See `QuotaStore.give_back`. During an outage the ledger row is enough: counters are rebuilt
+        from it."""
+        if self._outage is None:
+            await self._shared.give_back(epoch, limits, charged_to, amounts)
+
     async def begin_rebuild(self, owner: str, ttl_s: float) -> bool:
         """See `QuotaStore.begin_rebuild`."""
         is_ours = await self._shared.begin_rebuild(owner, ttl_s)
@@ -281,9 +316,13 @@ class FallbackQuotaStore:
         hold: Hold,
         used: Amounts,
         lease_ttl_s: float,
+        *,
+        tenant_id: str = "",
     ) -> None:
         """See `QuotaStore.restore`."""
-        await self._shared.restore(request_id, limits, charged_to, hold, used, lease_ttl_s)
+        await self._shared.restore(
+            request_id, limits, charged_to, hold, used, lease_ttl_s, tenant_id=tenant_id
+        )
 
     async def finish_rebuild(self, owner: str, epoch: str) -> None:
         """See `QuotaStore.finish_rebuild`."""
@@ -339,11 +378,16 @@ class FallbackQuotaStore:
             self._seen.popitem(last=False)
 
     def _note_running(
-        self, request_id: str, answer: Granted | Denied, limits: Sequence[Limit], hold: Hold
+        self, request_id: str, answer: Granted | Denied, limits: Sequence[Limit], hold: Hold, tenant_id: str
     ) -> None:
         if isinstance(answer, Granted) and request_id not in self._running:
             self._running[request_id] = _Running(
-                tuple(limits), hold.most, hold.may_be_cut, answer.covered, self.epoch
+                tuple(limits),
+                hold.most,
+                hold.may_be_cut,
+                answer.covered,
+                self.epoch,
+                tenant_id or rules.tenant_of(limits),
             )
             if len(self._running) > MAX_RUNNING:
                 self._running.popitem(last=False)
@@ -403,7 +447,7 @@ class FallbackQuotaStore:
             await outage.local.settle(request_id, beyond(actual, base))
             del outage.base[request_id]
         running = self._running.pop(request_id, None)
-        outage.ended[request_id] = actual, rules.tenant_of(running.limits) if running else None
+        outage.ended[request_id] = actual, running.tenant_id if running else None
         return is_first
 
     async def _slices(self, outage: _Outage, limits: Sequence[Limit]) -> list[Limit]:

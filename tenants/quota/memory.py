@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from msgspec.structs import replace
+from prometheus_client import Histogram
 
 from tenants.quota import rules
 from tenants.quota.end_users import EndUsers
@@ -59,6 +60,8 @@ class MemoryQuotaStore:
     """Implements `QuotaStore` for one process. `clock` gives seconds since 1970 (calendar windows need
     it)."""
 
+    latency: Histogram | None = None
+
     def __init__(
         self,
         clock: Callable[[], float] = time.time,
@@ -82,7 +85,13 @@ class MemoryQuotaStore:
         self._owner_until_us = 0
 
     async def reserve(
-        self, request_id: str, limits: Sequence[Limit], hold: Hold, lease_ttl_s: float
+        self,
+        request_id: str,
+        limits: Sequence[Limit],
+        hold: Hold,
+        lease_ttl_s: float,
+        *,
+        tenant_id: str = "",
     ) -> Granted | Denied:
         """See `QuotaStore.reserve`."""
         rules.check_request(request_id, lease_ttl_s)
@@ -153,6 +162,61 @@ class MemoryQuotaStore:
                 part = rules.reach(limit, counter, held.parts[index], wishes[index])
                 self._put(held, index, rules.changed(counter, held.parts[index], part), part)
         return self._granted(held, self._current(held.limits, now_us), would_deny, now_us)
+
+    async def rebind(
+        self, request_id: str, limits: Sequence[Limit], hold: Hold, used: Amounts, *, must_fit: bool
+    ) -> Granted | Denied:
+        """See `QuotaStore.rebind`."""
+        rules.check_rising(hold.ahead, hold.most)
+        rules.check_limits(limits)
+        self._check_ready()
+        now_us = self._now_us()
+        held = self._holds[request_id]
+        gives_way = self._who_gives_way(limits, now_us)
+        before = {limit.identity: index for index, limit in enumerate(held.limits)}
+        counters: list[Counter | None] = []
+        parts: list[LimitHold] = []
+        to_fit: list[int] = []
+        for number, limit in enumerate(limits):
+            index, again = before.get(limit.identity), rules.part_again(limit, hold, used)
+            if index is None:
+                counters.append(self._advance(limit, now_us))
+                parts.append(again)
+            else:
+                counter, part = self._counter_of(held, index, now_us), held.parts[index]
+                if limit.is_bucket:
+                    counter = self._advance(limit, now_us)  # at most the burst that it has now
+                counters.append(counter and rules.changed(counter, part, LimitHold()))
+                parts.append(rules.part_in_force(limit, part, again))
+            if index is None or rules.is_resized(held.limits[index], limit):
+                to_fit.append(number)
+        if must_fit:
+            chosen = [limits[number] for number in to_fit]
+            wishes = [rules.wish_of(parts[number]) for number in to_fit]
+            beside = [counters[number] for number in to_fit]
+            denied = rules.refuse(chosen, beside, [LimitHold()] * len(chosen), wishes, now_us)
+            if denied is not None:
+                return replace(denied, states=await self.states(limits))
+        if gives_way:
+            for name in self._end_users[rules.tenant_of(limits)].forget(gives_way):
+                self._counters.pop(name, None)
+        had_user = held.end_user
+        starts = [
+            held.starts_us[before[limit.identity]]
+            if limit.identity in before
+            else counter.start_us
+            if isinstance(counter, WindowCounter)
+            else 0
+            for limit, counter in zip(limits, counters, strict=True)
+        ]
+        for limit, counter, part in zip(limits, counters, parts, strict=True):
+            if counter is not None:
+                self._store(limit, rules.changed(counter, LimitHold(), part))
+        held.limits, held.parts, held.starts_us = tuple(limits), tuple(parts), tuple(starts)
+        held.charged_to = tuple(map(rules.charge_name_at, limits, starts))
+        if not had_user:
+            self._hold_on_user(held)
+        return self._granted(held, self._current(held.limits, now_us), (), now_us)
 
     async def renew(self, request_ids: Sequence[str], lease_ttl_s: float) -> None:
         """See `QuotaStore.renew`."""
@@ -228,6 +292,19 @@ class MemoryQuotaStore:
         """See `QuotaStore.keeps_platform_limits`; always True."""
         return True
 
+    async def give_back(
+        self, epoch: str, limits: Sequence[Limit], charged_to: Sequence[str], amounts: Amounts
+    ) -> None:
+        """See `QuotaStore.give_back`; the epoch is always empty."""
+        self._check_ready()
+        for limit, start_us in rules.charged_limits(limits, charged_to):
+            counter = self._counters.get(limit.identity)
+            if isinstance(counter, WindowCounter) and counter.start_us != start_us:
+                counter = self._ended.get(rules.charge_name_at(limit, start_us))
+            if isinstance(counter, WindowCounter):
+                used = max(0, counter.used - amounts.of(limit.meter))
+                self._store(limit, replace(counter, used=used))
+
     async def begin_rebuild(self, owner: str, ttl_s: float) -> bool:
         """See `QuotaStore.begin_rebuild`."""
         now_us = self._now_us()
@@ -258,6 +335,8 @@ class MemoryQuotaStore:
         hold: Hold,
         used: Amounts,
         lease_ttl_s: float,
+        *,
+        tenant_id: str = "",
     ) -> None:
         """See `QuotaStore.restore`."""
         rules.check_request(request_id, lease_ttl_s)

@@ -47,6 +47,7 @@ from tenants.quota.store import (
     QuotaStoreUnavailable,
     TooManyEndUsers,
 )
+from tenants.storage.latency import latency_histogram
 from tenants.storage.redis_options import redis_options
 from tenants.types import PLATFORM, Amounts, Limit
 
@@ -98,6 +99,10 @@ class RedisQuotaStore:
             raise Invalid("redis_url", "not a URL like redis://host:6379/0") from error
         self.board: Callable[[], Passenger | None] = lambda: None
         """Called before a request's message is sent: a passenger costs no round trip of its own."""
+        self.latency = latency_histogram(
+            "fairgate_redis_seconds",
+            "Time until Redis answered one operation on counters, a wait for a free connection included.",
+        )
         self.round_trips = 0
         """Messages sent to Redis so far, including handshakes of new connections and scripts sent again."""
         self._connections = 0
@@ -122,7 +127,13 @@ class RedisQuotaStore:
         await self._redis.aclose(close_connection_pool=True)
 
     async def reserve(
-        self, request_id: str, limits: Sequence[Limit], hold: Hold, lease_ttl_s: float
+        self,
+        request_id: str,
+        limits: Sequence[Limit],
+        hold: Hold,
+        lease_ttl_s: float,
+        *,
+        tenant_id: str = "",
     ) -> Granted | Denied:
         """See `QuotaStore.reserve`."""
         rules.check_request(request_id, lease_ttl_s)
@@ -130,7 +141,7 @@ class RedisQuotaStore:
         rules.check_limits(limits)
         if not self.keeps_platform_limits and any(map(rules.is_platforms, limits)):
             raise LimitNotKept(IN_A_CLUSTER)
-        tenant_id = rules.tenant_of(limits)
+        tenant_id = tenant_id or rules.tenant_of(limits)
         wishes = [rules.wish(limit, hold) for limit in limits]
         head = [
             request_id,
@@ -145,19 +156,10 @@ class RedisQuotaStore:
                 self._run,
                 "reserve",
                 tenant_id,
-                lambda now_us: [
-                    *head,
-                    *(
-                        value
-                        for limit, wish in zip(limits, wishes, strict=True)
-                        for value in wire.reserve_columns(limit, wish, now_us)
-                    ),
-                ],
+                lambda now_us: [*head, *wire.columns(wire.reserve_columns, limits, wishes, now_us)],
             )
         if reply[0] == b"users":
-            rest_us = int(reply[2])
-            until_rest_s = rules.until_rest_s(None if rest_us < 0 else rest_us, int(reply[1]))
-            raise TooManyEndUsers(self._max_end_users, until_rest_s)
+            raise self._too_many_end_users(reply)
         if reply[0] == b"denied":
             return wire.denied_reserve(limits, wishes, reply)
         self.remember(request_id, tenant_id)
@@ -179,6 +181,32 @@ class RedisQuotaStore:
             raise KeyError(request_id)
         _check(reply)
         return wire.denied_top_up(first, ahead, reply) if reply[0] == b"denied" else wire.granted(reply)
+
+    async def rebind(
+        self, request_id: str, limits: Sequence[Limit], hold: Hold, used: Amounts, *, must_fit: bool
+    ) -> Granted | Denied:
+        """See `QuotaStore.rebind`."""
+        rules.check_rising(hold.ahead, hold.most)
+        rules.check_limits(limits)
+        if not self.keeps_platform_limits and any(map(rules.is_platforms, limits)):
+            raise LimitNotKept(IN_A_CLUSTER)
+        parts = [rules.part_again(limit, hold, used) for limit in limits]
+        head = [request_id, int(must_fit), wire.pack(limits), rules.end_user_of(limits), self._max_end_users]
+        async with self._call_guard():
+            tenant_id = await self._find_tenant(request_id)
+            if tenant_id is None:
+                raise KeyError(request_id)
+            reply = await self._with_windows(
+                self._run,
+                "rebind",
+                tenant_id,
+                lambda now_us: [*head, *wire.columns(wire.restore_columns, limits, parts, now_us)],
+            )
+        if reply[0] == b"gone":
+            raise KeyError(request_id)
+        if reply[0] == b"users":
+            raise self._too_many_end_users(reply)
+        return wire.denied_rebind(limits, reply) if reply[0] == b"denied" else wire.granted(reply)
 
     async def renew(self, request_ids: Sequence[str], lease_ttl_s: float) -> None:
         """See `QuotaStore.renew`."""
@@ -258,6 +286,21 @@ class RedisQuotaStore:
             await self._prove()
             self._epoch, _ = await self._registry.read()
 
+    async def give_back(
+        self, epoch: str, limits: Sequence[Limit], charged_to: Sequence[str], amounts: Amounts
+    ) -> None:
+        """See `QuotaStore.give_back`."""
+        tenant_id = rules.tenant_of(limits)
+        columns = [
+            value
+            for limit, start_us in rules.charged_limits(limits, charged_to)
+            if limit.window is not None
+            for value in (limit.identity, wire.home(limit), start_us, amounts.of(limit.meter))
+        ]
+        async with self._call_guard():
+            # Without joining a later epoch: its counters have it already.
+            await self._on_tenant("give_back", tenant_id, [epoch, *columns])
+
     # ------------------------------------------------------------ rebuilding
 
     @property
@@ -328,6 +371,8 @@ class RedisQuotaStore:
         hold: Hold,
         used: Amounts,
         lease_ttl_s: float,
+        *,
+        tenant_id: str = "",
     ) -> None:
         """See `QuotaStore.restore`."""
         rules.check_request(request_id, lease_ttl_s)
@@ -335,7 +380,7 @@ class RedisQuotaStore:
             rules.check_amounts(amounts)
         rules.check_limits(limits)
         charged = rules.charged_limits(limits, charged_to)
-        tenant_id = rules.tenant_of(limits)
+        tenant_id = tenant_id or rules.tenant_of(limits)
         columns = [
             value
             for limit, start_us in charged
@@ -384,6 +429,12 @@ class RedisQuotaStore:
         self._connections += 1
 
     async def _call(self, script: str, keys: list[str], arguments: list[Any]) -> list[Any]:
+        began_s = time.perf_counter()
+        reply = await self._send(script, keys, arguments)
+        self.latency.observe(time.perf_counter() - began_s)
+        return reply
+
+    async def _send(self, script: str, keys: list[str], arguments: list[Any]) -> list[Any]:
         now_us = 0 if self._virtual_clock is None else round(self._virtual_clock() * 1e6)
         if script in _CARRYING and (passenger := self.board()) is not None:
             answered = await self._carry(script, keys, [now_us, *arguments], passenger)
@@ -457,6 +508,11 @@ class RedisQuotaStore:
             if reply[0] != b"clock":
                 return reply
         raise QuotaStoreUnavailable("the clock of Redis jumps")
+
+    def _too_many_end_users(self, reply: list[Any]) -> TooManyEndUsers:
+        rest_us = int(reply[2])
+        until_rest_s = rules.until_rest_s(None if rest_us < 0 else rest_us, int(reply[1]))
+        return TooManyEndUsers(self._max_end_users, until_rest_s)
 
     def _local_us(self) -> int:
         return round((self._virtual_clock or time.time)() * 1e6)

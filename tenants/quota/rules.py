@@ -305,6 +305,24 @@ def part_again(limit: Limit, hold: Hold, used: Amounts) -> LimitHold:
     return LimitHold(asked.ahead, most=asked.most)
 
 
+def part_in_force(limit: Limit, part: LimitHold, again: LimitHold) -> LimitHold:
+    """What a request that holds `part` on a limit holds on it as the limit is now. `again`: all that it may
+    use (`part_again`), of which a limit that did not bind it until now may hold less."""
+    if not is_exact(limit):
+        return part
+    return replace(part, held=max(part.held, again.covered - part.charged))
+
+
+def wish_of(part: LimitHold) -> Wish:
+    """What a request asks of a limit that it shall hold this part on."""
+    return Wish(part.held, part.held, part.most)
+
+
+def is_resized(limit: Limit, now: Limit) -> bool:
+    """Whether a limit of the same identity has another amount, rate or mode now."""
+    return (limit.amount, limit.rate_per_s, limit.mode) != (now.amount, now.rate_per_s, now.mode)
+
+
 def changed(counter: Counter, old: LimitHold, new: LimitHold) -> Counter:
     """The counter after one request holds `new` in place of `old`."""
     held = counter.held + new.held - old.held
@@ -533,6 +551,27 @@ def refuse(
     return None if worst is None else worst[1]
 
 
+def refusal_by(states: Sequence[LimitState], hold: Hold) -> Denied | None:
+    """What a reservation of `hold` would be refused with, by the states of all its limits; None: it would be
+    granted. Buckets are known to a whole unit, so their `retry_after_s` is late by up to one unit."""
+    limits = [state.limit for state in states]
+    wishes = [wish(limit, hold) for limit in limits]
+    denied = refuse(limits, [_seen(state) for state in states], [_NO_PART] * len(limits), wishes, 0)
+    return None if denied is None else replace(denied, states=tuple(states))
+
+
+def _seen(state: LimitState) -> Counter:
+    """The counter of a state, at the instant 0."""
+    limit = state.limit
+    if limit.is_bucket:
+        return BucketCounter((limit.amount - state.used) * limit.scale, 0, state.held)
+    if limit.window is None:
+        return ConcurrencyCounter(state.held)
+    # A window that is about to end has not: 0 would be one without an end.
+    end_us = 0 if state.reset_s == math.inf else max(1, round(state.reset_s * _SECOND_US))
+    return WindowCounter(0, end_us, state.used, state.held, state.worst_open)
+
+
 # ---------------------------------------------------------------- validation
 
 
@@ -598,5 +637,5 @@ def _check_limit(limit: Limit) -> None:
 
 
 def conserved(reserved: int, charged: int, refunded: int, outstanding: int) -> bool:
-    """Invariant 1: every reserved unit is charged, refunded or outstanding."""
+    """Every reserved unit is charged, refunded or outstanding."""
     return min(reserved, charged, refunded, outstanding) >= 0 and reserved == charged + refunded + outstanding

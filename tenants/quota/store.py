@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import msgspec
+from prometheus_client import Histogram
 
 from tenants.types import NOTHING, Amounts, Limit
 
@@ -105,7 +106,7 @@ class Granted(msgspec.Struct, frozen=True):
     exceeded: tuple[Limit, ...] = ()
     charged_to: tuple[str, ...] = ()
     """Names of the counters (limit and window) that hold this request and will be charged for it. They belong
-    into the ledger's reserve row (`LedgerRow.charged_to`): from there counters are rebuilt and verified."""
+    into the ledger (`LedgerRow.charged_to`): from there counters are rebuilt and verified."""
     covered: Amounts = NOTHING
     """What the request may use: in each field the least that any hard limit on it holds, in total since the
     request began; where no hard limit counts it, the largest `ahead` asked for. What a limit on total tokens
@@ -146,9 +147,16 @@ class QuotaStore(Protocol):
     """
 
     async def reserve(
-        self, request_id: str, limits: Sequence[Limit], hold: Hold, lease_ttl_s: float
+        self,
+        request_id: str,
+        limits: Sequence[Limit],
+        hold: Hold,
+        lease_ttl_s: float,
+        *,
+        tenant_id: str = "",
     ) -> Granted | Denied:
-        """Holds on every limit, or on none. A repeat with a live `request_id` changes nothing. Raises
+        """Holds on every limit, or on none. `tenant_id`: the request's, so that it can come under limits of
+        its tenant later; empty: that of `limits`. A repeat with a live `request_id` changes nothing. Raises
         `TooManyEndUsers`."""
         ...
 
@@ -162,6 +170,18 @@ class QuotaStore(Protocol):
         `Denied.retry_after_s`: a number where a bucket refills or other requests' holds are in the way, None
         where the budget of the window is spent. Raises `KeyError` when there is no such hold, and `Overrun`
         when more was used than a hard limit holds."""
+        ...
+
+    async def rebind(
+        self, request_id: str, limits: Sequence[Limit], hold: Hold, used: Amounts, *, must_fit: bool
+    ) -> Granted | Denied:
+        """Puts a live request under the limits in force. `limits`: at least all that it holds on, which take
+        the amounts, rates and modes given; on the others it holds `hold.ahead` and, unless it may be cut, is
+        promised `hold.most`. Of a bucket `used` counts as charged before.
+
+        `must_fit`: what it would hold on new and changed hard limits must have room beside all others;
+        `Denied`, changing nothing, where it has not. Otherwise it is held whether there is room or not. A
+        repeat changes nothing. Raises `KeyError` when there is no such hold, and `TooManyEndUsers`."""
         ...
 
     async def renew(self, request_ids: Sequence[str], lease_ttl_s: float) -> None:
@@ -195,6 +215,11 @@ class QuotaStore(Protocol):
         ...
 
     @property
+    def latency(self) -> Histogram | None:
+        """Times of its answers; None: the counters are in this process."""
+        ...
+
+    @property
     def keeps_platform_limits(self) -> bool:
         """Whether limits on all tenants together can be kept; where not, `reserve` raises `LimitNotKept` on
         them."""
@@ -206,6 +231,14 @@ class QuotaStore(Protocol):
 
     async def end_users(self, tenant_id: str) -> int:
         """How many of a tenant's end users have counters. Changes nothing."""
+        ...
+
+    async def give_back(
+        self, epoch: str, limits: Sequence[Limit], charged_to: Sequence[str], amounts: Amounts
+    ) -> None:
+        """Lowers what windows (those of `charged_to`, by its charge names, that are of `limits`) were charged
+        for a settled request. The ledger says so already, under `epoch`: where that has ended since, nothing
+        is done, as the counters were rebuilt from the ledger. Buckets refill by themselves."""
         ...
 
     async def begin_rebuild(self, owner: str, ttl_s: float) -> bool:
@@ -231,6 +264,8 @@ class QuotaStore(Protocol):
         hold: Hold,
         used: Amounts,
         lease_ttl_s: float,
+        *,
+        tenant_id: str = "",
     ) -> None:
         """As the owner of a rebuild: restores what an open request held, whether there is room or not.
         Windows hold `hold.ahead` (and promise `hold.most`, unless it may be cut), buckets what is left of

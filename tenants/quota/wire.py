@@ -6,8 +6,9 @@ Converts values of `rules.py` to arguments of `lua/*.lua`, and their replies bac
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -15,6 +16,8 @@ from tenants.quota import rules
 from tenants.quota.rules import BucketCounter, ConcurrencyCounter, Counter, LimitHold, WindowCounter, Wish
 from tenants.quota.store import Denied, Granted, LimitState
 from tenants.types import Amounts, Limit, LimitMode, Meter, SubjectKind, Tier, Window
+
+T = TypeVar("T")
 
 _METERS = tuple(Meter)
 _MODES = {LimitMode.SOFT: 0, LimitMode.HARD: 1, LimitMode.SHADOW: 2}
@@ -33,6 +36,13 @@ def by_meter(amounts: Amounts) -> list[int]:
     return [amounts.of(meter) for meter in _METERS]
 
 
+def columns(
+    of: Callable[[Limit, T, int], list[Any]], limits: Sequence[Limit], values: Sequence[T], now_us: int
+) -> Iterator[Any]:
+    """Arguments of all limits, each by `of` from its value."""
+    return chain.from_iterable(of(limit, value, now_us) for limit, value in zip(limits, values, strict=True))
+
+
 def reserve_columns(limit: Limit, wish: Wish, now_us: int) -> list[Any]:
     """Arguments of one limit for a new hold."""
     return _columns(limit, (wish.first, wish.ahead, wish.most), _bounds(limit, now_us))
@@ -45,7 +55,7 @@ def restore_columns(limit: Limit, part: LimitHold, start_us: int) -> list[Any]:
 
 def names(limits: Sequence[Limit]) -> list[str]:
     """Arguments for reading the counters: of each its home and its name."""
-    return [part for limit in limits for part in (_home(limit), limit.identity)]
+    return [part for limit in limits for part in (home(limit), limit.identity)]
 
 
 def rebuild_columns(limit: Limit, used: int, now_us: int) -> list[Any]:
@@ -54,7 +64,7 @@ def rebuild_columns(limit: Limit, used: int, now_us: int) -> list[Any]:
     return [
         limit.identity,
         _shape(limit),
-        _home(limit),
+        home(limit),
         used,
         limit.amount,
         start_us,
@@ -77,11 +87,11 @@ def _columns(limit: Limit, numbers: tuple[int, int, int], bounds: tuple[int, int
         limit.scale,
         rules.rate_per_ms(limit) if limit.is_bucket else 0,
         rules.lowest_level(limit),
-        _home(limit),
+        home(limit),
     ]
 
 
-def _home(limit: Limit) -> str:
+def home(limit: Limit) -> str:
     """Whose counter it is: `p` the platform's, an end user's id, or empty: the tenant's."""
     match limit.kind:
         case SubjectKind.PLATFORM:
@@ -129,6 +139,19 @@ def denied_reserve(limits: Sequence[Limit], wishes: Sequence[Wish], reply: list[
     now_us = int(reply[1])
     counters = [advanced(limit, raw, now_us) for limit, raw in zip(limits, reply[2], strict=True)]
     return _denied(limits, counters, counters, [LimitHold()] * len(limits), wishes, now_us)
+
+
+def denied_rebind(limits: Sequence[Limit], reply: list[Any]) -> Denied:
+    """Decodes a refusal of `rebind`: of the limits that have to fit, the counters beside this request and
+    what it would hold; then the current counters of all."""
+    now_us = int(reply[1])
+    chosen = [limits[index - 1] for index in reply[2]]
+    counters = [_parsed(limit, raw) for limit, raw in zip(chosen, reply[3], strict=True)]
+    wishes = [rules.wish_of(LimitHold(*part)) for part in reply[4]]
+    denied = rules.refuse(chosen, counters, [LimitHold()] * len(chosen), wishes, now_us)
+    assert denied is not None, "the Lua scripts and rules.py disagree"
+    current = [advanced(limit, raw, now_us) for limit, raw in zip(limits, reply[5], strict=True)]
+    return replace(denied, states=_views(limits, current, now_us))
 
 
 def denied_top_up(first: Amounts, ahead: Amounts, reply: list[Any]) -> Denied:

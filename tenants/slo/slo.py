@@ -39,6 +39,9 @@ ALERTS = (
     Alert(3 * DAY_S, 6 * 3_600, 1.0, "ticket"),
 )
 """Table 5-8 of the workbook: 2 % of the budget in an hour, 5 % in six, 10 % in three days."""
+WINDOWS_S = tuple(sorted({each for alert in ALERTS for each in (alert.short_s, alert.long_s)}))
+DEFAULT_LEAST_MISSES = 10
+"""In an alert's long window. With fewer it does not fire, which is the workbook's warning of low traffic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +135,13 @@ class Burning:
     alert: Alert
     long_rate: float | None
     short_rate: float | None
+    has_enough: bool = True
+    """Misses in the long window."""
 
     @property
     def fires(self) -> bool:
         rates = (self.long_rate, self.short_rate)
-        return all(rate is not None and rate >= self.alert.rate for rate in rates)
+        return self.has_enough and all(rate is not None and rate >= self.alert.rate for rate in rates)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -150,16 +155,39 @@ class Burning:
         }
 
 
-def burning(spans: Mapping[int, SloTally], per_mille: int, now_s: float) -> list[Burning]:
-    """Burn rates of every alert. `spans`: tallies by the start of their `SPAN_S`, seconds since 1970. Windows
-    are whole spans, including the current one."""
+def burning(
+    spans: Mapping[int, SloTally], per_mille: int, now_s: float, least_misses: int = DEFAULT_LEAST_MISSES
+) -> list[Burning]:
+    """Burn rates of every alert, which needs `least_misses` in its long window. `spans`: tallies by the start
+    of their `SPAN_S`, seconds since 1970. Windows are whole spans, including the current one."""
 
-    def rate(window_s: int) -> float | None:
-        since_s = int(now_s) // SPAN_S * SPAN_S - (window_s - SPAN_S)
-        found = sum((tally for start_s, tally in spans.items() if start_s >= since_s), SloTally())
-        return found.burn_rate(per_mille)
+    return burning_over(
+        {
+            window_s: sum(
+                (tally for start_s, tally in spans.items() if start_s >= window_since_s(window_s, now_s)),
+                SloTally(),
+            )
+            for window_s in WINDOWS_S
+        },
+        per_mille,
+        least_misses,
+    )
 
-    return [Burning(alert, rate(alert.long_s), rate(alert.short_s)) for alert in ALERTS]
+
+def window_since_s(window_s: int, now_s: float) -> int:
+    """Start of the first span of a window that ends now."""
+    return int(now_s) // SPAN_S * SPAN_S - (window_s - SPAN_S)
+
+
+def burning_over(
+    windows: Mapping[int, SloTally], per_mille: int, least_misses: int = DEFAULT_LEAST_MISSES
+) -> list[Burning]:
+    """Burn rates of every alert, from what there was in each of `WINDOWS_S`."""
+    found = [(alert, windows[alert.long_s], windows[alert.short_s]) for alert in ALERTS]
+    return [
+        Burning(alert, long.burn_rate(per_mille), short.burn_rate(per_mille), long.missed >= least_misses)
+        for alert, long, short in found
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,20 +6,33 @@ gateway; misses one by one. Purged after a while; no account depends on them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, insert, select
+from sqlalchemy import BigInteger, Connection, case, cast, delete, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tenants.slo.slo import DAY_S, KEPT_SPANS_S, PERIOD_DAYS, SPAN_S, Missed, Slo, SloTally
+from tenants.slo.slo import (
+    DAY_S,
+    KEPT_SPANS_S,
+    PERIOD_DAYS,
+    SPAN_S,
+    WINDOWS_S,
+    Missed,
+    Slo,
+    SloTally,
+    window_since_s,
+)
 from tenants.storage.database import Database
-from tenants.storage.tables import slo_counts, slo_misses, slos
+from tenants.storage.tables import slo_causes, slo_counts, slo_misses, slos
 from tenants.types import Tier
 
 MAX_MISSES = 1_000_000
 MAX_PURGED = 20_000
+MISS_ORDER = (slo_misses.c.at_us, slo_misses.c.request_id, slo_misses.c.metric)
+"""The newest first, so all of them descending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +49,10 @@ async def read_slos(database: Database) -> list[Slo]:
     return await database.read(lambda connection: slos_where(connection))
 
 
-def slos_where(connection: Connection, *conditions: Any) -> list[Slo]:
-    """Targets ordered by tenant, tier and metric."""
-    query = select(slos).where(*conditions).order_by(slos.c.tenant_id, slos.c.tier, slos.c.metric)
+def slos_where(connection: Connection, *conditions: Any, most: int | None = None) -> list[Slo]:
+    """Targets by tenant, tier and metric, at most `most`."""
+    in_order = (slos.c.tenant_id, slos.c.tier, slos.c.metric)
+    query = select(slos).where(*conditions).order_by(*in_order).limit(most)
     return [
         Slo(
             row["id"],
@@ -50,6 +64,13 @@ def slos_where(connection: Connection, *conditions: Any) -> list[Slo]:
         )
         for row in connection.execute(query).mappings()
     ]
+
+
+def binding(connection: Connection, tenant_id: str) -> list[Slo]:
+    """The targets that bind one tenant: its own, and the default ones where it has none."""
+    found = slos_where(connection, slos.c.tenant_id.in_(["", tenant_id]))
+    own = {(each.tier, each.metric) for each in found if each.tenant_id}
+    return [each for each in found if each.tenant_id or (each.tier, each.metric) not in own]
 
 
 async def add(
@@ -92,22 +113,45 @@ def _add(
             rows,
         )
     if missed:
+        _add_misses(connection, missed)
+
+
+def _add_misses(connection: Connection, missed: Sequence[Missed]) -> None:
+    """Inserts misses, and counts those that were not there by cause and day."""
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    columns = slo_misses.c
+    inserted = connection.execute(
+        dialect.insert(slo_misses)
+        .on_conflict_do_nothing()
+        .returning(columns.tenant_id, columns.tier, columns.metric, columns.cause, columns.at_us),
+        [
+            {
+                "request_id": each.request_id,
+                "metric": each.metric,
+                "tenant_id": each.tenant_id,
+                "tier": each.tier,
+                "cause": each.cause,
+                "target_us": each.target_us,
+                "actual_us": each.actual_us,
+                "at_us": each.at_us,
+                "evidence": dict(each.evidence),
+            }
+            for each in missed
+        ],
+    )
+    by_cause = Counter(
+        (row.tenant_id, row.tier, row.metric, row.cause, row.at_us // 1_000_000 // DAY_S * DAY_S)
+        for row in inserted
+    )
+    names = ("tenant_id", "tier", "metric", "cause", "start_s")
+    new = dialect.insert(slo_causes)
+    rows = [dict(zip(names, key, strict=True)) | {"missed": by_cause[key]} for key in sorted(by_cause)]
+    if rows:
         connection.execute(
-            dialect.insert(slo_misses).on_conflict_do_nothing(),
-            [
-                {
-                    "request_id": each.request_id,
-                    "metric": each.metric,
-                    "tenant_id": each.tenant_id,
-                    "tier": each.tier,
-                    "cause": each.cause,
-                    "target_us": each.target_us,
-                    "actual_us": each.actual_us,
-                    "at_us": each.at_us,
-                    "evidence": dict(each.evidence),
-                }
-                for each in missed
-            ],
+            new.on_conflict_do_update(
+                index_elements=names, set_={"missed": slo_causes.c.missed + new.excluded.missed}
+            ),
+            rows,
         )
 
 
@@ -121,6 +165,8 @@ async def purge(database: Database, now_s: float, most_misses: int = MAX_MISSES)
                     slo_counts.c.span_s == span_s, slo_counts.c.start_s < int(now_s) - kept_s
                 )
             )
+        oldest_s = int(now_s) - (PERIOD_DAYS + 1) * DAY_S
+        connection.execute(delete(slo_causes).where(slo_causes.c.start_s < oldest_s))
         cutoff_us = (int(now_s) - (PERIOD_DAYS + 1) * DAY_S) * 1_000_000
         too_many = connection.execute(
             select(slo_misses.c.at_us).order_by(slo_misses.c.at_us.desc()).offset(most_misses).limit(1)
@@ -147,11 +193,33 @@ def counts(
     return found
 
 
-def causes(connection: Connection, since_us: int, tenant_id: str | None) -> dict[CountKey, dict[str, int]]:
-    """Misses by cause, the most common first."""
-    table = slo_misses
+def windows(connection: Connection, now_s: float) -> dict[CountKey, dict[int, SloTally]]:
+    """Tallies of each of the alerts' windows by key, of keys with a miss in the longest one. Added up by the
+    database."""
+    table = slo_counts
+    since_s = {window_s: window_since_s(window_s, now_s) for window_s in WINDOWS_S}
+    sums = [
+        cast(func.sum(case((table.c.start_s >= begin_s, table.c[name]), else_=0)), BigInteger)
+        for begin_s in since_s.values()
+        for name in ("total", "missed")
+    ]
+    groups = (table.c.tenant_id, table.c.tier, table.c.metric)
+    query = select(*groups, *sums).where(table.c.span_s == SPAN_S, table.c.start_s >= min(since_s.values()))
+    query = query.group_by(*groups).having(func.sum(table.c.missed) > 0)
+    return {
+        CountKey(tenant_id, tier, metric): {
+            window_s: SloTally(numbers[2 * at], numbers[2 * at + 1]) for at, window_s in enumerate(since_s)
+        }
+        for tenant_id, tier, metric, *numbers in connection.execute(query)
+    }
+
+
+def causes(connection: Connection, since_s: int, tenant_id: str | None) -> dict[CountKey, dict[str, int]]:
+    """Misses by cause of the days that begin at `since_s` or later, the most common first."""
+    table = slo_causes
     groups = (table.c.tenant_id, table.c.tier, table.c.metric, table.c.cause)
-    query = select(*groups, func.count().label("missed")).where(table.c.at_us >= since_us).group_by(*groups)
+    missed = cast(func.sum(table.c.missed), BigInteger).label("missed")
+    query = select(*groups, missed).where(table.c.start_s >= since_s).group_by(*groups)
     if tenant_id is not None:
         query = query.where(table.c.tenant_id == tenant_id)
     found: dict[CountKey, dict[str, int]] = {}
@@ -163,10 +231,27 @@ def causes(connection: Connection, since_us: int, tenant_id: str | None) -> dict
     return found
 
 
+def causes_by_day(
+    connection: Connection, since_s: int, tenant_id: str | None, tier: str | None
+) -> dict[int, dict[str, int]]:
+    """Misses by cause of each day that begins at `since_s` or later, the oldest first."""
+    table = slo_causes
+    missed = cast(func.sum(table.c.missed), BigInteger).label("missed")
+    query = select(table.c.start_s, table.c.cause, missed).where(table.c.start_s >= since_s)
+    for column, value in ((table.c.tenant_id, tenant_id), (table.c.tier, tier)):
+        if value is not None:
+            query = query.where(column == value)
+    groups = (table.c.start_s, table.c.cause)
+    found: dict[int, dict[str, int]] = {}
+    for row in connection.execute(query.group_by(*groups).order_by(*groups)):
+        found.setdefault(row.start_s, {})[row.cause] = row.missed
+    return found
+
+
 def misses(connection: Connection, conditions: Sequence[Any], most: int) -> list[Missed]:
     """Misses, newest first."""
     query = select(slo_misses).where(*conditions)
-    query = query.order_by(slo_misses.c.at_us.desc(), slo_misses.c.request_id, slo_misses.c.metric)
+    query = query.order_by(*(column.desc() for column in MISS_ORDER))
     return [
         Missed(
             row["request_id"],

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import shutil
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +29,8 @@ from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
 
-from tenants.errors import DatabaseUnavailable, Invalid, Overloaded, SchemaMissing
+from tenants.errors import DatabaseUnavailable, Invalid, NotWritten, Overloaded, SchemaMissing
+from tenants.storage.latency import latency_histogram
 from tenants.storage.loop_idle import LoopIdle
 
 T = TypeVar("T")
@@ -44,8 +47,11 @@ GATHER_S = 0.002
 batch shares the fixed cost of a transaction."""
 COMMIT_S = 0.01
 """With commits this slow, enough writes queue up without waiting."""
+PAGE_BYTES = 4096
+"""Of SQLite: with less free space nothing more can be written."""
 BUSY_TIMEOUT_S = 5
 """SQLite: how long to wait for another process (the CLI beside a server) to finish its write."""
+ASK_AGAIN_S = 0.01
 
 
 def parse_url(url: str) -> URL:
@@ -88,7 +94,8 @@ def create_sql_engine(
         )
         _configure_sqlite(engine, "BEGIN IMMEDIATE" if writing else "BEGIN", busy_timeout_s)
         return engine
-    options = "-c synchronous_commit=on"
+    # As the code expects them, whatever the server's own defaults are.
+    options = r"-c synchronous_commit=on -c default_transaction_isolation=read\ committed"
     if statement_timeout_s:
         milliseconds = round(statement_timeout_s * 1000)
         options += f" -c statement_timeout={milliseconds} -c lock_timeout={milliseconds}"
@@ -118,12 +125,9 @@ def _configure_sqlite(engine: Engine, begin: str, busy_timeout_s: float) -> None
     def on_connect(connection: Any, _record: object) -> None:
         # The driver's implicit BEGIN comes too late for SAVEPOINT and DDL: `on_begin` sends it instead.
         connection.isolation_level = None
-        for pragma in (
-            f"busy_timeout={round(busy_timeout_s * 1000)}",
-            "journal_mode=WAL",
-            "synchronous=FULL",
-            "foreign_keys=ON",
-        ):
+        connection.execute(f"PRAGMA busy_timeout={round(busy_timeout_s * 1000)}").close()
+        _write_ahead(connection, busy_timeout_s)
+        for pragma in ("synchronous=FULL", "foreign_keys=ON"):
             connection.execute(f"PRAGMA {pragma}").close()
 
     def on_begin(connection: Connection) -> None:
@@ -131,6 +135,20 @@ def _configure_sqlite(engine: Engine, begin: str, busy_timeout_s: float) -> None
 
     event.listen(engine, "connect", on_connect)
     event.listen(engine, "begin", on_begin)
+
+
+def _write_ahead(connection: sqlite3.Connection, busy_timeout_s: float) -> None:
+    """Sets the journal's mode, which stays in the file. In a new one SQLite refuses at once, whatever its
+    timeout says, where another process is just doing the same."""
+    until_s = time.monotonic() + busy_timeout_s
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL").close()
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= until_s:
+                raise
+        time.sleep(ASK_AGAIN_S)
 
 
 def execute_on_driver(connection: Connection, text: str, parameters: tuple[Any, ...] = ()) -> int:
@@ -152,6 +170,12 @@ def execute_on_driver(connection: Connection, text: str, parameters: tuple[Any, 
     return rows
 
 
+def is_refused(error: SQLAlchemyError) -> bool:
+    """Whether PostgreSQL does not let this role do it."""
+    cause = error.orig if isinstance(error, DBAPIError) else None
+    return getattr(cause, "sqlstate", None) == "42501"
+
+
 def translate(error: SQLAlchemyError) -> DatabaseUnavailable:
     """The error for a caller, without the driver's text."""
     cause = error.orig if isinstance(error, DBAPIError) else None
@@ -162,7 +186,30 @@ def translate(error: SQLAlchemyError) -> DatabaseUnavailable:
         or "no such column" in str(cause)
     ):
         return SchemaMissing()
+    if is_refused(error):
+        return DatabaseUnavailable("the database does not let this role do that: `fairgate db grant` does")
+    if state in _NOT_WRITTEN:
+        return NotWritten(_NOT_WRITTEN[state])
+    # Where SQLite undoes a transaction by itself, the savepoint's end fails in turn.
+    at_first: BaseException | None = error
+    while at_first is not None:
+        code = getattr(at_first, "sqlite_errorcode", 0) & 0xFF  # without what the extended codes add
+        if code in _NOT_WRITTEN:
+            return NotWritten(_NOT_WRITTEN[code])
+        if code == sqlite3.SQLITE_IOERR and isinstance(at_first, sqlite3.Error):
+            return NotWritten(f"its disk fails ({at_first.sqlite_errorname})")
+        at_first = at_first.__context__
     return DatabaseUnavailable("the database is not available")
+
+
+_FULL, _READ_ONLY = "no space is left on its disk (ENOSPC)", "its disk is read-only (EROFS)"
+_NOT_WRITTEN: dict[str | int | None, str] = {
+    sqlite3.SQLITE_FULL: _FULL,
+    sqlite3.SQLITE_READONLY: _READ_ONLY,
+    "53100": _FULL,
+    "25006": _READ_ONLY,
+}
+"""By SQLite's primary result code, and by PostgreSQL's SQLSTATE."""
 
 
 #: PostgreSQL SQLSTATEs: deadlock, serialization failure, lock not available.
@@ -212,6 +259,10 @@ def _set_results(jobs: Sequence[_Job]) -> None:
             job.future.set_result(job.result)
 
 
+def _not_written(jobs: Sequence[_Job]) -> NotWritten | None:
+    return next((job.error for job in jobs if isinstance(job.error, NotWritten)), None)
+
+
 def _unavailable(error: Exception) -> DatabaseUnavailable:
     if isinstance(error, DatabaseUnavailable):
         return error
@@ -241,10 +292,18 @@ class Database:
         self.dialect = parsed.get_backend_name()
         self.description = parsed.render_as_string(hide_password=True)
         """The URL without its password, fit for logs."""
+        self.latency = latency_histogram(
+            "fairgate_database_seconds",
+            "Time of one transaction: of writes, which many callers share, or of a read.",
+            ["operation"],
+        )
+        self._write_latency, self._read_latency = map(self.latency.labels, ("write", "read"))
         self.commits = 0
         """Transactions so far."""
         self.writes = 0
         """Writes answered so far; `writes / commits` is the mean batch size of group commit."""
+        self.write_failure: DatabaseUnavailable | None = None
+        """Why the last transaction was not stored; None: it was."""
         self._max_batch = max_batch
         self._max_reads = max_reads
         self._reads_waiting = 0
@@ -309,8 +368,11 @@ class Database:
         return await asyncio.wrap_future(future)
 
     async def ping(self) -> None:
-        """Raises `DatabaseUnavailable` when the database does not answer."""
+        """Raises `DatabaseUnavailable` when the database does not answer, or did not store what was last
+        written."""
         await self.read(lambda connection: connection.execute(text("SELECT 1")).scalar())
+        if (failure := self.write_failure) is not None:
+            raise failure.with_traceback(None)
 
     async def close(self) -> None:
         """Finishes the queued writes, then closes every connection."""
@@ -332,7 +394,7 @@ class Database:
 
     def _read_now(self, work: Callable[[Connection], T]) -> T:
         try:
-            with self._read_engine.connect() as connection:
+            with self._read_latency.time(), self._read_engine.connect() as connection:
                 if self.dialect == "postgresql":
                     connection = connection.execution_options(isolation_level="REPEATABLE READ")
                 return work(connection)
@@ -355,7 +417,9 @@ class Database:
                 batch.append(following)
             begun_s = time.monotonic()
             self._commit([job for job in batch if not job.future.cancelled()])
-            self._expects_more = len(batch) >= SIBLINGS and time.monotonic() - begun_s < COMMIT_S
+            took_s = time.monotonic() - begun_s
+            self._write_latency.observe(took_s)
+            self._expects_more = len(batch) >= SIBLINGS and took_s < COMMIT_S
             if last:
                 break
         self._disconnect()
@@ -380,6 +444,7 @@ class Database:
                         self._assert_in_transaction(connection)
             self.commits += 1
             self.writes += len(jobs)
+            self.write_failure = _not_written(jobs)
         except _Conflict as conflict:
             if len(jobs) > 1:
                 # One by one, none holds a row while waiting for another.
@@ -387,13 +452,27 @@ class Database:
                     job.error = None
                     self._commit([job])
                 return
-            jobs[0].error = _unavailable(conflict)
+            jobs[0].error = self.write_failure = _unavailable(conflict)
         except Exception as error:
             # Whether any of this batch was committed is unknown, whatever a single job returned.
-            failure = _unavailable(error)
+            self.write_failure = failure = _not_written(jobs) or self._named(_unavailable(error))
+            # One that was opened while the disk was read-only never writes again.
+            self._write_engine.dispose()
             for job in jobs:
                 job.error = job.error or failure
         _answer(jobs)
+
+    def _named(self, failure: DatabaseUnavailable) -> DatabaseUnavailable:
+        """Names a full disk where SQLite only says that a write failed."""
+        if self.dialect != "sqlite" or isinstance(failure, SchemaMissing):
+            return failure
+        path = Path(make_url(self.url).database or "")
+        with suppress(OSError):
+            if shutil.disk_usage(path.parent).free < PAGE_BYTES:
+                named = NotWritten(_FULL)
+                named.__cause__ = failure.__cause__
+                return named
+        return failure
 
     def _commit_together(self, jobs: list[_Job]) -> bool:
         """Runs one transaction without savepoints, which cost as much as the writes themselves; consecutive

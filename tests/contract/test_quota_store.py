@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tenants.errors import Invalid
+from tenants.quota import rules
 from tenants.quota.fallback import FallbackQuotaStore
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.redis import RedisQuotaStore
@@ -80,6 +81,29 @@ async def test_a_hold_becomes_a_charge_and_a_refund(store: QuotaStore) -> None:
     assert [(state.used, state.held, state.available) for state in granted.states] == [(0, 60, 40)]
     assert await store.settle("r", tokens(25))
     assert await counts(store, budget) == [(25, 0, 75)]
+
+
+async def test_what_is_given_back_is_free_again_in_its_own_window_and_epoch(
+    store: QuotaStore, clock: Clock
+) -> None:
+    budget = limit(amount=100)
+    hourly = limit(amount=100, window=Window.HOUR)
+    granted = await store.reserve("r", [budget, hourly], whole(60), LEASE_S)
+    assert isinstance(granted, Granted)
+    await store.settle("r", tokens(60))
+    await store.give_back("of an earlier rebuild" if store.epoch else "", [budget], (), tokens(60))
+    assert await counts(store, budget, hourly) == [(60, 0, 40)] * 2
+    await store.give_back(store.epoch, [budget, hourly], granted.charged_to, tokens(25))
+    assert await counts(store, budget, hourly) == [(35, 0, 65)] * 2
+    clock.advance(3_600)
+    await store.reserve("s", [budget, hourly], whole(50), LEASE_S)
+    await store.settle("s", tokens(50))
+    # The hour of the first request is over: its successor keeps what it was charged.
+    await store.give_back(store.epoch, [budget, hourly], granted.charged_to, tokens(30))
+    assert await counts(store, budget, hourly) == [(55, 0, 45), (50, 0, 50)]
+    if store.epoch:
+        await store.give_back("of an earlier rebuild", [budget], granted.charged_to, tokens(5))
+        assert await counts(store, budget) == [(55, 0, 45)], "its counters were filled from the ledger"
 
 
 async def test_settling_twice_changes_nothing(store: QuotaStore) -> None:
@@ -1092,3 +1116,147 @@ async def test_a_hold_that_falls_is_refused_at_the_door(
     await store.reserve("r", [limit()], whole(1), LEASE_S)
     with pytest.raises(Invalid):
         await store.top_up("r", tokens(1), tokens(3), tokens(2))
+
+
+# ---------------------------------------------------------------- limits that come later
+
+
+async def rebound(
+    store: QuotaStore, limits: list[Limit], held: int, *, most: int = 0, used: int = 0, must_fit: bool
+) -> Granted | Denied:
+    """Request `r` under `limits`, with so many output tokens held."""
+    hold = Hold(tokens(held), tokens(held), tokens(max(held, most)), may_be_cut=not most)
+    return await store.rebind("r", limits, hold, tokens(used), must_fit=must_fit)
+
+
+@pytest.mark.parametrize("first", [[], [limit(Meter.REQUESTS, amount=10)]], ids=["no limit", "another limit"])
+async def test_a_request_comes_under_a_limit_that_was_set_while_it_waits(
+    store: QuotaStore, first: list[Limit]
+) -> None:
+    budget = limit(amount=100)
+    await store.reserve("r", first, whole(60), LEASE_S, tenant_id="ten_a")
+    for _ in range(2):  # a repeat changes nothing
+        answer = await rebound(store, [*first, budget], 60, most=80, must_fit=True)
+        assert isinstance(answer, Granted)
+        assert [name.partition("@")[0] for name in answer.charged_to] == [
+            each.identity for each in [*first, budget]
+        ]
+        assert await counts(store, budget) == [(0, 60, 20)]
+    assert await store.settle("r", tokens(50))
+    assert await counts(store, budget) == [(50, 0, 50)]
+
+
+async def test_where_a_later_limit_has_no_room_nothing_changes(store: QuotaStore) -> None:
+    budget = limit(amount=100)
+    await store.reserve("s", [budget], whole(50), LEASE_S)
+    await store.reserve("r", [], whole(60), LEASE_S, tenant_id="ten_a")
+    denied = await rebound(store, [budget], 60, must_fit=True)
+    assert isinstance(denied, Denied)
+    assert (denied.limit, denied.wanted, denied.available) == (budget, 60, 50)
+    assert await counts(store, budget) == [(0, 50, 50)]
+    assert await store.settle("r", tokens(60))
+    assert await counts(store, budget) == [(0, 50, 50)]
+
+
+async def test_what_runs_counts_on_a_later_limit_whatever_room_it_has(store: QuotaStore) -> None:
+    budget, rate = limit(amount=50), limit(amount=100, rate_per_s=1)
+    await store.reserve("r", [], whole(60), LEASE_S, tenant_id="ten_a")
+    assert isinstance(await rebound(store, [budget, rate], 60, used=40, must_fit=False), Granted)
+    # Of the bucket only what is still to come is held.
+    assert await counts(store, budget, rate) == [(0, 60, 0), (0, 20, 80)]
+    denied = await raised(store, "r", 70, used=50)
+    assert isinstance(denied, Denied), "a top-up goes by the limit in force"
+    assert denied.limit == budget
+    assert await store.settle("r", tokens(60))
+    assert await counts(store, budget) == [(60, 0, 0)]
+
+
+async def test_a_limit_that_was_lowered_binds_what_waits_and_one_that_was_raised_lets_it_grow(
+    store: QuotaStore,
+) -> None:
+    budget = limit(amount=100)
+    await store.reserve("s", [budget], whole(30), LEASE_S)
+    await store.reserve("r", [budget], whole(60), LEASE_S)
+    lower, higher = dataclasses.replace(budget, amount=80), dataclasses.replace(budget, amount=200)
+    denied = await rebound(store, [lower], 60, must_fit=True)
+    assert isinstance(denied, Denied)
+    assert (denied.limit, denied.wanted, denied.available) == (lower, 60, 50)
+    assert isinstance(await raised(store, "r", 120), Denied)
+    assert isinstance(await rebound(store, [higher], 60, must_fit=True), Granted)
+    assert isinstance(await raised(store, "r", 120), Granted)
+    assert await counts(store, higher) == [(0, 150, 50)]
+
+
+@pytest.mark.parametrize("mode", [LimitMode.SOFT, LimitMode.SHADOW])
+async def test_a_rate_that_did_not_bind_what_runs_holds_all_that_it_may_use_once_it_does(
+    store: QuotaStore, mode: LimitMode
+) -> None:
+    watching = limit(amount=100, rate_per_s=1, mode=mode)
+    granted = await store.reserve("r", [watching], stepwise(1, 60, 60), LEASE_S)
+    assert isinstance(granted, Granted)
+    assert granted.covered.output_tokens == 60
+    assert await counts(store, watching) == [(0, 1, 99)]
+    binding = dataclasses.replace(watching, mode=LimitMode.HARD)
+    for _ in range(2):  # a repeat changes nothing
+        assert isinstance(await rebound(store, [binding], 60, must_fit=True), Granted)
+        assert await counts(store, binding) == [(0, 60, 40)]
+    assert isinstance(await raised(store, "r", 70, used=40), Granted)
+    assert await counts(store, binding) == [(40, 30, 30)]
+    assert isinstance(await rebound(store, [binding], 70, used=40, must_fit=False), Granted)
+    assert await counts(store, binding) == [(40, 30, 30)]
+    assert await store.settle("r", tokens(70))
+
+
+async def test_an_end_users_later_limit_has_its_counter_and_gives_it_back(store: QuotaStore) -> None:
+    of_user = on_user("amy", amount=100)
+    await store.reserve("r", [], whole(60), LEASE_S, tenant_id="ten_a")
+    assert isinstance(await rebound(store, [of_user], 60, must_fit=True), Granted)
+    assert await store.end_users("ten_a") == 1
+    assert await store.settle("r", tokens(50))
+    assert await counts(store, of_user) == [(50, 0, 50)]
+
+
+async def test_what_has_ended_does_not_come_under_a_limit(store: QuotaStore) -> None:
+    with pytest.raises(KeyError):
+        await rebound(store, [limit()], 1, must_fit=False)
+
+
+# ---------------------------------------------------------------- refusals foreseen by states
+
+
+SHAPES = {
+    "window": limit(amount=100, window=Window.DAY),
+    "lifetime": limit(amount=100),
+    "bucket": limit(amount=100, rate_per_s=2.0),
+    "requests": limit(Meter.REQUESTS, amount=1, window=Window.HOUR),
+    "concurrency": limit(Meter.CONCURRENCY, amount=1),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("settled", [None, 70])
+async def test_states_foretell_a_refusal(
+    store: QuotaStore, clock: Clock, shape: str, settled: int | None
+) -> None:
+    limits = [SHAPES[shape], limit(Meter.OUTPUT_TOKENS, amount=1_000)]
+    await store.reserve("first", limits, whole(70), LEASE_S)
+    if settled is not None:
+        await store.settle("first", tokens(settled))
+    clock.advance(3.0)
+    foretold: set[bool] = set()
+    for number, wanted in enumerate((10, 30, 31, 90, 200)):
+        states = await store.states(limits)
+        expected = rules.refusal_by(states, whole(wanted))
+        answer = await store.reserve(f"next-{number}", limits, whole(wanted), LEASE_S)
+        foretold.add(expected is not None)
+        if isinstance(answer, Denied):
+            assert expected == answer
+        else:
+            assert expected is None
+            await store.settle(f"next-{number}", Amounts(requests=0))
+    if shape == "requests":
+        assert foretold == {True}
+    elif shape == "concurrency":
+        assert foretold == {settled is None}
+    else:
+        assert foretold == {True, False}

@@ -49,7 +49,7 @@ def audit(server: Server) -> list[tuple[Any, ...]]:
     with sqlite3.connect(server.data_dir / "fairgate.db") as database:
         return database.execute(
             "SELECT action, actor, json_extract(before, '$.share'), json_extract(after, '$.share') FROM audit"
-            " WHERE target = 'brake.batch' ORDER BY id"
+            " WHERE target = 'brake.batch' ORDER BY seq"
         ).fetchall()
 
 

@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 
 from ops.cli.main import cli
 from ops.settings.settings import SHIPPED_MODEL
+from tests.support import warm_command
 from tests.support.server_process import MODEL, ROOT, Server, server_process, until
 
 CHANGE_ARRIVES_S = 5.0
@@ -44,13 +45,7 @@ def complete(server: Server, key: str) -> httpx.Response:
 
 def run_serve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("FAIRGATE_")}
-    return subprocess.run(
-        [sys.executable, "-m", "ops.cli.main", "serve", "--port", "0", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=clean | {"PYTHONPATH": str(ROOT)} | environment,
-    )
+    return warm_command.fairgate("serve", "--port", "0", *arguments, env=clean | environment)
 
 
 def test_a_key_made_on_the_command_line_opens_a_running_server_until_it_is_revoked(server: Server) -> None:
@@ -120,6 +115,18 @@ def test_the_doctor_finds_a_running_server_healthy(server: Server) -> None:
     checks = {item["check"]: item for item in report["checks"]}
     assert {"database", "redis", "engine", "model", "clock"} <= checks.keys()
     assert server.url in checks["engine"]["detail"]
+
+
+def test_the_doctor_compares_a_rule_file(tmp_path: Path) -> None:
+    rules = tmp_path / "fairgate.rules.yml"
+    rules.write_text("groups: []")
+    [*_, found] = json.loads(
+        CliRunner()
+        .invoke(cli, ["doctor", "--data-dir", str(tmp_path), "--rules", str(rules), "--json"])
+        .stdout
+    )["checks"]
+    assert (found["check"], found["ok"]) == ("alert rules", False)
+    assert found["advice"] == f"run `fairgate alerts rules > {rules}`, and reload Prometheus"
 
 
 def test_the_doctor_says_what_to_do_for_each_thing_that_is_wrong(tmp_path: Path) -> None:
@@ -257,7 +264,7 @@ def test_a_model_named_by_its_id_is_served_from_the_cache(tmp_path: Path, chat_m
         assert line, process.communicate()[1]
         started = json.loads(line)
         assert started["model"] == "acme/chat"
-        headers = {"authorization": f"Bearer {started['owner_key']}"}
+        headers = {"authorization": f"Bearer {Path(started['owner_key_file']).read_text().strip()}"}
         models = httpx.get(f"{started['url']}/v1/models", headers=headers).json()["data"]
         assert [each["id"] for each in models] == ["acme/chat"]
     finally:

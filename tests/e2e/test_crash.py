@@ -93,6 +93,11 @@ def settlements(server: Server, request_id: str) -> list[dict[str, Any]]:
     return [row for row in ledger(server) if row["request_id"] == request_id and row["kind"] == "settle"]
 
 
+def held_output(server: Server, request_id: str) -> int:
+    rows = [row for row in ledger(server) if row["request_id"] == request_id]
+    return sum(row["output_tokens"] for row in rows if row["kind"] in ("reserve", "top_up"))
+
+
 def start_streams(server: Server, key: str, count: int, max_tokens: int = 6000) -> list[Stream]:
     streams = [Stream(server, key, max_tokens) for _ in range(count)]
     for stream in streams:
@@ -143,7 +148,9 @@ def test_a_killed_gateway_settles_every_stream_once_when_it_is_back(crashing: Se
     assert crashing.limit_state("survivor", "output_tokens")["used"] == charged
 
 
-def test_gateway_and_engine_killed_together_charge_nothing_that_nobody_knows(crashing: Server) -> None:
+def test_gateway_and_engine_killed_together_bill_what_was_reported_and_count_what_was_held(
+    crashing: Server,
+) -> None:
     key = crashing.tenant("unlucky")
     crashing.limit("unlucky", "total_tokens", 1_000_000, window="lifetime")
     (stream,) = start_streams(crashing, key, 1)
@@ -157,11 +164,13 @@ def test_gateway_and_engine_killed_together_charge_nothing_that_nobody_knows(cra
     rows = settlements(crashing, stream.request_id)
     # The gateway may have had the time to settle it, as an engine lost, before it was killed itself.
     assert len(rows) == 1
+    state = crashing.limit_state("unlucky", "total_tokens")
     if rows[0]["outcome"] == "lost":
-        assert (rows[0]["input_tokens"], rows[0]["output_tokens"], rows[0]["requests"]) == (0, 0, 0)
+        assert rows[0]["counted_output"] == held_output(crashing, stream.request_id) >= stream.delivered
+        assert state["used"] == rows[0]["counted_input"] + rows[0]["counted_output"]
     else:
         assert rows[0]["outcome"] == "engine_lost"
-    assert crashing.limit_state("unlucky", "total_tokens")["held"] == 0
+    assert state["held"] == 0
     assert crashing.verify()["ok"]
 
 
@@ -198,7 +207,7 @@ def test_a_killed_engine_ends_streams_clearly_and_the_server_goes_on(crashing: S
     assert crashing.verify()["ok"]
 
 
-def test_a_stream_is_kept_alive_while_the_engine_stalls_and_then_ends_clearly(crashing: Server) -> None:
+def test_a_stream_is_kept_alive_while_the_engine_stalls_and_then_goes_on(crashing: Server) -> None:
     key = crashing.tenant("patient")
     (stream,) = start_streams(crashing, key, 1, max_tokens=1500)
     assert stream.has_tokens.wait(60)
@@ -209,11 +218,10 @@ def test_a_stream_is_kept_alive_while_the_engine_stalls_and_then_ends_clearly(cr
     finally:
         engine.resume()
     stream.join(60)
-    # An engine that hears no gateway for seconds gives it up, also if it was the engine that slept.
-    assert stream.saw_done or (stream.error is not None and stream.error["code"] == "engine_lost")
+    assert stream.saw_done
     until(crashing.is_idle)
     (row,) = settlements(crashing, stream.request_id)
-    assert stream.delivered <= row["output_tokens"] <= 1500
+    assert stream.delivered == row["output_tokens"] == 1500
     assert crashing.verify()["ok"]
 
 

@@ -12,6 +12,8 @@ import psutil
 import pytest
 
 from ops.demo.cast import CAST
+from tests.support.chromium import CHROMIUM, problems_of_files
+from tests.support.report_page import shown_report
 from tests.support.server_process import ROOT
 
 
@@ -20,6 +22,7 @@ def run_once(data_dir: Path, report_file: Path, seconds: int) -> subprocess.Comp
     return subprocess.run(
         [
             sys.executable, "-m", "ops.cli.main", "demo", "--once", "--json", str(report_file),
+            "--html", str(report_file.with_name("report-demo.html")),
             "--seconds", str(seconds), "--max-sequences", "3", "--data-dir", str(data_dir),
         ],
         capture_output=True,
@@ -54,6 +57,8 @@ def test_the_demo_runs_once_and_reports_in_json(tmp_path: Path) -> None:
     assert report["failed"] == []
     assert report["ledger"]["exact"]
     assert report["ledger"]["open_requests"] == 0
+    assert report["ledger"]["pages"]["differences"] == []
+    assert report["ledger"]["pages"]["read"] > 3 * len(CAST)
     audit = report["audit"]
     assert (audit["inversions"], audit["unfair_dispatches"], audit["untrue_ranks"]) == (0, 0, 0)
     assert audit["compared"] > 0
@@ -68,6 +73,12 @@ def test_the_demo_runs_once_and_reports_in_json(tmp_path: Path) -> None:
     light, heavy = (report["turns"]["tokens"][name] for name in ("turns-light", "turns-heavy"))
     assert light + heavy == report["turns"]["steps"] >= 400, "one slot a step, of no other tenant"
     assert abs(heavy - 3 * light) <= 4
+    page = shown_report(tmp_path / "report-demo.html")
+    assert page.exact == report
+    shares = [row["share_of_ideal"] for row in report["tenants"] if row["share_of_ideal"] is not None]
+    assert [f"{each:.2f}" for each in shares] == page.drawn[1 : 2 * len(shares) : 2]
+    if CHROMIUM is not None:
+        assert problems_of_files([tmp_path / "report-demo.html"]) == []
     # Without a terminal: plain lines, the key and the curl line to try among them, and no control codes.
     assert "\x1b" not in done.stdout
     assert "curl http://127.0.0.1:" in done.stdout

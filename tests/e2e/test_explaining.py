@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,6 +12,7 @@ from click.testing import CliRunner
 
 from ops.cli.main import cli
 from tests.support.server_process import MODEL, Server, until
+from tests.support.warm_command import fairgate
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +30,8 @@ def _completion(server: Server, key: str, **fields: Any) -> str:
 
 
 def _cli(server: Server, *arguments: str) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-m", "ops.cli.main", *arguments, "--json", "--data-dir", str(server.data_dir)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={name: value for name, value in os.environ.items() if not name.startswith("FAIRGATE_")},
-    )
+    done = fairgate(*arguments, "--json", "--data-dir", str(server.data_dir))
+    done.check_returncode()
     return json.loads(done.stdout)
 
 
@@ -68,6 +62,12 @@ def test_a_tenant_sees_its_requests_timeline_and_nobody_elses(server: Server, ke
     instants = [each["at_s"] for each in shown["timeline"]]
     assert instants == sorted(instants)
     assert any("tokens came in" in sentence for sentence in shown["explanation"])
+    received, read = shown["timeline"][0], shown["stages"][0]
+    assert (read["name"], read["end_s"]) == ("read", 0.0)
+    assert received["read_us"] == round(-read["start_s"] * 1e6) > 0
+    queued_s = next(each["at_s"] for each in shown["timeline"] if each["event"] == "queued")
+    waits = shown["waits"]
+    assert waits["before_line_s"] == pytest.approx(received["read_us"] / 1e6 + queued_s - waits["limits_s"])
     assert shown["misses"] == []
     assert foreign.status_code == unknown.status_code == 404
     assert foreign.json()["error"]["code"] == unknown.json()["error"]["code"]
@@ -124,7 +124,7 @@ def test_a_missed_target_is_counted_explained_and_reported(server: Server, keys:
 def test_an_account_says_how_its_tokens_came_and_names_others_to_operators_only(server: Server) -> None:
     names = ("turns-one", "turns-two")
     keys = [server.tenant(name) for name in names]
-    ids = {each["name"]: each["id"] for each in server.admin("GET", "/tenants")["data"]}
+    ids = {each["name"]: each["id"] for each in server.admin("GET", "/tenants?limit=1000")["data"]}
     tokens = 300
 
     def answered(key: str, **fields: Any) -> Any:

@@ -26,11 +26,15 @@ def server(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterat
         yield running
 
 
-def chunks(server: Server, key: str, **body: Any) -> list[dict[str, Any]]:
+def chunks(server: Server, key: str, *, chat: bool = False, **body: Any) -> list[dict[str, Any]]:
     """One streamed completion's chunks."""
-    asked = {"model": MODEL, "prompt": PROMPT, "stream": True, "stream_options": {"include_usage": True}}
+    asked: dict[str, Any] = (
+        {"messages": [{"role": "user", "content": PROMPT}]} if chat else {"prompt": PROMPT}
+    )
+    asked |= {"model": MODEL, "stream": True, "stream_options": {"include_usage": True}}
+    path = "/v1/chat/completions" if chat else "/v1/completions"
     found = []
-    with server.http(key) as client, client.stream("POST", "/v1/completions", json=asked | body) as answer:
+    with server.http(key) as client, client.stream("POST", path, json=asked | body) as answer:
         assert answer.status_code == 200, answer.read()
         for line in answer.iter_lines():
             if line.startswith("data: {"):
@@ -76,7 +80,7 @@ def test_without_max_tokens_a_budget_is_used_to_its_last_token(server: Server, c
     server.limit(tenant, "output_tokens", 97, window="lifetime")
     # An answer may end by itself: then the next one goes on with what is left.
     for seed in range(50):
-        answer = chunks(server, key, n=choices, ignore_eos=True, seed=seed, max_tokens=None)
+        answer = chunks(server, key, chat=True, n=choices, ignore_eos=True, seed=seed)
         account = answer[-1]["fairgate"]
         if account["outcome"] == "budget":
             break

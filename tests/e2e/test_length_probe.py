@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +20,7 @@ from engine.process.fingerprint import model_fingerprint
 from ops.demo.training.evaluate import MODEL_DIRECTORY
 from ops.demo.training.instructions import held_out_instructions
 from tests.support.server_process import MODEL, Server, server_process, until
+from tests.support.warm_command import fairgate
 
 ENGINE = "engine-0"
 
@@ -42,15 +40,9 @@ def key(demo: Server) -> str:
     return demo.tenant("asks")
 
 
-def fairgate(server: Server, *arguments: str) -> Any:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("FAIRGATE_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "ops.cli.main", *arguments, "--json", "--data-dir", str(server.data_dir)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=environment,
-    )
+def shown(server: Server, *arguments: str) -> Any:
+    done = fairgate(*arguments, "--json", "--data-dir", str(server.data_dir))
+    done.check_returncode()
     return json.loads(done.stdout)
 
 
@@ -105,7 +97,7 @@ def test_it_is_on_by_default_and_corrects_what_running_requests_are_charged(demo
 
 
 def test_the_report_says_while_the_server_runs_how_good_it_is(demo: Server) -> None:
-    report = fairgate(demo, "forecast", "report")
+    report = shown(demo, "forecast", "report")
     assert report["from"] == "server"
     layers = report["gateway"][MODEL]["layers"]
     assert layers["sketches"]["samples"] >= 60
@@ -142,7 +134,7 @@ def test_a_trained_one_takes_over_without_a_restart_and_a_misleading_one_is_not_
     ask(demo, key, 5, {"count": 24})
     # What was collected from the answers so far, once it is enough.
     until(samples_path(demo.data_dir, ENGINE).exists)
-    trained = fairgate(demo, "forecast", "train", "--model", str(demo.model_dir))
+    trained = shown(demo, "forecast", "train", "--model", str(demo.model_dir))
     assert trained["probe"] == str(demo.model_dir / FILE_NAME)
     until(lambda: probe_of(demo)["loaded"] == 2)
     assert probe_of(demo)["trained_on"] == trained["readings"]

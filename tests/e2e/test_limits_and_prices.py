@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +12,8 @@ import httpx
 import openai
 import pytest
 
-from tests.support.server_process import MODEL, ROOT, Server, server_process
+from tests.support.server_process import MODEL, Server, server_process
+from tests.support.warm_command import fairgate
 
 PLAIN = dict.fromkeys(("input_weight", "cached_input_weight", "output_weight"), 1_000)
 BODY = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True}
@@ -36,10 +35,8 @@ def complete(server: Server, key: str, **fields: Any) -> httpx.Response:
 
 
 def command(server: Server, *arguments: str) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-m", "ops.cli.main", *arguments, "--data-dir", str(server.data_dir), "--json"],
-        capture_output=True, text=True, check=True, timeout=60, cwd=ROOT,
-    )  # fmt: skip
+    done = fairgate(*arguments, "--data-dir", str(server.data_dir), "--json")
+    done.check_returncode()
     return json.loads(done.stdout)
 
 
@@ -192,12 +189,15 @@ def test_of_the_platforms_limit_a_tenant_reads_only_that_it_binds(server: Server
         found = mine(server, keys[0])
         assert [(each["id"], each["usage"]["used"]) for each in found["data"]] == [(own["id"], 14)]
         assert found["data"][0]["usage"]["binds_first"]
+        assert found["binds_first"]["id"] == own["id"]
+        assert set(found["binds_first"]["projected_exhaustion"]) == {"p50", "p90", "basis"}
         assert found["platform"] == {"binds": False, "reset_s": None}
         assert complete(server, keys[1], max_tokens=4, prompt=[5, 6, 7]).status_code == 429
         server.admin("POST", "/limits", {**shared, "amount": 12, "above_tokens": 6})
         found = mine(server, keys[0])
         assert found["platform"] == {"binds": True, "reset_s": None}
         assert not found["data"][0]["usage"]["binds_first"]
+        assert found["binds_first"] is None
         listed = {each["id"]: each["usage"] for each in command(server, "limit", "list")}
         use = {"used": 12, "held": 0, "remaining": 0, "reset_s": None, "binds_first": True}
         assert listed[limit["id"]] == use

@@ -6,14 +6,25 @@ No answer may have a status, a media type or a shape that is not documented, and
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
 from litestar import Litestar
 from schemathesis import Case
 from schemathesis.checks import CheckFunction
 from schemathesis.checks import not_a_server_error as no_server_error
+from schemathesis.generation.feedback import FeedbackSources
+from schemathesis.generation.hypothesis.builder import (
+    InvalidHeadersExampleMark,
+    MissingPathParameters,
+    UnserializablePayloadMark,
+)
+from schemathesis.pytest._test_builder import build_operation_test
+from schemathesis.python._constants.orchestrator import make_constants_value_source
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     response_schema_conformance,
@@ -22,10 +33,11 @@ from schemathesis.specs.openapi.checks import (
 
 from gateway.app import HANDLERS
 from gateway.routes import openapi
-from tests.support.server_process import MODEL, Server, until
+from tests.support.server_process import MODEL, Server, server_process, until
 
-EXAMPLES = 60
-"""For each operation."""
+EXAMPLES, EXAMPLES_LONG = 20, 120
+"""Random ones of each operation, beside the hundred or so that its schema's own bounds call for."""
+LEFT_OUT = (InvalidHeadersExampleMark, MissingPathParameters, UnserializablePayloadMark)
 MOST_TOKENS = 4
 PATIENCE_S = 60.0
 TIMEOUT = "X-Fairgate-Timeout-S"
@@ -44,26 +56,62 @@ def described() -> dict[str, Any]:
 
 
 schema = schemathesis.openapi.from_dict(described())
+OPERATIONS = {each.ok().label: each.ok() for each in schema.get_all_operations()}
+LABELS = sorted(OPERATIONS)
+"""In one order for all workers."""
 
 
-def test_the_server_gives_this_very_document(server: Server) -> None:
-    with server.http() as client:
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterator[Server]:
+    """A server of its own: Hypothesis takes words from the modules that are loaded, so that what it makes may
+    have the name of another test's tenant."""
+    with server_process(
+        tmp_path_factory.mktemp("fuzzed"), chat_model, "--engine-max-sequences", "8"
+    ) as running:
+        yield running
+
+
+def test_the_server_gives_this_very_document(fuzzed: Server) -> None:
+    with fuzzed.http() as client:
         assert client.get("/openapi.json").json() == described()
 
 
-@schema.parametrize()
-@settings(
-    max_examples=EXAMPLES,
-    derandomize=True,
-    database=None,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-def test_every_answer_is_documented_and_none_is_a_fault_of_ours(case: Case, server: Server) -> None:
+def is_documented_and_no_fault_of_ours(case: Case, server: Server) -> None:
     narrowed(case)
     case.call_and_validate(
         base_url=server.url, headers={"authorization": f"Bearer {server.owner_key}"}, checks=CHECKS
     )
+
+
+@pytest.fixture(scope="module")
+def feedback() -> FeedbackSources:
+    """What Schemathesis learns from one operation for the others."""
+    return FeedbackSources(constants_value_source=make_constants_value_source(schema))
+
+
+@pytest.mark.parametrize("examples", [EXAMPLES, pytest.param(EXAMPLES_LONG, marks=pytest.mark.long)])
+@pytest.mark.parametrize("label", LABELS)
+def test_every_answer_is_documented_and_none_is_a_fault_of_ours(
+    label: str, examples: int, fuzzed: Server, feedback: FeedbackSources
+) -> None:
+    """The cases are made here and not by `schema.parametrize`, with which each worker of the suite would make
+    all of them as it collects."""
+    ask = build_operation_test(
+        config=schema.config,
+        operation=OPERATIONS[label],
+        test_func=is_documented_and_no_fault_of_ours,
+        given_kwargs={},
+        feedback=feedback,
+        explicit_settings=settings(
+            max_examples=examples,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    assert not any(mark.is_set(ask) for mark in LEFT_OUT), "part of the operation is not asked"
+    ask(server=fuzzed)
 
 
 def narrowed(case: Case) -> None:
@@ -83,7 +131,7 @@ def narrowed(case: Case) -> None:
             case.headers[TIMEOUT] = str(PATIENCE_S)
 
 
-def test_the_books_agree_after_all_that(server: Server) -> None:
-    until(server.is_idle)
-    report = server.verify()
+def test_the_books_agree_after_all_that(fuzzed: Server) -> None:
+    until(fuzzed.is_idle)
+    report = fuzzed.verify()
     assert report["ok"], report

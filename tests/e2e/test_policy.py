@@ -68,7 +68,7 @@ def test_the_policy_changes_while_it_runs_and_says_what_it_decided(server: Serve
 @pytest.mark.usefixtures("back_to_settings")
 def test_the_last_steps_are_shown_with_their_tokens_by_tenant(server: Server) -> None:
     key = server.tenant("steps")
-    tenant = next(each["id"] for each in server.admin("GET", "/tenants")["data"] if each["name"] == "steps")
+    tenant = server.admin("GET", "/tenants/steps")["id"]
     assert policy(server, "set", "hybrid", "--option", "slots=1").exit_code == 0
     until(server.is_idle)
     prompts, tokens = ([7] * 20, [8] * 19), 60

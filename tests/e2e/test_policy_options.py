@@ -536,7 +536,7 @@ def beside_several(served: ServedEngine, **options: Any) -> set[int]:
         served.until_running(2)
     for each in running:
         each.result(60)
-    ids = {each["name"]: each["id"] for each in served.server.admin("GET", "/tenants")["data"]}
+    ids = {each["name"]: each["id"] for each in served.server.admin("GET", "/tenants?limit=1000")["data"]}
     one, several = ids["one-prompt"], ids["several-prompts"]
     contested = [
         each["prompts"].get(one, 0)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +11,8 @@ from click.testing import CliRunner
 
 from ops.cli.main import cli
 from tests.e2e.test_policy import complete, policy
-from tests.support.server_process import ROOT, Server, server_process
+from tests.support.server_process import Server, server_process
+from tests.support.warm_command import fairgate
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +71,8 @@ def test_a_table_that_cannot_be_used_stops_the_start(
     path = tmp_path / "table.json"
     if content is not None:
         path.write_text(content)
-    command = [sys.executable, "-m", "ops.cli.main", "serve", "--port", "0", "--policy-table", str(path)]
-    command += ["--data-dir", str(tmp_path / "data"), "--model", str(chat_model)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, check=False)
+    flags = ["--data-dir", str(tmp_path / "data"), "--model", str(chat_model)]
+    done = fairgate("serve", "--port", "0", "--policy-table", str(path), *flags)
     assert done.returncode == 1
     assert complaint in done.stderr
     assert str(path) in done.stderr

@@ -66,7 +66,9 @@ def test_a_redeemed_quote_decides_tier_and_price_and_stands_in_the_account(serve
         told = offers["batch"]
         assert account["estimate"]["cost_nanousd"] == told["cost_nanousd"]
         assert account["actual"]["cost_nanousd"] <= told["cost_nanousd"]["max"]
-        assert set(account["quote"]) == {"id", "kept", "missed", "credit_nanousd"}
+        shown = {"id", "kept", "missed", "credit_nanousd", "credit_capped", "binding", "own_s"}
+        assert set(account["quote"]) == shown
+        assert account["quote"]["binding"] == told["binding"]
         plain = client.post("/v1/completions", json=RUN).json()["fairgate"]
         assert "quote" not in plain
     until(server.is_idle)
@@ -143,9 +145,14 @@ def test_the_command_asks_for_a_quote_and_says_what_is_wrong(server: Server, key
 
 
 def test_metrics_tell_how_often_estimates_held(server: Server, key: str) -> None:
-    with server.http(key) as client:
+    with server.http(server.tenant("quoted-once", tier="standard", tiers=["standard"])) as client:
+        assert run(client, token(client)).status_code == 200
+        # A second one, as the first one's successor is outstanding.
+        tokens = [token(client), token(client)]
+        assert run(client, tokens[1]).status_code == 200
         text = client.get("/metrics").text
     assert 'fairgate_estimate_coverage{figure="ttft",kind="binding",' in text
+    assert 'fairgate_estimate_coverage{figure="ttft",kind="together",' in text
     assert 'fairgate_estimates_judged_total{figure="e2e",kind="plain",' in text
 
 

@@ -91,7 +91,7 @@ def settled(server: Server, tenant: str) -> list[dict[str, Any]]:
 def test_an_answer_through_two_gateways_is_the_same_and_costs_the_same(
     gateway: Server, server: Server
 ) -> None:
-    direct = ask(server, server.tenant("direct"))
+    direct = ask(server, server.tenant("direct-upstream"))
     key = gateway.tenant("through")
     through = ask(gateway, key)
     assert through["choices"][0]["message"]["content"] == direct["choices"][0]["message"]["content"]
@@ -297,12 +297,14 @@ def test_the_command_line_lists_models_and_checks_their_servers(
     runner = CliRunner(env={"FAIRGATE_ENGINE_SERVE": "no", KEY_VARIABLE: server.owner_key})
     listed = runner.invoke(cli, ["model", "list", *at])
     assert json.loads(listed.stdout) == [
-        {"name": MODEL, "kind": "model", "means": {}, "replicas": ["b"], "priced": True},
-        {"name": "quick", "kind": "alias", "means": {MODEL: 1}, "replicas": [], "priced": False},
+        {"name": MODEL, "kind": "model", "means": {}, "replicas": ["b"], "can": {}, "priced": True},
+        {"name": "quick", "kind": "alias", "means": {MODEL: 1}, "replicas": [], "can": {}, "priced": False},
     ]
     checked = runner.invoke(cli, ["model", "check", *at])
     (finding,) = json.loads(checked.stdout)
     assert (checked.exit_code, finding["ok"]) == (0, True), finding
+    assert "of the kind other it can do plain text only; it refuses" in finding["detail"]
+    assert "tools (400 'tools' is not supported: the engine that serves this" in finding["detail"]
     other = config(tmp_path / "b.toml", server.url, chat_model, pool="x").read_text()
     toml.write_text(other.replace(f'model = "{MODEL}"', 'model = "ghost"'))
     checked = runner.invoke(cli, ["model", "check", *at])

@@ -210,7 +210,7 @@ def audit(server: Server) -> list[dict[str, Any]]:
     """The audit's rows, read from the server's database."""
     with sqlite3.connect(f"file:{server.data_dir / 'fairgate.db'}?mode=ro", uri=True) as database:
         names = ("action", "target", "before", "after")
-        rows = database.execute(f"SELECT {', '.join(names)} FROM audit ORDER BY id").fetchall()
+        rows = database.execute(f"SELECT {', '.join(names)} FROM audit ORDER BY seq").fetchall()
     return [
         dict(zip(names, (row[0], row[1], *(json.loads(each or "null") for each in row[2:])), strict=True))
         for row in rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -22,10 +23,12 @@ from tenants.admin.commands import (
     TenantCreate,
 )
 from tenants.directory import queries
+from tenants.directory.directory import Directory
+from tenants.directory.records import ApiKey
 from tenants.errors import AlreadyExists, Invalid, NotFound, PepperMismatch
 from tenants.storage import tables
 from tenants.storage.database import Database
-from tenants.types import LimitMode, Meter, SubjectKind, Tier, Window
+from tenants.types import LimitMode, Meter, Principal, SubjectKind, Tier, Window
 from tests.support.audited import audited
 from tests.support.quota import Clock
 
@@ -139,6 +142,71 @@ async def test_the_networks_of_a_key_and_the_labels_of_a_tenant_are_kept_and_aud
     assert seen("tenant.update", "labels") == [({}, team), (team, team | env), (team | env, env)]
 
 
+async def test_what_a_key_may_do_is_changed_within_its_tenants(
+    admin: Admin, database: Database, pepper: bytes
+) -> None:
+    await admin.create_tenant(ACTOR, TenantCreate(name="acme", tiers=["standard", "batch"]), ["m", "n"])
+    made = KeyCreate(tenant="acme", tiers=["standard", "batch"], default_tier="standard", models=["n"])
+    key, secret = await admin.create_key(ACTOR, made)
+
+    async def principal() -> Principal:
+        directory = Directory(database, pepper)
+        await directory.refresh()
+        return directory.authenticate(secret, Clock().now_s)
+
+    async def changed(**fields: Any) -> ApiKey:
+        return await admin.update_key(ACTOR, key.key_id, KeyChange(**fields))
+
+    narrow = await changed(scopes=["quote"], models=["m"], tiers=["batch"], default_tier="batch")
+    assert narrow == await admin.show_key(key.key_id)
+    now = await principal()
+    assert (now.scopes, now.models, now.tiers) == (
+        frozenset({"quote"}),
+        frozenset({"m"}),
+        frozenset({Tier.BATCH}),
+    )
+    assert now.default_tier is Tier.BATCH
+    wide = await changed(models=[], tiers=[], default_tier="")
+    assert (wide.models, wide.tiers, wide.default_tier, wide.scopes) == (
+        *(None, None, None),
+        frozenset({"quote"}),
+    )
+    now = await principal()
+    assert (now.models, now.tiers) == (frozenset({"m", "n"}), frozenset({Tier.STANDARD, Tier.BATCH}))
+    for fields, param in (
+        ({"scopes": []}, "scopes"),
+        ({"models": ["o"]}, "models"),
+        ({"tiers": ["interactive"]}, "tiers"),
+        ({"default_tier": "interactive"}, "default_tier"),
+        ({"expires": "2001-01-01T00:00:00Z"}, "expires"),
+        ({"expires": "tomorrow"}, "expires"),
+        ({"expires": "2024-01-01T00:00:00Z", "expires_in_s": 9.0}, "expires"),
+        ({"expires_in_s": 0.5}, "expires_in_s"),
+    ):
+        with pytest.raises(Invalid) as refused:
+            await changed(**fields)
+        assert refused.value.field == param
+    assert await admin.show_key(key.key_id) == wide
+    # The tenant narrowed: what the key has beyond that stays, and hinders no other change.
+    await changed(tiers=["standard", "batch"], models=["n"], default_tier="standard")
+    await admin.update_tenant(ACTOR, "acme", TenantChange(tier="batch", tiers=["batch"], models=["m"]))
+    assert (await changed(name="robot")).tiers == frozenset({Tier.STANDARD, Tier.BATCH})
+    with pytest.raises(Invalid, match="not among the key's tiers"):
+        await changed(tiers=["batch"])
+
+
+async def test_the_end_of_a_key_is_moved_and_taken_away(admin: Admin) -> None:
+    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
+    key, _ = await admin.create_key(ACTOR, KeyCreate(tenant="acme", expires_in_s=60))
+    at = datetime.fromtimestamp(Clock().now_s, UTC) + timedelta(days=1, microseconds=1)
+    moved = await admin.update_key(ACTOR, key.key_id, KeyChange(expires=at.isoformat()))
+    assert moved.expires_at == at
+    soon = await admin.update_key(ACTOR, key.key_id, KeyChange(expires_in_s=60))
+    assert soon.expires_at == key.expires_at
+    assert (await admin.update_key(ACTOR, key.key_id, KeyChange(expires=""))).expires_at is None
+    assert (await admin.show_key(key.key_id)).expires_at is None
+
+
 async def test_only_a_keyed_hash_of_a_key_is_stored(admin: Admin, database: Database) -> None:
     await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
     _, secret = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
@@ -163,7 +231,7 @@ async def test_a_tenant_uses_its_tier_and_the_ones_served_after_it(admin: Admin)
     with pytest.raises(Invalid, match="tiers"):
         await admin.create_key(ACTOR, KeyCreate(tenant="plain", tiers=["interactive"]))
     with pytest.raises(Invalid, match="default_tier"):
-        await admin.create_key(ACTOR, KeyCreate(tenant="plain"), default_tier="interactive")
+        await admin.create_key(ACTOR, KeyCreate(tenant="plain", default_tier="interactive"))
     with pytest.raises(Invalid, match="tiers"):
         await admin.create_tenant(ACTOR, TenantCreate(name="odd", tier="standard", tiers=["batch"]))
 

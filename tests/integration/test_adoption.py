@@ -12,10 +12,13 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from msgspec import structs
+from sqlalchemy import insert
 
 from engine.messages import Inventory, SamplingParams, SequenceOutcome
 from engine.process.outcomes import OutcomeStore
@@ -25,18 +28,23 @@ from gateway.config import GatewayConfig
 from gateway.deps import GatewayDeps
 from gateway.domain.call import Call
 from gateway.domain.outcomes import RequestOutcome
+from gateway.pools.pool import PoolSpec
 from gateway.upstream.base import UpstreamLost
 from tenants.admin.admin import Admin
-from tenants.admin.commands import PriceSet
+from tenants.admin.commands import LedgerAdjust, PriceSet
+from tenants.admin.ledger import GivenBack
+from tenants.admin.lists.audit import AuditQuery
 from tenants.directory.directory import Directory
 from tenants.directory.gateways import GatewaySeen
-from tenants.errors import DatabaseUnavailable
+from tenants.errors import DatabaseUnavailable, Invalid, NotFound
 from tenants.ledger.ledger import Ledger
+from tenants.ledger.progress import Progress
 from tenants.ledger.rows import LedgerRow, sum_of
 from tenants.ledger.verify import verify_ledger
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import Granted, Hold, QuotaStoreUnavailable
 from tenants.storage.database import Database
+from tenants.storage.tables import limits
 from tenants.types import NOTHING, Amounts, Limit, Meter, Principal, SubjectKind, Tier, Window
 from tests.conftest import PEPPER
 from tests.support.quota import Clock
@@ -58,6 +66,9 @@ class Engine:
     store: OutcomeStore = field(default_factory=OutcomeStore)
     heard: set[str] = field(default_factory=set)
     is_up: bool = True
+    life: str = "1"
+    most: int = 1_000_000
+    """Outcomes that it tells at a time."""
 
     def seen_by(self, gateway_id: str) -> EngineView:
         return EngineView(self, gateway_id)
@@ -75,6 +86,10 @@ class EngineView:
     def is_up(self) -> bool:
         return self.engine.is_up
 
+    @property
+    def ready(self) -> Any:
+        return SimpleNamespace(engine_id="engine", life=self.engine.life)
+
     async def collect(self, *, adopt: bool = False) -> Inventory:
         if not self.engine.is_up:
             raise UpstreamLost("away")
@@ -82,10 +97,12 @@ class EngineView:
         outcomes = self.engine.store.collect(
             self.gateway_id, adopt_from_all_but=self.engine.heard if adopt else None
         )
-        return Inventory("engine", [], outcomes, sorted(self.engine.heard))
+        most = self.engine.most
+        heard = sorted(self.engine.heard)
+        return Inventory("engine", [], outcomes[:most], heard, is_partial=len(outcomes) > most)
 
-    def acknowledge(self, sequence_ids: Sequence[str]) -> None:
-        self.engine.store.acknowledge(sequence_ids)
+    def acknowledge(self, sequence_ids: Sequence[str], *, is_traced: bool = False) -> None:
+        self.engine.store.acknowledge(self.gateway_id, sequence_ids)
 
     async def wait_until_up(self, timeout_s: float) -> bool:
         return self.engine.is_up
@@ -108,6 +125,19 @@ class House:
         """Of the model `m`."""
         wanted = PriceSet(model="m", input_nanousd=100, output_nanousd=300)
         await Admin(self.database, PEPPER).set_price("cli:tester", wanted)
+
+    async def add_limit(self, limit: Limit = BUDGET) -> None:
+        """A lifetime's limit of the tenant, as the directory has it."""
+        values: dict[str, Any] = {
+            "id": limit.limit_id,
+            "tenant_id": None,
+            "kind": "tenant",
+            "subject_id": "ten",
+            "tier": "",
+        }
+        values |= {"meter": limit.meter.value, "shape": "lifetime", "time_zone": "UTC", "amount": 10_000}
+        values |= {"mode": "hard", "created_us": 1, "model": ""}
+        await self.database.write(lambda connection: connection.execute(insert(limits).values(**values)))
 
     def deps(self, gateway_id: str) -> GatewayDeps:
         """What recovery needs of a gateway."""
@@ -146,7 +176,10 @@ class House:
         )
 
     async def dies(self, gateway_id: str) -> GatewaySeen:
-        """No heartbeat since long ago, and the engine has noticed."""
+        """No heartbeat since long ago, and the engine has noticed. Its last record names the engine, and
+        nothing that had been sent."""
+        record = Progress(frozenset({"engine/1"}), frozenset({"m"}))
+        await self.deps(gateway_id).progress.write(gateway_id, msgspec.msgpack.encode(record), 1)
         await self.deps(gateway_id).registry.beat(gateway_id, "", frozenset({"engine"}))
         self.engine.heard.discard(gateway_id)
         self.clock.advance(STALE_S + 5)
@@ -207,13 +240,107 @@ async def test_two_adopters_at_once_settle_everything_once_and_by_the_best_word(
     assert rows[calls[3].request_id].amounts == more(12)
     assert rows[calls[3].request_id].detail == {
         "held": [5, 40, 12_500, 1, 0], "top_ups": 1, "reserved_by": "dead", "engine_counted": 0,
-        "basis": "last_report", "uncertain_tokens": 28,
+        "basis": "last_report", "uncertain_tokens": 0,
     }  # fmt: skip
     assert [rows[call.request_id].amounts for call in calls[4:]] == [NOTHING, NOTHING]
     assert await house.used() == (3 * 22 + 17, 0)
     assert not len(house.engine.store), "the engine may forget"
     assert (await verify_ledger(house.database, None, running=set())).ok
     assert "dead" not in {each.gateway_id for each in await adopters[0].registry.seen()}
+
+
+async def test_where_the_engine_died_too_limits_count_what_was_held_and_bills_what_was_reported(
+    house: House,
+) -> None:
+    dying = house.holds("dead")
+    calls = [await house.begin(dying) for _ in range(2)]
+    await dying.top_up(calls[1].request_id, more(12), more(20), more(40))
+    dead = await house.dies("dead")
+    house.engine.life = "2"
+    await house.beats("one")
+    await recovery.adopt(house.deps("one"), dead, STALE_S, frozenset())
+    rows = await house.settlements()
+    whole, topped_up = (rows[call.request_id] for call in calls)
+    assert (whole.amounts, whole.counted) == (Amounts(requests=1), more(20))
+    assert topped_up.amounts == more(12)
+    assert topped_up.counted == more(40)
+    assert topped_up.detail["in_doubt"] == [0, 28, 8_400, 0, 0]
+    assert await house.used() == (25 + 45, 0)
+    report = await verify_ledger(house.database, None, running=set())
+    assert report.ok
+    assert report.in_doubt_tokens == 25 + 28
+    # Nobody needs its record any more.
+    assert await house.deps("one").progress.read("dead") == Progress()
+
+
+async def test_what_is_in_doubt_is_given_back_once_and_nothing_else_is(house: House) -> None:
+    dying = house.holds("dead")
+    calls = [await house.begin(dying) for _ in range(3)]
+    house.emitted(calls[0], "dead", 17)
+    dead = await house.dies("dead")
+    house.engine.life = "2"
+    await house.beats("one")
+    await recovery.adopt(house.deps("one"), dead, STALE_S, frozenset())
+    assert await house.used() == (22 + 25 + 25, 0)
+    admin = Admin(house.database, PEPPER)
+
+    async def adjust(request_id: str, store: MemoryQuotaStore | None) -> GivenBack:
+        wanted = LedgerAdjust(request_id=request_id, reason="the client has its answer")
+        return await admin.adjust_ledger("cli:tester", wanted, store)
+
+    # Of limits that are in the directory.
+    await house.add_limit()
+    given = await adjust(calls[1].request_id, house.store)
+    assert (given.amounts, given.is_new) == (more(20), True)
+    assert await house.used() == (22 + 25, 0)
+    assert not (await adjust(calls[1].request_id, house.store)).is_new
+    assert await house.used() == (22 + 25, 0)
+    with pytest.raises(Invalid, match="in doubt"):
+        await adjust(calls[0].request_id, house.store)
+    with pytest.raises(NotFound):
+        await adjust("req_none", house.store)
+    # Without a store the ledger says it, from which counters are filled.
+    await adjust(calls[2].request_id, None)
+    [(_, used)] = (await house.ledger.standing([BUDGET], datetime.now(UTC))).used
+    assert used == 22
+    report = await verify_ledger(house.database, None, running=set())
+    assert (report.ok, report.in_doubt_tokens) == (True, 0)
+    assert sum(total.requests for total in await house.ledger.totals()) == 1, "bills count what ran"
+    acts = await admin.read_audit(AuditQuery(act="ledger.adjust"))
+    assert [row.target for row in acts.rows] == [calls[2].request_id, calls[1].request_id]
+
+
+async def test_it_is_given_back_on_a_limit_that_came_later_as_well(house: House) -> None:
+    dying = house.holds("dead")
+    call = await house.begin(dying)
+    later = replace(BUDGET, limit_id="lim_2", meter=Meter.OUTPUT_TOKENS)
+    assert isinstance(await dying.rebind(call.request_id, [BUDGET, later], must_fit=True), Granted)
+    dead = await house.dies("dead")
+    house.engine.life = "2"
+    await house.beats("one")
+    await recovery.adopt(house.deps("one"), dead, STALE_S, frozenset())
+    [state] = await house.store.states([later])
+    assert (state.used, state.held) == (20, 0)
+    await house.add_limit()
+    await house.add_limit(later)
+    wanted = LedgerAdjust(request_id=call.request_id, reason="the client has its answer")
+    given = await Admin(house.database, PEPPER).adjust_ledger("cli:tester", wanted, house.store)
+    assert len(given.charged_to) == 2
+    [state] = await house.store.states([later])
+    assert state.used == 0
+    report = await verify_ledger(house.database, house.store, running=set())
+    assert report.ok, report.problems
+
+
+async def test_more_given_back_than_was_in_doubt_is_named(house: House) -> None:
+    holds = house.holds("one")
+    call = await house.begin(holds)
+    assert await holds.settle(call, more(9), RequestOutcome.COMPLETED, {}, lambda: None).within(10)
+    [reserve, _] = await house.ledger.find(call.request_id)
+    given = structs.replace(reserve, kind="adjust", amounts=NOTHING, counted_output=-9, charged_to=())
+    assert await house.ledger.append(given)
+    report = await verify_ledger(house.database, None, running=set())
+    assert report.problems == (f"{call.request_id}: given back is not what was in doubt",)
 
 
 async def test_a_live_gateway_is_not_adopted(house: House) -> None:
@@ -242,6 +369,40 @@ async def test_a_live_gateway_is_not_adopted(house: House) -> None:
     house.engine.is_up = True
     assert (await recovery.adopt(adopter, dead, STALE_S, frozenset())).lost == 1
     assert set(await house.settlements()) == {call.request_id}
+
+
+async def test_what_an_engine_has_yet_to_tell_is_waited_for(house: House) -> None:
+    dying = house.holds("dead")
+    calls = [await house.begin(dying) for _ in range(3)]
+    for call in calls:
+        house.emitted(call, "dead", 17)
+    dead = await house.dies("dead")
+    house.engine.most = 2
+    await house.beats("one")
+    adopter = house.deps("one")
+    first = await recovery.adopt(adopter, dead, STALE_S, frozenset())
+    assert (first.recovered, first.lost, first.left_open) == (2, 0, 1)
+    assert "dead" in {each.gateway_id for each in await adopter.registry.seen()}
+    second = await recovery.adopt(adopter, dead, STALE_S, frozenset())
+    assert (second.recovered, second.lost, second.left_open) == (1, 0, 0)
+    assert {row.detail["basis"] for row in (await house.settlements()).values()} == {"engine"}
+    assert "dead" not in {each.gateway_id for each in await adopter.registry.seen()}
+
+
+async def test_a_server_of_another_model_that_is_away_keeps_nothing_open(house: House) -> None:
+    dying = house.holds("dead")
+    house.emitted(await house.begin(dying), "dead", 17)
+    await house.begin(dying)
+    dead = await house.dies("dead")
+    await house.beats("one")
+    adopter = house.deps("one")
+    away = cast(Any, Engine(is_up=False).seen_by("one"))
+    unused = cast(Any, None)
+    pools = (PoolSpec("m", adopter.upstreams, unused), PoolSpec("other", (away,), unused))
+    adopter = replace(adopter, upstreams=(*adopter.upstreams, away), pools=pools)
+    report = await recovery.adopt(adopter, dead, STALE_S, frozenset())
+    assert (report.recovered, report.lost, report.left_open) == (1, 1, 0)
+    assert await house.used() == (22, 0)
 
 
 async def test_the_right_to_adopt_passes_on_only_when_the_adopter_dies(house: House) -> None:

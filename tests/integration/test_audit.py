@@ -9,8 +9,8 @@ import pytest
 
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
-from tenants.admin.audit_query import AuditQuery
 from tenants.admin.commands import KeyCreate, LimitSet, PriceSet, ProjectCreate, TenantChange, TenantCreate
+from tenants.admin.lists.audit import AuditQuery
 from tenants.directory.records import from_us
 from tenants.errors import Invalid, NotFound
 from tenants.storage.database import Database
@@ -38,7 +38,8 @@ async def acts(admin: Admin, clock: Clock) -> tuple[str, str]:
         clock.now_s += 1
         await admin.create_project(KEY, ProjectCreate(tenant=name, name="blue"))
         clock.now_s += 1
-        made.append((await admin.create_key(KEY, KeyCreate(tenant=name, project="blue"), name="robot"))[0])
+        wanted = KeyCreate(tenant=name, project="blue", name="robot")
+        made.append((await admin.create_key(KEY, wanted))[0])
         clock.now_s += 1
     await admin.update_tenant(ROOT, "acme", TenantChange(weight=3))
     clock.now_s += 1
@@ -82,14 +83,14 @@ async def test_an_act_is_found_by_actor_subject_act_tenant_and_time(admin: Admin
 
 async def test_pages_in_both_orders_show_every_row_once(admin: Admin, clock: Clock) -> None:
     await acts(admin, clock)
-    whole = [row.audit_id for row in await audited(admin)]
+    whole = [row.seq for row in await audited(admin)]
     for query, wanted in ((AuditQuery(), whole[::-1]), (AuditQuery(order="oldest"), whole)):
         seen: list[int] = []
         cursor = None
         while True:
             page = await admin.read_audit(query, cursor=cursor, limit=3)
             assert len(page.rows) <= 3
-            seen += [row.audit_id for row in page.rows]
+            seen += [row.seq for row in page.rows]
             cursor = page.next_cursor
             if cursor is None:
                 break

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, insert, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, ProgrammingError
 
 from migrations import runner
-from tenants.errors import DatabaseUnavailable, Overloaded
+from tenants.errors import DatabaseUnavailable, NotWritten, Overloaded
 from tenants.storage.database import Database, create_sql_engine, execute_on_driver, open_database
 from tenants.storage.tables import settings
 from tests.support import services
@@ -263,6 +263,48 @@ async def test_a_locked_sqlite_is_unavailable_not_a_stack_trace(sqlite_url: str)
     other.close()
     await database.write(put("a"))
     assert await database.read(names) == ["a"]
+    await database.close()
+
+
+def leave_no_room(connection: Connection) -> None:
+    pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+    connection.exec_driver_sql(f"PRAGMA max_page_count={pages}")
+
+
+def make_read_only(connection: Connection) -> None:
+    connection.exec_driver_sql("PRAGMA query_only=ON")
+
+
+@pytest.mark.parametrize(
+    ("prevent", "name"), [(leave_no_room, "ENOSPC"), (make_read_only, "EROFS")], ids=["full", "read-only"]
+)
+async def test_what_prevents_writes_is_named_until_one_succeeds(
+    sqlite_url: str, prevent: Callable[[Connection], None], name: str
+) -> None:
+    database = open_database(sqlite_url)
+    await database.write(prevent)
+    await database.ping()
+    with pytest.raises(NotWritten, match=name) as caught:
+        await asyncio.gather(*(database.write(put(f"n{index}", "x" * 250)) for index in range(200)))
+    assert "sqlite" not in str(caught.value), "nothing of the driver's text"
+    with pytest.raises(NotWritten, match=name):
+        await database.ping()
+    # A new connection has room and writes; what was refused is not there.
+    await database.write(put("later"))
+    await database.ping()
+    assert "later" in await database.read(names)
+    await database.close()
+
+
+@pytest.mark.parametrize(
+    ("state", "name"), [("53100", "ENOSPC"), ("25006", "EROFS"), ("57014", "not available")]
+)
+async def test_what_postgresql_cannot_store_is_named(postgres_url: str, state: str, name: str) -> None:
+    """A server cannot be made to run out of disk here: it raises the error itself."""
+    database = open_database(postgres_url)
+    failing = text(f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{state}'; END $$")
+    with pytest.raises(DatabaseUnavailable, match=name):
+        await database.write(lambda connection: connection.execute(failing))
     await database.close()
 
 

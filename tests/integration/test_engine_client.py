@@ -17,6 +17,7 @@ import zmq
 
 from engine import messages
 from engine.client.client import EngineClient
+from engine.client.keys import gateway_keys, make_keys
 from engine.client.stream import EngineLost, EngineRefused, EngineUnavailable, SubmitRefused
 from engine.messages import Hello, Refused, Snapshot, TenantShare
 from engine.process.options import EngineOptions
@@ -430,6 +431,7 @@ async def test_a_killed_engine_is_noticed_by_its_connection_and_its_successor_se
     """The process is not watched, and the silence would have to last for an hour."""
     address = f"ipc://{tmp_path}/s" if transport == "ipc" else f"tcp://127.0.0.1:{free_port()}"
     mine = engine_options(options.model_dir, tmp_path, address=address)
+    make_keys(tmp_path)
     lost: list[str] = []
     processes: list[WarmEngine] = []
 
@@ -439,7 +441,12 @@ async def test_a_killed_engine_is_noticed_by_its_connection_and_its_successor_se
 
     try:
         start_engine()
-        async with connected(address, silence_s=3600, on_lost=lambda: lost.append("lost")) as client:
+        async with connected(
+            address,
+            keys=gateway_keys(address, tmp_path),
+            silence_s=3600,
+            on_lost=lambda: lost.append("lost"),
+        ) as client:
             stream = client.submit(sequence(ENDLESS_TOKENS))
             await anext(stream)
             processes[0].kill()

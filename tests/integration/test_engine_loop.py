@@ -63,7 +63,13 @@ class ThreadedLoop:
 
 @contextmanager
 def running_loop(
-    address: str, *, texts: TextFactory | None = None, max_outcomes: int = 1000, queue_messages: int = 1000
+    address: str,
+    *,
+    texts: TextFactory | None = None,
+    max_outcomes: int = 1000,
+    queue_messages: int = 1000,
+    backlog_s: float = 3.0,
+    lost_s: float = 10.0,
 ) -> Iterator[ThreadedLoop]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.ROUTER)
@@ -81,6 +87,8 @@ def running_loop(
         store,
         orphan_s=60.0,
         clock=time.monotonic,
+        backlog_s=backlog_s,
+        lost_s=lost_s,
         on_restored_settled=lambda: None,
     )
     threaded = ThreadedLoop(loop, store)
@@ -225,3 +233,57 @@ async def test_an_engine_that_comes_back_unnoticed_is_a_new_engine(address: str)
         await client.connect(START_S)
         assert len(await tokens_of(client.submit(sequence(5)))) == 5
         await client.close()
+
+
+async def test_a_gateway_whose_loop_stands_still_keeps_its_streams(address: str) -> None:
+    with running_loop(address, lost_s=0.8) as engine:
+        async with connected(address) as client:
+            stream = client.submit(sequence(2000, lease_tokens=500))
+            await anext(stream)
+            # Longer than silence and second look together; only the liveness thread speaks meanwhile.
+            time.sleep(3.0)  # noqa: ASYNC251 (the loop is to stand still)
+            assert not len(engine.store)
+            client.top_up(stream.sequence_id, 2000)
+            assert len([token async for delta in stream for token in delta.token_ids]) == 1999
+            assert client.is_up
+
+
+async def test_a_stream_that_the_engine_does_not_have_is_lost_after_two_inventories(address: str) -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as forgetful:
+        forgetful.setsockopt(zmq.LINGER, 0)
+        forgetful.bind(address)
+        info = VirtualRunner(VirtualClock(), num_blocks=8, context_tokens=64).info
+        asked: list[messages.Command] = []
+
+        def answer() -> None:
+            """Greets, swallows sequences, and says that nothing runs."""
+            while forgetful.poll(0):
+                identity, payload = forgetful.recv_multipart()
+                command = messages.decode_command(payload)
+                if isinstance(command, messages.Hello) and not asked:
+                    event: messages.Event = Ready("engine-0", info, "vtc", 16, 8, 8, 512, pid=1)
+                elif isinstance(command, messages.Collect):
+                    event = messages.Inventory("engine-0", [], [])
+                else:
+                    continue
+                asked.append(command)
+                forgetful.send_multipart([identity, messages.encode(event)])
+
+        async def serve() -> None:
+            while True:
+                answer()
+                await asyncio.sleep(0.01)
+
+        serving = asyncio.create_task(serve())
+        client = EngineClient(address, "gateway-a")
+        try:
+            await client.connect(START_S)
+            stream = client.submit(sequence(5))
+            with pytest.raises(EngineLost, match="the engine does not have it"):
+                async with asyncio.timeout(START_S):
+                    await anext(stream)
+            assert len([each for each in asked if isinstance(each, messages.Collect)]) == 2
+            assert client.is_up, "the others go on"
+        finally:
+            serving.cancel()
+            await client.close()

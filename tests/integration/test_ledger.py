@@ -216,7 +216,7 @@ async def test_what_is_looked_for_is_found_by_its_index(sqlite_url: str, look: s
             of_set = "ix_ledger_gateway_id_counter_set (gateway_id=? AND counter_set=?)"
             expected = [
                 "SEARCH counter_sets USING INDEX ix_counter_sets_counter (counter=?)",
-                f"SEARCH reserve USING INDEX {of_set}",
+                f"SEARCH names USING INDEX {of_set}",
                 "SEARCH ledger USING INDEX sqlite_autoindex_ledger_1 (request_id=? AND kind=?)",
             ]
     assert [each for each in expected if each not in plans[0]] == [], plans

@@ -39,7 +39,7 @@ from gateway.estimates.estimator import Estimator
 from gateway.flow.controller import FlowController
 from gateway.flow.window import WindowRule
 from gateway.metrics.registry import Metrics
-from gateway.requests.lifecycle import Lifecycle, LifecycleLimits
+from gateway.requests.lifecycle import Lifecycle, LifecycleLimits, PrincipalStandings
 from gateway.requests.run import Closed, Event, Run, SequenceEnded, SequenceOutput
 from gateway.upstream.base import (
     OnService,
@@ -49,6 +49,7 @@ from gateway.upstream.base import (
     UpstreamUnavailable,
     Wording,
 )
+from gateway.upstream.capabilities import PLAIN_TEXT
 from tenants.ledger.ledger import Ledger
 from tenants.ledger.rows import LedgerRow
 from tenants.pricing.pricing import Price, PriceBook, PriceEntry, TokenWeights, uniform_book
@@ -76,12 +77,14 @@ class ScriptedEngine:
     """An upstream whose sequences do what the test tells them."""
 
     replica_id = "a"
+    capabilities = PLAIN_TEXT
 
     def __init__(self) -> None:
         info = ModelInfo("m", "x", 1, 1024, 1000, [0], "float32", "cpu", "none")
         self.ready: Ready | None = Ready("a", info, "vtc", 16, 64, 2, 512, 1)
         self.snapshot: Snapshot | None = None
         self.is_up = True
+        self.is_drained = False
         self.watchers: list[Callable[[], None]] = []
         self.submitted: dict[str, Submit] = {}
         self.streams: dict[str, asyncio.Queue[Delta | Exception]] = {}
@@ -170,7 +173,7 @@ class ScriptedEngine:
         if self.answers_cancels:
             self.end(sequence_id, cause, hidden=self.hides_after_cancel)
 
-    def acknowledge(self, sequence_ids: Sequence[str]) -> None:
+    def acknowledge(self, sequence_ids: Sequence[str], *, is_traced: bool = False) -> None:
         self.acknowledged += sequence_ids
 
     async def wait_until_up(self, timeout_s: float) -> bool:
@@ -183,7 +186,8 @@ class ScriptedEngine:
 TIME_LIMITS = LifecycleLimits(
     tell_after_s=1.0,
     reserve_quantile=0.9, outcome_wait_s=0.2, settle_wait_s=5.0, hold_wait_s=0.3, accounts_wait_s=5.0,
-    slow_reader_s=0.2, max_buffered_events=100, max_fed_waiting=100, feed_wait_s=dict.fromkeys(Tier, 60.0),
+    slow_reader_s=0.2, max_buffered_events=100, max_buffered_bytes=10**6, max_fed_waiting=100,
+    feed_wait_s=dict.fromkeys(Tier, 60.0),
 )  # fmt: skip
 
 
@@ -198,6 +202,7 @@ class House:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     price: dict[str, Price] = field(default_factory=lambda: {"m": Price(100, 50, 300)})
     elsewhere: Callable[[Call], Lifecycle] | None = None
+    standings: PrincipalStandings | None = None
 
     def __post_init__(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -231,6 +236,7 @@ class House:
             limits=self.limits,
             sleep=self.sleep,
             elsewhere=self.elsewhere,
+            standings=self.standings,
         )  # fmt: skip
         self.holds.start()
         self.dispatcher.start()
@@ -340,10 +346,10 @@ async def test_the_client_is_told_only_after_the_settlement_is_durable(house: Ho
     acknowledged_when_settled: list[int] = []
     settle = house.ledger.settle
 
-    async def watched(row: LedgerRow, credit: LedgerRow | None = None) -> LedgerRow:
+    async def watched(row: LedgerRow) -> LedgerRow:
         assert not any(isinstance(event, Closed) for event in run.events.take())
         acknowledged_when_settled.append(len(house.engine.acknowledged))
-        return await settle(row, credit)
+        return await settle(row)
 
     house.ledger.settle = watched  # type: ignore[method-assign]
     house.engine.emit(one, 1)
@@ -395,9 +401,9 @@ async def test_a_cancellation_ends_the_wait_for_the_books_and_not_their_writing(
     run, (one,) = await house.running()
     settle, may_settle = house.ledger.settle, asyncio.Event()
 
-    async def held_up(row: LedgerRow, credit: LedgerRow | None = None) -> LedgerRow:
+    async def held_up(row: LedgerRow) -> LedgerRow:
         await may_settle.wait()
-        return await settle(row, credit)
+        return await settle(row)
 
     house.ledger.settle = held_up  # type: ignore[method-assign]
     house.engine.emit(one, 2)

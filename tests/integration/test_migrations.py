@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import inspect, text
+from pymerkle import InmemoryTree
+from sqlalchemy import inspect, select, text
 from sqlalchemy.exc import DBAPIError
 
 from migrations import runner
+from tenants.audit import entry, store
 from tenants.errors import DatabaseUnavailable, Invalid, SchemaMissing
 from tenants.storage.database import create_sql_engine, open_database
-from tenants.storage.tables import metadata
+from tenants.storage.tables import audit, audit_tiles, metadata
 from tests.support.services import free_port, libpq_url
 
 
@@ -82,6 +85,49 @@ def test_limits_and_their_overrides_survive_the_way_up_and_down(empty_database_u
     runner.upgrade(empty_database_url)
 
 
+def test_audit_rows_that_are_there_become_the_first_leaves(empty_database_url: str) -> None:
+    runner.upgrade(empty_database_url, "0015")
+    engine = create_sql_engine(empty_database_url, writing=True)
+    old = "INSERT INTO audit (id, at_us, actor, origin, action, target, tenant_id, before, after) VALUES"
+    rows = [
+        # Ids have gaps, and are not in the order of the instants.
+        (2 * number + 5, 9_000 - number, "cli:zoë", "", "tenant.update", "t", None, '{"weight": 1.0}', after)
+        for number, after in enumerate(
+            ("{}", '{"a": [1, 2.5, true, null], "é": "\\u0000"}', "null", *["{}"] * 600)
+        )
+    ]
+    with engine.begin() as connection:
+        for row in rows:
+            connection.exec_driver_sql(
+                f"{old} ({', '.join(['?' if connection.dialect.name == 'sqlite' else '%s'] * 9)})", row
+            )
+    runner.upgrade(empty_database_url)
+    theirs = InmemoryTree(algorithm="sha256")
+    with engine.begin() as connection:
+        for seq, row in enumerate(connection.execute(select(audit).order_by(audit.c.seq)).mappings()):
+            said = entry.decode(row["entry"])
+            fields = {name: row[name] for name in entry.FIELDS}
+            assert entry.first_difference(seq, fields, said) is None
+            assert (row["at_us"], row["actor"]) == (9_000 - seq, "cli:zoë")
+            theirs.append_entry(row["entry"])
+        assert theirs.get_size() == len(rows)
+        assert store.head(connection).root == theirs.get_root()
+        tiles = list(connection.execute(select(audit_tiles.c.root).order_by(audit_tiles.c.number)).scalars())
+        assert tiles == [theirs._get_root(0, 256), theirs._get_root(256, 512)]
+        row = store.LogEntry(1, "a", "", "tenant.create", "t")
+        assert store.append(connection, row) == len(rows)
+    runner.downgrade(empty_database_url, "0015")
+    with engine.begin() as connection:
+        kept = connection.execute(text("SELECT at_us, target FROM audit ORDER BY id")).all()
+        assert kept == [*((row[1], "t") for row in rows), (1, "t")]
+        connection.exec_driver_sql(
+            "INSERT INTO audit (at_us, actor, origin, action, target) VALUES (7, 'a', '', 'x', 't')"
+        )
+        newest = connection.execute(text("SELECT at_us FROM audit ORDER BY id DESC LIMIT 1")).scalar()
+        assert newest == 7
+    engine.dispose()
+
+
 def test_concurrent_upgrades_upgrade_once(empty_database_url: str) -> None:
     failures: list[BaseException] = []
 
@@ -100,10 +146,33 @@ def test_concurrent_upgrades_upgrade_once(empty_database_url: str) -> None:
     assert runner.current(empty_database_url) == runner.head()
 
 
-@pytest.mark.parametrize("table", ["ledger", "counter_sets", "audit", "prices"])
+def test_a_new_file_that_another_process_writes_is_waited_for(tmp_path: Path) -> None:
+    """SQLite itself would not wait: a new file has no write-ahead log yet, and one that is written gets
+    none."""
+    path = tmp_path / "new.db"
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("CREATE TABLE theirs (id INTEGER)")
+    other.execute("BEGIN IMMEDIATE")
+    with ThreadPoolExecutor(1) as pool:
+        upgraded = pool.submit(runner.upgrade, f"sqlite:///{path}")
+        with pytest.raises(TimeoutError):
+            upgraded.result(timeout=0.5)
+        other.execute("COMMIT")
+        upgraded.result()
+    other.close()
+
+
+@pytest.mark.parametrize(
+    "table", ["ledger", "counter_sets", "audit", "audit_tiles", "audit_checkpoints", "prices"]
+)
 @pytest.mark.parametrize("change", ["UPDATE {} SET {} = {}", "DELETE FROM {}"])
 def test_what_is_append_only_cannot_be_changed(database_url: str, table: str, change: str) -> None:
-    column = {"counter_sets": "counter", "prices": "model"}.get(table, "tenant_id")
+    column = {
+        "counter_sets": "counter",
+        "prices": "model",
+        "audit_tiles": "root",
+        "audit_checkpoints": "note",
+    }.get(table, "tenant_id")
     rows = {
         "ledger": "INSERT INTO ledger (request_id, kind, tenant_id, project_id, key_id, gateway_id, tier,"
         " model, input_tokens, output_tokens, cost_nanousd, requests, outcome, at_us, detail)"
@@ -112,7 +181,10 @@ def test_what_is_append_only_cannot_be_changed(database_url: str, table: str, ch
         "prices": "INSERT INTO prices (version, model, tier, input_nanousd, cached_input_nanousd,"
         " output_nanousd, multiplier, input_weight, cached_input_weight, output_weight, reasoning_weight,"
         " created_us) VALUES (1, 'm', 'batch', 1, 1, 1, 1, 1, 1, 1, 1, 1)",
-        "audit": "INSERT INTO audit (at_us, actor, origin, action, target) VALUES (1, 'a', 'o', 'x', 't')",
+        "audit": "INSERT INTO audit (seq, at_us, actor, origin, action, target, entry)"
+        " VALUES (0, 1, 'a', 'o', 'x', 't', '')",
+        "audit_tiles": "INSERT INTO audit_tiles (number, root) VALUES (0, '')",
+        "audit_checkpoints": "INSERT INTO audit_checkpoints (size, note, at_us) VALUES (1, 'n', 1)",
     }
     engine = create_sql_engine(database_url, writing=True)
     with engine.begin() as connection:

@@ -6,6 +6,7 @@ Over real sockets, against peers scripted by each test (`tests/support/faulty_se
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,6 +15,7 @@ import msgspec
 import pytest
 
 from engine.messages import Delta, SamplingParams, Submit
+from gateway.fair_threads import INLINE_BYTES
 from gateway.upstream.base import (
     CountedOutcome,
     NotBegun,
@@ -21,9 +23,13 @@ from gateway.upstream.base import (
     UpstreamFailed,
     UpstreamUnavailable,
     Wording,
+    parts_of,
+    takes_turns,
 )
 from gateway.upstream.health.breaker import BreakerRule
-from gateway.upstream.openai.config import OpenAIServer, Timeouts
+from gateway.upstream.http import connection
+from gateway.upstream.openai import upstream as upstream_module
+from gateway.upstream.openai.config import OpenAIServer, PrefixCache, Timeouts
 from gateway.upstream.openai.request import PriorityStyle, UsageWish
 from gateway.upstream.openai.sequence import FULL_BYTES
 from gateway.upstream.openai.upstream import OpenAIUpstream
@@ -32,7 +38,8 @@ from tests.support.faulty_servers import MODEL, Handler, Peer, PeerRequest, piec
 from tests.support.freed import no_cycles_left
 
 CHAT = Wording(messages=[{"role": "user", "content": "Hello"}])
-FAST = {"connect_s": 2.0, "first_byte_s": 0.2, "between_s": 0.2, "probe_s": 2.0}
+WHOLE = Wording(messages=CHAT.messages, is_streamed=False)
+FAST = {"connect_s": 2.0, "first_byte_s": 0.2, "between_s": 0.2, "probe_s": 2.0, "capabilities": ()}
 PROMPT = [1, 2, 3, 4]
 
 
@@ -109,12 +116,15 @@ def well(*texts: str, finish: str = "stop", count: Any = None) -> Handler:
 
 
 async def test_an_answer_is_streamed_and_counted_as_the_server_counts_it() -> None:
-    async with Peer(well("Hel", "lo", count=usage(7, 3, 2))) as peer, upstream_of(peer) as upstream:
+    async with (
+        Peer(well("Hel", "lo", count=usage(3, 3, 2))) as peer,
+        upstream_of(peer, prefix_cache=PrefixCache.SHARED) as upstream,
+    ):
         submit = sequence(sampling=SamplingParams(temperature=0.5, top_p=0.9, seed=7, stop=("x",)))
         text, outcome = await answer_of(upstream.run(submit, CHAT))
         (request,) = peer.requests
     assert text == "Hello"
-    assert (outcome.emitted_tokens, outcome.cached_tokens, outcome.computed_tokens) == (3, 2, 5)
+    assert (outcome.emitted_tokens, outcome.cached_tokens, outcome.computed_tokens) == (3, 2, 1)
     assert (outcome.finish, outcome.basis, outcome.replica_id) == ("stop", "upstream", "peer-0")
     assert request.path == "/v1/chat/completions"
     assert request.body == {
@@ -165,6 +175,57 @@ async def test_a_tier_is_passed_on_where_the_server_takes_it(
         assert peer.requests[0].body.get(field) == value
 
 
+async def test_a_long_answer_is_counted_in_a_thread_while_the_loop_goes_on() -> None:
+    counting, counted_in, may_end = threading.Event(), list[int](), threading.Event()
+
+    def words(text: str) -> int:
+        if len(text) > INLINE_BYTES:  # the whole text, and not a piece as it comes
+            counted_in.append(threading.get_ident())
+            counting.set()
+            assert may_end.wait(30)
+        return len(text.split())
+
+    long = "word " * (INLINE_BYTES // 4)
+    async with Peer(well(long, "end")) as peer, upstream_of(peer, tokenize=words) as upstream:
+        most = len(long.split()) + 1
+        deltas = upstream.run(sequence(max_tokens=most, lease_tokens=most), CHAT)
+        text = ""
+        async with asyncio.timeout(10):
+            while not text.endswith("end"):
+                delta = await anext(deltas)
+                assert delta.outcome is None
+                text += delta.text
+        assert await asyncio.to_thread(counting.wait, 30)
+        may_end.set()
+        rest, outcome = await answer_of(deltas)
+        assert (rest, outcome.emitted_tokens, outcome.basis) == ("", most, "tokenizer")
+        assert counted_in != [threading.get_ident()]
+
+
+async def test_a_long_answer_that_is_cancelled_while_it_is_counted_is_charged_as_it_was_passed_on() -> None:
+    counting, may_end = threading.Event(), threading.Event()
+
+    def words(text: str) -> int:
+        if len(text) > INLINE_BYTES:  # the whole text, and not a piece as it comes
+            counting.set()
+            assert may_end.wait(30)
+        return len(text.split())
+
+    long = "word " * (INLINE_BYTES // 4)
+    async with Peer(well(long, "end")) as peer, upstream_of(peer, tokenize=words) as upstream:
+        submit = sequence(max_tokens=2_000, lease_tokens=2_000)
+        deltas = upstream.run(submit, CHAT)
+        passed = len((await anext(deltas)).token_ids)
+        assert await asyncio.to_thread(counting.wait, 30)
+        upstream.cancel(submit.sequence_id, "cancelled")
+        _, outcome = await answer_of(deltas)
+        assert outcome.finish == "cancelled"
+        assert passed <= outcome.emitted_tokens < len(long.split())
+        may_end.set()
+        await asyncio.to_thread(lambda: None)
+        assert upstream.snapshot is None or not upstream.snapshot.running
+
+
 async def test_without_usage_the_text_is_counted_by_the_tokenizer_or_estimated() -> None:
     def words(text: str) -> int:
         return len(text.split())
@@ -193,6 +254,19 @@ async def test_a_chunk_of_many_tokens_counts_as_the_server_says() -> None:
         assert peer.requests[0].body["stream_options"]["continuous_usage_stats"] is True
     assert sum(len(delta.token_ids) for delta in deltas) == 6
     assert [delta.first_index for delta in deltas] in ([0], [0, 3], [0, 3, 6])
+
+
+@pytest.mark.parametrize("tokenize", [None, len])
+async def test_a_prompt_costs_no_more_than_was_held_and_no_less_than_was_counted(
+    tokenize: Callable[[str], int] | None,
+) -> None:
+    for said, computed in ((1, 1 if tokenize is None else 4), (2**31 - 1, 4)):
+        async with (
+            Peer(well("a", count=usage(said, 1))) as peer,
+            upstream_of(peer, tokenize=tokenize) as upstream,
+        ):
+            _, outcome = await answer_of(upstream.run(sequence(), CHAT))
+            assert (outcome.prompt_tokens, outcome.computed_tokens) == (computed, computed)
 
 
 # ---------------------------------------------------------------- leases
@@ -454,6 +528,49 @@ async def test_without_another_replica_it_fails_after_a_few_attempts(answer: Han
         assert upstream.describe()["running"] == 0
 
 
+async def test_what_did_not_begin_is_not_sent_to_a_drained_replica() -> None:
+    async with (
+        Peer(fails) as first,
+        Peer(well("drained")) as second,
+        Peer(well("other", count=usage(1, 1))) as third,
+        upstream_of(first, second, third) as upstream,
+    ):
+        upstream.stand_ins[0].set_drained(True)
+        text, outcome = await answer_of(upstream.run(sequence(), CHAT))
+        assert (text, outcome.replica_id, second.requests) == ("other", "peer-2", [])
+
+
+async def test_what_runs_on_a_replica_when_it_is_drained_goes_on_and_is_counted_there() -> None:
+    is_drained = asyncio.Event()
+
+    async def answer(request: PeerRequest) -> None:
+        await request.head()
+        await request.events(piece("a"))
+        await is_drained.wait()
+        await request.events(piece("b"), piece("", "stop"), usage(1, 2))
+        await request.last()
+
+    async with Peer(fails) as first, Peer(answer) as second, upstream_of(first, second) as upstream:
+        [other], changes = upstream.stand_ins, 0
+
+        def changed() -> None:
+            nonlocal changes
+            changes += 1
+
+        other.watch(changed)
+        deltas = upstream.run(sequence(), CHAT)
+        assert await text_of(deltas, 1) == "a"
+        other.set_drained(True)
+        other.set_drained(True)
+        assert (changes, takes_turns(other), takes_turns(upstream)) == (1, False, True)
+        assert (upstream.running_requests, other.running_requests) == (0, 1), "it was sent to the first one"
+        is_drained.set()
+        text, outcome = await answer_of(deltas)
+        assert (text, outcome.replica_id, other.running_requests) == ("b", "peer-1", 0)
+        other.set_drained(False)
+        assert takes_turns(other)
+
+
 async def test_an_answer_that_only_lacks_its_goodbye_is_complete() -> None:
     async def answer(request: PeerRequest) -> None:
         await request.head()
@@ -512,9 +629,133 @@ async def test_a_request_that_the_server_refuses_is_the_clients_affair() -> None
         assert upstream.failures == 0
 
 
-# ---------------------------------------------------------------- whole answers
+@pytest.mark.parametrize("status", [400, 500])
+async def test_the_servers_own_words_are_for_the_log_and_its_key_is_not(
+    caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    async def answer(request: PeerRequest) -> None:
+        await request.json({"error": {"message": "\x1b[31mno room for s3cret-key of acme"}}, status)
 
-WHOLE = Wording(messages=CHAT.messages, is_streamed=False)
+    caplog.set_level("DEBUG")
+    async with Peer(answer) as peer, upstream_of(peer, api_key="s3cret-key") as upstream:
+        with pytest.raises((SequenceRefused, NotBegun)) as failed:
+            await answer_of(upstream.run(sequence(), CHAT))
+    assert "acme" not in str(failed.value)
+    assert "it says: [31mno room for (its key) of acme" in caplog.text
+    assert "s3cret" not in caplog.text
+
+
+# ---------------------------------------------------------------- what never ends, or lies
+
+
+@pytest.mark.parametrize("wording", [CHAT, WHOLE])
+@pytest.mark.parametrize("tokenize", [None, len])
+async def test_text_beyond_what_was_asked_for_is_passed_on_only_where_the_server_stopped(
+    tokenize: Callable[[str], int] | None, wording: Wording
+) -> None:
+    fits = 10 if tokenize is not None else 160
+    for length, kept, finish in ((fits, fits, "stop"), (fits + 5, fits + 5, "stop"), (9_000, fits, "length")):
+        handler = either_way("x" * length, "stop", usage(4, 10), step=35)
+        async with Peer(handler) as peer, upstream_of(peer, tokenize=tokenize) as upstream:
+            text, outcome = await answer_of(upstream.run(sequence(), wording))
+            assert (len(text), outcome.finish, outcome.emitted_tokens) == (kept, finish, 10)
+            assert upstream.contradictions["overrun"] == (finish == "length")
+
+
+async def test_a_usage_that_contradicts_the_text_or_the_request_is_marked() -> None:
+    for said, tokens, basis, kind in (
+        (200, 200, "upstream", None),
+        (185, 185, "upstream", None),
+        (20, 200, "tokenizer", "usage_low"),
+        (999, 300, "upstream", "usage_high"),
+    ):
+        handler = well("x" * 200, count=usage(4, said))
+        async with Peer(handler) as peer, upstream_of(peer, tokenize=len) as upstream:
+            submit = sequence(max_tokens=300, lease_tokens=300)
+            _, outcome = await answer_of(upstream.run(submit, CHAT))
+            assert (outcome.emitted_tokens, outcome.basis) == (tokens, basis)
+            assert [each for each, number in upstream.contradictions.items() if number] == (
+                [kind] if kind else []
+            )
+
+
+async def test_a_head_that_comes_too_slowly_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_S", 0.1)
+
+    async def answer(request: PeerRequest) -> None:
+        await request.send(b"HTTP/1.1 200 x\r\n")
+        while True:
+            await request.send(b"x: y\r\n")
+            await asyncio.sleep(0.02)
+
+    async with Peer(answer) as peer, upstream_of(peer, first_byte_s=60.0, between_s=60.0) as upstream:
+        with pytest.raises(NotBegun, match=r"head was not complete after 0.1 s"):
+            await answer_of(upstream.run(sequence(), CHAT))
+
+
+async def test_a_head_may_come_in_pieces_and_more_than_once() -> None:
+    async def answer(request: PeerRequest) -> None:
+        await request.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+        for byte in b"HTTP/1.1 200 x\r\ncontent-type: text/event-stream\r\ncontent-length: 76\r\n\r\n":
+            await request.send(bytes([byte]))
+        await request.send(b'data: {"choices": [{"delta": {"content": "a"}, "finish_reason": "stop"}]}\n\n')
+
+    async with Peer(answer) as peer, upstream_of(peer) as upstream:
+        assert (await answer_of(upstream.run(sequence(), CHAT)))[0] == "a"
+
+
+@pytest.mark.parametrize(
+    ("first", "says"), [("", "no answer began within 0.2 s"), ("a", "stood still for 0.2 s")]
+)
+async def test_comments_and_empty_events_are_no_progress(first: str, says: str) -> None:
+    async def answer(request: PeerRequest) -> None:
+        await request.head()
+        await request.events(piece(first))
+        while True:
+            await request.send(b"8\r\n: ping\n\n\r\n")
+            await request.events(piece(""))
+            await asyncio.sleep(0.02)
+
+    async with Peer(answer) as peer, upstream_of(peer) as upstream:
+        with pytest.raises(UpstreamFailed, match=says):
+            await answer_of(upstream.run(sequence(), CHAT))
+
+
+async def test_an_answer_that_hangs_after_its_finish_is_complete() -> None:
+    async def answer(request: PeerRequest) -> None:
+        await request.head()
+        await request.events(piece("a", "stop"))
+        await request.until_gone()
+
+    async with Peer(answer) as peer, upstream_of(peer) as upstream:
+        assert (await answer_of(upstream.run(sequence(), CHAT)))[0] == "a"
+
+
+async def test_a_tenants_salt_goes_to_servers_that_take_it() -> None:
+    handler = well("a", count=usage(4, 1, 3))
+    for owned_by, wish, is_sent, is_told in (
+        ("vllm", PrefixCache.AUTO, True, True),
+        ("sglang", PrefixCache.AUTO, True, True),
+        ("someone", PrefixCache.AUTO, False, False),
+        ("someone", PrefixCache.SALTED, True, True),
+        ("vllm", PrefixCache.HIDDEN, False, False),
+        ("vllm", PrefixCache.SHARED, False, True),
+    ):
+        async with Peer(handler, owned_by=owned_by) as peer, upstream_of(peer, prefix_cache=wish) as upstream:
+            cached = [
+                (await answer_of(upstream.run(sequence(tenant_id=tenant), CHAT)))[1].cached_tokens
+                for tenant in ("ten-1", "ten-1", "ten-2")
+            ]
+            salts = [request.body.get("cache_salt") for request in peer.requests]
+        assert cached == [3 if is_told else 0] * 3
+        if is_sent:
+            assert salts[0] == salts[1] != salts[2]
+            assert all(len(salt) == 43 and "ten" not in salt for salt in salts)
+        else:
+            assert salts == [None] * 3
+
+
+# ---------------------------------------------------------------- whole answers
 
 
 def whole(text: str, finish: str | None = "stop", count: Any = None, **message: Any) -> dict[str, Any]:
@@ -524,12 +765,12 @@ def whole(text: str, finish: str | None = "stop", count: Any = None, **message: 
     return value | ({} if count is None else {"usage": count["usage"]})
 
 
-def either_way(text: str, finish: str = "stop", count: Any = None) -> Handler:
-    """Answers as asked: as a stream or whole."""
+def either_way(text: str, finish: str = "stop", count: Any = None, step: int = 3) -> Handler:
+    """Answers as asked: as a stream, by `step` characters, or whole."""
 
     async def answer(request: PeerRequest) -> None:
         if request.body.get("stream"):
-            words = [text[index : index + 3] for index in range(0, len(text), 3)]
+            words = [text[index : index + step] for index in range(0, len(text), step)]
             await well(*words, finish=finish, count=count)(request)
         else:
             await request.json(whole(text, finish, count))
@@ -774,3 +1015,93 @@ async def test_an_answer_that_was_read_is_freed_at_once() -> None:
     async with Peer(well("a", "b", count=usage(4, 2))) as peer, upstream_of(peer) as upstream:
         with no_cycles_left():
             assert (await answer_of(upstream.run(sequence(), CHAT)))[0] == "ab"
+
+
+async def test_an_answer_without_usage_takes_away_what_only_the_server_counts() -> None:
+    """Until an answer has a usage again; streams and whole answers are known apart."""
+    is_counted = True
+
+    async def answer(request: PeerRequest) -> None:
+        counted = usage(4, 1) if is_counted else None
+        if not request.body.get("stream"):
+            choice = {"index": 0, "message": {"content": "a"}, "finish_reason": "stop"}
+            await request.json({"choices": [choice], "usage": counted and counted["usage"]})
+            return
+        await request.head()
+        await request.events(piece("a", "stop"), *([counted] if counted else []), "[DONE]")
+        await request.last()
+
+    peer = Peer(answer)
+    async with peer, upstream_of(peer, capabilities=("tools", "json_object")) as upstream:
+        changes: list[int] = []
+        upstream.watch(lambda: changes.append(1))
+
+        async def after(wording: Wording) -> set[str]:
+            assert [each async for each in upstream.run(sequence(), wording)]
+            return set(upstream.capabilities.words - {"text"})
+
+        all_words = {"tools", "forced_tools", "json_object"}
+        assert await after(CHAT) == await after(WHOLE) == all_words
+        is_counted = False
+        assert await after(CHAT) == await after(WHOLE) == {"json_object"}
+        assert upstream.capabilities.lacks({"tools"}) == "tools"
+        is_counted = True
+        assert await after(CHAT) == {"json_object"}, "whole answers still have none"
+        assert await after(WHOLE) == all_words
+        assert len(changes) == 4
+
+
+async def test_a_server_without_usage_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all that is asked of it needs its usage, no other answer would come to show one."""
+    monkeypatch.setattr(upstream_module, "USAGE_AGAIN_AFTER_S", 0.01)
+    async with Peer(well("a")) as peer, upstream_of(peer, capabilities=("tools",)) as upstream:
+        changed = asyncio.Event()
+        assert [each async for each in upstream.run(sequence(), CHAT)]
+        assert upstream.capabilities.lacks({"tools"}) == "tools"
+        upstream.watch(changed.set)
+        async with asyncio.timeout(10):
+            await changed.wait()
+        assert upstream.capabilities.lacks({"tools"}) is None
+
+
+async def test_an_answer_that_loses_its_end_says_nothing_of_the_servers_usage() -> None:
+    """Else one lost connection has every request with tools refused, and no answer comes to correct it."""
+
+    async def answer(request: PeerRequest) -> None:
+        await request.head()
+        await request.events(piece("a", "stop"))
+        request.writer.transport.abort()
+
+    async with Peer(answer) as peer, upstream_of(peer, capabilities=("tools",)) as upstream:
+        assert (await answer_of(upstream.run(sequence(), CHAT)))[0] == "a"
+        assert "tools" in upstream.capabilities.words
+        assert upstream.describe()["tells_usage"] is True
+
+
+async def test_fragments_of_a_tool_call_wait_for_their_lease_as_text_does() -> None:
+    """What a cancellation leaves of a call is marked as incomplete."""
+
+    async def answer(request: PeerRequest) -> None:
+        await request.head()
+        for text in ('{"a', '": "', "bcd", "efg", '"}'):
+            call = {"index": 0, "function": {"arguments": text}}
+            await request.events({"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]})
+        await request.until_gone()
+
+    peer = Peer(answer)
+    async with peer, upstream_of(peer, between_s=5.0) as upstream:
+        deltas = upstream.run(sequence(lease_tokens=2), CHAT)
+        arguments, tokens = "", 0
+        outcome = None
+        async for delta in deltas:
+            for part in parts_of(delta):
+                arguments += part["tool_calls"][0]["function"]["arguments"]
+            tokens += len(delta.token_ids)
+            if tokens == 2 and not delta.outcome:
+                upstream.top_up("s0", 3, None)
+            elif tokens == 3:
+                upstream.cancel("s0", "budget")
+            outcome = delta.outcome or outcome
+    assert (arguments, tokens) == ('{"a": "bcd', 3)
+    assert isinstance(outcome, CountedOutcome)
+    assert (outcome.finish, outcome.incomplete, outcome.emitted_tokens) == ("budget", "tool_calls", 3)

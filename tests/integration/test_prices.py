@@ -82,13 +82,13 @@ async def test_every_change_is_a_version_and_old_ones_stay_what_they_were(
     with pytest.raises(UnknownPrice):
         (await directory.prices_at(3)).entry("gift", Tier.STANDARD)
     assert (await directory.prices_at(0)) is directory.prices
-    history = await admin.price_history("small")
+    history = (await admin.page_price_history("small")).rows
     assert [(row.version, row.tier) for row in history] == [
         (3, Tier.BATCH),
         *((2, tier) for tier in Tier),
         *((1, tier) for tier in Tier),
     ]
-    assert [row.version for row in await admin.price_history("small", most=1)] == [3]
+    assert [row.version for row in (await admin.page_price_history("small", limit=1)).rows] == [3]
 
 
 async def test_a_change_that_changes_nothing_makes_no_version(admin: Admin, directory: Directory) -> None:
@@ -148,9 +148,9 @@ async def test_bad_prices_name_their_field_and_make_no_version(
             await admin.set_price(ACTOR, PriceSet(model=model, tier=tier, **change))
         assert caught.value.field == field
     with pytest.raises(NotFound, match="price"):
-        await admin.price_history("new")
+        await admin.page_price_history("new")
     with pytest.raises(Invalid, match="limit"):
-        await admin.price_history("small", most=0)
+        await admin.page_price_history("small", limit=0)
     monkeypatch.setattr(pricing, "MAX_MODELS", 1)
     with pytest.raises(Invalid, match="at most 1 models"):
         await admin.set_price(ACTOR, PriceSet(model="new", **whole))

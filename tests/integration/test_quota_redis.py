@@ -109,6 +109,21 @@ async def test_the_servers_clock_counts_not_the_gateways(
     assert 0 <= time.time() - started < 120
 
 
+async def test_each_operation_is_timed(stores: tuple[RedisQuotaStore, RedisQuotaStore]) -> None:
+    first, second = stores
+
+    def timed(store: RedisQuotaStore) -> float:
+        (family,) = store.latency.collect()
+        return next(each.value for each in family.samples if each.name == "fairgate_redis_seconds_count")
+
+    before = timed(first), timed(second)
+    await first.overdue()
+    await first.end_users("t")
+    await first.end_users("t")
+    assert timed(first) >= before[0] + 2
+    assert timed(second) == before[1]
+
+
 async def test_a_server_that_forgot_the_scripts_is_told_them_again(
     stores: tuple[RedisQuotaStore, RedisQuotaStore], redis_url: str
 ) -> None:
@@ -433,10 +448,17 @@ async def test_a_cluster_takes_every_operation() -> None:
         assert isinstance(await store.reserve("a", limits, stepwise(10, 20, 60), 60), Granted)
         assert isinstance(await store.reserve("b", [others], whole(10), 60), Granted)
         assert isinstance(await store.top_up("a", tokens(10), tokens(20), tokens(30)), Granted)
+        later = limit(Meter.OUTPUT_TOKENS, amount=90)
+        rebound = await store.rebind("a", [*limits, later], stepwise(20, 20, 60), tokens(10), must_fit=True)
+        assert isinstance(rebound, Granted)
+        with pytest.raises(LimitNotKept, match="Cluster"):
+            await store.rebind("a", [*limits, later, on_platform()], whole(20), tokens(10), must_fit=False)
         await store.renew(["a", "b"], 90)
         assert await store.overdue() == []
         assert await store.expire() == []
         assert await store.settle("a", tokens(20))
+        await store.give_back(store.epoch, [later], rebound.charged_to, tokens(5))
+        assert [state.used for state in await store.states([later])] == [15]
         await store.rebuild([(limits[0], 30), (others, 40)])
         states = await store.states([limits[0], others])
         assert [(state.used, state.held) for state in states] == [(30, 0), (40, 10)]

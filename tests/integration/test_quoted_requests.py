@@ -47,11 +47,12 @@ def binding(figures: Figures) -> Binding:
     return Binding(quote, QUOTED_PRICES, quote.estimate())
 
 
-def begin(house: House, figures: Figures) -> Run:
+def begin(house: House, figures: Figures, quote: Quote | None = None) -> Run:
+    bound = binding(figures) if quote is None else Binding(quote, QUOTED_PRICES, quote.estimate())
     call = Call(
         request_id=new_request_id(1e9), chat=True, model="m", principal=PRINCIPAL, tier=Tier.STANDARD,
         prompts=(PROMPT,), choices=1, max_tokens=20, sampling=SamplingParams(), stream=True,
-        include_usage=True, created=1, binding=binding(figures),
+        include_usage=True, created=1, binding=bound,
     )  # fmt: skip
     return house.lifecycle.begin(call)
 
@@ -73,7 +74,10 @@ async def test_it_is_held_and_charged_by_the_quoted_prices_and_told_what_was_quo
     assert rows[1].amounts.cost_nanousd == 10 * 10 + 30 * 7
     assert closed.account.charged.cost_nanousd <= closed.account.estimate.max_cost_nanousd  # type: ignore[union-attr]
     shown = json.decode(json.encode(closed.account.as_json()))
-    assert shown["quote"] == {"id": "offer", "kept": True, "missed": [], "credit_nanousd": 0}
+    assert shown["quote"] == {
+        "id": "offer", "kept": True, "missed": [], "credit_nanousd": 0, "credit_capped": False,
+        "binding": True, "own_s": {"ttft": 0.0, "e2e": 0.0},
+    }  # fmt: skip
     assert shown["estimate"]["e2e_s"]["p90"] == 30.0
 
 
@@ -90,9 +94,38 @@ async def test_a_miss_of_ours_is_credited_once_on_the_bill_and_said_in_the_accou
     [total] = await house.ledger.totals(tenant_id="ten_1")
     assert (total.cost_nanousd, total.output_tokens, total.requests) == (155, 7, 1)
     # Settling it again, after a crash or a lost answer, changes nothing.
-    counts = await house.ledger.settle(replace(rows[1], amounts=Amounts(1, 1, 1, 1)), credit)
-    assert counts.amounts == rows[1].amounts
+    again = replace(rows[1], amounts=Amounts(1, 1, 1, 1))
+    counts, credited = await house.ledger.settle_with_credit(again, credit, 10**9)
+    assert (counts.amounts, credited) == (rows[1].amounts, 155)
     assert len(await house.ledger.find(run.call.request_id)) == 3
+
+
+async def test_a_tenants_credits_of_a_day_are_capped_and_the_account_says_so(house: House) -> None:
+    house.lifecycle._finisher._most_credit_nanousd = 200
+    credited = []
+    for _ in range(3):
+        run, closed = await answered(house, AT_ONCE)
+        shown = closed.account.as_json()["quote"]
+        credited.append((shown["credit_nanousd"], shown["credit_capped"]))
+        kinds = [row.kind for row in await house.ledger.find(run.call.request_id)]
+        assert ("credit" in kinds) == (shown["credit_nanousd"] > 0)
+    assert credited == [(155, False), (45, True), (0, True)]
+    [total] = await house.ledger.totals(tenant_id="ten_1")
+    assert total.cost_nanousd == 3 * 310 - 200
+
+
+async def test_what_does_not_bind_is_never_credited(house: House) -> None:
+    unlearned = binding(AT_ONCE)
+    run = begin(house, AT_ONCE, replace(unlearned.quote, is_binding=False))
+    one = f"{run.call.request_id}.0"
+    await until(lambda: one in house.engine.submitted)
+    house.engine.emit(one, 7)
+    house.engine.end(one, "stop")
+    closed, _ = await house.closed(run)
+    quote = closed.account.as_json()["quote"]
+    assert (quote["kept"], quote["binding"], quote["credit_nanousd"]) == (False, False, 0)
+    rows = await house.ledger.find(run.call.request_id)
+    assert [(row.kind, row.price_version) for row in rows] == [("reserve", 7), ("settle", 7)]
 
 
 async def test_settled_by_another_gateway_it_is_not_credited_by_this_one(house: House) -> None:

@@ -70,7 +70,7 @@ async def test_a_miss_is_judged_counted_and_written_with_its_evidence(
     await house.monitor.judge_pending()
     await house.monitor.flush()
 
-    (missed,) = await house.admin.list_misses()
+    (missed,) = (await house.admin.page_misses()).rows
     assert (missed.request_id, missed.cause, missed.actual_us) == ("req_1", "scheduling", 2_000_000)
     assert missed.evidence["alone_s"] > 0
     assert [(name, verdict.cause.value) for name, verdict in told] == [("req_1", "scheduling")]
@@ -78,6 +78,18 @@ async def test_a_miss_is_judged_counted_and_written_with_its_evidence(
     assert (report.period.total, report.period.missed) == (2, 1)
     assert house.count("fairgate_slo_misses_total", metric="ttft", tier="standard", cause="scheduling") == 1
     assert house.count("fairgate_slo_requests_total", metric="ttft", tier="standard", met="yes") == 1
+    allowed = house.count("fairgate_slo_allowed_misses_total", metric="ttft", tier="standard")
+    assert allowed == pytest.approx(2 * 0.05), "of two requests, at the default of 95 %"
+
+
+async def test_a_target_has_its_series_before_the_first_request(database: Database, pepper: bytes) -> None:
+    """Prometheus sees no increase in a series that begins with one."""
+    house = House(database, pepper)
+    await house.target(1.0)
+    for met in ("yes", "no"):
+        labels = {"metric": "ttft", "tier": "standard", "met": met}
+        assert house.count("fairgate_slo_requests_total", **labels) == 0
+    assert house.count("fairgate_slo_allowed_misses_total", metric="ttft", tier="standard") == 0
 
 
 async def test_a_judgement_is_followed_by_a_rest(database: Database, pepper: bytes) -> None:
@@ -126,7 +138,7 @@ async def test_who_is_refused_for_a_target_has_missed_it(database: Database, pep
     await house.monitor.flush()
     (report,) = await house.admin.slo_report()
     assert (report.period.total, report.period.missed) == (2, 1)
-    assert await house.admin.list_misses() == []
+    assert (await house.admin.page_misses()).rows == []
 
 
 async def test_without_a_step_time_model_the_cause_is_unknown(database: Database, pepper: bytes) -> None:
@@ -136,7 +148,7 @@ async def test_without_a_step_time_model_the_cause_is_unknown(database: Database
     await house.monitor.judge_pending()
     await house.monitor.flush()
 
-    assert [each.cause for each in await house.admin.list_misses()] == ["unknown"]
+    assert [each.cause for each in (await house.admin.page_misses()).rows] == ["unknown"]
 
 
 async def test_a_database_that_is_away_delays_and_loses_nothing(sqlite_url: str, pepper: bytes) -> None:
@@ -163,7 +175,7 @@ async def test_a_database_that_is_away_delays_and_loses_nothing(sqlite_url: str,
         assert row is not None
         assert row.packed == b"packed"
         admin = Admin(again, pepper, clock=lambda: NOW_S)
-        assert [each.request_id for each in await admin.list_misses()] == ["req_1"]
+        assert [each.request_id for each in (await admin.page_misses()).rows] == ["req_1"]
         assert [each.period.missed for each in await admin.slo_report()] == [1]
     finally:
         await again.close()

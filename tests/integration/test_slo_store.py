@@ -93,8 +93,8 @@ async def test_counts_of_several_gateways_add_up_and_burn(admin: Admin, database
     assert [each.long_rate for each in report.burning] == pytest.approx([3.0, 3.0, 3.0])
     assert report.causes == {"quota": 2, "capacity": 1}
     assert await admin.slo_report(tier="batch") == []
-    assert [each.request_id for each in await admin.list_misses(cause="quota")] == ["r0", "r1"]
-    (one,) = await admin.list_misses(request_id="r2")
+    assert [each.request_id for each in (await admin.page_misses(cause="quota")).rows] == ["r0", "r1"]
+    (one,) = await admin.misses_of("r2")
     assert one.evidence == {"fair_s": 1.5}
     assert one.actual_us is None
 
@@ -115,9 +115,9 @@ async def test_what_no_report_asks_for_is_taken_away(admin: Admin, database: Dat
     )
     assert len(days[key]) == 2, "a week ago is in the period"
     assert len(spans[key]) == 1, "and in no window"
-    assert [each.request_id for each in await admin.list_misses()] == ["new", "week"]
+    assert [each.request_id for each in (await admin.page_misses()).rows] == ["new", "week"]
     await slo_store.purge(database, NOW_S, most_misses=1)
-    assert [each.request_id for each in await admin.list_misses()] == ["new"]
+    assert [each.request_id for each in (await admin.page_misses()).rows] == ["new"]
 
 
 async def test_targets_are_read_as_they_were_set(admin: Admin, database: Database) -> None:

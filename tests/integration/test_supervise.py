@@ -259,7 +259,7 @@ def test_a_socket_that_a_dead_engine_left_is_replaced(model_dir: Path, tmp_path:
     ("address", "complaint"),
     [
         ("ipc://" + "/long" * 30 + "/engine.sock", "at most 107 bytes"),
-        ("tcp://0.0.0.0:5555", "the connection is not encrypted"),
+        ("tcp://0.0.0.0:5555", "run `fairgate engine keys --data-dir"),
         ("/run/engine.sock", "must start with ipc:// or tcp://"),
     ],
 )
@@ -294,7 +294,8 @@ def test_outcomes_survive_in_their_file_until_none_is_left(tmp_path: Path) -> No
     restored = OutcomeStore()
     restored.restore(read_outcomes(path))
     assert restored.held() == store.held()
-    restored.acknowledge(["one", "two"])
+    restored.acknowledge("gateway-a", ["one"])
+    restored.acknowledge("gateway-b", ["two"])
     write_outcomes(path, restored)
     assert not path.exists()
     assert read_outcomes(path) == []

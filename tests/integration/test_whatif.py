@@ -21,6 +21,7 @@ from gateway.domain.server_description import (
     ServerDescription,
     packed,
 )
+from ops import reporting
 from ops.cli.main import cli
 from tenants.admin.admin import Admin
 from tenants.admin.commands import TenantCreate
@@ -29,7 +30,9 @@ from tenants.ledger.ledger import Ledger
 from tenants.ledger.rows import LedgerRow
 from tenants.ledger.timelines import StoredTimeline
 from tenants.storage.database import Database
-from tenants.types import Amounts
+from tenants.types import Amounts, Limit, Meter, SubjectKind, Window
+from tests.support.chromium import CHROMIUM, problems_of_files
+from tests.support.report_page import shown_report
 from tests.unit.ops.simulate.test_recorded import timeline
 
 NINE = datetime(2026, 3, 2, 9, tzinfo=UTC)
@@ -65,13 +68,14 @@ class Book:
         output_tokens: int = 21,
         server: bytes | None = packed(SERVER),
         terms: RequestTerms = TERMS,
+        request_id: str = "",
     ) -> None:
         """Number of the minute after nine at which it ended."""
         made = timeline(
             tenant, ttft_s=0.5 + number if ttft_s is None else ttft_s, e2e_s=10.0, output_tokens=output_tokens
         )
         at_us = int(NINE.timestamp() * 1e6) + number * 60_000_000
-        request_id, at = f"req_{number}", datetime.fromtimestamp(at_us / 1e6, UTC)
+        request_id, at = request_id or f"req_{number}", datetime.fromtimestamp(at_us / 1e6, UTC)
         settle = LedgerRow(
             request_id, "settle", self.tenants[tenant], "prj", "key", "gw", "standard", model,
             Amounts(64, 21, 0, 1), "completed", at,
@@ -126,6 +130,7 @@ async def reported(url: str, *arguments: str) -> dict[str, Any]:
     return await asyncio.to_thread(report_of, url, *arguments)
 
 
+OFF = "The baseline is off by more than its stated error: "
 NINE_TO_TEN = ("--from", "2026-03-02T09:00", "--to", "2026-03-02T10:00")
 SMALL = ("--of-model", "small")
 
@@ -220,6 +225,48 @@ async def test_the_baseline_of_one_tenant_is_of_all_that_was_served(book: Book, 
     assert "The baseline is of all 4 requests, what is beside it of 3 of them." in shown
 
 
+async def test_other_weights_and_limits_are_simulated_and_named(
+    book: Book, database_url: str, tmp_path: Path
+) -> None:
+    """Both tenants ask for eight answers at a time, more than the server has places for."""
+    for number in range(16):
+        tenant = ("acme", "slow")[number % 2]
+        nine = Limit("lim", tenant, SubjectKind.TENANT, tenant, Meter.REQUESTS, 9, Window.DAY)
+        limited = replace(TERMS, limits=(nine,))
+        await book.answer(0, tenant=tenant, terms=limited, request_id=f"req_{number}")
+    before = await reported(database_url)
+    assert before["overrides"] == []
+
+    weighed = await reported(database_url, "--weight", "acme=8", "--weight", "slow=2")
+    assert weighed["overrides"] == ["weight of acme 8 (served: 2)"]
+    baseline, other = weighed["policies"]
+    waits_s = [
+        row["tenants"][name]["ttft_s"]["mean"] for row in (baseline, other) for name in ("acme", "slow")
+    ]
+    assert waits_s[2] < waits_s[0], "a greater weight waits less"
+    assert waits_s[3] > waits_s[1]
+
+    file = tmp_path / "limits.yaml"
+    file.write_text(
+        "version: 1\ntenants:\n- name: acme\n  limits:\n  - {meter: requests, window: day, amount: 3}\n"
+        "- name: slow\n  limits:\n  - {meter: requests, window: day, state: absent}\n"
+        "  - {meter: concurrency, amount: 1}\n- name: not-there\n  limits: []\n"
+    )
+    limited_more = await reported(database_url, "--limits", str(file))
+    assert limited_more["overrides"] == [
+        "acme: limit requests per day 3 (served: 9)",
+        "slow: limit requests per day none (served: 9)",
+        "slow: limit concurrency 1 (served: none)",
+    ]
+    baseline, other = limited_more["policies"]
+    assert baseline["refused"] == 0
+    acme, slow = other["tenants"]["acme"], other["tenants"]["slow"]
+    # Until the day ends, which is as long as no client waits here.
+    assert [acme["e2e_s"]["p50"] > 3_600, slow["refused"]] == [True, 0]
+    assert slow["e2e_s"]["p99"] > baseline["tenants"]["slow"]["e2e_s"]["p99"], "one at a time"
+    assert (await reported(database_url, "--weight", "acme=2"))["overrides"] == []
+
+
 async def test_a_baseline_that_is_off_comes_first(book: Book, database_url: str, tmp_path: Path) -> None:
     """Every fifth answer was longer than the described server can compute: it was another one."""
     cramped = packed(replace(SERVER, engines=(DescribedEngine("cpu", 90, 16, 64, 8, 256),)))
@@ -230,10 +277,17 @@ async def test_a_baseline_that_is_off_comes_first(book: Book, database_url: str,
     assert next(iter(report)) == "warning"
     assert "TTFT p90 never came, and was 0.5 s (stated error 1.0 %)" in report["warning"]
     assert [each["is_within"] for each in report["baseline"]][1::2] == [False, False]
-    page = tmp_path / "page.html"
-    shown = (await asked(database_url, *NINE_TO_TEN, "--html", str(page))).output
-    assert shown.startswith("The baseline is off by more than its stated error: ")
-    assert "<body>\n<p><strong>The baseline is off by more than its stated error: " in page.read_text()
+    assert (await asked(database_url, *NINE_TO_TEN)).output.startswith(OFF)
+    path = tmp_path / "report-whatif.html"
+    printed = await reported(database_url, "--html", str(path))
+    assert 0 < path.read_text().index(OFF) < path.read_text().index("<table")
+    page = shown_report(path)
+    assert page.exact == printed
+    assert page.column(0, "TTFT p50, s") == [
+        reporting.number(each["ttft_s"]["p50"]) for each in (printed["recorded"], *printed["policies"])
+    ]
+    if CHROMIUM is not None:
+        assert await asyncio.to_thread(problems_of_files, [path]) == []
 
 
 async def test_a_server_that_changed_is_replayed_by_stretches(book: Book, database_url: str) -> None:
@@ -310,6 +364,10 @@ async def test_a_recording_that_does_not_say_what_served_is_refused_by_name_unle
         (("--from", "2026-03-02T10:00", "--to", "2026-03-02T09:00"), "--from must lie before --to", 2),
         ((*NINE_TO_TEN, *SMALL, "--policy", "best"), "no policy 'best'", 2),
         ((*NINE_TO_TEN, *SMALL, "--speed", "0"), "speed must be above 0", 2),
+        ((*NINE_TO_TEN, *SMALL, "--weight", "acme"), "--weight 'acme' is not TENANT=WEIGHT", 2),
+        ((*NINE_TO_TEN, *SMALL, "--weight", "acme=0"), "--weight 'acme=0': a weight lies between", 2),
+        ((*NINE_TO_TEN, *SMALL, "--weight", "slow=2"), "no request of tenant 'slow' was answered", 1),
+        ((*NINE_TO_TEN, *SMALL, "--limits", "none.yaml"), "none.yaml: cannot be read (No such file", 1),
         ((*NINE_TO_TEN, *SMALL, "--option", "slots"), "--option 'slots' is not NAME=VALUE", 2),
         ((*NINE_TO_TEN, *SMALL, "--option", "slots=-1"), "option slots takes a whole number from 0", 2),
     ],

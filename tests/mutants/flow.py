@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tests.mutants.mutations import Broken, mutations_of
 
+IDEAL = "tests/unit/gateway/explain/test_ideal_share.py"
 LAG = "tests/unit/gateway/flow/test_lag.py"
 OWED = "tests/unit/engine/core/test_owed_place.py"
 PROMISES = "tests/property/test_flow_promises.py"
@@ -515,6 +516,56 @@ _BROKEN: list[Broken] = [
         "own = self._held[newcomer] > self._max_groups // MOST_OF_ONE",
         "own = False",
         "tests/unit/engine/forecast/length/test_groups.py",
+    ),
+    (
+        "gateway/flow/placement.py",
+        "any replica gets a request, whatever it can do",
+        "if not ticket.needs <= replica.offers or not self._may_hold(",
+        "if not self._may_hold(",
+        "tests/unit/gateway/flow/test_needs.py",
+    ),
+    (
+        "gateway/flow/shared/lua/6_placement.lua",
+        "a shared queue ignores what replicas cannot do",
+        "  if ticket.unfit and ticket.unfit[replica.id] then\n",
+        "  if false then\n",
+        SHARED,
+    ),
+    # ---- what is said of fair shares
+    (
+        "gateway/explain/ideal_share.py",
+        "the ideal share knows no reservations",
+        "        amount = self._divide_reserved(amount, seconds)\n",
+        "",
+        IDEAL,
+    ),
+    (
+        "gateway/explain/ideal_share.py",
+        "what was due once is due again",
+        "        line.left[rank] -= amount\n",
+        "",
+        IDEAL,
+    ),
+    (
+        "gateway/explain/ideal_share.py",
+        "who comes half way is due a whole stretch",
+        "            if is_news and change.at_s - since_s >= shortest_s > 0:\n",
+        "            if False:\n",
+        IDEAL,
+    ),
+    (
+        "gateway/explain/pool_load.py",
+        "what is told twice counts twice",
+        "        elif known is not None and known.number >= batch.number:\n",
+        "        elif False:\n",
+        "tests/unit/gateway/explain/test_minutes.py",
+    ),
+    (
+        "gateway/explain/load_log.py",
+        "misses are judged by one gateway's load",
+        "        all_seen = self._elsewhere | self._seen\n",
+        "        all_seen = self._seen\n",
+        "tests/property/test_attribution_gateways.py",
     ),
 ]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from tests.mutants.mutations import Mutation
 
 TWINS = "tests/property/test_quota_twins.py"
+CONTRACT = "tests/contract/test_quota_store.py"
 GATEWAYS = "tests/property/test_quota_gateways.py"
 OVERTAKEN = (
     "tests/integration/test_quota_redis.py::test_who_was_overtaken_in_rebuilding_can_neither_write_nor_finish"
@@ -285,31 +286,31 @@ _BROKEN: list[tuple[str, str, str, str, str]] = [
         "tests/integration/test_quota_redis.py::test_end_users_that_give_way_leave_nothing_behind",
     ),
     (
-        "reserve",
+        "common",
         "end users have no bound",
         "elseif redis.call('HLEN', keys.users) >= ",
         "elseif -1 >= ",
         TWINS,
     ),
     (
-        "reserve",
+        "common",
         "a clock that steps back gives an end user its window again",
         "  if now_us < forgotten_us then\n",
         "  if false then\n",
         STORES,
     ),
     (
-        "reserve",
+        "common",
         "an end user that is not at rest gives way",
         "    if not first[1] or tonumber(first[2]) > now_us then\n",
         "    if not first[1] then\n",
         TWINS,
     ),
     (
-        "reserve",
+        "common",
         "a known end user has to find a place",
-        "if user ~= '' and redis.call('HEXISTS', keys.users, user) == 0 then\n",
-        "if user ~= '' then\n",
+        "if user == '' or redis.call('HEXISTS', keys.users, user) == 1 then\n",
+        "if user == '' then\n",
         TWINS,
     ),
     ("reserve", "who gives way stays", "if gives_way then\n", "if false then\n", TWINS),
@@ -390,35 +391,35 @@ _BROKEN: list[tuple[str, str, str, str, str]] = [
         TWINS,
     ),
     (
-        "reserve",
+        "common",
         "a window that is over goes on",
         "if not counter or (counter[2] > 0 and now_us >= counter[2]) then",
         "if not counter then",
         TWINS,
     ),
     (
-        "reserve",
+        "common",
         "a lifetime window ends",
         "(counter[2] > 0 and now_us >= counter[2])",
         "(now_us >= counter[2])",
         TWINS,
     ),
     (
-        "reserve",
+        "common",
         "the caller's clock decides on the window",
         "if end_us > 0 and (now_us < start_us or now_us >= end_us) then",
         "if false then",
         GATEWAYS,
     ),
     (
-        "reserve",
+        "common",
         "a caller whose clock is ahead decides on the window",
         "(now_us < start_us or now_us >= end_us)",
         "(now_us >= end_us)",
         GATEWAYS,
     ),
     (
-        "reserve",
+        "common",
         "a caller whose clock is behind decides on the window",
         "(now_us < start_us or now_us >= end_us)",
         "(now_us < start_us)",
@@ -445,6 +446,20 @@ _BROKEN: list[tuple[str, str, str, str, str]] = [
         "  if over[i] then\n    keep_window(part.home, part.name, over[i])\n  end\n",
         "",
         TWINS,
+    ),
+    (
+        "rebind",
+        "what does not fit comes under a limit all the same",
+        "if refused and ARGV[4] == '1' then",
+        "if false then",
+        TWINS,
+    ),
+    (
+        "rebind",
+        "a limit that was lowered binds nothing that waits",
+        "is_other = old.amount ~= part.amount or old.rate ~= part.rate or old.mode ~= part.mode",
+        "is_other = false",
+        f"{CONTRACT}::test_a_limit_that_was_lowered_binds_what_waits_and_one_that_was_raised_lets_it_grow",
     ),
     ("top_up", "a top-up of nothing", "if not hold then\n  return {'gone'}\nend\n", "", TWINS),
     (

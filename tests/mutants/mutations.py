@@ -236,4 +236,18 @@ MUTATIONS = [
         "    return round(cost * COUNTER_SCALE)",
         "tests/unit/engine/scheduling/order/test_vtc.py",
     ),
+    Mutation(
+        "a client that waits for a core is no bottleneck",
+        "ops/bench/versus/figures.py",
+        "wanted_s = last.ran_s - first.ran_s + last.waited_s - first.waited_s",
+        "wanted_s = last.ran_s - first.ran_s",
+        "tests/unit/ops/bench/test_versus.py::test_a_client_is_busy_while_it_runs_or_waits_for_a_core",
+    ),
+    Mutation(
+        "a window without the lighter tenant counts as fair",
+        "ops/bench/plugin/token_windows.py",
+        'float("inf")',
+        "3.0",
+        "tests/unit/ops/bench/test_plugin.py::test_a_window_without_the_lighter_tenant_is_no_small_deviation",
+    ),
 ]

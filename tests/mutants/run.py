@@ -22,36 +22,68 @@ from dataclasses import dataclass
 from pathlib import Path
 from py_compile import PycInvalidationMode
 
+from tests.mutants.alerts import ALERT_MUTATIONS
+from tests.mutants.audit import AUDIT_MUTATIONS
 from tests.mutants.brakes import BRAKE_MUTATIONS
 from tests.mutants.chains import CHAIN_MUTATIONS
+from tests.mutants.channel import CHANNEL_MUTATIONS
+from tests.mutants.config import CONFIG_MUTATIONS
+from tests.mutants.console import CONSOLE_MUTATIONS
+from tests.mutants.console_tenants import CONSOLE_TENANTS_MUTATIONS
+from tests.mutants.crash import CRASH_MUTATIONS
 from tests.mutants.fallback import FALLBACK_MUTATIONS
 from tests.mutants.flow import FLOW_MUTATIONS
 from tests.mutants.http import HTTP_MUTATIONS
+from tests.mutants.link import LINK_MUTATIONS
 from tests.mutants.lua import LUA_MUTATIONS
+from tests.mutants.money import MONEY_MUTATIONS
 from tests.mutants.mutations import MUTATIONS, Mutation
+from tests.mutants.people import PEOPLE_MUTATIONS
+from tests.mutants.plugin import PLUGIN_MUTATIONS
 from tests.mutants.policy import POLICY_MUTATIONS
+from tests.mutants.quotes import QUOTE_MUTATIONS
+from tests.mutants.records import RECORD_MUTATIONS
 from tests.mutants.replay import REPLAY_MUTATIONS
 from tests.mutants.steps import STEP_MUTATIONS
 from tests.mutants.targets import TARGET_MUTATIONS
+from tests.mutants.text import TEXT_MUTATIONS
+from tests.mutants.traces import TRACE_MUTATIONS
+from tests.mutants.usage import USAGE_MUTATIONS
 from tests.support import services
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("engine", "gateway", "kernels", "migrations", "ops", "tenants", "tests", "pyproject.toml")
+COPIED = ("docs", "engine", "gateway", "kernels", "migrations", "ops", "tenants", "tests", "pyproject.toml")
 LIMIT_S = 600
 END_S = 8.0
 """For a test run that is interrupted, to stop its servers."""
 EVERY = [
     *MUTATIONS,
+    *AUDIT_MUTATIONS,
+    *ALERT_MUTATIONS,
     *BRAKE_MUTATIONS,
     *FALLBACK_MUTATIONS,
     *FLOW_MUTATIONS,
     *HTTP_MUTATIONS,
+    *LINK_MUTATIONS,
+    *MONEY_MUTATIONS,
     *LUA_MUTATIONS,
     *STEP_MUTATIONS,
     *TARGET_MUTATIONS,
+    *CONSOLE_MUTATIONS,
+    *CONSOLE_TENANTS_MUTATIONS,
+    *PEOPLE_MUTATIONS,
+    *PLUGIN_MUTATIONS,
     *POLICY_MUTATIONS,
     *CHAIN_MUTATIONS,
+    *CHANNEL_MUTATIONS,
+    *QUOTE_MUTATIONS,
     *REPLAY_MUTATIONS,
+    *CONFIG_MUTATIONS,
+    *CRASH_MUTATIONS,
+    *RECORD_MUTATIONS,
+    *TEXT_MUTATIONS,
+    *TRACE_MUTATIONS,
+    *USAGE_MUTATIONS,
 ]
 
 #: Nothing is rewritten, cached or spread over processes; what fails is not made smaller (tests/conftest.py).

@@ -200,9 +200,15 @@ class Gateway:
         """What it hears first counts only once the server has proved to be the one that was filled."""
 
     async def reserve(
-        self, request_id: str, limits: Sequence[Limit], hold: Hold, lease_ttl_s: float
+        self,
+        request_id: str,
+        limits: Sequence[Limit],
+        hold: Hold,
+        lease_ttl_s: float,
+        *,
+        tenant_id: str = "",
     ) -> Granted | Denied:
-        tenant_id = rules.tenant_of(limits)
+        tenant_id = tenant_id or rules.tenant_of(limits)
         answer = await self._proved(self._on(tenant_id).reserve(request_id, limits, hold, lease_ttl_s))
         if isinstance(answer, Granted):
             self._tenant_of[request_id] = tenant_id
@@ -305,8 +311,10 @@ class Gateway:
         hold: Hold,
         used: Amounts,
         lease_ttl_s: float,
+        *,
+        tenant_id: str = "",
     ) -> None:
-        tenant_id = rules.tenant_of(limits)
+        tenant_id = tenant_id or rules.tenant_of(limits)
         keys = self._rebuilding(tenant_id)
         await keys.counters.restore(request_id, limits, charged_to, hold, used, lease_ttl_s)
         self._tenant_of[request_id] = tenant_id

@@ -43,7 +43,8 @@ MAX_QUEUED_PER_TENANT = 6
 WEIGHTS = {"one": 1.0, "two": 2.0, "three": 3.0, "half": 0.5}
 NOON_US = 1_700_136_020_000_000
 LIFE = "engine/1"
-REPLICAS = [Replica("a", 2, 120, life=LIFE), Replica("b", 3, 200, life=LIFE)]
+PLAIN, TOOLS = frozenset({"text"}), frozenset({"text", "tools"})
+REPLICAS = [Replica("a", 2, 120, life=LIFE, offers=TOOLS), Replica("b", 3, 200, life=LIFE, offers=PLAIN)]
 RESERVED = {"one": (0.0, None), "two": (30.0, None), "three": (0.0, None), "half": (8.0, None)}
 """Reserved cost tokens per second, and the tier that they are for; None: all."""
 AGEING_S = (math.inf, 2.0, 1.2)
@@ -60,6 +61,7 @@ CASES: tuple[str, ...] = (
     "moved",
 )
 CASES += ("aged", "long", "reserved", "raised by a reservation", "answer lost", "late copy", "owed")
+CASES += ("needs one",)
 CASES += ("had less than charged", "heard", "lifted", "foreseen longer", "foreseen shorter")
 BRAKES = (Brakes(), Brakes({2: 0.4}), Brakes({1: 0.5}), Brakes({1: 0.34, 2: 0.1}))
 ROUNDING = 100
@@ -150,9 +152,16 @@ class Histories(RuleBasedStateMachine):
             size = (prompt * sequences, predicted * sequences)
             entry = QueueEntry(name, tenant, self.now_s, *size, tier, WEIGHTS[tenant])
             rate, reserved_tier = self.reserved[tenant]
+            needs = PLAIN if self.number % 5 else TOOLS
             ticket = Ticket(
-                entry, sequences, sum(size), reserved_cost_per_s=rate, reserved_tier=reserved_tier
+                entry,
+                sequences,
+                sum(size),
+                reserved_cost_per_s=rate,
+                reserved_tier=reserved_tier,
+                needs=needs,
             )
+            self.met["needs one"] += needs == TOOLS
             full = self.union.enqueue(ticket, self.now_s)
             gateway = self.gateways[at]
             refused = gateway.arrive(ticket, self.now_s)

@@ -65,13 +65,13 @@ class Cuttable:
         if not callable(value) or name == "remember":
             return value
 
-        async def over_the_line(*arguments: Any) -> Any:
+        async def over_the_line(*arguments: Any, **named: Any) -> Any:
             if self.is_cut and not self.loses_answers:
                 raise QuotaStoreUnavailable("cut")
             if name == "settle" and self.before_settling is not None:
                 meanwhile, self.before_settling = self.before_settling, None
                 await meanwhile()
-            answer = await value(*arguments)
+            answer = await value(*arguments, **named)
             if self.is_cut:
                 raise QuotaStoreUnavailable("cut")
             return answer

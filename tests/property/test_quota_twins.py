@@ -1,6 +1,6 @@
 """The in-process store and the Redis one do the same and keep the invariants.
 
-Thousands of short random histories over shared limits of every shape, on one virtual clock that also steps
+Many short random histories over shared limits of every shape, on one virtual clock that also steps
 back a little. After every operation both stores must have given the same answer and show the same counters,
 and the books kept here must balance: reserved = charged + refunded + outstanding, nothing negative, no hard
 limit exceeded in any window or any interval, every promise kept.
@@ -48,7 +48,7 @@ from tests.support.quota import Clock, histories, limit, on_platform, on_user
 
 T = TypeVar("T")
 
-SEQUENCES = 2_000
+SEQUENCES, SEQUENCES_LONG = 300, 2_000
 STEPS = 8
 NOTHING = Amounts(requests=0)
 
@@ -173,6 +173,7 @@ CASES += ("denied bucket", "denied window", "denied concurrency", "would deny", 
 CASES += ("cut short", "promise kept", "promise kept though full", "GPU time beyond the hold", "in debt")
 CASES += ("charged while running", "rebuilt", "restored", "repeated", "unknown", "overdue", "repaired")
 CASES += ("too many end users", "an end user gave way", "denied platform", "denied end user")
+CASES += ("under later limits", "under later limits refused")
 CASES += ("forgotten", "less than reported", "repaired below empty", "restored late")
 
 
@@ -389,6 +390,44 @@ class Twins(RuleBasedStateMachine):
             state.used > state.limit.amount for state in answer.states if state.limit.is_bucket
         )
         return answer
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), chosen=chosen_limits, repeats=st.booleans())
+    def a_request_comes_under_the_limits_in_force(
+        self, data: st.DataObject, chosen: list[int], repeats: bool
+    ) -> None:
+        """Some are new to it, and some have other amounts now. It has not used anything."""
+        fresh = sorted(key for key, each in self.live.items() if each.used == NOTHING and each.limits)
+        fresh = [key for key in fresh if rules.tenant_of(self.live[key].limits) != rules.NO_TENANT]
+        if not fresh:
+            return
+        request_id = data.draw(st.sampled_from(fresh))
+        live, before = self.live[request_id], self.parts(request_id)
+        now = {each.identity: each for each in self.limits}
+        limits = [now[each.identity] for each in live.limits]
+        user = rules.end_user_of(limits)
+        for each in (self.limits[index] for index in chosen):
+            if each.kind is SubjectKind.END_USER and (user := user or each.subject_id) != each.subject_id:
+                continue
+            if each not in limits:
+                limits.append(each)
+        most = live.covered if live.hold.may_be_cut else rules.largest(live.covered, live.hold.most)
+        hold = Hold(live.covered, live.covered, most, live.hold.may_be_cut)
+        answer = self.both(lambda store: store.rebind(request_id, limits, hold, NOTHING, must_fit=True))
+        if not isinstance(answer, Granted):
+            self.met["under later limits refused"] += isinstance(answer, Denied)
+            return
+        self.met["under later limits"] += len(limits) > len(live.limits)
+        after = self.parts(request_id)
+        assert after[: len(before)] == before
+        for name, part in zip(answer.charged_to[len(before) :], after[len(before) :], strict=True):
+            self.reserved[name] += part.covered
+        if user:
+            self.users = {user}
+        live.limits, live.names, live.covered = limits, answer.charged_to, answer.covered
+        if repeats:
+            assert self.both(lambda store: store.rebind(request_id, limits, hold, NOTHING, must_fit=True))
+            assert self.parts(request_id) == after
 
     @precondition(lambda self: any(not each.hold.may_be_cut for each in self.live.values()))
     @rule(data=st.data())
@@ -776,7 +815,14 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     made.close()
 
 
-def test_memory_and_redis_are_twins(loop: asyncio.AbstractEventLoop, redis_url: str) -> None:
+@pytest.mark.parametrize(
+    "sequences",
+    [
+        SEQUENCES,
+        pytest.param(SEQUENCES_LONG, marks=[pytest.mark.long, pytest.mark.timeout(1_800)]),
+    ],
+)
+def test_memory_and_redis_are_twins(sequences: int, loop: asyncio.AbstractEventLoop, redis_url: str) -> None:
     Twins.loop, Twins.met, Twins.now = loop, Tally(), []
     Twins.redis, Twins.other = (
         RedisQuotaStore(
@@ -787,11 +833,11 @@ def test_memory_and_redis_are_twins(loop: asyncio.AbstractEventLoop, redis_url: 
     with redis.Redis.from_url(redis_url) as Twins.client:
         run_state_machine_as_test(
             Twins,
-            settings=histories(SEQUENCES, STEPS),
+            settings=histories(sequences, STEPS),
         )
     for store in (Twins.redis, Twins.other):
         loop.run_until_complete(store.close())
-    assert Twins.met["sequences"] >= SEQUENCES
+    assert Twins.met["sequences"] >= sequences
     # A property that never met its cases proves nothing.
     for case in CASES:
         assert Twins.met[case] > 2, (case, Twins.met)

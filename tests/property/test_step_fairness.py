@@ -21,7 +21,7 @@ PLACES = 12
 LONGEST_PROMPT, LONGEST_OUTPUT = 120, 60
 BOUND = 2 * (LONGEST_PROMPT + 2 * LONGEST_OUTPUT)
 """Twice a request's cost, per weight of the lightest tenant. The bound of the queue alone, by the cost of all
-that runs (invariant 8), is eighteen times as much."""
+that runs (docs/invariants.md, Queue), is eighteen times as much."""
 STEPS = 800
 TENANTS = ("a", "b", "c")
 

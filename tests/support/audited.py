@@ -6,7 +6,8 @@ from typing import Any
 
 from tenants.admin.admin import Admin
 from tenants.admin.audit import AuditRow
-from tenants.admin.audit_query import MAX_PAGE, AuditQuery
+from tenants.admin.cursor import MAX_PAGE
+from tenants.admin.lists.audit import AuditQuery
 
 
 async def audited(admin: Admin, **wanted: Any) -> list[AuditRow]:

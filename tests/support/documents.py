@@ -100,7 +100,7 @@ def routes() -> set[tuple[str, str]]:
             found |= {
                 (str(method), route.path_format or "/")
                 for method in handler.http_methods
-                if method not in ("OPTIONS", "HEAD")
+                if method != "OPTIONS"  # which the framework adds to every path
             }
     return found
 

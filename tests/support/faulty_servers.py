@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,6 +95,8 @@ class Peer:
     answer: Handler
     models: tuple[str, ...] = (MODEL,)
     context_tokens: int | None = 1024
+    owned_by: str = "x"
+    """What it calls itself in its list of models."""
     page: str = ""
     """Its Prometheus page."""
     requests: list[PeerRequest] = field(default_factory=list)
@@ -113,6 +117,12 @@ class Peer:
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
+
+    def beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Runs something beside its connections, until it stops."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        return task
 
     async def stop(self) -> None:
         """No answer here any more."""
@@ -143,7 +153,10 @@ class Peer:
 
     async def _serve(self, request: PeerRequest) -> None:
         if request.path.endswith("/v1/models"):
-            models = [{"id": each, "max_model_len": self.context_tokens} for each in self.models]
+            models = [
+                {"id": each, "max_model_len": self.context_tokens, "owned_by": self.owned_by}
+                for each in self.models
+            ]
             await request.json({"object": "list", "data": models})
         elif request.path == "/metrics":
             page = self.page.encode()
@@ -156,6 +169,22 @@ class Peer:
             await self.answer(request)
 
 
+@contextmanager
+def in_thread(peer: Peer) -> Iterator[Peer]:
+    """The peer on an event loop of its own, for tests without one."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(peer.__aenter__(), loop).result(10)
+        yield peer
+        asyncio.run_coroutine_threadsafe(peer.stop(), loop).result(10)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
+
+
 async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> PeerRequest | None:
     try:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -165,4 +194,5 @@ async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> P
     method, path, _ = first.split(" ")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines if line)}
     data = await reader.readexactly(int(headers.get("content-length", "0")))
-    return PeerRequest(method, path, headers, json.loads(data) if data else None, reader, writer)
+    body = json.loads(data) if data[:1] in (b"{", b"[") else data
+    return PeerRequest(method, path, headers, body or None, reader, writer)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import psutil
@@ -25,6 +25,7 @@ import psutil
 from ops.serving.composition import engine_options
 from ops.settings.settings import SETTINGS, load
 from tests.support.tiny_model import save_tiny_model
+from tests.support.warm_command import WarmCommand
 from tests.support.warm_engine import WarmEngine, engine_to_adopt
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,9 +54,17 @@ class Server:
     data_dir: Path
     model_dir: Path
     arguments: list[str] = field(default_factory=list)
+    under: list[str] = field(default_factory=list)
+    """The command that runs it; none: it is run directly."""
     url: str = ""
+    admin_url: str = ""
+    """Where its admin API answers."""
     owner_key: str = ""
-    process: subprocess.Popen[str] | None = None
+    announced: str = ""
+    """What it said on stdout when it was up."""
+    process: subprocess.Popen[bytes] | WarmCommand | None = None
+    open_files: int | None = None
+    """Its limit of open files; None: this process's own."""
     adopted: WarmEngine | None = None
     """What was there for the server to adopt when it started last."""
 
@@ -64,27 +73,31 @@ class Server:
         self.data_dir.mkdir(parents=True, exist_ok=True)
         flags = ["--data-dir", str(self.data_dir), "--model", str(self.model_dir), "--model-name", MODEL]
         flags += ["--prices", PRICE, "--engine-threads", "1", *self.arguments]
-        command = [sys.executable, "-m", "ops.cli.main", "serve", "--json", "--port", "0", *flags]
+        arguments = ["serve", "--json", "--port", "0", *flags]
         self._start_engine(flags)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FAIRGATE_")}
         environment["PYTHONPATH"] = str(ROOT)
-        with (self.data_dir / "stderr").open("a") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                env=environment,
-                text=True,
-                start_new_session=True,
-            )
-        assert self.process.stdout is not None
-        with self.process.stdout as stdout:
+        reader, writer = os.pipe()
+        with (self.data_dir / "stderr").open("a") as log, open(writer, "w") as out:
+            if self.under:
+                self.process = subprocess.Popen(
+                    [*self.under, sys.executable, "-m", "ops.cli.main", *arguments],
+                    stdout=out, stderr=log, stdin=subprocess.DEVNULL, env=environment, process_group=0,
+                )  # fmt: skip
+            else:
+                self.process = WarmCommand(
+                    arguments, stdout=writer, stderr=log.fileno(), env=environment, own_group=True,
+                    open_files=self.open_files,
+                )  # fmt: skip
+        with open(reader) as stdout:
             line = stdout.readline()  # all that it ever says there
         assert line, f"the server did not start:\n{self.log()}"
+        self.announced = line
         started = json.loads(line)
         self.url = started["url"]
-        self.owner_key = started["owner_key"] or self.owner_key
+        self.admin_url = started["admin_url"] or self.url
+        if started["owner_key_file"]:
+            self.owner_key = Path(started["owner_key_file"]).read_text().strip()
 
     def log(self) -> str:
         """What it said on stderr."""
@@ -135,7 +148,7 @@ class Server:
     def admin(self, method: str, path: str, body: object = None) -> Any:
         """One call of the admin API, which must succeed."""
         with self.http() as client:
-            response = client.request(method, f"/admin/v1{path}", json=body)
+            response = client.request(method, f"{self.admin_url}/admin/v1{path}", json=body)
         assert response.is_success, f"{method} {path}: {response.status_code} {response.text}"
         return response.json()
 
@@ -188,12 +201,23 @@ class Server:
         )
 
 
+AnyServer = TypeVar("AnyServer", bound=Server)
+
+
 @contextmanager
-def server_process(data_dir: Path, model_dir: Path, *arguments: str) -> Iterator[Server]:
+def server_process(
+    data_dir: Path, model_dir: Path, *arguments: str, open_files: int | None = None
+) -> Iterator[Server]:
     """A server that is up, and ended at the end, whatever happened to it."""
-    server = Server(data_dir, model_dir, list(arguments))
-    server.start()
+    with running(Server(data_dir, model_dir, list(arguments), open_files=open_files)) as server:
+        yield server
+
+
+@contextmanager
+def running(server: AnyServer) -> Iterator[AnyServer]:
+    """The same for a server that is not started yet."""
     try:
+        server.start()
         yield server
         server.stop()
     finally:

@@ -29,6 +29,7 @@ from gateway.metrics.registry import Metrics
 from gateway.requests.lifecycle import Lifecycle, LifecycleLimits
 from gateway.requests.run import Closed, Run
 from gateway.upstream.base import OnService, Wording
+from gateway.upstream.capabilities import PLAIN_TEXT
 from tenants.ledger.ledger import Ledger
 from tenants.pricing.pricing import Price, uniform_book
 from tenants.quota.memory import MemoryQuotaStore
@@ -41,7 +42,7 @@ HOPS = 40
 LIMITS = LifecycleLimits(
     tell_after_s=1.0,
     reserve_quantile=0.9, outcome_wait_s=5.0, settle_wait_s=30.0, hold_wait_s=5.0, accounts_wait_s=5.0,
-    slow_reader_s=5.0, max_buffered_events=10_000, max_fed_waiting=1_000,
+    slow_reader_s=5.0, max_buffered_events=10_000, max_buffered_bytes=10**9, max_fed_waiting=1_000,
     feed_wait_s=dict.fromkeys(Tier, 1e6),
 )  # fmt: skip
 
@@ -82,6 +83,8 @@ class CoreUpstream:
 
     replica_id = "engine-0"
     is_up = True
+    is_drained = False
+    capabilities = PLAIN_TEXT
 
     def __init__(self, replica: VirtualReplica) -> None:
         self.replica = replica
@@ -125,7 +128,7 @@ class CoreUpstream:
     def cancel(self, sequence_id: str, cause: str) -> None:
         self.replica.core.cancel(sequence_id, cause)
 
-    def acknowledge(self, sequence_ids: Sequence[str]) -> None:
+    def acknowledge(self, sequence_ids: Sequence[str], *, is_traced: bool = False) -> None:
         pass
 
     def step(self) -> list[Delta]:

@@ -22,9 +22,10 @@ def full(server: Server, key: str) -> Iterator[list[str]]:
         client = stack.enter_context(server.http(key))
         for _ in range(1 + LOOKAHEAD):
             # Headers come at once with progress, whether it has its turn or waits for it in the engine.
-            stack.enter_context(
+            answer = stack.enter_context(
                 client.stream("POST", "/v1/completions", json=ENDLESS, headers={"x-fairgate-progress": "1"})
             )
+            assert answer.status_code == 200, answer.read()
 
         def listed() -> list[str]:
             return [each["id"] for each in client.get("/v1/requests").json()["data"]]

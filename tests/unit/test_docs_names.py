@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
+from engine.vllm_plugin.options import VARIABLES
 from ops.settings.settings import CONFIG_VARIABLE, IGNORED_PREFIX, SETTINGS, load
 from tests.support.documents import (
     PAGES,
@@ -22,8 +23,17 @@ from tests.support.documents import (
 )
 
 OF_OTHERS = {
+    "--allowed-media-domains": "vLLM",
+    "--enable-auto-tool-choice": "vLLM",
+    "--jinja": "llama.cpp",
+    "--mmproj": "llama.cpp",
+    "--tool-call-parser": "vLLM, SGLang",
     "--enable-optimizations": "Python's own build",
+    "--max-loras": "vLLM",
+    "--max-num-seqs": "vLLM",
     "--no-deps": "pip",
+    "--scheduler-cls": "vLLM",
+    "--scheduling-policy": "vLLM",
     "--target": "pip",
 }
 """Flags of other programs."""
@@ -114,7 +124,7 @@ def test_every_setting_and_every_variable_exists(page: Path) -> None:
         if (match := re.match(r"(gateway|engine|policy)\.[a-z_]+(?=$|[ =:])", span)) is not None
     }
     assert {name for name in named if not name.endswith(".py")} - names == set()
-    variables = {row.variable for row in SETTINGS} | {CONFIG_VARIABLE}
+    variables = {row.variable for row in SETTINGS} | {CONFIG_VARIABLE} | set(VARIABLES)
     shown = set(re.findall(r"\bFAIRGATE_[A-Z_]+", page.read_text()))
     assert {name for name in shown if not name.startswith(IGNORED_PREFIX)} - variables == set()
 

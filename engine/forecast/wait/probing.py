@@ -219,9 +219,9 @@ class Probing(QueueReplay):
         waiting = [
             stream for tier, queued in engine.queued.items() if tier <= line.tier for _, stream in queued
         ]
-        point.prompt_tokens_ahead = sum(stream.prompt_left for stream in waiting) + sum(
-            stream.prompt_left for tier, _, stream in engine.prefills if tier <= line.tier
-        )
+        prefills = [stream for tier, _, stream in engine.prefills if tier <= line.tier]
+        point.prompt_tokens_ahead = sum(stream.prompt_left for stream in (*waiting, *prefills))
+        point.undecoded = len(waiting) + len(prefills)
         taken = sum(count for tier, count in engine.running.items() if tier <= line.tier) + len(waiting)
         over = taken + 1 - engine.load.max_sequences
         # One that is owed a place gets it at the next step: a sequence is paused.
@@ -324,7 +324,8 @@ class Probing(QueueReplay):
         own_s = step_time.per_token_s + step_time.per_sequence_s
         if began is not None and engine.step - began[0] >= MIN_STEPS:
             return (engine.now_s - began[1]) / (engine.step - began[0]) + own_s
-        return _step_s(step_time, point.decodes, point.context_tokens) + own_s
+        beside = max(point.decodes, min(point.decodes + point.undecoded, engine.load.max_sequences - 1))
+        return _step_s(step_time, beside, point.context_tokens) + own_s
 
 
 def _halves(cost: int) -> tuple[int, int]:

@@ -7,6 +7,8 @@ came.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from engine.entry import QueueEntry
@@ -28,6 +30,8 @@ class Since(msgspec.Struct, frozen=True, gc=False):
     mean_input_tokens: int = 0
     mean_output_tokens: tuple[int, int] = (0, 0)
     """Of those that came, p50 and p90 of an answer; 0 where none came."""
+    quoted: int = 0
+    """Of `more`, its tenant's outstanding quotes: they decode beside it where they are redeemed together."""
 
 
 NOTHING_SINCE = Since(0, 0.0)
@@ -70,11 +74,21 @@ class ComingSince:
             came.output_tokens += output
             came.high_tokens += max(output, entry.predicted_high_tokens)
 
+    def with_quoted(self, entries: Sequence[QueueEntry]) -> ComingSince:
+        """A copy that contains these as well."""
+        both = ComingSince()
+        both._by_tier = {tier: msgspec.structs.replace(came) for tier, came in self._by_tier.items()}
+        both._by_line = {line: msgspec.structs.replace(came) for line, came in self._by_line.items()}
+        for entry in entries:
+            both.note(entry)
+        return both
+
     def ahead_of(
-        self, tenant_id: str, weight: float, tier: int, *, more: int, own_waiting: int | None
+        self, tenant_id: str, weight: float, tier: int, *, more: int, own_waiting: int | None, quoted: int = 0
     ) -> Since:
         """For a request of this line. `more`: requests of its tier and above that came, less those that left;
-        `own_waiting`: its tenant's requests in line where tenants take turns; None: they do not.
+        `own_waiting`: its tenant's requests in line where tenants take turns; None: they do not; `quoted`:
+        those of `more` that are outstanding quotes.
 
         Of other tenants as much goes first as their turns bring before its own: by weight, for each of its
         tenant's requests and this one.
@@ -101,6 +115,7 @@ class ComingSince:
             input_tokens=inputs,
             mean_input_tokens=inputs // count,
             mean_output_tokens=(outputs // count, highs // count),
+            quoted=quoted,
         )
 
 

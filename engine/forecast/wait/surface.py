@@ -55,6 +55,8 @@ class Point:
     prompt_tokens_ahead: int = 0
     """Prompts that the engine computes before its own."""
     decodes: int = 0
+    undecoded: int = 0
+    """Sequences before it there that have not had their first token: they decode beside it."""
     context_tokens: int = 0
     tpot_s: float = 0.0
     ahead_own: int = 0
@@ -73,6 +75,7 @@ class Point:
             self.place_s,
             self.prompt_tokens_ahead,
             self.decodes,
+            self.undecoded,
             self.context_tokens,
             self.tpot_s,
             self.ahead_own,
@@ -156,6 +159,8 @@ class Surface:
                     prompts_ahead = seen.prompt_tokens_ahead
         start_up_s = self._start_up_s(seen, input_tokens, sequences, prompts_ahead) + place_s
         tpot_s, off_alone = seen.tpot_s, self.off_alone
+        if since.quoted:
+            tpot_s += self._beside_s(seen, since)
         ahead = NOTHING_AHEAD
         waits = wait_s > 0
         if wait_s < way_s:
@@ -219,6 +224,16 @@ class Surface:
         under_way_s = point.tpot_s / 2 if decodes or ahead_tokens else 0.0
         return prefill_s + (steps - 1) * load.step_time.base_s + under_way_s
 
+    def _beside_s(self, point: Point, since: Since) -> float:
+        """What outstanding quotes add to each step, if they are redeemed together with this one."""
+        if not self.loads:
+            return 0.0
+        load = self.loads[max(0, point.engine)]
+        count = max(0, min(since.quoted, load.max_sequences - 1 - point.decodes))
+        context = since.mean_input_tokens + since.mean_output_tokens[0] // 2
+        of_each_s = load.step_time.per_token_s + load.step_time.per_sequence_s
+        return count * (of_each_s + context * load.step_time.per_context_token_s)
+
     def _behind(self, tier: int, since: Since, output_tokens: tuple[int, int]) -> tuple[int, float, float]:
         """Where nothing waited at the replay: how many ends a request waits for, and the seconds until it is
         dispatched and until it has a place."""
@@ -258,6 +273,7 @@ def _between(points: Sequence[Point], cost: int) -> Point:
         place_s=mix(low.place_s, high.place_s),
         prompt_tokens_ahead=round(mix(low.prompt_tokens_ahead, high.prompt_tokens_ahead)),
         decodes=low.decodes,
+        undecoded=low.undecoded,
         context_tokens=low.context_tokens,
         tpot_s=mix(low.tpot_s, high.tpot_s),
         ahead_own=round(mix(low.ahead_own, high.ahead_own)),

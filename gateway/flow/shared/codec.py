@@ -52,6 +52,11 @@ def keys(prefix: str, pool: str) -> list[str]:
     return [f"{base}:{name}" for name in (*_NAMES, *places)]
 
 
+def load_key(prefix: str, pool: str) -> str:
+    """The stream in which gateways tell each other of a pool's load."""
+    return f"{prefix}:flow:{{{pool}}}:load"
+
+
 def channel(prefix: str, pool: str, gateway_id: str) -> str:
     """The channel of turns that other gateways' exchanges gave to a gateway."""
     return f"{keys(prefix, pool)[0]}:{gateway_id}"
@@ -120,7 +125,7 @@ class GivenTurn(msgspec.Struct, frozen=True, array_like=True):
     engine_life: str = ""
 
 
-class Refusal(msgspec.Struct, frozen=True, array_like=True):
+class QueueRefusal(msgspec.Struct, frozen=True, array_like=True):
     """The queue is full."""
 
     entry_id: str
@@ -137,7 +142,7 @@ class PoolReply(msgspec.Struct, frozen=True, array_like=True):
     epoch: str
     now_us: int
     turns: list[GivenTurn]
-    refused: list[Refusal]
+    refused: list[QueueRefusal]
     counters: list[tuple[str, int]]
     """Of the tenants that were looked at."""
     queued: list[int]

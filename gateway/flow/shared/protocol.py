@@ -70,6 +70,8 @@ class PoolSession:
         self._has_engine = False
         self._told: set[str] = set()
         self._sizes: dict[str, Replica] = {}
+        self._offers: dict[str, frozenset[str]] = {}
+        """What the replicas last told of can do."""
         self._acts: list[list[Any] | Ticket] = []
         self._progress: dict[str, tuple[int, int]] = {}
         self._foreseen: dict[str, int] = {}
@@ -113,8 +115,8 @@ class PoolSession:
         return self.has_news and (not self._belongs or self._is_urgent)
 
     def sees_others(self, replicas: Sequence[Replica]) -> bool:
-        """These replicas differ from those last sent."""
-        return {each.replica_id for each in replicas} != self._told
+        """These replicas, or what they can do, differ from those last sent."""
+        return {each.replica_id: each.offers for each in replicas} != self._offers
 
     def arrived(self, ticket: Ticket) -> None:
         """A request was queued here."""
@@ -204,6 +206,8 @@ class PoolSession:
         acts: list[list[Any]] = []
         self._told = {each.replica_id for each in replicas}
         self._sizes |= {each.replica_id: each for each in replicas}
+        offers = {each.replica_id: each.offers for each in replicas}
+        has_other_offers, self._offers = offers != self._offers, offers
         if not self._belongs:
             self._life += 1
             self._number = 0
@@ -225,7 +229,13 @@ class PoolSession:
             acts += [self._arrive(ticket, now_s) for ticket in ranked]
             self._confirmed = []
         else:
+            # First, so that no turn is given by what replicas could do before.
             acts = [
+                ["unfit", each.entry.entry_id, self._unfit(each)]
+                for each in (self.mirror.tickets() if has_other_offers else ())
+                if each.needs
+            ]
+            acts += [
                 ["had", each, self._served.get(each, 0), self._serials.get(each, {})]
                 for each in dict.fromkeys((*self._served, *self._serials))
             ]
@@ -317,6 +327,11 @@ class PoolSession:
     def _arrive(self, ticket: Ticket, now_s: float) -> list[Any]:
         return ["arrive", ticket.entry.entry_id, self._about(ticket, now_s)]
 
+    def _unfit(self, ticket: Ticket) -> dict[str, bool]:
+        """The replicas of this gateway that cannot do what a request needs, by their shared names."""
+        unfit = [each for each, offers in self._offers.items() if not ticket.needs <= offers]
+        return dict.fromkeys(map(self._shared, unfit), True)
+
     def _about(self, ticket: Ticket, now_s: float) -> dict[str, Any]:
         entry = ticket.entry
         cached = self.mirror.cached_tokens(ticket, self._told, now_s)
@@ -332,6 +347,7 @@ class PoolSession:
             "rate": ticket.reserved_cost_per_s,
             "reserved_tier": ticket.reserved_tier,
             "cached": {self._shared(each): tokens for each, tokens in cached.items()},
+            "unfit": self._unfit(ticket),
             "waited_us": max(0, round((now_s - entry.arrived_s) * 1e6)),
         }
 

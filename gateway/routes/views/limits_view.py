@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gateway.response_headers import tightness
+from gateway.routes.views.exhaustion_view import exhaustion_of, recent_use
 from tenants.directory.records import limit_as_json
 from tenants.quota.rules import is_platforms
 from tenants.quota.store import LimitState, QuotaStoreUnavailable
@@ -92,6 +93,7 @@ async def own_limits(gateway: Gateway, principal: Principal, end_user: str) -> d
     first = set() if full else binding_first(by_id.values())
     return {
         "object": "list",
+        "binds_first": await _first_to_bind(gateway, by_id, first, round(now_s * 1e6)),
         "data": [
             _without(limit_as_json(resolved.get(limit.limit_id, limit)), _OF_OPERATORS)
             | {"usage": use_as_json(by_id[limit.limit_id], first) if limit.limit_id in by_id else None}
@@ -103,6 +105,17 @@ async def own_limits(gateway: Gateway, principal: Principal, end_user: str) -> d
             "reset_s": _or_never(max(state.reset_s for state in full)) if full else None,
         },
     }
+
+
+async def _first_to_bind(
+    gateway: Gateway, by_id: Mapping[str, LimitState], first: set[str], now_us: int
+) -> dict[str, Any] | None:
+    """The limit that binds first, with when it will be used up; None: there is none."""
+    for limit_id, state in by_id.items():
+        if state.limit.identity in first:
+            recent = await recent_use(gateway.deps.admin, state.limit, now_us)
+            return {"id": limit_id, "projected_exhaustion": exhaustion_of(state, now_us, recent)}
+    return None
 
 
 def _of_end_user(limits: Iterable[Limit], end_user: str) -> dict[str, Limit]:

@@ -16,6 +16,7 @@ from engine.scheduling.reasons import reason
 from engine.scheduling.templates import template
 from gateway.upstream.base import Upstream, UpstreamLost
 from tenants.admin.audit import Actor
+from tenants.admin.etag import IfMatch
 from tenants.admin.policy import StoredPolicy
 
 if TYPE_CHECKING:
@@ -55,19 +56,21 @@ async def policy_of(gateway: Gateway, decisions: int, steps: int = 0) -> dict[st
     return shown | {"engines": engines, "tenants": tenant_names(gateway, ids)}
 
 
-async def change_policy(gateway: Gateway, actor: Actor, wanted: PolicyChange) -> None:
+async def change_policy(
+    gateway: Gateway, actor: Actor, wanted: PolicyChange, if_match: IfMatch = None
+) -> None:
     """Changes the policy of the queue and of every engine, here and in all gateways of the database.
 
-    Raises ValueError with what is wrong, before anything has changed; `Invalid`.
+    Raises ValueError with what is wrong, before anything has changed; `Invalid`, `PreconditionFailed`.
     """
     if wanted.from_settings:
         if wanted.policy or wanted.options or wanted.template:
             raise BadOption("from_settings gives up what is stored: it takes no policy, options or template")
-        await gateway.policy.change(actor, None)
+        await gateway.policy.change(actor, None, if_match)
         return
     asked = _template_options(gateway, wanted.template) | wanted.options
     options = parsed_options(asked).changed()
-    await gateway.policy.change(actor, StoredPolicy(wanted.policy, options))
+    await gateway.policy.change(actor, StoredPolicy(wanted.policy, options), if_match)
 
 
 def _template_options(gateway: Gateway, name: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ What other clients send to the same server is seen only here: this gateway's own
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,6 +30,12 @@ _OWN_SEQUENCES = "fairgate_engine_sequences"
 _OWN_BLOCKS = "fairgate_engine_kv_blocks"
 _OWN_QUEUED = "fairgate_queued"
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?[ \t]+([0-9eE+.-]+)(?:[ \t]+-?\d+)?\s*")
+PREFIXES = ("vllm:", "sglang:", "trtllm_", "fairgate_")
+"""Of all known names: other lines are not parsed."""
+MAX_VALUE = 1e12
+"""A larger count or share is taken for this; sums of it are finite."""
+MAX_PAGE_CHARACTERS = 2**20
+"""What is beyond is not read."""
 _STATE = re.compile(r'state="([a-z]+)"')
 
 
@@ -94,13 +101,15 @@ def window(seen: Saturation | None, max_concurrent: int, own: int) -> int:
 
 
 def _samples(page: str) -> Iterator[tuple[str, str, float]]:
-    for line in page.splitlines():
-        if not line or line.startswith("#"):
+    for line in page[:MAX_PAGE_CHARACTERS].splitlines():
+        if not line.startswith(PREFIXES):
             continue
         found = _SAMPLE.fullmatch(line)
         if found is None:
             continue
         try:
-            yield found[1], found[2] or "", float(found[3])
+            value = float(found[3])
         except ValueError:
             continue
+        if math.isfinite(value):
+            yield found[1], found[2] or "", min(value, MAX_VALUE)

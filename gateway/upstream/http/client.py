@@ -21,6 +21,8 @@ from gateway.upstream.http.target import ServerAddress
 MAX_BODY_BYTES = 4 * 2**20
 """Limit of an answer that is read whole."""
 
+NO_HEADERS: Mapping[str, str] = {}
+
 
 class ConnectFailed(Exception):
     """No connection: the server is not there, or accepts none."""
@@ -53,13 +55,16 @@ class HttpClient:
         """Open now, idle ones included."""
         return len(self._open) + self._num_connecting
 
-    def request(self, method: str, path: str, body: bytes = b"") -> bytes:
-        """A whole request, as it is sent."""
+    def request(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
+    ) -> bytes:
+        """A whole request, as it is sent. `headers` hold no line ends."""
         line = f"{method} {self._target.prefix}{path}".encode("ascii")
         if not body:
             return line + self._same_in_all + b"\r\n"
+        more = "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode("ascii")
         content = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
-        return line + self._same_in_all + content + body
+        return line + self._same_in_all + more + content + body
 
     def send_now(self, request: bytes, reader: Reader) -> Connection | None:
         """Sends on a connection that is idle; None where there is none."""
@@ -96,11 +101,18 @@ class HttpClient:
 
     async def fetch(self, path: str, timeout_s: float) -> tuple[int, bytes]:
         """Status and body of a GET. Raises `ConnectFailed`, `FetchFailed`."""
+        return await self._whole(self.request("GET", path), timeout_s)
+
+    async def post(self, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
+        """Status and body of a POST. Raises `ConnectFailed`, `FetchFailed`."""
+        return await self._whole(self.request("POST", path, body), timeout_s)
+
+    async def _whole(self, request: bytes, timeout_s: float) -> tuple[int, bytes]:
         reader = _Whole()
         connection: Connection | None = None
         try:
             async with asyncio.timeout(timeout_s):
-                connection = await self.send(self.request("GET", path), reader, timeout_s)
+                connection = await self.send(request, reader, timeout_s)
                 return await reader.done
         except TimeoutError:
             raise FetchFailed(f"no answer within {timeout_s:g} s") from None

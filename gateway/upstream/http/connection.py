@@ -15,6 +15,9 @@ import httptools
 
 MAX_HEADERS = 128
 MAX_HEADER_BYTES = 64 * 1024
+"""Of a head, its answers with a status of 1xx included; of trailers; of a chunk's size and extensions."""
+HEAD_S = 10.0
+"""From the first byte of a head to its end."""
 IDLE_S = 20.0
 """A connection idle for longer is not used again: servers close theirs some seconds later."""
 
@@ -61,9 +64,17 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._reader: Reader | None = None
         self._headers: dict[str, str] = {}
-        self._header_bytes = 0
+        self._num_headers = self._header_bytes = 0
+        """Of the current response, its 1xx answers and trailers included."""
+        self._bare_bytes = 0
+        """Received since the request was sent, or since the last byte of its body: the parser keeps some."""
+        self._is_in_head = False
+        self._head_timer: asyncio.TimerHandle | None = None
+        """Runs where a head comes in several reads."""
         self._pieces: list[bytes] = []
         """Of the body, from the current read."""
+        self._has_body = False
+        """The current read brought some of the body, or the end of a response."""
         self._until_close = False
         """The body has no declared length: it ends with the connection."""
         self._is_kept = False
@@ -87,6 +98,7 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         assert self._reader is None, "one response at a time"
         self._reader = reader
+        self._bare_bytes = self._num_headers = self._header_bytes = 0
         self._transport.write(request)
         if self._is_gone:
             self._lose("the connection was closed")
@@ -94,6 +106,7 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         """Ends the connection immediately, without a call to its reader."""
         self._reader = None
+        self._stop_head_timer()
         if self._transport is not None:
             self._transport.abort()
 
@@ -118,9 +131,15 @@ class Connection(asyncio.Protocol):
         if self._reader is None:
             self.abort()  # no request was sent
             return
+        self._has_body = False
         try:
             self._parser.feed_data(data)
             self._hand_over()
+            self._bare_bytes = 0 if self._has_body else self._bare_bytes + len(data)
+            if self._bare_bytes > MAX_HEADER_BYTES:
+                self._lose(f"it sent {self._bare_bytes} bytes of headers or chunk sizes without any content")
+            elif self._is_in_head and self._head_timer is None:
+                self._head_timer = asyncio.get_running_loop().call_later(HEAD_S, self._head_is_late)
         except httptools.HttpParserError:
             self._hand_over()
             self._lose("what it sent is not HTTP")
@@ -134,6 +153,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_gone = True
+        self._stop_head_timer()
         self._pool.gone(self)
         if self._reader is None:
             return
@@ -147,15 +167,18 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._headers = {}
-        self._header_bytes = 0
+        self._is_in_head = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_headers += 1
         self._header_bytes += len(name) + len(value)
-        if len(self._headers) >= MAX_HEADERS or self._header_bytes > MAX_HEADER_BYTES:
+        if self._num_headers > MAX_HEADERS or self._header_bytes > MAX_HEADER_BYTES:
             raise httptools.HttpParserError("too many headers")
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        self._stop_head_timer()
         status = self._parser.get_status_code()
         if status < 200:
             return  # 100 Continue and its like: the response follows
@@ -167,11 +190,13 @@ class Connection(asyncio.Protocol):
             self._reader.head(status, self._headers)
 
     def on_body(self, body: bytes) -> None:
+        self._has_body = True
         self._pieces.append(body)
 
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() < 200:
             return
+        self._has_body = True
         self._hand_over()
         reader, self._reader = self._reader, None
         self._until_close = False
@@ -188,6 +213,15 @@ class Connection(asyncio.Protocol):
 
     # ------------------------------------------------------------ inside
 
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        self._lose(f"its head was not complete after {HEAD_S:g} s")
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
     def _hand_over(self) -> None:
         """Passes on what this read brought of the body, in one piece."""
         if not self._pieces:
@@ -200,6 +234,7 @@ class Connection(asyncio.Protocol):
     def _lose(self, reason: str) -> None:
         reader, self._reader = self._reader, None
         self._pieces.clear()
+        self._stop_head_timer()
         if self._transport is not None and not self._is_gone:
             self._transport.abort()
         if reader is not None:

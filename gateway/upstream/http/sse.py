@@ -1,12 +1,15 @@
 """Parser of server-sent events.
 
 As in the HTML standard, as far as OpenAI-compatible servers use it: `data` lines, `event` names, comments.
-Lines may end in LF or CRLF and break anywhere. Pure.
+Lines may end in LF or CRLF and break anywhere. Pure. Each byte is looked at a fixed number of times, in
+however small pieces it comes.
 """
 
 from __future__ import annotations
 
 MAX_EVENT_BYTES = 2**20
+ENDS = (b"\n\n", b"\n\r\n")
+"""Ends of an event; the line before may have a CR, too."""
 
 
 class EventTooLarge(Exception):
@@ -18,19 +21,28 @@ class SseParser:
 
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self._max_event_bytes = max_event_bytes
-        self._rest = b""
+        self._rest = bytearray()
+        """Begin of an event whose end has not come."""
 
     def feed(self, data: bytes) -> list[bytes]:
         """The data of every event that is complete now; lines of one event are joined by LF. Raises
         `EventTooLarge`."""
         if self._rest:
-            data = self._rest + data
+            seen = max(0, len(self._rest) - 2)  # an end may lie across two pieces
+            self._rest += data
+            if not any(self._rest.find(end, seen) >= 0 for end in ENDS):
+                self._check(len(self._rest))
+                return []
+            data = bytes(self._rest)
+            self._rest.clear()
         if b"\r" in data:
             # A CR at the very end stays until the next piece brings its LF.
             data = data.replace(b"\r\n", b"\n")
-        *events, self._rest = data.split(b"\n\n")
-        if len(self._rest) > self._max_event_bytes:
-            raise EventTooLarge(f"an event is larger than {self._max_event_bytes} bytes")
+        *events, rest = data.split(b"\n\n")
+        self._rest += rest
+        self._check(len(rest))
+        if len(data) > self._max_event_bytes:
+            self._check(max(map(len, events), default=0))
         found: list[bytes] = []
         for event in events:
             if event.startswith(b"data: ") and b"\n" not in event:
@@ -43,6 +55,10 @@ class SseParser:
     def is_between_events(self) -> bool:
         """No part of an event is left over."""
         return not self._rest.strip()
+
+    def _check(self, size: int) -> None:
+        if size > self._max_event_bytes:
+            raise EventTooLarge(f"an event is larger than {self._max_event_bytes} bytes")
 
 
 def _data(event: bytes) -> bytes | None:

@@ -18,6 +18,8 @@ class CallVerdict(StrEnum):
     """A call's verdict on its server."""
 
     ANSWERS = "answers"
+    REFUSED = "refused"
+    """It answers, and will not run this request."""
     BUSY = "busy"
     FAILED = "failed"
     OURS = "ours"
@@ -28,7 +30,7 @@ def of_head(headers: Mapping[str, str], wanted: str) -> NotBegun | None:
     """The error in the headers of a 200, whose content type should be `wanted`."""
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != wanted:
-        return NotBegun("garbage", f"it answered with {kind[:60] or 'no type'!r}, not {wanted!r}")
+        return NotBegun("garbage", f"its answer is not of the type {wanted!r}")
     if headers.get("content-encoding", "identity").lower() != "identity":
         return NotBegun("garbage", "it answered with a compressed body")
     return None
@@ -38,7 +40,7 @@ def of_refusal(status: int, body: bytes) -> tuple[CallVerdict, Exception]:
     """An answer with another status than 200."""
     match meaning(status):
         case Meaning.REFUSED:
-            return CallVerdict.ANSWERS, SequenceRefused(*refusal(body))
+            return CallVerdict.REFUSED, SequenceRefused(*refusal(body))
         case Meaning.BUSY:
             return CallVerdict.BUSY, UpstreamUnavailable("it is full (429)")
         case Meaning.OURS:
@@ -53,8 +55,8 @@ def of_fault(fault: Exception, *, has_begun: bool) -> UpstreamFailed:
         case CutShort():
             return failure("closed", "its answer ended before its last word", has_begun=has_begun)
         case StreamError():
-            return failure("garbage", f"it failed in mid-answer: {fault}", has_begun=has_begun)
-    return failure("garbage", f"it sent what is no answer: {fault}", has_begun=has_begun)
+            return failure("garbage", "it failed in mid-answer", has_begun=has_begun)
+    return failure("garbage", "it sent what is no answer", has_begun=has_begun)
 
 
 def failure(code: str, message: str, *, has_begun: bool) -> UpstreamFailed:

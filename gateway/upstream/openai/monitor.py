@@ -21,9 +21,12 @@ from gateway.upstream.health.breaker import Breaker, BreakerState
 from gateway.upstream.health.saturation import Saturation
 from gateway.upstream.http.client import ConnectFailed, FetchFailed, HttpClient
 from gateway.upstream.openai import response
+from gateway.upstream.openai.capability_probe import CapabilityProbe
 from gateway.upstream.openai.classify import CallVerdict
-from gateway.upstream.openai.config import OpenAIServer
+from gateway.upstream.openai.config import OpenAIServer, PrefixCache
 from gateway.upstream.openai.request import MODELS_PATH
+from gateway.upstream.openai.response import ListedModel, one_line
+from gateway.upstream.openai.server_kinds import kind_of_owner
 from tenants.storage.task_stop import stop
 
 PROBE_EVERY_S = 5.0
@@ -32,6 +35,15 @@ READ_METRICS_EVERY_S = 1.0
 BUSY_S = 1.0
 """After a 429 it gets no more than it has for this time."""
 BLOCK_TOKENS = 16
+MAX_NAME_CHARACTERS = 128
+SALTING_SERVERS = ("vllm", "sglang")
+"""What servers call themselves in their lists of models that take `cache_salt`."""
+CONTRADICTIONS = {
+    "overrun": "sends more than it is asked for",
+    "usage_low": "counts fewer tokens than its text has",
+    "usage_high": "counts more tokens than it is asked for",
+}
+"""Kinds of `TokenCount.contradiction`."""
 
 log = logging.getLogger("fairgate.gateway.upstream")
 
@@ -61,6 +73,12 @@ class ServerMonitor:
         """The last probe found the server, and the model there."""
         self._was_up = False
         self._changed = asyncio.Event()
+        self.prefix_cache = server.prefix_cache
+        """Never `auto`: until its list of models was read, the cache is hidden."""
+        if server.prefix_cache is PrefixCache.AUTO:
+            self.prefix_cache = PrefixCache.HIDDEN
+        self.contradictions = dict.fromkeys(CONTRADICTIONS, 0)
+        """Answers whose count contradicts itself, by kind."""
         self.refusal = ""
         """Why it is not used, or why it does not answer."""
         self.seen: Saturation | None = None
@@ -68,6 +86,8 @@ class ServerMonitor:
         self.failures = 0
         self._busy_until_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
+        self.trials = CapabilityProbe(server, client, is_up=lambda: self._answers, on_change=on_change)
+        """What it can do."""
 
     # ------------------------------------------------------------ state
 
@@ -116,22 +136,37 @@ class ServerMonitor:
         return self._breaker.begin(now())
 
     def verdict(self, epoch: int, verdict: CallVerdict, reason: str) -> int:
-        """Notes a call's verdict on the server; returns the epoch for its next verdict."""
+        """Notes a call's verdict on the server; returns the epoch for its next verdict. `reason` goes into
+        the log, without the server's key."""
         now_s = now()
+        if reason:
+            level = logging.WARNING if verdict in (CallVerdict.FAILED, CallVerdict.OURS) else logging.DEBUG
+            if key := self._server.api_key:
+                reason = reason.replace(key, "(its key)")
+            log.log(level, "upstream %s: %s", self._server.name, reason)
         match verdict:
-            case CallVerdict.ANSWERS:
+            case CallVerdict.ANSWERS | CallVerdict.REFUSED:
                 epoch = self._breaker.succeeded(epoch)
             case CallVerdict.BUSY:
                 self._breaker.abandoned(epoch)
                 self._busy_until_s = now_s + BUSY_S
             case CallVerdict.FAILED | CallVerdict.OURS:
                 self.failures += 1
-                log.warning("upstream %s: %s", self._server.name, reason)
                 self._breaker.failed(epoch, now_s)
             case CallVerdict.ABANDONED:
                 self._breaker.abandoned(epoch)
         self._notify()
         return epoch
+
+    def contradicted(self, kind: str) -> None:
+        """Notes that an answer's count contradicts itself."""
+        self.contradictions[kind] += 1
+        if self.contradictions[kind] == 1:
+            log.warning(
+                "upstream %s %s: its answers are cut and counted here",
+                self._server.name,
+                CONTRADICTIONS[kind],
+            )
 
     # ------------------------------------------------------------ probes
 
@@ -139,6 +174,7 @@ class ServerMonitor:
         """Probes the server, and begins to do so regularly."""
         await self.probe()
         self._tasks.append(asyncio.create_task(self._keep_probing()))
+        self._tasks.append(asyncio.create_task(self.trials.keep_trying()))
         if self._server.metrics_path:
             work = every(
                 READ_METRICS_EVERY_S, self.read_metrics, log, "a metrics page was not read", starts_now=True
@@ -174,15 +210,22 @@ class ServerMonitor:
             self._found(f"{path} answers with status {status}", None)
             return
         try:
-            models = {server.model: 0} if server.health_path else response.models(body)
+            models = (
+                {server.model: ListedModel(server.model)} if server.health_path else response.models(body)
+            )
         except response.Garbage as error:
             self._found(str(error), None)
             return
-        if server.model not in models:
-            known = ", ".join(sorted(models)[:8]) or "none"
+        found = models.get(server.model)
+        if found is None:
+            known = ", ".join(one_line(each, MAX_NAME_CHARACTERS) for each in sorted(models)[:8]) or "none"
             self._found(f"it does not have the model {server.model!r}, but {known}", None)
             return
-        context_tokens = server.context_tokens or models[server.model]
+        self.trials.is_of_kind(kind_of_owner(found.owned_by))
+        if server.prefix_cache is PrefixCache.AUTO:
+            is_salted = found.owned_by in SALTING_SERVERS
+            self.prefix_cache = PrefixCache.SALTED if is_salted else PrefixCache.HIDDEN
+        context_tokens = server.context_tokens or found.context
         if context_tokens < 2:
             self._found("it does not say how long the model's context is: set context_tokens", None)
             return
@@ -206,6 +249,7 @@ class ServerMonitor:
             log.warning("upstream %s is not used: %s", server.name, refusal)
         elif not refusal and not self._answers:
             log.info("upstream %s serves %s", server.name, server.model)
+            self.trials.want()
         self.refusal = refusal
         self._answers = not refusal
         if context_tokens is not None and (

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from engine.messages import Submit
 from gateway.upstream.base import CountedOutcome
 from gateway.upstream.lease_buffer import End
 from gateway.upstream.openai.response import Usage
+from gateway.upstream.openai.response_reader import ResponseReader
 
 
 def outcome_of(
@@ -15,19 +18,26 @@ def outcome_of(
     *,
     replica_id: str,
     is_prompt_counted: bool,
+    is_cache_told: bool,
     has_run: bool,
     first_token_s: float | None,
     finished_s: float,
     uncertain_tokens: int,
+    answer: ResponseReader | None = None,
+    incomplete: str = "",
 ) -> CountedOutcome:
-    """`usage`: the server's own count, where it gave one. `is_prompt_counted`: the gateway has counted the
-    prompt by the model's tokenizer. `has_run`: the server has computed the prompt. Times are seconds since
-    the sequence was sent."""
+    """`usage`: the server's own count, where it gave one. `is_prompt_counted`: the gateway has counted
+    the prompt by the model's tokenizer, which then decides; an estimate is the most that the server's count
+    may be. `is_cache_told`: the tenant may know what the server found in its prefix cache; otherwise the
+    whole prompt counts as computed. `has_run`: the server has computed the prompt. `answer`, `incomplete`:
+    how a completion ended in the server's own words. Times are seconds since the sequence was sent."""
     prompt_tokens, cached_tokens = len(submit.prompt_token_ids), 0
     if usage is not None and usage.prompt_tokens > 0:
-        prompt_tokens = usage.prompt_tokens
-        cached_tokens = min(usage.cached_tokens, prompt_tokens)
-    return CountedOutcome(
+        if not is_prompt_counted:
+            prompt_tokens = min(prompt_tokens, usage.prompt_tokens)
+        if is_cache_told:
+            cached_tokens = min(usage.cached_tokens, prompt_tokens)
+    found = CountedOutcome(
         sequence_id=submit.sequence_id,
         request_id=submit.request_id,
         tenant_id=submit.tenant_id,
@@ -44,4 +54,15 @@ def outcome_of(
         replica_id=replica_id,
         basis=end.basis if is_prompt_counted or usage is not None else "estimate",
         uncertain_tokens=uncertain_tokens,
+        reasoning_tokens=0 if usage is None else min(usage.reasoning_tokens, end.tokens),
+        incomplete=incomplete,
+    )
+    if answer is None:
+        return found
+    # Where we cut it, it has not come to the end that the server says.
+    return replace(
+        found,
+        finish_word=answer.finish_word if end.finish == "stop" else "",
+        choice_fields=answer.choice_fields if end.finish in ("stop", "length") else {},
+        fingerprint=answer.fingerprint,
     )

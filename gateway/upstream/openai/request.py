@@ -5,18 +5,27 @@ Pure. One sequence is one completion with `n` 1, as a stream or whole.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
 from engine.messages import SamplingParams, Submit
-from gateway.upstream.base import Wording
+from engine.vllm_plugin.protocol import CLAIMS_NAME
+from gateway.upstream.base import RequestTask, Wording
+from gateway.upstream.capabilities import Capabilities, Capability
+from gateway.upstream.openai.server_kinds import TOOL_FIELDS
 
 encode = msgspec.json.encode
 
 CHAT_PATH = "/v1/chat/completions"
 TEXT_PATH = "/v1/completions"
+EMBEDDINGS_PATH = "/v1/embeddings"
+RERANK_PATH = "/v1/rerank"
 MODELS_PATH = "/v1/models"
 
 
@@ -30,6 +39,8 @@ class PriorityStyle(StrEnum):
     """`priority`, the larger the earlier (`--enable-priority-scheduling`)."""
     SERVICE_TIER = "service_tier"
     """OpenAI's own field, with Fairgate's names of the tiers."""
+    FAIRGATE = "fairgate"
+    """Signed claims for Fairgate's plug-in in vLLM: tenant, weight, tier, targets, service and lease."""
 
 
 SERVICE_TIERS = ("interactive", "standard", "batch")
@@ -47,6 +58,10 @@ class UsageWish(StrEnum):
     """Never: it does not know `stream_options`."""
 
 
+SHORTEST_REPEATED = 16
+MAX_COMPARED = 16_384
+"""Characters of a request that are looked through for a server's words."""
+_TOOL_WORDS = (Capability.TOOLS, Capability.FORCED_TOOLS)
 _DEFAULTS = SamplingParams()
 _SAME_NAMES = tuple(
     (name, getattr(_DEFAULTS, name))
@@ -64,8 +79,65 @@ _SAME_NAMES = tuple(
 """Fields with the same name in OpenAI's API, and their defaults."""
 
 
+def repeats(wording: Wording, said: str) -> bool:
+    """Whether a server's words have some of the request's: a run of `SHORTEST_REPEATED` letters and digits,
+    or a whole text of half of that. Of a request that is too long to be compared: always."""
+    texts = [_letters(each) for each in _texts([wording.messages, wording.prompt, wording.fields])]
+    if sum(map(len, texts)) > MAX_COMPARED:
+        return True
+    found, sent = _letters(said), "\n".join(texts)
+    runs = range(max(1, len(found) - SHORTEST_REPEATED + 1))
+    return any(len(each) >= SHORTEST_REPEATED // 2 and each in found for each in texts) or any(
+        found[at : at + SHORTEST_REPEATED] in sent for at in runs if found
+    )
+
+
+def _letters(text: str) -> str:
+    return "".join(filter(str.isalnum, text.casefold()))
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _texts(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
+
+
+def cache_salt(secret: bytes, tenant_id: str) -> str:
+    """A tenant's salt of other servers' prefix caches: 43 characters that only `secret` gives."""
+    digest = hmac.new(secret, tenant_id.encode(), hashlib.sha256).digest()
+    return urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def fields_for(fields: Mapping[str, Any], server: Capabilities, max_tokens: int) -> dict[str, Any]:
+    """The fields of a request as this server is passed them. Tools that may not be called are left out where
+    it takes none; `min_tokens` is at most `max_tokens`, which a budget may have made smaller."""
+    found = dict(fields)
+    if found.get("tool_choice") == "none" and server.words.isdisjoint(_TOOL_WORDS):
+        for name in TOOL_FIELDS:
+            found.pop(name, None)
+    if found.get("min_tokens") is not None:
+        found["min_tokens"] = min(found["min_tokens"], max_tokens)
+    return found
+
+
+def wants_json(wording: Wording) -> bool:
+    """The answer's text is to be JSON."""
+    wanted = wording.fields.get("response_format")
+    return isinstance(wanted, Mapping) and wanted.get("type") in ("json_object", "json_schema")
+
+
 def path(wording: Wording) -> str:
     """The path of the endpoint."""
+    match wording.task:
+        case RequestTask.EMBED:
+            return EMBEDDINGS_PATH
+        case RequestTask.RERANK:
+            return RERANK_PATH
     return TEXT_PATH if wording.messages is None else CHAT_PATH
 
 
@@ -78,20 +150,48 @@ def body(
     priority: PriorityStyle,
     usage: UsageWish,
     stream: bool,
+    cache_salt: str = "",
+    claims: str = "",
 ) -> bytes:
-    """The request's body. Fields at their OpenAI defaults are left out, but for the temperature: some servers
-    apply the model's own default."""
+    """The request's body. `cache_salt`: prompts share cached prefixes only under the same one; empty: not
+    sent. Fields at their OpenAI defaults are left out, but for the temperature: some servers
+    apply the model's own default. What the gateway decides goes before `wording.fields`.
+    `claims`: signed, for Fairgate's plug-in; empty: it has none."""
+    found: dict[str, Any] = {**wording.fields, "model": model}
+    if wording.task is RequestTask.COMPLETE:
+        _add_completion(found, submit, wording, max_tokens, usage, is_streamed=stream)
+    if cache_salt:
+        found["cache_salt"] = cache_salt
+    match priority:
+        case PriorityStyle.VLLM:
+            found["priority"] = submit.tier
+        case PriorityStyle.SGLANG:
+            found["priority"] = len(SERVICE_TIERS) - 1 - submit.tier
+        case PriorityStyle.SERVICE_TIER:
+            found["service_tier"] = SERVICE_TIERS[submit.tier]
+    if claims:
+        found["vllm_xargs"] = {CLAIMS_NAME: claims}
+    return encode(found)
+
+
+def _add_completion(
+    found: dict[str, Any],
+    submit: Submit,
+    wording: Wording,
+    max_tokens: int,
+    usage: UsageWish,
+    *,
+    is_streamed: bool,
+) -> None:
+    """Adds what a completion says of its prompt, its sampling and its answer."""
     sampling = submit.sampling
-    found: dict[str, Any] = {
-        "model": model,
-        "max_tokens": max_tokens,
-        "temperature": sampling.temperature,
-    }
+    found["max_tokens"] = max_tokens
+    found["temperature"] = sampling.temperature
     if wording.messages is None:
         found["prompt"] = wording.prompt
     else:
         found["messages"] = wording.messages
-    if stream:
+    if is_streamed:
         found["stream"] = True
         if usage is not UsageWish.NONE:
             found["stream_options"] = {"include_usage": True}
@@ -111,11 +211,3 @@ def body(
         else:
             found["logprobs"] = True
             found["top_logprobs"] = sampling.logprobs
-    match priority:
-        case PriorityStyle.VLLM:
-            found["priority"] = submit.tier
-        case PriorityStyle.SGLANG:
-            found["priority"] = len(SERVICE_TIERS) - 1 - submit.tier
-        case PriorityStyle.SERVICE_TIER:
-            found["service_tier"] = SERVICE_TIERS[submit.tier]
-    return encode(found)

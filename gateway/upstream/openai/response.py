@@ -12,9 +12,18 @@ from typing import Any
 import msgspec
 
 from engine.messages import TokenLogprob
+from gateway.upstream.answer_parts import AnswerPart, MalformedPart, Said, parts_after, parts_before
+from gateway.upstream.openai.server_kinds import PASSED_FIELDS
+from gateway.upstream.server_logprobs import logprobs_of
 
 DONE = b"[DONE]"
 MAX_MESSAGE_CHARACTERS = 300
+MAX_STOP_CHARACTERS = 1024
+"""Of a stop string that the server names as the reason of its end."""
+MAX_FINGERPRINT_CHARACTERS = 128
+MAX_CONTEXT_TOKENS = 100_000_000
+MAX_COUNT = 2**31 - 1
+"""Larger numbers of tokens are no numbers of tokens."""
 FINISHES = {
     "stop": "stop",
     "length": "length",
@@ -22,8 +31,11 @@ FINISHES = {
     "tool_calls": "stop",
     "function_call": "stop",
     "eos_token": "stop",
+    "repetition": "stop",
 }
 """The server's finish reason to ours; any other (`abort`, `error`) is a failure."""
+TELLING_FINISHES = frozenset({"content_filter", "tool_calls", "function_call", "repetition"})
+"""Those that say more than ours."""
 
 
 class Garbage(Exception):
@@ -43,53 +55,60 @@ class Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 class Chunk(msgspec.Struct):
     """One event of a stream, or a whole answer."""
 
     text: str = ""
-    hidden_bytes: int = 0
-    """Generated text outside the answer (reasoning): it counts, and is not passed on."""
     logprobs: Sequence[TokenLogprob] = ()
     finish: str | None = None
     usage: Usage | None = None
-
-
-class _Said(msgspec.Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    refusal: str | None = None
+    before: Sequence[AnswerPart] = ()
+    """Parts that stand before the text."""
+    after: Sequence[AnswerPart] = ()
+    choice_fields: dict[str, Any] = {}
+    """Further fields of the choice: `stop_reason`, `matched_stop`."""
+    fingerprint: str = ""
 
 
 class _Choice(msgspec.Struct):
-    delta: _Said | None = None
+    delta: Said | None = None
     """Of a chat's stream."""
-    message: _Said | None = None
+    message: Said | None = None
     """Of a whole chat."""
     text: str | None = None
     finish_reason: str | None = None
     logprobs: dict[str, Any] | None = None
+    stop_reason: int | str | None = None
+    """vLLM: the stop string or token id that ended it."""
+    matched_stop: int | str | None = None
+    """The same of SGLang."""
 
 
 class _Details(msgspec.Struct):
     cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
 
 
 class _Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
 
 
 class _Answer(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
+    system_fingerprint: str | None = None
     error: Any = None
 
 
 _answers = msgspec.json.Decoder(_Answer)
+NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding raises for any bytes; the last for what is nested too deep."""
 
 
 def chunk(data: bytes) -> Chunk:
@@ -97,27 +116,52 @@ def chunk(data: bytes) -> Chunk:
     `StreamError` for an error object."""
     try:
         found = _answers.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_JSON:
         raise Garbage("what it sent is no part of a completion") from None
     if found.error is not None:
         raise StreamError(said(found.error))
     usage = None if found.usage is None else _usage(found.usage)
+    fingerprint = (found.system_fingerprint or "")[:MAX_FINGERPRINT_CHARACTERS]
     if not found.choices:
-        return Chunk(usage=usage)
+        return Chunk(usage=usage, fingerprint=fingerprint)
     choice = found.choices[0]
-    text, hidden = choice.text or "", 0
+    text = choice.text or ""
+    before: Sequence[AnswerPart] = ()
+    after: Sequence[AnswerPart] = ()
     words = choice.delta or choice.message
     if words is not None:
-        text = words.content or words.refusal or ""
-        if reasoning := words.reasoning_content or words.reasoning:
-            hidden = len(reasoning.encode())
+        text = words.content or ""
+        if words.has_parts:
+            before, after = _parts(words, is_whole=choice.delta is None)
     logprobs: Sequence[TokenLogprob] = ()
     if choice.logprobs:
         try:
-            logprobs = _logprobs(choice.logprobs)
-        except (KeyError, TypeError, ValueError, AttributeError):
+            logprobs = logprobs_of(choice.logprobs)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
             raise Garbage("its logprobs are not in OpenAI's shape") from None
-    return Chunk(text, hidden, logprobs, choice.finish_reason, usage)
+    fields = _choice_fields(choice) if choice.finish_reason is not None else {}
+    return Chunk(text, logprobs, choice.finish_reason, usage, before, after, fields, fingerprint)
+
+
+def _parts(words: Said, *, is_whole: bool) -> tuple[list[AnswerPart], list[AnswerPart]]:
+    try:
+        before, after = parts_before(words), parts_after(words, is_whole=is_whole)
+    except MalformedPart as error:
+        raise Garbage(str(error)) from None
+    except NOT_JSON:
+        raise Garbage("its annotations are no JSON") from None
+    if is_whole and words.content == "" and (before or after):
+        before.append(AnswerPart({"content": ""}, is_generated=False))  # not null: only a whole message tells
+    return before, after
+
+
+def _choice_fields(choice: _Choice) -> dict[str, Any]:
+    named = {"stop_reason": choice.stop_reason, "matched_stop": choice.matched_stop}
+    return {
+        name: value[:MAX_STOP_CHARACTERS] if isinstance(value, str) else value
+        for name, value in named.items()
+        if value is not None
+    }
 
 
 def finish_of(word: str) -> str:
@@ -130,37 +174,13 @@ def finish_of(word: str) -> str:
 
 def _usage(found: _Usage) -> Usage:
     cached = found.prompt_tokens_details.cached_tokens if found.prompt_tokens_details is not None else 0
-    usage = Usage(found.prompt_tokens, found.completion_tokens or 0, cached or 0)
-    if min(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) < 0:
-        raise Garbage("its usage is negative")
+    details = found.completion_tokens_details
+    reasoning = details.reasoning_tokens if details is not None else 0
+    usage = Usage(found.prompt_tokens, found.completion_tokens or 0, cached or 0, reasoning or 0)
+    counts = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.reasoning_tokens)
+    if min(counts) < 0 or max(counts) > MAX_COUNT:
+        raise Garbage("its usage is negative or too large")
     return usage
-
-
-def _logprobs(found: dict[str, Any]) -> list[TokenLogprob]:
-    """Token ids are 0: the API names tokens by their text."""
-    if found.get("content") is not None:
-        return [
-            TokenLogprob(
-                0,
-                str(item["token"]),
-                float(item["logprob"]),
-                [(0, str(each["token"]), float(each["logprob"])) for each in item.get("top_logprobs") or []],
-            )
-            for item in found["content"]
-        ]
-    if not found.get("tokens"):
-        return []
-    tops = found.get("top_logprobs") or [{}] * len(found["tokens"])
-    return [
-        TokenLogprob(
-            0,
-            str(token),
-            float(logprob),
-            [(0, str(text), float(value)) for text, value in (top or {}).items()],
-        )
-        for token, logprob, top in zip(found["tokens"], found["token_logprobs"], tops, strict=True)
-        if logprob is not None
-    ]
 
 
 # ---------------------------------------------------------------- refusals
@@ -190,53 +210,87 @@ def meaning(status: int) -> Meaning:
     return Meaning.FAILED
 
 
+REFUSABLE = frozenset(
+    {
+        "model", "messages", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop",
+        "repetition_penalty", "presence_penalty", "frequency_penalty", "ignore_eos", "logit_bias", "logprobs",
+        "top_logprobs", "stream", "stream_options", "priority", "service_tier", "cache_salt",
+        "input", "encoding_format", "dimensions", "query", "documents", "top_n", "truncate_prompt_tokens",
+        *PASSED_FIELDS,
+    }
+)  # fmt: skip
+"""Fields of our requests that a refusal may name."""
+
+
 def refusal(data: bytes) -> tuple[str, str]:
-    """Code and message of a body that refuses the request. The message is the server's own, cut: it concerns
-    what this client sent."""
-    try:
-        found = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return "invalid_request", "the server that runs this model refuses the request"
-    error = found.get("error", found) if isinstance(found, dict) else found
-    message = said(error)
-    code = error.get("code") if isinstance(error, dict) else None
-    is_length = code == "context_length_exceeded" or "context length" in message.lower()
-    return (
-        "context_length_exceeded" if is_length else "invalid_request",
-        message or "the server that runs this model refuses the request",
-    )
+    """Code and message of a body that refuses the request. The message is ours: the server's own may hold
+    its key, its addresses, or what other clients sent. It names the field that the server names."""
+    error = _error_in(data)
+    code, field = (error.get(key) if isinstance(error, dict) else None for key in ("code", "param"))
+    if code == "context_length_exceeded" or "context length" in said(error).lower():
+        return (
+            "context_length_exceeded",
+            "the prompt and max_tokens are longer than the context of the server that runs this model",
+        )
+    what = f"the field {field!r}" if isinstance(field, str) and field in REFUSABLE else "the request"
+    return "invalid_request", f"the server that runs this model refuses {what}"
+
+
+def said_in(data: bytes) -> str:
+    """The server's own message in a body that is no answer, for the log."""
+    return said(_error_in(data))
 
 
 def said(error: object) -> str:
-    """The message of an error object, cut to a line."""
+    """The message of an error object, cut to a line of printable characters."""
     message = error.get("message") if isinstance(error, dict) else error
-    text = message if isinstance(message, str) else ""
-    return " ".join(text.split())[:MAX_MESSAGE_CHARACTERS]
+    return one_line(message, MAX_MESSAGE_CHARACTERS) if isinstance(message, str) else ""
+
+
+def one_line(text: str, most: int) -> str:
+    """At most `most` printable characters of a text that a server sent."""
+    words = "".join(each if each.isprintable() else " " for each in text[: 4 * most]).split()
+    return " ".join(words)[:most]
+
+
+def _error_in(data: bytes) -> object:
+    try:
+        found = msgspec.json.decode(data)
+    except NOT_JSON:
+        return None
+    return found.get("error", found) if isinstance(found, dict) else found
 
 
 # ---------------------------------------------------------------- models
 
 
-class _Model(msgspec.Struct):
+class ListedModel(msgspec.Struct):
+    """A model in a server's list."""
+
     id: str
     max_model_len: int | None = None
     """vLLM, SGLang."""
     context_tokens: int | None = None
     """Fairgate."""
     context_length: int | None = None
+    owned_by: str | None = None
+    """vLLM and SGLang name themselves here."""
+
+    @property
+    def context(self) -> int:
+        """Its context in tokens; 0 where the server does not say, or not sensibly."""
+        found = self.max_model_len or self.context_tokens or self.context_length or 0
+        return found if 0 < found <= MAX_CONTEXT_TOKENS else 0
 
 
 class _Models(msgspec.Struct):
-    data: list[_Model]
+    data: list[ListedModel]
 
 
-def models(data: bytes) -> dict[str, int]:
-    """Names of the models that a server lists, with their context in tokens, 0 where it does not say. Raises
-    `Garbage`."""
+def models(data: bytes) -> dict[str, ListedModel]:
+    """The models that a server lists, by name. Raises `Garbage`."""
     try:
         found = msgspec.json.decode(data, type=_Models)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_JSON:
         raise Garbage("its list of models is not in OpenAI's shape") from None
-    return {
-        each.id: each.max_model_len or each.context_tokens or each.context_length or 0 for each in found.data
-    }
+    return {each.id: each for each in found.data}

@@ -7,8 +7,9 @@ JSON body. Pure: bytes in, pieces out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
+from gateway.upstream.base import Part
 from gateway.upstream.http.sse import EventTooLarge, SseParser
 from gateway.upstream.lease_buffer import BufferedChunk
 from gateway.upstream.openai import response
@@ -17,6 +18,10 @@ from gateway.upstream.openai.token_count import TokenCount
 
 MAX_WHOLE_BYTES = 8 * 2**20
 """Limit of a whole answer, its log probabilities included."""
+MAX_UNCOUNTED = 256 * 1024
+MAX_UNCOUNTED_PER_TOKEN = 256
+"""Characters of annotations, ids and types, which count for no tokens: some servers repeat them with each
+fragment of a tool call."""
 
 
 class CutShort(Exception):
@@ -45,6 +50,21 @@ class ResponseReader(Protocol):
     @property
     def finish(self) -> str | None:
         """Our finish reason; None: not come yet."""
+        ...
+
+    @property
+    def finish_word(self) -> str:
+        """The server's own finish reason where it says more."""
+        ...
+
+    @property
+    def choice_fields(self) -> dict[str, Any]:
+        """What it sent with the finish reason."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Its `system_fingerprint`; empty: none."""
         ...
 
     @property
@@ -77,19 +97,45 @@ class ResponseReader(Protocol):
         ...
 
 
-class StreamedResponse:
+class _Ended:
+    """How an answer ended, as both readers tell it."""
+
+    def __init__(self, count: TokenCount) -> None:
+        self.count = count
+        self.finish: str | None = None
+        self.finish_word = ""
+        self.choice_fields: dict[str, Any] = {}
+        self.fingerprint = ""
+        self.is_complete = False
+        self.fault: Exception | None = None
+
+    @property
+    def is_overrun(self) -> bool:
+        return self.count.is_overrun
+
+    def _take_end(self, chunk: Chunk) -> None:
+        self.fingerprint = chunk.fingerprint or self.fingerprint
+        if chunk.finish is not None:
+            self.finish = response.finish_of(chunk.finish)
+            self.finish_word = chunk.finish if chunk.finish in response.TELLING_FINISHES else ""
+            self.choice_fields = chunk.choice_fields
+
+    def _end_overrun(self) -> None:
+        self.finish, self.finish_word, self.choice_fields = "length", "", {}
+        self.is_complete = True
+
+
+class StreamedResponse(_Ended):
     """Implements `ResponseReader` for server-sent events: a piece for each one with content."""
 
     content_type = "text/event-stream"
     is_whole = False
 
     def __init__(self, count: TokenCount) -> None:
-        self.count = count
-        self.finish: str | None = None
-        self.is_complete = False
-        self.is_overrun = False
-        self.fault: Exception | None = None
+        super().__init__(count)
         self._events = SseParser()
+        self._beyond: list[BufferedChunk] = []
+        """Text that does not fit, until the end shows whether the server stopped where it was to."""
 
     @property
     def has_begun(self) -> bool:
@@ -104,15 +150,16 @@ class StreamedResponse:
                     self._done()
                     break
                 chunk = response.chunk(event)
-                tokens = count.saw(chunk)
-                if tokens or chunk.text or chunk.logprobs:
-                    pieces.append(BufferedChunk(tokens, chunk.text, chunk.logprobs, len(event)))
-                if chunk.finish is not None:
-                    self.finish = response.finish_of(chunk.finish)
-                elif count.is_overrun:
-                    self.finish = "length"
-                    self.is_complete = self.is_overrun = True
+                found, beyond = _pieces(chunk, count, len(event))
+                pieces += found
+                if count.is_overrun:
+                    self._end_overrun()
                     break
+                self._beyond += beyond
+                self._take_end(chunk)
+                if chunk.finish is not None:
+                    pieces += self._beyond
+                    self._beyond.clear()
         except (Garbage, EventTooLarge, StreamError) as error:
             self.fault = error
         return pieces
@@ -130,18 +177,14 @@ class StreamedResponse:
         self.is_complete = True
 
 
-class WholeResponse:
+class WholeResponse(_Ended):
     """Implements `ResponseReader` for one JSON body: nothing is known of it before its end."""
 
     content_type = "application/json"
     is_whole = True
-    is_overrun = False
 
     def __init__(self, count: TokenCount) -> None:
-        self.count = count
-        self.finish: str | None = None
-        self.is_complete = False
-        self.fault: Exception | None = None
+        super().__init__(count)
         self._body = bytearray()
 
     @property
@@ -164,11 +207,72 @@ class WholeResponse:
 
     def _read(self, body: bytes) -> Sequence[BufferedChunk]:
         found: Chunk = response.chunk(body)
-        tokens = self.count.saw(found)
+        pieces, beyond = _pieces(found, self.count, len(body))
         if found.finish is None:
             raise Garbage("its answer does not say how it ended")
-        self.finish = response.finish_of(found.finish)
+        self._take_end(found)
         self.is_complete = True
-        if not (tokens or found.text or found.logprobs):
-            return ()
-        return (BufferedChunk(tokens, found.text, found.logprobs, len(body)),)
+        if self.is_overrun:
+            self._end_overrun()
+            return pieces
+        return pieces + beyond
+
+
+def _pieces(chunk: Chunk, count: TokenCount, size: int) -> tuple[list[BufferedChunk], list[BufferedChunk]]:
+    """A chunk's content within the tokens that were asked for, and what is beyond them. Raises `Garbage`."""
+    tokens = count.saw(chunk)
+    logprobs = count.fitting(chunk.logprobs) if chunk.logprobs else ()
+    if chunk.before or chunk.after:
+        if count.uncounted > MAX_UNCOUNTED + MAX_UNCOUNTED_PER_TOKEN * count.most:
+            raise Garbage("it sends more annotations and ids than its answer can have")
+        return _pieces_with_parts(chunk, count, BufferedChunk(tokens, "", logprobs, size))
+    text, beyond = chunk.text, ""
+    if count.fits is not None:
+        text, beyond = text[: count.fits], text[count.fits :]
+    return (
+        [BufferedChunk(tokens, text, logprobs, size)] if tokens or text or logprobs else [],
+        [BufferedChunk(0, beyond, (), len(beyond))] if beyond else [],
+    )
+
+
+def _pieces_with_parts(
+    chunk: Chunk, count: TokenCount, first: BufferedChunk
+) -> tuple[list[BufferedChunk], list[BufferedChunk]]:
+    """The same of a chunk that has parts; `first` has its tokens. A tool call's fragment that does not fit
+    whole is beyond them: half of it is of no use."""
+    within, beyond = [first], [BufferedChunk(0)]
+    room = count.fits
+    for part, length in zip((*chunk.before, None, *chunk.after), count.lengths, strict=True):
+        if room is None or length <= room:
+            _add(within, chunk.text if part is None else part.value)
+            room = None if room is None else room - length
+        elif part is None:
+            _add(within, chunk.text[:room])
+            _add(beyond, chunk.text[room:])
+            room = 0
+        elif part.is_plain:
+            fitting, rest = part.cut(room)
+            _add(within, fitting.value)
+            _add(beyond, rest.value)
+            room = 0
+        else:
+            _add(beyond, part.value)
+            room = 0
+    for piece in (*within[1:], *beyond):
+        piece.size = first.size if piece.text or piece.parts else 0
+    return (
+        [piece for piece in within if piece.tokens or piece.text or piece.logprobs or piece.parts],
+        [piece for piece in beyond if piece.text or piece.parts],
+    )
+
+
+def _add(pieces: list[BufferedChunk], content: str | Part) -> None:
+    """Adds text or a part to the last piece, or to a new one where that keeps their order."""
+    if isinstance(content, str):
+        pieces[-1].text += content
+        return
+    if not any(content.values()) and "content" not in content:
+        return
+    if pieces[-1].text:
+        pieces.append(BufferedChunk(0))
+    pieces[-1].parts += (content,)

@@ -13,19 +13,24 @@ from collections.abc import Callable, Mapping, Sequence
 
 from engine.messages import Delta, Submit
 from gateway.asyncio_helpers import IdleTimeout
-from gateway.upstream.base import CountedOutcome, NotBegun, UpstreamFailed
+from gateway.fair_threads import INLINE_BYTES, FairThreads
+from gateway.upstream.base import CountedDelta, CountedOutcome, NotBegun, UpstreamFailed
 from gateway.upstream.http.connection import Connection
-from gateway.upstream.lease_buffer import BufferedChunk, End, LeaseBuffer, joined
+from gateway.upstream.lease_buffer import BufferedChunk, End, LeaseBuffer, runs
 from gateway.upstream.openai import classify
 from gateway.upstream.openai.classify import CallVerdict
 from gateway.upstream.openai.config import Timeouts
 from gateway.upstream.openai.outcome import outcome_of
+from gateway.upstream.openai.response import said_in
 from gateway.upstream.openai.response_reader import ResponseReader
+from gateway.upstream.part_text import Completeness
 
 MAX_REFUSAL_BYTES = 64 * 1024
 FULL_BYTES = 512 * 1024
 """Bytes of an answer that may wait for the reader or for a lease before the server is held up."""
 LOW_BYTES = 128 * 1024
+STOP_S = 3.0
+"""A server that was asked to end a sequence (`stopping`) loses its connection after this time."""
 AFTER_DONE_S = 5.0
 """A response that goes on after its last event loses its connection after this time."""
 
@@ -43,13 +48,27 @@ class OpenAISequence:
         timeouts: Timeouts,
         first_byte_s: float,
         is_prompt_counted: bool,
+        is_cache_told: bool,
+        is_json: bool,
+        threads: FairThreads,
         on_verdict: Callable[[CallVerdict, str], None],
+        on_contradiction: Callable[[str], None],
+        on_complete: Callable[[ResponseReader], None],
         on_over: Callable[[], None],
+        waits_there: Callable[[], bool] | None = None,
+        repeats: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """`most_tokens` were asked for; `first_byte_s`: timeout of the answer's first byte.
-        `is_prompt_counted`: by the model's tokenizer, not by an estimate. `on_verdict` is called when the
-        answer begins and when it ends, in any way; `on_over` once, when the reader has been given
-        everything."""
+        """`most_tokens` were asked for; `first_byte_s`: timeout of the answer's first content, of a whole
+        answer of its first byte. `is_prompt_counted`: by the model's tokenizer, not by an estimate.
+        `is_cache_told`: what the server found in its prefix cache may be passed on to the tenant. `is_json`:
+        its text is to be JSON. `threads`: for long answers that have to be tokenised.
+        `on_verdict` is called when the answer begins and when it ends, in any way; `on_contradiction` when
+        its count contradicts itself (`TokenCount.contradiction`); `on_complete` with any other answer that
+        has come to its end; `on_over` once, when the reader has been
+        given everything. `waits_there`: whether the server sends nothing because the sequence waits for its
+        turn or its lease there; None: it knows no leases. `repeats`: whether words of the server are the
+        client's own."""
+        self._repeats = repeats
         self.submit = submit
         self.most_tokens = most_tokens
         self.answer = answer
@@ -58,12 +77,21 @@ class OpenAISequence:
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
         self._lease = LeaseBuffer(submit.lease_tokens)
+        self._completeness = Completeness(is_json=is_json)
         self._replica_id = replica_id
         self._timeouts = timeouts
         self._first_byte_s = first_byte_s
         self._is_prompt_counted = is_prompt_counted
+        self._is_cache_told = is_cache_told
+        self._threads = threads
+        self._counting: asyncio.Task[None] | None = None
         self._on_verdict = on_verdict
+        self._on_contradiction = on_contradiction
+        self._on_complete = on_complete
         self._on_over = on_over
+        self._waits_there = waits_there
+        self._stop_cause = ""
+        """Why the server was asked to end it; empty: it was not."""
         self._is_over = False
         self._was_sent = False
         self._is_lost_whole = False
@@ -85,6 +113,7 @@ class OpenAISequence:
         network that delivers in bursts, has a lot by then."""
         self._idle_timeout = IdleTimeout(self._loop, timeouts.connect_s + first_byte_s, self._late)
         self._close_timer: asyncio.TimerHandle | None = None
+        self._stop_timer: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------ towards the upstream
 
@@ -111,6 +140,17 @@ class OpenAISequence:
         self._lease.top_up(lease_tokens)
         self._pass_on()
 
+    @property
+    def has_failed(self) -> bool:
+        """It ended without an outcome."""
+        return self._error is not None
+
+    def stopping(self, cause: str) -> None:
+        """The server was asked to end it: its last word, with the real count, is waited for, a while."""
+        if not self._is_over and not self._stop_cause:
+            self._stop_cause = cause
+            self._stop_timer = self._loop.call_later(STOP_S, self.cancel, cause)
+
     def cancel(self, cause: str) -> None:
         """Ends it here: closes the connection, which tells the server, and keeps what was passed on."""
         if self._is_done:
@@ -136,10 +176,16 @@ class OpenAISequence:
         if self._is_over:
             return
         if self._status != 200:
-            self._refusal = (self._refusal + data)[:MAX_REFUSAL_BYTES]
+            self._refusal += data
+            if len(self._refusal) > MAX_REFUSAL_BYTES:
+                self._refused()
             return
-        self._idle_timeout.wait(self._timeouts.between_s)
-        self._take(self.answer.feed(data))
+        had_begun = self.answer.has_begun
+        pieces = self.answer.feed(data)
+        if pieces or self.answer.has_begun != had_begun:
+            # Only content counts: comments, empty events and the later parts of a whole answer bring nothing.
+            self._idle_timeout.wait(self._timeouts.between_s)
+        self._take(pieces)
         if self.answer.is_overrun:
             self._abort()
         elif self.answer.is_complete and self._connection is not None:
@@ -151,7 +197,7 @@ class OpenAISequence:
         if self._is_over:
             return
         if self._status != 200:
-            self._fail(*classify.of_refusal(self._status, self._refusal))
+            self._refused()
         else:
             self._take(self.answer.close())
 
@@ -202,7 +248,8 @@ class OpenAISequence:
             self._saw_token()
         if answer.fault is not None:
             self._pass_on()
-            self._fail(CallVerdict.FAILED, classify.of_fault(answer.fault, has_begun=self._has_begun))
+            error = classify.of_fault(answer.fault, has_begun=self._has_begun)
+            self._fail(CallVerdict.FAILED, error, str(answer.fault))
         elif answer.is_complete:
             self._complete()
         else:
@@ -218,40 +265,78 @@ class OpenAISequence:
                 self._connection.pause()
 
     def _complete(self) -> None:
-        """The answer is complete: its real count is known now."""
-        tokens, basis = self.answer.count.final()
+        """The answer is complete. Its real count is known now, or when its text is tokenised."""
+        self._over(CallVerdict.ANSWERS, "")
+        count = self.answer.count
+        if count.bytes_to_tokenize <= INLINE_BYTES:
+            self._counted(*count.final())
+        else:
+            self._pass_on()
+            self._counting = self._loop.create_task(self._count(), name=f"count {self.submit.sequence_id}")
+
+    async def _count(self) -> None:
+        # As many as there are sequences at most: unlike prompts, none is refused.
+        counted = await self._threads.run(self.submit.tenant_id, self.answer.count.final, is_bounded=False)
+        if not self._is_done:  # cancelled meanwhile
+            self._counted(*counted)
+
+    def _counted(self, tokens: int, basis: str) -> None:
+        if contradiction := self.answer.count.contradiction:
+            self._on_contradiction(contradiction)
+        elif not self.answer.is_overrun:
+            self._on_complete(self.answer)
         finish = self.answer.finish
         assert finish is not None
         if finish == "length" and self.most_tokens < self.submit.max_tokens:
             finish = "budget"  # it was asked for less than the client wanted: no more could be held
+        elif finish == "length" and self._waits_there is not None and tokens < self.most_tokens:
+            if not self._stop_cause:
+                self._ended_early()
+                return
+            finish = self._stop_cause
         self._lease.end(End(finish, tokens, basis))
-        self._over(CallVerdict.ANSWERS, "")
         self._pass_on()
 
+    def _ended_early(self) -> None:
+        """The server's plug-in ended it at its lease: it had heard nothing from this gateway for too long."""
+        self._pass_on()
+        self._error = UpstreamFailed("it ended the answer at its lease: it lost contact with the gateway")
+        self._leave()
+        self._wake()
+
     def _pass_on(self) -> None:
-        """Passes on everything that is covered now, as one delta."""
+        """Passes on everything that is covered now, as few deltas as keep the order."""
         if self._error is not None or self._is_done:
             return
-        pieces, end = self._lease.take(), self._lease.ended()
-        if not pieces and end is None:
+        found, end = runs(self._lease.take()), self._lease.ended()
+        if not found and end is None:
             return
-        first = pieces[0] if len(pieces) == 1 else joined(pieces)
-        delta = Delta(
-            self.submit.sequence_id,
-            self._sent_tokens,
-            [0] * first.tokens,
-            first.text,
-            list(first.logprobs),
-            outcome=None if end is None else self._outcome(end),
-        )
-        self._sent_tokens += first.tokens
-        self._deltas.append((delta, first.size))
-        self._unread_bytes += first.size
+        if not found:
+            found = [BufferedChunk(0)]
+        for piece in found:
+            self._completeness.feed(piece.parts, piece.text)
+            is_last = end is not None and piece is found[-1]
+            self._add(piece, self._outcome(end) if end is not None and is_last else None)
         if end is not None:
             self._leave()
         elif not self.is_held_up and self._waiting_bytes > FULL_BYTES:
             self._hold_up(True)
         self._wake()
+
+    def _add(self, piece: BufferedChunk, outcome: CountedOutcome | None) -> None:
+        """Adds a delta for the reader."""
+        delta = CountedDelta(
+            self.submit.sequence_id,
+            self._sent_tokens,
+            [0] * piece.tokens,
+            piece.text,
+            list(piece.logprobs),
+            outcome=outcome,
+            parts=piece.parts,
+        )
+        self._sent_tokens += piece.tokens
+        self._deltas.append((delta, piece.size))
+        self._unread_bytes += piece.size
 
     def _outcome(self, end: End) -> CountedOutcome:
         has_run = end.tokens > 0 or self.first_token_s is not None or self._is_lost_whole
@@ -261,10 +346,13 @@ class OpenAISequence:
             self.answer.count.usage,
             replica_id=self._replica_id,
             is_prompt_counted=self._is_prompt_counted,
+            is_cache_told=self._is_cache_told,
             has_run=has_run,
             first_token_s=None if self.first_token_s is None else self.first_token_s - self.started_s,
             finished_s=self._loop.time() - self.started_s,
             uncertain_tokens=self.most_tokens if self._is_lost_whole else 0,
+            answer=self.answer,
+            incomplete=self._completeness.lacking(end.finish),
         )
 
     # ------------------------------------------------------------ failures
@@ -276,10 +364,17 @@ class OpenAISequence:
     def _failure(self, code: str, message: str) -> UpstreamFailed:
         return classify.failure(code, message, has_begun=self._has_begun)
 
-    def _fail(self, verdict: CallVerdict, error: Exception) -> None:
+    def _refused(self) -> None:
+        self._fail(*classify.of_refusal(self._status, self._refusal), said_in(self._refusal))
+
+    def _fail(self, verdict: CallVerdict, error: Exception, said: str = "") -> None:
+        """`said`: the server's own words, for the log only; a log has no prompts, so those that repeat the
+        request are left out."""
         if self._is_over:
             return
-        self._over(verdict, str(error))
+        if said and self._repeats(said):
+            said = "(words of the request)"
+        self._over(verdict, f"{error}; it says: {said}" if said else str(error))
         self._abort()
         # What is covered was passed on already; the rest is of no use without an end.
         self._error = error
@@ -292,6 +387,8 @@ class OpenAISequence:
         """The call is over for the server."""
         self._is_over = True
         self._idle_timeout.end()
+        if self._stop_timer is not None:
+            self._stop_timer.cancel()
         self._on_verdict(verdict, reason)
 
     def _leave(self) -> None:
@@ -317,9 +414,12 @@ class OpenAISequence:
     def _late(self) -> None:
         if self._is_over:
             return
-        if self.is_held_up or self._has_first_delta:
+        if self.is_held_up or self._has_first_delta or (self._waits_there and self._waits_there()):
             self._idle_timeout = IdleTimeout(self._loop, self._timeouts.between_s, self._late)
-        elif self._status == 0:
+        elif self.answer.finish is not None:
+            self._abort()
+            self._complete()  # only the end of the response is missing
+        elif not self.answer.has_begun:
             self._fail(
                 CallVerdict.FAILED,
                 NotBegun("first_byte", f"no answer began within {self._first_byte_s:g} s"),

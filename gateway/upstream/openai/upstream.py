@@ -1,18 +1,21 @@
 """Any server that speaks OpenAI's API as an upstream: vLLM, SGLang, TensorRT-LLM, another Fairgate.
 
 Budgets are exact: the server is asked for no more than could be held, and its output is passed on only as far
-as it is covered. Queueing, tiers and fairness end at the dispatch: such a server cannot pause a sequence, so
-a stream whose rate is used up is shaped here while the server runs on. Device time is not counted. A
-cancelled sequence closes its connection, which makes servers stop.
+as it is covered. A vLLM with Fairgate's plug-in (`gateway/upstream/vllm_plugin/`) is as our own engine: it
+stops at leases, shares its steps by weight, reports its service and keeps outcomes. The rest holds of all
+others. Queueing, tiers and fairness end at the dispatch: such a server cannot pause a sequence, so a stream
+whose rate is used up is shaped here while the server runs on. Device time is not counted. A cancelled
+sequence closes its connection, which makes servers stop.
 
-An answer is asked for as a stream, or whole where it is not read piece by piece and all of it is covered. The
-server keeps no outcome: what a dead gateway had running is settled by its last report.
+An answer is asked for as a stream, or whole where it is not read piece by piece and all of it is covered. No
+outcome is kept: what a dead gateway had running is settled by its last report.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,23 +23,51 @@ from typing import Any
 
 import msgspec
 
-from engine.messages import Delta, Explained, Inventory, ModelInfo, Ready, Snapshot, Submit
-from gateway.upstream.base import OnService, UpstreamLost, UpstreamUnavailable, Wording
+from engine.messages import (
+    Delta,
+    Explained,
+    Inventory,
+    ModelInfo,
+    Ready,
+    RunningSequence,
+    Snapshot,
+    Submit,
+)
+from engine.vllm_plugin.protocol import PolicyChoice
+from gateway.fair_threads import FairThreads
+from gateway.upstream.base import (
+    CapabilityLost,
+    OnService,
+    RequestTask,
+    UpstreamLost,
+    UpstreamUnavailable,
+    Wording,
+)
+from gateway.upstream.capabilities import Capabilities, Capability
 from gateway.upstream.failover import next_replica, until_begun
 from gateway.upstream.http.client import ConnectFailed, HttpClient
 from gateway.upstream.http.target import target_of
 from gateway.upstream.openai import request as openai_request
+from gateway.upstream.openai.capability_probe import described
 from gateway.upstream.openai.classify import CallVerdict
-from gateway.upstream.openai.config import OpenAIServer
+from gateway.upstream.openai.config import OpenAIServer, PrefixCache
 from gateway.upstream.openai.load_estimate import LoadEstimate, running
 from gateway.upstream.openai.monitor import ServerMonitor, now
-from gateway.upstream.openai.response_reader import StreamedResponse, WholeResponse
+from gateway.upstream.openai.request import PriorityStyle, UsageWish
+from gateway.upstream.openai.response_reader import ResponseReader, StreamedResponse, WholeResponse
 from gateway.upstream.openai.sequence import OpenAISequence
+from gateway.upstream.openai.server_kinds import COUNTED_FIELDS
 from gateway.upstream.openai.token_count import TokenCount
+from gateway.upstream.openai.vectors import VectorsResponse
+from gateway.upstream.vllm_plugin.link import PluginLink, explained
+from gateway.upstream.vllm_plugin.transport import transport_of
 from tenants.storage.task_stop import stop
 
 SPARE_CONNECTIONS = 16
 """Beyond `max_concurrent`: for requests with many choices, and for probes."""
+USAGE_AGAIN_AFTER_S = 300.0
+"""A server that sent no usage is given what only it can count again: where nothing else is asked of it, no
+other answer could show that it does now."""
 UNKNOWN_VOCABULARY = 2**31 - 1
 
 log = logging.getLogger("fairgate.gateway.upstream")
@@ -51,10 +82,17 @@ class OpenAIUpstream:
         *,
         vocabulary: int | None = None,
         tokenize: Callable[[str], int] | None = None,
+        cache_secret: bytes | None = None,
+        threads: FairThreads | None = None,
+        gateway_id: str = "",
     ) -> None:
-        """`vocabulary` and `tokenize` are the model's tokenizer, where one is configured. Raises `BadUrl`."""
+        """`vocabulary` and `tokenize` are the model's tokenizer, where one is configured; it runs in
+        `threads` (None: own ones). Cache salts are made with `cache_secret`, the same in all gateways; None:
+        a random one. `gateway_id`: what a plug-in knows this gateway by. Raises `BadUrl`."""
         self.server = server
+        self._cache_secret = cache_secret or secrets.token_bytes(32)
         self._tokenize = tokenize
+        self._threads = threads or FairThreads()
         self._client = HttpClient(
             target_of(server.url),
             max_connections=server.max_concurrent + SPARE_CONNECTIONS,
@@ -68,6 +106,17 @@ class OpenAIUpstream:
             running=self._sequences.__len__,
             on_change=self._notify,
         )
+        self._link: PluginLink | None = None
+        """To Fairgate's plug-in in it, where the setting says that it has one."""
+        if server.priority is PriorityStyle.FAIRGATE:
+            self._link = PluginLink(
+                server.name,
+                gateway_id,
+                server.plugin_key,
+                transport_of(server.plugin_socket, target_of(server.url), server.api_key),
+                on_change=self._notify,
+            )
+        self.is_drained = False
         self._watchers: list[Callable[[], None]] = []
         self._sending: set[asyncio.Task[None]] = set()
         self._load = LoadEstimate(server.name)
@@ -75,6 +124,11 @@ class OpenAIUpstream:
         """What was sent here first, wherever it runs now."""
         self.stand_ins: Sequence[OpenAIUpstream] = ()
         """Other replicas of the model, for sequences that this one does not begin."""
+        self._without_usage = {"stream"} if server.usage is UsageWish.NONE else set()
+        """Kinds of answers, `stream` and `whole`, of which the last one came without token counts."""
+        self._usage_timers: list[asyncio.TimerHandle] = []
+        self._limited: tuple[Capabilities, Capabilities] | None = None
+        """What was found that it can do, and what of it without its token counts."""
         self.requests = 0
         self.whole_requests = 0
         """Of these, those whose answers were asked for whole."""
@@ -86,16 +140,41 @@ class OpenAIUpstream:
         return self.server.name
 
     @property
+    def address(self) -> str:
+        """Its address, unique among all servers: two gateways that name it call it by other names."""
+        return self.server.url
+
+    @property
     def is_up(self) -> bool:
-        return self._monitor.is_up
+        return self._monitor.is_up and (self._link is None or self._link.is_up)
 
     @property
     def ready(self) -> Ready | None:
-        return self._monitor.ready
+        ready = self._monitor.ready
+        return ready if ready is None or self._link is None else self._link.ready(ready)
 
     @property
     def model(self) -> ModelInfo | None:
         return self._monitor.model
+
+    @property
+    def capabilities(self) -> Capabilities:
+        found = self._monitor.trials.found
+        if not self._without_usage:
+            return found
+        if self._limited is None or self._limited[0] is not found:
+            self._limited = found, found.without_usage(COUNTED_FIELDS)
+        return self._limited[1]
+
+    @property
+    def running_requests(self) -> int:
+        """Requests of this gateway with a sequence here, also such as were sent to another replica first."""
+        return len({sequence.submit.request_id for sequence in self._sequences.values()})
+
+    @property
+    def has_plugin(self) -> bool:
+        """The settings say that it is a vLLM with Fairgate's plug-in."""
+        return self._link is not None
 
     @property
     def failures(self) -> int:
@@ -103,9 +182,19 @@ class OpenAIUpstream:
         return self._monitor.failures
 
     @property
+    def is_salted(self) -> bool:
+        """Its requests carry their tenant's cache salt."""
+        return self._monitor.prefix_cache is PrefixCache.SALTED
+
+    @property
+    def contradictions(self) -> Mapping[str, int]:
+        """Answers whose count contradicts itself, by kind."""
+        return self._monitor.contradictions
+
+    @property
     def snapshot(self) -> Snapshot | None:
         """A snapshot as of our own engine, of this gateway's sequences; times as observed."""
-        if not self._monitor.is_up:
+        if not self.is_up:
             return None
         now_s = now()
         if (latest := self._load.latest(now_s)) is not None:
@@ -123,7 +212,9 @@ class OpenAIUpstream:
             "url": self.server.url,
             "model": self.server.model,
             "is_up": self.is_up,
-            "refusal": monitor.refusal,
+            "is_drained": self.is_drained,
+            "refusal": self._refusal,
+            "refusal_code": "" if self._link is None else self._link.refusal_code,
             "breaker": monitor.breaker_state.value,
             "retry_in_s": round(monitor.retry_in_s, 3),
             "window": monitor.window(),
@@ -133,24 +224,39 @@ class OpenAIUpstream:
             "requests": self.requests,
             "whole_requests": self.whole_requests,
             "failures": self.failures,
+            "contradictions": monitor.contradictions,
+            "prefix_cache": monitor.prefix_cache.value,
+            **described(monitor.trials),
+            "capabilities": sorted(self.capabilities.words),
+            "tells_usage": not self._without_usage,
             "saturation": None
             if seen is None
             else {"running": seen.running, "waiting": seen.waiting, "kv_usage": seen.kv_usage},
+            "plugin": None if self._link is None else self._link.describe(),
         }
 
     def watch(self, on_change: Callable[[], None]) -> None:
         self._watchers.append(on_change)
 
     def listen(self, on_service: OnService) -> None:
-        """It reports no service by steps."""
+        if self._link is not None:
+            self._link.on_service = on_service
 
     async def start(self) -> None:
         """Probes the server, and begins to do so regularly."""
         await self._monitor.start()
+        if self._link is not None:
+            await self._link.start()
 
     async def probe(self) -> None:
-        """Probes the server now."""
+        """Probes the server, and its plug-in, now."""
         await self._monitor.probe()
+        if self._link is not None:
+            await self._link.probe()
+
+    async def try_capabilities(self) -> None:
+        """Tries now what it can do."""
+        await self._monitor.trials.try_all()
 
     async def read_metrics(self) -> bool:
         """Reads its Prometheus page now; returns whether that worked."""
@@ -163,8 +269,12 @@ class OpenAIUpstream:
         """Ends all sequences."""
         await self._monitor.close()
         await stop(self._sending)
+        for timer in self._usage_timers:
+            timer.cancel()
         for sequence in list(self._sequences.values()):
             sequence.cancel("cancelled")
+        if self._link is not None:
+            await self._link.close()
         self._client.close()
 
     # ------------------------------------------------------------ sequences
@@ -184,18 +294,27 @@ class OpenAIUpstream:
             moving.lease_tokens = max(moving.lease_tokens, lease_tokens)
             if (sequence := moving.at._sequences.get(sequence_id)) is not None:
                 sequence.top_up(lease_tokens)
+                if moving.at._link is not None:
+                    moving.at._link.top_up(sequence_id, lease_tokens)
 
     def cancel(self, sequence_id: str, cause: str) -> None:
         if (moving := self._moving.get(sequence_id)) is not None:
             moving.is_cancelled = True
             if (sequence := moving.at._sequences.get(sequence_id)) is not None:
-                sequence.cancel(cause)
+                moving.at._stop(sequence, cause)
+        elif self._link is not None:
+            self._link.cancel(sequence_id, cause)  # of an earlier life
 
-    def acknowledge(self, sequence_ids: Sequence[str]) -> None:
-        """Does nothing: no outcome is kept."""
+    def acknowledge(self, sequence_ids: Sequence[str], *, is_traced: bool = False) -> None:
+        """Where there is no plug-in no outcome is kept. A sequence may have moved to another replica."""
+        for replica in (self, *self.stand_ins):
+            if replica._link is not None:
+                replica._link.acknowledge(sequence_ids)
 
     async def set_policy(self, name: str, options: Mapping[str, str | int | float]) -> None:
-        """Does nothing: the server has its own."""
+        """Of its plug-in; without one the server has a policy of its own."""
+        if self._link is not None:
+            await self._link.set_policy(PolicyChoice(name, dict(options)))
 
     def set_token_budget(self, share: float) -> None:
         """Does nothing: the server has its own."""
@@ -203,11 +322,23 @@ class OpenAIUpstream:
     def set_brakes(self, shares: Mapping[int, float]) -> None:
         """Does nothing: what is sent there is bounded at the dispatch."""
 
+    def set_drained(self, is_drained: bool) -> None:
+        if is_drained != self.is_drained:
+            self.is_drained = is_drained
+            self._notify()
+
     async def explain(self, steps: int = 0) -> Explained:
-        raise UpstreamLost("it does not tell its decisions")
+        if self._link is None or (about := self._link.about) is None:
+            raise UpstreamLost("it does not tell its decisions")
+        return explained(about)
 
     async def collect(self, *, adopt: bool = False) -> Inventory:
-        return Inventory(self.replica_id, [running(each) for each in self._sequences.values()], [])
+        def own() -> list[RunningSequence]:
+            return [running(each) for each in self._sequences.values()]
+
+        if self._link is None:
+            return Inventory(self.replica_id, own(), [])
+        return await self._link.collect(own, adopt=adopt)
 
     # ------------------------------------------------------------ attempts
 
@@ -223,7 +354,8 @@ class OpenAIUpstream:
 
     def _move(self, moving: _FailoverSequence, error: Exception) -> OpenAISequence | None:
         """Another attempt, on any replica."""
-        replica = None if moving.is_cancelled else next_replica(moving.tried, self.stand_ins, error)
+        able = [each for each in self.stand_ins if each.capabilities.lacks(moving.wording.needs) is None]
+        replica = None if moving.is_cancelled else next_replica(moving.tried, able, error)
         if replica is None:
             return None
         log.info("sequence %s goes to %s: %s", moving.submit.sequence_id, replica.replica_id, error)
@@ -234,40 +366,55 @@ class OpenAIUpstream:
     def _begin(self, submit: Submit, wording: Wording) -> OpenAISequence:
         """One attempt, on this server."""
         if not self.is_up:
-            raise UpstreamUnavailable(
-                self._monitor.refusal or "it failed too often; it is tried again shortly"
-            )
+            raise UpstreamUnavailable(self._refusal or "it failed too often; it is tried again shortly")
+        if (lacking := self.capabilities.lacks(wording.needs)) is not None:
+            raise CapabilityLost(lacking)
         server = self.server
+        # What computes vectors emits nothing that could be leased.
+        link = self._link if wording.task is RequestTask.COMPLETE else None
         most_tokens = submit.max_tokens
-        if wording.most_tokens is not None:
+        if wording.most_tokens is not None and link is None:
+            # A plug-in stops at the lease, and goes on from there.
             most_tokens = max(1, min(most_tokens, wording.most_tokens()))
-        is_whole = not wording.is_streamed and most_tokens <= min(server.whole_tokens, submit.lease_tokens)
-        count = TokenCount(most_tokens, self._tokenize)
-        timeouts = server.timeouts
+        answer = self._reader(submit, wording, most_tokens)
+        is_whole, timeouts = answer.is_whole, server.timeouts
         sequence = OpenAISequence(
             submit,
             most_tokens,
-            WholeResponse(count) if is_whole else StreamedResponse(count),
+            answer,
             replica_id=self.replica_id,
             timeouts=timeouts,
             first_byte_s=timeouts.whole_s(most_tokens) if is_whole else timeouts.first_byte_s,
-            is_prompt_counted=self._tokenize is not None,
-            on_verdict=_Call(self._monitor).verdict,
+            is_prompt_counted=self._tokenize is not None and not wording.is_uncountable,
+            is_cache_told=self._monitor.prefix_cache is not PrefixCache.HIDDEN,
+            is_json=openai_request.wants_json(wording),
+            threads=self._threads,
+            on_verdict=_Call(
+                self._monitor, has_fields=bool(wording.fields or wording.needs - {Capability.TEXT})
+            ).verdict,
+            on_contradiction=self._monitor.contradicted,
+            on_complete=self._complete,
             on_over=partial(self._over, submit.sequence_id),
+            waits_there=None if link is None else partial(link.waits_there, submit.sequence_id),
+            repeats=partial(openai_request.repeats, wording),
         )
         self._sequences[submit.sequence_id] = sequence
         self.requests += 1
         self.whole_requests += is_whole
+        fields = openai_request.fields_for(wording.fields, self.capabilities, most_tokens)
         body = openai_request.body(
             submit,
-            wording,
+            msgspec.structs.replace(wording, fields=fields) if wording.fields else wording,
             model=server.model,
             max_tokens=most_tokens,
             priority=server.priority,
-            usage=server.usage,
+            # With leases every chunk's count has to be the server's.
+            usage=server.usage if link is None else UsageWish.EACH,
             stream=not is_whole,
+            cache_salt=self._cache_salt(submit.tenant_id),
+            claims="" if link is None else link.begin(submit),
         )
-        request = self._client.request("POST", openai_request.path(wording), body)
+        request = self._client.request("POST", openai_request.path(wording), body, wording.trace_headers)
         connection = self._client.send_now(request, sequence)
         if connection is not None:
             sequence.connected(connection)
@@ -276,6 +423,32 @@ class OpenAIUpstream:
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
         return sequence
+
+    def _reader(self, submit: Submit, wording: Wording, most_tokens: int) -> ResponseReader:
+        """Reads the answer as it is asked for: whole where it is not read as it comes and is covered."""
+        if wording.task is not RequestTask.COMPLETE:
+            return VectorsResponse(wording)
+        count = TokenCount(most_tokens, self._tokenize)
+        is_covered = most_tokens <= min(self.server.whole_tokens, submit.lease_tokens)
+        return WholeResponse(count) if is_covered and not wording.is_streamed else StreamedResponse(count)
+
+    @property
+    def _refusal(self) -> str:
+        """Why it is not used."""
+        return self._monitor.refusal or ("" if self._link is None else self._link.refusal)
+
+    def _stop(self, sequence: OpenAISequence, cause: str) -> None:
+        """Ends a sequence. A plug-in ends it within a step, and the stream brings the last word."""
+        sequence_id = sequence.submit.sequence_id
+        if self._link is not None and self._link.runs(sequence_id):
+            self._link.cancel(sequence_id, cause)
+            if self._link.is_up:
+                sequence.stopping(cause)
+                return
+        sequence.cancel(cause)
+
+    def _cache_salt(self, tenant_id: str) -> str:
+        return openai_request.cache_salt(self._cache_secret, tenant_id) if self.is_salted else ""
 
     async def _send(self, sequence: OpenAISequence, request: bytes) -> None:
         try:
@@ -288,7 +461,37 @@ class OpenAIUpstream:
     def _over(self, sequence_id: str) -> None:
         sequence = self._sequences.pop(sequence_id, None)
         if sequence is not None:
+            if self._link is not None:
+                self._link.over(sequence_id, has_outcome=not sequence.has_failed)
             self._load.learn(sequence, len(self._sequences))
+
+    def _complete(self, answer: ResponseReader) -> None:
+        """Learns from an answer whether it sends its token counts. One that lacks the end of its response may
+        have lost them on the way."""
+        if not answer.is_complete:
+            return
+        kind = "whole" if answer.is_whole else "stream"
+        if not answer.count.chunks or (answer.count.usage is None) == (kind in self._without_usage):
+            return
+        if answer.count.usage is None:
+            self._without_usage.add(kind)
+            log.warning(
+                "upstream %s sends no usage: tools, reasoning and images are refused for it",
+                self.server.name,
+            )
+            loop = asyncio.get_running_loop()
+            self._usage_timers = [each for each in self._usage_timers if each.when() > loop.time()]
+            self._usage_timers.append(loop.call_later(USAGE_AGAIN_AFTER_S, self._believe_usage, kind))
+        else:
+            self._without_usage.discard(kind)
+            log.info("upstream %s sends usage", self.server.name)
+        self._notify()
+
+    def _believe_usage(self, kind: str) -> None:
+        """The next answer shows whether it sends its token counts now."""
+        if kind in self._without_usage and self.server.usage is not UsageWish.NONE:
+            self._without_usage.discard(kind)
+            self._notify()
 
     def _notify(self) -> None:
         for watcher in self._watchers:
@@ -317,11 +520,15 @@ class _FailoverSequence:
 class _Call:
     """One call, and the monitor's epoch for its end."""
 
-    __slots__ = ("_epoch", "_monitor")
+    __slots__ = ("_epoch", "_has_fields", "_monitor")
 
-    def __init__(self, monitor: ServerMonitor) -> None:
+    def __init__(self, monitor: ServerMonitor, *, has_fields: bool) -> None:
+        """`has_fields`: it asks for more than plain text."""
         self._monitor = monitor
+        self._has_fields = has_fields
         self._epoch = monitor.begin()
 
     def verdict(self, verdict: CallVerdict, reason: str) -> None:
+        if self._has_fields and verdict in (CallVerdict.REFUSED, CallVerdict.FAILED):
+            self._monitor.trials.doubt()
         self._epoch = self._monitor.verdict(self._epoch, verdict, reason)

@@ -7,7 +7,8 @@ overshoot_tokens     by how much a hard limit was exceeded, summed over tenants:
 drift_tokens         by how much the accounts disagree: the ledger's charges against the counters in Redis
                      and, if the engine survived the scenario, against its emitted tokens; and request by
                      request against the tokens and the usage that the client received: exactly where the
-                     answer was complete, at least as many where it broke off
+                     answer was complete, at least as many where it broke off; and one for each sum of
+                     usage that the admin API or a page of the console shows and the ledger does not
 double_charges       settlements beyond the first of a request, and charged runs beyond the first of an
                      Idempotency-Key
 leaked_holds         what is still held when everything has ended: reservations without a settlement, holds in
@@ -15,9 +16,9 @@ leaked_holds         what is still held when everything has ended: reservations 
 cancel_error_tokens  where a client left: charged less produced, or the opposite; each such client is a tenant
                      of its own, so that errors cannot cancel out
 
-Where engine and gateway died together the last emitted tokens are unknown. `uncertain_tokens` is then the
-bound on the error that the settlement states, at most one top-up, and such a request's drift counts beyond
-that only; `unseen_tokens` are tokens that clients received and that were not charged.
+Where engine and gateway died together the last emitted tokens are unknown. Limits then count what was held;
+`uncertain_tokens` is the bound on the error of the bill, and such a request's drift counts beyond that only;
+`unseen_tokens` are tokens that clients received and that were not billed.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 import psycopg
 import redis
 from psycopg.rows import dict_row
@@ -36,7 +38,10 @@ from psycopg.rows import dict_row
 from engine.client.client import EngineClient, EngineUnavailable
 from ops.bench.budgets.clients import ClientAttempt
 from ops.bench.budgets.testbed import BudgetTenant, Testbed
+from ops.sandbox.page_check import PageSums, page_sums
 from ops.sandbox.server import until
+from ops.sandbox.usage_check import usage_differences
+from tenants.errors import DatabaseUnavailable
 
 KEYS = ("overshoot_tokens", "drift_tokens", "double_charges", "leaked_holds", "cancel_error_tokens")
 AUDITOR = "contract-auditor"
@@ -56,10 +61,19 @@ class AuditedRow:
     output_tokens: int
     basis: str = ""
     uncertain_tokens: int = 0
+    counted_input: int | None = None
+    counted_output: int | None = None
+    """As limits count them, where that is not what is billed: in doubt (the benchmark gives no weights)."""
 
     def of(self, meter: str) -> int:
-        """The amount that a limit on `meter` counts (the benchmark gives no weights)."""
+        """The amount on `meter` that is billed."""
         return self.output_tokens + (self.input_tokens if meter == "total_tokens" else 0)
+
+    def counted(self, meter: str) -> int:
+        """The amount that a limit on `meter` counts."""
+        inputs = self.input_tokens if self.counted_input is None else self.counted_input
+        output = self.output_tokens if self.counted_output is None else self.counted_output
+        return output + (inputs if meter == "total_tokens" else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +99,10 @@ class AuditFacts:
     """Output tokens by tenant id, as the engine counts them; None: it did not survive the scenario."""
     left_in_engine: int
     answers: Sequence[ClientAttempt]
+    usage: Sequence[str] = ()
+    """Where the sums of usage, as the API tells them and as pages show them, differ from the ledger."""
+    pages: int = 0
+    """How many pages of the console were read for that."""
 
 
 @dataclass
@@ -129,6 +147,8 @@ def judge(facts: AuditFacts) -> Findings:
     for answer in facts.answers:
         _judge_answer(found, answer, settled.get(answer.request_id))
     _judge_keys(found, facts.answers, settled)
+    for difference in facts.usage:
+        found.add("drift_tokens", 1, difference)
     return found
 
 
@@ -141,13 +161,14 @@ def _judge_tenant(
     if tenant.amount is not None and tenant.meter in ("total_tokens", "output_tokens"):
         spent = sum(row.of(tenant.meter) for row in rows)
         received = sum(answer.delivered_tokens for answer in answers if not answer.is_replay)
-        most = max(spent, spent - output + max(received, emitted or 0))
+        counted = sum(row.counted(tenant.meter) for row in rows)
+        most = max(counted, spent - output + max(received, emitted or 0))
         found.add(
             "overshoot_tokens", max(0, most - tenant.amount), f"{tenant.name}: {most} of {tenant.amount}"
         )
     stored = facts.stored[tenant.tenant_id]
     for meter, used in stored.used.items():
-        spent = sum(row.of(meter) for row in rows)
+        spent = sum(row.counted(meter) for row in rows)
         found.add("drift_tokens", abs(spent - used), f"{tenant.name}: ledger {spent}, counter {used} {meter}")
     found.add("leaked_holds", stored.holds, f"{tenant.name}: holds in Redis")
     if not stored.holds:
@@ -244,7 +265,18 @@ async def gather(
     emitted, left = await witness.look(pid)
     rows = await asyncio.to_thread(_rows, testbed.postgres.url, ids)
     stored = await asyncio.to_thread(_stored, testbed.redis.url, ids)
-    return AuditFacts(tenants, rows, stored, emitted, left, answers)
+    try:
+        async with testbed.living().operator() as client:
+            usage = await usage_differences(client, testbed.postgres.url)
+            async with httpx.AsyncClient(base_url=client.base_url, timeout=client.timeout) as visitor:
+                pages = await page_sums(
+                    client, visitor, testbed.postgres.url, [tenant.name for tenant in tenants]
+                )
+    except (httpx.HTTPError, DatabaseUnavailable) as error:
+        usage, pages = [f"usage was not told: {error or type(error).__name__}"], PageSums(0, [])
+    return AuditFacts(
+        tenants, rows, stored, emitted, left, answers, [*usage, *pages.differences], pages.pages
+    )
 
 
 def _open_requests(url: str, tenant_ids: Collection[str]) -> int:
@@ -273,6 +305,8 @@ def _row(found: Mapping[str, Any]) -> AuditedRow:
         found["output_tokens"],
         str(detail.get("basis", "")),
         int(detail.get("uncertain_tokens", 0)),
+        found["counted_input"],
+        found["counted_output"],
     )
 
 

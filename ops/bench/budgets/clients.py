@@ -23,6 +23,8 @@ TIMEOUT_S = 45.0
 LONGEST_WAIT_S = 2.0
 """Most that a client waits before it asks again: a scenario has a minute."""
 DEFAULT_WAIT_S = 0.25
+SAYS_TOKENS = ("engine_lost", "tenant_suspended")
+"""Errors of streams that ended early, whose messages say how many tokens were charged."""
 RETRIED = (408, 409, 429)
 """As the SDK does, beside 5xx and broken connections."""
 
@@ -48,7 +50,7 @@ class ClientAttempt:
     text: str = ""
     prompt_tokens: int = 0
     usage_tokens: int | None = None
-    """Output tokens, as the server says: in the usage, or of an engine that died under the request."""
+    """Output tokens, as the server says: in the usage, or in the error that ended the stream."""
     retry_after_s: float | None = None
     may_retry: bool = True
     token_times_s: list[float] = field(default_factory=list)
@@ -136,7 +138,8 @@ def _read_whole(answer: ClientAttempt, content: bytes) -> None:
 def _read_error(answer: ClientAttempt, error: Any) -> None:
     found = error if isinstance(error, dict) else {}
     answer.code = str(found.get("code") or found.get("type") or "error")
-    if answer.code == "engine_lost" and (number := re.search(r"The (\d+) tokens", str(found.get("message")))):
+    number = re.search(r"The (\d+) tokens", str(found.get("message")))
+    if answer.code in SAYS_TOKENS and number:
         answer.usage_tokens = int(number[1])
 
 

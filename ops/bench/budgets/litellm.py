@@ -98,7 +98,7 @@ class LiteLLM:
                         "LITELLM_MASTER_KEY": f"sk-{secrets.token_hex(16)}",
                         "LITELLM_MODE": "PRODUCTION",
                     },
-                    start_new_session=True,
+                    process_group=0,
                 )
             try:
                 url = f"http://127.0.0.1:{port}"

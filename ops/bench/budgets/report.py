@@ -19,6 +19,7 @@ NOTED = (
     "serving_again_s",
     "uncertain_tokens",
     "unseen_tokens",
+    "pages",
 )
 
 

@@ -124,6 +124,7 @@ async def _one(
         row |= {key: getattr(found, key) for key in KEYS}
         row |= {"charged_tokens": found.charged_tokens, "witnessed": facts.emitted is not None}
         row |= {"uncertain_tokens": found.uncertain_tokens, "unseen_tokens": found.unseen_tokens}
+        row["pages"] = facts.pages
         row |= evidence.figures
     except (ScenarioFailed, ServerFailed, EngineUnavailable, OSError, TimeoutError) as error:
         broken = [str(error) or f"{type(error).__name__} after {time.monotonic() - begun_s:.0f} s"]

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ops.bench.budgets.clients import ClientAttempt, ClientRequest, ask_once, persist, tokens_per_s
 from ops.bench.budgets.testbed import BudgetTenant, ScenarioFailed, Testbed
 from ops.bench.common.http_client import LoadHttpClient
+from ops.bench.common.load import admin_call
 
 PATIENCE_S = 30.0
 """How long a refused client retries."""
@@ -34,6 +35,17 @@ BURST_TOKENS = 10
 SLOPE_TOKENS = 320
 SLOPE_FROM = 50
 SLOPE_WITHIN = 0.05
+WHOLE_TOKENS = 400
+WHOLE_LIMIT = 600
+WHOLE_BEFORE_KILL = 350
+WHOLE_KILLS = 2
+"""Without the doubt in the limits, 2 x 350 of 600 would be delivered."""
+COPIED_TOKENS = 600
+ACT_ROUNDS = 8
+ACT_CLIENTS = 24
+"""Requests in the instant of a limit's answer."""
+LOAD_CLIENTS = 96
+"""Streams that run and wait when something is done to their tenant: more than the engine runs at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +351,71 @@ def _then_restart(run: Run) -> Run:
     return with_restart
 
 
+async def kill_whole(context: ScenarioContext) -> ScenarioEvidence:
+    """Again and again, engine and gateway are killed under a stream that holds from the start all that it may
+    use, so that it never tops up: what may have been delivered is not given out twice."""
+    testbed = context.testbed
+    tenant = await testbed.tenant(context.name, meter="output_tokens", amount=WHOLE_LIMIT, window="lifetime")
+    answers: list[ClientAttempt] = []
+    for _ in range(WHOLE_KILLS):
+        await testbed.known(tenant)
+        far_enough = asyncio.Event()
+
+        def on_token(answer: ClientAttempt, far_enough: asyncio.Event = far_enough) -> None:
+            if answer.delivered_tokens >= WHOLE_BEFORE_KILL:
+                far_enough.set()
+
+        body = context.body(0, stream=True, max_tokens=WHOLE_TOKENS, ignore_eos=True)
+        ask = ClientRequest(tenant.tenant_id, tenant.key, body)
+        asking = asyncio.create_task(ask_once(context.client, context.urls[0], ask, on_token))
+        waiting = asyncio.create_task(far_enough.wait())
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await asyncio.wait({asking, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        await _kill_both(testbed)
+        answers.append(await asking)
+        await testbed.start_engine()
+        await testbed.restart_gateway(0)
+        await testbed.ready()
+    figures: dict[str, float] = {
+        "cut": sum(answer.status == 200 for answer in answers),
+        "refused": sum(answer.status == 429 for answer in answers),
+    }
+    broken = [] if figures["cut"] else ["no stream began"]
+    return ScenarioEvidence([tenant], answers, figures, broken)
+
+
+async def copied_identity(context: ScenarioContext) -> ScenarioEvidence:
+    """A copy of a gateway's data directory is started while that gateway streams: it must be refused, and
+    settle nothing."""
+    tenant = await context.testbed.tenant(
+        context.name, meter="output_tokens", amount=KILL_CLIENTS * COPIED_TOKENS, window="lifetime"
+    )
+    await context.testbed.known(tenant)
+    answers: list[ClientAttempt] = []
+    has_begun = asyncio.Event()
+
+    def on_token(_answer: ClientAttempt) -> None:
+        has_begun.set()
+
+    async def stream(number: int) -> None:
+        body = context.body(number, stream=True, max_tokens=COPIED_TOKENS, ignore_eos=True)
+        ask = ClientRequest(tenant.tenant_id, tenant.key, body)
+        answers.append(await ask_once(context.client, context.urls[0], ask, on_token))
+
+    streams = [asyncio.create_task(stream(number)) for number in range(KILL_CLIENTS // 2)]
+    await asyncio.wait({asyncio.create_task(has_begun.wait()), *streams}, return_when=asyncio.FIRST_COMPLETED)
+    serves = await context.testbed.start_copy(0)
+    await asyncio.gather(*streams)
+    whole = sum(answer.is_whole and answer.status == 200 and not answer.code for answer in answers)
+    broken = ["the copy serves"] if serves else []
+    if whole < len(streams):
+        broken.append(f"only {whole} of {len(streams)} streams of the live gateway ended whole")
+    return ScenarioEvidence([tenant], answers, {"served": whole}, broken)
+
+
 # ---------------------------------------------------------------- clients
 
 
@@ -450,6 +527,131 @@ async def slope(context: ScenarioContext) -> ScenarioEvidence:
     return evidence
 
 
+# ---------------------------------------------------------------- acts under load
+
+
+async def limit_at_once(context: ScenarioContext) -> ScenarioEvidence:
+    """A tenant's first limit is set at one gateway, and used at all of them in the instant of its answer."""
+    evidence = ScenarioEvidence([], [])
+    until_s = time.monotonic() + PATIENCE_S
+    served = refused = 0
+    for number in range(ACT_ROUNDS):
+        tenant = await context.testbed.tenant(f"{context.name}-{number}")
+        await context.testbed.known(tenant)
+        wanted = [
+            context.questions[each % len(context.questions)].total_tokens for each in range(ACT_CLIENTS)
+        ]
+        tenant = replace(tenant, meter="total_tokens", amount=sum(wanted) // 4, has_limit=True)
+        await _set_limit(context, tenant)
+        answers = await asyncio.gather(
+            *(
+                ask_once(
+                    context.client,
+                    context.urls[each % len(context.urls)],
+                    ClientRequest(tenant.tenant_id, tenant.key, context.body(each, max_tokens=MAX_TOKENS)),
+                )
+                for each in range(ACT_CLIENTS)
+            )
+        )
+        served += sum(answer.status == 200 for answer in answers)
+        refused += sum(answer.status == 429 for answer in answers)
+        evidence.tenants.append(tenant)
+        evidence.answers += answers
+        if time.monotonic() > until_s:
+            raise ScenarioFailed(f"only {number + 1} of {ACT_ROUNDS} rounds in {PATIENCE_S:g} s")
+    evidence.figures = {"served": served, "refused": refused}
+    if unexpected := ACT_ROUNDS * ACT_CLIENTS - served - refused:
+        evidence.broken.append(f"{unexpected} unexpected answers")
+    if not served or not refused:
+        evidence.broken.append("the limits bound nothing, or everything")
+    return evidence
+
+
+async def limit_under_load(context: ScenarioContext) -> ScenarioEvidence:
+    """A first limit comes while a tenant's streams run and wait at all gateways: it has room for what runs,
+    and for a part of what waits."""
+    tenant = await context.testbed.tenant(context.name)
+    await context.testbed.known(tenant)
+    clients, answers, begun = _stream(context, tenant, LOAD_CLIENTS)
+    await _begun(begun, clients)
+    demand = sum(
+        context.questions[number % len(context.questions)].prompt_tokens + KILL_TOKENS
+        for number in range(LOAD_CLIENTS)
+    )
+    tenant = replace(tenant, meter="total_tokens", amount=demand * 3 // 4, has_limit=True)
+    await _set_limit(context, tenant)
+    later, more, _ = _stream(context, tenant, LOAD_CLIENTS)
+    await asyncio.gather(*clients, *later)
+    answers += more
+    refused = sum(answer.code in ("rate_limit_exceeded", "insufficient_quota") for answer in answers)
+    evidence = ScenarioEvidence([tenant], answers)
+    evidence.figures = {"served": sum(each.finish == "length" for each in answers), "refused": refused}
+    if not refused:
+        evidence.broken.append("nothing was refused: the limit did not bind")
+    return evidence
+
+
+async def suspension_under_load(context: ScenarioContext) -> ScenarioEvidence:
+    """A tenant is suspended now, while its streams run and wait at all gateways."""
+    tenant = await context.testbed.tenant(
+        context.name, meter="output_tokens", amount=100_000, window="lifetime"
+    )
+    await context.testbed.known(tenant)
+    clients, answers, begun = _stream(context, tenant, LOAD_CLIENTS)
+    await _begun(begun, clients)
+    async with context.testbed.servers[0].operator() as operator:
+        await admin_call(operator, "POST", f"tenants/{tenant.name}/suspend", {"now": True})
+    suspended_s = time.monotonic()
+    after = [
+        await ask_once(context.client, url, ClientRequest(tenant.tenant_id, tenant.key, context.body(0)))
+        for url in context.urls
+    ]
+    await asyncio.gather(*clients)
+    ended = sum(answer.code == "tenant_suspended" for answer in answers)
+    evidence = ScenarioEvidence([tenant], [*answers, *after])
+    evidence.figures = {"ended": ended, "ended_within_s": round(time.monotonic() - suspended_s, 1)}
+    if ended < LOAD_CLIENTS:
+        evidence.broken.append(f"{LOAD_CLIENTS - ended} of {LOAD_CLIENTS} streams did not end with it")
+    if admitted := [answer for answer in after if answer.status != 403]:
+        evidence.broken.append(f"{len(admitted)} gateways still admit: {admitted[0].status}")
+    return evidence
+
+
+async def _set_limit(context: ScenarioContext, tenant: BudgetTenant) -> None:
+    limit = {"meter": tenant.meter, "amount": tenant.amount, "window": "lifetime", "tenant": tenant.name}
+    async with context.testbed.servers[0].operator() as operator:
+        made = await admin_call(operator, "POST", "limits", limit)
+    if late := made.get("not_in_force_on"):
+        raise ScenarioFailed(f"the limit was not confirmed by {', '.join(late)}")
+
+
+def _stream(
+    context: ScenarioContext, tenant: BudgetTenant, number: int
+) -> tuple[list[asyncio.Task[None]], list[ClientAttempt], asyncio.Event]:
+    """Clients at all gateways that ask once each; what they got, and an event for the first tokens."""
+    answers: list[ClientAttempt] = []
+    begun = asyncio.Event()
+
+    async def client(each: int) -> None:
+        body = context.body(each, stream=True, max_tokens=KILL_TOKENS, ignore_eos=True)
+        ask = ClientRequest(tenant.tenant_id, tenant.key, body)
+        url = context.urls[each % len(context.urls)]
+        answers.append(await ask_once(context.client, url, ask, lambda _: begun.set()))
+
+    return [asyncio.create_task(client(each)) for each in range(number)], answers, begun
+
+
+async def _begun(begun: asyncio.Event, clients: Sequence[asyncio.Task[None]]) -> None:
+    """Waits for the first tokens. Raises `ScenarioFailed`."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await begun.wait()
+    except TimeoutError:
+        for client in clients:
+            client.cancel()
+        raise ScenarioFailed("no stream began") from None
+
+
 def scenarios(gateways: Sequence[int], concurrency: Sequence[int]) -> list[BudgetScenario]:
     """All scenarios in the order of their runs: those with few gateways first."""
     found = [BudgetScenario("rate", 1, slope)]
@@ -466,6 +668,12 @@ def scenarios(gateways: Sequence[int], concurrency: Sequence[int]) -> list[Budge
                     )
         if count == min(max(gateways), 2):
             found += _others(count)
+    most = max(2, *gateways)
+    found += [
+        BudgetScenario("limit-at-once", most, limit_at_once),
+        BudgetScenario("limit-under-load", most, limit_under_load),
+        BudgetScenario("suspension-under-load", most, suspension_under_load),
+    ]
     if not any(scenario.name == "disconnects" for scenario in found):
         found += _others(2)
     return found
@@ -481,4 +689,6 @@ def _others(gateways: int) -> list[BudgetScenario]:
         BudgetScenario("kill-redis", count, kill(_kill_redis, _redis_again)),
         BudgetScenario("kill-postgres", count, kill(_kill_postgres, _postgres_again)),
         BudgetScenario("kill-both", count, _then_restart(kill(_kill_both, _engine_and_others))),
+        BudgetScenario("kill-both-whole", count, kill_whole),
+        BudgetScenario("copied-identity", count, copied_identity),
     ]

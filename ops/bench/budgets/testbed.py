@@ -81,7 +81,7 @@ class Testbed:
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
-                start_new_session=True,
+                process_group=0,
             )
 
     async def kill_engine(self) -> None:
@@ -106,11 +106,20 @@ class Testbed:
             data_dir.mkdir(mode=0o700)
             # Keys are hashed with it: gateways that share keys share the pepper.
             shutil.copy(self.directory / "gateway-0" / "pepper", data_dir / "pepper")
+        return local_server(data_dir, arguments=self._arguments())
+
+    def _arguments(self) -> list[str]:
         arguments = ["--database-url", self.postgres.url, "--redis-url", self.redis.url]
         arguments += ["--engine-address", self.engine_address, *priced(SHIPPED_MODEL)]
         arguments += ["--gateway-stale", str(STALE_S), "--gateway-lease", str(LEASE_S)]
-        arguments += ["--gateway-drain", "1", "--log-level", "warning"]
-        return local_server(data_dir, arguments=arguments)
+        return [*arguments, "--gateway-drain", "1", "--log-level", "warning"]
+
+    def living(self) -> LocalServer:
+        """A gateway that was not killed. Raises `ScenarioFailed`."""
+        for server in self.servers:
+            if server.process.returncode is None:
+                return server
+        raise ScenarioFailed("no gateway is left")
 
     async def kill_gateway(self, number: int) -> None:
         process = self.servers[number].process
@@ -122,6 +131,21 @@ class Testbed:
         """Starts a gateway that was killed, on the data directory that it had."""
         await self._gateways[number].aclose()
         self.servers[number] = await self._gateways[number].enter_async_context(self._gateway(number))
+
+    async def start_copy(self, number: int) -> bool:
+        """Starts a gateway on a copy of another one's data directory; returns whether it serves."""
+        copied = self.directory / f"copy-{number}"
+        await asyncio.to_thread(
+            shutil.copytree,
+            self.directory / f"gateway-{number}",
+            copied,
+            ignore=shutil.ignore_patterns("run", "*.lock", "*.sock", "*.log"),
+        )
+        try:
+            async with local_server(copied, arguments=self._arguments()):
+                return True
+        except ServerFailed:
+            return False
 
     async def ready(self, numbers: range | list[int] | None = None) -> None:
         """Waits until these gateways (None: all) are ready. Raises `ScenarioFailed`."""

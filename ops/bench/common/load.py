@@ -167,28 +167,38 @@ class LoadClient:
 
 
 @contextlib.asynccontextmanager
+async def load_client(
+    tenant: str, url: str, key: str, bodies: Sequence[Mapping[str, Any]], *, counts_tokens: bool = False
+) -> AsyncIterator[LoadClient]:
+    """A process that sends `bodies` to `url` in turn, over and over, as it is ordered."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "ops.bench.common.load_client"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=LINE_BYTES,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        process_group=0,
+    )
+    try:
+        client = LoadClient(tenant, process)
+        about = {"url": url, "key": key, "bodies": [json.dumps(body) for body in bodies]}
+        await client.send(about | {"seed": f"{SEED} {tenant}", "counts_tokens": counts_tokens})
+        yield client
+    finally:
+        await end(process)
+
+
+@contextlib.asynccontextmanager
 async def load_clients(
     bench: Bench, path: str, bodies: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> AsyncIterator[dict[str, LoadClient]]:
     """A process for each tenant of `bodies`, which it sends in turn, over and over; by tenant."""
     async with contextlib.AsyncExitStack() as closing:
-        clients: dict[str, LoadClient] = {}
-        for tenant, its in bodies.items():
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "ops.bench.common.load_client"),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                limit=LINE_BYTES,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-                start_new_session=True,
-            )
-            closing.push_async_callback(end, process)
-            clients[tenant] = LoadClient(tenant, process)
-            url, texts = f"{bench.server.url}{path}", [json.dumps(body) for body in its]
-            await clients[tenant].send(
-                {"url": url, "key": bench.keys[tenant], "bodies": texts, "seed": f"{SEED} {tenant}"}
-            )
-        yield clients
+        url = f"{bench.server.url}{path}"
+        yield {
+            tenant: await closing.enter_async_context(load_client(tenant, url, bench.keys[tenant], its))
+            for tenant, its in bodies.items()
+        }
 
 
 @contextlib.asynccontextmanager

@@ -22,11 +22,13 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ops.bench.common.http_client import HttpBroken, LoadHttpClient
+from ops.bench.common.http_client import HttpBroken, HttpResponse, LoadHttpClient
 
 TIMEOUT_S = 300.0
 RETRY_S = 0.2
 """Pause of a closed loop after a refusal."""
+TOKEN_MARK = '"logprob":'
+"""Once in a chat's event for each of its tokens; quotes inside a token's text are escaped."""
 
 
 @dataclass
@@ -40,7 +42,9 @@ class Observed:
     longest_prompt: int = 0
     """Tokens, as the usage says."""
     ttfts_s: list[float] = field(default_factory=list)
-    """Of streams, from sending to the first event."""
+    """Of streams, from sending to the first event; where tokens are counted, to the first that has one."""
+    tokens: int = 0
+    """Output tokens of streams as they arrive, where they are counted; else 0."""
     accounts: list[dict[str, Any]] = field(default_factory=list)
     """The `fairgate` object of each answer."""
     cpu_share: float = 0.0
@@ -50,8 +54,13 @@ class Observed:
 class TenantLoad:
     """One tenant's requests: closed loops, or a Poisson stream."""
 
-    def __init__(self, url: str, key: str, bodies: Sequence[str], seed: str) -> None:
+    def __init__(
+        self, url: str, key: str, bodies: Sequence[str], seed: str, counts_tokens: bool = False
+    ) -> None:
+        """`counts_tokens`: the bodies ask for log probabilities, of which each token of a chat has one: a
+        server may put several tokens into one event."""
         self._url = url
+        self._counts_tokens = counts_tokens
         self._headers = {"authorization": f"Bearer {key}"}
         self._bodies = [body.encode() for body in bodies]
         self._next = itertools.count()
@@ -124,12 +133,7 @@ class TenantLoad:
         try:
             async with self._client.post(self._url, body, self._headers) as response:
                 if response.is_stream:
-                    async for line in response.lines():
-                        if line.startswith("data: {"):
-                            if not last:
-                                self._observed.ttfts_s.append(time.perf_counter() - sent_s)
-                            last = line
-                    last = last.removeprefix("data: ")
+                    last = await self._read_stream(response, sent_s)
                 else:
                     last = (await response.read()).decode()
                 if response.status != 200:
@@ -146,6 +150,20 @@ class TenantLoad:
         if account := answer.get("fairgate"):
             self._observed.accounts.append(account)
         return True
+
+    async def _read_stream(self, response: HttpResponse, sent_s: float) -> str:
+        """The last event's JSON; times and tokens are noted as they come."""
+        last, has_begun = "", False
+        async for line in response.lines():
+            if not line.startswith("data: {"):
+                continue
+            tokens = line.count(TOKEN_MARK) if self._counts_tokens else 0
+            self._observed.tokens += tokens
+            if not has_begun and (tokens or not self._counts_tokens):
+                has_begun = True
+                self._observed.ttfts_s.append(time.perf_counter() - sent_s)
+            last = line
+        return last.removeprefix("data: ")
 
 
 async def _cancel(tasks: Any) -> None:

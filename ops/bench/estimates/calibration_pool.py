@@ -36,6 +36,7 @@ class WatchedEngine:
     """Implements what the estimator reads of an upstream: its size and last snapshot."""
 
     is_up = True
+    is_drained = False
     model = None
 
     def __init__(self, member: Member, policy: str) -> None:
@@ -107,7 +108,9 @@ class CalibratedPool:
         """By identity of their second step: name, estimate, and when they came for it."""
         self._second_steps: dict[int, SimulatedRequest] = {}
         """By identity of the first."""
-        self.estimates.forecast_cache.promised = lambda now_s: [entry for _, entry in self._quoted.values()]
+        self.estimates.forecast_cache.promised = lambda now_s, tenant_id: [
+            entry for _, entry in self._quoted.values()
+        ]
 
     def quote(self, request: SimulatedRequest) -> None:
         """A quote, made now, for a request that comes later."""

@@ -21,7 +21,7 @@ from engine.core.detokenizer import load_texts
 from engine.forecast.length.features import Features, features_of
 from engine.forecast.length.samples import MAX_READINGS, LengthSample, LengthSamples
 from engine.messages import SamplingParams, Submit
-from gateway.requests.parse import last_asked
+from gateway.requests.fields.traits import last_asked
 from gateway.requests.prompt import PromptRenderer
 from ops.demo.training.instructions import DAYS, MONTHS, decorate, make_instruction
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ops.bench.engine.metrics import spread
-from ops.bench.gateway.peers import DIRECT, OURS
+from ops.bench.gateway.peers import DIRECT, OURS, SCRAPED, TRACED, WATCHED
 
 Runs = Mapping[str, Sequence[Mapping[str, Any]]]
 """By target, one entry a round."""
@@ -24,6 +24,13 @@ OWN_FIGURES = (
     "cpu_s_per_token",
     "peak_bytes",
 )
+COMPARED = {
+    "requests_per_s": True,
+    "tokens_per_s": True,
+    "latency_p50_s": False,
+    "first_token_p50_s": False,
+}
+"""Figures with something beside it and without; True: more is better."""
 FULL_CORE = 0.95
 """A process of one thread that uses more of a core is the bottleneck."""
 
@@ -37,7 +44,7 @@ def one_run(
     others = max(phase["others_cores"] for phase in phases.values())
     cores = {
         name: {
-            **{who: phase[f"{who}_cpu_s"] / phase["wall_s"] for who in ("gateway", "upstream")},
+            **{who: phase[f"{who}_cpu_s"] / phase["wall_s"] for who in ("gateway", "upstream", "watchers")},
             "clients": phase["cpu_share"],
             "others": phase["others_cores"],
         }
@@ -53,6 +60,7 @@ def one_run(
         "cpu_s_per_token": streams["gateway_cpu_s"] / streams["tokens"],
         "tokens_per_event": streams["tokens"] / streams["events"],
         "peak_bytes": peak_bytes,
+        "watched_events_per_s": many["watched_events"] / many["wall_s"],
         "cores": cores,
         "others_cores": others,
         "disturbed": others > quiet_cores,
@@ -131,9 +139,56 @@ def promises(runs: Runs, pairs: Sequence[float] = ()) -> list[Goal]:
     return found
 
 
+def watched(runs: Runs, watchers: int) -> dict[str, Any] | None:
+    """Rounds with that many open overviews beside those without. None: there were none."""
+    if not watchers:
+        return None
+    beside = runs[WATCHED]
+    return {
+        "open": watchers,
+        "events_per_s": spread([each["watched_events_per_s"] for each in beside]),
+        "cores": {
+            phase: spread([each["cores"][phase]["watchers"] for each in beside])
+            for phase in ("throughput", "streams")
+        },
+        "figures": compared(runs, WATCHED),
+    }
+
+
+def traced(runs: Runs, ratio: float, cost: Mapping[str, float] | None) -> dict[str, Any] | None:
+    """Rounds with traces at that ratio beside those without, and what a trace costs. None: there are none."""
+    if cost is None:
+        return None
+    return {"ratio": ratio, **cost, "figures": compared(runs, TRACED)}
+
+
+def scraped(runs: Runs, every_s: float) -> dict[str, Any] | None:
+    """Rounds with a scraper beside those without, and what a scrape costs. None: there were none."""
+    if SCRAPED not in runs:
+        return None
+    return {
+        "every_s": every_s,
+        "cpu_s_per_scrape": spread([each["cpu_s_per_scrape"] for each in runs[SCRAPED]]),
+        "page_bytes": max(each["page_bytes"] for each in runs[SCRAPED]),
+        "figures": compared(runs, SCRAPED),
+    }
+
+
+def compared(runs: Runs, name: str) -> list[dict[str, Any]]:
+    """Each figure of ours with something beside it, and without: what that changes is within the spread where
+    the median with it is no worse than the worst round without."""
+    found = []
+    for figure, is_more_better in COMPARED.items():
+        bare, theirs = (spread([each[figure] for each in rounds]) for rounds in (runs[OURS], runs[name]))
+        worst = bare["least"] if is_more_better else bare["most"]
+        ok = theirs["median"] >= worst if is_more_better else theirs["median"] <= worst
+        found.append({"figure": figure, "without": bare, "with": theirs, "ok": ok})
+    return found
+
+
 def invalid(runs: Runs) -> str | None:
     """The rounds of judged targets in which the clients were the bottleneck."""
-    judged = [name for name in (OURS, "litellm") if name in runs]
+    judged = [name for name in (OURS, WATCHED, TRACED, SCRAPED, "litellm") if name in runs]
     return (
         "; ".join(
             f"{name}, round {number}: {each['invalid']}"

@@ -24,11 +24,17 @@ from ops.bench.common.errors import PeerMissing
 from ops.bench.common.load import admin_call, server_status
 from ops.bench.common.processes import end
 from ops.bench.gateway.mock_upstream import CONTEXT_TOKENS, MODEL
+from ops.bench.gateway.scraper import Scraper, scraping
+from ops.bench.gateway.traces import RATIO, collector
+from ops.bench.gateway.watchers import Watchers, watching
 from ops.sandbox.free_port import free_port
 from ops.sandbox.server import LocalServer, local_server, until
 
 OURS = "fairgate"
 SILENT = "fairgate, no estimates"
+WATCHED = "fairgate, overviews open"
+TRACED = "fairgate, with traces"
+SCRAPED = "fairgate, scraped"
 DIRECT = "direct"
 PEERS = ("nginx", "litellm", "portkey")
 START_S = 90.0
@@ -54,6 +60,10 @@ class Serving:
     """Root of its processes; None: it has none."""
     headers: Sequence[Mapping[str, str]]
     """Of each client; connections take turns."""
+    watchers: Watchers | None = None
+    """Who has its console open."""
+    scraper: Scraper | None = None
+    """Who asks for its metrics."""
 
 
 Open = Callable[[Path, int], contextlib.AbstractAsyncContextManager[Serving]]
@@ -82,24 +92,43 @@ def direct() -> BenchTarget:
 # ---------------------------------------------------------------- ours
 
 
-def fairgate(tokenizer_dir: Path | None, *, estimates: bool = True) -> BenchTarget:
+def fairgate(
+    tokenizer_dir: Path | None,
+    *,
+    estimates: bool = True,
+    watchers: int = 0,
+    traces: bool = False,
+    scraper: bool = False,
+) -> BenchTarget:
     """Our gateway. `tokenizer_dir`: prompts are rendered and counted exactly; None: estimated, with a
-    margin. `estimates`: each answer carries estimates of wait, duration and cost."""
+    margin. `estimates`: each answer carries estimates of wait, duration and cost. `watchers`: how many have
+    the console's overview open; `traces`: a share of its traces goes to a collector; `scraper`: its metrics
+    are asked for every second."""
 
     @contextlib.asynccontextmanager
     async def serve(directory: Path, upstream_port: int) -> AsyncIterator[Serving]:
         config = directory / "fairgate.toml"
         config.write_text(_fairgate_config(upstream_port, tokenizer_dir, estimates), encoding="utf-8")
-        arguments = ("--config", str(config), "--prices", f"{MODEL}=150/600", "--log-level", "warning")
-        async with local_server(directory / "data", arguments=arguments) as server:
+        arguments = ["--config", str(config), "--prices", f"{MODEL}=150/600", "--log-level", "warning"]
+        async with contextlib.AsyncExitStack() as beside:
+            if traces:
+                url = await beside.enter_async_context(collector())
+                arguments += ["--telemetry-otlp", url, "--telemetry-trace-ratio", f"{RATIO:g}"]
+            server = await beside.enter_async_context(local_server(directory / "data", arguments=arguments))
             keys = [await _tenant(server, f"tenant-{number}") for number in range(TENANTS)]
             await _known(server)
             headers = [{"authorization": f"Bearer {key}"} for key in keys]
             port = httpx.URL(server.url).port
             assert port is not None
-            yield Serving(port, server.process.pid, headers)
+            overviews = await beside.enter_async_context(watching(server, watchers)) if watchers else None
+            scrapes = await beside.enter_async_context(scraping(server.url)) if scraper else None
+            yield Serving(port, server.process.pid, headers, overviews, scrapes)
 
-    return BenchTarget(OURS if estimates else SILENT, metadata.version("fairgate"), serve)
+    name = OURS if estimates else SILENT
+    for is_so, called in ((watchers, WATCHED), (traces, TRACED), (scraper, SCRAPED)):
+        if is_so:
+            name = called
+    return BenchTarget(name, metadata.version("fairgate"), serve)
 
 
 def _fairgate_config(upstream_port: int, tokenizer_dir: Path | None, estimates: bool) -> str:
@@ -309,7 +338,7 @@ async def _program(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env={"PATH": os.environ.get("PATH", os.defpath), "HOME": str(directory), **environment},
-        start_new_session=True,
+        process_group=0,
     )
     output = bytearray()
     reading = asyncio.create_task(_keep_tail(process, output))

@@ -10,6 +10,14 @@ from ops.bench.engine.report import QUIET_CORES
 from ops.bench.gateway.peers import DIRECT
 from ops.reporting import Report
 
+COMPARED_FIGURES = {
+    "requests_per_s": ("requests/s on 32 connections", 1, 0),
+    "tokens_per_s": ("tokens/s of 64 streams", 1, 0),
+    "latency_p50_s": ("ms p50 on one connection", 1e3, 3),
+    "first_token_p50_s": ("ms to the first token", 1e3, 3),
+}
+"""Heading, scale and digits."""
+
 
 def show(report: dict[str, Any]) -> None:
     """The tables for people."""
@@ -41,6 +49,20 @@ def show(report: dict[str, Any]) -> None:
             f"{verdict} {promise['what']}: {promise['median']:.3f} "
             f"({promise['least']:.3f}-{promise['most']:.3f}), {bound}"
         )
+    if report["watchers"] is not None:
+        _show_watchers(report["watchers"])
+    if (found := report["traces"]) is not None:
+        _show_beside(found["figures"], f"with traces at {100 * found['ratio']:g} %")
+        click.echo(
+            f"A kept trace took {1e6 * found['cpu_s_per_kept']:,.0f} µs of a processor, for"
+            f" {found['spans_per_kept']:g} spans; a dropped one {1e6 * found['cpu_s_per_dropped']:,.1f} µs."
+        )
+    if (found := report["scraper"]) is not None:
+        _show_beside(found["figures"], f"with a scrape every {found['every_s']:g} s")
+        click.echo(
+            f"A scrape took {_spread(found['cpu_s_per_scrape'], 1e3, 2)} ms of a processor, for a page of"
+            f" {found['page_bytes'] / 1e3:,.0f} kB."
+        )
     for name, found in targets.items():
         for number, run in enumerate(found["runs"], 1):
             if run["invalid"]:
@@ -52,14 +74,43 @@ def show(report: dict[str, Any]) -> None:
         )
 
 
+def _show_watchers(found: dict[str, Any]) -> None:
+    """With open overviews beside without."""
+    _show_beside(found["figures"], f"with {found['open']} open overviews")
+    cores = found["cores"]
+    click.echo(
+        f"Each overview had {_spread(found['events_per_s'], 1, 2)} events/s beside 32 connections. Reading"
+        f" them took {_spread(cores['throughput'], 1, 3)} cores, beside 64 streams"
+        f" {_spread(cores['streams'], 1, 3)}."
+    )
+
+
+def _show_beside(figures: list[dict[str, Any]], with_it: str) -> None:
+    rows = []
+    for each in figures:
+        heading, scale, digits = COMPARED_FIGURES[each["figure"]]
+        rows.append(
+            {"figure": heading}
+            | {kind: _spread(each[kind], scale, digits) for kind in ("without", "with")}
+            | {"ok": "within" if each["ok"] else "NOT within"}
+        )
+    Report(
+        f"{with_it}, and whether their median is no worse than the worst round without",
+        (("figure", "figure"), ("without", "without"), ("with", with_it), ("ok", "the rounds without")),
+        rows,
+    ).show()
+
+
+def _spread(found: dict[str, Any], scale: float, digits: int) -> str:
+    low, middle, high = (f"{scale * found[key]:,.{digits}f}" for key in ("least", "median", "most"))
+    return f"{middle} ({low}-{high})"
+
+
 def _row(name: str, found: dict[str, Any]) -> dict[str, str]:
     """By heading; of the upstream alone no costs."""
 
     def of(figure: str, scale: float, digits: int) -> str:
-        low, middle, high = (
-            f"{scale * found['figures'][figure][key]:,.{digits}f}" for key in ("least", "median", "most")
-        )
-        return f"{middle} ({low}-{high})"
+        return _spread(found["figures"][figure], scale, digits)
 
     row = {
         "gateway": " ".join(filter(None, (name, found["version"]))) + ("*" if _disturbed(found) else ""),

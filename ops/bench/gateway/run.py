@@ -6,7 +6,8 @@ time to the first token), 64 streams (tokens a second, processor time per token)
 Upstream and clients are processes of their own, whose processor time is in the report; a round in which the
 clients were the bottleneck is invalid. The cost of estimates is less than the drift of a machine within a
 round and than the difference of two processes of one program: one server switches them on and off, in turn
-for short times.
+for short times. Rounds with open pages of the console, with traces, with a scraper alternate with rounds
+without, and their medians are compared with the spread of those.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import httpx
 from ops.bench.common.errors import CannotBench, PeerMissing
 from ops.bench.engine.report import QUIET_CORES
 from ops.bench.engine.run import machine_name, rotated
-from ops.bench.gateway.figures import figures, invalid, one_run, promises
+from ops.bench.gateway.figures import figures, invalid, one_run, promises, scraped, traced, watched
 from ops.bench.gateway.ledger import fsync_ms
 from ops.bench.gateway.mock_upstream import MAX_TOKENS, MODEL
 from ops.bench.gateway.peers import (
@@ -44,6 +45,9 @@ from ops.bench.gateway.peers import (
     peer,
 )
 from ops.bench.gateway.process import cpu_s, machine_cpu_s, peak_bytes, process_tree
+from ops.bench.gateway.scraper import EVERY_S
+from ops.bench.gateway.traces import RATIO, collector, cost_of_traces
+from ops.reporting import all_ok
 from ops.sandbox.server import ROOT, ServerFailed, until
 
 CONNECTIONS = 32
@@ -56,6 +60,7 @@ CHAT: dict[str, Any] = {
         {"role": "user", "content": "How far is it from Lisbon to Porto, and how long does it take?"},
     ],
 }
+LEAST_ROUNDS = 3
 LOAD_S = 120.0
 """Most that one measurement may take beyond its time."""
 
@@ -77,6 +82,12 @@ class GatewayBenchOptions:
     """Where our ledger lies: on a disk, not in memory."""
     without_estimates: bool = False
     """Also ours with estimates off: what they cost."""
+    watchers: int = 0
+    """Also ours with so many open overviews of the console: what they cost."""
+    traces: bool = False
+    """Also ours with traces: what they cost."""
+    scraper: bool = False
+    """Also ours with a scraper of its metrics: what that costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +123,17 @@ def run(options: GatewayBenchOptions, progress: Progress = lambda line: None) ->
     try:
         runs = asyncio.run(_rounds(options, targets, progress))
         pairs = asyncio.run(_pairs(options, progress)) if options.without_estimates else []
+        cost = asyncio.run(_cost_of_traces()) if options.traces else None
     except (TargetFailed, ServerFailed, OSError) as error:
         raise CannotBench(str(error)) from None
     summary = figures(runs)
     judged = [promise.as_json() for promise in promises(runs, pairs)]
+    beside = {
+        "watchers": watched(runs, options.watchers),
+        "traces": traced(runs, RATIO, cost),
+        "scraper": scraped(runs, EVERY_S),
+    }
+    figures_beside = [each for found in beside.values() if found is not None for each in found["figures"]]
     why = invalid(runs)
     return {
         "machine": {"cpu": machine_name(), "cores": os.cpu_count()},
@@ -133,14 +151,20 @@ def run(options: GatewayBenchOptions, progress: Progress = lambda line: None) ->
         },
         "skipped": skipped,
         "promises": judged,
+        **beside,
         "invalid": why,
-        "ok": None if why else all(each["ok"] for each in judged),
+        "ok": None if why else all_ok([*judged, *figures_beside]),
     }
 
 
 def chosen(options: GatewayBenchOptions) -> tuple[list[BenchTarget], list[str]]:
     """The targets, and a line for each peer that is not installed. Raises `CannotBench` for an unknown
-    name."""
+    name, and for too few rounds to compare with their spread."""
+    if (options.watchers or options.traces or options.scraper) and options.rounds < LEAST_ROUNDS:
+        raise CannotBench(
+            f"watchers, traces and a scraper need at least {LEAST_ROUNDS} rounds (--rounds): what they change"
+            " is compared with the spread of the rounds without them"
+        )
     names = PEERS if options.peers is None else tuple(dict.fromkeys(options.peers))
     targets, skipped = [direct()], []
     for name in names:
@@ -153,6 +177,12 @@ def chosen(options: GatewayBenchOptions) -> tuple[list[BenchTarget], list[str]]:
     targets.append(fairgate(options.tokenizer_dir))
     if options.without_estimates:
         targets.append(fairgate(options.tokenizer_dir, estimates=False))
+    if options.watchers:
+        targets.append(fairgate(options.tokenizer_dir, watchers=options.watchers))
+    if options.traces:
+        targets.append(fairgate(options.tokenizer_dir, traces=True))
+    if options.scraper:
+        targets.append(fairgate(options.tokenizer_dir, scraper=True))
     return targets, skipped
 
 
@@ -228,8 +258,19 @@ async def _one(
         phases = {
             phase.name: await _measure(target, serving, phase, options.seconds, upstreams) for phase in PHASES
         }
-        peak = peak_bytes(_processes(serving))
-    return one_run(phases, peak_bytes=peak, quiet_cores=QUIET_CORES)
+        processes = _processes(serving)
+        peak, more = peak_bytes(processes), {}
+        if serving.scraper is not None:
+            more = {
+                "cpu_s_per_scrape": await serving.scraper.cost_s(lambda: cpu_s(processes)),
+                "page_bytes": serving.scraper.page_bytes,
+            }
+    return one_run(phases, peak_bytes=peak, quiet_cores=QUIET_CORES) | more
+
+
+async def _cost_of_traces() -> dict[str, Any]:
+    async with collector() as url:
+        return await asyncio.to_thread(cost_of_traces, url)
 
 
 @contextlib.asynccontextmanager
@@ -260,7 +301,8 @@ async def _measure(
         "seconds": seconds * phase.share,
         "tokens": MAX_TOKENS,
     }
-    gateway = _processes(serving)
+    gateway, watchers = _processes(serving), serving.watchers
+    events = watchers.fewest if watchers else 0
     before = (cpu_s(gateway), cpu_s(upstreams), machine_cpu_s(), time.process_time(), time.perf_counter())
     seen = await _load(order)
     after = (cpu_s(gateway), cpu_s(upstreams), machine_cpu_s(), time.process_time(), time.perf_counter())
@@ -269,10 +311,15 @@ async def _measure(
     )
     if seen["errors"] or not seen["requests"]:
         raise TargetFailed(f"{target.name}: {seen['first_error'] or 'no answer within the time'}")
+    if watchers and watchers.ended:
+        raise TargetFailed(f"{target.name}: an open overview ended: {watchers.ended}")
     others_s = machine_s - gateway_s - upstream_s - own_s - seen["cpu_s"]
     return seen | {
         "gateway_cpu_s": gateway_s,
         "upstream_cpu_s": upstream_s,
+        # This process does nothing but watch while the clients send.
+        "watchers_cpu_s": own_s if watchers else 0.0,
+        "watched_events": watchers.fewest - events if watchers else 0,
         "others_cores": max(0.0, others_s / wall_s),
     }
 

@@ -1,6 +1,6 @@
 """Runs one admin act straight on the database.
 
-A server need not run; a running one sees the change within a second.
+A server need not run. After a change it waits until every running gateway serves by it.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ import getpass
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ops.cli.base import Failure, settings_now
+import click
+
+from ops.cli.base import LATE_KEY, Failure, settings_now
 from tenants.admin.audit import Actor
 
 if TYPE_CHECKING:
     from tenants.admin.admin import Admin
 
 T = TypeVar("T")
+NOW = click.option("--now", is_flag=True, help="End what runs as well, charged for what it emitted.")
 
 
 def actor() -> Actor:
@@ -28,9 +31,13 @@ def actor() -> Actor:
 
 
 def administer(act: Callable[[Admin], Awaitable[T]]) -> T:
-    """Runs one admin act; an error becomes one line on stderr and exit code 1."""
+    """Runs one admin act; an error becomes one line on stderr and exit code 1. Where it changed something,
+    every running gateway serves by that afterwards; of those that have not confirmed it in time, `answer`
+    tells."""
     from ops.serving import datadir
     from tenants.admin.admin import Admin
+    from tenants.directory import queries
+    from tenants.directory.gateways import GatewayRegistry
     from tenants.errors import TenancyError
     from tenants.storage.database import open_database
 
@@ -39,7 +46,21 @@ def administer(act: Callable[[Admin], Awaitable[T]]) -> T:
     async def run() -> T:
         database = open_database(settings.resolved_database_url)
         try:
-            return await act(Admin(database, pepper, tier_multipliers=settings.tier_multipliers))
+            admin = Admin(
+                database,
+                pepper,
+                tier_multipliers=settings.tier_multipliers,
+                alert_misses=settings.gateway.alert_misses,
+                webhook_private=settings.gateway.webhook_private,
+            )
+            if await admin.is_own_pepper():  # else only acts that make no key go on
+                datadir.keep_pepper(settings, pepper)
+            before = await database.read(queries.revision)
+            done = await act(admin)
+            if await database.read(queries.revision) != before:
+                late = await GatewayRegistry(database).not_serving(settings.gateway.gateway_stale_s)
+                click.get_current_context().meta[LATE_KEY] = [each.gateway_id for each in late]
+            return done
         finally:
             await database.close()
 
@@ -49,7 +70,7 @@ def administer(act: Callable[[Admin], Awaitable[T]]) -> T:
             "or name the right --data-dir"
         )
     try:
-        pepper = datadir.pepper(settings, create=True)
+        pepper = datadir.pepper(settings)
         return asyncio.run(run())
     except (TenancyError, datadir.DataDirRefused) as error:
         raise Failure(str(error)) from None

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.admin.administer import actor, named_list, named_one
+from ops.cli.admin.administer import NOW, actor, named_list, named_one
 from ops.cli.base import answer, group
 from ops.cli.options import Duration
 from ops.reporting import table
 from tenants.admin.commands import KeyChange, KeyCreate, ProjectCreate
-from tenants.directory.records import ApiKey
-from tenants.types import SCOPES
+from tenants.directory.records import ApiKey, tier_names
+from tenants.types import SCOPES, Tier
 
 if TYPE_CHECKING:
     from tenants.admin.admin import Admin
@@ -27,6 +27,10 @@ ALLOW_FROM = click.option(
     help="Network or address that it may be used from (repeat).  [default: anywhere]",
 )
 
+SCOPE: dict[str, Any] = {"multiple": True, "type": click.Choice(sorted(SCOPES))}
+TIERS = [tier.value for tier in Tier]
+OF_TENANT, NEVER = "tenant", "never"
+
 
 @group()
 def key() -> None:
@@ -36,10 +40,11 @@ def key() -> None:
       fairgate key create --tenant acme
       fairgate key create --tenant acme --scope usage:read --expires-in 30d
       fairgate key create --tenant acme --allow-from 10.0.0.0/8 --allow-from 2001:db8::/32
-      fairgate key set key_… --allow-from 10.1.0.0/16
+      fairgate key set key_… --allow-from 10.1.0.0/16 --name robot --default-tier batch
+      fairgate key set key_… --scope inference --tier batch --expires 2027-01-31T18:00:00+01:00
       fairgate key list --tenant acme
       fairgate key rotate key_… --grace 1h
-      fairgate key revoke key_…
+      fairgate key revoke key_… --now
     """
 
 
@@ -50,8 +55,7 @@ def key() -> None:
 @click.option(
     "--scope",
     "scopes",
-    multiple=True,
-    type=click.Choice(sorted(SCOPES)),
+    **SCOPE,
     help="What the key may do (repeat).  [default: inference, quote and usage:read]",
 )
 @click.option(
@@ -60,10 +64,27 @@ def key() -> None:
     type=Duration(),
     help="Life time, such as 12h or 30d.  [default: for ever]",
 )
+@click.option("--expires", help="Its end in place of that: ISO 8601 with a time zone.")
 @click.option("--model", "models", multiple=True, help="Model it may use (repeat; default: all).")
+@click.option(
+    "--tier",
+    "tiers",
+    multiple=True,
+    type=click.Choice(TIERS),
+    help="Tier it may use (repeat).  [default: the tenant's]",
+)
+@click.option(
+    "--default-tier",
+    type=click.Choice(TIERS),
+    help="Tier of its requests that name none.  [default: the tenant's]",
+)
 @ALLOW_FROM
 def create(
-    name: str, scopes: tuple[str, ...], models: tuple[str, ...], allow_from: tuple[str, ...], **options: Any
+    scopes: tuple[str, ...],
+    models: tuple[str, ...],
+    tiers: tuple[str, ...],
+    allow_from: tuple[str, ...],
+    **options: Any,
 ) -> None:
     """Creates a key and shows its secret, this once.
 
@@ -71,11 +92,13 @@ def create(
     --json answers:
       {"key": "fg_live_…", "id": "key_…", "tenant_id": "ten_…", "tenant": "acme", "project_id": "prj_…",
        "project": "default", "name": "", "prefix": "fg_live_4kXb…", "scopes": ["inference", "quote",
-       "usage:read"], "models": null, "allow_from": ["10.0.0.0/8"], "expires_at": null, …}
+       "usage:read"], "models": null, "default_tier": null, "allow_from": ["10.0.0.0/8"],
+       "expires_at": null, …}
     """
     wanted = KeyCreate(
         scopes=list(scopes) or None,
         models=list(models) or None,
+        tiers=list(tiers) or None,
         allow_from=list(allow_from) or None,
         **options,
     )
@@ -85,7 +108,7 @@ def create(
         known = {text for each in await admin.list_projects(tenant) for text in (each.name, each.project_id)}
         if project is not None and project not in known:
             await admin.create_project(actor(), ProjectCreate(tenant=tenant, name=project))
-        return await admin.create_key(actor(), wanted, name=name)
+        return await admin.create_key(actor(), wanted)
 
     (made, secret), shown = named_one(create_in_project, _with_secret)
     answer(
@@ -98,18 +121,82 @@ def create(
 @click.argument("key_id")
 @ALLOW_FROM
 @click.option("--allow-from-anywhere", is_flag=True, help="It may be used from anywhere again.")
-def set_(key_id: str, allow_from: tuple[str, ...], allow_from_anywhere: bool) -> None:
-    """Changes where a key may be used from. KEY_ID may be its prefix; rotation keeps the networks.
+@click.option("--name", help="A name for people; '' takes it away.")
+@click.option(
+    "--default-tier",
+    type=click.Choice([*TIERS, OF_TENANT]),
+    help="Tier of its requests that name none; tenant: the tenant's again.",
+)
+@click.option("--scope", "scopes", **SCOPE, help="What it may do (repeat: together they are all).")
+@click.option("--model", "models", multiple=True, help="Model it may use (repeat: together they are all).")
+@click.option("--all-models", is_flag=True, help="It may use its tenant's models again.")
+@click.option(
+    "--tier",
+    "tiers",
+    multiple=True,
+    type=click.Choice([*TIERS, OF_TENANT]),
+    help="Tier it may use (repeat: together they are all); tenant: the tenant's again.",
+)
+@click.option("--expires-in", "expires_in_s", type=Duration(), help="Its end, from now: 12h or 30d.")
+@click.option("--expires", help="Its end: ISO 8601 with a time zone; never: it has none.")
+def set_(
+    key_id: str,
+    allow_from: tuple[str, ...],
+    allow_from_anywhere: bool,
+    name: str | None,
+    default_tier: str | None,
+    scopes: tuple[str, ...],
+    models: tuple[str, ...],
+    all_models: bool,
+    tiers: tuple[str, ...],
+    expires_in_s: float | None,
+    expires: str | None,
+) -> None:
+    """Changes a key; what is not named stays, also when it is rotated. KEY_ID may be its prefix.
+
+    In force in every gateway when this returns, from the next request on; a new end also ends what waits.
 
     \b
     --json answers what `key create` answers, without "key".
     """
-    if bool(allow_from) == allow_from_anywhere:
-        raise click.UsageError("say what changes: --allow-from CIDR (repeat), or --allow-from-anywhere")
-    wanted = KeyChange(allow_from=list(allow_from))
+    if allow_from and allow_from_anywhere:
+        raise click.UsageError("give --allow-from CIDR (repeat) or --allow-from-anywhere, not both")
+    if models and all_models:
+        raise click.UsageError("give --model (repeat) or --all-models, not both")
+    if OF_TENANT in tiers and len(tiers) > 1:
+        raise click.UsageError(
+            "--tier tenant stands for all tiers of the tenant: name no other one beside it"
+        )
+    wanted = KeyChange(
+        name=name,
+        default_tier="" if default_tier == OF_TENANT else default_tier,
+        allow_from=list(allow_from) if allow_from or allow_from_anywhere else None,
+        scopes=list(scopes) or None,
+        models=list(models) if models or all_models else None,
+        tiers=[] if OF_TENANT in tiers else list(tiers) or None,
+        expires="" if expires == NEVER else expires,
+        expires_in_s=expires_in_s,
+    )
+    if wanted == KeyChange():
+        raise click.UsageError(
+            "say what changes: --name, --default-tier, --scope, --model, --all-models, --tier, --expires,"
+            " --expires-in, --allow-from CIDR (repeat), or --allow-from-anywhere"
+        )
     changed, shown = named_one(lambda admin: admin.update_key(actor(), key_id, wanted), ApiKey.as_json)
-    where = ", ".join(map(str, changed.allow_from)) or "anywhere"
-    answer(shown, f"key {changed.key_id} may be used from {where}")
+    answer(shown, f"key {changed.key_id} {changed.name or 'without a name'}: {_in_words(changed)}")
+
+
+def _in_words(key: ApiKey) -> str:
+    """What a key may do."""
+    tiers = "its tenant's" if key.tiers is None else ", ".join(tier_names(key.tiers))
+    models = "its tenant's" if key.models is None else ", ".join(sorted(key.models))
+    default = key.default_tier.value if key.default_tier else "its tenant's default"
+    where = ", ".join(map(str, key.allow_from)) or "anywhere"
+    end = NEVER if key.expires_at is None else key.expires_at.isoformat()
+    return (
+        f"{', '.join(sorted(key.scopes))}; tiers: {tiers}; models: {models}; tier {default};"
+        f" may be used from {where}; ends: {end}"
+    )
 
 
 @key.command(name="list")
@@ -119,12 +206,22 @@ def list_(tenant: str | None) -> None:
 
     \b
     --json answers a list of what `key create` answers, without "key", with "status":
-      [{"id": "key_…", "prefix": "fg_live_4kXb…", "status": "active", …}]
+      [{"id": "key_…", "prefix": "fg_live_4kXb…", "status": "active", "last_used_at": null, …}]
     """
     now = datetime.now(UTC)
-    found, shown = named_list(
-        lambda admin: admin.list_keys(tenant), lambda item: item.as_json() | {"status": item.status(now)}
-    )
+    uses: dict[str, datetime] = {}
+
+    async def read(admin: Admin) -> list[ApiKey]:
+        keys = await admin.list_keys(tenant)
+        uses.update(await admin.last_uses(keys))
+        return keys
+
+    def shown_with_use(item: ApiKey) -> dict[str, Any]:
+        used_at = uses.get(item.key_id)
+        last_used_at = None if used_at is None else used_at.isoformat()
+        return item.as_json() | {"status": item.status(now), "last_used_at": last_used_at}
+
+    found, shown = named_list(read, shown_with_use)
     rows = [
         (
             item.key_id,
@@ -135,23 +232,38 @@ def list_(tenant: str | None) -> None:
             named["status"],
             ", ".join(sorted(item.scopes)),
             "" if item.expires_at is None else item.expires_at.strftime("%Y-%m-%d %H:%M"),
+            "never" if item.key_id not in uses else uses[item.key_id].strftime("%Y-%m-%d %H:%M"),
             ", ".join(map(str, item.allow_from)),
         )
         for item, named in zip(found, shown, strict=True)
     ]
-    columns = ("id", "name", "tenant", "project", "prefix", "status", "scopes", "expires", "from")
+    columns = (
+        "id",
+        "name",
+        "tenant",
+        "project",
+        "prefix",
+        "status",
+        "scopes",
+        "expires",
+        "last used",
+        "from",
+    )
     answer(shown, lambda: table("keys", columns, rows))
 
 
 @key.command()
 @click.argument("key_id")
-def revoke(key_id: str) -> None:
-    """Revokes a key, at once and for good. KEY_ID may be its prefix.
+@NOW
+def revoke(key_id: str, now: bool) -> None:
+    """Revokes a key for good, in every gateway when this returns; what waits ends, refunded. What runs goes
+    on to its end, or with --now ends as well. KEY_ID may be its prefix.
 
     \b
-    --json answers what `key create` answers, without "key", with "revoked_at".
+    --json answers what `key create` answers, without "key", with "revoked_at" and, with --now, "now": true.
+    Exit code 3: a gateway has not confirmed it ("not_in_force_on").
     """
-    revoked, shown = named_one(lambda admin: admin.revoke_key(actor(), key_id), ApiKey.as_json)
+    revoked, shown = named_one(lambda admin: admin.revoke_key(actor(), key_id, now=now), ApiKey.as_json)
     answer(shown, f"key {revoked.key_id} of {shown['tenant']} revoked")
 
 

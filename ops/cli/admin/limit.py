@@ -16,6 +16,7 @@ from ops.cli.options import Duration
 from ops.reporting import table
 from tenants.admin import validation
 from tenants.admin.commands import LimitOverride, LimitSet
+from tenants.admin.cursor import MAX_PAGE
 from tenants.admin.limits import LimitView, newest_window
 from tenants.directory.records import from_us, limit_as_json
 from tenants.errors import Invalid
@@ -97,8 +98,9 @@ def limit() -> None:
 def set_(
     amount: int | None, burst: int | None, soft: bool, shadow: bool, thresholds: tuple[int, ...], **rest: Any
 ) -> None:
-    """Sets a limit; the same subject, meter, shape, tier, model and --above are replaced, and what was used
-    stays used.
+    """Sets a limit, in force in every gateway when this returns; the same subject, meter, shape, tier, model
+    and --above are replaced, and what was used stays used. A first limit begins at zero: it counts what is
+    under way and what comes, not what had ended before ("counts_since").
 
     \b
     Three shapes: --window with --amount; --rate with --burst; --meter concurrency with --amount.
@@ -107,7 +109,8 @@ def set_(
       {"id": "lim_…", "tenant_id": "ten_…", "tenant": "acme", "kind": "tenant", "subject_id": "ten_…",
        "subject": "acme", "meter": "total_tokens", "window": "day", "time_zone": "UTC", "amount": 1000000,
        "rate_per_s": null, "mode": "hard", "tier": null, "model": null, "above_tokens": 0, "end_user": null,
-       "thresholds": [], "override": null}
+       "thresholds": [], "override": null, "counts_since": "2026-01-31T12:00:00+00:00"}
+    Exit code 3: set, but a gateway has not confirmed it within 5 seconds; "not_in_force_on" names it.
     """
     if soft and shadow:
         raise click.UsageError("--soft and --shadow exclude each other")
@@ -138,7 +141,12 @@ def set_(
     mode = LimitMode.SOFT if soft else LimitMode.SHADOW if shadow else LimitMode.HARD
     wanted = LimitSet(amount=size, mode=mode, thresholds=list(thresholds) or None, **rest)
     made, shown = named_one(lambda admin: admin.set_limit(actor(), wanted), limit_as_json)
-    answer(shown, f"limit {made.limit_id} set: {in_words(made)}")
+    since = f"{from_us(made.created_us):%Y-%m-%d %H:%M:%S} UTC"
+    answer(
+        shown,
+        f"limit {made.limit_id} set: {in_words(made)}\n"
+        f"it counts since {since}: requests that had ended by then are not counted",
+    )
 
 
 @limit.command()
@@ -225,8 +233,15 @@ def _in_use(path: str, **query: str | None) -> dict[str, dict[str, Any] | None]:
     server = running_server()
     if server is None:
         return {}
-    found = call(server, "GET", f"/limits{path}", query=query)
-    return {each["id"]: each["usage"] for each in found.get("data", [found])}
+    used: dict[str, dict[str, Any] | None] = {}
+    cursor = None
+    while True:
+        pages = {} if path else {"limit": str(MAX_PAGE), "cursor": cursor}
+        found = call(server, "GET", f"/limits{path}", query=query | pages)
+        used |= {each["id"]: each["usage"] for each in found.get("data", [found])}
+        cursor = found.get("next_cursor")
+        if cursor is None:
+            return used
 
 
 def subject_in_words(limit: Limit, names: Mapping[str, Any]) -> str:

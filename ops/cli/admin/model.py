@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import click
 
 from ops.cli.admin.administer import administer
 from ops.cli.base import answer, group, settings_now
+from ops.cli.live import call, running_server
 from ops.reporting import table
 
 
@@ -30,11 +32,13 @@ def list_() -> None:
     """Lists every name that a model has in the API, and what stands behind it.
 
     \b
-    --json answers:
-      [{"name": "big", "kind": "alias", "means": {"meta/llama": 1}, "replicas": [], "priced": true},
-       {"name": "meta/llama", "kind": "model", "means": {}, "replicas": ["llama-a"], "priced": true}, …]
+    While a server runs here, also what each other server can do beyond plain text. --json answers:
+      [{"name": "big", "kind": "alias", "means": {"meta/llama": 1}, "replicas": [], "priced": true,
+        "can": {}}, {"name": "meta/llama", "kind": "model", "means": {}, "replicas": ["llama-a"],
+        "priced": true, "can": {"llama-a": ["text", "tools"]}}, …]
     """
     from gateway.pools.catalogue import alias_as_json
+    from ops.serving.capability_words import can
 
     settings = settings_now()
     priced = {row.model for row in administer(lambda admin: admin.list_prices())}
@@ -46,7 +50,9 @@ def list_() -> None:
         rows.append({"name": name, "kind": "model", "means": {}, "replicas": replicas})
     for name, means in settings.aliases.items():
         rows.append({"name": name, "kind": "alias", "means": alias_as_json(means), "replicas": []})
+    able = _able()
     for row in rows:
+        row["can"] = {name: able[name]["capabilities"] for name in row["replicas"] if name in able}
         chain = row["means"].get("chain")  # each of its models has its own price
         row["priced"] = priced.issuperset(chain if isinstance(chain, list) else [row["name"]])
     cells = [
@@ -54,11 +60,23 @@ def list_() -> None:
             row["name"],
             row["kind"],
             ", ".join(row["replicas"]) or _means(row["means"]),
+            "; ".join(f"{name}: {can(able[name])}" for name in row["can"]),
             "yes" if row["priced"] else "no: refused until `fairgate price set`",
         )
         for row in rows
     ]
-    answer(rows, lambda: table("models", ("name", "kind", "behind it", "priced"), cells))
+    answer(rows, lambda: table("models", ("name", "kind", "behind it", "can do", "priced"), cells))
+
+
+def _able() -> dict[str, dict[str, Any]]:
+    """The other servers as the running gateway describes them, by name; none where no server runs here."""
+    server = running_server()
+    if server is None:
+        return {}
+    pools = call(server, "GET", "/status")["models"]["pools"].values()
+    return {
+        each["replica_id"]: each for pool in pools for each in pool["replicas"] if each["kind"] == "openai"
+    }
 
 
 def _means(means: dict[str, Any]) -> str:
@@ -70,11 +88,14 @@ def _means(means: dict[str, Any]) -> str:
 
 @model.command()
 def check() -> None:
-    """Asks every other server whether it serves the model that the settings expect of it.
+    """Asks every other server whether it serves the model that the settings expect of it, and as it is told.
 
     \b
-    Sends one GET /v1/models to each, and reads its Prometheus page where one is named. Exit code 1 when
-    something is wrong. --json answers:
+    Sends one GET /v1/models to each, reads its Prometheus page where one is named, and asks for two answers
+    of 8 tokens: a server must stop there, and count what it sends. Where its prefix cache is salted, three
+    more show whether it keeps tenants apart. One token each shows what else it can do (tools, JSON schemas,
+    reasoning, images, fields of its own, embeddings), where the settings do not say it. Of Fairgate's plug-in
+    in a vLLM it says the version and what holds there. Exit code 1 when something is wrong. --json answers:
       [{"name": "llama-a", "url": "http://10.0.0.5:8000/v1", "model": "meta/llama", "ok": false,
         "detail": "it does not answer: Connection refused"}, …]
     """
@@ -95,7 +116,10 @@ def check() -> None:
 async def _check() -> Sequence[dict[str, Any]]:
     from gateway.pools.catalogue import Catalogue
     from gateway.requests.prompt import TokenizerMissing
+    from ops.serving.capability_words import can, cannot
+    from ops.serving.plugin_findings import plugin_detail, plugin_faults
     from ops.serving.upstream_pools import renderer_of, upstream_of
+    from ops.serving.upstream_probe import faults_of
     from tenants.errors import Invalid
 
     settings = settings_now()
@@ -104,7 +128,9 @@ async def _check() -> Sequence[dict[str, Any]]:
         finding = {"name": each.name, "url": each.url, "model": each.model, "ok": False, "detail": ""}
         findings.append(finding)
         try:
-            upstream = upstream_of(each, os.environ, renderer_of(each))
+            renderer = renderer_of(each)
+            # Not this gateway's id: its plug-in would take the check for another life of the gateway.
+            upstream = upstream_of(each, os.environ, renderer, gateway_id=f"check_{secrets.token_hex(8)}")
         except (Invalid, TokenizerMissing) as error:
             finding["detail"] = str(error)
             continue
@@ -114,13 +140,32 @@ async def _check() -> Sequence[dict[str, Any]]:
             found = upstream.model
             finding["detail"] = upstream.describe()["refusal"] or (
                 f"serves {each.model}, {found.context_tokens if found else 0} tokens of context, prompts"
-                f" {'counted' if each.tokenizer_dir else 'estimated: no tokenizer_dir'}"
+                f" {'counted' if each.tokenizer_dir else 'estimated: no tokenizer_dir'}, prefix cache"
+                f" {upstream.describe()['prefix_cache']}"
             )
+            if finding["ok"]:
+                await upstream.try_capabilities()
+                shown = upstream.describe()
+                refused = cannot(shown)
+                finding["detail"] = "; ".join(
+                    [
+                        str(finding["detail"]),
+                        f"of the kind {shown['server']} it can do {can(shown)}",
+                        *([f"it refuses {refused}"] if refused else []),
+                    ]
+                )
             if finding["ok"] and each.metrics_path and not await upstream.read_metrics():
                 finding |= {
                     "ok": False,
                     "detail": f"{each.metrics_path} is no Prometheus page of a server known here",
                 }
+            faults = await faults_of(upstream, renderer) if finding["ok"] else []
+            if finding["ok"] and upstream.has_plugin:
+                await upstream.probe()
+                finding["detail"] = f"{finding['detail']}, {plugin_detail(upstream.describe())}"
+                faults += plugin_faults(upstream.describe(), each.max_concurrent)
+            if faults:
+                finding |= {"ok": False, "detail": "; ".join(faults)}
         finally:
             await upstream.close()
     try:

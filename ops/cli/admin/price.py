@@ -10,7 +10,8 @@ from ops.cli.admin.administer import actor, administer
 from ops.cli.base import answer, group
 from ops.reporting import table
 from tenants.admin.commands import PriceSet
-from tenants.admin.prices import MAX_PAGE, PriceRow
+from tenants.admin.cursor import MAX_PAGE
+from tenants.admin.prices import PriceRow
 from tenants.pricing.pricing import MAX_NANOUSD_PER_TOKEN, MAX_THOUSANDTHS
 from tenants.types import Tier
 
@@ -109,7 +110,7 @@ def history(model: str, most: int) -> None:
     \b
     Ledger rows name the version they were charged by. --json answers what `price set` answers.
     """
-    rows = administer(lambda admin: admin.price_history(model, most=most))
+    rows = administer(lambda admin: admin.page_price_history(model, limit=most)).rows
     answer([row.as_json() for row in rows], lambda: show(f"versions of {model}", rows))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ops.cli.admin.administer import actor, named_list, named_one
+from ops.cli.admin.administer import NOW, actor, named_list, named_one
 from ops.cli.base import answer, group
 from ops.reporting import table
 from tenants.admin.commands import ProjectCreate
@@ -59,18 +59,24 @@ def list_(tenant: str | None) -> None:
 @project.command()
 @PROJECT
 @OF_TENANT
-def suspend(project: str, tenant: str | None) -> None:
-    """Suspends a project: its keys are refused within a second. Requests that run go on to their end.
+@NOW
+def suspend(project: str, tenant: str | None, now: bool) -> None:
+    """Suspends a project, in every gateway when this returns: its keys open nothing any more, and what waits
+    ends, refunded. What runs goes on to its end, or with --now ends as well.
 
     \b
     PROJECT is its id, or with --tenant its name.
-    --json answers what `project create` answers, with "status": "suspended".
+    --json answers what `project create` answers, with "status": "suspended" and, with --now, "now": true.
+    Exit code 3: a gateway has not confirmed it ("not_in_force_on").
     """
-    _, suspended = named_one(lambda admin: admin.suspend_project(actor(), project, tenant), Project.as_json)
+    _, suspended = named_one(
+        lambda admin: admin.suspend_project(actor(), project, tenant, now=now), Project.as_json
+    )
+    running = "what runs ends as well" if now else "requests that run go on to their end"
     answer(
         suspended,
         f"project {suspended['name']} of {suspended['tenant']} suspended: its keys open nothing any more;"
-        " requests that run go on to their end",
+        f" {running}",
     )
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ops.cli.admin.administer import actor, administer, named_list, named_one
 from ops.cli.base import answer, group
+from ops.cli.options import SINCE, UNTIL
 from ops.reporting import table
 from tenants.admin.commands import SloSet
 from tenants.slo.slo import METRICS, PERIOD_DAYS, Missed, Slo, SloReport
 from tenants.types import Tier
+
+if TYPE_CHECKING:
+    from tenants.admin.admin import Admin
 
 CAUSES = ("request", "quota", "capacity", "scheduling", "fault", "client", "unknown")
 TIERS = [tier.value for tier in Tier]
@@ -27,7 +31,7 @@ def slo() -> None:
       fairgate slo set --tier interactive --metric ttft --target 0.3 --tenant acme
       fairgate slo list
       fairgate slo report --tenant acme
-      fairgate slo misses --cause scheduling
+      fairgate slo misses --cause scheduling --from 24h
       fairgate slo remove slo_…
     """
 
@@ -153,8 +157,12 @@ def report(tenant: str | None, tier: str | None) -> None:
 @click.option("--tenant", help="Only this tenant (name or id).")
 @click.option("--tier", type=click.Choice(TIERS), help="Only this tier.")
 @click.option("--cause", type=click.Choice(CAUSES), help="Only this cause.")
+@SINCE
+@UNTIL
 @click.option("--most", type=click.IntRange(1, 1000), default=20, show_default=True)
-def misses(tenant: str | None, tier: str | None, cause: str | None, most: int) -> None:
+def misses(
+    tenant: str | None, tier: str | None, cause: str | None, since: str | None, until: str | None, most: int
+) -> None:
     """The newest missed targets, each with its cause and what that was found by.
 
     \b
@@ -163,9 +171,25 @@ def misses(tenant: str | None, tier: str | None, cause: str | None, most: int) -
         "cause": "quota", "target_s": 0.5, "actual_s": 2.1, "ended_us": 1760000000000000,
         "evidence": {"alone_s": 0.04, "fair_s": 1.9, "fair_without_own_s": 0.2, …}}]
     """
-    found, shown = named_list(
-        lambda admin: admin.list_misses(tenant=tenant, tier=tier, cause=cause, most=most), Missed.as_json
-    )
+
+    async def newest(admin: Admin) -> list[Missed]:
+        found: list[Missed] = []
+        cursor = None
+        while True:
+            page = await admin.page_misses(
+                tenant=tenant,
+                tier=tier,
+                cause=cause,
+                since=since,
+                until=until,
+                cursor=cursor,
+                limit=most - len(found),
+            )
+            found, cursor = found + page.rows, page.next_cursor
+            if cursor is None or len(found) >= most:
+                return found
+
+    found, shown = named_list(newest, Missed.as_json)
     rows = [
         (
             each.request_id,

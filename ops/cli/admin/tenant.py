@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ops.cli.admin.administer import actor, administer, named_one
+from ops.cli.admin.administer import NOW, actor, administer, named_one
 from ops.cli.admin.limit import in_words, subject_in_words
 from ops.cli.base import answer, group
 from ops.reporting import table
@@ -31,7 +31,7 @@ def tenant() -> None:
       fairgate tenant set acme --on-low-budget truncate
       fairgate tenant set acme --reserve 2000 --reserve-tier interactive
       fairgate tenant set acme --label team=search --label team=ads
-      fairgate tenant suspend acme
+      fairgate tenant suspend acme --now
       fairgate tenant resume acme
     """
 
@@ -220,13 +220,16 @@ def show(name: str) -> None:
 
 @tenant.command()
 @click.argument("name")
-def suspend(name: str) -> None:
-    """Suspends a tenant: its keys open nothing any more. Requests that run go on to their end.
+@NOW
+def suspend(name: str, now: bool) -> None:
+    """Suspends a tenant, in every gateway when this returns: its keys open nothing any more, and what waits
+    ends, refunded. What runs goes on to its end, or with --now ends as well.
 
     \b
-    --json answers what `tenant create` answers, with "status": "suspended".
+    --json answers what `tenant create` answers, with "status": "suspended" and, with --now, "now": true.
+    Exit code 3: a gateway has not confirmed it ("not_in_force_on").
     """
-    suspended = administer(lambda admin: admin.suspend_tenant(actor(), name))
+    suspended = administer(lambda admin: admin.suspend_tenant(actor(), name, now=now))
     answer(suspended.as_json(), f"tenant {suspended.name} suspended")
 
 

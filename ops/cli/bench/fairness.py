@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import click
@@ -166,8 +165,7 @@ def estimates(**given: Any) -> None:
     "--requests", least=100, most=1_000_000, default=5_000, help="Judged in each scenario, after the warm-up."
 )
 @whole("--seed", least=0, default=1, help="Of everything that is drawn.")
-@click.option("--plot", type=click.Path(dir_okay=False), help="Write the reliability plot to this SVG file.")
-def calibration(requests: int, seed: int, plot: str | None) -> None:
+def calibration(requests: int, seed: int) -> None:
     """Do the times that requests are told on arrival, or quoted, hold as often as they say?
 
     \b
@@ -178,12 +176,10 @@ def calibration(requests: int, seed: int, plot: str | None) -> None:
        "p90": 0.90, "pinball_p90": 0.01, …}, "e2e": {…}, …}}, "ok": true}, …], "ok": true}
     """
     from ops.bench.estimates.calibration import run, show
-    from ops.bench.estimates.calibration_plot import write_plot
+    from ops.bench.estimates.calibration_chart import reliability_charts
 
     report = run(seed=seed, requests=requests, progress=tell)
-    if plot is not None:
-        write_plot(report, Path(plot))
-    verdict(report, lambda: show(report))
+    verdict(report, lambda: show(report), charts=reliability_charts(report))
 
 
 @command()

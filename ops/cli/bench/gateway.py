@@ -43,7 +43,8 @@ def contract(json_file: Path | None, **given: Any) -> None:
     Starts its own PostgreSQL, Redis, engine and gateways, drives clients at hard limits and kills -9 what it
     started; then compares ledger, Redis, the engine's own count and what clients received. Some minutes; all
     of it goes away again. Scenarios: rate, burst-CLIENTSxGATEWAYS-{max,open}-{stream,plain}, disconnects,
-    retries, kill-{gateway,engine,redis,postgres,both}. Ends with 1 where a required figure is not met.
+    retries, kill-{gateway,engine,redis,postgres,both,both-whole}, copied-identity,
+    limit-{at-once,under-load}, suspension-under-load. Ends with 1 where a required figure is not met.
     --json answers:
       {"scenarios": [{"scenario": "burst-50x2-open-stream", "gateways": 2, "overshoot_tokens": 0,
        "drift_tokens": 0, "double_charges": 0, "leaked_holds": 0, "cancel_error_tokens": 0,
@@ -148,6 +149,17 @@ def ledger(settlements: int, concurrency: tuple[int, ...], directory: Path) -> N
     help="On which disk our ledger lies; not one in memory.  [default: here]",
 )
 @click.option("--without-estimates", is_flag=True, help="Also ours with estimates off: what they cost.")
+@whole(
+    "--watchers",
+    least=0,
+    most=200,
+    default=0,
+    help="Also ours with so many open overviews of its console: what they cost.",
+)
+@click.option("--traces", is_flag=True, help="Also ours with traces at 1 %: what they cost.")
+@click.option(
+    "--scraper", is_flag=True, help="Also ours with its metrics scraped every second: what it costs."
+)
 @JSON_FILE_OPTION
 def gateway(json_file: Path | None, **given: Any) -> None:
     """What a gateway costs: ours, with everything on, and its peers before the same upstream, in turn.
@@ -155,13 +167,20 @@ def gateway(json_file: Path | None, **given: Any) -> None:
     \b
     Added latency on one connection, requests/s on 32, time to the first token, tokens/s of 64 streams,
     processor time and memory. Peers are installed with 'make bench-peers'. Linux only, some minutes; measure
-    when nothing else runs: disturbed runs are marked. Ends with 1 where a promise is not kept, with 3 where a
-    run is invalid: the clients were the bottleneck.
+    when nothing else runs: disturbed runs are marked. With --watchers, --traces, --scraper rounds with open
+    overviews, with traces, with a scraper and without alternate, at least 3 of each: their medians may be no
+    worse than the worst round without. Ends with 1
+    where a promise is not kept, with 3 where a run is invalid: the clients were the bottleneck.
     --json answers:
       {"targets": {"fairgate": {"figures": {"added_latency_p50_s": {"median": 0.0008, "least": 0.0007,
        "most": 0.0009, "values": […]}, "requests_per_s": {…}, "cpu_s_per_request": {…}, "tokens_per_s": {…},
        "cpu_s_per_token": {…}, "peak_bytes": {…}, …}, "runs": [{"cores": {…}, "disturbed": false, …}]}, …},
        "promises": [{"what": "requests/s over LiteLLM's", "at_least": 10.0, "median": 14.1, "ok": true, …}],
+       "watchers": {"open": 20, "events_per_s": {…}, "cores": {"throughput": {…}, "streams": {…}},
+        "figures": [{"figure": "requests_per_s", "without": {…}, "with": {…}, "ok": true}, …]},
+       "traces": {"ratio": 0.01, "cpu_s_per_kept": 0.0005, "cpu_s_per_dropped": 0.000004,
+        "spans_per_kept": 7.0, "figures": […]},
+       "scraper": {"every_s": 1.0, "cpu_s_per_scrape": {…}, "page_bytes": 40000, "figures": […]},
        "skipped": [], "fsync_ms": 0.4, "ok": true}
     """
     from ops.bench.common.errors import CannotBench

@@ -20,6 +20,9 @@ COMMANDS = {
     "ledger": "gateway:ledger",
     "contract": "gateway:contract",
     "gateway": "gateway:gateway",
+    "versus": "versus:versus",
+    "vllm": "versus:vllm",
+    "upstreams": "upstreams:upstreams",
 }
 
 
@@ -45,4 +48,7 @@ def bench() -> None:
       fairgate bench ledger
       fairgate bench contract --scenario 'kill-*'
       fairgate bench gateway --peers nginx,litellm,portkey
+      fairgate bench versus --stacks litellm,plugin
+      fairgate bench vllm --parts shares,limits
+      fairgate bench upstreams --servers vllm,llama_cpp
     """

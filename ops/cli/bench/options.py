@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.base import Command, answer
+from ops.cli.base import Command, PageCommand, answer
+
+if TYPE_CHECKING:
+    from ops.pages.charts import Chart
 
 EXIT_INVALID = 3
 
@@ -29,7 +32,7 @@ JSON_FILE_OPTION = click.option(
 
 def command(name: str | None = None) -> Callable[[Callable[..., Any]], Command]:
     """Declares a benchmark."""
-    return click.command(name, cls=Command)
+    return click.command(name, cls=PageCommand)
 
 
 def whole(*names: str, least: int, most: int | None = None, **more: Any) -> Callable[[Any], Any]:
@@ -42,12 +45,17 @@ def listed(*names: str, parse: Callable[..., Any], **more: Any) -> Callable[[Any
     return click.option(*names, callback=parse, show_default="default" in more, **more)
 
 
-def verdict(report: dict[str, Any], show: Callable[[], None], json_file: Path | None = None) -> None:
+def verdict(
+    report: dict[str, Any],
+    show: Callable[[], None],
+    json_file: Path | None = None,
+    charts: Sequence[Chart] = (),
+) -> None:
     """Answers; ends with 1 where a promise was not kept, with 3 where the run was invalid and says nothing
     of it (`ok` is None)."""
     if json_file is not None:
         json_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    answer(report, show)
+    answer(report, show, charts)
     if not report["ok"]:
         raise click.exceptions.Exit(EXIT_INVALID if report["ok"] is None else 1)
 

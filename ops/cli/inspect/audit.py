@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 import msgspec
 
-from ops.cli.admin.administer import administer
+from ops.cli.admin.administer import actor, administer
 from ops.cli.base import Failure, answer, group
+from ops.cli.inspect import audit_follow, audit_log, audit_verify
+from ops.cli.inspect.audit_log import signing_key, write_log
 from ops.cli.options import PastInstant
 from ops.reporting import table
-from tenants.admin.audit_query import MAX_PAGE, AuditQuery
+from tenants.admin.cursor import MAX_PAGE
+from tenants.admin.lists.audit import AuditQuery
+from tenants.audit.accesses import Access
 
 if TYPE_CHECKING:
     from tenants.admin.admin import Admin
@@ -32,7 +36,9 @@ def _filters(command: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(
         (
             click.option(
-                "--actor", metavar="ACTOR", help="`cli:root`, `key:fg_live_…`; or only `cli`, `key`."
+                "--actor",
+                metavar="ACTOR",
+                help="`cli:root`, `key:fg_live_…`, `person:ada`; or only `cli`, `key`, `person`.",
             ),
             click.option(
                 "--subject",
@@ -58,7 +64,12 @@ def audit() -> None:
       fairgate audit list --subject tenant:acme --act tenant.suspend
       fairgate audit list --actor cli:root --since 2026-01-31T18:00:00+01:00
       fairgate audit export --output audit.jsonl
+      fairgate audit verify
     """
+
+
+for _command in (*audit_log.COMMANDS, audit_verify.verify, audit_follow.follow):
+    audit.add_command(_command)
 
 
 @audit.command(name="list")
@@ -72,9 +83,10 @@ def list_(limit: int, cursor: str | None, **given: Any) -> None:
 
     \b
     --json answers:
-      {"data": [{"id": 17, "at": "2026-01-31T12:00:00+00:00", "actor": "cli:root", "origin": "cli",
+      {"data": [{"seq": 17, "at": "2026-01-31T12:00:00+00:00", "actor": "cli:root", "origin": "cli",
        "action": "tenant.suspend", "target": "ten_…", "target_name": "acme", "tenant_id": "ten_…",
-       "tenant": "acme", "before": {"status": "active", …}, "after": {"status": "suspended", …}}, …],
+       "tenant": "acme", "before": {"status": "active", …}, "after": {"status": "suspended", …},
+       "request_id": null, "trace_id": null}, …],
        "next_cursor": null}
     """
     query = AuditQuery(**given)
@@ -117,25 +129,24 @@ def list_(limit: int, cursor: str | None, **given: Any) -> None:
     help="Write to this file, which is there complete or not at all.  [default: stdout]",
 )
 def export(output: Path | None, **given: Any) -> None:
-    """Writes admin acts as JSON lines, the oldest first, every column of each.
+    """Writes the audit as JSON lines, the oldest row first, every column of each.
 
     \b
-    Pages are written as they are read, so that a log of any length needs little memory.
+    Without a filter the file can be checked without the database (`fairgate audit verify --export FILE`): it
+    has each row's bytes and the checkpoints, and is signed up to now where the key is here. With one it is a
+    list for reading. Pages are written as they are read, so that a log of any length needs little memory.
     --json answers, with --output:
       {"rows": 1812, "output": "audit.jsonl"}
     """
-    query = AuditQuery(**given, order="oldest")
+    query, own = AuditQuery(**given, order="oldest"), signing_key()
 
     async def write(admin: Admin) -> int:
-        rows, cursor = 0, None
+        whose = actor()
+        await admin.note_access(Access("access.export", whose.name, whose.origin, "fairgate audit export"))
         with _opened(output) as file:
-            while True:
-                page = await admin.read_audit(query, cursor=cursor, limit=MAX_PAGE)
-                for row in await admin.with_names(row.as_json() for row in page.rows):
-                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
-                rows, cursor = rows + len(page.rows), page.next_cursor
-                if cursor is None:
-                    return rows
+            if query != AuditQuery(order="oldest"):
+                return await _write_list(file, admin, query)
+            return await write_log(file, admin, own)
 
     try:
         rows = administer(write)
@@ -145,6 +156,21 @@ def export(output: Path | None, **given: Any) -> None:
         raise Failure(f"{output} cannot be written: {error.strerror}") from None
     if output is not None:
         answer({"rows": rows, "output": str(output)}, f"{rows:,} rows written to {output}")
+
+
+async def _write_list(file: TextIO, admin: Admin, query: AuditQuery) -> int:
+    """The rows of a filter, for reading."""
+    from tenants.audit.export import ExportHead, head_line
+
+    file.write(head_line(ExportHead(None, None, None)))
+    rows, cursor = 0, None
+    while True:
+        page = await admin.read_audit(query, cursor=cursor, limit=MAX_PAGE)
+        for row in await admin.with_names(row.as_json() for row in page.rows):
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        rows, cursor = rows + len(page.rows), page.next_cursor
+        if cursor is None:
+            return rows
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`fairgate ledger`: verification of ledger and counters."""
+"""`fairgate ledger`: verification of ledger and counters, and what is given back."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ops.cli.admin.administer import actor, administer
 from ops.cli.base import Failure, answer, group, settings_now
 from ops.cli.live import call, running_server
 
@@ -24,6 +25,7 @@ def ledger() -> None:
     \b
       fairgate ledger verify
       fairgate ledger show req_01j9…
+      fairgate ledger adjust req_01j9… --reason "the answer had 300 tokens"
     """
 
 
@@ -36,7 +38,7 @@ def verify() -> None:
     "counters" says so.
     --json answers:
       {"ok": true, "counters": "server", "reserves": 120, "settles": 118, "open_requests": 2, "limits": 3,
-       "problems": []}
+       "in_doubt_tokens": 0, "in_doubt": [], "problems": []}
     """
     settings = settings_now()
     server = running_server()
@@ -51,6 +53,10 @@ def verify() -> None:
             f"{report['reserves']} reserved, {report['settles']} settled, {report['open_requests']} open; "
             f"{report['limits']} limits (counters: {against})"
         )
+        if report["in_doubt_tokens"]:
+            click.echo(f"{report['in_doubt_tokens']} tokens in doubt; `fairgate ledger adjust` gives back:")
+            for request_id in report["in_doubt"]:
+                click.echo(f"  {request_id}")
         for problem in report["problems"]:
             click.echo(f"  {problem}")
         click.echo("the books agree" if report["ok"] else "the books do NOT agree")
@@ -92,9 +98,64 @@ def show(request_id: str) -> None:
     answer({"request_id": request_id, "rows": rows}, text)
 
 
-async def _find(settings: Settings, request_id: str) -> list[dict[str, Any]]:
-    from msgspec import structs
+@ledger.command()
+@click.argument("request_id")
+@click.option("--reason", required=True, help="Why; kept with the row and in the audit.")
+def adjust(request_id: str, reason: str) -> None:
+    """Gives back to limits what they count of a request in doubt.
 
+    \b
+      fairgate ledger verify                  says which requests are in doubt
+      fairgate ledger adjust req_01j9… --reason "the answer had 300 tokens"
+
+    Where gateway and engine died together, limits count all that a request held, so that none is exceeded;
+    billed is what was last reported. This gives the difference back, once. The bill stays as it is.
+
+    \b
+    --json answers:
+      {"request_id": "req_01j9…", "input_tokens": 0, "output_tokens": 900, "cost_nanousd": 270000,
+       "requests": 0, "is_new": true}
+    """
+    from gateway.domain.ids import request_id_of
+
+    request_id = request_id_of(request_id)
+    server = running_server()
+    if server is not None:
+        given = call(server, "POST", "/ledger/adjust", body={"request_id": request_id, "reason": reason})
+    else:
+        given = _adjust(request_id, reason)
+    tokens = f"{given['input_tokens']} input and {given['output_tokens']} output tokens"
+    answer(given, f"{tokens} {'are' if given['is_new'] else 'had been'} given back to the limits")
+
+
+def _adjust(request_id: str, reason: str) -> dict[str, Any]:
+    """Without a server; the counters in Redis follow, where there is one."""
+    from tenants.admin.admin import Admin
+    from tenants.admin.commands import LedgerAdjust
+    from tenants.quota.store import QuotaStoreUnavailable
+
+    redis_url = settings_now().redis_url
+
+    async def act(admin: Admin) -> dict[str, Any]:
+        wanted = LedgerAdjust(request_id=request_id, reason=reason)
+        if not redis_url:
+            return (await admin.adjust_ledger(actor(), wanted, None)).as_json()
+        from tenants.quota.redis import RedisQuotaStore
+
+        store = RedisQuotaStore(redis_url)
+        try:
+            await store.ping()
+            return (await admin.adjust_ledger(actor(), wanted, store)).as_json()
+        finally:
+            await store.close()
+
+    try:
+        return administer(act)
+    except QuotaStoreUnavailable as error:
+        raise Failure(f"Redis: {error}") from None
+
+
+async def _find(settings: Settings, request_id: str) -> list[dict[str, Any]]:
     from tenants.errors import TenancyError
     from tenants.ledger.ledger import Ledger
     from tenants.storage.database import open_database
@@ -108,21 +169,7 @@ async def _find(settings: Settings, request_id: str) -> list[dict[str, Any]]:
             await database.close()
     except TenancyError as error:
         raise Failure(str(error)) from None
-    return [
-        {
-            "kind": row.kind,
-            "number": row.number,
-            "at": row.at.isoformat(),
-            "gateway_id": row.gateway_id,
-            "tier": row.tier,
-            "model": row.model,
-            **structs.asdict(row.amounts),
-            "outcome": row.outcome,
-            "labels": dict(row.labels),
-            "detail": dict(row.detail),
-        }
-        for row in rows
-    ]
+    return [row.as_json() for row in rows]
 
 
 def _require_database(settings: Settings) -> None:

@@ -92,6 +92,8 @@ def _print(offer: dict[str, Any]) -> None:
     click.echo(f"binding for {offer['valid_s']:g} s with the header X-Fairgate-Quote:")
     for each in offer["quotes"]:
         click.echo(f"  {each['tier']}: {each['token']}")
+        if not each["binding"]:
+            click.echo(f"    not binding: {each['not_binding']}")
 
 
 def _pair(pair: dict[str, float]) -> str:

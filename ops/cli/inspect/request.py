@@ -8,7 +8,9 @@ from typing import Any
 
 import click
 
+from gateway.domain.outcomes import RequestOutcome
 from ops.cli.base import Failure, answer, group, settings_now
+from ops.cli.inspect.ended import ended_requests, show_ended
 from ops.cli.inspect.waterfall import (
     decoded_in_words,
     evidence_in_words,
@@ -19,10 +21,17 @@ from ops.cli.inspect.waterfall import (
     waterfall,
 )
 from ops.cli.live import call, require_server, running_server
+from ops.cli.options import PastInstant
 from ops.reporting import table
+from tenants.admin.cursor import MAX_PAGE
+from tenants.admin.lists.requests import RequestQuery
 from tenants.types import Tier
 
 TIERS = click.Choice([tier.value for tier in Tier])
+OUTCOMES = click.Choice([outcome.value for outcome in RequestOutcome])
+ONLY_ENDED = ("outcome", "cause", "since", "until")
+"""Filters of requests that have ended."""
+INCOMPLETE = {"tool_calls": "tool calls", "json": "JSON"}
 
 
 @group()
@@ -31,6 +40,7 @@ def request() -> None:
 
     \b
       fairgate request list --tenant acme
+      fairgate request list --ended --from 24h --outcome failed
       fairgate request show req_…
       fairgate request move req_… interactive
       fairgate request cancel req_…
@@ -40,15 +50,29 @@ def request() -> None:
 
 @request.command(name="list")
 @click.option("--tenant", help="Only this tenant's (name or id).")
+@click.option("--project", help="Only this project's (id, or beside --tenant its name).")
+@click.option("--key", help="Only this key's (id or visible prefix).")
+@click.option("--model", help="Only for this model: as asked for; with --ended the one that served it.")
 @click.option("--tier", type=TIERS, help="Only this tier.")
 @click.option(
     "--status",
     type=click.Choice(["limited", "waiting", "running"]),
     help="Only these; limited: its tenant's own limits hold it back.",
 )
-def list_(tenant: str | None, tier: str | None, status: str | None) -> None:
+@click.option("--ended", is_flag=True, help="Those that have ended, the newest first; from the database.")
+@click.option("--outcome", type=OUTCOMES, metavar="WORD", help="With --ended: only those that ended so.")
+@click.option("--cause", help="With --ended: only those that missed a target for this cause.")
+@click.option(
+    "--from", "since", type=PastInstant(), help="With --ended: from then on; an instant, or 24h ago."
+)
+@click.option("--to", "until", type=PastInstant(), help="With --ended: before then; the same.")
+@click.option(
+    "--limit", type=click.IntRange(1, MAX_PAGE), default=50, show_default=True, help="With --ended: rows."
+)
+@click.option("--cursor", help="With --ended: next page of a list with the same filter.")
+def list_(status: str | None, ended: bool, limit: int, cursor: str | None, **filters: str | None) -> None:
     """Lists the requests that wait or run at the server and the gateways that share its Redis, the oldest
-    first.
+    first; with --ended those that have ended.
 
     \b
     --json answers:
@@ -56,8 +80,21 @@ def list_(tenant: str | None, tier: str | None, status: str | None) -> None:
        "elapsed_s": 2.1, "input_tokens": 64, "output_tokens": 0, "tenant_id": "ten_…", "tenant": "acme",
        "project_id": "prj_…", "project": "default", "key_id": "key_…", "key_name": "robot", …}, …],
        "has_more": false, "gateways_missing": 0}
+    With --ended:
+      {"data": [{"id": "req_…", "status": "ended", "ended_at": "2026-01-31T12:00:00+00:00",
+       "outcome": "completed", "tier": "standard", "model": "fairgate-demo", "tenant_id": "ten_…",
+       "tenant": "acme", …, "cost_nanousd": 38400, "gpu_ms": 120, "labels": {}, "misses": [],
+       "dispatched_s": 2.1, "first_token_s": 2.2, "ended_s": 3.4}, …], "next_cursor": null}
     """
-    query = {"tenant": tenant, "tier": tier, "status": status}
+    if ended:
+        if status is not None:
+            raise click.UsageError("give --status or --ended, not both")
+        shown = ended_requests(RequestQuery(**filters), cursor, limit)
+        answer(shown, lambda: show_ended(shown))
+        return
+    if cursor is not None or any(filters[name] is not None for name in ONLY_ENDED):
+        raise click.UsageError("--outcome, --cause, --from, --to and --cursor are for --ended")
+    query = {name: filters[name] for name in filters if name not in ONLY_ENDED} | {"status": status}
     found = call(require_server(), "GET", "/requests", query=query)
 
     def text() -> None:
@@ -155,6 +192,8 @@ def show(request_id: str, events: bool) -> None:
         chained = shown.get("fallback", {"tried": ()})
         for each in chained["tried"]:
             click.echo(f"- asked for {chained['asked']}; {each['model']} was passed over: {each['reason']}")
+        if cut := shown.get("incomplete"):
+            click.echo(f"- cut in the middle of its {INCOMPLETE.get(cut, cut)}")
         waterfall(shown.get("stages") or [])
         for sentence in shown.get("explanation") or []:
             click.echo(f"- {sentence}")
@@ -206,7 +245,7 @@ async def _read(shown_id: str) -> dict[str, Any]:
         if not any(row.kind == "settle" for row in rows):
             what = "has not been settled yet, and no server runs here" if rows else "is not known here"
             raise Failure(f"request {request_id[:80]} {what}")
-        admin = Admin(database, datadir.pepper(settings, create=True))
+        admin = Admin(database, datadir.pepper(settings))
         explanation = await explained(lambda one: timelines.find(database, one), admin, request_id)
         settled = settled_of(rows)
         others = await sat_out_for(admin, settled)

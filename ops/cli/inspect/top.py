@@ -35,8 +35,9 @@ def top(once: bool) -> None:
        "running": 4, "tenants": [{"tenant_id": "ten_…", "name": "acme", "tier": "standard", "weight": 2.0,
        "queued": 7, "running": 3, "share": 0.66, "fair_share": 0.67, "waits": {"requests": 64,
        "told_p50_s": 1.2, "told_p90_s": 3.1, "had_p50_s": 1.1, "had_p90_s": 2.7, "within_told_p90": 0.93}}],
-       "replicas": [{"model": "fairgate-demo", "replica_id": "engine-0", "is_up": true, "refusal": "",
-       "running": 4, "places": 32, "waiting": 0, "kv_used": 0.21}], "refusals": {"insufficient_quota": 3}}
+       "replicas": [{"model": "fairgate-demo", "replica_id": "engine-0", "is_up": true,
+       "is_drained": false, "refusal": "", "running": 4, "places": 32, "waiting": 0, "kv_used": 0.21}],
+       "refusals": {"insufficient_quota": 3}}
     """
     server = require_server()
 
@@ -147,6 +148,7 @@ def _replica(model: str, shown: Mapping[str, Any], engine: Mapping[str, Any]) ->
         "model": model,
         "replica_id": shown["replica_id"],
         "is_up": shown["is_up"],
+        "is_drained": shown["is_drained"],
         "refusal": shown["refusal"],
         "running": shown["running"],
         "places": shown["window"],
@@ -173,7 +175,7 @@ def _replica_rows(replicas: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, 
     for row in replicas:
         yield (
             _short(row["replica_id"], MOST_NAME),
-            "up" if row["is_up"] else row["refusal"] or "down",
+            "drained" if row["is_drained"] else "up" if row["is_up"] else row["refusal"] or "down",
             f"{row['running']} of {row['places']}",
             "" if row["waiting"] is None else str(row["waiting"]),
             percent(row["kv_used"]),

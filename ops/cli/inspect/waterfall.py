@@ -9,6 +9,7 @@ from ops.reporting import table
 
 BAR_CELLS = 48
 COLOURS = {
+    "read": "white",
     "received": "white",
     "limits": "magenta",
     "queue": "yellow",
@@ -44,12 +45,14 @@ def waterfall(stages: Sequence[Mapping[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    end_s = max(each["end_s"] for each in stages)
+    # What came before its arrival is drawn, too.
+    begin_s = min(0.0, *(each["start_s"] for each in stages))
+    end_s = max(each["end_s"] for each in stages) - begin_s
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for column, justify in (("", "left"), ("from", "right"), ("took", "right"), ("", "left")):
         grid.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for each in stages:
-        before, cells = bar(each["start_s"], each["end_s"], end_s)
+        before, cells = bar(each["start_s"] - begin_s, each["end_s"] - begin_s, end_s)
         drawn = Text(" " * before + "█" * cells, style=COLOURS.get(each["name"], "white"))
         grid.add_row(each["name"], seconds(each["start_s"]), seconds(each["end_s"] - each["start_s"]), drawn)
     Console(highlight=False).print(grid)

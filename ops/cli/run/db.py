@@ -17,6 +17,7 @@ def db() -> None:
       fairgate db current
       fairgate db upgrade
       fairgate db downgrade base     drops everything, data included
+      fairgate db grant ROLE         PostgreSQL: what a running server needs, for a role that owns nothing
     """
 
 
@@ -86,3 +87,32 @@ def current() -> None:
       {"revision": "0001", "head": "0001", "is_current": true}
     """
     _run("", _settings(), "")
+
+
+@db.command()
+@click.argument("role")
+def grant(role: str) -> None:
+    """Gives ROLE of PostgreSQL what a running server needs, and takes all else from it.
+
+    Run it with the URL of the tables' owner, and again after each upgrade. Servers then connect as ROLE: it
+    cannot change or delete a row of audit, ledger or prices, nor take away the triggers that refuse it. A
+    role that owns something here, is a superuser, or a member of the owner is refused.
+
+    \b
+    --json answers:
+      {"role": "fairgate_server", "append_only": ["ledger", "counter_sets", "prices", "audit", …]}
+    """
+    from migrations import runner
+    from tenants.errors import TenancyError
+    from tenants.storage.server_role import APPEND_ONLY
+
+    settings = settings_now()
+    try:
+        runner.grant(settings.resolved_database_url, role)
+    except TenancyError as error:
+        raise Failure(str(error)) from None
+    answer(
+        {"role": role, "append_only": list(APPEND_ONLY)},
+        f"{role} may do what a running server needs; it adds to {', '.join(APPEND_ONLY)}, and changes nothing"
+        " there",
+    )

@@ -20,6 +20,13 @@ from ops.cli.base import FLAGS_KEY, Command
     help="Write the report as JSON (- is stdout).",
 )
 @click.option(
+    "--html",
+    "html_file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the report as a page that stands alone.",
+)
+@click.option(
     "--seconds",
     type=click.FloatRange(3, 600),
     default=75.0,
@@ -41,6 +48,7 @@ from ops.cli.base import FLAGS_KEY, Command
 def demo(
     once: bool,
     json_file: Path | None,
+    html_file: Path | None,
     seconds: float,
     seed: int,
     port: int,
@@ -56,7 +64,7 @@ def demo(
     report compares service with fair shares, estimates with actuals, and the ledger with the counters.
     Then it stays up for you to try, until Ctrl-C.
       fairgate demo
-      fairgate demo --once --json out.json
+      fairgate demo --once --json out.json --html out.html
     The JSON report (exit code 1 when the ledger is not exact, or anybody was served out of turn):
       {"ok": true, "failed": [], "trace": {"requests": 980, "length_factor": 0.29, "time_compression": 8.57,
        …},
@@ -75,6 +83,7 @@ def demo(
     options = DemoOptions(
         once=once,
         json_file=json_file,
+        html_file=html_file,
         span_s=seconds,
         seed=seed,
         port=port,

@@ -5,22 +5,36 @@ from __future__ import annotations
 import asyncio
 import sys
 from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ops.cli.base import Command, answer, settings_now
 
+if TYPE_CHECKING:
+    from ops.serving.doctor import Finding
+    from ops.settings.settings import Settings
+
 
 @click.command(cls=Command)
 @click.option("--model", help="Model directory, or a model's id on the hub.")
 @click.option("--redis-url", metavar="URL", help="Redis.")
-def doctor(model: str | None, redis_url: str | None) -> None:
-    """Checks data directory, database, Redis, model, engine and clock, and says what to do.
+@click.option(
+    "--rules",
+    "rules_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Prometheus's rule file: is it what `fairgate alerts rules` prints.",
+)
+def doctor(model: str | None, redis_url: str | None, rules_file: Path | None) -> None:
+    """Checks data directory, database, audit, Redis, model, engine and clock, and says what to do.
 
     \b
     Changes nothing. Exit code 1 when something is wrong.
       fairgate doctor
       fairgate doctor --redis-url redis://cache/0
+      fairgate doctor --rules /etc/prometheus/fairgate.rules.yml
     --json answers:
       {"ok": false, "checks": [{"check": "database", "ok": false, "detail": "there is none yet",
        "advice": "run `fairgate serve` once, or `fairgate db upgrade`"}, …]}
@@ -29,6 +43,8 @@ def doctor(model: str | None, redis_url: str | None) -> None:
     from ops.serving.doctor import examine
 
     findings = asyncio.run(examine(settings))
+    if rules_file is not None:
+        findings.append(_rules(rules_file, settings))
     healthy = all(finding.ok for finding in findings)
 
     def text() -> None:
@@ -40,3 +56,13 @@ def doctor(model: str | None, redis_url: str | None) -> None:
 
     answer({"ok": healthy, "checks": [asdict(finding) for finding in findings]}, text)
     sys.exit(0 if healthy else 1)
+
+
+def _rules(path: Path, settings: Settings) -> Finding:
+    from ops.cli.config.alerts import rules_now
+    from ops.deploy.alert_rules import as_yaml, out_of_date
+    from ops.serving.doctor import Finding
+
+    wrong = out_of_date(path, as_yaml(rules_now(settings)))
+    advice = f"run `fairgate alerts rules > {path}`, and reload Prometheus" if wrong else ""
+    return Finding("alert rules", not wrong, wrong or f"{path} is up to date", advice)

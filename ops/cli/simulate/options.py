@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,18 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.base import Failure, answer
+from ops.cli.base import answer, page_file
 
 if TYPE_CHECKING:
     from ops.simulate.machines.machines import Machine
     from ops.simulate.presets import ScenarioPreset
     from ops.simulate.replay import BaselineRun
-    from ops.simulate.run import Report, Scenario
+    from ops.simulate.run import Scenario
     from ops.simulate.traffic.requests import Source
 
+LINES_KEY = "fairgate.progress"
+LINE_EVERY_S = 0.5
 DEFAULT_POLICIES = "fcfs,hybrid"
 TABLE_POLICIES = "static-padded,static,dynamic,buckets,fcfs,sjf,vtc,hybrid"
-PICTURES = (".png", ".svg", ".pdf")
 
 
 def serving_options(*, recorded: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -84,15 +87,21 @@ def serving_options(*, recorded: bool = False) -> Callable[[Callable[..., Any]],
     return add
 
 
-def picture_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of pictures."""
-    options = (
-        click.option("--plot", metavar="FILE", help="A picture (.png, .svg, .pdf); needs matplotlib."),
-        click.option("--html", metavar="FILE", help="A page with everything in it."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+def progress_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The option `--progress`: lines of JSON for programs in place of a bar."""
+
+    def remember(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        if value:
+            # The number of simulations that have begun.
+            ctx.meta[LINES_KEY] = 0
+
+    return click.option(
+        "--progress",
+        is_flag=True,
+        expose_value=False,
+        callback=remember,
+        help="Say on stderr how far it is, in lines of JSON, for programs.",
+    )(command)
 
 
 def machine_of(
@@ -175,42 +184,10 @@ def policies_of(policy: str | None, default: str) -> list[str]:
     return names
 
 
-def check_outputs(plot: str | None, html: str | None) -> None:
-    """Refuses unwritable outputs before the work."""
-    from ops.simulate.report.plot import NoMatplotlib, require
-
-    if plot is not None:
-        if not plot.lower().endswith(PICTURES):
-            raise click.UsageError(f"--plot writes {', '.join(PICTURES)}, not {plot!r}")
-        try:
-            require()
-        except NoMatplotlib as error:
-            raise Failure(str(error)) from None
-    for path in (plot, html):
-        if path is not None and not Path(path).absolute().parent.is_dir():
-            raise click.UsageError(f"there is no directory for {path!r}")
-
-
 def collector(found: list[Any], scenario: Scenario) -> Callable[[str, Any], None]:
     from ops.simulate.figures.curves import curves
 
     return lambda name, pool: found.append(curves(pool, scenario.slo))
-
-
-def write_pictures(
-    report: Report, found: list[Any], scenario: Scenario, plot: str | None, html: str | None
-) -> None:
-    from ops.simulate.report.page import write_page
-    from ops.simulate.report.plot import save
-    from ops.simulate.report.show import heading
-
-    try:
-        if plot is not None:
-            save(Path(plot), heading(report), found, scenario.slo)
-        if html is not None:
-            write_page(Path(html), report, found, scenario.slo)
-    except OSError as error:
-        raise Failure(f"{error.filename}: cannot be written ({error.strerror})") from None
 
 
 @contextmanager
@@ -225,6 +202,9 @@ def progress_of(
     if not policies:
         yield lambda name: None, lambda rows: None
         return
+    if LINES_KEY in click.get_current_context().meta:
+        yield _progress_lines(2 * sum(1 for _ in scenario.source))
+        return
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
@@ -238,6 +218,29 @@ def progress_of(
             progress.start_task(now)
 
         yield on_policy, lambda rows: progress.advance(now, rows)
+
+
+def _progress_lines(total: int) -> tuple[Callable[[str], None], Callable[[int], None]]:
+    meta = click.get_current_context().meta
+    line: dict[str, Any] = {"policy": "", "number": 0, "done": 0, "total": total}
+    said_s = 0.0
+
+    def say() -> None:
+        nonlocal said_s
+        said_s = time.monotonic()
+        click.echo(json.dumps(line), err=True)
+
+    def on_policy(name: str) -> None:
+        meta[LINES_KEY] += 1
+        line.update(policy=name, number=meta[LINES_KEY], done=0)
+        say()
+
+    def on_rows(rows: int) -> None:
+        line["done"] += rows
+        if time.monotonic() - said_s >= LINE_EVERY_S:
+            say()
+
+    return on_policy, on_rows
 
 
 def trace_of(name: str, rate: float | None = None, seed: int = 0) -> Source:
@@ -258,19 +261,18 @@ def cut(source: Source, speed: float, limit: int | None) -> Source:
 def run_and_answer(
     scenario: Scenario,
     policies: list[str],
-    plot: str | None,
-    html: str | None,
     baseline: BaselineRun | None = None,
     **more: Any,
 ) -> None:
     """Simulates, draws and answers; the `baseline` comes first, and `more` is added to the report. Raises
     `BadTrace`, ValueError."""
     from ops.reporting import plain
+    from ops.simulate.report.charts import charts
     from ops.simulate.report.show import show
     from ops.simulate.run import simulate
 
     found: list[Any] = []
-    collect = collector(found, scenario) if plot or html else lambda name, pool: None
+    collect = collector(found, scenario) if page_file() else lambda name, pool: None
     if baseline is not None:
         collect(baseline.pool.policy, baseline.pool)
     with progress_of(scenario, policies) as (on_policy, on_rows):
@@ -279,5 +281,4 @@ def run_and_answer(
     if baseline is not None:
         report["policies"].insert(0, plain(baseline.figures))
         report = plain({"warning": baseline.warning, "baseline": baseline.comparison}) | report
-    write_pictures(report, found, scenario, plot, html)
-    answer(report, lambda: show(report))
+    answer(report, lambda: show(report), charts(found, scenario.slo))

@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.base import Command, Failure, answer
+from ops.cli.base import Failure, PageCommand, answer
 from ops.cli.simulate.options import (
     DEFAULT_POLICIES,
     TABLE_POLICIES,
-    check_outputs,
     cut,
     machine_of,
-    picture_options,
     policies_of,
     run_and_answer,
     scenario_of,
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from ops.simulate.traffic.requests import Source
 
 
-@click.command(cls=Command)
+@click.command(cls=PageCommand)
 @click.option(
     "--trace",
     "traces",
@@ -47,7 +45,6 @@ if TYPE_CHECKING:
 @click.option(
     "--sustained", is_flag=True, help="The highest rate at which 90 % meet the SLO, by policy and trace."
 )
-@picture_options
 def simulate(
     traces: tuple[str, ...],
     generate: str | None,
@@ -58,8 +55,6 @@ def simulate(
     limit: int | None,
     speed: float,
     sustained: bool,
-    plot: str | None,
-    html: str | None,
     **asked: Any,
 ) -> None:
     """The gateway's queue and the engines' schedulers on a virtual clock: thousands of requests a second.
@@ -72,7 +67,7 @@ def simulate(
       fairgate simulate --preset seventy-b
       fairgate simulate --trace azure --policy static,fcfs,hybrid --replicas 2 --html report.html
       fairgate simulate --trace day.csv.gz --gpu h100 --model 70b --tensor-parallel 4 --slo ttft=1,tpot=0.05
-      fairgate simulate --generate tenants=20,rate=10,flooder=5,hot=2 --plot flood.png
+      fairgate simulate --generate tenants=20,rate=10,flooder=5,hot=2 --html flood.html
       fairgate simulate --sustained --trace azure --trace arena --limit 1000
 
     \b
@@ -95,10 +90,7 @@ def simulate(
         raise click.UsageError("several --trace go with --sustained")
     if preset is not None and preset not in PRESETS:
         raise click.UsageError(f"no preset {preset!r}; there are {', '.join(PRESETS)}")
-    if sustained and (plot or html):
-        raise click.UsageError("--sustained has no pictures: leave out --plot and --html")
     chosen = PRESETS[preset] if preset is not None else None
-    check_outputs(plot, html)
     try:
         machine = machine_of(chosen, asked)
         sources = [trace_of(name, rate, seed) for name in traces] or [_source(chosen, generate, seed)]
@@ -111,7 +103,7 @@ def simulate(
         if sustained:
             _sustained(scenarios, policies, limit)
             return
-        run_and_answer(scenarios[0], policies, plot, html)
+        run_and_answer(scenarios[0], policies)
     except BadTrace as error:
         raise Failure(str(error)) from None
     except ValueError as error:

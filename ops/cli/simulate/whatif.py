@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.base import Command, Failure, settings_now
+from ops.cli.base import Failure, PageCommand, settings_now
 from ops.cli.options import Duration
 from ops.cli.simulate.options import (
-    check_outputs,
     cut,
     machine_of,
     names_machine,
     options_asked,
-    picture_options,
     policies_of,
     progress_of,
+    progress_option,
     run_and_answer,
     scenario_of,
     serving_options,
@@ -41,7 +40,7 @@ MOST_ROWS = 500_000
 DATES = ["%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S.%f", "%Y-%m-%d"]
 
 
-@click.command(cls=Command)
+@click.command(cls=PageCommand)
 @click.option(
     "--last", type=Duration(), default="1h", show_default=True, help="So far back, such as 30m or 24h."
 )
@@ -51,9 +50,23 @@ DATES = ["%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S.%f", "%Y-%m-%
 @click.option("--gateway", metavar="ID", help="Only what this gateway served, where several did.")
 @click.option("--tenant", "tenants", metavar="NAME", multiple=True, help="Only theirs (repeat).")
 @serving_options(recorded=True)
-@click.option("--limit", type=click.IntRange(1), metavar="ROWS", help="The first requests alone.")
+@click.option(
+    "--weight",
+    "weights",
+    metavar="TENANT=WEIGHT",
+    multiple=True,
+    help="Another weight of a tenant in the queue and the engines (repeat).",
+)
+@click.option(
+    "--limits",
+    "limits_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Other limits: a file as of `fairgate apply`, of which the limits count.",
+)
+@click.option("--rows", "most_rows", type=click.IntRange(1), metavar="ROWS", help="The first requests alone.")
 @click.option("--speed", type=float, default=1.0, show_default=True, help="So many times as fast as it was.")
-@picture_options
+@progress_option
 def whatif(
     last: float,
     from_: datetime | None,
@@ -62,10 +75,10 @@ def whatif(
     gateway: str | None,
     tenants: tuple[str, ...],
     policy: str | None,
-    limit: int | None,
+    weights: tuple[str, ...],
+    limits_file: Path | None,
+    most_rows: int | None,
     speed: float,
-    plot: str | None,
-    html: str | None,
     **asked: Any,
 ) -> None:
     """Serves recorded traffic again, on a virtual clock: other policies, other sizes, other GPUs.
@@ -80,6 +93,7 @@ def whatif(
       fairgate whatif
       fairgate whatif --policy vtc,fcfs,hybrid
       fairgate whatif --last 24h --replicas 2 --slo ttft=1
+      fairgate whatif --weight acme=3 --limits limits.yaml
       fairgate whatif --from 2026-03-02T09:00 --to 2026-03-02T10:00 --speed 2 --html twice-the-load.html
 
     \b
@@ -90,31 +104,36 @@ def whatif(
         "ttft_s": {"p50": 0.4, …}, "attainment": 0.97, "tenants": {…}, …}, "unserved": 3,
        "policies": [{"policy": "vtc", "is_baseline": true, …}, …], …}
     """
+    from ops.simulate.changed_terms import limits_in_file, weights_asked, with_terms
     from ops.simulate.origin import only_of
     from ops.simulate.recorded import as_it_was, read
     from ops.simulate.traffic.requests import BadTrace
+    from tenants.config_file.yaml_reader import BadFile
 
     settings = settings_now()
     until_s = time.time() if to is None else to.replace(tzinfo=UTC).timestamp()
     since_s = until_s - last if from_ is None else from_.replace(tzinfo=UTC).timestamp()
     if not since_s < until_s:
         raise click.UsageError("--from must lie before --to")
-    check_outputs(plot, html)
     try:
         rows, described = asyncio.run(_read(settings, since_s, until_s, of_model))
         if gateway is not None:
             rows = only_of(gateway, rows, described)
         since, until = (datetime.fromtimestamp(at_s, UTC) for at_s in (since_s, until_s))
         name = f"traffic of {since:%Y-%m-%d %H:%M} to {until:%H:%M} UTC"
-        recorded = read(rows, name, described, limit)
+        recorded = read(rows, name, described, most_rows)
         part = recorded.of(tenants) if tenants else recorded
+        limits = limits_in_file(_content(limits_file)) if limits_file is not None else []
+        changed, terms = with_terms(part, rows[0].model, weights_asked(weights), limits)
         server = _server(rows, described, policy, asked)
         machine = machine_of(None, asked, None if server is None else server.machine())
-        scenario = scenario_of(cut(part, speed, None), machine, None, asked)
-        baseline, overrides = None, []
+        scenario = scenario_of(cut(changed, speed, None), machine, None, asked)
+        baseline, overrides = None, terms
+        if limits:
+            scenario = replace(scenario, begins_s=recorded.begins_s)
         names = policies_of(policy, "")
         if server is not None:
-            overrides = _overrides(server, scenario, asked)
+            overrides = [*_overrides(server, scenario, asked), *terms]
             scenario, baseline = _as_served(server, recorded, scenario, asked)
             if overrides or part is not recorded or speed != 1:
                 names = names or [server.policy]
@@ -123,8 +142,6 @@ def whatif(
         run_and_answer(
             scenario,
             names,
-            plot,
-            html,
             baseline,
             recorded=as_it_was(part, scenario.slo),
             unserved=recorded.unserved,
@@ -132,8 +149,18 @@ def whatif(
         )
     except BadTrace as error:
         raise Failure(str(error)) from None
+    except BadFile as error:
+        raise click.UsageError(f"{limits_file}: {error}") from None
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+
+
+def _content(file: Path) -> bytes:
+    """Raises `Failure`."""
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise Failure(f"{error.filename}: cannot be read ({error.strerror})") from None
 
 
 def _server(

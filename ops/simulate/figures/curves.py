@@ -28,6 +28,9 @@ class Curves:
     """Of those that ended in each part: how many a second had met the SLO."""
     attainment: dict[str, float]
     """Of the tenants with the most requests."""
+    service_per_s: dict[str, list[float]] = field(repr=False)
+    """Of these tenants, by the same parts of the span: input and output tokens of answers, spread evenly from
+    the first token to the last."""
 
 
 def curves(pool: SimulatedPool, slo: SloLimits) -> Curves:
@@ -51,7 +54,22 @@ def curves(pool: SimulatedPool, slo: SloLimits) -> Curves:
         [count / width_s for count in arrived],
         [count / width_s for count in good],
         {tenant: sum(met[row] for row in its) / len(its) for tenant, its in by_tenant},
+        {tenant: _service(records, its, span_s) for tenant, its in by_tenant},
     )
+
+
+def _service(records: Records, rows: list[int], span_s: float) -> list[float]:
+    width_s = span_s / BINS
+    tokens = [0.0] * BINS
+    for row in rows:
+        first_s, last_s = records.first_s[row], records.last_s[row]
+        if not first_s <= last_s < float("inf"):
+            continue
+        first, last = _bin(first_s, span_s), _bin(last_s, span_s)
+        share = (records.input_tokens[row] + records.output_tokens[row]) / (last - first + 1)
+        for place in range(first, last + 1):
+            tokens[place] += share
+    return [each / width_s for each in tokens]
 
 
 def _bin(at_s: float, span_s: float) -> int:

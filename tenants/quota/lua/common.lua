@@ -43,12 +43,16 @@ local function load(home, name)
   return parse(redis.call('HGET', hash_of(home), name))
 end
 
-local function store(home, name, counter)
+local function counter_text(counter)
   local parts = {}
   for i = 1, #counter do
     parts[i] = text(counter[i])
   end
-  redis.call('HSET', hash_of(home), name, table.concat(parts, ' '))
+  return table.concat(parts, ' ')
+end
+
+local function store(home, name, counter)
+  redis.call('HSET', hash_of(home), name, counter_text(counter))
 end
 
 -- Exact, where a rounded division might not be. (Towards zero.)
@@ -226,6 +230,47 @@ local function rest_us(shape, counter, cap, rate)
     return (counter[2] + quotient(cap - counter[1] + rate - 1, rate)) * 1000
   end
   return 0
+end
+
+-- The counter on which a new part will hold, in the present window, its text, and the ended window that it replaces.
+-- Nil: the caller's bounds are not those of the present window.
+local function present(part, start_us, end_us)
+  local raw = redis.call('HGET', hash_of(part.home), part.name)
+  local counter, over = parse(raw), nil
+  if part.shape == 'w' then
+    if not counter or (counter[2] > 0 and now_us >= counter[2]) then
+      -- A new window. The caller computes its bounds; its clock must agree with the server's on which one it is.
+      if end_us > 0 and (now_us < start_us or now_us >= end_us) then
+        return nil
+      end
+      counter, over = {start_us, end_us, 0, 0, 0}, counter
+    end
+    part.start = counter[1]
+  elseif part.shape == 'b' then
+    counter = advance_bucket(part, counter, now_us)
+  elseif not counter then
+    counter = {0}
+  end
+  return counter, raw or '', over
+end
+
+-- An end user without counters takes the place of the one that rests longest, once the most have theirs: which one
+-- gives way (nil: there is room), and the refusal where none rests.
+local function place_for(user, most)
+  if user == '' or redis.call('HEXISTS', keys.users, user) == 1 then
+    return nil, nil
+  end
+  local forgotten_us = tonumber(redis.call('HGET', keys.counters, FORGOTTEN) or '0')
+  if now_us < forgotten_us then
+    return nil, {'users', now_us, forgotten_us}
+  elseif redis.call('HLEN', keys.users) >= most then
+    local first = redis.call('ZRANGE', keys.resting, 0, 0, 'WITHSCORES')
+    if not first[1] or tonumber(first[2]) > now_us then
+      return nil, {'users', now_us, first[2] and tonumber(first[2]) or -1}
+    end
+    return first[1], nil
+  end
+  return nil, nil
 end
 
 -- The record of an end user; a new one where there is none.

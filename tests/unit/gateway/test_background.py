@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 import pytest
 
-from gateway import background
-from gateway.background import BackgroundWriter, every
+from gateway.background import BackgroundWriter, every, watch_lag
 from tenants.errors import DatabaseUnavailable
 from tenants.storage.task_stop import stop
 
@@ -43,6 +43,23 @@ async def test_the_first_call_is_now_or_after_one_interval() -> None:
     assert calls == ["now"]
 
 
+async def test_what_holds_the_loop_is_seen_as_lag() -> None:
+    seen, told = list[float](), asyncio.Event()
+
+    def note(lag_s: float) -> None:
+        seen.append(lag_s)
+        told.set()
+
+    task = asyncio.create_task(watch_lag(0.01, note))
+    await told.wait()
+    time.sleep(0.2)  # noqa: ASYNC251 (what no callback may do)
+    told.clear()
+    await asyncio.wait_for(told.wait(), 5)
+    await stop([task])
+    assert min(seen) >= 0
+    assert max(seen) >= 0.15
+
+
 class Writer(BackgroundWriter):
     task_name = "writer"
     log = log
@@ -69,7 +86,7 @@ class Writer(BackgroundWriter):
 async def test_a_writer_purges_rarely_and_flushes_once_more_when_it_closes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(background, "FLUSH_EVERY_S", 0.001)
+    monkeypatch.setattr(Writer, "flush_every_s", 0.001)
     for purge_every_s in (0.0, 60.0):
         writer = Writer(purge_every_s)
         writer.start()

@@ -15,6 +15,7 @@ from gateway.domain.account import Account
 from gateway.domain.estimate import Times
 from gateway.error_mapping import as_api_error, budget_denied
 from gateway.errors import LONGEST_RETRY_S, ApiError
+from gateway.fair_threads import TooManyWaiting
 from gateway.http.openai_responses import error_event
 from gateway.response_headers import MAX_POLICIES, limit_headers, policy_name, quota_fields
 from tenants.quota.store import Denied, LimitNotKept, LimitState, TooManyEndUsers
@@ -25,8 +26,16 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
     "broken_json": ("no",),
     "unknown_parameter": ("x",),
     "unsupported_parameter": ("x", "no"),
+    "no_server_can": ("tools", "no"),
     "wrong_content_type": ("text/plain",),
+    "wrong_content_encoding": ("gzip",),
+    "malformed_http": (),
+    "head_too_large": (65_536, 128),
+    "head_too_slow": (10.0,),
+    "too_many_connections": (100,),
     "body_too_large": (1024,),
+    "text_too_large": (1024,),
+    "input_too_long": (128, 200, "input[3]"),
     "body_too_slow": (30.0,),
     "context_too_long": (128, 100, 50, "max_tokens"),
     "model_not_found": ("m",),
@@ -38,8 +47,9 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
     "tier_not_allowed": ("priority", "interactive", ["standard", "batch"]),
     "bad_header": ("X", "y", "no"),
     "already_exists": ("no",),
+    "precondition_failed": ("no", {"name": "acme"}, "0123456789abcdef"),
     "not_found": ("/x",),
-    "method_not_allowed": ("PUT", "/x"),
+    "method_not_allowed": ("PUT", "/x", "GET, OPTIONS"),
     "insufficient_quota": ("spent",),
     "rate_limited": ("wait", "tokens", 1.5),
     "limit_not_kept": (),
@@ -47,6 +57,7 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
     "engine_failed": (),
     "accounts_unavailable": ("database",),
     "engine_unavailable": (),
+    "capability_unavailable": ("tools", "vllm-a can, and is away"),
     "no_price": (),
     "quote_refused": ("quote_expired", "it has expired"),
     "estimates_off": ("nothing is quoted", None),
@@ -56,6 +67,7 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
     "request_not_found": ("req_1",),
     "request_elsewhere": ("gw-2",),
     "request_cancelled": (3,),
+    "key_withdrawn": ("tenant_suspended", 3),
     "not_waiting": ("running",),
     "tier_has_limits": ("interactive", "output_tokens"),
     "client_left": (),
@@ -70,6 +82,8 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
 }
 CASES: list[tuple[str, ApiError]] = [
     *((name, getattr(errors, name)(*arguments)) for name, arguments in ARGUMENTS.items()),
+    *(("large_bodies_full", errors.large_bodies_full(1024, of_tenant=each)) for each in (False, True)),
+    *(("address_has_too_many", errors.address_has_too_many(9, through_proxy=each)) for each in (False, True)),
     *(
         (name, make(seconds))
         for seconds in (None, 12.2, LONGEST_RETRY_S + 1)
@@ -120,7 +134,10 @@ def test_what_an_sdk_would_try_again_says_whether_and_when(name: str, error: Api
     if headers.get("x-should-retry") == "true":
         assert 0 < float(headers["retry-after-ms"]) <= LONGEST_RETRY_S * 1000
         assert float(headers["retry-after"]) * 1000 >= float(headers["retry-after-ms"])
-    assert msgspec.json.decode(error.body())["error"].keys() == {"message", "type", "param", "code"}
+    assert msgspec.json.decode(error.body())["error"].keys() == {
+        *("message", "type", "param", "code"),
+        *error.details,
+    }
 
 
 def test_what_was_charged_is_never_tried_again_by_itself() -> None:
@@ -134,6 +151,16 @@ def test_what_was_charged_is_never_tried_again_by_itself() -> None:
     assert sdk_tries_again(errors.engine_lost(0))
     assert sdk_tries_again(errors.queue_full("full", 2.0, tenant=True))
     assert not sdk_tries_again(errors.insufficient_quota("spent"))
+
+
+def test_more_than_may_wait_for_a_thread_is_refused_for_a_moment() -> None:
+    of_tenant = as_api_error(TooManyWaiting(512, of_tenant=True), "r")
+    assert (of_tenant.status, of_tenant.code) == (429, "tenant_queue_full")
+    assert "512 requests of this tenant wait to be read" in of_tenant.message
+    in_all = as_api_error(TooManyWaiting(2048, of_tenant=False), "r")
+    assert (in_all.status, in_all.code) == (503, "queue_full")
+    assert sdk_tries_again(of_tenant)
+    assert sdk_tries_again(in_all)
 
 
 def test_a_stream_that_breaks_says_in_its_event_what_headers_can_say_no_more() -> None:
@@ -197,6 +224,20 @@ def test_a_refusal_by_a_limit_carries_the_fields_too() -> None:
     assert error.all_headers()["ratelimit"] == '"tenant-requests-minute";r=0;t=13'
     spent = replace(tight, window=Window.LIFETIME)
     assert "retry-after" not in budget_denied(Denied(spent, 1, 0, None, (state(spent, 0),))).all_headers()
+
+
+def test_a_budget_with_something_left_is_not_spent_and_says_what_fits() -> None:
+    day = limit(Meter.TOTAL_TOKENS, 100, window=Window.DAY)
+
+    def said(available: int, fitting_max_tokens: int | None, wanted: int = 80) -> str:
+        return budget_denied(Denied(day, wanted, available, None), fitting_max_tokens).message
+
+    assert "is spent" in said(0, 0)
+    assert "is spent" not in said(30, 20)
+    assert "available 30, requested 80. What is left suffices for max_tokens of at most 20." in said(30, 20)
+    assert "at most 20" in said(30, 20, wanted=800), "also where the request is larger than the limit"
+    assert "shorten the prompt" in said(30, 0)
+    assert "is spent" not in said(30, None)
 
 
 # ---------------------------------------------------------------- the platform

@@ -7,7 +7,7 @@ from ipaddress import ip_address, ip_network
 
 import pytest
 
-from tenants.networks import address_of, is_within, network_of
+from tenants.networks import address_of, counted_as, is_within, network_of
 
 
 @pytest.mark.parametrize(
@@ -72,3 +72,11 @@ def test_an_address_is_within_networks_of_its_own_kind() -> None:
     outside = ["11.0.0.0", "2001:db9::", "::a00:1"]
     found = {text: is_within(address, networks) for text in inside + outside if (address := address_of(text))}
     assert found == dict.fromkeys(inside, True) | dict.fromkeys(outside, False)
+
+
+def test_a_64_counts_as_one_address() -> None:
+    counted = {str(counted_as(address_of(text))) for text in ("2001:db8::1", "2001:db8::ffff:ffff:ffff:ffff")}
+    assert counted == {"2001:db8::/64"}
+    assert counted_as(address_of("2001:db8:0:1::1")) == ip_network("2001:db8:0:1::/64")
+    assert counted_as(address_of("::ffff:192.0.2.7")) == ip_address("192.0.2.7")
+    assert counted_as(None) is None

@@ -102,8 +102,11 @@ local function brake_has_room(replica, ticket, rank)
       and kv + ticket.kv <= math.max(1, math.floor(replica.kv_tokens * share))
 end
 
--- Its tier, by its brake, and its lane may hold this much more of a replica.
+-- It can do what the request needs, and the request's tier, by its brake, and its lane may hold this much more of it.
 local function may_hold(replica, ticket, rank, lane)
+  if ticket.unfit and ticket.unfit[replica.id] then
+    return false
+  end
   if not brake_has_room(replica, ticket, rank) then
     return false
   end

@@ -65,7 +65,7 @@ local function new_ticket(about)
     gateway = own, life = gateways.get(own).life, number = add_to('seq', 1),
     arrived_us = now_us - about.waited_us, tenant = about.tenant, tier = about.tier, cost = about.cost,
     weight = about.weight, sequences = about.sequences, kv = about.kv, predicted = about.predicted,
-    cached = about.cached,
+    cached = about.cached, unfit = next(about.unfit) and about.unfit or nil,
   }
 end
 
@@ -137,6 +137,15 @@ function acts.move(id, tier, lane)
     stand(id, ticket, head(place))
   else
     watch_ageing(id, ticket)
+    tickets.put(id, ticket)
+  end
+end
+
+-- Other replicas cannot do what it needs.
+function acts.unfit(id, replicas)
+  local ticket = own_ticket(id)
+  if ticket then
+    ticket.unfit = next(replicas) and replicas or nil
     tickets.put(id, ticket)
   end
 end

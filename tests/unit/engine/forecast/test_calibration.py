@@ -195,3 +195,21 @@ def test_waits_are_covered_by_tier_and_by_the_wait_that_was_told() -> None:
         ("plain", 0, load, 0.9): 0, ("plain", 1, load, 0.5): 0, ("plain", 1, load, 0.9): 1,
     }  # fmt: skip
     assert longest_wait_s(load - 1) < 2.0 <= longest_wait_s(load)
+
+
+def test_what_became_of_single_requests_teaches_nothing_of_many_together() -> None:
+    calibration = Calibration()
+    together, binding = HERE.of_kind("together"), HERE.of_kind("binding")
+    actual = {"ttft": 1.0, "e2e": 4.0}
+    for _ in range(WARM_UP - 1):
+        calibration.observe(HERE, RAW, RAW, actual)  # type: ignore[arg-type]
+        assert not calibration.has_learned(binding)
+    calibration.observe(HERE, RAW, RAW, {"ttft": 1.0})
+    assert not calibration.has_learned(binding), "nothing of whole answers"
+    calibration.observe(HERE, RAW, RAW, {"e2e": 4.0})
+    assert calibration.has_learned(binding)
+    assert not calibration.has_learned(together)
+    for _ in range(WARM_UP):
+        calibration.observe(together, RAW, RAW, actual)  # type: ignore[arg-type]
+    assert calibration.has_learned(together)
+    assert not calibration.has_learned(replace(together, load=0)), "nor of an idle engine"

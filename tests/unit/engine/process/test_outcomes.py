@@ -30,16 +30,23 @@ def test_an_outcome_is_collected_again_and_again_until_it_is_acknowledged() -> N
     store.keep("gateway-a", outcome("one"))
     assert ids(store.collect("gateway-a")) == ["one"]
     assert ids(store.collect("gateway-a")) == ["one"]
-    assert store.acknowledge(["one"]) == 1
+    assert len(store.acknowledge("gateway-a", ["one"])) == 1
     assert store.collect("gateway-a") == []
 
 
 def test_a_repeated_or_unknown_acknowledgement_changes_nothing() -> None:
     store = OutcomeStore()
     store.keep("gateway-a", outcome("one"))
-    assert store.acknowledge(["other", "one", "one"]) == 1
-    assert store.acknowledge(["one"]) == 0
+    assert len(store.acknowledge("gateway-a", ["other", "one", "one"])) == 1
+    assert len(store.acknowledge("gateway-a", ["one"])) == 0
     assert len(store) == 0
+
+
+def test_a_gateway_acknowledges_its_own_outcomes_only() -> None:
+    store = OutcomeStore()
+    store.keep("gateway-a", outcome("one"))
+    assert len(store.acknowledge("gateway-b", ["one"])) == 0
+    assert ids(store.collect("gateway-a")) == ["one"]
 
 
 def test_a_sequence_has_one_outcome() -> None:
@@ -71,7 +78,7 @@ def test_a_sequence_may_start_only_if_its_outcome_will_find_room() -> None:
     store.keep("gateway-a", outcome("one"))
     assert store.has_room(live_sequences=1)
     assert not store.has_room(live_sequences=2)
-    store.acknowledge(["one"])
+    store.acknowledge("gateway-a", ["one"])
     assert store.has_room(live_sequences=2)
 
 
@@ -80,9 +87,9 @@ def test_what_an_earlier_engine_left_counts_down_to_nothing() -> None:
     store.restore([HeldOutcome("gateway-a", outcome("one")), HeldOutcome("gateway-b", outcome("two"))])
     store.keep("gateway-a", outcome("three"))
     assert store.num_restored == 2
-    store.acknowledge(["one", "three"])
+    store.acknowledge("gateway-a", ["one", "three"])
     assert store.num_restored == 1
-    store.acknowledge(["two"])
+    store.acknowledge("gateway-b", ["two"])
     assert store.num_restored == 0
 
 

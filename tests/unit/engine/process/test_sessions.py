@@ -24,12 +24,37 @@ def test_a_session_is_greeted_once_and_then_only_kept_alive() -> None:
     assert len(gateways.sessions) == 1
 
 
-def test_a_session_is_lost_after_three_silent_seconds_and_any_message_counts_as_life() -> None:
-    gateways = GatewaySessions(now_s=0.0)
+def test_a_session_is_lost_when_it_is_silent_too_long_and_any_message_counts_as_life() -> None:
+    gateways = GatewaySessions(now_s=0.0, lost_s=3.0)
     session = open_session(gateways, b"a/1", "a")
     gateways.hear(b"a/1", 2.0)
     assert gateways.silent(4.9) == []
-    assert gateways.silent(5.0) == [session]
+    assert gateways.silent(5.0) == []
+    assert gateways.silent(6.0) == [session]
+
+
+def test_a_session_is_kept_alive_by_its_secret_from_any_connection_until_it_ends() -> None:
+    gateways = GatewaySessions(now_s=0.0, lost_s=3.0)
+    first, second = open_session(gateways, b"a/1", "a"), open_session(gateways, b"b/1", "b")
+    assert first.secret != second.secret
+    for now_s in (2.0, 4.0, 6.0):
+        gateways.alive(first.secret, now_s)
+        gateways.alive("a guess", now_s)
+        gateways.silent(now_s)
+    assert gateways.silent(7.0) == [second]
+    gateways.end(first)
+    gateways.alive(first.secret, 8.0)
+    assert gateways.unheard_s(8.0) == 2.0
+
+
+def test_what_arrives_after_the_engine_itself_stood_still_counts_before_a_session_is_lost() -> None:
+    gateways = GatewaySessions(now_s=0.0, lost_s=3.0)
+    session = open_session(gateways, b"a/1", "a")
+    assert gateways.silent(60.0) == [], "the engine has not turned for a minute, and looks once more"
+    gateways.alive(session.secret, 60.1)
+    assert gateways.silent(61.0) == []
+    assert gateways.silent(63.5) == []
+    assert gateways.silent(64.5) == [session]
 
 
 def test_a_new_session_of_the_same_gateway_ends_the_older_one_at_once() -> None:
@@ -53,6 +78,9 @@ def test_a_superseded_session_does_not_fight_back() -> None:
     assert isinstance(answer, HelloRefused)
     assert answer.code == "superseded"
     assert gateways.lives(newer)
+    gateways.end(newer)
+    assert isinstance(gateways.hello(b"a/1", Hello("a"), 2.0), Opened), "the other process has gone"
+    assert isinstance(gateways.hello(b"a/2", Hello("a"), 3.0), Opened), "and may come back as ever"
 
 
 def test_sessions_of_different_gateways_live_side_by_side() -> None:

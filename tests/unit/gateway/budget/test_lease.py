@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.budget import lease
 from gateway.budget.lease import SequenceLease
-from tenants.quota.store import Denied
+from tenants.quota.store import Denied, LimitState
 from tenants.types import Amounts, Limit, LimitMode, Meter, SubjectKind, Window
 
 PROMPT = 10
@@ -57,6 +59,13 @@ def test_the_first_chunk_takes_half_a_burst_at_most_and_leaves_room_for_the_prom
 def test_every_sequence_gets_a_token_even_where_the_burst_is_smaller() -> None:
     # The store will say that it can never be held.
     assert outputs(hold([bucket(2)], sequences=3))[0] == 3
+
+
+@pytest.mark.parametrize("limits", [[], [window()], [bucket(1_000)], [window(), bucket(2)]])
+def test_what_emits_nothing_holds_its_prompt_and_no_output(limits: list[Limit]) -> None:
+    for made in (hold(limits, ahead=1, most=0), cut(limits, ahead=1, most=0)):
+        assert outputs(made) == (0, 0, 0)
+        assert made.first.input_tokens == PROMPT
 
 
 def cut(limits: list[Limit], *, ahead: int, most: int) -> lease.Hold:
@@ -243,6 +252,27 @@ def test_a_rate_is_waited_for_and_a_spent_budget_is_not() -> None:
     assert lease.retry_in_s(denied(bucket(10), 40.0), 500.0, 5.0) == 40.0
     assert lease.retry_in_s(denied(window(), None), 0.0, 5.0) is None
     assert lease.retry_in_s(denied(bucket(10), None), 0.0, 5.0) is None
+
+
+def test_what_would_still_fit_is_what_every_window_of_the_tenant_has_room_for() -> None:
+    def left(limit: Limit, available: int) -> LimitState:
+        return LimitState(limit, 0, 0, available, 60.0)
+
+    day, cost = window(), window(Meter.COST_NANOUSD)
+    platform = replace(window(), kind=SubjectKind.PLATFORM)
+    soft = replace(window(Meter.OUTPUT_TOKENS), mode=LimitMode.SOFT)
+
+    def fitting(limit: Limit, available: int, *states: LimitState, sequences: int = 1) -> int | None:
+        denied = Denied(limit, 5_000, available, None, states)
+        return lease.fitting_max_tokens(denied, sizes, sequences, 4_000)
+
+    assert fitting(day, 50) == 40, "the prompt has ten"
+    assert fitting(day, 50, sequences=4) == 10
+    assert fitting(day, 50, left(cost, 100 * PROMPT + 300 * 7 + 299)) == 7
+    assert fitting(day, 50, left(platform, 12), left(soft, 1), left(bucket(5), 5)) == 40
+    assert (fitting(day, PROMPT), fitting(day, 0)) == (0, 0)
+    assert fitting(window(Meter.REQUESTS), 0) is None
+    assert fitting(bucket(50), 20) is None
 
 
 def test_what_others_hold_is_waited_for_so_long_and_no_longer() -> None:

@@ -137,3 +137,13 @@ async def test_only_so_many_wait_in_all() -> None:
 def test_limits_of_other_tiers_are_another_bucket() -> None:
     one = Limit("l", "t", SubjectKind.TENANT, "t", Meter.OUTPUT_TOKENS, 9, rate_per_s=50, tier=Tier.BATCH)
     assert len(fed_streams([bucket(100), one], sizes, 50.0)) == 2
+
+
+async def test_buckets_that_feed_streams_are_told_from_those_that_do_not() -> None:
+    limiter, mine, other = StreamLimiter(max_waiting=10), bucket(5), bucket(5, Meter.INPUT_TOKENS)
+    assert not limiter.feeds([mine, other])
+    await limiter.enter("a", {mine.identity: 2}, 1)
+    assert limiter.feeds([other, mine])
+    assert not limiter.feeds([other])
+    limiter.leave("a")
+    assert not limiter.feeds([mine])

@@ -12,6 +12,7 @@ from engine.messages import SequenceOutcome
 from gateway.cluster.crash_charge import reckon
 from gateway.domain.outcomes import RequestOutcome
 from tenants.errors import UnknownPrice
+from tenants.ledger.progress import Progress, RunningUse
 from tenants.ledger.rows import LedgerRow, OpenRequest
 from tenants.pricing.pricing import Price, PriceBook, PriceEntry, TokenWeights, uniform_book
 from tenants.types import Amounts, Tier
@@ -40,28 +41,75 @@ def test_the_engines_word_is_charged_to_the_token() -> None:
     assert found.detail["reserved_by"] == "gw_dead"
 
 
-def test_without_an_engine_the_last_report_is_charged_and_the_doubt_is_named() -> None:
+LIVE, GONE = "engine-0/live", "engine-0/gone"
+WITNESSED = Progress(frozenset({LIVE}), frozenset({"m"}))
+"""A record of a gateway whose only engine lives on."""
+
+
+def sent(engine: str, output_tokens: int) -> Progress:
+    return replace(WITNESSED, requests={"r": RunningUse(engine, 10, 0, output_tokens, 5_000)})
+
+
+def test_without_an_engine_the_last_report_is_billed_and_limits_count_what_was_held() -> None:
     request = OpenRequest(
         RESERVE, (top_up(1, 20, [10, 30, 10_000, 1, 0]), top_up(2, 20, [10, 55, 17_500, 1, 7]))
     )
-    found = reckon(request, [], BOOK)
+    found = reckon(request, [], BOOK, Progress())
     assert found.outcome is RequestOutcome.LOST
-    assert found.charged == found.counted == Amounts(10, 55, 17_500, 1, 7)
-    assert (found.detail["basis"], found.detail["uncertain_tokens"]) == ("last_report", 40 + 20 + 20 - 55)
+    assert found.charged == Amounts(10, 55, 17_500, 1, 7)
+    assert found.counted == replace(request.held, gpu_ms=7) == Amounts(10, 80, 25_000, 1, 7)
+    assert found.detail["basis"] == "last_report"
+    assert found.detail["uncertain_tokens"] == 80 - 55
+    assert found.detail["in_doubt"] == [0, 25, 7_500, 0, 0]
 
 
 def test_the_last_report_bills_tokens_as_they_were_and_counts_them_as_limits_do() -> None:
     reported = {"used": [5, 138, 17_500, 1, 7], "tokens": [10, 55, 17_500, 1, 7]}
     request = OpenRequest(RESERVE, (replace(top_up(1, 110, []), detail=reported),))
-    found = reckon(request, [], BOOK)
+    found = reckon(request, [], BOOK, Progress())
     assert found.charged == Amounts(10, 55, 17_500, 1, 7)
-    assert found.counted == Amounts(5, 138, 17_500, 1, 7)
+    assert found.detail["in_doubt"] == [5, 12, 28_500, 0, 0]
 
 
-def test_what_was_never_topped_up_and_no_engine_knows_is_charged_nothing() -> None:
-    found = reckon(OpenRequest(RESERVE), [], BOOK)
-    assert found.charged == found.counted == Amounts(requests=0)
-    assert found.detail["uncertain_tokens"] == 40
+def test_a_whole_hold_that_was_never_topped_up_counts_whole_and_bills_what_the_record_says() -> None:
+    nothing = reckon(OpenRequest(RESERVE), [], BOOK, Progress())
+    assert nothing.charged == Amounts(requests=1)
+    assert nothing.counted == RESERVE.amounts
+    assert nothing.detail["in_doubt"] == [10, 40, 13_000, 1, 0]
+    recorded = reckon(OpenRequest(RESERVE), [], BOOK, sent(GONE, 33), {LIVE})
+    assert recorded.charged == Amounts(10, 33, 10 * 100 + 33 * 300, 1, 5)
+    assert recorded.counted == Amounts(10, 40, 13_000, 1, 5)
+    assert recorded.detail["in_doubt"] == [0, 7, 2_100, 0, 0]
+    # Of record and top-up the one that says more.
+    later = OpenRequest(RESERVE, (top_up(1, 20, [10, 35, 11_500, 1, 0]),))
+    assert reckon(later, [], BOOK, sent(GONE, 33), {LIVE}).charged.output_tokens == 35
+
+
+@pytest.mark.parametrize(
+    ("progress", "lives", "known"),
+    [
+        (None, set(), True),
+        (WITNESSED, {LIVE}, True),
+        (WITNESSED, {LIVE, "another/1"}, True),
+        (WITNESSED, {"engine-0/next"}, False),
+        (WITNESSED, set(), False),
+        (Progress(frozenset({LIVE}), frozenset({"other"})), {LIVE}, False),
+        (Progress(), {LIVE}, False),
+        (sent(LIVE, 0), {LIVE}, True),
+        (sent(GONE, 0), {LIVE}, False),
+        (sent("a server of others", 3), {LIVE}, False),
+        (WITNESSED.after(Progress()), {LIVE}, False),
+        (WITNESSED.after(sent(GONE, 0)), {LIVE}, False),
+    ],
+)
+def test_nothing_is_in_doubt_where_the_engines_that_it_can_have_got_to_lived_on(
+    progress: Progress | None, lives: set[str], known: bool
+) -> None:
+    found = reckon(OpenRequest(RESERVE), [], BOOK, progress, lives)
+    assert ("in_doubt" not in found.detail) is known
+    counted = found.counted
+    assert (counted.input_tokens, counted.output_tokens) == ((0, 0) if known else (10, 40))
+    assert (found.detail["uncertain_tokens"] == 0) is known
 
 
 def test_limits_are_never_charged_more_than_was_held() -> None:

@@ -25,11 +25,13 @@ def came(
     limited_s: float = 0.0,
     rested_s: float = 0.0,
     share: float = 0.5,
+    own_s: tuple[float, float] = (0.0, 0.0),
+    is_binding: bool = True,
 ) -> Redemption:
     return redemption_of(
         "offer", QUOTED, Times(10.0, 10.5, 10.0 + ttft_s, 10.0 + e2e_s, 10.0 + e2e_s), outcome,
         output_tokens=output_tokens, cost_nanousd=1_001, limited_s=limited_s, rested_s=rested_s,
-        credit_share=share,
+        credit_share=share, own_s=own_s, is_binding=is_binding,
     )  # fmt: skip
 
 
@@ -68,6 +70,22 @@ def test_what_the_client_did_is_not_ours() -> None:
         assert (gone.is_kept, gone.credit_nanousd) == (None, 0)
 
 
+def test_time_that_went_to_its_tenants_later_work_is_not_ours() -> None:
+    assert came(ttft_s=3.0, own_s=(1.5, 1.5)).is_kept
+    assert came(ttft_s=3.0, own_s=(0.5, 0.5)).missed == ("ttft",)
+    assert came(e2e_s=9.0, own_s=(0.0, 4.5)).is_kept
+    assert came(e2e_s=9.0, own_s=(0.0, 3.5)).missed == ("e2e",)
+    lost = came(own_s=(9.0, 9.0), outcome=RequestOutcome.ENGINE_LOST)
+    assert (lost.missed, lost.credit_nanousd) == (("engine_lost",), 501), "a fault of ours is one"
+
+
+def test_a_quote_that_does_not_bind_is_judged_and_not_credited() -> None:
+    for changes in ({"ttft_s": 2.1}, {"outcome": RequestOutcome.ENGINE_LOST}):
+        missed = came(**changes, is_binding=False)  # type: ignore[arg-type]
+        assert (missed.is_kept, missed.credit_nanousd, missed.is_binding) == (False, 0, False)
+    assert came(is_binding=False).is_kept
+
+
 def ticket(name: str, tenant: str, tier: int) -> Ticket:
     return Ticket(QueueEntry(name, tenant, 0.0, 100, 50, tier), 1, 150)
 
@@ -83,8 +101,8 @@ def test_a_jump_passes_lower_tiers_of_others_and_pauses_where_no_place_is_free()
     def of(rank: int, places: int, sequences: int = 1) -> Displacement:
         return displacement("me", rank, sequences, 40 * sequences, waiting, running, places)
 
-    assert of(0, 3) == Displacement(400, 40)
-    assert of(1, 3) == Displacement(200, 40)
+    assert of(0, 3) == Displacement(400, 40, {"x": 400})
+    assert of(1, 3) == Displacement(200, 40, {"x": 200})
     assert of(2, 3) == Displacement(0, 0)
-    assert of(0, 4) == Displacement(400, 0), "a place is free"
-    assert of(0, 3, sequences=3) == Displacement(400, 80), "only two run in lower tiers"
+    assert of(0, 4) == Displacement(400, 0, {"x": 400}), "a place is free"
+    assert of(0, 3, sequences=3) == Displacement(400, 80, {"x": 400}), "only two run in lower tiers"

@@ -27,6 +27,7 @@ from gateway.domain.timeline import (
     first,
     number,
     pack,
+    trace_numbers,
     unpack,
 )
 from gateway.explain.explanation import explain, explanation, stages_of, waits_of
@@ -225,8 +226,16 @@ def test_every_kind_and_every_outcome_has_its_place_for_good() -> None:
         "RECEIVED": 1, "QUOTED": 2, "RESERVED": 3, "QUEUED": 4, "MOVED": 5, "DISPATCHED": 6, "ADMITTED": 7,
         "PREFILLED": 8, "FIRST_TOKEN": 9, "PAUSED": 10, "RESUMED": 11, "SWAPPED": 12, "RESTORED": 13,
         "PREEMPTED": 14, "TOPPED_UP": 15, "STALLED": 16, "LAST_TOKEN": 17, "ENDED": 18, "SETTLED": 19,
-        "LEFT_OUT": 20, "DECODED": 21,
+        "LEFT_OUT": 20, "DECODED": 21, "TRACED": 22,
     }  # fmt: skip
     assert [each.value for each in OUTCOMES][:5] == [
         "completed", "disconnected", "cancelled", "slow_reader", "budget",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("parent", ["b7ad6b7169203331", "0"])
+def test_a_trace_is_shown_with_its_callers_span_where_it_has_one(parent: str) -> None:
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    event = unpack(pack([Event(TimelineKind.TRACED, 7, trace_numbers(trace_id, parent))]))[0]
+    shown = {"event": "traced", "at_s": 7e-6, "trace_id": trace_id}
+    assert event.as_json() == shown | ({"parent_span_id": parent} if parent != "0" else {})

@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from engine.entry import QueueEntry
+from engine.forecast.calibration import WARM_UP
 from engine.forecast.length.length import LengthForecast
 from engine.forecast.wait.arrivals import ArrivalRates
 from engine.messages import (
@@ -27,7 +28,7 @@ from engine.messages import (
 from engine.scheduling.counters import ServiceCounters
 from engine.step_time.model import PRIOR
 from gateway.domain.call import Call
-from gateway.domain.estimate import Times
+from gateway.domain.estimate import Estimate, Times
 from gateway.estimates.engine_load import flights_of
 from gateway.estimates.estimator import Estimator
 from gateway.estimates.forecast_cache import DEBT_S, MAX_COMING, Size
@@ -47,6 +48,7 @@ class StillEngine:
 
     replica_id = "a"
     is_up = True
+    is_drained = False
 
     def __init__(self) -> None:
         info = ModelInfo(MODEL, "x", 1, 1024, 100, [0], "float32", "cpu", "none")
@@ -66,7 +68,7 @@ class StillEngine:
 
     def cancel(self, sequence_id: str, cause: str) -> None: ...
 
-    def acknowledge(self, sequence_ids: Sequence[str]) -> None: ...
+    def acknowledge(self, sequence_ids: Sequence[str], *, is_traced: bool = False) -> None: ...
 
     async def wait_until_up(self, timeout_s: float) -> bool:
         return True
@@ -265,6 +267,22 @@ def test_while_nobody_waits_it_replays_an_eighth_as_often_and_at_once_when_someb
     assert bench.estimates.forecast_cache.replays == replays + 2, "the last one saw who waited"
 
 
+def test_a_surface_is_replayed_for_a_refusal_only_where_requests_have_left() -> None:
+    bench = Bench()
+    bench.enqueue(10, lengths=(10**6, 10**6))
+    bench.dispatch()
+    bench.enqueue(100, tenant="me", lengths=(10**6, 10**6))
+    long_s = bench.wait_s(0.0)
+    cache = bench.estimates.forecast_cache
+    assert not cache.renew(0.01), "it is as it was"
+    for ticket in list(bench.flow.tickets()):
+        bench.flow.cancel(ticket.entry.entry_id, 0.02)
+    assert bench.wait_s(0.02) > 0, "between two replays an estimate goes by the last one"
+    assert cache.renew(0.03)
+    assert bench.wait_s(0.04) < long_s / 4
+    assert not cache.renew(0.05)
+
+
 def test_an_answer_grows_with_the_queue_until_the_next_replay() -> None:
     bench = Bench()
     bench.enqueue(10)
@@ -348,6 +366,52 @@ def test_quotes_replay_for_themselves_and_for_all_tiers_at_once_within_limits() 
     promise = offers[Tier.STANDARD].promise
     assert promise is not None
     assert promise.bucket.kind == "binding"
+
+
+@pytest.mark.parametrize("has_time", [True, False])
+def test_a_tenants_outstanding_quotes_count_in_all_figures_of_its_next_one(has_time: bool) -> None:
+    bench = Bench(replay_took_s=0.0 if has_time else 0.01)
+    cache = bench.estimates.forecast_cache
+    quoted: list[QueueEntry] = []
+    cache.promised = lambda now_s, tenant_id: [each for each in quoted if each.tenant_id == tenant_id]
+
+    def offer(tenant: str) -> Estimate:
+        return bench.estimates.offers(MODEL, tenant, 1.0, [Tier.STANDARD], SIZE, 0.0)[Tier.STANDARD]
+
+    if not has_time:  # the replays of these are all that there is time for
+        for _ in range(3):
+            offer("other")
+    replays = cache.replays
+    first = offer("me")
+    quoted += [QueueEntry(f"q{number}", "me", 0.0, 100, 80) for number in range(7)]
+    eighth, others = offer("me"), offer("other")
+    assert (cache.replays > replays) == has_time
+    quoted += [QueueEntry(f"p{number}", "me", 0.0, 100, 80) for number in range(33)]
+    forty_first = offer("me")
+    step_time = bench.estimates.step_time
+    prompts_s = 7 * 100 * step_time.per_token_s
+    assert eighth.ttft_s[0] >= first.ttft_s[0] + 0.9 * prompts_s, "their prompts go first"
+    beside_s = 6 * (step_time.per_token_s + step_time.per_sequence_s)
+    assert eighth.tpot_s[0] >= first.tpot_s[0] + beside_s, "they decode beside it"
+    assert others.ttft_s[0] == pytest.approx(first.ttft_s[0]), "not in another tenant's"
+    assert (first.wait_s[0], eighth.wait_s[0]) == (0.0, 0.0), "there are places for them"
+    assert forty_first.wait_s[0] > 10 * first.ttft_s[0], "and none for so many"
+    kinds = [each.promise and each.promise.bucket.kind for each in (first, eighth, others, forty_first)]
+    assert kinds == ["binding", "together", "binding", "together"]
+    assert not any(each.promise and each.promise.is_learned for each in (first, eighth))
+
+
+def test_a_crowd_of_quotes_that_was_redeemed_at_one_moment_teaches_a_few_times_only() -> None:
+    bench = Bench()
+    bench.estimates.forecast_cache.promised = lambda now_s, tenant_id: [QueueEntry("q", "me", 0.0, 1, 1)]
+    [told] = bench.estimates.offers(MODEL, "me", 1.0, [Tier.STANDARD], SIZE, 0.0).values()
+    assert told.promise is not None
+    for crowd in range(10):
+        for number in range(100):
+            ended_s = 1.0 + 10.0 * crowd + number * 0.005
+            bench.estimates.judge(told, Times(0.0, 0.0, 0.1, ended_s, ended_s), 50)
+        # The 1st, 2nd, 4th, 8th, 16th, 32nd and 64th of each.
+        assert bench.estimates.calibration.has_learned(told.promise.bucket) == (7 * (crowd + 1) >= WARM_UP)
 
 
 def test_of_many_requests_twenty_a_second_are_judged_and_of_few_all() -> None:
@@ -455,3 +519,11 @@ def test_waits_follow_the_forecasts_of_what_waits_where_these_are_sure() -> None
     assert wait_s(240, 260) > 1.5 * alike
     # A guess is no better than what the tenant's answers were like.
     assert wait_s(8, 200) == pytest.approx(alike, rel=0.2)
+
+
+def test_times_without_own_work_stay_in_order() -> None:
+    times = Times(1.0, 2.0, 4.0, 9.0, 10.0)
+    assert times.without(1.0, 3.0) == Times(1.0, 1.0, 3.0, 6.0, 7.0)
+    assert times.without(0.5, 8.5) == Times(1.0, 1.5, 3.5, 3.5, 3.5)
+    assert times.without(9.0, 9.0) == Times(1.0, 1.0, 1.0, 1.0, 1.0)
+    assert Times(1.0).without(1.0, 1.0) == Times(1.0)

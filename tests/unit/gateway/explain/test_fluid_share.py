@@ -204,3 +204,19 @@ def test_every_job_ends_none_earlier_than_alone_and_the_work_is_conserved(jobs: 
         alone(job, machine).last_token_s - job.arrived_s for job in jobs
     )
     assert max(each.last_token_s for each in found.values()) <= latest + 1e-6
+
+
+def test_a_fork_may_get_a_job_that_comes_before_all_others() -> None:
+    fluid = FluidShare([_job("late", at_s=2.0)], _machine())
+    fluid.run(until_s=1.0)
+    fork = fluid.fork_with(_job("early", at_s=1.0))
+    fork.run()
+
+    assert fork.finish("early") == fair_share([_job("early", at_s=1.0)], _machine())["early"]
+
+
+def test_what_tenants_had_is_the_cost_of_their_jobs() -> None:
+    fluid = FluidShare([_job("a"), _job("b", at_s=0.1, output_tokens=20)], _machine())
+    fluid.run()
+
+    assert fluid.had == pytest.approx({("a", 1): 10 + 2 * 5, ("b", 1): 10 + 2 * 20})

@@ -13,7 +13,7 @@ from engine.messages import TenantShare
 from engine.scheduling.counters import ServiceCounters
 from gateway.flow.controller import Ticket
 from gateway.flow.shared import codec
-from gateway.flow.shared.codec import GivenTurn, PoolReply, PoolRule, Refusal
+from gateway.flow.shared.codec import GivenTurn, PoolReply, PoolRule, QueueRefusal
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.shared.protocol import PoolMessage, PoolSession
 from gateway.flow.window import Replica, WindowRule
@@ -45,7 +45,9 @@ def turn(name: str, life: int, number: int = 1) -> GivenTurn:
     return GivenTurn(name, life, "ipc:///run/engine", 1, False, number, 0, 30_000_000, 31_000_000)
 
 
-def answer(*turns: GivenTurn, status: str = "ok", refused: tuple[Refusal, ...] = (), **more: Any) -> bytes:
+def answer(
+    *turns: GivenTurn, status: str = "ok", refused: tuple[QueueRefusal, ...] = (), **more: Any
+) -> bytes:
     fields: dict[str, Any] = {
         "counters": [],
         "queued": [0] * 6,
@@ -249,7 +251,7 @@ def test_a_refusal_ends_the_wait() -> None:
     joined(session)
     arrive(session, "r1")
     session.message(0.0, REPLICAS)
-    heard = session.answered(answer(refused=(Refusal("r1", True, 10, 2.5),)), 0.0)
+    heard = session.answered(answer(refused=(QueueRefusal("r1", True, 10, 2.5),)), 0.0)
     [(name, full)] = heard.refused
     assert (name, full.of_tenant, full.limit, full.retry_after_s) == ("r1", True, 10, 2.5)
     assert len(session.mirror) == 0

@@ -22,7 +22,9 @@ AWHILE_S = 0.02
 
 
 def run() -> Run:
-    return Run(CALL, Times(0.0), [SequenceUse(1)], uniform_book({"m": Price(1, 1, 1)}), Events(8))
+    return Run(
+        CALL, Times(0.0), [SequenceUse(1)], uniform_book({"m": Price(1, 1, 1)}), Events(8, most_bytes=10**6)
+    )
 
 
 async def test_a_silence_is_heard_again_and_again_until_something_comes() -> None:

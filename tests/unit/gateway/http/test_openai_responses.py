@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from engine.messages import SamplingParams
+from engine.messages import SamplingParams, TokenLogprob
 from gateway.domain.call import Call
 from gateway.http import openai_responses
 from gateway.http.openai_responses import TextChunks
@@ -36,6 +38,26 @@ def test_a_framed_chunk_is_the_plain_one(
         assert chunks.event(index, text) == openai_responses.event(
             openai_responses.text_chunk(call, index, text, (), 0)
         )
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_the_sampled_token_stands_in_the_top_ones(is_streamed: bool) -> None:
+    """As the last, where it is none of the most likely; of two tokens that read alike it is the one shown."""
+    sampled = TokenLogprob(7, "?", -9.0, [(1, "a", -0.1), (2, "?", -3.0)])
+    among = TokenLogprob(1, "a", -0.1, [(1, "a", -0.1), (2, "b", -3.0)])
+
+    def tops(logprobs: int, chat: bool) -> list[Any]:
+        call = replace(CALL, chat=chat, stream=is_streamed, sampling=SamplingParams(logprobs=logprobs))
+        chunk = openai_responses.text_chunk(call, 0, "?a", [sampled, among], 0)
+        shown = chunk["choices"][0]["logprobs"]
+        return [each["top_logprobs"] for each in shown["content"]] if chat else shown["top_logprobs"]
+
+    assert [[(each["token"], each["logprob"]) for each in top] for top in tops(2, True)] == [
+        [("a", -0.1), ("?", -3.0), ("?", -9.0)],
+        [("a", -0.1), ("b", -3.0)],
+    ]
+    assert tops(2, False) == [{"a": -0.1, "?": -9.0}, {"a": -0.1, "b": -3.0}]
+    assert tops(0, True) == [[], []], "none were asked for"
 
 
 @given(

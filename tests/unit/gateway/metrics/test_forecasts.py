@@ -27,9 +27,9 @@ def test_every_layer_of_every_model_has_its_figures() -> None:
             assert value("fairgate_length_pinball_tokens", layer) is None
             continue
         assert value("fairgate_length_pinball_tokens", layer) == told["pinball_tokens"]
-        assert value("fairgate_length_coverage", layer, quantile="0.9") == told["p90_coverage"]
+        assert value("fairgate_length_coverage", layer, level="0.9") == told["p90_coverage"]
         for q in QUANTILES:
-            assert value("fairgate_length_coverage", layer, quantile=f"{q:g}") is not None
+            assert value("fairgate_length_coverage", layer, level=f"{q:g}") is not None
     assert (value("fairgate_length_used", "sketches"), value("fairgate_length_used", "features")) == (0, 1)
 
 

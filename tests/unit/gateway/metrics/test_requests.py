@@ -108,6 +108,11 @@ def test_families_keep_their_types_and_help_texts() -> None:
             ("wait_seconds", "Arrival to dispatch.", "histogram"),
             ("ttft_seconds", "Arrival to first token.", "histogram"),
             ("e2e_seconds", "Arrival to end.", "histogram"),
+            (
+                "before_line_seconds",
+                "First byte to the queue, without the wait for its tenant's own limits.",
+                "histogram",
+            ),
         )
     ]
 

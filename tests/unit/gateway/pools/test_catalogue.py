@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -149,6 +150,7 @@ def test_a_bad_chain_stops_the_start_by_its_name(tmp_path: Path, means: str, say
         ('url = "ftp://x"', r"\$\[0\]\.url"),
         ("max_concurrent = 0", "max_concurrent"),
         ('priority = "high"', "priority"),
+        ('prefix_cache = "often"', "prefix_cache"),
         ('colour = "red"', "colour"),
         ('name = "a b"', "name"),
         ("between_s = 0.0", "between_s"),
@@ -168,6 +170,16 @@ def test_two_servers_of_one_name_are_refused() -> None:
     one = '{"name": "a", "url": "http://x", "model": "m"}'
     with pytest.raises(BadSetting, match="'a' is there twice"):
         load({"upstreams": f"[{one}, {one}]"})
+
+
+def test_the_plugin_and_its_key_go_together() -> None:
+    one = {"name": "a", "url": "http://h/v1", "model": "m", "priority": "fairgate"}
+    with pytest.raises(BadSetting, match='a: priority = "fairgate" needs plugin_key_file'):
+        load({"upstreams": json.dumps([one])})
+    with pytest.raises(BadSetting, match="plugin_key_file and plugin_socket go with"):
+        load({"upstreams": json.dumps([one | {"priority": "vllm", "plugin_socket": "/run/fairgate.sock"}])})
+    (found,) = load({"upstreams": json.dumps([one | {"plugin_key_file": "/run/key"}])}).upstreams
+    assert (found.priority.value, found.plugin_key_file, found.plugin_socket) == ("fairgate", "/run/key", "")
 
 
 # ---------------------------------------------------------------- pools

@@ -94,6 +94,12 @@ async def test_a_model_that_it_does_not_fit_or_that_never_served_is_passed_when_
     assert walked.walk.fallback.price_ratio == 1.5
 
 
+async def test_a_model_for_which_a_limit_is_spent_is_passed_when_it_is_parsed() -> None:
+    walked = Walked(["a", "b", "c"], 1.5, refuse={"a": SPENT, "b": SPENT})
+    assert await walked.walk.first() == "for c"
+    assert walked.passed == [("a", FallbackReason.BUDGET), ("b", FallbackReason.BUDGET)]
+
+
 async def test_a_dearer_model_is_passed_over_unless_the_chain_allows_it() -> None:
     strict = Walked(["a", "c", "unpriced", "b"])
     await strict.walk.first()

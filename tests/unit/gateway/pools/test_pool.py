@@ -1,16 +1,19 @@
-"""What a pool takes: the context that its replicas have announced."""
+"""What a pool takes, by the context that its replicas have announced, and what runs on each."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+from engine.entry import QueueEntry
 from engine.messages import ModelInfo, Ready
 from engine.scheduling.counters import ServiceCounters
 from gateway.flow.controller import FlowController
-from gateway.flow.window import WindowRule
-from gateway.pools.pool import ModelPool, PoolSpec
+from gateway.flow.types import Ticket
+from gateway.flow.window import Replica, WindowRule
+from gateway.pools.pool import Lifecycles, ModelPool, PoolSpec
 from gateway.requests.prompt import EstimatedRenderer
+from gateway.upstream.capabilities import PLAIN_TEXT, Capabilities
 
 
 @dataclass
@@ -18,6 +21,12 @@ class Announced:
     """A replica that has said this of itself."""
 
     ready: Ready | None = None
+    replica_id: str = "e"
+    is_up: bool = True
+    is_drained: bool = False
+    address: str = "http://e"
+    running_requests: int = 0
+    capabilities: Capabilities = PLAIN_TEXT
 
 
 def announced(context_tokens: int, num_blocks: int = 1000) -> Announced:
@@ -52,3 +61,16 @@ def test_a_small_kv_cache_does_not_shorten_the_context() -> None:
     """An engine with such a cache does not start; a request that it cannot hold is refused by that name."""
     pool = pool_of(announced(2048, num_blocks=10), Announced())
     assert pool.context_tokens == pool.served("m").context_tokens == 2048
+
+
+def test_what_runs_on_a_replica_counts_what_was_sent_there_and_what_moved_there() -> None:
+    one, other = Announced(replica_id="a", address="http://a"), Announced(replica_id="b", address="http://b")
+    pool = pool_of(one, other)
+    for number in range(3):
+        entry = QueueEntry(f"r{number}", "t", 0.0, 10, 10)
+        pool.flow.enqueue(Ticket(entry, 1, 20), 0.0)
+    pool.flow.dispatch(0.0, [Replica("a", 16, 10_000)])
+    pools = Lifecycles({"m": pool}, "m")
+    assert pools.in_flight() == [("m", "http://a", 3), ("m", "http://b", 0)]
+    one.running_requests, other.running_requests = 1, 2
+    assert pools.in_flight() == [("m", "http://a", 3), ("m", "http://b", 2)], "never less than runs"

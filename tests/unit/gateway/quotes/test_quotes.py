@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -234,21 +235,68 @@ async def test_prices_that_cannot_be_read_use_no_quote_up() -> None:
 
 async def test_outstanding_quotes_are_promised_until_redeemed_or_expired_and_bounded() -> None:
     desk = Desk()
-    tokens = [desk.issue()[Tier.STANDARD] for _ in range(module.MAX_OF_A_KEY)]
+    tokens = [desk.issue()[Tier.STANDARD] for _ in range(module.MAX_OF_A_TENANT)]
     promised = desk.quotes.promised("m")
-    assert len(promised) == module.MAX_OF_A_KEY
+    assert len(promised) == module.MAX_OF_A_TENANT
     assert {(each.tenant_id, each.tier, each.input_tokens) for each in promised} == {("ten_1", 1, 3)}
     assert desk.quotes.promised("other model") == []
     with pytest.raises(ApiError) as caught:
-        desk.quotes.require_room("key_1")
+        desk.quotes.require_room("ten_1")
     assert (caught.value.status, caught.value.retry_after_s) == (429, 10.0)
-    desk.quotes.require_room("key_2")
+    desk.quotes.require_room("ten_2")
     await desk.quotes.redeem(tokens[0], call())
-    desk.quotes.require_room("key_1")
-    assert len(desk.quotes.promised("m")) == module.MAX_OF_A_KEY - 1
+    desk.quotes.require_room("ten_1")
+    assert len(desk.quotes.promised("m")) == module.MAX_OF_A_TENANT - 1
     desk.now_s += 10.0
     assert desk.quotes.promised("m") == []
     assert len(desk.quotes) == 0
+
+
+async def test_a_tenant_is_quoted_behind_all_of_its_own_in_the_highest_tier_they_may_take() -> None:
+    desk = Desk()
+    other = replace(PRINCIPAL, tenant_id="ten_2", key_id="key_2")
+    for _ in range(60):
+        desk.issue()
+        desk.issue(principal=other)
+        desk.now_s += 20.0
+    for _ in range(10):
+        desk.issue()
+        desk.issue(principal=other)
+    desk.quotes.require_room("ten_1")
+    assert 0.2 < desk.quotes.redeemed_share("ten_1") < 0.4
+    counted = Counter((each.tenant_id, each.tier) for each in desk.quotes.promised("m", "ten_1"))
+    assert counted["ten_1", 0] == 10, "all, though few were redeemed of late"
+    assert 1 <= counted["ten_2", 1] <= 4
+    everyone = Counter(each.tenant_id for each in desk.quotes.promised("m"))
+    assert everyone["ten_1"] == everyone["ten_2"] == counted["ten_2", 1]
+
+
+async def test_what_one_tenant_redeems_says_nothing_of_another() -> None:
+    desk = Desk()
+    for _ in range(200):
+        desk.issue(principal=replace(PRINCIPAL, tenant_id="ten_2", key_id="key_2"))
+        desk.now_s += 20.0
+    desk.issue()
+    assert [each.tenant_id for each in desk.quotes.promised("m")] == ["ten_1"]
+    assert desk.quotes.redeemed_share("ten_2") < 0.05
+
+
+async def test_a_quote_carries_whether_it_binds_and_was_made_beside_others() -> None:
+    desk = Desk()
+    token = desk.issue()[Tier.STANDARD]
+    first = (await desk.quotes.redeem(token, call())).quote
+    assert (first.is_binding, first.is_together) == (True, False)
+    assert first.issued_s == desk.now_s
+    promise = Promise(bucket_of(RAW, 1, is_exact=False, kind="together"), RAW, is_learned=False)
+    unlearned = structs.replace(estimate(), promise=promise)
+    wanted = Wanted("m", "m", [PROMPT], False, 1, 100)
+    [token] = desk.quotes.issue(
+        PRINCIPAL, wanted, {Tier.STANDARD: unlearned}, 1, Tier.STANDARD, 55.0
+    ).values()
+    binding = await desk.quotes.redeem(token, call(request_id="req_2"))
+    assert (binding.quote.is_binding, binding.quote.is_together) == (False, True)
+    assert binding.estimate.promise is not None
+    assert binding.estimate.promise.bucket.kind == "together"
 
 
 async def test_who_never_redeems_is_not_waited_for() -> None:
@@ -257,7 +305,7 @@ async def test_who_never_redeems_is_not_waited_for() -> None:
         desk.issue(principal=replace(PRINCIPAL, key_id=f"key_{_}"))
         desk.now_s += 20.0
         assert desk.quotes.promised("m") == []
-    assert desk.quotes.redeemed_share < 0.01
+    assert desk.quotes.redeemed_share("ten_1") < 0.01
     for number in range(100):
         desk.issue(principal=replace(PRINCIPAL, key_id=f"late_{number}"))
     assert len(desk.quotes.promised("m")) == 0

@@ -13,8 +13,11 @@ from msgspec.structs import replace
 from gateway.config import GatewayConfig
 from gateway.domain.call import Call, ServedModel
 from gateway.errors import ApiError
+from gateway.requests.inputs.uncounted import OTHER_TOKENS
 from gateway.requests.parse import RequestContext, parse_chat, parse_text
+from gateway.requests.prompt import Fits
 from gateway.requests.schemas import ChatCompletionRequest, CompletionRequest, decode
+from gateway.upstream.capabilities import Capabilities, ServerOffer
 from tenants.types import Limit, Meter, Principal, SubjectKind, Tier, Window, end_user_id
 
 
@@ -23,11 +26,13 @@ class Letters:
 
     vocabulary = 1000
 
-    def chat_tokens(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+    def chat_tokens(self, messages: Sequence[dict[str, Any]], fits: Fits | None = None) -> list[int]:
         self.messages = list(messages)
-        return [ord(letter) % 1000 for message in messages for letter in message["content"]]
+        return [ord(letter) % 1000 for message in messages for letter in message["content"] or ""]
 
-    def text_tokens(self, text: str) -> list[int]:
+    def text_tokens(self, text: str, fits: Fits | None = None) -> list[int]:
+        if fits is not None:
+            fits(len(text) // 2, False)
         return [ord(letter) % 1000 for letter in text]
 
 
@@ -78,8 +83,9 @@ def test_several_choices_reserve_output_for_each_and_the_prompt_once() -> None:
 
 
 def test_the_longest_of_several_prompts_decides_what_is_left() -> None:
-    call = text(prompt=["ab", "abcdef"], n=2)
-    assert call.max_tokens == 94
+    with pytest.raises(ApiError, match="at most 94"):
+        text(prompt=["ab", "abcdef"], n=2, max_tokens=95)
+    call = text(prompt=["ab", "abcdef"], n=2, max_tokens=94)
     assert call.sequences == 4
     assert [len(call.prompt_of(index)) for index in range(4)] == [2, 2, 6, 6]
     assert call.input_tokens == 8
@@ -128,9 +134,82 @@ def test_roles_parts_and_missing_content_reach_the_template_as_it_knows_them() -
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "a\nb"},
         {"role": "assistant", "content": ""},
-        {"role": "tool", "content": "42"},
+        {"role": "tool", "content": "42", "tool_call_id": "x"},
         {"role": "user", "content": "c", "name": "kim"},
     ]
+
+
+def test_a_text_completion_without_a_length_has_openais_sixteen_tokens_or_what_is_left() -> None:
+    assert (text().max_tokens, text(prompt="x" * 90).max_tokens) == (16, 10)
+    assert not text().asked_max_tokens
+
+
+CALLED = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+
+
+def test_tool_calls_of_the_past_reach_the_template_and_other_servers_as_they_are() -> None:
+    renderer = Letters()
+    call = chat(
+        renderer,
+        messages=[
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [CALLED],
+                "refusal": None,
+                "annotations": [],
+            },
+            {"role": "tool", "content": "2", "tool_call_id": "call_1"},
+        ],
+    )
+    assert renderer.messages[0] == {"role": "assistant", "content": None, "tool_calls": [CALLED]}
+    assert call.wording_of(0).messages == renderer.messages
+
+
+def test_what_sdks_send_back_of_an_answer_is_taken_and_left_out() -> None:
+    called = CALLED | {"index": 0, "function": CALLED["function"] | {"parsed_arguments": {"a": 1}}}
+    message = {"role": "assistant", "content": "x", "parsed": {}}
+    call = chat(Letters(), messages=[message | {"tool_calls": [called]}])
+    assert call.wording_of(0).messages == [{"role": "assistant", "content": "x", "tool_calls": [CALLED]}]
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "param"),
+    [
+        ({"role": "user", "content": "x", "cache_control": {}}, "unknown_parameter", ".cache_control"),
+        ({"role": "assistant", "content": "x", "thoughts": "y"}, "unknown_parameter", ".thoughts"),
+        ({"role": "assistant", "content": "x", "reasoning": "y"}, "unsupported_parameter", ".reasoning"),
+        ({"role": "assistant", "refusal": "no"}, "unsupported_parameter", ".refusal"),
+        ({"role": "assistant", "function_call": {"name": "f"}}, "unsupported_parameter", ".function_call"),
+        ({"role": "user", "content": "x", "tool_calls": [CALLED]}, "invalid_value", ".tool_calls"),
+        ({"role": "user", "content": "x", "tool_call_id": "y"}, "invalid_value", ".tool_call_id"),
+        ({"role": "tool", "content": "x", "tool_call_id": ""}, "invalid_value", ".tool_call_id"),
+        ({"role": "user", "content": "x", "name": "system>"}, "invalid_value", ".name"),
+        ({"role": "user", "content": "x", "name": "n\n"}, "invalid_value", ".name"),
+        ({"role": "user", "content": "x", "name": "n" * 65}, "invalid_value", ".name"),
+        (
+            {"role": "assistant", "tool_calls": [CALLED | {"function": {"name": "a|b", "arguments": ""}}]},
+            "invalid_value",
+            ".tool_calls[0].function.name",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [CALLED | {"type": "custom"}]},
+            "invalid_value",
+            ".tool_calls[0].type",
+        ),
+        ({"role": "assistant", "tool_calls": [CALLED] * 129}, "invalid_value", ".tool_calls"),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}]},
+            "unknown_parameter",
+            ".content[0].cache_control",
+        ),
+    ],
+)
+def test_no_field_of_a_message_is_dropped(message: dict[str, Any], code: str, param: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        chat(messages=[{"role": "user", "content": "x"}, message])
+    assert refused.value.code == code
+    assert str(refused.value.param).replace("messages[1]", "").replace("messages", "") == param
 
 
 def test_every_sampling_field_arrives() -> None:
@@ -270,3 +349,67 @@ def test_an_end_user_is_known_by_a_hash_and_a_conversation_by_its_leading_blocks
     assert chat(messages=later).traits.blocks == first.blocks  # type: ignore[union-attr]
     elsewhere = chat(who=principal(tenant_id="ten_2"), messages=later).traits
     assert elsewhere.blocks != first.blocks  # type: ignore[union-attr]
+
+
+def test_a_prompt_that_cannot_fit_is_refused_by_its_least_tokens() -> None:
+    with pytest.raises(ApiError) as refused:
+        text(prompt="x" * 200)
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "prompt")
+    assert "at least 100 tokens" in refused.value.message
+
+
+class Spent(Exception):
+    pass
+
+
+def test_the_budget_is_asked_for_all_prompts_together_before_the_last_one_is_tokenised() -> None:
+    asked: list[int] = []
+
+    def require(tokens: int) -> None:
+        asked.append(tokens)
+        if tokens > 12:
+            raise Spent
+
+    body = {"model": "m", "prompt": ["x" * 10, "y" * 6]}
+    with pytest.raises(Spent):
+        parse_text(
+            decode(json.dumps(body).encode(), CompletionRequest),
+            dataclasses.replace(context(), require_budget=require),
+        )
+    assert asked == [5, 13]
+
+
+def test_the_first_token_id_that_is_none_is_named() -> None:
+    with pytest.raises(ApiError, match="token id 1000 is not in"):
+        text(prompt=[1, 1000, -1])
+
+
+def test_tools_that_may_not_be_called_add_nothing_to_our_own_engines_prompt() -> None:
+    """It runs the ids that are counted here: what is held for tools would be read as text."""
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    call = chat(tools=[tool], tool_choice="none", parallel_tool_calls=False)
+    assert list(call.prompt_of(0)) == [ord(letter) for letter in "hello"]
+    assert not call.wording_of(0).is_uncountable
+    assert not call.wording_of(0).fields
+
+
+def test_earlier_reasoning_may_come_back_as_sdks_send_it() -> None:
+    """A tool loop sends the whole message back. Its server decides what it reads, so all of it is held."""
+    said = {
+        "role": "assistant",
+        "content": "b",
+        "reasoning_content": "hm",
+        "reasoning": "hmm",
+        "refusal": "no",
+    }
+    messages = [{"role": "user", "content": "a"}, said, {"role": "user", "content": "c"}]
+    server = ServerOffer("a", Capabilities(frozenset({"text"}), kind="vllm"), is_up=True)
+    elsewhere = dataclasses.replace(
+        context(), model=dataclasses.replace(MODEL, context_tokens=1000, servers=(server,))
+    )
+    body = decode(json.dumps({"model": "m", "messages": messages}).encode(), ChatCompletionRequest)
+    call = parse_chat(body, elsewhere)
+    assert (call.input_tokens, call.wording_of(0).is_uncountable) == (3 + 2 + 3 + 2 + 3 * OTHER_TOKENS, True)
+    assert call.wording_of(0).messages[1] == said
+    with pytest.raises(ApiError, match="only allowed in a message of role 'assistant'"):
+        chat(messages=[{"role": "user", "content": "a", "reasoning": "b"}])

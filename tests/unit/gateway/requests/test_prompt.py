@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gateway.domain.ids import new_request_id, sequence_id, trace_context
-from gateway.requests.prompt import PromptRefused, PromptRenderer, TokenizerMissing
+from gateway.domain.ids import new_request_id, sequence_id
+from gateway.requests.prompt import EstimatedRenderer, PromptRefused, PromptRenderer, TokenizerMissing
 from tests.models.tokenizers import byte_level
 
 CHATML = (
@@ -107,6 +107,31 @@ def test_without_a_template_only_text_works(tmp_path: Path) -> None:
         renderer.chat_tokens(CONVERSATION)
 
 
+def test_a_prompt_is_judged_by_its_bytes_before_it_is_tokenised_and_by_its_tokens_before_it_has_ids(
+    tmp_path: Path,
+) -> None:
+    renderer = PromptRenderer(model_dir(tmp_path / "model", chat_template=CHATML))
+    told: list[tuple[int, bool]] = []
+    for make in (
+        lambda: renderer.text_tokens("Hello, wörld " * 9, lambda *each: told.append(each)),
+        lambda: renderer.chat_tokens(CONVERSATION, lambda *each: told.append(each)),
+    ):
+        told.clear()
+        ids = make()
+        (least, is_exact), exact = told
+        assert not is_exact
+        assert 0 < least <= len(ids)
+        assert exact == (len(ids), True)
+
+
+def test_an_estimate_is_judged_by_what_it_comes_to() -> None:
+    renderer, told = EstimatedRenderer(), list[tuple[int, bool]]()
+    ids = renderer.chat_tokens(CONVERSATION, lambda *each: told.append(each))
+    ids += renderer.text_tokens("Hëllo", lambda *each: told.append(each))
+    assert [is_exact for _, is_exact in told] == [True, True]
+    assert sum(tokens for tokens, _ in told) == len(ids)
+
+
 def test_a_directory_without_a_usable_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(TokenizerMissing, match=r"tokenizer\.json"):
         PromptRenderer(tmp_path)
@@ -146,17 +171,3 @@ def test_a_copy_of_the_process_names_its_requests_otherwise() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True)
     assert len(set(done.stdout.split())) == 2
-
-
-def test_only_a_real_trace_context_is_passed_on() -> None:
-    good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    assert trace_context(good) == good
-    for bad in (
-        None,
-        "",
-        "x" * 5000,
-        good + "x",
-        good.replace("00-", "01-", 1),
-        f"00-{'0' * 32}-{'1' * 16}-01",
-    ):
-        assert trace_context(bad) is None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -13,14 +15,23 @@ from hypothesis import strategies as st
 
 from engine.messages import SamplingParams, Submit, TokenLogprob
 from gateway.budget.token_cap import most_tokens
-from gateway.upstream.base import Wording
+from gateway.upstream.answer_parts import AnswerPart
+from gateway.upstream.base import ServerLogprob, Wording
 from gateway.upstream.http.sse import EventTooLarge, SseParser
-from gateway.upstream.lease_buffer import BufferedChunk, End, LeaseBuffer
+from gateway.upstream.lease_buffer import BufferedChunk, End, LeaseBuffer, runs
 from gateway.upstream.openai import request as openai_request
 from gateway.upstream.openai import response
 from gateway.upstream.openai.request import PriorityStyle, UsageWish
 from gateway.upstream.openai.response import Chunk, Garbage, Meaning, Usage
-from gateway.upstream.openai.token_count import OVERRUN_CHUNKS, OVERRUN_FACTOR, TokenCount
+from gateway.upstream.openai.token_count import (
+    BORDER_TOKENS,
+    LONGEST_TOKEN_BYTES,
+    OVERRUN_CHUNKS,
+    OVERRUN_FACTOR,
+    SEGMENT_CHARACTERS,
+    TokenCount,
+)
+from gateway.upstream.server_logprobs import MAX_ALTERNATIVES, MAX_TOKEN_CHARACTERS
 from tenants.quota.store import LimitState
 from tenants.types import Amounts, Limit, LimitMode, Meter, SubjectKind, Window
 
@@ -95,8 +106,15 @@ def test_only_what_was_asked_for_is_sent() -> None:
     assert (found["stop"], found["logit_bias"], found["logprobs"]) == (["a", "b"], {"5": -100.0}, 2)
     chat = sent(everything, Wording(messages=[{"role": "user", "content": "x"}]))
     assert (chat["logprobs"], chat["top_logprobs"]) == (True, 2)
+    called = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    past = [{"role": "assistant", "content": "", "tool_calls": [called]}]
+    past.append({"role": "tool", "content": "4", "tool_call_id": "c"})
+    assert sent(everything, Wording(messages=past))["messages"] == past
     fields = set(SamplingParams.__struct_fields__)
     assert fields <= set(found), "every way to sample is passed on"
+
+
+THOUGHT = Chunk(before=[AnswerPart({"reasoning_content": "hmm"}, "hmm", is_plain=True)], after=[])
 
 
 @pytest.mark.parametrize(
@@ -105,7 +123,7 @@ def test_only_what_was_asked_for_is_sent() -> None:
         ({"choices": [{"delta": {"role": "assistant", "content": ""}}]}, Chunk()),
         ({"choices": [{"delta": {"content": "hi"}}]}, Chunk("hi")),
         ({"choices": [{"text": "hi", "finish_reason": "length"}]}, Chunk("hi", finish="length")),
-        ({"choices": [{"delta": {"reasoning_content": "hmm"}}]}, Chunk(hidden_bytes=3)),
+        ({"choices": [{"delta": {"reasoning_content": "hmm"}}]}, THOUGHT),
         ({"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 3}}, Chunk(usage=Usage(2, 3))),
         (
             {"usage": {"prompt_tokens": 2, "completion_tokens": 3, "prompt_tokens_details": None}},
@@ -124,7 +142,19 @@ def test_logprobs_of_both_kinds_are_understood() -> None:
     text = {"tokens": ["a"], "token_logprobs": [-0.5], "top_logprobs": [{"a": -0.5, "b": -1.5}]}
     for logprobs in (chat, text):
         found = response.chunk(json.dumps({"choices": [{"text": "a", "logprobs": logprobs}]}).encode())
-        assert found.logprobs == [TokenLogprob(0, "a", -0.5, [(0, "a", -0.5), (0, "b", -1.5)])]
+        (item,) = found.logprobs
+        assert (item.token_id, item.text, item.logprob) == (0, "a", -0.5)
+        assert item.top == [(0, "a", -0.5), (0, "b", -1.5)]
+
+
+def test_a_servers_entry_of_log_probabilities_is_passed_on_with_its_own_bytes() -> None:
+    piece = {"token": "\ufffd", "logprob": -0.5, "bytes": [226, 130], "top_logprobs": []}
+    unsaid = {"token": "a", "logprob": -1, "top_logprobs": [{"token": "b", "logprob": -2, "bytes": None}]}
+    event = {"choices": [{"delta": {}, "logprobs": {"content": [piece, unsaid | {"secret": 1}]}}]}
+    found = response.chunk(json.dumps(event).encode()).logprobs
+    assert [each.shown for each in found if isinstance(each, ServerLogprob)] == [
+        piece, {"bytes": [97], "token": "a", "logprob": -1.0} | {"top_logprobs": unsaid["top_logprobs"]},
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -146,13 +176,23 @@ def test_refusals_mean_what_they_say() -> None:
     assert [status for status, each in means.items() if each is Meaning.BUSY] == [429]
     assert [status for status, each in means.items() if each is Meaning.OURS] == [302, 401, 404]
     assert [status for status, each in means.items() if each is Meaning.FAILED] == [500, 503]
-    long = {"error": {"message": "x" * 5000, "code": "bad"}}
-    code, message = response.refusal(json.dumps(long).encode())
-    assert (code, len(message)) == ("invalid_request", response.MAX_MESSAGE_CHARACTERS)
     assert response.refusal(b"<html>")[0] == "invalid_request"
     assert response.refusal(b'{"object": "error", "message": "maximum context length is 5"}')[0] == (
         "context_length_exceeded"
     )
+
+
+def test_a_refusal_reaches_clients_in_our_words_only() -> None:
+    error = {"message": "key sk-1234 at 10.0.0.7\x1b[2J\n" + "x" * 5000, "code": "bad", "param": "top_k"}
+    body = json.dumps({"error": error}).encode()
+    assert response.refusal(body) == (
+        "invalid_request", "the server that runs this model refuses the field 'top_k'",
+    )  # fmt: skip
+    in_log = response.said_in(body)
+    assert len(in_log) == response.MAX_MESSAGE_CHARACTERS
+    assert in_log.startswith("key sk-1234 at 10.0.0.7 [2J x")
+    error["param"] = "sk-1234"
+    assert "sk-1234" not in response.refusal(json.dumps({"error": error}).encode())[1]
 
 
 # ---------------------------------------------------------------- counts
@@ -169,7 +209,7 @@ def test_a_count_in_mid_stream_is_never_more_than_there_were() -> None:
 def test_a_token_without_text_counts_when_its_log_probability_comes() -> None:
     count = TokenCount(100, None)
     logprob = TokenLogprob(0, "a", -0.5)
-    assert [count.saw(Chunk("", 0, [logprob] * number)) for number in (1, 3, 0)] == [1, 3, 0]
+    assert [count.saw(Chunk("", [logprob] * number)) for number in (1, 3, 0)] == [1, 3, 0]
 
 
 def test_a_server_that_counts_more_than_it_was_asked_for_is_not_believed() -> None:
@@ -195,6 +235,73 @@ def test_an_answer_that_does_not_stop_is_noticed() -> None:
     count.saw(Chunk("x"))
     assert count.is_overrun
     assert count.tokens == 4
+
+
+def words_in(text: str) -> int:
+    """A tokenizer that makes one token of four letters, and one of each other character."""
+    return len(re.findall(r"[a-z]{1,4}|.", text, re.DOTALL))
+
+
+@given(
+    pieces=st.lists(st.text("abc \U0001f600\ufffd", max_size=700), max_size=12),
+    most=st.integers(1, 300),
+    tokenize=st.sampled_from([words_in, None]),
+)
+@settings(max_examples=300, deadline=None)
+def test_text_that_fits_holds_no_more_tokens_than_were_asked_for(
+    pieces: list[str], most: int, tokenize: Callable[[str], int] | None
+) -> None:
+    count, kept, is_whole = TokenCount(most, tokenize), "", True
+    for text in pieces:
+        tokens = count.saw(Chunk(text))
+        assert 0 <= tokens <= most
+        if text:
+            assert count.fits is None or 0 <= count.fits <= len(text)
+            kept += text[: count.fits]
+            is_whole = is_whole and count.fits in (None, len(text))
+    everything = "".join(pieces)
+    assert everything.startswith(kept)
+    assert count.tokens <= most
+    if tokenize is None:
+        assert len(kept.encode()) <= most * LONGEST_TOKEN_BYTES
+        assert is_whole == (len(everything.encode()) <= most * LONGEST_TOKEN_BYTES)
+        return
+    # A border between two segments may hide two tokens.
+    hidden = BORDER_TOKENS * (len(everything) // SEGMENT_CHARACTERS + len(pieces))
+    real = words_in(kept.replace("\ufffd", "")) + kept.count("\ufffd") // LONGEST_TOKEN_BYTES
+    assert real <= most + hidden
+    if words_in(everything) <= most:
+        assert is_whole, "an honest answer is not cut"
+
+
+@pytest.mark.parametrize("tokenize", [words_in, None])
+def test_one_huge_chunk_is_cut_without_counting_it_to_its_end(
+    tokenize: Callable[[str], int] | None,
+) -> None:
+    counted = 0
+
+    def counting(text: str) -> int:
+        nonlocal counted
+        counted += len(text)
+        return words_in(text)
+
+    count = TokenCount(10, tokenize and counting)
+    assert count.saw(Chunk("abcd" * 500_000)) == 10
+    assert count.fits == (40 if tokenize else 160)
+    assert count.is_overrun
+    assert count.contradiction == "overrun"
+    assert count.final()[0] == 10
+    assert counted < 20_000
+
+
+def test_log_probabilities_carry_no_more_than_their_tokens() -> None:
+    count = TokenCount(3, None)
+    logprob = TokenLogprob(0, "a", -0.5)
+    assert [len(count.fitting([logprob] * number)) for number in (2, 2, 5)] == [2, 1, 0]
+    long = {"token": "x" * 10_000, "logprob": -1.0, "top_logprobs": [{"token": "y", "logprob": -1.0}] * 99}
+    event = json.dumps({"choices": [{"text": "a", "logprobs": {"content": [long]}}]}).encode()
+    (found,) = response.chunk(event).logprobs
+    assert (len(found.text), len(found.top)) == (MAX_TOKEN_CHARACTERS, MAX_ALTERNATIVES)
 
 
 # ---------------------------------------------------------------- leases
@@ -286,3 +393,14 @@ def test_a_server_is_asked_for_what_is_held_and_what_could_be(
 ) -> None:
     covered = size(20)
     assert most_tokens(covered, 20, states, size, sequences, 400) == expected
+
+
+def test_chunks_are_joined_as_far_as_text_and_parts_keep_their_order() -> None:
+    thought, call = {"reasoning_content": "hm"}, {"tool_calls": [{"index": 0}]}
+    pieces = [
+        BufferedChunk(1, parts=(thought,)), BufferedChunk(2, "a", size=3), BufferedChunk(1, "b", size=4),
+        BufferedChunk(1, parts=(call,)), BufferedChunk(1, parts=(call,)),
+    ]  # fmt: skip
+    found = [(each.tokens, each.parts, each.text, each.size) for each in runs(pieces)]
+    assert found == [(4, (thought,), "ab", 7), (2, (call, call), "", 0)]
+    assert runs([]) == []

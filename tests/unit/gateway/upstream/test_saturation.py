@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
 from engine.messages import RunningSequence, Snapshot, StepTime
+from gateway.metrics.load import LoadCollector
 from gateway.metrics.registry import Metrics
+from gateway.upstream.base import Upstream
 from gateway.upstream.health.saturation import FULL_KV, Saturation, read, window
+from tests.support.virtual_gateway import Job, VirtualGateway
 
 VLLM = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -59,8 +65,23 @@ def test_our_own_page_is_read() -> None:
     snapshot = Snapshot(
         "e", 1, 0.0, running, running[:1], 50, 30, 20, 100, StepTime(1e-3, 1e-5, 0.0, 0.0, 1, 0.1)
     )
-    page = Metrics().render([0, 2, 4], 9, 0, False, [("e", True, snapshot)]).decode()
-    assert read(page) == Saturation(running=3, waiting=7, kv_usage=0.2)
+    house = VirtualGateway()
+    for _ in range(6):
+        house.arrive(Job("t", 10, 10))
+    metrics = Metrics()
+    metrics.registry.register(
+        LoadCollector(
+            lambda: [house.flow],
+            lambda: [cast(Upstream, SimpleNamespace(replica_id="e", is_up=True, snapshot=snapshot))],
+            pending=lambda: 0,
+            overdue=lambda: 0,
+            is_local=lambda: False,
+            share_lags=dict,
+            drift=lambda: None,
+        )
+    )
+    page, _ = metrics.render("")
+    assert read(page.decode()) == Saturation(running=3, waiting=7, kv_usage=0.2)
 
 
 def test_others_work_takes_room_and_a_line_over_there_is_not_fed() -> None:

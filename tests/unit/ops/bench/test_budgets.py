@@ -71,6 +71,7 @@ def test_books_that_agree_have_no_finding() -> None:
         ({"stored": {"ten_1": StoredCounters({"total_tokens": 100}, {"x": 5}, 0)}}, {"leaked_holds": 1}),
         ({"stored": {"ten_1": StoredCounters({"total_tokens": 100}, {"x": 5}, 2)}}, {"leaked_holds": 2}),
         ({"left_in_engine": 3}, {"leaked_holds": 3}),
+        ({"usage": ["usage by key: the API says 1, the ledger 2"]}, {"drift_tokens": 1}),
         ({"rows": [*facts().rows, AuditedRow("three", "ten_1", "reserve", 20, 60)]}, {"leaked_holds": 1}),
     ],
 )
@@ -195,11 +196,13 @@ def test_the_slope_is_that_of_the_tokens_after_the_burst() -> None:
 
 def test_scenarios_are_chosen_by_pattern_and_unknown_ones_are_refused() -> None:
     names = [scenario.name for scenario in chosen(BudgetBenchOptions(gateways=(1, 2), concurrency=(50,)))]
-    assert len(names) == len(set(names)) == 8 + 1 + 7
+    assert len(names) == len(set(names)) == 8 + 1 + 9 + 3
     killed = chosen(BudgetBenchOptions(names=["kill-*"], gateways=(1,)))
     assert [scenario.name for scenario in killed] == [
-        "kill-gateway", "kill-engine", "kill-redis", "kill-postgres", "kill-both",
+        "kill-gateway", "kill-engine", "kill-redis", "kill-postgres", "kill-both", "kill-both-whole",
     ]  # fmt: skip
     assert {scenario.gateways for scenario in killed} == {2}, "one lives on"
-    with pytest.raises(ValueError, match=r"no scenario 'kill-all'; there are: rate, .*kill-both"):
+    with pytest.raises(
+        ValueError, match=r"no scenario 'kill-all'; there are: rate, .*kill-both, .*limit-at-once"
+    ):
         chosen(BudgetBenchOptions(names=["kill-all"]))

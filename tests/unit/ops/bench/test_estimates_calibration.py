@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 from xml.etree import ElementTree
@@ -11,7 +10,8 @@ from xml.etree import ElementTree
 import pytest
 
 from ops.bench.estimates.calibration import HELD_TO, NOMINAL, coverage, holds
-from ops.bench.estimates.calibration_plot import write_plot
+from ops.bench.estimates.calibration_chart import reliability_charts
+from ops.pages.page import svg
 
 
 def lognormal_truths(count: int, scale: float = 1.0) -> list[tuple[tuple[float, float], float]]:
@@ -45,12 +45,15 @@ def test_a_run_holds_only_within_both_bounds_and_below_every_maximum() -> None:
     assert holds(figures(0.9, cost={"p90": 0.97})), "lengths are whole: more than nine in ten may be under"
 
 
-def test_the_plot_has_a_line_for_each_group_and_figure(tmp_path: Path) -> None:
+def test_the_plot_has_a_line_for_each_group_and_figure() -> None:
     curve = [(nominal, nominal) for nominal in NOMINAL]
     group = {what: {"curve": curve} for what in HELD_TO}
     report = {"scenarios": [{"name": "load 0.5", "groups": {"plain": group, "binding": group}}]}
-    write_plot(report, tmp_path / "plot.svg")
-    root = ElementTree.parse(tmp_path / "plot.svg").getroot()
-    lines = root.findall("{http://www.w3.org/2000/svg}polyline")
+    root = ElementTree.fromstring(svg(reliability_charts(report)))
+    lines = [
+        each
+        for each in root.iter("{http://www.w3.org/2000/svg}polyline")
+        if (each.get("class") or "").startswith("line-")
+    ]
     assert len(lines) == 2 * len(HELD_TO)
     assert all(len((line.get("points") or "").split()) == len(NOMINAL) for line in lines)

@@ -148,7 +148,7 @@ def test_invalid_runs_do_not_count_beside_valid_ones() -> None:
 def test_an_invalid_run_has_an_exit_code_of_its_own(
     monkeypatch: pytest.MonkeyPatch, oks: list[bool | None], code: int
 ) -> None:
-    monkeypatch.setattr("ops.cli.bench.options.answer", lambda report, show: show())
+    monkeypatch.setattr("ops.cli.bench.options.answer", lambda report, show, charts: show())
     report = {"ok": all_ok({"ok": ok} for ok in oks)}
     with pytest.raises(click.exceptions.Exit) if code else contextlib.nullcontext() as ended:
         verdict(report, lambda: None)

@@ -110,6 +110,26 @@ async def test_a_tenants_load_counts_what_its_clients_see() -> None:
     assert [asked[-8:] for asked in script.asked] == [b'{"n": 1}', b'{"n": 2}', b'{"n": 1}']
 
 
+async def test_tokens_are_counted_one_by_one_and_the_first_event_without_one_is_not_the_first_token() -> None:
+    role = b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n'
+    two = (
+        b'data: {"choices": [{"delta": {"content": "a\\"logprob\\":b"}, "logprobs": {"content": '
+        b'[{"token": "a", "logprob":-0.1}, {"token": "b", "logprob": -0.2}]}}]}\n\n'
+    )
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    chunks = [f"{len(event):x}\r\n".encode() + event + b"\r\n" for event in (role, two, ACCOUNT)]
+    empty = [f"{len(event):x}\r\n".encode() + event + b"\r\n" for event in (role, ACCOUNT)]
+    answers = (head + b"".join(chunks) + b"0\r\n\r\n", head + b"".join(empty) + b"0\r\n\r\n")
+    async with serving(Script(*answers)) as url:
+        load = TenantLoad(url, "key", ["{}"], "seed", counts_tokens=True)
+        load.poisson(1_000.0, 2, 1)
+        await load.finish()
+        seen = load.take()
+        await load.stop()
+    assert (seen.finished, seen.tokens) == (2, 2)
+    assert len(seen.ttfts_s) == 1, "an answer without a token has no first one"
+
+
 async def test_the_process_carries_out_orders() -> None:
     async with serving(Script(PLAIN)) as url:
         process = await asyncio.create_subprocess_exec(

@@ -28,7 +28,8 @@ WAITS = {
 
 def status(tenants: int = 2, **fields: Any) -> dict[str, Any]:
     tier = {"queued": 1_234, "running": 100, "share": 1.0, "fair_share": 0.995, "waits": WAITS}
-    replica = {"replica_id": "engine-0", "is_up": True, "refusal": "", "running": 32, "window": 256}
+    replica = {"replica_id": "engine-0", "is_up": True, "is_drained": False, "refusal": ""}
+    replica |= {"running": 32, "window": 256}
     return {
         "model": "a-model-with-a-long-name",
         "policy": "hybrid",

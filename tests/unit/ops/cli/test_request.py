@@ -31,6 +31,7 @@ def test_every_stage_has_its_colour() -> None:
         "paused",
         "reader",
         "budget",
+        "read",
     ]
 
     assert set(COLOURS) == set(stages)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -58,35 +56,6 @@ def test_options_of_policies_are_those_of_the_policies() -> None:
     assert waits_s[0] != waits_s[1]
 
 
-def test_a_picture_and_a_page_are_written(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    plot, page = tmp_path / "plot.png", tmp_path / "page.html"
-    result = fairgate(*FEW, "--plot", str(plot), "--html", str(page))
-    assert result.exit_code == 0, result.output
-    assert plot.read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in page.read_text()
-
-
-def test_without_matplotlib_a_picture_is_refused_at_once_and_a_page_has_its_tables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *rest: Any, **named: Any) -> Any:
-        if name.split(".")[0] == "matplotlib":
-            raise ImportError(name)
-        return real(name, *rest, **named)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    refused = fairgate(*FEW, "--plot", str(tmp_path / "plot.png"))
-    assert refused.exit_code == 1
-    assert "pip install 'fairgate[plots]'" in refused.output
-    page = tmp_path / "page.html"
-    assert fairgate(*FEW, "--html", str(page)).exit_code == 0
-    assert "fairgate[plots]" in page.read_text()
-    assert "<table>" in page.read_text()
-
-
 def test_the_table_of_sustained_rates() -> None:
     result = fairgate(*FEW, "--sustained", "--policy", "static,fcfs", "--json")
     assert result.exit_code == 0, result.output
@@ -110,11 +79,9 @@ def test_the_table_of_sustained_rates() -> None:
         (("--trace", "azure", "--slo", "fast"), "is no target"),
         (("--trace", "azure", "--speed", "0"), "speed must be above 0"),
         (("--generate", "tenants=-3"), "tenants must be between"),
-        (("--trace", "azure", "--plot", "plot.bmp"), "--plot writes .png"),
         (("--trace", "azure", "--html", "nowhere/at/all.html"), "no directory"),
         (("--trace", "azure", "--profile", "p.json", "--gpu", "h200"), "leave out --gpu"),
         (("--trace", "azure", "--profile", "none.json"), "cannot be read as JSON"),
-        (("--trace", "azure", "--sustained", "--html", "x.html"), "has no pictures"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: tuple[str, ...], why: str) -> None:

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from functools import cache
 from io import StringIO
+from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
@@ -17,7 +18,7 @@ from ops.demo.logbook import TIER_NAMES, events_of
 from ops.demo.replay import Sent
 from ops.demo.report import DemoEvidence, Sample, build_report, queue_waits_s, verdict
 from ops.demo.simulate import PastRequest, PolicyRun, simulate
-from ops.demo.summary import summary
+from ops.demo.summary import report_page, summary
 from ops.demo.table import TenantRow, View
 from ops.demo.trace import load_slice, plan
 from ops.simulate.machines.machines import profile_machine
@@ -116,7 +117,12 @@ def evidence(policy: str) -> DemoEvidence:
         samples=samples,
         events=log,
         audit=audit(log),
-        ledger={"exact": True, "settles": len(requests()), "problems": []},
+        ledger={
+            "exact": True,
+            "settles": len(requests()),
+            "problems": [],
+            "pages": {"read": 40, "differences": []},
+        },
         capacity={"cost_tokens_per_s": 2000.0, "output_tokens_per_s": 800.0},
         engine={},
         turns={
@@ -212,6 +218,21 @@ def rendered(what: object, width: int, height: int = 60) -> str:
     console.print(what)
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
+
+
+def test_the_page_of_the_report_has_its_figures_and_its_tables() -> None:
+    report = build_report(evidence("vtc"))
+    page = ElementTree.fromstring(report_page(report).removeprefix("<!doctype html>"))
+    exact = page.find(".//pre[@id='exact']")
+    assert exact is not None
+    assert json.loads(exact.text or "") == json.loads(json.dumps(report))
+    cells = {"".join(cell.itertext()) for cell in page.iter("td")}
+    assert {row["tier"] for row in report["tiers"]} <= cells
+    shares = [
+        f"{row['share_of_ideal']:.2f}" for row in report["tenants"] if row["share_of_ideal"] is not None
+    ]
+    drawn = [text.text for text in page.iter("{http://www.w3.org/2000/svg}text")]
+    assert set(shares) <= set(drawn)
 
 
 def test_the_report_is_readable_as_text() -> None:

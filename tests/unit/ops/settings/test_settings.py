@@ -179,3 +179,50 @@ def test_every_default_is_accepted_by_its_own_parser() -> None:
     for row in SETTINGS:
         if row.default_text:
             assert row.kind(row.default_text) == row.default
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("127.0.0.1:9000", ("127.0.0.1", 9000)),
+        ("[::1]:65535", ("[::1]", 65_535)),
+        ("[fe80::1%eth0]:1", ("[fe80::1%eth0]", 1)),
+        ("admin.example.org:0", ("admin.example.org", 0)),
+    ],
+)
+def test_the_admin_listener_is_an_address_and_a_port(text: str, where: tuple[str, int]) -> None:
+    assert load({}, {"FAIRGATE_ADMIN_LISTEN": text}).admin.host_and_port == where
+    assert load().admin.host_and_port is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "https://console.example.org", "http://10.0.0.1:8000", "https://[2001:db8::1]:8443"]
+)
+def test_the_address_of_the_console_is_an_origin(text: str) -> None:
+    assert load({}, {"FAIRGATE_GATEWAY_CONSOLE_URL": text}).gateway.console_url == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "console.example.org",
+        "https://console.example.org/",
+        "https://console.example.org/console",
+        "https://user@console.example.org",
+        "https://console.example.org:https",
+        "javascript://console.example.org",
+        "https://a\nb",
+    ],
+)
+def test_what_is_no_address_of_a_console_is_refused(text: str) -> None:
+    with pytest.raises(BadSetting, match=r"setting gateway\.console_url .*such as https://"):
+        load({}, {"FAIRGATE_GATEWAY_CONSOLE_URL": text})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["9000", ":9000", "127.0.0.1", "127.0.0.1:65536", "127.0.0.1:x", "::1:9000", "http://a:1", "a b:1"],
+)
+def test_half_an_address_of_an_admin_listener_is_refused(text: str) -> None:
+    with pytest.raises(BadSetting, match=r"setting admin\.listen .*such as 127\.0\.0\.1:9000"):
+        load({}, {"FAIRGATE_ADMIN_LISTEN": text})

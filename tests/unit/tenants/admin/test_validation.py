@@ -36,6 +36,8 @@ from tenants.types import Meter, Tier
             [
                 {"": ["x"]},
                 {" team": ["x"]},
+                {"a,b": ["x"]},
+                {"a=b": ["x"]},
                 {"team": [""]},
                 {"team": ["a\0"]},
                 {"team": ["x" * 65]},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tenants.directory.keys import (
+    cache_secret,
     check_pepper,
     digest_key,
     fingerprint,
@@ -12,6 +13,7 @@ from tenants.directory.keys import (
     new_pepper,
     prefix_of,
     public_id_of,
+    quote_secret,
 )
 from tenants.errors import Invalid, KeyRejected
 
@@ -72,3 +74,10 @@ def test_a_pepper_must_be_long_and_has_a_fingerprint() -> None:
         check_pepper(b"short")
     assert fingerprint(PEPPER) != fingerprint(b"fedcba9876543210")
     assert PEPPER.hex() not in fingerprint(PEPPER)
+
+
+def test_what_is_derived_from_the_pepper_serves_one_purpose() -> None:
+    pepper = b"p" * 32
+    derived = {pepper, quote_secret(pepper), cache_secret(pepper), fingerprint(pepper).encode()}
+    assert len(derived) == 4
+    assert cache_secret(pepper) == cache_secret(pepper) != cache_secret(b"q" * 32)

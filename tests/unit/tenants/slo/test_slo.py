@@ -57,6 +57,14 @@ def test_an_alert_needs_the_long_and_the_short_window() -> None:
     assert hour_still.fires
 
 
+@pytest.mark.parametrize(("missed", "fires"), [(1, False), (9, False), (10, True)])
+def test_a_few_misses_of_a_few_requests_are_no_incident(missed: int, fires: bool) -> None:
+    found = burning({START_S: SloTally(missed, missed)}, 950, NOW_S)
+    assert [each.fires for each in found] == [fires] * len(ALERTS)
+    assert [each.long_rate for each in found] == pytest.approx([20.0] * len(ALERTS)), "the rate is shown"
+    assert all(each.fires for each in burning({START_S: SloTally(missed, missed)}, 950, NOW_S, 1))
+
+
 def test_windows_end_where_they_should() -> None:
     spans = {START_S - 3600: SloTally(1, 1), START_S - 3300: SloTally(1, 0)}
 

@@ -1,0 +1,111 @@
+"""Keys of engine connections over tcp: ZeroMQ CURVE, encrypted and authenticated both ways.
+
+An engine and its gateways have a key pair each. The engine's file names the gateways' public key, the
+gateways' file the engine's: an engine accepts no other peer, and a gateway connects to no other engine. All
+gateways of an engine share one key pair, which proves no gateway's id. Both files lie in data
+directories, readable by their owner only. `ipc` needs none: its socket lies in such a directory.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import zmq
+from zmq.utils import z85
+
+ENGINE_FILE = "engine-server.keys"
+"""Stays on the engine's host."""
+GATEWAY_FILE = "engine-gateway.keys"
+"""In the data directory of each gateway that uses the engine."""
+KEY_BYTES = 32
+
+Keys = TypeVar("Keys", "EngineKeys", "GatewayKeys")
+
+
+class KeysRefused(ValueError):
+    """There are no usable keys; the message says where they were looked for and what to do."""
+
+
+class EngineKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an engine needs to take its gateways' connections. All keys are Z85 text."""
+
+    public: str
+    secret: str
+    gateway_public: str
+
+
+class GatewayKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a gateway needs to connect to its engine. All keys are Z85 text."""
+
+    public: str
+    secret: str
+    engine_public: str
+
+    def apply(self, socket: zmq.Socket[bytes]) -> None:
+        """Before the socket connects."""
+        socket.curve_publickey = self.public.encode()
+        socket.curve_secretkey = self.secret.encode()
+        socket.curve_serverkey = self.engine_public.encode()
+
+
+def make_keys(data_dir: Path) -> None:
+    """Makes both files anew. Raises `OSError`."""
+    engine_public, engine_secret = (key.decode() for key in zmq.curve_keypair())
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    _write(data_dir / ENGINE_FILE, EngineKeys(engine_public, engine_secret, public))
+    _write(data_dir / GATEWAY_FILE, GatewayKeys(public, secret, engine_public))
+
+
+def engine_keys(address: str, data_dir: Path) -> EngineKeys | None:
+    """Keys of an engine that binds `address`; None for `ipc`. Raises `KeysRefused`."""
+    return _keys(
+        address, data_dir / ENGINE_FILE, EngineKeys, f"run `fairgate engine keys --data-dir {data_dir}`"
+    )
+
+
+def gateway_keys(address: str, data_dir: Path) -> GatewayKeys | None:
+    """Keys of a gateway that connects to an engine at `address`; None for `ipc`. Raises `KeysRefused`."""
+    return _keys(
+        address,
+        data_dir / GATEWAY_FILE,
+        GatewayKeys,
+        f"copy {GATEWAY_FILE} there from the engine's data directory, where `fairgate engine keys` makes it",
+    )
+
+
+def _keys(address: str, path: Path, kind: type[Keys], advice: str) -> Keys | None:
+    if not address.startswith("tcp:"):
+        return None
+    try:
+        if path.stat().st_mode & 0o077:
+            raise KeysRefused(
+                f"{path} is readable by others: chmod 600 {path}, and make new keys if they were read"
+            )
+        found = msgspec.json.decode(path.read_bytes(), type=kind)
+        for name in kind.__struct_fields__:
+            if len(z85.decode(getattr(found, name))) != KEY_BYTES:
+                raise ValueError(f"{name} is not a key")
+    except OSError as error:
+        raise KeysRefused(
+            f"{address} needs keys, and {path} cannot be read ({error.strerror}): {advice}"
+        ) from None
+    except KeysRefused:
+        raise
+    except (ValueError, LookupError) as error:
+        raise KeysRefused(f"{path} is damaged ({error}): {advice}") from None
+    return found
+
+
+def _write(path: Path, keys: EngineKeys | GatewayKeys) -> None:
+    """Replaces the file, readable by its owner only."""
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    try:
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(keys)) + b"\n")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

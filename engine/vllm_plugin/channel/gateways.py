@@ -1,0 +1,248 @@
+"""Gateways of a vLLM server: which were heard lately, their sequences, outcomes and service.
+
+Pure: time is passed in, as seconds of a clock that only rises. A gateway is one `gateway_id`; a new *session*
+of it is another life of the process, which takes over what the life before it left.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from engine.messages import TenantShare
+from engine.vllm_plugin.protocol import MAX_REPORTED_TENANTS, SequenceNews
+
+MAX_GATEWAYS = 64
+MAX_SUPERSEDED = 256
+MAX_OUTCOMES = 20_000
+"""Outcomes of one gateway that were not acknowledged; beyond it the oldest are forgotten, and counted."""
+MAX_EARLY = 10_000
+EARLY_S = 120.0
+"""How long a word about a sequence that has not arrived is kept: longer than its signature is good."""
+
+
+@dataclass(slots=True)
+class EarlyWord:
+    """A top-up or a cancel that came before its sequence: the channel overtakes requests that wait in the
+    API server."""
+
+    said_s: float
+    lease_tokens: int = 0
+    cause: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class LiveSequence:
+    """A sequence that a gateway signed, until it ends."""
+
+    sequence_id: str
+    request_id: str
+    tenant_id: str
+    tier: int
+    prompt_tokens: int
+    lease_tokens: int
+    arrived_s: float
+    gateway: ChannelGateway
+    index: int = 0
+    """Of it in its request."""
+    state: str = "waiting"
+    """As in `protocol.SequenceNews`."""
+    emitted_tokens: int = 0
+    computed_tokens: int = 0
+    """Prompt tokens, those found in a cache left out."""
+    changed: int = 0
+    """Position of the first report that tells its present state."""
+    told: tuple[str, int, int] | None = None
+    """State, tokens and lease as last told."""
+
+    @property
+    def is_used_up(self) -> bool:
+        """Its lease covers no further token."""
+        return self.emitted_tokens >= self.lease_tokens
+
+
+@dataclass(slots=True)
+class UntoldService:
+    """Service of one tenant, of one gateway's sequences."""
+
+    computed_tokens: int = 0
+    emitted_tokens: int = 0
+    serials: dict[int, int] = field(default_factory=dict)
+    """The last ones; see `messages.TenantShare`."""
+    lifts: dict[int, int] = field(default_factory=dict)
+
+    def add(self, other: UntoldService) -> None:
+        """Adds later service."""
+        self.computed_tokens += other.computed_tokens
+        self.emitted_tokens += other.emitted_tokens
+        self.serials = other.serials or self.serials
+        for tier, amount in other.lifts.items():
+            self.lifts[tier] = self.lifts.get(tier, 0) + amount
+
+
+class ServiceLog:
+    """Service of a gateway's sequences that it was not yet told, or did not say that it has heard.
+
+    Each token is in exactly one of two sums: what the last report told, and what came after it. A report that
+    was lost is told again with the next one.
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[str, UntoldService] = {}
+        self._fresh: dict[str, UntoldService] = {}
+        self._told_at = 0
+
+    def add(self, tenant_id: str, service: UntoldService) -> None:
+        """Adds what a step gave."""
+        self._fresh.setdefault(tenant_id, UntoldService()).add(service)
+
+    def take(self, heard: int, position: int) -> dict[str, TenantShare]:
+        """Returns what the report at `heard` did not tell, of as many tenants as a report holds; the one at
+        `position` tells it."""
+        if heard >= self._told_at:
+            self._told = {}
+        for tenant_id in list(self._fresh):
+            if tenant_id in self._told or len(self._told) < MAX_REPORTED_TENANTS:
+                self._told.setdefault(tenant_id, UntoldService()).add(self._fresh.pop(tenant_id))
+        self._told_at = position
+        return {
+            tenant_id: TenantShare(each.computed_tokens, each.emitted_tokens, each.serials, dict(each.lifts))
+            for tenant_id, each in self._told.items()
+        }
+
+
+@dataclass(slots=True, eq=False)
+class ChannelGateway:
+    """One gateway, in its present life."""
+
+    gateway_id: str
+    session: str
+    heard_s: float
+    live: dict[str, LiveSequence] = field(default_factory=dict)
+    """By sequence."""
+    tenants: Counter[str] = field(default_factory=Counter)
+    """Of these, by tenant."""
+    outcomes: OrderedDict[str, SequenceNews] = field(default_factory=OrderedDict)
+    """By sequence, in order of their ends, until they are acknowledged."""
+    service: ServiceLog = field(default_factory=ServiceLog)
+    lost_outcomes: int = 0
+    """Those that had to be forgotten before they were acknowledged."""
+    early: OrderedDict[str, EarlyWord] = field(default_factory=OrderedDict)
+    """By sequence."""
+
+    def own(self, sequence: LiveSequence) -> None:
+        """Takes a sequence."""
+        sequence.gateway = self
+        self.live[sequence.sequence_id] = sequence
+        self.tenants[sequence.tenant_id] += 1
+
+    def release(self, sequence: LiveSequence) -> None:
+        """Gives a sequence up that it owns."""
+        del self.live[sequence.sequence_id]
+        self.tenants[sequence.tenant_id] -= 1
+        if not self.tenants[sequence.tenant_id]:
+            del self.tenants[sequence.tenant_id]
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is owed to it."""
+        return not self.live and not self.outcomes
+
+    def say_early(self, sequence_id: str, mono_s: float, *, lease_tokens: int = 0, cause: str = "") -> None:
+        """Keeps a word about a sequence that is not here."""
+        word = self.early.pop(sequence_id, None) or EarlyWord(mono_s)
+        word.said_s = mono_s
+        word.lease_tokens = max(word.lease_tokens, lease_tokens)
+        word.cause = word.cause or cause
+        self.early[sequence_id] = word
+        while len(self.early) > MAX_EARLY or next(iter(self.early.values())).said_s < mono_s - EARLY_S:
+            self.early.popitem(last=False)
+
+    def keep(self, sequence_id: str, news: SequenceNews) -> None:
+        """Keeps an outcome."""
+        self.outcomes[sequence_id] = news
+        while len(self.outcomes) > MAX_OUTCOMES:
+            self.outcomes.popitem(last=False)
+            self.lost_outcomes += 1
+
+
+class GatewayRefused(Exception):
+    """A gateway is not taken: `code` is `superseded` or `too_many_gateways`."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class KnownGateways:
+    """The gateways of a server."""
+
+    def __init__(self, *, timeout_s: float, most: int = MAX_GATEWAYS) -> None:
+        self._timeout_s = timeout_s
+        self._most = most
+        self._gateways: dict[str, ChannelGateway] = {}
+        self._superseded: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def __iter__(self) -> Iterator[ChannelGateway]:
+        return iter(list(self._gateways.values()))
+
+    def is_silent(self, gateway: ChannelGateway, mono_s: float) -> bool:
+        """Whether it was not heard for so long that it counts as gone."""
+        return mono_s - gateway.heard_s > self._timeout_s
+
+    def heard_lately(self, mono_s: float) -> list[str]:
+        """Ids of the gateways that are not silent."""
+        return [each.gateway_id for each in self._gateways.values() if not self.is_silent(each, mono_s)]
+
+    def hear(self, gateway_id: str, session: str, mono_s: float) -> tuple[ChannelGateway, bool]:
+        """Returns the gateway, and whether this is its first word in this life. Raises `GatewayRefused`.
+
+        Of a new life the sequences and outcomes are still those of the life before it.
+        """
+        found = self._gateways.get(gateway_id)
+        if found is not None and found.session == session:
+            found.heard_s = mono_s
+            return found, False
+        if (gateway_id, session) in self._superseded:
+            raise GatewayRefused(
+                "superseded",
+                f"another process has connected as gateway {gateway_id!r}: give each an id of its own",
+            )
+        if found is None:
+            self._make_room(mono_s)
+            found = self._gateways[gateway_id] = ChannelGateway(gateway_id, session, mono_s)
+            return found, True
+        self._superseded[gateway_id, found.session] = None
+        if len(self._superseded) > MAX_SUPERSEDED:
+            self._superseded.popitem(last=False)
+        found.session, found.heard_s = session, mono_s
+        # The new life counts no service that it was not told; the old one's counts died with it.
+        found.service = ServiceLog()
+        return found, True
+
+    def adopt(self, heir: ChannelGateway, mono_s: float) -> list[LiveSequence]:
+        """Gives `heir` the outcomes and sequences of silent gateways; returns the sequences."""
+        taken: list[LiveSequence] = []
+        for each in [each for each in self._gateways.values() if self.is_silent(each, mono_s)]:
+            if each is heir:
+                continue
+            for sequence_id, news in each.outcomes.items():
+                heir.keep(sequence_id, news)
+            heir.lost_outcomes += each.lost_outcomes
+            for sequence in each.live.values():
+                heir.own(sequence)
+                taken.append(sequence)
+            del self._gateways[each.gateway_id]
+        return taken
+
+    def _make_room(self, mono_s: float) -> None:
+        if len(self._gateways) < self._most:
+            return
+        for each in list(self._gateways.values()):
+            if each.is_empty and self.is_silent(each, mono_s):
+                del self._gateways[each.gateway_id]
+                return
+        raise GatewayRefused(
+            "too_many_gateways", f"{self._most} gateways are known: the server takes no more"
+        )

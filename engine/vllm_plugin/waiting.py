@@ -1,0 +1,115 @@
+"""`OfferedRequests`: the waiting queue object of vLLM, which offers what the plan of a step admits.
+
+vLLM takes requests from the head of its waiting queue for as long as it has room. Which ones may enter, and
+in which order, is decided before (`planner.py`): this queue holds all that wait, and offers only those.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sized
+
+from engine.vllm_plugin.seam import VllmRequest
+
+
+class OfferedRequests(Sized):
+    """Implements vLLM's `RequestQueue`. Empty, as a truth value, while nothing is offered; its length is the
+    number of all that wait."""
+
+    def __init__(self) -> None:
+        self.requests: dict[str, VllmRequest] = {}
+        """All that wait, by request id."""
+        self._offered: deque[VllmRequest] = deque()
+
+    def offer(self, requests: Iterable[VllmRequest]) -> None:
+        """Replaces what is offered; in this order."""
+        self._offered = deque(requests)
+
+    def add_request(self, request: VllmRequest) -> None:
+        """It waits."""
+        self.requests[request.request_id] = request
+
+    def prepend_request(self, request: VllmRequest) -> None:
+        """The same: who is first is not decided here. One that vLLM skipped is not offered again in this
+        step."""
+        self.requests[request.request_id] = request
+
+    def prepend_requests(self, requests: Iterable[VllmRequest]) -> None:
+        """See `prepend_request`."""
+        for request in requests:
+            self.requests[request.request_id] = request
+
+    def peek_request(self) -> VllmRequest:
+        """Raises IndexError where nothing is offered."""
+        return self._offered[0]
+
+    def pop_request(self) -> VllmRequest:
+        """Raises IndexError where nothing is offered."""
+        request = self._offered.popleft()
+        del self.requests[request.request_id]
+        return request
+
+    def remove_request(self, request: VllmRequest) -> None:
+        """Nothing happens where it does not wait."""
+        if self.requests.pop(request.request_id, None) is not None and request in self._offered:
+            self._offered.remove(request)
+
+    def remove_requests(self, requests: Iterable[VllmRequest]) -> None:
+        """See `remove_request`."""
+        for request in list(requests):
+            self.remove_request(request)
+
+    def __bool__(self) -> bool:
+        return bool(self._offered)
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def __iter__(self) -> Iterator[VllmRequest]:
+        return iter(list(self.requests.values()))
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self.requests
+
+
+class PassedOn(Sized):
+    """vLLM's queue of skipped requests (0.29), which it would look at first: whatever comes here waits in the
+    one queue there is."""
+
+    def __init__(self, queue: OfferedRequests) -> None:
+        self._queue = queue
+
+    def add_request(self, request: VllmRequest) -> None:
+        """It waits."""
+        self._queue.add_request(request)
+
+    def prepend_request(self, request: VllmRequest) -> None:
+        """It waits."""
+        self._queue.add_request(request)
+
+    def prepend_requests(self, requests: Iterable[VllmRequest]) -> None:
+        """They wait."""
+        self._queue.prepend_requests(requests)
+
+    def peek_request(self) -> VllmRequest:
+        """Always raises IndexError."""
+        raise IndexError("skipped requests wait in the one queue")
+
+    def pop_request(self) -> VllmRequest:
+        """Always raises IndexError."""
+        raise IndexError("skipped requests wait in the one queue")
+
+    def remove_request(self, request: VllmRequest) -> None:
+        """The one queue is asked as well."""
+
+    def remove_requests(self, requests: Iterable[VllmRequest]) -> None:
+        """The one queue is asked as well."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __len__(self) -> int:
+        return 0
+
+    def __iter__(self) -> Iterator[VllmRequest]:
+        return iter(())

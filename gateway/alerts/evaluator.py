@@ -1,0 +1,117 @@
+"""Evaluates alerts while a gateway runs: one gateway of a database does, the holder of a lease.
+
+Figures that cannot be read leave their alerts as they are: what fires goes on firing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from gateway.background import BackgroundWriter
+from tenants.errors import DatabaseUnavailable
+from tenants.outbox import incidents
+from tenants.outbox.incidents import Evaluated
+from tenants.outbox.kinds import ALERT_KINDS
+from tenants.outbox.transitions import Condition, ripe
+from tenants.storage.database import Database
+from tenants.storage.task_stop import stop
+
+LEASE_ROUNDS = 3
+"""Rounds that the holder of the lease may miss before another gateway evaluates."""
+LEAST_LEASE_S = 10.0
+
+Look = Callable[[int], Awaitable[tuple[list[Condition], set[str]]]]
+"""What alerts say now (microseconds since 1970), and of which subjects that is all. Raises
+`DatabaseUnavailable`."""
+
+
+class AlertEvaluator(BackgroundWriter):
+    """Looks every `every_s`."""
+
+    task_name = "gateway alerts"
+    log = logging.getLogger("fairgate.gateway.alerts")
+    failed = "alerts were not evaluated; it goes on"
+    unavailable = "alerts are evaluated later"
+    purge_every_s = 600.0
+
+    def __init__(
+        self,
+        database: Database,
+        look: Look,
+        gateway_id: str,
+        registry: CollectorRegistry,
+        wall_clock: Callable[[], float],
+        *,
+        every_s: float,
+        base_url: str,
+    ) -> None:
+        self.flush_every_s = every_s
+        self._database = database
+        self._look = look
+        self._gateway_id = gateway_id
+        self._wall_clock = wall_clock
+        self._lease_us = round(max(LEAST_LEASE_S, LEASE_ROUNDS * every_s) * 1e6)
+        self._base_url = base_url
+        self._since_us: dict[str, int] = {}
+        """Since when each condition has been there, as far as this gateway has looked."""
+        self._firing = Gauge(
+            "fairgate_alerts_firing",
+            "Alerts that fire, of all tenants, as the gateway that evaluates them says; others say none.",
+            ["subject"],
+            registry=registry,
+        )
+
+    async def flush(self) -> None:
+        """One round. Raises `DatabaseUnavailable`."""
+        now_us = self._now_us()
+        if not await self._database.write(
+            lambda one: incidents.take_lease(one, self._gateway_id, now_us, self._lease_us)
+        ):
+            self._since_us = {}
+            self._firing.clear()
+            return
+        found, looked_at = await self._look(now_us)
+        due, since_us = ripe(found, self._since_us, now_us)
+        # Of what could not be looked at, the wait goes on.
+        self._since_us = {
+            key: at_us for key, at_us in self._since_us.items() if key.partition(":")[0] not in looked_at
+        } | since_us
+        changed = await self._database.write(
+            lambda one: incidents.evaluate(
+                one, self._gateway_id, due, looked_at, now_us, self._lease_us, self._base_url
+            )
+        )
+        if changed is None:
+            return
+        self._tell(changed)
+        await self._database.write(lambda one: incidents.announce_checkpoints(one, now_us))
+        firing = await self._database.read(incidents.firing)
+        for kind in ALERT_KINDS:
+            self._firing.labels(kind.subject).set(sum(each.subject == kind.subject for each in firing))
+
+    def _tell(self, changed: Evaluated) -> None:
+        for each in changed.fired:
+            self.log.warning("alert %s fires: %s", each.key, each.summary)
+        for each in changed.resolved:
+            self.log.info("alert %s is over", each.key)
+        if changed.left_out:
+            self.log.error("%d alerts wait: %d fire already", changed.left_out, incidents.MAX_FIRING)
+
+    async def purge(self) -> None:
+        """Deletes incidents that were over long ago."""
+        await self._database.write(lambda one: incidents.purge(one, self._now_us()))
+
+    async def close(self) -> None:
+        """Leaves the rest to another gateway."""
+        try:
+            if self._task is not None:
+                await stop([self._task])
+            await self._database.write(lambda one: incidents.give_up_lease(one, self._gateway_id))
+        except DatabaseUnavailable as error:
+            self.log.warning("%s: %s", self.unavailable, type(error).__name__)
+
+    def _now_us(self) -> int:
+        return round(self._wall_clock() * 1e6)

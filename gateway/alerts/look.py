@@ -1,0 +1,95 @@
+"""What alerts say now: figures of the database, and live ones of the gateways."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from gateway.deps import GatewayDeps
+from gateway.pools.live_counters import FleetNow
+from tenants.outbox import conditions, figures, kinds, limit_conditions
+from tenants.outbox.figures import SATURATED_MINUTES, DatabaseFigures
+from tenants.outbox.transitions import Condition
+from tenants.quota.store import LimitState, QuotaStoreUnavailable
+
+MOST_LIMITS = 2_000
+"""Limits whose counters one round reads."""
+
+
+class AlertFigures:
+    """Reads what alerts go by."""
+
+    def __init__(
+        self,
+        deps: GatewayDeps,
+        fleet: Callable[[], Awaitable[FleetNow]],
+        *,
+        holds_overdue: Callable[[], int],
+        audit_complaint: Callable[[], str],
+    ) -> None:
+        """`fleet`: what all gateways serve now; `holds_overdue`: holds whose gateway is gone;
+        `audit_complaint`: why the audit is not signed, empty: it is."""
+        self._deps = deps
+        self._fleet = fleet
+        self._holds_overdue = holds_overdue
+        self._audit_complaint = audit_complaint
+
+    async def __call__(self, now_us: int) -> tuple[list[Condition], set[str]]:
+        """The conditions, and the subjects of which these are all. Raises `DatabaseUnavailable`."""
+        stored = await self._deps.database.read(lambda one: figures.read(one, now_us))
+        found, looked_at = self._of_database(stored, now_us)
+        states = await self._states(now_us)
+        if states is not None:
+            found += limit_conditions.soft_limits(states, stored.soft_events, now_us)
+            found += limit_conditions.exhaustions(states, now_us)
+            looked_at |= {kinds.SOFT_LIMIT.subject, kinds.EXHAUSTION.subject}
+        found += conditions.leaked_holds(self._holds_overdue())
+        looked_at.add(kinds.HOLDS_LEAKED.subject)
+        fleet = await self._fleet()
+        down = [
+            (each.pool, each.replica_id, each.address)
+            for each in fleet.replicas
+            if not each.is_up and not each.is_drained
+        ]
+        found += conditions.replicas_down(down)
+        if not fleet.missing:  # else a replica that another gateway alone knows would be taken for back
+            looked_at.add(kinds.REPLICA_DOWN.subject)
+        return found, looked_at
+
+    def _of_database(self, stored: DatabaseFigures, now_us: int) -> tuple[list[Condition], set[str]]:
+        config = self._deps.config
+        found = conditions.slo_burns(stored.windows, stored.targets, config.alert_misses)
+        found += conditions.expiring_keys(stored.keys, now_us)
+        found += conditions.calibration_off(stored.calibration)
+        found += conditions.saturation(stored.refused, SATURATED_MINUTES, config.alert_misses)
+        found += conditions.audit_signing(
+            stored.audit_size,
+            stored.audit_signed,
+            stored.audit_signed_us,
+            now_us,
+            config.audit_checkpoint_s,
+            self._audit_complaint(),
+        )
+        looked_at = {
+            kind.subject
+            for kind in (
+                kinds.SLO_BURN,
+                kinds.KEY_EXPIRES,
+                kinds.CALIBRATION,
+                kinds.SATURATION,
+                kinds.AUDIT_LATE,
+                kinds.AUDIT_DAMAGED,
+            )
+        }
+        if stored.ledger_check is not None:
+            found += conditions.ledger_drift(stored.ledger_check.problems)
+            looked_at.add(kinds.LEDGER_DRIFT.subject)
+        return found, looked_at
+
+    async def _states(self, now_us: int) -> list[LimitState] | None:
+        """None: the quota store is away."""
+        every = self._deps.directory.limits(now_us / 1e6)
+        wanted = limit_conditions.limits_to_look_at(every, MOST_LIMITS)
+        try:
+            return list(await self._deps.quota_store.states(wanted))
+        except QuotaStoreUnavailable:
+            return None

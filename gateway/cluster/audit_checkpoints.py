@@ -1,0 +1,120 @@
+"""Signs the audit while a gateway runs, and has it hold digests of the ledger: every so many rows, and every
+so often where there are new ones.
+
+Gateways with the key may sign at once: of one head there is one checkpoint. Each is logged whole, because
+rows that are cut off the end are missed only by those who have kept a checkpoint elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from gateway.background import BackgroundWriter
+from tenants.audit.checkpoints import is_due
+from tenants.audit.log import AuditLog
+from tenants.errors import AuditDamaged, DatabaseUnavailable, Invalid
+from tenants.ledger.digests import LedgerDigests
+
+OF_THE_LOG = ("the audit is damaged", "the audit is not signed")
+
+
+class AuditCheckpoints(BackgroundWriter):
+    """Looks each second."""
+
+    task_name = "gateway audit"
+    log = logging.getLogger("fairgate.audit")
+    failed = "the audit was not signed; it goes on"
+    unavailable = "the audit is signed later"
+
+    def __init__(
+        self,
+        audit: AuditLog,
+        registry: CollectorRegistry,
+        wall_clock: Callable[[], float],
+        *,
+        rows: int,
+        seconds: float,
+        verify_s: float,
+        digests: LedgerDigests,
+    ) -> None:
+        self._audit = audit
+        self._digests = digests
+        self._wall_clock = wall_clock
+        self._rows = rows
+        self._seconds = seconds
+        self._verify_s = verify_s
+        self._verified_at_s = -math.inf
+        self._complaints: dict[str, str] = {}
+        self._size = Gauge("fairgate_audit_rows", "Rows of the audit.", registry=registry)
+        self._age = Gauge(
+            "fairgate_audit_checkpoint_age_seconds",
+            "Age of the audit's newest checkpoint while there are rows that it does not cover; 0: it covers"
+            " all.",
+            registry=registry,
+        )
+        self._damaged = Gauge(
+            "fairgate_audit_damaged",
+            "1: the last check of the whole audit found damage, or its head could not be signed; 0: neither.",
+            registry=registry,
+        )
+
+    @property
+    def complaint(self) -> str:
+        """What is wrong with the audit, as far as this gateway has seen; empty: nothing."""
+        return next((f"{what}: {why}" for what, why in self._complaints.items()), "")
+
+    async def flush(self) -> None:
+        """Closes a span of the ledger, signs the head and checks the whole audit, where each is due. Raises
+        `DatabaseUnavailable`."""
+        if self._audit.can_sign:
+            await self._close_span()
+        state = await self._audit.state()
+        self._size.set(state.size)
+        age_s = self._wall_clock() - state.newest.at_us / 1e6 if state.newest is not None else self._seconds
+        due = is_due(state.size, state.signed, age_s, rows=self._rows, seconds=self._seconds)
+        if due and self._audit.can_sign and await self._sign():
+            age_s = 0.0
+        self._age.set(0.0 if state.size == state.signed else max(0.0, age_s))
+        if self._wall_clock() - self._verified_at_s >= self._verify_s:
+            found = await self._audit.damage()
+            self._verified_at_s = self._wall_clock()
+            self._note("the audit is damaged", "" if found is None else str(found))
+        self._damaged.set(any(what in self._complaints for what in OF_THE_LOG))
+
+    async def _sign(self) -> bool:
+        try:
+            made = await self._audit.make_checkpoint()
+        except (AuditDamaged, Invalid) as error:
+            self._note("the audit is not signed", str(error))
+            return False
+        self._note("the audit is not signed", "")
+        self.log.info("audit checkpoint %s", json.dumps(made.note, ensure_ascii=False))
+        return True
+
+    async def _close_span(self) -> None:
+        why = ""
+        try:
+            await self._digests.close_due()
+        except (AuditDamaged, Invalid) as error:
+            why = str(error)
+        self._note("the ledger is not digested", why)
+
+    def _note(self, what: str, why: str) -> None:
+        """Logs what is wrong once; empty: it is over."""
+        if not why:
+            self._complaints.pop(what, None)
+        elif self._complaints.get(what) != why:
+            self._complaints[what] = why
+            self.log.error("%s: %s", what, why)
+
+    async def close(self) -> None:
+        """Signs the last rows, if they are due and the database lets it."""
+        try:
+            await super().close()
+        except DatabaseUnavailable as error:
+            self.log.warning("%s: %s", self.unavailable, type(error).__name__)

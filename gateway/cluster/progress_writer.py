@@ -1,0 +1,82 @@
+"""Writes what the running requests of this gateway have used, at least once a second.
+
+Should gateway and engine die together, it is the last report on them (`gateway/cluster/crash_charge.py`). One
+row, overwritten where something changed; nothing is written while nothing runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from gateway.background import every
+from gateway.budget.holds import Holds
+from gateway.pools.pool import PoolSpec
+from gateway.upstream.base import engine_life
+from tenants.errors import DatabaseUnavailable
+from tenants.ledger.progress import Progress, ProgressStore
+from tenants.storage.task_stop import stop
+
+WRITE_EVERY_S = 0.75
+"""With the time of the write itself it stays below a second."""
+
+log = logging.getLogger("fairgate.gateway.progress")
+
+
+class ProgressWriter:
+    """Use from one event loop. Start it after recovery has read the earlier life's record."""
+
+    def __init__(
+        self,
+        store: ProgressStore,
+        gateway_id: str,
+        holds: Holds,
+        pools: Callable[[], list[PoolSpec]],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self.earlier: Progress | None = None
+        """The record of an earlier life, while requests of it are open: it stays part of what is written."""
+        self._store = store
+        self._gateway_id = gateway_id
+        self._holds = holds
+        self._pools = pools
+        self._wall_clock = wall_clock
+        self._written = b""
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begins to write."""
+        work = every(
+            WRITE_EVERY_S, self.write, log, "the progress of requests was not written", starts_now=True
+        )
+        self._task = asyncio.create_task(work, name="gateway progress")
+
+    async def close(self) -> None:
+        """Stops writing; the row is removed with the gateway's own (`GatewayRegistry.forget`)."""
+        if self._task is not None:
+            await stop([self._task])
+
+    async def write(self) -> None:
+        """Writes the present record where it differs from the last one."""
+        packed = msgspec.msgpack.encode(self.now().after(self.earlier), order="deterministic")
+        if packed == self._written:
+            return
+        try:
+            await self._store.write(self._gateway_id, packed, round(self._wall_clock() * 1e6))
+            self._written = packed
+        except DatabaseUnavailable as error:
+            log.warning("the progress of requests is written later: %s", type(error).__name__)
+
+    def now(self) -> Progress:
+        """The present record."""
+        own = [pool for pool in self._pools() if pool.is_token_fair]
+        lives = {pool.name: [engine_life(each.ready) for each in pool.upstreams] for pool in own}
+        return Progress(
+            frozenset(life for found in lives.values() for life in found if life),
+            # While an engine has not announced itself, what will be sent to it is not known.
+            frozenset(name for name, found in lives.items() if all(found)),
+            self._holds.running(),
+        )

@@ -1,0 +1,70 @@
+"""Folds the ledger into the sums of usage, in the background of each gateway.
+
+Gateways may fold at once: the position's lock lets one of them work, and the others have nothing to do.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from gateway.background import BackgroundWriter
+from tenants.errors import DatabaseUnavailable
+from tenants.storage.database import Database
+from tenants.usage.fold import fold, purge_hours, unfolded_since_us
+
+MOST_ROUNDS = 50
+"""Transactions of one turn: after an upgrade a long ledger is folded over many turns, between which others
+write."""
+
+
+class UsageFolder(BackgroundWriter):
+    """Folds every second what settled since. What a killed gateway had not folded, any other one folds."""
+
+    task_name = "gateway usage"
+    log = logging.getLogger("fairgate.gateway.usage")
+    failed = "usage was not folded; it goes on"
+    unavailable = "usage is folded later"
+    purge_every_s = 600.0
+
+    def __init__(
+        self, database: Database, registry: CollectorRegistry, wall_clock: Callable[[], float]
+    ) -> None:
+        self._database = database
+        self._wall_clock = wall_clock
+        self._folded_until_s = wall_clock()
+        """All that was written before is folded, as of the last round that ended."""
+        lag = Gauge(
+            "fairgate_usage_fold_lag_seconds",
+            "Age of the oldest row of the ledger that is not in the sums of usage; without one, of the last "
+            "round that found none. It grows while the database is away.",
+            registry=registry,
+        )
+        lag.set_function(lambda: max(0.0, wall_clock() - self._folded_until_s))
+
+    async def flush(self) -> None:
+        """Folds what there is, up to `MOST_ROUNDS` transactions. Raises `DatabaseUnavailable`."""
+        begun_s = self._wall_clock()
+        oldest_us = await self._database.read(unfolded_since_us)
+        if oldest_us is not None:
+            for _ in range(MOST_ROUNDS):
+                if not (await self._database.write(fold)).has_more:
+                    break
+            oldest_us = await self._database.read(unfolded_since_us)
+        # A transaction that is left open holds the fold back: then rows are left.
+        self._folded_until_s = begun_s if oldest_us is None else min(begun_s, oldest_us / 1e6)
+
+    async def purge(self) -> None:
+        """Deletes hours that are too old, one day in each transaction."""
+        now_us = round(self._wall_clock() * 1e6)
+        while await self._database.write(lambda connection: purge_hours(connection, now_us)):
+            pass
+
+    async def close(self) -> None:
+        """Folds the last settlements, if the database lets it."""
+        try:
+            await super().close()
+        except DatabaseUnavailable as error:
+            self.log.warning("%s: %s", self.unavailable, type(error).__name__)

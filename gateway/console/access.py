@@ -1,0 +1,172 @@
+"""The guard of every page: the session behind a request, what its person may do, and the token of its form.
+
+A page is opened by a session and by nothing else: no API key counts here, and no session counts on the API.
+A form is taken from our own pages only: browsers say where it comes from (`Sec-Fetch-Site`), and it carries a
+token that belongs to the session, or before a log-in to a cookie of its own.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from litestar import Request, get, post
+from litestar.connection import ASGIConnection
+from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
+
+from gateway.console import cookies
+from gateway.console.forms import TOKEN_FIELD, read_form
+from gateway.gateway import Gateway
+from gateway.http.accesses import REFUSED, origin_and_ids, route_of
+from gateway.http.asgi import headers_of
+from gateway.http.client_address import client_of
+from gateway.routes.context import gateway_of
+from tenants.admin.audit import LINK, Actor
+from tenants.people.person import Person
+from tenants.people.roles import Act
+from tenants.people.sessions import Session, csrf_token_of
+
+FILES = ("csv", "json", "report")
+"""How the paths of pages end that are files."""
+
+
+class SignInNeeded(Exception):
+    """It needs a session. `next_path`: where to go on afterwards; empty: with the form that was sent."""
+
+    def __init__(self, next_path: str) -> None:
+        super().__init__(next_path)
+        self.next_path = next_path
+
+
+class NotForThisRole(Exception):
+    """The person's role does not allow it."""
+
+
+class FormRefused(Exception):
+    """The form does not come from a page of ours, or from one of another session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """What is known of a request for a page."""
+
+    session: Session | None
+    is_https: bool
+    address: str
+    """Of the client; empty: unknown."""
+    form: Mapping[str, str]
+    """The fields of a submitted form."""
+    form_cookie: str
+    """Binds the forms before a log-in."""
+    is_new_form_cookie: bool
+    stranger: Actor
+    """Who sent the request, where there is no session: whoever has the link."""
+
+    @property
+    def person(self) -> Person:
+        """Of the session, which there is on every page that needs one."""
+        assert self.session is not None
+        return self.session.person
+
+    @property
+    def actor(self) -> Actor:
+        """The person, for the audit. Acts of one who was changed meanwhile are not done."""
+        person = self.person
+        return replace(self.stranger, name=person.actor_name, person=(person.person_id, person.revision))
+
+
+def page(path: str, act: Act | None = Act.OWN_ACCOUNT) -> Callable[..., HTTPRouteHandler]:
+    """Decorator: a page that persons see who may do `act`; None: anyone, also without a session.
+
+    Of an act on a tenant: who may do it to some tenant. The page itself asks about the one that it shows
+    (`scope.py`)."""
+    return get(path, guards=[require_access], opt={"act": act}, include_in_schema=False)
+
+
+def form(
+    path: str, act: Act | None = Act.OWN_ACCOUNT, *, lines: Collection[str] = ()
+) -> Callable[..., HTTPRouteHandler]:
+    """Decorator: takes a form from persons who may do `act`; None: from anyone. Where the session has ended,
+    the person logs in and is shown what was typed. `lines`: fields that may have several lines."""
+    opt = {"act": act, "lines": lines}
+    return post(path, status_code=200, guards=[require_access], opt=opt, include_in_schema=False)
+
+
+async def require_access(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+    """Guard. Raises `SignInNeeded`, `NotForThisRole`, `FormRefused`, `ApiError`, `DatabaseUnavailable`."""
+    assert isinstance(connection, Request)
+    gateway = gateway_of(connection)
+    visit = await _visit(connection, gateway, handler.opt.get("lines", ()))
+    connection.scope["state"]["visit"] = visit
+    if visit.session is not None:
+        connection.scope["state"]["is_signed_in"] = True
+    is_form = connection.method == "POST"
+    if is_form and headers_of(connection.scope).get("sec-fetch-site", "same-origin") != "same-origin":
+        raise FormRefused
+    act: Act | None = handler.opt["act"]
+    if act is not None:
+        if visit.session is None:
+            raise SignInNeeded(_where_it_was(connection))
+        if not visit.person.may_somewhere(act):
+            raise NotForThisRole
+    if is_form and not hmac.compare_digest(
+        visit.form.get(TOKEN_FIELD, "").encode(), token_of(visit, before_log_in=act is None).encode()
+    ):
+        raise FormRefused
+    if visit.session is not None and is_file(connection.scope["path"]):
+        gateway.accesses.note("access.export", visit.actor, route_of(connection.scope))
+
+
+def is_file(path: str) -> bool:
+    """Whether a page is a file of rows, to be taken away."""
+    return path.endswith(FILES)
+
+
+def note_refused(request: Request[Any, Any, Any], gateway: Gateway, status: int) -> None:
+    """A form of a person who is logged in was refused: the audit has it."""
+    visit: Visit | None = request.scope["state"].get("visit")
+    if request.method == "POST" and status in REFUSED and visit is not None and visit.session is not None:
+        gateway.accesses.note("access.refuse", visit.actor, route_of(request.scope), f"status {status}")
+
+
+async def _visit(request: Request[Any, Any, Any], gateway: Gateway, lines: Collection[str]) -> Visit:
+    deps, config = gateway.deps, gateway.deps.config
+    secure = cookies.is_https(request.scope, config.trusted_proxies)
+    address = client_of(request.scope, config.trusted_proxies)
+    is_form = request.method == "POST"
+    values = await read_form(request, config.body_timeout_s, lines) if is_form else {}
+    cookie = cookies.read(request.scope, cookies.SESSION, secure=secure)
+    form_cookie = cookies.read(request.scope, cookies.FORM, secure=secure)
+    return Visit(
+        await deps.people.session(cookie) if cookie else None,
+        secure,
+        "" if address is None else str(address),
+        values,
+        form_cookie or secrets.token_urlsafe(32),
+        not form_cookie,
+        Actor(LINK, *origin_and_ids(request.scope, gateway)),
+    )
+
+
+def _where_it_was(request: Request[Any, Any, Any]) -> str:
+    """The page that was asked for; empty: a form was sent."""
+    if request.method == "POST":
+        return ""
+    path, query = request.scope["path"], request.scope["query_string"].decode("latin-1")
+    return f"{path}?{query}" if query else path
+
+
+def token_of(visit: Visit, *, before_log_in: bool) -> str:
+    """The token that the forms of this visit's pages carry."""
+    if before_log_in or visit.session is None:
+        return csrf_token_of(visit.form_cookie)
+    return visit.session.csrf_token
+
+
+def visit_of(request: Request[Any, Any, Any]) -> Visit:
+    """What the guard found."""
+    visit: Visit = request.scope["state"]["visit"]
+    return visit

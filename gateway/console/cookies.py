@@ -1,0 +1,64 @@
+"""Cookies of the console: names, attributes, and whether a request came over https. Pure.
+
+`SESSION` holds the session, `FORM` a random value to which the forms before a log-in are bound. Neither can
+be read by a script. Over https their names begin with `__Host-`, so that no other host of the domain can set
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from litestar.datastructures import Cookie
+from litestar.types import Scope
+
+from tenants.networks import Network, address_of, is_within
+
+SESSION = "fairgate_session"
+FORM = "fairgate_form"
+MAX_VALUE_CHARACTERS = 256
+_SCHEME_HEADER = b"x-forwarded-proto"
+
+
+def is_https(scope: Scope, trusted: Iterable[Network]) -> bool:
+    """Whether the client speaks https: with us, or with a trusted proxy that says so."""
+    if scope["scheme"] == "https":
+        return True
+    peer = scope.get("client")
+    address = address_of(peer[0]) if peer else None
+    if address is None or not is_within(address, tuple(trusted)):
+        return False
+    said = [value for name, value in scope["headers"] if name == _SCHEME_HEADER]
+    # The first one is that of the proxy next to the client.
+    return bool(said) and said[0].split(b",")[0].strip().lower() == b"https"
+
+
+def full_name(name: str, *, secure: bool) -> str:
+    """The name under which the browser keeps it."""
+    return f"__Host-{name}" if secure else name
+
+
+def read(scope: Scope, name: str, *, secure: bool) -> str:
+    """The value of a cookie; empty: there is none, or several that differ, of which one is not ours."""
+    wanted = full_name(name, secure=secure)
+    found: set[str] = set()
+    for header, value in scope["headers"]:
+        if header == b"cookie":
+            for pair in value.decode("latin-1").split(";"):
+                key, _, text = pair.strip().partition("=")
+                if key == wanted:
+                    found.add(text)
+    only = found.pop() if len(found) == 1 else ""
+    return only if len(only) <= MAX_VALUE_CHARACTERS and only.isascii() else ""
+
+
+def cookie(name: str, value: str, *, secure: bool) -> Cookie:
+    """A cookie that lasts until the browser is closed; the server knows when its session ends."""
+    key = full_name(name, secure=secure)
+    return Cookie(key, value=value, secure=secure, httponly=True, samesite="lax")
+
+
+def cleared(name: str, *, secure: bool) -> Cookie:
+    """Removes a cookie."""
+    key = full_name(name, secure=secure)
+    return Cookie(key, value="", max_age=0, secure=secure, httponly=True, samesite="lax")

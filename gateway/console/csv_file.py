@@ -1,0 +1,76 @@
+"""Tables as CSV files (RFC 4180), exact: nothing rounded, and nothing that a spreadsheet would run."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+
+import msgspec
+from litestar import Response
+
+from gateway.console.rendering import SECURITY_HEADERS
+from tenants.admin.cursor import MAX_PAGE, Page
+
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+FILE_PAGES = 10
+"""Of `MAX_PAGE` rows, in one file."""
+FILE_ROWS = FILE_PAGES * MAX_PAGE
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """The file. Text that a spreadsheet would take for a formula gets an apostrophe in front."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(map(_cell, columns))
+    writer.writerows(map(_cell, row) for row in rows)
+    return out.getvalue()
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+        value = " ".join(value)
+    if isinstance(value, Mapping | list | tuple):
+        return msgspec.json.encode(value).decode()
+    if isinstance(value, str) and value.startswith(FORMULA_STARTS):
+        return f"'{value}"
+    return "" if value is None else value
+
+
+def csv_response(name: str, text: str) -> Response[str]:
+    """The file as a download. `name`: of ours, without the ending."""
+    headers = SECURITY_HEADERS | {"content-disposition": f'attachment; filename="{name}.csv"'}
+    return Response(text, headers=headers, media_type="text/csv; charset=utf-8")
+
+
+def csv_part(
+    name: str, columns: Sequence[str], rows: Sequence[Sequence[object]], next_part: str = ""
+) -> Response[str]:
+    """A file that may not be the whole list: then its last row and its `Link` header (RFC 8288) say where the
+    next part is, so that it cannot be taken for all of it."""
+    more = [(f"more rows: {next_part}",)] if next_part else []
+    answer = csv_response(f"{name}-part" if next_part else name, csv_text(columns, [*rows, *more]))
+    if next_part:
+        answer.headers["link"] = f'<{next_part}>; rel="next"'
+    return answer
+
+
+async def csv_list(
+    name: str,
+    columns: Sequence[str],
+    read: Callable[[str | None], Awaitable[Page[dict[str, object]]]],
+    cursor: str | None,
+    link: Callable[[str], str],
+) -> Response[str]:
+    """A list as a file, or a part of it: `read` answers a page of at most `MAX_PAGE` rows after a cursor,
+    `link` the address of the file after one."""
+    rows: list[list[object]] = []
+    for _ in range(FILE_PAGES):
+        found = await read(cursor)
+        rows += [[row[column] for column in columns] for row in found.rows]
+        cursor = found.next_cursor
+        if cursor is None:
+            break
+    return csv_part(name, columns, rows, "" if cursor is None else link(cursor))

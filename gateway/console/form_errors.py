@@ -1,0 +1,69 @@
+"""What is wrong with a form, by field, as a person is told it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tenants.errors import (
+    AlreadyExists,
+    Invalid,
+    LogInRefused,
+    NotFound,
+    PreconditionFailed,
+    TooManyLogIns,
+)
+
+WHOLE_FORM = ""
+FORM_ERRORS = (AlreadyExists, Invalid, LogInRefused, NotFound, PreconditionFailed, TooManyLogIns)
+"""What a person can put right in the form itself."""
+CHANGED_MEANWHILE = (
+    "It was changed since you opened this page, and nothing of yours was saved. See what is stored now, then"
+    " send the form again to put yours in its place."
+)
+GONE_MEANWHILE = "It is gone since you opened this page; nothing was changed."
+
+
+@dataclass(frozen=True)
+class FormProblem:
+    """The answer to a form that was not taken."""
+
+    status: int
+    errors: Mapping[str, str]
+    """By field."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def problem_of(
+    error: Exception,
+    *,
+    fields: tuple[str, ...] = (),
+    refused_at: str = "password",
+    refused: str = "This is not your password.",
+) -> FormProblem:
+    """The answer to one of `FORM_ERRORS`. `fields`: those of the form; what concerns none of them
+    concerns the form as a whole. `refused_at`: the field of the person's own password."""
+    match error:
+        case LogInRefused():
+            return FormProblem(403, {refused_at: refused})
+        case TooManyLogIns(retry_after_s=retry_after_s):
+            wait_s = max(1, math.ceil(retry_after_s))
+            text = f"Too many passwords were tried. Wait {wait_s} s; none is looked at before."
+            return FormProblem(429, {WHOLE_FORM: text}, {"retry-after": str(wait_s)})
+        case PreconditionFailed(current=current):
+            text = CHANGED_MEANWHILE if current is not None else GONE_MEANWHILE
+            return FormProblem(412, {WHOLE_FORM: text})
+        case AlreadyExists():
+            status, where, text = 409, "name", str(error)
+        case NotFound(what=what):
+            status, where, text = 422, f"{what}s", str(error)
+        case Invalid(field=name, message=message):
+            status, where, text = 422, name, message
+        case _:
+            raise error
+    return FormProblem(status, {where if where in fields else WHOLE_FORM: _sentence(text)})
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")

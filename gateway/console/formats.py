@@ -1,0 +1,124 @@
+"""How pages write numbers, amounts and times. Pure.
+
+Rounded here, for eyes; files for machines (`csv_file.py`) are never rounded.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from decimal import Decimal
+from urllib.parse import urlsplit, urlunsplit
+
+from markupsafe import Markup
+
+MICROSECONDS = 1_000_000
+NANO = 1_000_000_000
+NONE = "–"
+
+
+def at(instant_us: int) -> str:
+    """An instant as text: UTC, to the minute."""
+    return _moment(instant_us).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def day(start_s: int) -> str:
+    """The UTC day that begins there, seconds since 1970."""
+    return _moment(start_s * MICROSECONDS).strftime("%Y-%m-%d")
+
+
+def time(instant_us: int | None) -> Markup:
+    """An instant as an element: a script writes it in the viewer's time zone, and UTC stays as its title."""
+    if instant_us is None:
+        return Markup(NONE)
+    moment = _moment(instant_us)
+    text = moment.strftime("%Y-%m-%d %H:%M:%S UTC")
+    element = Markup('<time datetime="{}" title="{}">{}</time>')
+    return element.format(moment.isoformat(timespec="milliseconds"), text, text)
+
+
+def number(value: float | None) -> str:
+    """A count with its thousands apart; fractions with one or two digits."""
+    if value is None:
+        return NONE
+    if isinstance(value, int) or value == int(value):
+        return f"{int(value):,}"
+    return f"{value:z,.1f}" if abs(value) >= 10 else f"{value:z,.2f}"
+
+
+def short(value: float | None) -> str:
+    """A count in three digits: 1.24 M."""
+    if value is None:
+        return NONE
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g} {letter}"
+    return f"{value:.3g}"
+
+
+def exact_dollars(nanousd: int) -> str:
+    """An amount of money with all of its digits, at least two behind the point."""
+    whole = f"{Decimal(nanousd) / NANO:f}"
+    before, _, after = whole.partition(".")
+    return f"{before}.{after.rstrip('0').ljust(2, '0')}"
+
+
+def money(nanousd: int | None) -> str:
+    """An amount of money to the cent; what is less than a dollar to four digits behind the point."""
+    if nanousd is None:
+        return NONE
+    sign, dollars = "-" if nanousd < 0 else "", abs(Decimal(nanousd)) / NANO
+    if dollars and dollars < 1:
+        return f"{sign}${dollars:.4f}" if dollars >= Decimal("0.0001") else f"{sign}<$0.0001"
+    return f"{sign}${dollars:,.2f}"
+
+
+def exact_money(nanousd: int | None) -> Markup:
+    """The same as an element that has all digits: in dollars as its title, in nano-dollars for programs."""
+    if nanousd is None:
+        return Markup(NONE)
+    element = Markup('<data value="{}" title="${}">{}</data>')
+    return element.format(nanousd, exact_dollars(nanousd), money(nanousd))
+
+
+def seconds(value: float | None) -> str:
+    """A length of time."""
+    if value is None:
+        return NONE
+    if 0 < abs(value) < 0.01:
+        return f"{value * 1000:.2g} ms"
+    if abs(value) < 1:
+        return f"{value * 1000:.0f} ms"
+    if abs(value) < 120:
+        return f"{value:.1f} s"
+    if abs(value) < 7_200:
+        return f"{value / 60:.0f} min"
+    return f"{value / 3_600:.1f} h" if abs(value) < 172_800 else f"{value / 86_400:.1f} days"
+
+
+def percent(part: float | None) -> str:
+    """A part of 1, in per cent."""
+    return NONE if part is None else f"{100 * part:z.1f} %"
+
+
+def without_password(url: str) -> str:
+    """A URL without the name and the password that it may hold."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if parts.netloc else url
+
+
+def _moment(instant_us: int) -> datetime:
+    return datetime.fromtimestamp(instant_us / MICROSECONDS, UTC)
+
+
+FILTERS = {
+    "at": at,
+    "time": time,
+    "day": day,
+    "number": number,
+    "short": short,
+    "money": money,
+    "exact_money": exact_money,
+    "seconds": seconds,
+    "percent": percent,
+}
+"""By their names in templates."""

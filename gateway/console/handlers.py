@@ -1,0 +1,69 @@
+"""Every page of the console, and its style sheet.
+
+People log in here; programs use `/admin/v1` with a key. Pages are made on the server and need no script;
+scripts add live figures, charts and local times. Each says in its decorator (`access.py`) who may open it.
+"""
+
+from gateway.console import assets
+from gateway.console.pages.account import log_in, password, sessions, set_up, start
+from gateway.console.pages.alerts import alerts, webhook
+from gateway.console.pages.live import overview, steer, waiting
+from gateway.console.pages.money import recovery, usage, usage_check
+from gateway.console.pages.people import people, person
+from gateway.console.pages.platform import audit, settings, upstreams
+from gateway.console.pages.policy import policy, what_if
+from gateway.console.pages.requests import ended, misses, quotes, refused, request, slo
+from gateway.console.pages.tenants import (
+    change,
+    hygiene,
+    key,
+    key_change,
+    keys,
+    limit,
+    limits,
+    projects,
+    suspension,
+    tenant,
+    tenants,
+)
+
+HANDLERS = [
+    *start.HANDLERS,
+    *set_up.HANDLERS,
+    *log_in.HANDLERS,
+    *password.HANDLERS,
+    *sessions.HANDLERS,
+    *overview.HANDLERS,
+    *waiting.HANDLERS,
+    *steer.HANDLERS,
+    *people.HANDLERS,
+    *person.HANDLERS,
+    *tenants.HANDLERS,
+    *tenant.HANDLERS,
+    *change.HANDLERS,
+    *suspension.HANDLERS,
+    *projects.HANDLERS,
+    *keys.HANDLERS,
+    *key.HANDLERS,
+    *key_change.HANDLERS,
+    *limits.HANDLERS,
+    *limit.HANDLERS,
+    *hygiene.HANDLERS,
+    *ended.HANDLERS,
+    *request.HANDLERS,
+    *refused.HANDLERS,
+    *slo.HANDLERS,
+    *misses.HANDLERS,
+    *quotes.HANDLERS,
+    *usage.HANDLERS,
+    *usage_check.HANDLERS,
+    *recovery.HANDLERS,
+    *upstreams.HANDLERS,
+    *audit.HANDLERS,
+    *settings.HANDLERS,
+    *alerts.HANDLERS,
+    *webhook.HANDLERS,
+    *policy.HANDLERS,
+    *what_if.HANDLERS,
+    *assets.HANDLERS,
+]

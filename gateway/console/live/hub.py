@@ -1,0 +1,170 @@
+"""Snapshots for pages that are watched: one a tick of each kind, however many watch it, and none unwatched.
+
+Those who watch get the newest snapshot when they are ready for it; what a slow browser misses is not kept for
+it. Their number is bounded. Use from one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from typing import Any, Generic, TypeVar, cast
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from tenants.storage.task_stop import stop
+
+TICK_S = 1.0
+MAX_WATCHERS = 200
+"""Of one gateway: each is an open connection and a page that is made once a second."""
+
+T = TypeVar("T")
+log = logging.getLogger("fairgate.gateway.console")
+
+
+class HubFull(Exception):
+    """As many watch already as may."""
+
+
+class Topic(Generic[T]):
+    """One kind of snapshot while it is wanted."""
+
+    def __init__(self, make: Callable[[], Awaitable[T]]) -> None:
+        self.number = 0
+        """Of the newest snapshot; 0: there is none yet."""
+        self.texts: dict[Hashable, str] = {}
+        """Made of the newest snapshot, for those who are to see the same."""
+        self._make = make
+        self._latest: T | None = None
+        self._made_s = 0.0
+        self._changed = asyncio.Event()
+        self._making = asyncio.Lock()
+        self.wanted = 0
+        self.watchers = 0
+        self.task: asyncio.Task[None] | None = None
+        self.is_closed = False
+
+    @property
+    def latest(self) -> T:
+        """The newest snapshot, which there is after `renew` or `after`."""
+        return cast(T, self._latest)
+
+    async def renew(self, younger_than_s: float) -> bool:
+        """Makes a snapshot where the newest one is older. Whether it did."""
+        clock = asyncio.get_running_loop().time
+        async with self._making:
+            if self.number and clock() - self._made_s < younger_than_s:
+                return False
+            self._latest = await self._make()
+            self._made_s = clock()
+            self.number += 1
+            self.texts = {}
+            self._wake()
+            return True
+
+    async def after(self, number: int) -> bool:
+        """Waits for a snapshot that is newer than `number`. False: there will be none."""
+        while self.number <= number and not self.is_closed:
+            await self._changed.wait()
+        return not self.is_closed
+
+    def close(self) -> None:
+        """Ends all waiting."""
+        self.is_closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class LiveHub:
+    """All snapshots of one gateway."""
+
+    def __init__(
+        self, registry: CollectorRegistry, *, tick_s: float = TICK_S, most: int = MAX_WATCHERS
+    ) -> None:
+        self.tick_s = tick_s
+        self.is_closed = False
+        self._most = most
+        self._topics: dict[Hashable, Topic[Any]] = {}
+        self._made = Counter(
+            "fairgate_console_snapshots",
+            "Snapshots made for pages of the console that are watched or opened.",
+            registry=registry,
+        )
+        self._watching = Gauge(
+            "fairgate_console_watchers", "Live regions of console pages that are open.", registry=registry
+        )
+
+    @property
+    def watchers(self) -> int:
+        """How many watch now."""
+        return sum(each.watchers for each in self._topics.values())
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more may watch."""
+        return not self.is_closed and self.watchers < self._most
+
+    async def look(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
+        """One snapshot, which is no older than a tick. Raises what `make` does."""
+        async with self._topic(key, make) as topic:
+            if await topic.renew(self.tick_s):
+                self._made.inc()
+            return topic.latest
+
+    @contextlib.asynccontextmanager
+    async def watch(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> AsyncIterator[Topic[T]]:
+        """A topic that is renewed every tick while this lasts. Raises `HubFull`."""
+        if not self.has_room:
+            raise HubFull
+        async with self._topic(key, make) as topic:
+            topic.watchers += 1
+            self._watching.set(self.watchers)
+            if topic.task is None:
+                topic.task = asyncio.create_task(self._tick(topic), name="console snapshots")
+            try:
+                yield topic
+            finally:
+                topic.watchers -= 1
+                self._watching.set(self.watchers)
+                if not topic.watchers and topic.task is not None:
+                    topic.task.cancel()
+                    topic.task = None
+
+    async def close(self) -> None:
+        """Ends all streams, and takes no more."""
+        self.end_streams()
+        await stop([each.task for each in self._topics.values() if each.task is not None])
+
+    def end_streams(self) -> None:
+        """What a gateway does before it waits for its connections to end."""
+        self.is_closed = True
+        for topic in self._topics.values():
+            topic.close()
+
+    @contextlib.asynccontextmanager
+    async def _topic(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> AsyncIterator[Topic[T]]:
+        topic = self._topics.get(key)
+        if topic is None:
+            topic = self._topics[key] = Topic(make)
+        topic.wanted += 1
+        try:
+            yield topic
+        finally:
+            topic.wanted -= 1
+            if not topic.wanted:
+                del self._topics[key]
+
+    async def _tick(self, topic: Topic[Any]) -> None:
+        while True:
+            try:
+                # Half a tick: one that a page was opened with a moment ago will do.
+                if await topic.renew(self.tick_s / 2):
+                    self._made.inc()
+            except Exception as error:
+                log.warning("no snapshot for the console: %s: %s", type(error).__name__, error)
+            await asyncio.sleep(self.tick_s)

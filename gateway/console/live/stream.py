@@ -1,0 +1,154 @@
+"""The stream of a page's live region: server-sent events, each the region's new content.
+
+It ends with its session, which is looked at every few seconds and not kept alive by that; when the gateway
+stops; and after a while in any case. Where it ends for good the last event says why, and the browser does not
+connect again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
+from typing import Any, TypeVar
+
+from litestar import Request, Response
+from litestar.response.base import ASGIResponse
+from litestar.response.streaming import ASGIStreamingResponse
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.console import cookies
+from gateway.console.access import visit_of
+from gateway.console.live.hub import HubFull, LiveHub
+from gateway.console.rendering import HTML, SECURITY_HEADERS, render
+from gateway.console.return_path import log_in_for
+from gateway.http.asgi import headers_of
+from gateway.routes.context import gateway_of
+from tenants.errors import DatabaseUnavailable
+from tenants.people.sessions import Session
+
+T = TypeVar("T")
+Texts = dict[Hashable, str]
+"""Of one snapshot: what was made of it already, for readers who are to see the same."""
+
+LONGEST_S = 3600.0
+UNREAD_S = 10.0
+log = logging.getLogger("fairgate.gateway.console")
+SESSION_EVERY_S = 3.0
+EVENTS = "text/event-stream"
+STREAM_HEADERS = SECURITY_HEADERS | {"x-accel-buffering": "no"}
+LIVE = "/live"
+"""Ends the path of a page's stream."""
+
+
+def hub_of(request: Request[Any, Any, Any]) -> LiveHub:
+    """The snapshots of this gateway."""
+    hub: LiveHub = request.app.state.live
+    return hub
+
+
+def event(text: str) -> bytes:
+    """One unnamed event, whose content takes the place of the region's."""
+    return ("data: " + text.strip("\n").replace("\n", "\ndata: ") + "\n\n").encode()
+
+
+def last_event(why: str, href: str, words: str) -> bytes:
+    """What stands in the region after the end, and the event upon which a browser does not connect again."""
+    return (
+        event(render("live/ended.html", None, why=why, href=href, words=words)) + b"event: ended\ndata:\n\n"
+    )
+
+
+def wants_stream(request: Request[Any, Any, Any]) -> bool:
+    """Whether the client asks for events; others get the region once."""
+    return request.method == "GET" and EVENTS in headers_of(request.scope).get("accept", "")
+
+
+def session_over(path: str) -> Response[bytes]:
+    """The stream of a page whose session is over."""
+    body = last_event("Your session has ended.", log_in_for(path.removesuffix(LIVE)), "Log in")
+    return Response(body, headers=STREAM_HEADERS, media_type=EVENTS)
+
+
+def streamed(events: AsyncGenerator[bytes, None], unread_s: float = UNREAD_S) -> ASGIApp:
+    """Sends the events; ends where a client leaves one unread for `unread_s`."""
+
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_unless_unread(message: Message) -> None:
+            async with asyncio.timeout(unread_s):
+                await send(message)
+
+        answer = ASGIStreamingResponse(iterator=events, headers=STREAM_HEADERS, media_type=EVENTS)
+        async with contextlib.aclosing(events):
+            try:
+                await answer(scope, receive, send_unless_unread)
+            except* TimeoutError:
+                log.info("a live page is not read: its stream ends")
+
+    return answered
+
+
+async def live_region(
+    request: Request[Any, Any, Any],
+    key: tuple[object, ...],
+    make: Callable[[], Awaitable[T]],
+    text_of: Callable[[T, Texts], str],
+    page: str,
+) -> ASGIApp:
+    """The region of `page`, as a stream or once. `key` names the snapshot, `text_of` writes it for this
+    reader."""
+    hub = hub_of(request)
+    if wants_stream(request):
+        return streamed(_events(request, hub, key, make, text_of, page))
+    text = text_of(await hub.look(key, make), {})
+    is_head = request.method == "HEAD"
+    return ASGIResponse(
+        body=b"" if is_head else text.encode(),
+        headers=SECURITY_HEADERS,
+        media_type=HTML,
+        is_head_response=is_head,
+    )
+
+
+async def _events(
+    request: Request[Any, Any, Any],
+    hub: LiveHub,
+    key: tuple[object, ...],
+    make: Callable[[], Awaitable[T]],
+    text_of: Callable[[T, Texts], str],
+    page: str,
+) -> AsyncGenerator[bytes, None]:
+    deps, session = gateway_of(request).deps, visit_of(request).session
+    assert session is not None
+    began_s = looked_s = deps.clock()
+    number = 0
+    try:
+        async with hub.watch(key, make) as topic:
+            while await topic.after(number):
+                number = topic.number
+                now_s = deps.clock()
+                if now_s - looked_s >= SESSION_EVERY_S:
+                    looked_s = now_s
+                    if not await _is_open(request, session):
+                        yield last_event("Your session has ended.", log_in_for(page), "Log in")
+                        return
+                if now_s - began_s >= LONGEST_S:
+                    yield last_event("This page was live for an hour and has stopped.", page, "Go on")
+                    return
+                yield event(text_of(topic.latest, topic.texts))
+    except DatabaseUnavailable:
+        # No session can be looked up. The browser connects again, and is let in when that is over.
+        return
+    except HubFull:
+        why = "Too many live pages are open: this one shows what was so when it was opened."
+        yield last_event(why, page, "Look again")
+
+
+async def _is_open(request: Request[Any, Any, Any], session: Session) -> bool:
+    """Whether the session lasts, in whatever gateway it may have been ended. Raises
+    `DatabaseUnavailable`."""
+    deps, visit = gateway_of(request).deps, visit_of(request)
+    cookie = cookies.read(request.scope, cookies.SESSION, secure=visit.is_https)
+    found = await deps.people.session(cookie, is_use=False)
+    return found is not None and found.person == session.person

@@ -1,0 +1,46 @@
+"""The page on which a person changes the own password."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, Response
+
+from gateway.console.access import form, page, visit_of
+from gateway.console.form_errors import FORM_ERRORS, problem_of
+from gateway.console.passwords import chosen_password
+from gateway.console.rendering import page_response, signed_in
+from gateway.http.asgi import headers_of
+from gateway.routes.context import gateway_of
+
+PATH = "/console/password"
+FIELDS = ("current", "password", "repeat")
+
+
+@page(PATH)
+async def password_page(request: Request[Any, Any, Any]) -> Response[str]:
+    """The form; `changed` in the address: it was taken a moment ago."""
+    return page_response(
+        "account/password.html", visit_of(request), is_changed="changed" in request.query_params
+    )
+
+
+@form(PATH)
+async def change_password(request: Request[Any, Any, Any]) -> Response[str]:
+    """Ends all sessions of the person in every gateway, and opens one for this browser."""
+    visit, deps = visit_of(request), gateway_of(request).deps
+    person = visit.person
+    try:
+        await deps.way_in.confirm(person, visit.form.get("current", ""), address=visit.address)
+        new_hash = await chosen_password(deps.way_in, person.name, visit.form)
+        person = await deps.admin.set_password(visit.actor, person, new_hash)
+    except FORM_ERRORS as error:
+        problem = problem_of(error, fields=FIELDS, refused_at="current")
+        return page_response("account/password.html", visit, problem=problem, is_changed=False)
+    opened = await deps.people.open_session(
+        person, address=visit.address, user_agent=headers_of(request.scope).get("user-agent", "")
+    )
+    return signed_in(visit, opened.cookie_value, f"{PATH}?changed")
+
+
+HANDLERS = [password_page, change_password]

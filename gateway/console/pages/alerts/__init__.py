@@ -1,0 +1,1 @@
+"""Pages of alerts, and of webhooks that are told of them."""

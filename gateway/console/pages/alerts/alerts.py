@@ -1,0 +1,109 @@
+"""The page of alerts: those that fire and those that are over, and the webhooks that are told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from litestar import Request, Response
+
+from gateway.console.access import NotForThisRole, form, page, visit_of
+from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
+from gateway.console.forms import shown_again
+from gateway.console.pages.questions import cursor_of
+from gateway.console.pages.tenant_parts.acts import said
+from gateway.console.rendering import page_response
+from gateway.console.return_path import with_query
+from gateway.console.scope import own_tenants, tenant_shown
+from gateway.routes.context import gateway_of
+from tenants.admin.webhooks.commands import Webhook, WebhookAdd
+from tenants.directory import queries
+from tenants.outbox.kinds import BY_SUBJECT, CHECKPOINT, SUBJECTS
+from tenants.people.person import Person
+from tenants.people.roles import Act
+
+PATH = "/console/alerts"
+WEBHOOKS = f"{PATH}/webhooks"
+MOST_WEBHOOKS = 100
+MOST_SHOWN = 50
+"""Alerts of each of the two lists."""
+DONE = {"removed": "The webhook is removed, with all that was to be sent to it."}
+FIELDS = ("url", "tenant", "subjects")
+SAYS = {subject: kind.says for subject, kind in BY_SUBJECT.items()} | {
+    CHECKPOINT: "A signed checkpoint of the audit, to be kept elsewhere."
+}
+
+
+def may_change(person: Person, tenant_id: str) -> bool:
+    """Whether the person may change webhooks of a tenant; empty: of the platform."""
+    return person.may(Act.CHANGE_WEBHOOK, tenant_id) if tenant_id else person.may(Act.CHANGE_PLATFORM)
+
+
+@page(PATH, act=Act.READ_TENANT)
+async def alerts_page(request: Request[Any, Any, Any]) -> Response[str]:
+    """Both lists, and the webhooks."""
+    return await _shown(request, dict.fromkeys(FIELDS, ""))
+
+
+@form(WEBHOOKS, act=Act.CHANGE_WEBHOOK)
+async def add_webhook(request: Request[Any, Any, Any]) -> Response[str]:
+    """Adds a webhook, and shows its secret."""
+    visit = visit_of(request)
+    typed = shown_again(visit.form, *FIELDS)
+    tenant = typed.get("tenant", "").strip()
+    try:
+        if tenant:
+            tenant = (await tenant_shown(request, tenant, Act.CHANGE_WEBHOOK)).tenant_id
+        elif not visit.person.may(Act.CHANGE_PLATFORM):
+            raise NotForThisRole
+        wanted = WebhookAdd(
+            url=typed.get("url", "").strip(),
+            tenant=tenant or None,
+            subjects=typed.get("subjects", "").replace(",", " ").split(),
+        )
+        made, secret = await gateway_of(request).deps.admin.add_webhook(visit.actor, wanted)
+    except FORM_ERRORS as error:
+        return await _shown(request, typed, problem_of(error, fields=FIELDS))
+    return page_response("alerts/secret.html", visit, webhook=made, secret=secret)
+
+
+async def _shown(
+    request: Request[Any, Any, Any], typed: Mapping[str, str], problem: FormProblem | None = None
+) -> Response[str]:
+    visit, admin = visit_of(request), gateway_of(request).deps.admin
+    person, whose = visit.person, own_tenants(visit.person)
+    firing = await admin.list_alerts(whose, fires=True, most=MOST_SHOWN)
+    over = await admin.list_alerts(whose, fires=False, most=MOST_SHOWN)
+    listed = await admin.page_webhooks(whose, cursor=cursor_of(request), limit=MOST_WEBHOOKS)
+    webhooks = listed.rows
+    ids = {each.tenant_id for each in (*firing, *over)} | {each.tenant_id for each in webhooks}
+    names = await gateway_of(request).deps.database.read(lambda one: queries.names_of(one, "tenant", ids))
+    return page_response(
+        "alerts/alerts.html",
+        visit,
+        problem=problem,
+        done=said(request, DONE),
+        lists=(("Firing", firing, "Nothing fires"), ("Over", over, "No alert was over lately")),
+        says=SAYS,
+        names=names,
+        webhooks=webhooks,
+        counts=await admin.count_deliveries(each.webhook_id for each in webhooks),
+        next_page=with_query(PATH, {"cursor": listed.next_cursor}) if listed.next_cursor else "",
+        subjects=SUBJECTS,
+        may_add=person.may_somewhere(Act.CHANGE_WEBHOOK),
+        of_platform=person.may(Act.CHANGE_PLATFORM),
+        typed=typed,
+    )
+
+
+async def webhook_shown(request: Request[Any, Any, Any], webhook: str, *, changes: bool) -> Webhook:
+    """The webhook of this id, for a person who sees it. Raises `NotFound`, and with `changes`
+    `NotForThisRole`."""
+    person = visit_of(request).person
+    found = await gateway_of(request).deps.admin.show_webhook(webhook, own_tenants(person))
+    if changes and not may_change(person, found.tenant_id):
+        raise NotForThisRole
+    return found
+
+
+HANDLERS = [alerts_page, add_webhook]

@@ -1,0 +1,1 @@
+"""Pages of what goes on now: overview, waiting requests."""

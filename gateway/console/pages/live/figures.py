@@ -1,0 +1,165 @@
+"""What the overview shows, from the counters of all gateways. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from engine.messages import TIER_RANKS
+from gateway.pools.live_counters import FleetNow, ReplicaNow, TenantNow
+
+
+@dataclass(frozen=True, slots=True)
+class SlowFigures:
+    """Figures that are read from the database, and change slowly."""
+
+    spend_nanousd: int | None = None
+    """Charged today."""
+    attainment: float | None = None
+    """Part of all judged targets that were met, over the period of the report; None: nothing was judged."""
+    missed: int = 0
+    judged: int = 0
+    refusals: Mapping[str, int] = field(default_factory=dict)
+    """Of this hour and the one before, by code."""
+    read_us: int | None = None
+    """When; None: the database did not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareRow:
+    """A tenant in one tier."""
+
+    tenant_id: str
+    name: str
+    tier: str
+    weight: float
+    queued: int
+    running: int
+    share: float | None
+    """Of the tier's recent service; None: it had none, and was due none."""
+    fair: float | None
+    lag_tokens: int
+    """Behind its fair share by so many cost tokens; below 0: ahead of it."""
+    lag_part: float | None
+    """Of the bound 2U; None: the bound is not known."""
+    before_line_s: float | None
+
+    @property
+    def row_id(self) -> str:
+        """Names the row while it is watched."""
+        return f"{self.tenant_id}/{self.tier}"
+
+
+@dataclass(frozen=True, slots=True)
+class LiveReplicaRow:
+    """A replica."""
+
+    pool: str
+    name: str
+    state: str
+    running: int
+    waiting: int
+    mean_batch: float | None
+    """Sequences of a step since the snapshot before; None: no step ran, or it reports none."""
+    kv_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """One snapshot, as shown."""
+
+    at_us: int
+    fleet: FleetNow
+    tokens_per_s: float | None
+    """Output, of all gateways; None: there is nothing to compare with yet."""
+    jain: float | None
+    tenants: tuple[ShareRow, ...]
+    replicas: tuple[LiveReplicaRow, ...]
+    slow: SlowFigures
+    left_out: int
+    """Tenants and tiers that are not shown."""
+
+    @property
+    def answering(self) -> str:
+        """How many gateways answer."""
+        here = len(self.fleet.gateways)
+        return f"{here} of {here + self.fleet.missing}"
+
+
+def overview_of(
+    now: FleetNow, before: FleetNow | None, names: Mapping[str, str], slow: SlowFigures, at_us: int
+) -> Overview:
+    """`before`: an earlier snapshot, for rates; `names`: of tenants, by id."""
+    return Overview(
+        at_us,
+        now,
+        tokens_per_s(now, before),
+        jain_index(now.tenants),
+        tenant_rows(now.tenants, names),
+        replica_rows(now.replicas, () if before is None else before.replicas),
+        slow,
+        sum(each.left_out for each in now.gateways),
+    )
+
+
+def tenant_rows(tenants: Sequence[TenantNow], names: Mapping[str, str]) -> tuple[ShareRow, ...]:
+    """By name, and a tenant's tiers from the highest down: a place that does not depend on the figures."""
+    totals = dict.fromkeys(TIER_RANKS, 0.0)
+    for each in tenants:
+        totals[each.tier] += each.had
+    rows = []
+    for each in tenants:
+        total, lag = totals[each.tier], each.due - each.had
+        has_part = total > 0 and each.had + each.due > 0
+        rows.append(
+            ShareRow(
+                each.tenant_id,
+                names.get(each.tenant_id, each.tenant_id),
+                each.tier,
+                each.weight,
+                each.queued,
+                each.running,
+                each.had / total if has_part else None,
+                each.due / total if has_part else None,
+                round(lag),
+                lag / each.bound if each.bound else None,
+                each.before_line_us / each.arrivals / 1e6 if each.arrivals else None,
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: (row.name, row.tenant_id, TIER_RANKS[row.tier])))
+
+
+def jain_index(tenants: Iterable[TenantNow]) -> float | None:
+    """Jain's index of what tenants had of what they were due: 1 where all had the same part of it, 1/n where
+    one of n had everything. None: nothing was due. Jain, Chiu and Hawe, DEC-TR-301, 1984."""
+    parts = [each.had / each.due for each in tenants if each.due >= 1]
+    squares = sum(part * part for part in parts)
+    return sum(parts) ** 2 / (len(parts) * squares) if squares else None
+
+
+def tokens_per_s(now: FleetNow, before: FleetNow | None) -> float | None:
+    """Of the gateways that are in both snapshots, each by its own clock."""
+    earlier = {} if before is None else {each.gateway_id: each for each in before.gateways}
+    rates = [
+        max(0, each.output_tokens - was.output_tokens) / (each.clock_s - was.clock_s)
+        for each in now.gateways
+        if (was := earlier.get(each.gateway_id)) is not None and each.clock_s > was.clock_s
+    ]
+    return sum(rates) if rates else None
+
+
+def replica_rows(now: Iterable[ReplicaNow], before: Iterable[ReplicaNow]) -> tuple[LiveReplicaRow, ...]:
+    """In the order of `now`."""
+    earlier = {(each.pool, each.address): each for each in before}
+    rows = []
+    for each in now:
+        was = earlier.get((each.pool, each.address))
+        steps = 0 if was is None else each.steps - was.steps
+        batch = (each.batch_sum - was.batch_sum) / steps if was is not None and steps > 0 else None
+        state = "drained" if each.is_drained else "up" if each.is_up else "down"
+        rows.append(
+            LiveReplicaRow(
+                each.pool, each.replica_id, state, each.running, each.waiting, batch, each.kv_share
+            )
+        )
+    return tuple(rows)

@@ -1,0 +1,104 @@
+"""The overview: who gets what share, what waits, what replicas do, what was missed and refused; live."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, Response
+from litestar.types import ASGIApp
+
+from gateway.console.access import page, visit_of
+from gateway.console.live.held_rows import held
+from gateway.console.live.stream import LIVE, Texts, hub_of, live_region
+from gateway.console.pages.live.figures import Overview, ShareRow, SlowFigures, overview_of
+from gateway.console.pages.live.past_hour import read_past_hour
+from gateway.console.pages.live.slow_figures import SLOW_EVERY_S, read_slow_figures
+from gateway.console.rendering import page_response, render
+from gateway.gateway import Gateway
+from gateway.pools.live_counters import FleetNow
+from gateway.routes.context import gateway_of
+from tenants.people.roles import Act
+
+PATH = "/console/overview"
+TOPIC = ("overview",)
+MOST_ROWS = 100
+"""Of the table of tenants."""
+RATE_S = 10.0
+"""Rates are told of two snapshots that are no further apart."""
+
+
+class OverviewMaker:
+    """Makes snapshots of one gateway's view of all. Use from one event loop."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._before: FleetNow | None = None
+        self._before_s = 0.0
+        self._slow = SlowFigures()
+        self._slow_s: float | None = None
+
+    async def make(self) -> Overview:
+        """One snapshot."""
+        gateway, deps = self._gateway, self._gateway.deps
+        fleet = await gateway.fleet.now()
+        now_s = deps.clock()
+        if self._slow_s is None or now_s - self._slow_s >= SLOW_EVERY_S:
+            self._slow_s = now_s
+            self._slow = await read_slow_figures(deps.admin, self._slow, deps.wall_clock())
+        names = {
+            each.tenant_id: tenant.name
+            for each in fleet.tenants
+            if (tenant := deps.directory.tenant(each.tenant_id)) is not None
+        }
+        before = self._before if now_s - self._before_s <= RATE_S else None
+        self._before, self._before_s = fleet, now_s
+        return overview_of(fleet, before, names, self._slow, round(deps.wall_clock() * 1e6))
+
+
+def maker_of(request: Request[Any, Any, Any]) -> OverviewMaker:
+    """The one of this gateway: rates need the snapshot before."""
+    state = request.app.state
+    if "overview" not in state:
+        state["overview"] = OverviewMaker(gateway_of(request))
+    made: OverviewMaker = state["overview"]
+    return made
+
+
+class OverviewWriter:
+    """Writes the live part for one reader, whose rows hold still."""
+
+    def __init__(self) -> None:
+        self._first: tuple[ShareRow, ...] | None = None
+        self._ids: tuple[str, ...] = ()
+
+    def shown(self, overview: Overview) -> dict[str, Any]:
+        """What the template shows."""
+        if self._first is None:
+            self._first = overview.tenants[:MOST_ROWS]
+            self._ids = tuple(each.row_id for each in self._first)
+        return {"now": overview, "tenants": held(self._first, overview.tenants, lambda row: row.row_id)}
+
+    def text(self, overview: Overview, texts: Texts) -> str:
+        """The live part. Readers with the same rows share its text."""
+        shown = self.shown(overview)
+        if self._ids not in texts:
+            texts[self._ids] = render("live/overview_now.html", None, **shown)
+        return texts[self._ids]
+
+
+@page(PATH, act=Act.READ_PLATFORM)
+async def overview_page(request: Request[Any, Any, Any]) -> Response[str]:
+    """The page; without scripts its figures are those of its opening."""
+    hub, deps = hub_of(request), gateway_of(request).deps
+    shown = OverviewWriter().shown(await hub.look(TOPIC, maker_of(request).make))
+    past = await read_past_hour(deps.admin, deps.directory, shown["now"].at_us)
+    return page_response("live/overview.html", visit_of(request), is_live=hub.has_room, past=past, **shown)
+
+
+@page(f"{PATH}{LIVE}", act=Act.READ_PLATFORM)
+async def overview_live(request: Request[Any, Any, Any]) -> ASGIApp:
+    """The live part alone."""
+    return await live_region(request, TOPIC, maker_of(request).make, OverviewWriter().text, PATH)
+
+
+HANDLERS = [overview_page, overview_live]

@@ -1,0 +1,119 @@
+"""The last hour by minute, and this hour's service by tenant, from what all gateways wrote. Exact."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from tenants.admin.admin import Admin
+from tenants.admin.cursor import MAX_PAGE
+from tenants.admin.lists.flow import EngineRow, FlowRow
+from tenants.directory.directory import Directory
+from tenants.directory.records import from_us
+from tenants.flow_minutes.minutes import HOUR_US, MINUTE_US
+
+MOST_TENANTS = 50
+"""Rows of the table by tenant: those with the most service."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMinuteRow:
+    """All replicas in one minute."""
+
+    minute_us: int
+    output_tokens_s: float
+    prompt_tokens_s: float
+    mean_batch: float
+    kv_share: float
+    """Mean over the replicas."""
+
+
+@dataclass(frozen=True, slots=True)
+class HourRow:
+    """A tenant in one tier, this hour; cost tokens."""
+
+    tenant_id: str
+    name: str
+    tier: str
+    served_tokens: int
+    fair_tokens: int
+    arrivals: int
+    before_line_s: float | None
+
+    @property
+    def lag_tokens(self) -> int:
+        """Behind its fair share by so many."""
+        return self.fair_tokens - self.served_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PastHour:
+    """What the page shows of the time before it was opened."""
+
+    minutes: tuple[EngineMinuteRow, ...]
+    tenants: tuple[HourRow, ...]
+    more_tenants: int
+    has_more_minutes: bool
+    """Of very many replicas the latest minutes are left out."""
+
+
+def engine_minutes_of(rows: Iterable[EngineRow]) -> tuple[EngineMinuteRow, ...]:
+    """The oldest first."""
+    by_minute: defaultdict[int, list[EngineRow]] = defaultdict(list)
+    for row in rows:
+        by_minute[row.key.minute_us].append(row)
+    made = []
+    for minute_us, replicas in sorted(by_minute.items()):
+        counts = [each.counts for each in replicas]
+        steps = sum(each.steps for each in counts)
+        shares = [each.kv_permille_s * 1000 / each.seen_us for each in counts if each.seen_us]
+        made.append(
+            EngineMinuteRow(
+                minute_us,
+                sum(each.emitted_tokens for each in counts) * 1e6 / MINUTE_US,
+                sum(each.computed_tokens for each in counts) * 1e6 / MINUTE_US,
+                sum(each.batch_sum for each in counts) / steps if steps else 0.0,
+                sum(shares) / len(shares) if shares else 0.0,
+            )
+        )
+    return tuple(made)
+
+
+def hour_rows(rows: Iterable[FlowRow], names: Mapping[str, str]) -> tuple[HourRow, ...]:
+    """Over all models, those with the most service first."""
+    sums: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    for row in rows:
+        counts = row.counts
+        more = (counts.served_tokens, counts.fair_tokens, counts.arrivals, counts.before_line_us)
+        whose = (row.key.tenant_id, row.key.tier)
+        sums[whose] = [mine + each for mine, each in zip(sums[whose], more, strict=True)]
+    made = [
+        HourRow(
+            tenant_id,
+            names.get(tenant_id, tenant_id),
+            tier,
+            served,
+            fair,
+            arrivals,
+            before_us / arrivals / 1e6 if arrivals else None,
+        )
+        for (tenant_id, tier), (served, fair, arrivals, before_us) in sums.items()
+    ]
+    return tuple(sorted(made, key=lambda row: (-row.served_tokens, row.name, row.tier)))
+
+
+async def read_past_hour(admin: Admin, directory: Directory, now_us: int) -> PastHour:
+    """Raises `DatabaseUnavailable`."""
+    engines = await admin.page_engines(limit=MAX_PAGE)
+    since = from_us(now_us // HOUR_US * HOUR_US).isoformat()
+    flow = await admin.page_flow(window="hour", since=since, limit=MAX_PAGE)
+    ids = {row.key.tenant_id for row in flow.rows}
+    names = {each: tenant.name for each in ids if (tenant := directory.tenant(each)) is not None}
+    rows = hour_rows(flow.rows, names)
+    return PastHour(
+        engine_minutes_of(engines.rows),
+        rows[:MOST_TENANTS],
+        max(0, len(rows) - MOST_TENANTS),
+        engines.next_cursor is not None,
+    )

@@ -1,0 +1,156 @@
+"""Acts on one request: cancel it, or move it to another tier, each after a page that says what that does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from litestar import Request, Response
+from litestar.params import FromPath
+
+from gateway.console.access import NotForThisRole, Visit, form, page, visit_of
+from gateway.console.confirm import confirm_page
+from gateway.console.form_errors import WHOLE_FORM, FormProblem
+from gateway.console.pages.live.waiting import PATH
+from gateway.console.rendering import page_response, redirect
+from gateway.console.return_path import with_query
+from gateway.errors import ApiError
+from gateway.pools.request_actions import CANCEL, MOVE, OFFER, SHOW, ActionResult
+from gateway.routes.admin.common import named
+from gateway.routes.admin.requests import cancelled_by, moved_by
+from gateway.routes.context import gateway_of
+from gateway.routes.requests import about, found_running, live
+from tenants.people.roles import Act
+from tenants.types import Tier
+
+ONE = f"{PATH}/{{request_id:str}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Steered:
+    """A request that has not ended, which the person may act on."""
+
+    found: ActionResult
+    tenant_name: str
+    of_tenant: str | None
+    """Of a member: only as this tenant itself could; None: as an operator."""
+    tiers: tuple[str, ...]
+    """To which the person may move it."""
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """As the API shows it."""
+        value: dict[str, Any] = self.found.result()
+        return value
+
+
+async def steered(request: Request[Any, Any, Any], request_id: str) -> Steered | None:
+    """None: no gateway runs it, or it is of a tenant that the person does not see. Raises `NotForThisRole`,
+    and `ApiError` where a gateway does not answer."""
+    person = visit_of(request).person
+    found = await found_running(request, about(SHOW, request_id))
+    if found is None or not person.may(Act.READ_TENANT, found.tenant_id):
+        return None
+    if not person.may(Act.STEER_REQUEST, found.tenant_id):
+        raise NotForThisRole
+    tenant = gateway_of(request).deps.directory.tenant(found.tenant_id)
+    name = found.tenant_id if tenant is None else tenant.name
+    if person.may(Act.CHANGE_PLATFORM):
+        return Steered(found, name, None, tuple(Tier))
+    return Steered(found, name, found.tenant_id, found.tiers)
+
+
+@page(f"{ONE}/cancel", act=Act.STEER_REQUEST)
+async def cancel_page(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[str]:
+    """Says what a cancellation does, and asks once."""
+    visit = visit_of(request)
+    what = await steered(request, request_id)
+    if what is None:
+        return _gone(visit)
+    shown = what.shown
+    effects = [
+        f"One request stops: {shown['id']} of {what.tenant_name}, which is {shown['status']}.",
+        "Its client gets the error request_cancelled (499), or the stream ends with it.",
+        f"{shown['output_tokens']} output tokens were emitted. What was computed is charged; the rest of what"
+        " it holds is given back.",
+    ]
+    return confirm_page(
+        visit,
+        title="Cancel this request?",
+        effects=effects,
+        action=f"{PATH}/{shown['id']}/cancel",
+        button="Cancel the request",
+        back=PATH,
+    )
+
+
+@form(f"{ONE}/cancel", act=Act.STEER_REQUEST)
+async def cancel(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[str]:
+    """Cancels it."""
+    visit = visit_of(request)
+    what = await steered(request, request_id)
+    if what is None:
+        return _gone(visit)
+    await cancelled_by(visit.actor, request, about(CANCEL, request_id, what.of_tenant))
+    return redirect(with_query(PATH, {"done": "cancelled"}))
+
+
+@page(f"{ONE}/move", act=Act.STEER_REQUEST)
+async def move_page(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[str]:
+    """What each other tier costs, and whom a move there passes."""
+    what = await steered(request, request_id)
+    return _gone(visit_of(request)) if what is None else await _offers(request, what)
+
+
+@form(f"{ONE}/move", act=Act.STEER_REQUEST)
+async def move(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[str]:
+    """Moves it to the tier of the pressed button."""
+    visit = visit_of(request)
+    what = await steered(request, request_id)
+    if what is None:
+        return _gone(visit)
+    tier = visit.form.get("tier", "")
+    if tier not in what.tiers:
+        return await _offers(
+            request, what, FormProblem(422, {WHOLE_FORM: "The request cannot go to this tier."})
+        )
+    by = "operator" if what.of_tenant is None else "tenant"
+    ask = about(MOVE, request_id, what.of_tenant, tier, by)
+    try:
+        await moved_by(visit.actor, request, ask, what.found.tenant_id)
+    except ApiError as error:
+        return await _offers(request, what, FormProblem(error.status, {WHOLE_FORM: error.message}))
+    return redirect(with_query(PATH, {"done": "moved"}))
+
+
+async def _offers(
+    request: Request[Any, Any, Any], what: Steered, problem: FormProblem | None = None
+) -> Response[str]:
+    offers: list[dict[str, Any]] = []
+    why = ""
+    for tier in what.tiers:
+        if tier == what.shown["tier"]:
+            continue
+        try:
+            found = await live(request, about(OFFER, what.shown["id"], what.of_tenant, tier))
+            offers.append(await named(request, found.result()))
+        except ApiError as error:
+            why = error.message
+    return page_response(
+        "live/move.html",
+        visit_of(request),
+        problem=problem,
+        shown=what.shown,
+        tenant=what.tenant_name,
+        offers=offers,
+        why=why,
+        back=PATH,
+    )
+
+
+def _gone(visit: Visit) -> Response[str]:
+    """No error: a request may have had its turn while its page was read."""
+    return page_response("live/gone.html", visit, back=PATH)
+
+
+HANDLERS = [cancel_page, cancel, move_page, move]

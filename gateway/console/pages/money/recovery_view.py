@@ -1,0 +1,159 @@
+"""What tenants were charged against what engines cost: time as money, and the price that breaks even. Pure.
+
+An engine costs the same in every hour in which it is there. That time is parted exactly: it was away; it
+waited for work; it computed tokens once more that a preemption had taken; or it worked. Of the time in which
+engines waited, a part was kept for tenants with a reservation that did not use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gateway.console.pages.money.amounts import SummedUsage
+from tenants.admin.lists.engine_time import EngineTime, ServedTime
+
+HOUR_US = 3_600_000_000
+MILLION = 1_000_000
+
+
+@dataclass(frozen=True)
+class PoolTime:
+    """The time of all replicas of a pool, in microseconds; the four parts add up to `seen_us`."""
+
+    pool: str
+    replicas: int
+    seen_us: int
+    away_us: int
+    idle_us: int
+    again_us: int
+    """Computing tokens once more: by their part of all tokens of the steps."""
+    work_us: int
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """Time, cost and charge of a pool, or of all of them. Money in nano-dollars."""
+
+    time: PoolTime
+    hour_nanousd: int
+    charged: SummedUsage
+    reserved_us: int = 0
+    """Of the time in which engines waited: reserved and not used. Of all pools together only."""
+
+    def money_of(self, time_us: int) -> int:
+        """What engines cost in so much time, rounded down."""
+        return time_us * self.hour_nanousd // HOUR_US
+
+    @property
+    def cost(self) -> int:
+        return self.money_of(self.time.seen_us)
+
+    @property
+    def away(self) -> int:
+        return self.money_of(self.time.away_us)
+
+    @property
+    def idle(self) -> int:
+        return self.money_of(self.time.idle_us)
+
+    @property
+    def reserved(self) -> int:
+        return self.money_of(self.reserved_us)
+
+    @property
+    def again(self) -> int:
+        return self.money_of(self.time.again_us)
+
+    @property
+    def work(self) -> int:
+        """The rest, so that the parts add up to the cost."""
+        return self.cost - self.away - self.idle - self.again
+
+    @property
+    def tokens(self) -> int:
+        """Input and output that was charged for."""
+        return self.charged.input_tokens + self.charged.output_tokens
+
+    @property
+    def difference(self) -> int:
+        """What is left of the charge, or missing (below 0)."""
+        return self.charged.net_nanousd - self.cost
+
+    @property
+    def share(self) -> float | None:
+        """The part of the cost that the charge covers; None: it cost nothing."""
+        return self.charged.net_nanousd / self.cost if self.cost else None
+
+    @property
+    def charged_per_million(self) -> int | None:
+        """Of tokens; None: there were none."""
+        return _per_million(self.charged.net_nanousd, self.tokens)
+
+    @property
+    def break_even(self) -> int | None:
+        """The price of a million tokens at which charge and cost are equal."""
+        return _per_million(self.cost, self.tokens)
+
+    @property
+    def break_even_busy(self) -> int | None:
+        """The same if the engines had been there for the work alone: what no price can go below."""
+        return _per_million(self.work, self.tokens)
+
+
+def _per_million(nanousd: int, tokens: int) -> int | None:
+    return None if not tokens else round(nanousd * MILLION / tokens)
+
+
+def pool_time(pool: str, replicas: Sequence[EngineTime]) -> PoolTime:
+    """The replicas' time together."""
+    seen_us = sum(each.counts.seen_us for each in replicas)
+    # Gateways look once a second: never more up than seen, and never more idle than up.
+    up_us = min(seen_us, sum(each.counts.up_us for each in replicas))
+    idle_us = min(up_us, sum(each.counts.idle_us for each in replicas))
+    again = sum(each.counts.recomputed_tokens for each in replicas)
+    tokens = again + sum(each.counts.computed_tokens + each.counts.emitted_tokens for each in replicas)
+    busy_us = up_us - idle_us
+    again_us = busy_us * again // tokens if tokens else 0
+    return PoolTime(pool, len(replicas), seen_us, seen_us - up_us, idle_us, again_us, busy_us - again_us)
+
+
+def by_pool(
+    engines: Iterable[EngineTime], charged: Mapping[str, SummedUsage], hour_nanousd: int
+) -> list[Recovery]:
+    """Every pool with engine time or charges, by name."""
+    replicas: dict[str, list[EngineTime]] = {}
+    for each in engines:
+        replicas.setdefault(each.pool, []).append(each)
+    return [
+        Recovery(pool_time(pool, replicas.get(pool, [])), hour_nanousd, charged.get(pool, SummedUsage()))
+        for pool in sorted({*replicas, *charged})
+    ]
+
+
+def all_pools(pools: Sequence[Recovery], hour_nanousd: int, reserved_us: int) -> Recovery:
+    """All of them together."""
+    total = SummedUsage()
+    for each in pools:
+        total = total.plus(each.charged)
+    times = [each.time for each in pools]
+    names = ("replicas", "seen_us", "away_us", "idle_us", "again_us", "work_us")
+    sums = [sum(getattr(each, name) for each in times) for name in names]
+    return Recovery(PoolTime("all", *sums), hour_nanousd, total, min(reserved_us, sums[3]))
+
+
+def unused_us(
+    reserved: Mapping[str, float], served: ServedTime, hours: int, times: Sequence[PoolTime]
+) -> int:
+    """Engine time that reservations held free and their tenants did not use: by the hour the tokens below
+    the reservation, at the speed at which engines served while they worked; at most the time in which they
+    waited, since what others used meanwhile was not lost. `reserved`: cost tokens a second."""
+    unused_tokens = 0.0
+    for tenant_id, rate in reserved.items():
+        most = rate * 3600
+        unused_tokens += most * hours - sum(min(most, tokens) for tokens in served.by_hour.get(tenant_id, ()))
+    idle_us = sum(each.idle_us for each in times)
+    busy_us = sum(each.again_us + each.work_us for each in times)
+    if unused_tokens <= 0 or not served.all_tokens or not busy_us:
+        return idle_us if unused_tokens > 0 else 0
+    return min(idle_us, round(unused_tokens * busy_us / served.all_tokens))

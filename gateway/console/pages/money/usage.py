@@ -1,0 +1,214 @@
+"""The page of usage: what was charged, by any two groups and over time, beside the period before."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+from litestar import Request, Response
+
+from gateway.console.access import page, visit_of
+from gateway.console.csv_file import csv_list
+from gateway.console.form_errors import FormProblem
+from gateway.console.formats import exact_dollars
+from gateway.console.pages.money.amounts import MEASURES, change
+from gateway.console.pages.money.usage_reads import UsageRead, read_usage
+from gateway.console.pages.money.usage_view import NAMED, REQUESTS, Row, group_sums, over_time
+from gateway.console.pages.questions import FILTER_ERRORS, asked_of, cursor_of, filter_problem
+from gateway.console.rendering import SECURITY_HEADERS, page_response
+from gateway.console.return_path import with_query
+from gateway.console.scope import own_tenants, tenant_shown
+from gateway.routes.context import gateway_of
+from gateway.routes.views.usage_view import shown_usage
+from tenants.admin.cursor import MAX_PAGE, Page
+from tenants.admin.lists.usage import UsageAsked
+from tenants.directory.records import Tenant, from_us
+from tenants.people.roles import Act
+from tenants.types import Tier
+from tenants.usage.query import GROUPS, LABEL, WINDOWS, edges
+from tenants.usage.read import COLUMNS
+from tenants.usage.sums import AMOUNTS
+
+PATH = "/console/usage"
+FILTERS = ("tenant", "project", "key", "model", "tier", "outcome", "label")
+FIELDS = ("from", "to", "window", "time_zone", "group", "then", "show", *FILTERS)
+CALLED_HERE = {"group_by": "group"}
+MONEY = {"charged_usd": "cost_nanousd", "credited_usd": "credit_nanousd"}
+"""In dollars in the file: columns, and of which amounts."""
+MOST_LABELS = 30
+"""Names of labels to choose from: those that the most tenants have declared."""
+MOST_BARS = 12
+
+
+def usage_asked(asked: dict[str, str], tenant: str | None) -> UsageAsked:
+    """The question of the page's fields; by day, and by tenant or model, where they do not say."""
+    groups = dict.fromkeys(each for each in (asked["group"], asked["then"]) if each)
+    return UsageAsked(
+        from_=asked["from"] or None,
+        to=asked["to"] or None,
+        # Interned: defaults are left out of cursors by identity, and an address may say them or not.
+        window=sys.intern(asked["window"]),
+        group_by=",".join(groups),
+        time_zone=sys.intern(asked["time_zone"]),
+        tenant=tenant,
+        project=asked["project"] or None,
+        key=asked["key"] or None,
+        model=asked["model"] or None,
+        tier=asked["tier"] or None,
+        outcome=asked["outcome"] or None,
+        labels=(asked["label"],) if asked["label"] else (),
+    )
+
+
+def labels_of(tenants: list[Tenant]) -> list[str]:
+    """Names of labels that these tenants have declared, the commonest first."""
+    names = Counter(name for tenant in tenants for name in tenant.labels)
+    return [name for name, _ in names.most_common(MOST_LABELS)]
+
+
+def _tenants(request: Request[Any, Any, Any]) -> list[Tenant]:
+    """Those that the person sees."""
+    own, directory = own_tenants(visit_of(request).person), gateway_of(request).deps.directory
+    if own is None:
+        return directory.tenants()
+    found = (directory.tenant(each) for each in own)
+    return sorted((each for each in found if each is not None), key=lambda each: each.name)
+
+
+def _asked(request: Request[Any, Any, Any]) -> dict[str, str]:
+    """The fields, with what they are by default."""
+    asked, sees_all = asked_of(request, *FIELDS), own_tenants(visit_of(request).person) is None
+    if "group" not in request.query_params:
+        asked["group"] = "tenant" if sees_all and not asked["tenant"] else "model"
+    if not sees_all and not asked["tenant"]:
+        asked["tenant"] = next((each.name for each in _tenants(request)), "")
+    asked["show"] = asked["show"] if asked["show"] in MEASURES else "charged"
+    return asked | {"window": asked["window"] or "day", "time_zone": asked["time_zone"] or "UTC"}
+
+
+async def _tenant_of(request: Request[Any, Any, Any], asked: dict[str, str]) -> str | None:
+    """The id of the tenant that is asked about; None: all, which members do not see. Raises `NotFound`."""
+    if not asked["tenant"] and own_tenants(visit_of(request).person) is None:
+        return None
+    return (await tenant_shown(request, asked["tenant"])).tenant_id
+
+
+@page(PATH, act=Act.READ_TENANT)
+async def usage_page(request: Request[Any, Any, Any]) -> Response[str]:
+    """The page."""
+    admin, asked = gateway_of(request).deps.admin, _asked(request)
+    try:
+        question = usage_asked(asked, await _tenant_of(request, asked))
+        found = await read_usage(admin, question, cursor_of(request))
+    except FILTER_ERRORS as error:
+        return _shown(request, asked, problem=filter_problem(error, FIELDS, CALLED_HERE))
+    return _shown(request, asked, found)
+
+
+def _shown(
+    request: Request[Any, Any, Any],
+    asked: dict[str, str],
+    found: UsageRead | None = None,
+    problem: FormProblem | None = None,
+) -> Response[str]:
+    gateway, person, tenants = gateway_of(request), visit_of(request).person, _tenants(request)
+    names = [*GROUPS, *(f"{LABEL}{name}" for name in labels_of(tenants))]
+    names += [each for each in (asked["group"], asked["then"]) if each and each not in names]
+    return page_response(
+        "money/usage.html",
+        visit_of(request),
+        problem=problem,
+        asked=asked,
+        windows=[(each, each) for each in WINDOWS],
+        groups=[(each, each.replace(LABEL, "label ")) for each in names],
+        measures=[(name, each.words) for name, each in MEASURES.items()],
+        tiers=[("", "all"), *((each.value, each.value) for each in Tier)],
+        models=list(gateway.pools),
+        own=None if own_tenants(person) is None else [(each.name, each.name) for each in tenants],
+        csv=with_query(f"{PATH}/csv", asked),
+        json=with_query(f"{PATH}/json", asked),
+        sees_platform=person.may(Act.READ_PLATFORM),
+        checked=gateway.usage_check.last,
+        found=None if found is None else _answer(asked, found),
+    )
+
+
+def _answer(asked: dict[str, str], found: UsageRead) -> dict[str, Any]:
+    """What the template shows of an answer."""
+    query, measure = found.query, MEASURES[asked["show"]]
+    period = {"from": from_us(query.from_us).isoformat(), "to": from_us(query.to_us).isoformat()}
+    filters = {name: asked[name] for name in FILTERS} | period
+    groups = group_sums(
+        found.rows, query.group_by, found.before.groups, measure, filters, is_whole=found.is_whole
+    )
+    by_time = query.group_by if found.is_whole else ()
+    windows = pairwise(edges(query))
+    chart = over_time(found.over_time, by_time, measure, windows) if query.window != "total" else None
+    following = asked | period | {"cursor": found.next_cursor or ""}
+    return {
+        "query": query,
+        "measure": measure,
+        "groups": groups,
+        "heads": [each.replace(LABEL, "label ") for each in query.group_by],
+        "bars": [
+            (" · ".join(each.names)[:26], measure.of(each.now), "fill-1", measure.shown(measure.of(each.now)))
+            for each in groups[:MOST_BARS]
+        ],
+        "chart": chart,
+        "columns": [(name, "number") for name in chart.columns] if chart else [],
+        "total": found.total,
+        "before": found.before,
+        "change": change,
+        "is_whole": found.is_whole,
+        "folded_us": found.folded_us,
+        "includes_unfolded": found.includes_unfolded,
+        "requests": "" if asked["label"] else with_query(REQUESTS, filters),
+        "next_page": with_query(PATH, following) if found.next_cursor else "",
+    }
+
+
+@page(f"{PATH}/json", act=Act.READ_TENANT)
+async def usage_json(request: Request[Any, Any, Any]) -> Response[Any]:
+    """The same as `GET /admin/v1/usage` answers, one page of it."""
+    admin, asked = gateway_of(request).deps.admin, _asked(request)
+    try:
+        question = usage_asked(asked, await _tenant_of(request, asked))
+        answer = await shown_usage(admin, question, cursor_of(request), MAX_PAGE)
+    except FILTER_ERRORS as error:
+        return _shown(request, asked, problem=filter_problem(error, FIELDS, CALLED_HERE))
+    return Response(msgspec.json.encode(answer), headers=SECURITY_HEADERS, media_type="application/json")
+
+
+@page(f"{PATH}/csv", act=Act.READ_TENANT)
+async def usage_file(request: Request[Any, Any, Any]) -> Response[str]:
+    """By window and groups as a file, exact."""
+    admin, asked = gateway_of(request).deps.admin, _asked(request)
+    try:
+        question = usage_asked(asked, await _tenant_of(request, asked))
+
+        async def read(cursor: str | None) -> Page[dict[str, object]]:
+            answer = await shown_usage(admin, question, cursor, MAX_PAGE)
+            return Page([_file_row(each) for each in answer["data"]], answer["next_cursor"])
+
+        columns = ["start", "end"]
+        for group in question.groups:
+            columns += [COLUMNS.get(group, group), *([NAMED[group]] if group in NAMED else [])]
+        return await csv_list(
+            "usage",
+            [*columns, *AMOUNTS, *MONEY],
+            read,
+            cursor_of(request),
+            lambda cursor: with_query(f"{PATH}/csv", asked | {"cursor": cursor}),
+        )
+    except FILTER_ERRORS as error:
+        return _shown(request, asked, problem=filter_problem(error, FIELDS, CALLED_HERE))
+
+
+def _file_row(row: Row) -> dict[str, object]:
+    return dict(row) | {name: exact_dollars(row[nano]) for name, nano in MONEY.items()}
+
+
+HANDLERS = [usage_page, usage_json, usage_file]

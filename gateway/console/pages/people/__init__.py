@@ -1,0 +1,1 @@
+"""Pages of people: all of them, and one."""

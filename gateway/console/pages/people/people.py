@@ -1,0 +1,109 @@
+"""The page of people: who there is, and the invitation of one more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from litestar import Request, Response
+
+from gateway.console.access import Visit, form, page, visit_of
+from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
+from gateway.console.forms import shown_again
+from gateway.console.names import ROLES, names_in, tenant_names
+from gateway.console.rendering import page_response
+from gateway.console.return_path import with_query
+from gateway.http.asgi import headers_of
+from gateway.routes.context import gateway_of
+from tenants.directory.directory import Directory
+from tenants.people.commands import PersonInvite
+from tenants.people.links import link_path
+from tenants.people.person import Person
+from tenants.people.roles import Act, Role
+
+PATH = "/console/people"
+KEPT = ("name", "role", "tenants")
+MOST_SHOWN = 100
+
+
+@dataclass(frozen=True)
+class PersonRow:
+    """A person as shown in the list."""
+
+    person_id: str
+    name: str
+    role: str
+    tenants: str
+    state: str
+
+
+def rows(people: Iterable[Person], directory: Directory) -> list[PersonRow]:
+    """People as shown."""
+    return [
+        PersonRow(
+            each.person_id,
+            each.name,
+            each.role.value,
+            ", ".join(tenant_names(directory, each)),
+            state_of(each),
+        )
+        for each in people
+    ]
+
+
+def state_of(person: Person) -> str:
+    """`active`, `suspended` or `invited`."""
+    return person.status if person.has_password or person.status != "active" else "invited"
+
+
+@page(PATH, act=Act.READ_PEOPLE)
+async def people_page(request: Request[Any, Any, Any]) -> Response[str]:
+    """The list."""
+    return await _shown(request, shown_again({}, *KEPT))
+
+
+@form(f"{PATH}/invite", act=Act.CHANGE_PEOPLE)
+async def invite(request: Request[Any, Any, Any]) -> Response[str]:
+    """Invites a person, and shows the link once."""
+    visit, deps = visit_of(request), gateway_of(request).deps
+    typed = shown_again(visit.form, *KEPT)
+    try:
+        await deps.way_in.confirm(visit.person, visit.form.get("password", ""), address=visit.address)
+        wanted = PersonInvite(
+            name=visit.form.get("name", ""),
+            role=typed["role"],
+            tenants=names_in(visit.form.get("tenants", "")) or None,
+        )
+        person, token = await deps.admin.invite_person(visit.actor, wanted)
+    except FORM_ERRORS as error:
+        return await _shown(request, typed, problem_of(error, fields=(*KEPT, "password")))
+    return link_response(request, visit, person, token)
+
+
+def link_response(request: Request[Any, Any, Any], visit: Visit, person: Person, token: str) -> Response[str]:
+    """The page that shows a link, once."""
+    where = gateway_of(request).deps.config.console_url
+    if not where:
+        where = f"{'https' if visit.is_https else 'http'}://{headers_of(request.scope).get('host', '')}"
+    return page_response("people/link.html", visit, name=person.name, link=where + link_path(token))
+
+
+async def _shown(
+    request: Request[Any, Any, Any], typed: dict[str, str], problem: FormProblem | None = None
+) -> Response[str]:
+    deps = gateway_of(request).deps
+    cursor = request.query_params.get("cursor")
+    found = await deps.admin.page_people(cursor=cursor, limit=MOST_SHOWN)
+    return page_response(
+        "people/people.html",
+        visit_of(request),
+        problem=problem,
+        people=rows(found.rows, deps.directory),
+        next_page=with_query(PATH, {"cursor": found.next_cursor or ""}) if found.next_cursor else "",
+        roles=ROLES,
+        typed=typed | {"role": typed["role"] or Role.MEMBER.value},
+    )
+
+
+HANDLERS = [people_page, invite]

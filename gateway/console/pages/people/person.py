@@ -1,0 +1,120 @@
+"""The page of one person: role, suspension, a new link, sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from litestar import Request, Response
+from litestar.params import FromPath
+
+from gateway.console.access import form, page, visit_of
+from gateway.console.form_errors import FORM_ERRORS, WHOLE_FORM, FormProblem, problem_of
+from gateway.console.forms import shown_again
+from gateway.console.names import ROLES, names_in, tenant_names
+from gateway.console.pages.account import sessions
+from gateway.console.pages.people import people
+from gateway.console.rendering import page_response, redirect
+from gateway.console.return_path import with_query
+from gateway.routes.context import gateway_of
+from tenants.admin.etag import etag_of
+from tenants.errors import Invalid, PreconditionFailed
+from tenants.people.commands import PersonChange
+from tenants.people.person import Person
+from tenants.people.roles import Act
+
+PATH = f"{people.PATH}/{{person:str}}"
+DONE = {
+    "unchanged": "Role and tenants were so already: nothing was changed, and no session has ended.",
+    "role": "Role and tenants are changed, and all sessions of this person have ended.",
+    "suspend": "This person is suspended, and all sessions have ended.",
+    "resume": "This person may log in again.",
+    "end_sessions": "All sessions of this person have ended.",
+    "end_session": "The session has ended.",
+}
+"""What the page says after each act."""
+SESSION_PASSWORD = "session_password"
+"""The field of the owner's password in the form of sessions."""
+STALE = FormProblem(
+    412,
+    {WHOLE_FORM: "This person was changed after you opened the page. Nothing was done; look again."},
+)
+
+
+@page(PATH, act=Act.READ_PEOPLE)
+async def person_page(request: Request[Any, Any, Any], person: FromPath[str]) -> Response[str]:
+    """The person; `done` in the address names what was changed a moment ago."""
+    found = await gateway_of(request).deps.admin.show_person(person)
+    done = DONE.get(request.query_params.get("done", ""), "")
+    return await _shown(request, found, done=done)
+
+
+@form(PATH, act=Act.CHANGE_PEOPLE)
+async def change_person(request: Request[Any, Any, Any], person: FromPath[str]) -> Response[str]:
+    """Does what the pressed button says, after the password was asked for again."""
+    visit, deps = visit_of(request), gateway_of(request).deps
+    found = await deps.admin.show_person(person)
+    act = visit.form.get("act", "")
+    asked_in = SESSION_PASSWORD if act == "end_session" else "password"
+    try:
+        await deps.way_in.confirm(visit.person, visit.form.get(asked_in, ""), address=visit.address)
+        match act:
+            case "role":
+                wanted = PersonChange(
+                    role=visit.form.get("role", ""), tenants=names_in(visit.form.get("tenants", ""))
+                )
+                seen = visit.form.get("etag")
+                condition = None if seen is None else frozenset({seen})
+                changed = await deps.admin.change_person(visit.actor, person, wanted, if_match=condition)
+                act = "role" if changed.revision != found.revision else "unchanged"
+            case "suspend":
+                await deps.admin.suspend_person(visit.actor, person)
+            case "resume":
+                await deps.admin.resume_person(visit.actor, person)
+            case "reset":
+                changed, token = await deps.admin.reset_person(visit.actor, person)
+                return people.link_response(request, visit, changed, token)
+            case "end_sessions":
+                await deps.admin.end_sessions(visit.actor, person)
+            case "end_session":
+                await deps.admin.end_session(visit.actor, visit.form.get("session", ""), of=found.person_id)
+            case _:
+                raise Invalid("act", "there is no such button")
+    except PreconditionFailed:
+        return await _shown(request, await deps.admin.show_person(person), problem=STALE)
+    except FORM_ERRORS as error:
+        problem = problem_of(error, fields=("role", "tenants"), refused_at=asked_in)
+        return await _shown(request, found, problem=problem)
+    return redirect(with_query(f"{people.PATH}/{found.person_id}", {"done": act}))
+
+
+async def _shown(
+    request: Request[Any, Any, Any], found: Person, *, problem: FormProblem | None = None, done: str = ""
+) -> Response[str]:
+    visit, deps = visit_of(request), gateway_of(request).deps
+    assert visit.session is not None
+    theirs = sessions.rows(await deps.people.sessions_of(found), visit.session)
+    seen = etag_of(found.as_json())
+    is_kept = problem is not None and problem is not STALE
+    stored = {"role": found.role.value, "tenants": ", ".join(tenant_names(deps.directory, found))}
+    return page_response(
+        "people/person.html",
+        visit,
+        problem=problem,
+        done=done,
+        found=found,
+        state=people.state_of(found),
+        sessions=theirs,
+        roles=ROLES,
+        typed=stored | (_typed(visit.form) if is_kept else {}),
+        etag=visit.form.get("etag", seen) if is_kept else seen,
+        stored=stored,
+    )
+
+
+def _typed(form: Mapping[str, str]) -> dict[str, str]:
+    """What was typed, of the fields that the form has."""
+    return shown_again(form, *(name for name in ("role", "tenants") if name in form))
+
+
+HANDLERS = [person_page, change_person]

@@ -1,0 +1,1 @@
+"""Pages of what concerns all tenants: upstreams, the audit, the settings of this gateway."""

@@ -1,0 +1,1 @@
+"""Pages of the scheduling policy: what is in force, and what-ifs."""

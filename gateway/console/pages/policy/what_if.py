@@ -1,0 +1,144 @@
+"""The page of one what-if: how far it is, side by side with what happened, and its way into force."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from litestar import Request, Response
+from litestar.params import FromPath
+
+from gateway.console.access import form, page, visit_of
+from gateway.console.confirm import confirm_page
+from gateway.console.form_errors import FormProblem
+from gateway.console.pages.policy import apply_plan, what_if_report
+from gateway.console.pages.policy.policy import PATH, RUNS
+from gateway.console.rendering import SECURITY_HEADERS, page_response, redirect
+from gateway.console.return_path import with_query
+from gateway.domain.what_if import RunState, WhatIfRun
+from gateway.gateway import Gateway
+from gateway.routes.admin.config import file_of
+from gateway.routes.context import gateway_of
+from tenants.admin.etag import etag_of
+from tenants.config_file.errors import ConfigInvalid
+from tenants.config_file.export import as_yaml
+from tenants.config_file.steps import stored
+from tenants.errors import Invalid, NotFound, PreconditionFailed
+from tenants.people.roles import Act
+
+RUN = f"{RUNS}/{{run:str}}"
+CHANGED_MEANWHILE = (
+    "Something else was changed since you were asked, and nothing was applied: this is what it would do now."
+)
+
+
+@page(RUN, act=Act.READ_PLATFORM)
+async def what_if_page(request: Request[Any, Any, Any], run: FromPath[str]) -> Response[str]:
+    """One run."""
+    return _shown(request, _run_of(gateway_of(request), run))
+
+
+@page(f"{RUN}/report", act=Act.READ_PLATFORM)
+async def what_if_file(request: Request[Any, Any, Any], run: FromPath[str]) -> Response[str]:
+    """The report of a run, exact: what `fairgate whatif --json` answers."""
+    found = _run_of(gateway_of(request), run)
+    if found.state is not RunState.DONE:
+        raise NotFound("report", run)
+    headers = SECURITY_HEADERS | {"content-disposition": 'attachment; filename="what-if.json"'}
+    return Response(json.dumps(found.report, indent=2), headers=headers, media_type="application/json")
+
+
+@form(f"{RUN}/cancel", act=Act.CHANGE_PLATFORM)
+async def cancel(request: Request[Any, Any, Any], run: FromPath[str]) -> Response[str]:
+    """Ends a run that is under way."""
+    gateway = gateway_of(request)
+    found = _run_of(gateway, run)
+    if gateway.deps.what_if is not None:
+        await gateway.deps.what_if.cancel(found.run_id)
+    return redirect(f"{RUNS}/{found.run_id}")
+
+
+@form(f"{RUN}/apply", act=Act.CHANGE_PLATFORM)
+async def apply(request: Request[Any, Any, Any], run: FromPath[str]) -> Response[str]:
+    """Says what would change, and with the tag of what that was said about does it."""
+    visit, gateway = visit_of(request), gateway_of(request)
+    found = _run_of(gateway, run)
+    number, tag = visit.form.get("number", ""), visit.form.get("etag", "")
+    file = file_of(gateway, gateway.policy.checked)
+    try:
+        wanted = apply_plan.wanted_of(found, number, gateway.policy.now)
+        problem = None
+        if tag:
+            try:
+                plan = await file.plan(wanted, if_match=frozenset({tag}))
+                apply_plan.require_known(plan)
+                await file.apply(visit.actor, plan)
+                return await _applied(gateway, is_changed=bool(plan.steps))
+            except PreconditionFailed:
+                problem = FormProblem(412, {"": CHANGED_MEANWHILE})
+        plan = await file.plan(wanted)
+        apply_plan.require_known(plan)
+    except (ConfigInvalid, Invalid) as error:
+        return _shown(request, found, FormProblem(422, {"": f"This cannot be applied: {error}."}))
+    if not plan.steps:
+        return redirect(with_query(PATH, {"done": "nothing"}))
+    flows = [pool.flow for pool in gateway.pools.values()]
+    return confirm_page(
+        visit,
+        title="Apply this what-if",
+        effects=apply_plan.effects_of(
+            plan,
+            waiting=sum(len(flow) for flow in flows),
+            running=sum(flow.num_in_flight for flow in flows),
+            replicas=found.asked.replicas,
+        ),
+        action=f"{RUNS}/{found.run_id}/apply",
+        button="Apply it",
+        back=f"{RUNS}/{found.run_id}",
+        hidden={"number": number, "etag": etag_of(stored(plan.revision))},
+        problem=problem,
+    )
+
+
+async def _applied(gateway: Gateway, *, is_changed: bool) -> Response[str]:
+    """Once it is in force everywhere, or the gateways that lag have had their time."""
+    if is_changed:
+        await gateway.directory.changed()
+        await gateway.policy.follow()
+    return redirect(with_query(PATH, {"done": "applied" if is_changed else "nothing"}))
+
+
+def _run_of(gateway: Gateway, run_id: str) -> WhatIfRun:
+    """Raises `NotFound`: it was made by another gateway, or is too old."""
+    found = None if gateway.deps.what_if is None else gateway.deps.what_if.run(run_id)
+    if found is None:
+        raise NotFound("what-if", run_id)
+    return found
+
+
+def _shown(
+    request: Request[Any, Any, Any], run: WhatIfRun, problem: FormProblem | None = None
+) -> Response[str]:
+    visit = visit_of(request)
+    report = run.report
+    return page_response(
+        "policy/what_if.html",
+        visit,
+        problem=problem,
+        run=run,
+        path=f"{RUNS}/{run.run_id}",
+        is_running=run.state is RunState.RUNNING,
+        progress=what_if_report.progress_words(run),
+        command=shlex.join(["fairgate", "whatif", *run.asked.flags(), "--json"]),
+        file=as_yaml(run.asked.file()) if run.asked.limits else "",
+        report=report,
+        rows=what_if_report.rows_of(report) if report else [],
+        tenants=what_if_report.tenants_of(report) if report else [],
+        bars=what_if_report.bars_of(report) if report else [],
+        accuracy=what_if_report.accuracy_of(report),
+        may_change=visit.person.may(Act.CHANGE_PLATFORM),
+    )
+
+
+HANDLERS = [what_if_page, what_if_file, cancel, apply]

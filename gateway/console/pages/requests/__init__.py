@@ -1,0 +1,1 @@
+"""Pages of requests: ended ones, one of them, refused ones, targets and their misses, quotes."""

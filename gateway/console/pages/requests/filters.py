@@ -1,0 +1,104 @@
+"""Filters of lists: read from the address, checked, shown again, and kept in links."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from litestar import Request
+
+from gateway.console.access import visit_of
+from gateway.console.form_errors import WHOLE_FORM, FormProblem
+from gateway.console.forms import shown_again
+from gateway.console.names import tenant_names
+from gateway.console.return_path import with_query
+from gateway.console.scope import own_tenants, tenant_shown
+from gateway.routes.context import gateway_of
+from tenants.directory.directory import Directory
+from tenants.errors import Invalid, NotFound
+from tenants.people.person import Person
+
+FILTER_ERRORS = (Invalid, NotFound)
+"""What is wrong with a filter; it is said beside its field."""
+
+
+@dataclass(frozen=True)
+class Filters:
+    """The filters of one page, as they were typed."""
+
+    path: str
+    values: Mapping[str, str]
+    cursor: str | None = None
+
+    def get(self, name: str) -> str | None:
+        """None: any."""
+        return self.values.get(name) or None
+
+    def instant(self, name: str) -> str | None:
+        """A time; without a time zone it is UTC."""
+        value = self.get(name)
+        try:
+            at = datetime.fromisoformat(value or "")
+        except ValueError:
+            return value  # which is refused where it is used
+        return value if at.tzinfo is not None else at.replace(tzinfo=UTC).isoformat()
+
+    def link(self, path: str = "", **changes: str) -> str:
+        """The same page, or another one with the same filters, with some of them changed."""
+        return with_query(path or self.path, {**self.values, **changes})
+
+    def problem(self, error: Invalid | NotFound) -> FormProblem:
+        """The answer to a filter that nothing can match, beside its field."""
+        where = error.what if isinstance(error, NotFound) else error.field
+        is_field = where in self.values
+        text = error.message if isinstance(error, Invalid) and is_field else str(error)
+        sentence = text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+        return FormProblem(400, {where if is_field else WHOLE_FORM: sentence})
+
+
+def filters_of(request: Request[Any, Any, Any], path: str, names: Sequence[str]) -> Filters:
+    """Those of the address."""
+    query = {name: request.query_params.get(name, "").strip() for name in names}
+    return Filters(path, shown_again(query, *names), request.query_params.get("cursor"))
+
+
+def checked(name: str, value: str | None, known: Sequence[str]) -> str | None:
+    """One of the known words. Raises `Invalid`."""
+    if value is not None and value not in tuple(known):
+        raise Invalid(name, f"{value[:40]!r} is not one of {', '.join(known)}")
+    return value
+
+
+@dataclass(frozen=True)
+class TenantScope:
+    """Whose rows a page shows. A member's lists are of one tenant at a time, which an index serves."""
+
+    wanted: str | None
+    """Id of a member's tenant, else what was typed; None: all tenants."""
+    name: str
+    choices: tuple[str, ...]
+    """Names of a member's tenants; empty: the person sees all tenants, and may type any."""
+
+    @property
+    def of_tenant(self) -> str | None:
+        """Id of the tenant whose view it is; None: the view of those who see all."""
+        return self.wanted if self.choices else None
+
+
+async def tenant_scope(request: Request[Any, Any, Any], wanted: str | None) -> TenantScope:
+    """Of a member the tenant that was asked for, else the first one. Raises `NotFound` for one that the
+    member may not see."""
+    person = visit_of(request).person
+    if own_tenants(person) is None:
+        return TenantScope(wanted, wanted or "", ())
+    names = choices(gateway_of(request).deps.directory, person)
+    tenant = await tenant_shown(request, wanted or names[0])
+    return TenantScope(tenant.tenant_id, tenant.name, names)
+
+
+def choices(directory: Directory, person: Person) -> tuple[str, ...]:
+    """The names of a member's tenants, those that there are (any more) first."""
+    names = tenant_names(directory, person)
+    return tuple(sorted(names, key=lambda name: (name in person.tenants, name)))

@@ -1,0 +1,80 @@
+"""How often told figures were kept: shares with Wilson's 95 % interval. Pure.
+
+E. B. Wilson, Probable Inference, the Law of Succession, and Statistical Inference, JASA 22 (1927): unlike
+the usual interval it stays within 0 and 1 and holds for few requests and for shares near 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+FEWEST = 30
+"""Of fewer requests no share is shown: around a half its interval is a third of the scale."""
+Z_95 = 1.959964
+Point = tuple[float, float, float, float]
+"""Told, happened, and the interval of what happened; parts of 1."""
+
+
+def wilson(within: int, requests: int, z: float = Z_95) -> tuple[float, float]:
+    """The interval of a share, of at least one request."""
+    share = within / requests
+    middle = share + z * z / (2 * requests)
+    half = z * math.sqrt(share * (1 - share) / requests + z * z / (4 * requests * requests))
+    whole = 1 + z * z / requests
+    return max(0.0, (middle - half) / whole), min(1.0, (middle + half) / whole)
+
+
+@dataclass(frozen=True)
+class KeptShare:
+    """Of so many requests, how many stayed within a figure that they were told."""
+
+    told: float
+    """The part of requests that should: 0.5 or 0.9."""
+    within: int
+    requests: int
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether a share says something."""
+        return self.requests >= FEWEST
+
+    @property
+    def share(self) -> float:
+        return self.within / self.requests
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return wilson(self.within, self.requests)
+
+    @property
+    def point(self) -> Point:
+        """For the picture."""
+        return (self.told, self.share, *self.interval)
+
+
+@dataclass(frozen=True)
+class KeptFigure:
+    """Both shares of one group."""
+
+    p50: KeptShare
+    p90: KeptShare
+
+    @property
+    def requests(self) -> int:
+        return self.p50.requests
+
+    @property
+    def points(self) -> list[Point]:
+        """Those that there are enough requests for."""
+        return [each.point for each in (self.p50, self.p90) if each.is_enough]
+
+
+def kept_figure(row: Mapping[str, Any]) -> KeptFigure:
+    """From `requests`, `within_p50` and `within_p90`."""
+    requests = row["requests"]
+    return KeptFigure(
+        KeptShare(0.5, row["within_p50"], requests), KeptShare(0.9, row["within_p90"], requests)
+    )

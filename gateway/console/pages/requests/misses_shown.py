@@ -1,0 +1,110 @@
+"""A missed target as shown: its cause in words, what to do, and the counterfactuals on one scale. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.console import formats
+from gateway.explain.attribution import Cause
+
+Bar = tuple[str, float, str, str]
+"""Name, seconds, class of its colour, words."""
+
+METRICS = {
+    "ttft": "time to the first token",
+    "tpot": "time for each further token",
+    "e2e": "whole time",
+}
+WHY = {
+    Cause.REQUEST: "Alone on an idle engine it would have missed its target, too.",
+    Cause.QUOTA: "Without its tenant’s own limits, or its tenant’s other requests, it would have met its"
+    " target.",
+    Cause.CAPACITY: "Under an ideal fair share it would have missed its target, too: there was too little for"
+    " all requests.",
+    Cause.SCHEDULING: "Under an ideal fair share it would have met its target: the policy here is to blame.",
+    Cause.FAULT: "An engine, a store or an upstream failed on its way.",
+    Cause.CLIENT: "Its client read the answer too slowly.",
+    Cause.UNKNOWN: "There is no step-time model of the server that ran it, or no record of the load.",
+}
+WHAT_TO_DO = {
+    Cause.REQUEST: "Shorten the prompt, ask for fewer tokens, or set a target that such a request can meet.",
+    Cause.QUOTA: "Raise the tenant’s limit, or let the tenant send fewer requests at a time.",
+    Cause.CAPACITY: "Add a replica, or move work that can wait to a lower tier.",
+    Cause.SCHEDULING: "Replay this time with other policies (fairgate whatif) and choose one that would have"
+    " met the target.",
+    Cause.FAULT: "Look at the upstreams and the log of that time, and mend what failed.",
+    Cause.CLIENT: "Read the stream faster, or ask for the answer in one piece.",
+    Cause.UNKNOWN: "Nothing follows from this one alone: look at the waits of its timeline.",
+}
+COMPARED = {
+    "alone_s": "alone",
+    "fair_s": "fair share",
+    "fair_without_outages_s": "fair, no outages",
+    "fair_without_own_s": "fair, without own",
+}
+WAITED = {
+    "limited_s": "for its tenant’s own limits before the line",
+    "store_s": "for stores to hold its budget",
+    "rested_s": "for its tenant’s rate while it decoded",
+    "stalled_s": "for its reader",
+}
+
+
+@dataclass(frozen=True)
+class MissShown:
+    """One missed target."""
+
+    metric: str
+    metric_words: str
+    cause: str
+    why: str
+    todo: str
+    target_s: float
+    actual_s: float | None
+    bars: list[Bar]
+    left_out: list[str]
+    """Which counterfactuals have no bar, and why."""
+    waits: list[str]
+
+
+def cause_words(words: Mapping[Cause, str], cause: str) -> str:
+    """What is said of a cause; nothing of one that a newer version wrote."""
+    return words[Cause(cause)] if cause in tuple(Cause) else ""
+
+
+def miss_shown(miss: Mapping[str, Any]) -> MissShown:
+    """From `metric`, `target_s`, `actual_s`, `cause` and `evidence`, as the API has them."""
+    evidence: Mapping[str, float | None] = miss["evidence"]
+    target_s, actual_s = miss["target_s"], miss["actual_s"]
+    bars: list[Bar] = [("target", target_s, "fill-8", formats.seconds(target_s))]
+    left_out: list[str] = []
+    if actual_s is None:
+        left_out.append("happened: it never got there")
+    else:
+        bars.append(("happened", actual_s, "fill-bad", formats.seconds(actual_s)))
+    for name, words in COMPARED.items():
+        value = evidence.get(name)
+        if value is not None:
+            fill = "fill-3" if value <= target_s else "fill-2"
+            bars.append((words, value, fill, formats.seconds(value)))
+        elif name in evidence:
+            left_out.append(f"{words}: never, or not computed because another answer decides")
+    if not any(name in evidence for name in COMPARED):
+        left_out.append("alone and fair share: not known")
+    waits = [
+        f"{formats.seconds(value)} {words}" for name, words in WAITED.items() if (value := evidence.get(name))
+    ]
+    return MissShown(
+        miss["metric"],
+        METRICS.get(miss["metric"], miss["metric"]),
+        miss["cause"],
+        cause_words(WHY, miss["cause"]),
+        cause_words(WHAT_TO_DO, miss["cause"]),
+        target_s,
+        actual_s,
+        bars,
+        left_out,
+        waits,
+    )

@@ -1,0 +1,163 @@
+"""The page of quotes: how often told waits, times and lengths were kept, and what was credited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from litestar import Request, Response
+
+from engine.forecast.calibration import longest_wait_s
+from gateway.console import formats
+from gateway.console.access import page, visit_of
+from gateway.console.pages.requests.filters import FILTER_ERRORS, Filters, checked, filters_of
+from gateway.console.pages.requests.kept_shares import FEWEST, KeptFigure, kept_figure
+from gateway.console.rendering import page_response
+from gateway.routes.context import gateway_of
+from tenants.admin import validation
+from tenants.admin.admin import Admin
+from tenants.admin.lists.counts import USUAL_CALIBRATION_S, CalibrationQuery
+from tenants.admin.lists.usage import UsageAsked
+from tenants.calibration.counts import FIGURES, KINDS
+from tenants.directory.records import from_us, to_us
+from tenants.errors import Invalid
+from tenants.people.roles import Act
+from tenants.types import Tier
+
+PATH = "/console/quotes"
+NAMES = ("figure", "model", "tier", "kind", "from", "to")
+HOUR_US = 3_600_000_000
+FIRST_US = 946_684_800_000_000
+"""The year 2000; earlier ones have no span before them that could be counted."""
+MOST_GROUPS = 1_000
+WORDS = {
+    "wait": "Wait",
+    "ttft": "Time to the first token",
+    "e2e": "Whole time",
+    "output": "Output tokens",
+}
+
+
+@dataclass(frozen=True)
+class Span:
+    """Whole hours, as the counts have them."""
+
+    since_us: int
+    until_us: int
+
+    @property
+    def as_filters(self) -> dict[str, str]:
+        """For the reads and for links."""
+        return {"from": from_us(self.since_us).isoformat(), "to": from_us(self.until_us).isoformat()}
+
+
+def span_of(filters: Filters, now: datetime) -> Span:
+    """The hours that hold what was asked for; by default the last days. Raises `Invalid`."""
+
+    def typed_us(name: str) -> int | None:
+        text = filters.instant(name)
+        at_us = None if text is None else to_us(validation.instant(name, text))
+        if at_us is not None and at_us < FIRST_US:
+            raise Invalid(name, "lies before 2000: nothing was counted then")
+        return at_us
+
+    until, since = typed_us("to"), typed_us("from")
+    until_us = -(-(to_us(now) if until is None else until) // HOUR_US) * HOUR_US
+    if since is None:
+        return Span(until_us - USUAL_CALIBRATION_S * 1_000_000, until_us)
+    return Span(since // HOUR_US * HOUR_US, until_us)
+
+
+def bucket_words(wait_bucket: int) -> str:
+    """The waits of a bucket."""
+    longest_s = longest_wait_s(wait_bucket)
+    if longest_s == float("inf"):
+        return f"more than {formats.seconds(longest_wait_s(wait_bucket - 1))}"
+    return f"up to {formats.seconds(longest_s)}"
+
+
+@dataclass(frozen=True)
+class QuotesShown:
+    """What the page shows: groups with their shares."""
+
+    by_figure: list[tuple[str, KeptFigure]]
+    by_wait: list[tuple[str, KeptFigure]]
+    by_day: list[tuple[int, KeptFigure]]
+    """Of each day: its start, microseconds since 1970."""
+    by_kind: list[tuple[str, str, str, KeptFigure]]
+    """Model, tier, `plain` or `binding`."""
+    credits: list[tuple[str, str, int]]
+    """Model, tier, nano-dollars given back for quotes that were not kept."""
+
+    @property
+    def credit_nanousd(self) -> int:
+        return sum(amount for _, _, amount in self.credits)
+
+
+NOTHING = QuotesShown([], [], [], [], [])
+
+
+async def read_quotes(admin: Admin, filters: Filters, span: Span) -> QuotesShown:
+    """Five reads, however many requests there were. Raises `Invalid`."""
+    figure = checked("figure", filters.get("figure"), FIGURES) or FIGURES[0]
+    same = {
+        "model": filters.get("model"),
+        "tier": filters.get("tier"),
+        "kind": filters.get("kind"),
+        "since": span.as_filters["from"],
+        "until": span.as_filters["to"],
+    }
+
+    async def groups(group_by: str, of: str | None = figure) -> Iterable[Mapping[str, Any]]:
+        query = CalibrationQuery(group_by=group_by, figure=of, **same)
+        return (await admin.read_calibration(query, limit=MOST_GROUPS)).rows
+
+    figures = {row["figure"]: kept_figure(row) for row in await groups("figure", None)}
+    days = await groups("day")
+    asked = UsageAsked(
+        from_=same["since"], to=same["until"], group_by="model,tier", model=same["model"], tier=same["tier"]
+    )
+    usage = (await admin.read_usage(asked, limit=MOST_GROUPS)).as_json()["data"]
+    return QuotesShown(
+        [(each, figures[each]) for each in FIGURES if each in figures],
+        [(bucket_words(row["wait_bucket"]), kept_figure(row)) for row in await groups("wait")],
+        [(to_us(datetime.fromisoformat(row["start"])), kept_figure(row)) for row in days],
+        [
+            (row["model"], row["tier"], row["kind"], kept_figure(row))
+            for row in await groups("model,tier,kind")
+        ],
+        [(row["model"], row["tier"], row["credit_nanousd"]) for row in usage if row["credit_nanousd"]],
+    )
+
+
+@page(PATH, act=Act.READ_PLATFORM)
+async def quotes_page(request: Request[Any, Any, Any]) -> Response[str]:
+    """The page."""
+    deps = gateway_of(request).deps
+    filters = filters_of(request, PATH, NAMES)
+    now = datetime.fromtimestamp(deps.wall_clock(), UTC) + timedelta(microseconds=1)
+    found, problem, span = NOTHING, None, span_of(Filters(PATH, {}), now)
+    try:
+        span = span_of(filters, now)
+        found = await read_quotes(deps.admin, filters, span)
+    except FILTER_ERRORS as error:
+        problem = filters.problem(error)
+    return page_response(
+        "requests/quotes.html",
+        visit_of(request),
+        problem=problem,
+        found=found,
+        filters=filters,
+        figure=filters.get("figure") or FIGURES[0],
+        words=WORDS,
+        span=span,
+        figures=FIGURES,
+        tiers=list(Tier),
+        kinds=KINDS,
+        fewest=FEWEST,
+    )
+
+
+HANDLERS = [quotes_page]

@@ -1,0 +1,184 @@
+"""One request as shown: its stages, told against happened, its events and ledger rows. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.messages import TIER_RANKS
+from gateway.console import formats
+from tenants.directory.records import to_us
+from tenants.ledger.rows import LedgerRow
+
+Stage = tuple[str, float, float, str]
+"""Name, start and end in seconds, class of its colour."""
+
+MOST_STAGES = 24
+STAGES = {
+    "read": ("read", "fill-held"),
+    "received": ("understood", "fill-7"),
+    "limits": ("own limits", "fill-2"),
+    "queue": ("in line", "fill-1"),
+    "engine": ("at the engine", "fill-4"),
+    "prefill": ("prompt", "fill-3"),
+    "decode": ("answer", "fill-6"),
+    "settle": ("settlement", "fill-8"),
+    "paused": ("paused", "fill-5"),
+    "reader": ("slow reader", "fill-2"),
+    "budget": ("own rate", "fill-2"),
+}
+"""By the names of the API."""
+FIGURES = (
+    ("wait", "Wait", "dispatched"),
+    ("ttft", "Time to the first token", "first_token"),
+    ("e2e", "Whole time", "ended"),
+    ("output", "Output tokens", "settled"),
+)
+"""Name in the timeline, in words, and the event that says what happened."""
+STATUS = {
+    "limited": "Its tenant’s own limits hold it back before the line.",
+    "waiting": "It waits in line for its turn.",
+    "running": "It runs.",
+    "ended": "It has ended.",
+}
+_TIERS = {rank: tier for tier, rank in TIER_RANKS.items()}
+
+
+@dataclass(frozen=True)
+class Told:
+    """One figure that it was told on arrival, and what happened. Seconds, or tokens."""
+
+    words: str
+    is_time: bool
+    p50: float
+    p90: float | None
+    happened: float | None
+    verdict: str
+
+
+@dataclass(frozen=True)
+class EventShown:
+    """One event of its timeline."""
+
+    at_s: float
+    name: str
+    numbers: str
+
+
+@dataclass(frozen=True)
+class LedgerLine:
+    """One ledger row. Amounts are exact."""
+
+    kind: str
+    at_us: int
+    gateway_id: str
+    tier: str
+    model: str
+    input_tokens: int
+    output_tokens: int
+    cost: str
+    """Dollars with all digits."""
+    gpu_ms: int
+    outcome: str
+    detail: list[str]
+
+
+def stages_shown(stages: Sequence[Mapping[str, Any]]) -> tuple[list[Stage], float]:
+    """Stages from its first byte on, at most `MOST_STAGES`, and the last one's end."""
+    begin_s = min((each["start_s"] for each in stages), default=0.0)
+    found = [
+        (words, each["start_s"] - begin_s, each["end_s"] - begin_s, fill)
+        for each in stages
+        for words, fill in [STAGES.get(each["name"], (each["name"], "fill-1"))]
+    ]
+    return found[:MOST_STAGES], max((end_s for _, _, end_s, _ in found), default=0.0)
+
+
+def told_and_happened(timeline: Sequence[Mapping[str, Any]]) -> list[Told]:
+    """The figures that it was told, in the order of `FIGURES`; none where it was told nothing."""
+    events = {each["event"]: each for each in reversed(timeline)}
+    quoted = events.get("quoted")
+    if quoted is None:
+        return []
+    found: list[Told] = []
+    for name, words, when in FIGURES:
+        unit, parts = ("tokens", 1) if name == "output" else ("us", 1_000_000)
+        p50, p90 = quoted.get(f"{name}_p50_{unit}"), quoted.get(f"{name}_p90_{unit}")
+        event = events.get(when, {})
+        happened = event.get("charged_output_tokens" if name == "output" else "at_s")
+        if p50 is not None:
+            # Divided as the events' times are, so that what is equal stays equal.
+            p50, p90 = p50 / parts, None if p90 is None else p90 / parts
+            found.append(Told(words, name != "output", p50, p90, happened, _verdict(p50, p90, happened)))
+    return found
+
+
+def _verdict(p50: float, p90: float | None, happened: float | None) -> str:
+    if happened is None:
+        return "it did not come to it"
+    if happened <= p50:
+        return "within the p50"
+    if p90 is None:
+        return "above the p50"
+    return "within the p90" if happened <= p90 else "above the p90"
+
+
+def is_binding(timeline: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether it redeemed a quote."""
+    return any(each.get("is_binding") for each in timeline if each["event"] == "quoted")
+
+
+def events_shown(timeline: Sequence[Mapping[str, Any]]) -> list[EventShown]:
+    """Every event with its numbers in words."""
+    return [
+        EventShown(
+            each["at_s"],
+            each["event"].replace("_", " "),
+            ", ".join(_number(name, value) for name, value in each.items() if name not in ("event", "at_s")),
+        )
+        for each in timeline
+    ]
+
+
+def _number(name: str, value: Any) -> str:
+    if name in ("tier", "from_tier", "to_tier"):
+        return f"{name.replace('_', ' ')} {_TIERS.get(value, value)}"
+    if isinstance(value, bool):
+        return f"{name.replace('_', ' ')}: {'yes' if value else 'no'}"
+    if name.endswith("_us"):
+        return f"{name.removesuffix('_us').replace('_', ' ')} {formats.seconds(value / 1e6)}"
+    shown = f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{name.replace('_', ' ')} {shown}"
+
+
+def ledger_lines(rows: Sequence[LedgerRow], *, with_detail: bool) -> list[LedgerLine]:
+    """Every row as stored. `with_detail`: also what names gateways, counters and other tenants."""
+    return [
+        LedgerLine(
+            f"{row.kind.replace('_', '-')} {row.number}" if row.number else row.kind,
+            to_us(row.at),
+            row.gateway_id if with_detail else "",
+            row.tier,
+            row.model,
+            row.amounts.input_tokens,
+            row.amounts.output_tokens,
+            formats.exact_dollars(row.amounts.cost_nanousd),
+            row.amounts.gpu_ms,
+            row.outcome,
+            [f"{name}: {json.dumps(value)}" for name, value in row.detail.items()] if with_detail else [],
+        )
+        for row in rows
+    ]
+
+
+def ahead_words(lined_up: Mapping[str, int]) -> list[str]:
+    """What was ahead of a request that waits, when it lined up."""
+    parts = (
+        ("own_tokens", "of its tenant’s other requests"),
+        ("others_tokens", "of other tenants, within their fair share"),
+        ("higher_tier_tokens", "of higher tiers"),
+        ("running_tokens", "of these were running already"),
+    )
+    return [f"{lined_up[name]:,} tokens {words}" for name, words in parts if lined_up.get(name)]

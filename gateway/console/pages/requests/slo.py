@@ -1,0 +1,135 @@
+"""The page of targets: error budgets and how fast they burn, and misses by cause over time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from litestar import Request, Response
+
+from gateway.console import formats
+from gateway.console.access import page, visit_of
+from gateway.console.pages.requests import misses
+from gateway.console.pages.requests.filters import FILTER_ERRORS, Filters, filters_of, tenant_scope
+from gateway.console.pages.requests.misses_shown import METRICS
+from gateway.console.rendering import page_response
+from gateway.explain.attribution import Cause
+from gateway.routes.context import gateway_of
+from tenants.people.roles import Act
+from tenants.slo.slo import DAY_S, PERIOD_DAYS, Burning, SloReport
+from tenants.types import Tier
+
+PATH = "/console/slo"
+NAMES = ("tenant", "tier")
+MOST_SHOWN = 200
+"""Targets on one page, those with the least budget left first."""
+
+
+@dataclass(frozen=True)
+class BurnShown:
+    """How fast the budget burns in the windows of one alert."""
+
+    words: str
+    fires: bool
+    severity: str
+
+
+@dataclass(frozen=True)
+class TargetShown:
+    """One tenant's requests of one tier against one target."""
+
+    tenant: str
+    tier: str
+    metric: str
+    target: str
+    requests: int
+    missed: int
+    attainment: float | None
+    budget_left: float | None
+    burning: list[BurnShown]
+    causes: list[tuple[str, int]]
+
+
+def target_shown(report: SloReport) -> TargetShown:
+    """A report's line."""
+    slo, period = report.slo, report.period
+    metric = METRICS.get(slo.metric, slo.metric)
+    return TargetShown(
+        report.tenant_name,
+        slo.tier.value,
+        metric,
+        f"{slo.per_mille / 10:g} % within {formats.seconds(slo.target_s)}",
+        period.total,
+        period.missed,
+        1 - period.missed / period.total if period.total else None,
+        period.budget_left(slo.per_mille),
+        [burn_shown(each) for each in report.burning],
+        list(report.causes.items()),
+    )
+
+
+def burn_shown(each: Burning) -> BurnShown:
+    """Rates over both windows of an alert; it fires where both are at its rate or above."""
+    long, short = (_rate(rate) for rate in (each.long_rate, each.short_rate))
+    windows = f"{formats.seconds(each.alert.long_s)} {long}, {formats.seconds(each.alert.short_s)} {short}"
+    return BurnShown(f"{windows} (alert at {each.alert.rate:g})", each.fires, each.alert.severity)
+
+
+def _rate(rate: float | None) -> str:
+    if rate is None:
+        return formats.NONE
+    return "∞" if rate == float("inf") else f"{rate:.1f}×"
+
+
+def worst_first(reports: Sequence[SloReport]) -> list[TargetShown]:
+    """Those with the least budget left first, those without requests last."""
+
+    def left(each: TargetShown) -> float:
+        return float("inf") if each.budget_left is None else each.budget_left
+
+    return sorted((target_shown(each) for each in reports), key=left)
+
+
+def days_shown(by_day: Mapping[int, Mapping[str, int]]) -> tuple[list[str], list[tuple[int, list[int]]]]:
+    """The causes that there are, and their misses of each day from the first to the last (its start, seconds
+    since 1970): also days without any, so that a chart does not join what is apart."""
+    present = {cause for counts in by_day.values() for cause in counts}
+    causes = [each.value for each in Cause if each in present] + sorted(present - set(Cause))
+    days = range(min(by_day), max(by_day) + 1, DAY_S) if by_day else range(0)
+    return causes, [(day, [by_day.get(day, {}).get(cause, 0) for cause in causes]) for day in days]
+
+
+@page(PATH, act=Act.READ_TENANT)
+async def slo_page(request: Request[Any, Any, Any]) -> Response[str]:
+    """The page."""
+    visit, admin = visit_of(request), gateway_of(request).deps.admin
+    filters: Filters = filters_of(request, PATH, NAMES)
+    scope = await tenant_scope(request, filters.get("tenant"))
+    targets: list[TargetShown] = []
+    by_day: Mapping[int, Mapping[str, int]] = {}
+    problem = None
+    try:
+        targets = worst_first(await admin.slo_report(scope.wanted, filters.get("tier")))
+        by_day = await admin.causes_by_day(scope.wanted, filters.get("tier"))
+    except FILTER_ERRORS as error:
+        problem = filters.problem(error)
+    causes, days = days_shown(by_day)
+    return page_response(
+        "requests/slo.html",
+        visit,
+        problem=problem,
+        targets=targets[:MOST_SHOWN],
+        num_hidden=max(0, len(targets) - MOST_SHOWN),
+        causes=causes,
+        columns=[(cause, "number") for cause in causes],
+        days=days,
+        filters=filters,
+        scope=scope,
+        tiers=list(Tier),
+        period_days=PERIOD_DAYS,
+        misses_path=misses.PATH,
+    )
+
+
+HANDLERS = [slo_page]

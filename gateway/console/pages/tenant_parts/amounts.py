@@ -1,0 +1,120 @@
+"""Amounts and limits in words, and amounts as people type them. Pure."""
+
+from __future__ import annotations
+
+from decimal import Decimal, InvalidOperation
+
+from gateway.console.formats import exact_dollars, number, seconds
+from tenants.errors import Invalid
+from tenants.types import Limit, LimitMode, Meter, SubjectKind, Window
+
+NANO = 1_000_000_000
+METERS = {
+    Meter.TOTAL_TOKENS: "tokens",
+    Meter.INPUT_TOKENS: "input tokens",
+    Meter.OUTPUT_TOKENS: "output tokens",
+    Meter.REQUESTS: "requests",
+    Meter.COST_NANOUSD: "cost",
+    Meter.GPU_MS: "device time",
+    Meter.CONCURRENCY: "requests at a time",
+}
+MODES = {
+    LimitMode.HARD: "hard: refuses",
+    LimitMode.SOFT: "soft: alerts",
+    LimitMode.SHADOW: "shadow: counts only",
+}
+WINDOWS = {
+    Window.MINUTE: "a minute",
+    Window.HOUR: "an hour",
+    Window.DAY: "a day",
+    Window.MONTH: "a month",
+    Window.LIFETIME: "ever",
+}
+SUBJECTS = {
+    SubjectKind.PLATFORM: "all tenants together",
+    SubjectKind.TENANT: "tenant",
+    SubjectKind.PROJECT: "project",
+    SubjectKind.KEY: "key",
+    SubjectKind.END_USER: "end user",
+}
+
+
+def amount_text(meter: Meter, amount: float) -> str:
+    """An amount in the unit of its meter, exact."""
+    if meter is Meter.COST_NANOUSD:
+        return f"${exact_dollars(int(amount))}"
+    if meter is Meter.GPU_MS:
+        return seconds(amount / 1_000)
+    return number(amount)
+
+
+def amount_typed(meter: Meter, amount: int) -> str:
+    """An amount as a field shows it for typing."""
+    return exact_dollars(amount) if meter is Meter.COST_NANOUSD else str(amount)
+
+
+def what_of(limit: Limit) -> str:
+    """What is limited, without the amount: 'tokens a day (UTC)'."""
+    what = METERS[limit.meter]
+    if limit.rate_per_s is not None:
+        return f"{what}, refilled by {amount_text(limit.meter, limit.rate_per_s)} a second"
+    if limit.window is None:
+        return what
+    zone = "" if limit.window is Window.LIFETIME else f" ({limit.time_zone})"
+    return f"{what} {WINDOWS[limit.window]}{zone}"
+
+
+def narrowed(limit: Limit) -> str:
+    """Which requests alone it binds; empty: all."""
+    parts = [
+        f"tier {limit.tier.value}" if limit.tier is not None else "",
+        f"model {limit.model}" if limit.model is not None else "",
+        f"requests above {limit.above_tokens:,} tokens" if limit.above_tokens else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def subject_text(limit: Limit, name: str | None) -> str:
+    """On what it is set. `name`: of the tenant, project or key."""
+    if limit.is_default:
+        return "each end user"
+    if limit.kind is SubjectKind.END_USER:
+        return f"end user {limit.end_user}"
+    if limit.kind is SubjectKind.PLATFORM:
+        return SUBJECTS[limit.kind]
+    return f"{SUBJECTS[limit.kind]} {name or limit.subject_id}"
+
+
+def whole_typed(field: str, text: str) -> int:
+    """A whole number; commas, blanks and underscores between digits are for eyes. Raises `Invalid`."""
+    digits = text.translate({ord(each): None for each in ", _\u00a0\u202f"})
+    if not digits.isascii() or not digits.isdigit() or len(digits) > 18:
+        raise Invalid(field, "give a whole number, such as 100000")
+    return int(digits)
+
+
+def decimal_typed(field: str, text: str) -> Decimal:
+    """A number with a decimal point, from 0 on. Raises `Invalid`."""
+    try:
+        value = Decimal(text.translate({ord(each): None for each in ", _$"}))
+    except InvalidOperation:
+        value = Decimal("NaN")
+    if not value.is_finite() or not 0 <= value < 10**15:
+        raise Invalid(field, "give a number from 0 on, such as 12.5")
+    return value
+
+
+def amount_of(meter: str, text: str) -> int:
+    """An amount that was typed: of cost in dollars, otherwise a whole number. Raises `Invalid`."""
+    if meter != Meter.COST_NANOUSD:
+        return whole_typed("amount", text)
+    nanousd = decimal_typed("amount", text) * NANO
+    if nanousd != int(nanousd):
+        raise Invalid("amount", "give dollars with at most nine digits behind the point")
+    return int(nanousd)
+
+
+def rate_of(meter: str, text: str) -> float:
+    """A rate that was typed: of cost in dollars a second. Raises `Invalid`."""
+    value = decimal_typed("rate_per_s", text)
+    return float(value * NANO if meter == Meter.COST_NANOUSD else value)

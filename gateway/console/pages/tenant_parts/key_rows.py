@@ -1,0 +1,94 @@
+"""Keys as rows of a list: last use, what deserves a look, and the limit on its path that binds first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from litestar import Request
+
+from gateway.console.access import visit_of
+from gateway.console.pages.tenant_parts.key_path import PathLimit, paths_of, words_of
+from gateway.routes.context import gateway_of
+from tenants.admin.lists.key_hygiene import EXPIRING_DAYS, IDLE_DAYS, KeyFinding, findings_of
+from tenants.directory.records import ApiKey, from_us, to_us
+from tenants.people.roles import Act
+from tenants.types import LimitMode
+
+FINDINGS = {
+    KeyFinding.NEVER_USED: "never used",
+    KeyFinding.IDLE: f"not used for {IDLE_DAYS} days",
+    KeyFinding.NO_EXPIRY: "no end",
+    KeyFinding.EXPIRING: f"ends within {EXPIRING_DAYS} days",
+    KeyFinding.NO_LIMIT: "no limit",
+}
+"""Each finding in words."""
+
+
+@dataclass(frozen=True)
+class KeyRow:
+    """A key as shown, without its secret."""
+
+    key_id: str
+    name: str
+    prefix: str
+    tenant: str
+    project: str
+    state: str
+    scopes: str
+    used_us: int | None
+    """None: never."""
+    expires_us: int | None
+    """None: never."""
+    findings: tuple[str, ...]
+    limit_words: str
+    """The limit that binds it first."""
+
+
+def row_of(
+    key: ApiKey,
+    last_used: datetime | None,
+    path: Sequence[PathLimit],
+    now: datetime,
+    *,
+    tenant: str | None,
+    project: str | None,
+) -> KeyRow:
+    """One key as shown. `tenant`, `project`: their names. Pure."""
+    has_limit = any(each.mode is LimitMode.HARD and each.level != "all tenants together" for each in path)
+    return KeyRow(
+        key.key_id,
+        key.name or key.prefix,
+        key.prefix,
+        tenant or key.tenant_id,
+        project or key.project_id,
+        key.status(now),
+        ", ".join(sorted(key.scopes)),
+        None if last_used is None else to_us(last_used),
+        None if key.expires_at is None else to_us(key.expires_at),
+        tuple(FINDINGS[each] for each in findings_of(key, last_used, has_limit, now)),
+        words_of(path),
+    )
+
+
+async def rows_of_keys(request: Request[Any, Any, Any], keys: Sequence[ApiKey]) -> list[KeyRow]:
+    """Keys as shown, with as many statements for one as for many."""
+    deps = gateway_of(request).deps
+    now = from_us(round(deps.wall_clock() * 1e6))
+    used = await deps.admin.last_uses(keys)
+    named = await deps.admin.with_names(key.as_json() for key in keys)
+    shows_platform = visit_of(request).person.may(Act.READ_PLATFORM)
+    paths = await paths_of(request, keys, shows_platform=shows_platform)
+    return [
+        row_of(
+            key,
+            used.get(key.key_id),
+            paths[key.key_id],
+            now,
+            tenant=names["tenant"],
+            project=names["project"],
+        )
+        for key, names in zip(keys, named, strict=True)
+    ]

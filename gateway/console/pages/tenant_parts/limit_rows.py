@@ -1,0 +1,144 @@
+"""Limits as gauges: what is set, what is in force, how much is used, which binds first, until when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from litestar import Request
+
+from gateway.console.pages.tenant_parts.amounts import amount_text, narrowed, subject_text, what_of
+from gateway.console.pages.tenant_parts.projections import history_of, projections
+from gateway.routes.context import gateway_of
+from gateway.routes.views.limits_view import uses
+from tenants.admin.limits import LimitView
+from tenants.directory.records import Tenant, limit_as_json
+from tenants.quota.projection import Exhaustion
+from tenants.types import Limit, LimitMode
+
+
+@dataclass(frozen=True)
+class LimitRow:
+    """A limit as shown."""
+
+    limit_id: str
+    subject: str
+    what: str
+    narrowed: str
+    mode: LimitMode
+    amount: int
+    """In force."""
+    amount_words: str
+    set_words: str
+    """As set, where an override is in force; empty: there is none."""
+    overridden_until_us: int | None
+    reason: str
+    used: int | None
+    """None: not known at the moment, or counted for each end user apart."""
+    held: int
+    used_words: str
+    resets_us: int | None
+    """When its window turns; None: it has none, or it is not known."""
+    binds_first: bool
+    used_up_us: int | None
+    """The median."""
+    used_up_late_us: int | None
+    """The 90th percentile."""
+    basis: str
+    """What the projection goes by."""
+
+
+def row_of(
+    limit: Limit,
+    now_us: int,
+    usage: Mapping[str, Any] | None,
+    projection: Exhaustion | None,
+    name: str | None,
+    *,
+    shows_reasons: bool = True,
+) -> LimitRow:
+    """A limit as shown. `usage`: its counter (`limits_view.use_as_json`); `name`: of its subject. Pure."""
+    in_force, override = limit.at(now_us / 1e6), limit.override
+    if override is not None and now_us >= override.until_us:
+        override = None
+    known = usage is not None and "used" in usage
+    resets_us = None
+    if usage is not None and known and limit.window is not None:
+        resets_us = _instant(usage["reset_s"], now_us)
+    return LimitRow(
+        limit_id=limit.limit_id,
+        subject=subject_text(limit, name),
+        what=what_of(in_force),
+        narrowed=narrowed(limit),
+        mode=limit.mode,
+        amount=in_force.amount,
+        amount_words=amount_text(limit.meter, in_force.amount),
+        set_words="" if override is None else amount_text(limit.meter, limit.amount),
+        overridden_until_us=None if override is None else override.until_us,
+        reason="" if override is None or not shows_reasons else override.reason,
+        used=usage["used"] if usage is not None and known else None,
+        held=usage["held"] if usage is not None and known else 0,
+        used_words=_used_words(in_force, usage),
+        resets_us=resets_us,
+        binds_first=bool(usage and usage.get("binds_first")),
+        used_up_us=None if projection is None else _instant(projection.p50_s, now_us),
+        used_up_late_us=None if projection is None else _instant(projection.p90_s, now_us),
+        basis="" if projection is None else projection.basis,
+    )
+
+
+def _used_words(limit: Limit, usage: Mapping[str, Any] | None) -> str:
+    if usage is None:
+        return "its counter is not known at the moment"
+    if "used" not in usage:
+        return f"{usage['end_users']:,} end users have counters of their own"
+    text = f"{amount_text(limit.meter, usage['used'])} of {amount_text(limit.meter, limit.amount)} used"
+    held = usage["held"]
+    return f"{text}, {amount_text(limit.meter, held)} held by running requests" if held else text
+
+
+def _instant(in_s: float | None, now_us: int) -> int | None:
+    return None if in_s is None else now_us + round(in_s * 1e6)
+
+
+def binding(rows: Iterable[LimitRow]) -> LimitRow | None:
+    """The one that binds first."""
+    return next((row for row in rows if row.binds_first), None)
+
+
+async def rows_of_tenant(
+    request: Request[Any, Any, Any],
+    tenant: Tenant,
+    views: Sequence[LimitView],
+    *,
+    projected: bool = True,
+    shows_reasons: bool = True,
+) -> list[LimitRow]:
+    """A tenant's limits as shown. Which of all its limits binds first is looked for among the others, too."""
+    gateway = gateway_of(request)
+    now_s = gateway.deps.wall_clock()
+    now_us = round(now_s * 1e6)
+    shown = [view.limit for view in views]
+    ids = {limit.limit_id for limit in shown}
+    in_force = [limit.at(now_s) for limit in shown]
+    beside = [
+        limit for limit in gateway.deps.directory.limits(now_s, tenant.tenant_id) if limit.limit_id not in ids
+    ]
+    used = await uses(gateway, in_force, beside=beside)
+    forecasts: dict[str, Exhaustion] = {}
+    if projected and in_force:
+        history = await history_of(gateway.deps.admin, tenant, now_us)
+        forecasts = projections(in_force, used, history, now_us)
+    named = await gateway.deps.admin.with_names(limit_as_json(limit) for limit in shown)
+    return [
+        row_of(
+            limit,
+            now_us,
+            used.get(limit.limit_id),
+            forecasts.get(limit.limit_id),
+            names.get("subject"),
+            shows_reasons=shows_reasons,
+        )
+        for limit, names in zip(shown, named, strict=True)
+    ]

@@ -1,0 +1,137 @@
+"""The fields of a tenant, as a form has them: from a stored tenant, and to commands. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gateway.console.form_errors import FormProblem
+from gateway.console.names import names_in
+from gateway.console.pages.tenant_parts.amounts import decimal_typed
+from tenants.admin.commands import TenantChange, TenantCreate
+from tenants.directory.records import Tenant
+from tenants.errors import Invalid
+from tenants.types import Tier
+
+TIER_FIELDS = {tier: f"tier_{tier.value}" for tier in Tier}
+"""A box for each tier."""
+FIELDS = (
+    "name",
+    "weight",
+    "default_tier",
+    *TIER_FIELDS.values(),
+    "models",
+    "on_low_budget",
+    "reserved_tokens_per_s",
+    "reserved_tier",
+    "labels",
+)
+NEW_TENANT = {
+    "weight": "1",
+    "default_tier": Tier.STANDARD.value,
+    TIER_FIELDS[Tier.STANDARD]: "yes",
+    TIER_FIELDS[Tier.BATCH]: "yes",
+    "on_low_budget": "refuse",
+    "reserved_tokens_per_s": "0",
+    "reserved_tier": "all",
+}
+RESERVED_TIERS = [("all", "all tiers"), *((tier.value, tier.value) for tier in Tier)]
+"""What a reservation may be for."""
+LABELS = {
+    "weight": "Weight",
+    "default_tier": "Tier of requests that name none",
+    "models": "Models",
+    "on_low_budget": "When the budget runs low",
+    "reserved_tokens_per_s": "Reserved cost tokens a second",
+    "reserved_tier": "Reserved for the tier",
+    "labels": "Labels",
+} | {field: f"Tier {tier.value}" for tier, field in TIER_FIELDS.items()}
+"""How the form calls each field of a change."""
+
+
+def stored_in_form(tenant: Tenant) -> dict[str, str]:
+    """A stored tenant as the form shows it."""
+    return {
+        "name": tenant.name,
+        "weight": f"{tenant.weight:g}",
+        "default_tier": tenant.default_tier.value,
+        **{field: "yes" if tier in tenant.tiers else "" for tier, field in TIER_FIELDS.items()},
+        "models": ", ".join(sorted(tenant.models or ())),
+        "on_low_budget": tenant.on_low_budget.value,
+        "reserved_tokens_per_s": f"{tenant.reserved_tokens_per_s:g}",
+        "reserved_tier": "all" if tenant.reserved_tier is None else tenant.reserved_tier.value,
+        "labels": "\n".join(
+            f"{key}={each}" for key, values in sorted(tenant.labels.items()) for each in values
+        ),
+    }
+
+
+def differences(
+    labels: Mapping[str, str], typed: Mapping[str, str], stored: Mapping[str, str]
+) -> list[tuple[str, str, str]]:
+    """What the form and the store disagree about: label, stored, typed. `labels`: of the fields."""
+    return [
+        (label, stored[field] or "–", typed[field] or "–")
+        for field, label in labels.items()
+        if typed[field] != stored[field]
+    ]
+
+
+def create_of(form: Mapping[str, str]) -> TenantCreate:
+    """Raises `Invalid`."""
+    return TenantCreate(
+        name=form.get("name", ""),
+        weight=_number(form, "weight"),
+        tier=form.get("default_tier", ""),
+        tiers=_tiers(form),
+        on_low_budget=form.get("on_low_budget", ""),
+        reserved_tokens_per_s=_number(form, "reserved_tokens_per_s"),
+        reserved_tier=form.get("reserved_tier", ""),
+    )
+
+
+def change_of(form: Mapping[str, str], stored: Tenant) -> TenantChange:
+    """Of labels, and of models, whose names may have blanks, only what is otherwise than stored. Raises
+    `Invalid`."""
+    before = stored_in_form(stored)
+    return TenantChange(
+        weight=_number(form, "weight"),
+        tier=form.get("default_tier", ""),
+        tiers=_tiers(form),
+        models=None if form.get("models") == before["models"] else names_in(form.get("models", "")),
+        on_low_budget=form.get("on_low_budget", ""),
+        reserved_tokens_per_s=_number(form, "reserved_tokens_per_s"),
+        reserved_tier=form.get("reserved_tier", ""),
+        labels=None if form.get("labels") == before["labels"] else _labels(form.get("labels", ""), stored),
+    )
+
+
+def _labels(text: str, stored: Tenant) -> dict[str, list[str]]:
+    """The labels of the lines, each with its values; those that are stored and not there are dropped. Raises
+    `Invalid`, which names the line."""
+    found: dict[str, list[str]] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        key, separator, value = line.strip().partition("=")
+        if not separator or not key.strip() or not value.strip():
+            raise Invalid("labels", f"line {number}: {line.strip()[:40]!r} is not LABEL=VALUE")
+        found.setdefault(key.strip(), []).append(value.strip())
+    return {key: [] for key in stored.labels if key not in found} | found
+
+
+def errors_by_field(problem: FormProblem) -> FormProblem:
+    """With what concerns `tier` and `tiers` beside the fields that they are typed into."""
+    moved = {"tier": "default_tier", "tiers": TIER_FIELDS[Tier.BATCH]}
+    return replace(problem, errors={moved.get(field, field): text for field, text in problem.errors.items()})
+
+
+def _tiers(form: Mapping[str, str]) -> list[str]:
+    chosen = [tier.value for tier, field in TIER_FIELDS.items() if form.get(field)]
+    if not chosen:
+        raise Invalid("tiers", "choose at least one tier")
+    return chosen
+
+
+def _number(form: Mapping[str, str], field: str) -> float:
+    return float(decimal_typed(field, form.get(field, "")))

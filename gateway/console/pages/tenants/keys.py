@@ -1,0 +1,122 @@
+"""The page of a tenant's keys, and a new one, whose secret is shown once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from litestar import Request, Response
+from litestar.params import FromPath
+
+from gateway.console.access import form, page, visit_of
+from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
+from gateway.console.forms import shown_again
+from gateway.console.names import names_in
+from gateway.console.pages.tenant_parts.acts import said
+from gateway.console.pages.tenant_parts.key_form import (
+    OWNERS_SCOPES,
+    SCOPE_FIELDS,
+    check_scopes,
+    end_typed,
+    tiers_shown,
+)
+from gateway.console.pages.tenant_parts.key_rows import rows_of_keys
+from gateway.console.pages.tenants import tenant as one
+from gateway.console.pages.tenants.tenants import PATH as LIST
+from gateway.console.rendering import page_response
+from gateway.console.return_path import with_query
+from gateway.console.scope import tenant_shown
+from gateway.routes.context import gateway_of
+from tenants.admin.admin import DEFAULT_PROJECT, DEFAULT_SCOPES
+from tenants.admin.commands import KeyCreate
+from tenants.directory.records import ApiKey, Tenant
+from tenants.people.roles import Act
+
+PATH = f"{one.PATH}/keys"
+MOST_SHOWN = 50
+FIELDS = ("name", "project", "default_tier", *SCOPE_FIELDS.values(), "ends_on", "allow_from")
+NEW_KEY = {"project": DEFAULT_PROJECT} | {SCOPE_FIELDS[scope]: "yes" for scope in DEFAULT_SCOPES}
+DONE = {"revoked": "The key is revoked, for good."}
+
+
+def create_of(form: Mapping[str, str], tenant_id: str, *, is_owner: bool) -> KeyCreate:
+    """The command of the form. Raises `Invalid`."""
+    scopes = [scope for scope, field in SCOPE_FIELDS.items() if form.get(field)]
+    check_scopes(scopes, is_owner=is_owner)
+    return KeyCreate(
+        tenant=tenant_id,
+        project=form.get("project") or None,
+        name=form.get("name", ""),
+        default_tier=form.get("default_tier") or None,
+        scopes=scopes,
+        expires=end_typed("ends_on", form.get("ends_on", "")),
+        allow_from=names_in(form.get("allow_from", "")) or None,
+    )
+
+
+@page(PATH, act=Act.READ_TENANT)
+async def keys_page(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
+    """The list."""
+    return await _shown(request, await tenant_shown(request, tenant), shown_again(NEW_KEY, *FIELDS))
+
+
+@form(PATH, act=Act.MAKE_KEY)
+async def new_key(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
+    """Makes a key, and shows its secret once."""
+    visit, deps = visit_of(request), gateway_of(request).deps
+    found = await tenant_shown(request, tenant, Act.MAKE_KEY)
+    try:
+        wanted = create_of(visit.form, found.tenant_id, is_owner=visit.person.may(Act.CHANGE_PEOPLE))
+        made, secret = await deps.admin.create_key(visit.actor, wanted)
+    except FORM_ERRORS as error:
+        problem = _at_fields(problem_of(error, fields=(*FIELDS, "scopes", "expires")))
+        return await _shown(request, found, shown_again(visit.form, *FIELDS), problem)
+    return await secret_page(request, found, made, secret)
+
+
+async def secret_page(
+    request: Request[Any, Any, Any], owner: Tenant, key: ApiKey, secret: str
+) -> Response[str]:
+    """The page that shows a secret, once, when the key is in force."""
+    late = await gateway_of(request).directory.changed()
+    return page_response(
+        "tenants/secret.html", visit_of(request), found=owner, key=key, secret=secret, is_late=bool(late)
+    )
+
+
+def _at_fields(problem: FormProblem) -> FormProblem:
+    moved = {"scopes": SCOPE_FIELDS["inference"], "expires": "ends_on"}
+    errors = {moved.get(field, field): text for field, text in problem.errors.items()}
+    return FormProblem(problem.status, errors, problem.headers)
+
+
+async def _shown(
+    request: Request[Any, Any, Any], found: Tenant, typed: dict[str, str], problem: FormProblem | None = None
+) -> Response[str]:
+    visit, deps, here = visit_of(request), gateway_of(request).deps, f"{LIST}/{found.name}/keys"
+    listed = await deps.admin.page_keys(
+        found.tenant_id, cursor=request.query_params.get("cursor"), limit=MOST_SHOWN
+    )
+    projects = await deps.admin.page_projects(found.tenant_id, limit=200)
+    return page_response(
+        "tenants/keys.html",
+        visit,
+        problem=problem,
+        done=said(request, DONE),
+        found=found,
+        keys=await rows_of_keys(request, listed.rows),
+        next_page=with_query(here, {"cursor": listed.next_cursor or ""}) if listed.next_cursor else "",
+        first_page=here if "cursor" in request.query_params else "",
+        project_options=[(each.name, each.name) for each in projects.rows],
+        tier_options=tiers_shown(found.tiers),
+        scopes=[
+            (scope, field)
+            for scope, field in SCOPE_FIELDS.items()
+            if scope not in OWNERS_SCOPES or visit.person.may(Act.CHANGE_PEOPLE)
+        ],
+        may_make=visit.person.may(Act.MAKE_KEY, found.tenant_id),
+        typed=typed,
+    )
+
+
+HANDLERS = [keys_page, new_key]

@@ -1,0 +1,166 @@
+"""The page of one limit: what it noticed; another amount, an override for a time, its end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from litestar import Request, Response
+from litestar.params import FromPath
+
+from gateway.console.access import NotForThisRole, form, page, visit_of
+from gateway.console.confirm import confirm_page
+from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
+from gateway.console.forms import shown_again
+from gateway.console.pages.tenant_parts.acts import done, if_match, said, tag_of
+from gateway.console.pages.tenant_parts.amounts import MODES
+from gateway.console.pages.tenant_parts.limit_form import act_on, override_of, same_with, stored_in_form
+from gateway.console.pages.tenant_parts.limit_rows import rows_of_tenant
+from gateway.console.pages.tenants import limits
+from gateway.console.pages.tenants.tenants import PATH as LIST
+from gateway.console.rendering import page_response
+from gateway.console.scope import tenant_shown
+from gateway.routes.context import gateway_of
+from tenants.admin.limits import LimitView
+from tenants.directory.records import Tenant, limit_as_json
+from tenants.errors import Invalid, NotFound, PreconditionFailed
+from tenants.people.roles import Act
+
+PATH = f"{limits.PATH}/{{limit:str}}"
+CHANGED = ("amount", "rate_per_s", "mode")
+OVERRIDDEN = ("override_amount", "override_rate", "for_h", "reason")
+OVERRIDE_FIELD = {"amount": "override_amount", "rate_per_s": "override_rate", "for_s": "for_h"}
+"""Where the form of overrides has what its command calls otherwise."""
+DONE = {
+    "changed": "The change is stored. What was used stays used.",
+    "overridden": "The other amount is in force.",
+    "cleared": "The override has ended.",
+}
+
+
+async def _found(
+    request: Request[Any, Any, Any], tenant: str, limit: str, *, to_change: bool
+) -> tuple[Tenant, LimitView]:
+    """The tenant and its limit. Another tenant's limit is not found; on the tenant itself only who may change
+    tenants changes one."""
+    owner = await tenant_shown(request, tenant, Act.LIMIT_BELOW_TENANT if to_change else Act.READ_TENANT)
+    found = await gateway_of(request).deps.admin.show_limit(limit)
+    if found.limit.tenant_id != owner.tenant_id:
+        raise NotFound("limit", limit)
+    if to_change and not visit_of(request).person.may(act_on(found.limit.kind), owner.tenant_id):
+        raise NotForThisRole
+    return owner, found
+
+
+@page(PATH, act=Act.READ_TENANT)
+async def limit_page(
+    request: Request[Any, Any, Any], tenant: FromPath[str], limit: FromPath[str]
+) -> Response[str]:
+    """The limit."""
+    return await _shown(request, *await _found(request, tenant, limit, to_change=False))
+
+
+@form(PATH, act=Act.LIMIT_BELOW_TENANT)
+async def change_limit(
+    request: Request[Any, Any, Any], tenant: FromPath[str], limit: FromPath[str]
+) -> Response[str]:
+    """Does what the pressed button says, unless the limit was changed since the form was filled in."""
+    visit, admin = visit_of(request), gateway_of(request).deps.admin
+    owner, found = await _found(request, tenant, limit, to_change=True)
+    stored, tag, act = found.limit, if_match(visit.form), visit.form.get("act", "")
+    try:
+        match act:
+            case "changed":
+                await admin.set_limit(visit.actor, same_with(stored, visit.form), if_match=tag)
+            case "overridden":
+                wanted = override_of(stored, visit.form)
+                await admin.override_limit(visit.actor, limit, wanted, owner.tenant_id, if_match=tag)
+            case "cleared":
+                await admin.clear_override(visit.actor, limit, owner.tenant_id, if_match=tag)
+            case _:
+                raise Invalid("act", "there is no such button")
+    except FORM_ERRORS as error:
+        problem = problem_of(error, fields=(*CHANGED, *OVERRIDDEN, *OVERRIDE_FIELD, "burst"))
+        moved = OVERRIDE_FIELD if act == "overridden" else {"burst": "amount"}
+        errors = {moved.get(field, field): text for field, text in problem.errors.items()}
+        # After a conflict the form is about what is stored now: sent again it takes the place of that.
+        kept = "" if isinstance(error, PreconditionFailed) else visit.form.get("etag", "")
+        current = await admin.show_limit(limit)
+        return await _shown(request, owner, current, replace(problem, errors=errors), kept)
+    return await done(request, f"{LIST}/{owner.name}/limits/{stored.limit_id}", act)
+
+
+@page(f"{PATH}/remove", act=Act.LIMIT_BELOW_TENANT)
+async def ask_remove(
+    request: Request[Any, Any, Any], tenant: FromPath[str], limit: FromPath[str]
+) -> Response[str]:
+    """Asks before the limit is removed."""
+    owner, found = await _found(request, tenant, limit, to_change=True)
+    [row] = await rows_of_tenant(request, owner, [found], projected=False)
+    here = f"{LIST}/{owner.name}/limits/{found.limit.limit_id}"
+    return confirm_page(
+        visit_of(request),
+        title=f"Remove the limit of {row.amount_words} {row.what} on {row.subject}?",
+        effects=[
+            f"Now: {row.used_words}. From then on nothing is refused for it, in every gateway.",
+            "Its override, and what it noticed, are forgotten. What was charged stays charged.",
+            "Set again, a limit begins at what is under way: what ended before does not count on it.",
+        ],
+        action=f"{here}/remove",
+        button="Remove it",
+        back=here,
+        hidden={"etag": tag_of(limit_as_json(found.limit))},
+    )
+
+
+@form(f"{PATH}/remove", act=Act.LIMIT_BELOW_TENANT)
+async def remove_limit(
+    request: Request[Any, Any, Any], tenant: FromPath[str], limit: FromPath[str]
+) -> Response[str]:
+    """Removes the limit, unless it was changed since it was asked."""
+    visit, admin = visit_of(request), gateway_of(request).deps.admin
+    owner, found = await _found(request, tenant, limit, to_change=True)
+    try:
+        await admin.remove_limit(visit.actor, limit, owner.tenant_id, if_match=if_match(visit.form))
+    except PreconditionFailed as error:
+        return await _shown(request, owner, found, problem_of(error))
+    return await done(request, f"{LIST}/{owner.name}/limits", "removed")
+
+
+async def _shown(
+    request: Request[Any, Any, Any],
+    owner: Tenant,
+    found: LimitView,
+    problem: FormProblem | None = None,
+    tag: str = "",
+) -> Response[str]:
+    visit, stored = visit_of(request), stored_in_form(found.limit)
+    shows_reasons = visit.person.may(Act.READ_PLATFORM)
+    [row] = await rows_of_tenant(request, owner, [found], shows_reasons=shows_reasons)
+    act = visit.form.get("act", "")
+    again = shown_again(visit.form, *CHANGED, *OVERRIDDEN)
+    empty = dict.fromkeys(OVERRIDDEN, "") | {"for_h": "24"}
+    typed = stored | empty
+    if problem is not None and act == "changed":
+        typed |= {name: again[name] for name in CHANGED}
+    if problem is not None and act == "overridden":
+        typed |= {name: again[name] for name in OVERRIDDEN}
+    return page_response(
+        "tenants/limit.html",
+        visit,
+        problem=problem,
+        done=said(request, DONE),
+        owner=owner,
+        limit=found.limit,
+        row=row,
+        events=[event.as_json() for event in found.events],
+        stored=stored,
+        is_conflict=problem is not None and problem.status == 412,
+        tag=tag or tag_of(limit_as_json(found.limit)),
+        may_change=visit.person.may(act_on(found.limit.kind), owner.tenant_id),
+        modes=[(mode.value, words) for mode, words in MODES.items()],
+        typed=typed,
+    )
+
+
+HANDLERS = [limit_page, change_limit, ask_remove, remove_limit]

@@ -1,0 +1,95 @@
+"""The page of a tenant's limits, each as a gauge, and a new one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, Response
+from litestar.params import FromPath
+
+from gateway.console.access import NotForThisRole, form, page, visit_of
+from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
+from gateway.console.forms import shown_again
+from gateway.console.pages.tenant_parts.acts import done, said
+from gateway.console.pages.tenant_parts.amounts import METERS, MODES, WINDOWS
+from gateway.console.pages.tenant_parts.limit_form import (
+    FIELDS,
+    NAMED_FIELD,
+    NEW_LIMIT,
+    RATE,
+    SUBJECT_KINDS,
+    act_on,
+    kind_of,
+    set_of,
+)
+from gateway.console.pages.tenant_parts.limit_rows import rows_of_tenant
+from gateway.console.pages.tenants import tenant as one
+from gateway.console.pages.tenants.tenants import PATH as LIST
+from gateway.console.rendering import page_response
+from gateway.console.return_path import with_query
+from gateway.console.scope import tenant_shown
+from gateway.routes.context import gateway_of
+from tenants.directory.records import Tenant
+from tenants.people.roles import Act
+from tenants.types import SubjectKind, Tier
+
+PATH = f"{one.PATH}/limits"
+MOST_SHOWN = 50
+DONE = {"set": "The limit is set.", "removed": "The limit is removed."}
+
+
+@page(PATH, act=Act.READ_TENANT)
+async def limits_page(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
+    """The list."""
+    return await _shown(request, await tenant_shown(request, tenant), shown_again(NEW_LIMIT, *FIELDS))
+
+
+@form(PATH, act=Act.LIMIT_BELOW_TENANT)
+async def new_limit(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
+    """Sets a limit. On the tenant itself only who may change tenants."""
+    visit, deps = visit_of(request), gateway_of(request).deps
+    found = await tenant_shown(request, tenant, Act.LIMIT_BELOW_TENANT)
+    try:
+        if not visit.person.may(act_on(kind_of(visit.form)), found.tenant_id):
+            raise NotForThisRole
+        await deps.admin.set_limit(visit.actor, set_of(visit.form, found.tenant_id))
+    except FORM_ERRORS as error:
+        problem = problem_of(error, fields=(*FIELDS, *NAMED_FIELD))
+        errors = {NAMED_FIELD.get(field, field): text for field, text in problem.errors.items()}
+        again = FormProblem(problem.status, errors, problem.headers)
+        return await _shown(request, found, shown_again(visit.form, *FIELDS), again)
+    return await done(request, f"{LIST}/{found.name}/limits", "set")
+
+
+async def _shown(
+    request: Request[Any, Any, Any], found: Tenant, typed: dict[str, str], problem: FormProblem | None = None
+) -> Response[str]:
+    visit, here = visit_of(request), f"{LIST}/{found.name}/limits"
+    listed = await gateway_of(request).deps.admin.page_limits(
+        found.tenant_id, cursor=request.query_params.get("cursor"), limit=MOST_SHOWN
+    )
+    may_limit_tenant = visit.person.may(act_on(SubjectKind.TENANT), found.tenant_id)
+    kinds = [(kind, words) for kind, words in SUBJECT_KINDS.items() if kind != "tenant" or may_limit_tenant]
+    return page_response(
+        "tenants/limits.html",
+        visit,
+        problem=problem,
+        done=said(request, DONE),
+        found=found,
+        limits=await rows_of_tenant(
+            request, found, listed.rows, shows_reasons=visit.person.may(Act.READ_PLATFORM)
+        ),
+        next_page=with_query(here, {"cursor": listed.next_cursor or ""}) if listed.next_cursor else "",
+        first_page=here if "cursor" in request.query_params else "",
+        may_limit=visit.person.may(Act.LIMIT_BELOW_TENANT, found.tenant_id),
+        kinds=kinds,
+        meters=[(meter.value, words) for meter, words in METERS.items()],
+        windows=[(window.value, words) for window, words in WINDOWS.items()]
+        + [(RATE, "by a rate, with a burst")],
+        modes=[(mode.value, words) for mode, words in MODES.items()],
+        tiers=[("", "all tiers together"), *((tier.value, tier.value) for tier in Tier)],
+        typed=typed,
+    )
+
+
+HANDLERS = [limits_page, new_limit]

@@ -1,0 +1,111 @@
+"""Suspends and resumes a tenant or one of its projects, after saying what stops and asking once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, Response
+from litestar.params import FromPath
+
+from gateway.console.access import form, page, visit_of
+from gateway.console.confirm import confirm_page
+from gateway.console.pages.tenant_parts.acts import Unfinished, done, in_flight
+from gateway.console.pages.tenants import tenant as one
+from gateway.console.pages.tenants.tenants import PATH as LIST
+from gateway.console.scope import tenant_shown
+from gateway.routes.context import gateway_of
+from tenants.people.roles import Act
+
+OF_TENANT = one.PATH
+OF_PROJECT = f"{one.PATH}/projects/{{project:str}}"
+
+
+def effects(what: str, code: str, live: Unfinished, *, now: bool) -> list[str]:
+    """What a suspension does, in sentences. Pure."""
+    running = (
+        "What runs ends now as well, charged for what it emitted." if now else "What runs goes on to its end."
+    )
+    return [
+        f"All keys of {what} are refused from then on, in every gateway, with 403 {code}.",
+        f"Now there are {live.words} requests. What waits ends with 401, and its budget is given back.",
+        running,
+        "It can be undone: then the same keys work again.",
+    ]
+
+
+@page(f"{OF_TENANT}/suspend", act=Act.CHANGE_TENANT)
+async def ask_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
+    """Asks before a tenant is suspended. `now` in the address: what runs is to end, too."""
+    found = await tenant_shown(request, tenant, Act.CHANGE_TENANT)
+    now = request.query_params.get("now") == "yes"
+    live = await in_flight(request, found.tenant_id)
+    return confirm_page(
+        visit_of(request),
+        title=f"Suspend {found.name}" + (" and end what runs?" if now else "?"),
+        effects=effects(f"the tenant {found.name}", "tenant_suspended", live, now=now),
+        action=f"{LIST}/{found.name}/suspend",
+        button="Suspend it",
+        back=f"{LIST}/{found.name}",
+        hidden={"now": "yes"} if now else {},
+    )
+
+
+@form(f"{OF_TENANT}/suspend", act=Act.CHANGE_TENANT)
+async def suspend_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
+    """Suspends the tenant."""
+    visit, found = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
+    now = visit.form.get("now") == "yes"
+    await gateway_of(request).deps.admin.suspend_tenant(visit.actor, found.tenant_id, now=now)
+    return await done(request, f"{LIST}/{found.name}", "suspended")
+
+
+@form(f"{OF_TENANT}/resume", act=Act.CHANGE_TENANT)
+async def resume_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
+    """Undoes the suspension."""
+    visit, found = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
+    await gateway_of(request).deps.admin.resume_tenant(visit.actor, found.tenant_id)
+    return await done(request, f"{LIST}/{found.name}", "resumed")
+
+
+@page(f"{OF_PROJECT}/suspend", act=Act.CHANGE_TENANT)
+async def ask_project(
+    request: Request[Any, Any, Any], tenant: FromPath[str], project: FromPath[str]
+) -> Response[str]:
+    """Asks before a project is suspended."""
+    owner = await tenant_shown(request, tenant, Act.CHANGE_TENANT)
+    found = await gateway_of(request).deps.admin.show_project(project, owner.tenant_id)
+    now = request.query_params.get("now") == "yes"
+    live = await in_flight(request, owner.tenant_id, project=found.project_id)
+    return confirm_page(
+        visit_of(request),
+        title=f"Suspend the project {found.name} of {owner.name}" + (" and end what runs?" if now else "?"),
+        effects=effects(f"the project {found.name}", "project_suspended", live, now=now),
+        action=f"{LIST}/{owner.name}/projects/{found.project_id}/suspend",
+        button="Suspend it",
+        back=f"{LIST}/{owner.name}/projects",
+        hidden={"now": "yes"} if now else {},
+    )
+
+
+@form(f"{OF_PROJECT}/suspend", act=Act.CHANGE_TENANT)
+async def suspend_project(
+    request: Request[Any, Any, Any], tenant: FromPath[str], project: FromPath[str]
+) -> Response[str]:
+    """Suspends the project."""
+    visit, owner = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
+    now = visit.form.get("now") == "yes"
+    await gateway_of(request).deps.admin.suspend_project(visit.actor, project, owner.tenant_id, now=now)
+    return await done(request, f"{LIST}/{owner.name}/projects", "suspended")
+
+
+@form(f"{OF_PROJECT}/resume", act=Act.CHANGE_TENANT)
+async def resume_project(
+    request: Request[Any, Any, Any], tenant: FromPath[str], project: FromPath[str]
+) -> Response[str]:
+    """Undoes the suspension."""
+    visit, owner = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
+    await gateway_of(request).deps.admin.resume_project(visit.actor, project, owner.tenant_id)
+    return await done(request, f"{LIST}/{owner.name}/projects", "resumed")
+
+
+HANDLERS = [ask_tenant, suspend_tenant, resume_tenant, ask_project, suspend_project, resume_project]

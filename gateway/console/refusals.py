@@ -1,0 +1,109 @@
+"""Turns every exception of the console into a page, or into the way to the log-in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote
+
+from litestar import Request, Response
+from litestar.exceptions import MethodNotAllowedException, NotFoundException
+
+from gateway.console.access import FormRefused, NotForThisRole, SignInNeeded, Visit, note_refused
+from gateway.console.forms import unsent
+from gateway.console.live.stream import session_over, wants_stream
+from gateway.console.rendering import HTML, SECURITY_HEADERS, page_response, redirect, render
+from gateway.console.return_path import LOG_IN, LOG_OUT, START, log_in_for
+from gateway.error_mapping import as_api_error
+from gateway.routes.context import gateway_of
+from tenants.errors import DatabaseUnavailable, NotFound, PersonChanged, TooManyLogIns
+
+RETRY_S = 5
+
+
+def is_console(path: str) -> bool:
+    """Whether a path is one of the console's, also one that there is not."""
+    return path == START or path.startswith(f"{START}/")
+
+
+def answer(
+    request: Request[Any, Any, Any], exception: Exception, request_id: str
+) -> Response[str] | Response[bytes]:
+    """The page for an exception. An unknown one is logged with its traceback."""
+    shown = _page(request, exception, request_id)
+    note_refused(request, gateway_of(request), shown.status_code or 500)
+    return shown
+
+
+def _page(
+    request: Request[Any, Any, Any], exception: Exception, request_id: str
+) -> Response[str] | Response[bytes]:
+    headers: dict[str, str] = {}
+    gateway_id = gateway_of(request).deps.gateway_id
+    match exception:
+        case SignInNeeded(next_path=path):
+            if wants_stream(request):
+                return session_over(path)
+            return redirect(log_in_for(path)) if path else _log_in_first(request)
+        case PersonChanged():  # the session ended while the form was worked on
+            return _log_in_first(request)
+        case FormRefused():
+            status, title = 403, "This form cannot be taken"
+            message = (
+                "It was sent from another site, or from a page of another session, or your browser keeps no"
+                " cookies. Nothing was changed. Open the page again and send the form from there."
+            )
+        case NotForThisRole():
+            status, title = 403, "Your role does not allow this"
+            message = "An owner can give you another role."
+        case NotFound(what="what-if"):
+            status, title = 404, "This gateway does not have this what-if"
+            message = (
+                "Each gateway keeps the last ten that it ran, in memory until it stops;"
+                f" this is {gateway_id}. Open it at the gateway that ran it, or run it again here."
+            )
+        case NotFoundException() | NotFound():
+            status, title = 404, "There is no such page"
+            message = "The address may be misspelt, or what it named is gone."
+        case MethodNotAllowedException(headers=allowed):
+            status, title = 405, "This page cannot be used like that"
+            message = "It takes forms only. Go to the start page."
+            headers = {"allow": (allowed or {}).get("allow", "")}
+        case DatabaseUnavailable():
+            status, title = 503, "The database cannot be reached"
+            message = (
+                "Sessions and people are kept there, so no page can be shown now. If you sent a form, look"
+                " afterwards whether it took effect. Requests of tenants are answered on their own."
+            )
+            headers = {"retry-after": str(RETRY_S)}
+            if request.method == "GET":  # a page comes back by itself; a form is not sent again
+                headers["refresh"] = str(RETRY_S)
+        case TooManyLogIns(retry_after_s=wait_s):
+            status, title = 429, "Too many log-ins"
+            message = f"Try again in {max(1, round(wait_s))} s."
+            headers = {"retry-after": str(max(1, round(wait_s)))}
+        case _:
+            error = as_api_error(exception, request_id)
+            status, title, message = error.status, "That did not work", error.message
+            if status == 413:
+                headers = {"connection": "close"}  # its rest is not read
+    # Not the session: the page must be there without one.
+    found: Visit | None = request.scope["state"].get("visit")
+    text = render("refusal.html", found, title=title, message=message, request_id=request_id)
+    return Response(text, status_code=status, headers={**SECURITY_HEADERS, **headers}, media_type=HTML)
+
+
+def _log_in_first(request: Request[Any, Any, Any]) -> Response[str]:
+    """The log-in, which keeps the form that was sent."""
+    visit: Visit = request.scope["state"]["visit"]
+    if request.scope["path"] == LOG_OUT:
+        return redirect(LOG_IN)
+    return page_response(
+        "account/log_in.html",
+        replace(visit, session=None),
+        status=401,
+        next_path="",
+        unsent=unsent(quote(request.scope["path"]), visit.form),
+        was_sent=True,
+        name="",
+    )

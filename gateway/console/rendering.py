@@ -1,0 +1,114 @@
+"""Pages from templates, with the headers that every answer of the console has.
+
+Nothing inline, nothing from elsewhere: the content security policy allows what lies beside the templates and
+nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from litestar import Response
+from litestar.datastructures import Cookie
+
+from gateway.console import assets, cookies
+from gateway.console.access import Visit, token_of
+from gateway.console.form_errors import FormProblem
+from gateway.console.formats import FILTERS
+from gateway.console.forms import TOKEN_FIELD
+from gateway.console.navigation import entries_for
+from tenants.people.roles import Act
+
+SECURITY_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self';"
+    " img-src 'self' data:; font-src 'self'; connect-src 'self';"
+    " form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    # A set-up link is an address with a secret in it.
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+HTML = "text/html"
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    environment.globals["asset"] = assets.address
+    environment.globals["token_field"] = TOKEN_FIELD
+    environment.filters.update(FILTERS)
+    return environment
+
+
+_TEMPLATES = _environment()
+
+
+def render(template: str, visit: Visit | None, **shown: Any) -> str:
+    """The text of a page. `visit` None: a page about something that went wrong before we knew of one."""
+    person = visit.session.person if visit is not None and visit.session is not None else None
+    return _TEMPLATES.get_template(template).render(
+        person=person,
+        entries=[] if person is None else entries_for(person),
+        may_read_people=person is not None and person.may(Act.READ_PEOPLE),
+        may_change_people=person is not None and person.may(Act.CHANGE_PEOPLE),
+        token="" if visit is None else token_of(visit, before_log_in=False),
+        form_token="" if visit is None else token_of(visit, before_log_in=True),
+        **shown,
+    )
+
+
+def page_response(
+    template: str,
+    visit: Visit,
+    *,
+    status: int = 200,
+    problem: FormProblem | None = None,
+    set_cookies: Iterable[Cookie] = (),
+    **shown: Any,
+) -> Response[str]:
+    """A page, with what is wrong about the form that was sent."""
+    text = render(template, visit, errors=problem.errors if problem else {}, **shown)
+    new = [cookies.cookie(cookies.FORM, visit.form_cookie, secure=visit.is_https)]
+    return Response(
+        text,
+        status_code=problem.status if problem else status,
+        headers={**SECURITY_HEADERS, **(problem.headers if problem else {})},
+        cookies=[*set_cookies, *(new if visit.is_new_form_cookie and visit.session is None else ())],
+        media_type=HTML,
+    )
+
+
+def redirect(path: str, set_cookies: Iterable[Cookie] = ()) -> Response[str]:
+    """Sends the browser to another page, which it asks for with GET."""
+    return Response(
+        "",
+        status_code=303,
+        headers={**SECURITY_HEADERS, "location": path},
+        cookies=list(set_cookies),
+        media_type=HTML,
+    )
+
+
+def session_cookies(visit: Visit, cookie_value: str) -> list[Cookie]:
+    """Those of a new session. The forms before it are void."""
+    secure = visit.is_https
+    return [
+        cookies.cookie(cookies.SESSION, cookie_value, secure=secure),
+        cookies.cleared(cookies.FORM, secure=secure),
+    ]
+
+
+def signed_in(visit: Visit, cookie_value: str, path: str) -> Response[str]:
+    """Goes on with a new session."""
+    return redirect(path, session_cookies(visit, cookie_value))

@@ -1,0 +1,97 @@
+"""Writes the minutes of all pools: service, fair shares, engines.
+
+What was served is looked at once a second, which costs requests nothing. Every minute that is over is
+written once, all rows in one transaction. Where the database is down minutes wait; beyond `MAX_WAITING` rows
+of a kind the oldest are dropped, and the metric says so. No account depends on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter
+
+from gateway.explain.minutes.engine_meter import EngineMeter
+from gateway.explain.minutes.flow_meter import FlowMeter
+from gateway.records.exact_writer import ExactWriter
+from tenants.flow_minutes import store
+from tenants.flow_minutes.minutes import MinutesCounted
+from tenants.storage.database import Database
+from tenants.storage.flushes import Flush
+
+PURGE_EVERY_S = 600.0
+MAX_WAITING = 50_000
+"""Rows of tenants, and of engines."""
+SETTLED_S = 5.0
+"""A minute is written this long after its end."""
+
+
+class MinuteWriter(ExactWriter[MinutesCounted]):
+    """Keeps, writes and purges minutes. Use from one event loop."""
+
+    task_name = "gateway minutes"
+    failed = "minutes could not be written; it is tried again"
+    unavailable = "minutes wait"
+    purge_every_s = PURGE_EVERY_S
+
+    def __init__(
+        self,
+        database: Database,
+        gateway_id: str,
+        registry: CollectorRegistry,
+        wall_clock: Callable[[], float],
+    ) -> None:
+        super().__init__("minutes")
+        self.flows: dict[str, FlowMeter] = {}
+        self.engines: dict[str, EngineMeter] = {}
+        """By pool."""
+        self._database = database
+        self._gateway_id = gateway_id
+        self._wall_clock = wall_clock
+        self._waiting = MinutesCounted()
+        self._dropped = Counter(
+            "fairgate_flow_rows_dropped",
+            "Rows of service by minute that could not be written in time and were dropped.",
+            registry=registry,
+        )
+
+    async def close(self) -> None:
+        """Writes what is left, the minute that runs included, if the database lets it."""
+        self._collect(None)
+        await super().close()
+
+    def take(self) -> MinutesCounted | None:
+        self._collect(self._settled_us())
+        taken, self._waiting = self._waiting, MinutesCounted()
+        return taken if len(taken) else None
+
+    async def write(self, batch: MinutesCounted, flush: Flush) -> None:
+        await store.add(self._database, self._gateway_id, batch, flush, round(self._wall_clock() * 1e6))
+
+    async def flush(self) -> None:
+        """Writes the minutes that are over; while the database is down they are kept, up to a bound."""
+        await super().flush()
+        if self._unanswered is not None:
+            self._collect(self._settled_us())
+
+    def _settled_us(self) -> int:
+        return round((self._wall_clock() - SETTLED_S) * 1e6)
+
+    async def purge(self) -> None:
+        await store.purge(self._database, round(self._wall_clock() * 1e6))
+
+    def _collect(self, now_us: int | None) -> None:
+        for flow in self.flows.values():
+            self._waiting.flow |= flow.take(now_us)
+        for engine in self.engines.values():
+            self._waiting.engines |= engine.take(now_us)
+        self._drop_beyond(self._waiting.flow)
+        self._drop_beyond(self._waiting.engines)
+
+    def _drop_beyond(self, waiting: dict[Any, Any]) -> None:
+        if (over := len(waiting) - MAX_WAITING) > 0:
+            for key in list(islice(waiting, over)):
+                del waiting[key]
+            self._dropped.inc(over)

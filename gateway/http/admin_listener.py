@@ -1,0 +1,56 @@
+"""Which paths each of two listeners answers, where operators have one of their own.
+
+The admin API, the console and the metrics are then reached through that one only, and what tenants call
+through the public one only. Elsewhere they are not found, as if they did not exist. Pure.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+
+from gateway import errors
+
+ADMIN_PATHS = ("/admin/v1", "/console", "/metrics")
+"""What only the admin listener answers."""
+TENANT_PATHS = ("/v1",)
+"""What only the public one answers. Everything else (health, documentation) both do."""
+_SLASHES = re.compile(r"/{2,}")
+
+
+@dataclass(frozen=True, slots=True)
+class AdminListener:
+    """The socket of the admin listener, as it is bound."""
+
+    host: str
+    port: int
+
+    def accepted(self, local: tuple[str, int | None] | None) -> bool:
+        """Whether a connection with this local address came in through it; where that is not known it counts
+        as the public listener's."""
+        if local is None or local[1] != self.port:
+            return False
+        bound = _address(self.host)
+        return bound is not None and (bound.is_unspecified or bound == _address(local[0]))
+
+
+def require_listener(path: str, *, is_admin: bool) -> None:
+    """Raises `ApiError` (404) for a path that the listener does not answer."""
+    if _is_below(path, TENANT_PATHS if is_admin else ADMIN_PATHS):
+        raise errors.not_found(path)
+
+
+def _is_below(path: str, prefixes: tuple[str, ...]) -> bool:
+    # As the router reads it: of several slashes only one counts.
+    plain = _SLASHES.sub("/", f"/{path}")
+    return any(plain == prefix or plain.startswith(f"{prefix}/") for prefix in prefixes)
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        found = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return found if mapped is None else mapped

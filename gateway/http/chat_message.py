@@ -1,0 +1,61 @@
+"""Joins the parts of a streamed chat answer into one message, as OpenAI's clients do. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.upstream.base import Part
+
+JOINED = ("reasoning_content", "reasoning", "refusal")
+"""Texts that come in pieces."""
+
+
+def message(text: str, parts: Sequence[Part]) -> dict[str, Any]:
+    """The message of a whole answer. Its content is null where it has parts and no text."""
+    is_null = not text and parts and not any("content" in part for part in parts)
+    found: dict[str, Any] = {"role": "assistant", "content": None if is_null else text, "refusal": None}
+    for name in JOINED:
+        pieces = [part[name] for part in parts if name in part]
+        if pieces:
+            found[name] = "".join(pieces)
+    functions = [part["function_call"] for part in parts if "function_call" in part]
+    if functions:
+        found["function_call"] = _function(functions)
+    fragments = [fragment for part in parts for fragment in part.get("tool_calls", ())]
+    if fragments:
+        found["tool_calls"] = _tool_calls(fragments)
+    annotations = [each for part in parts for each in part.get("annotations", ())]
+    if annotations:
+        found["annotations"] = annotations
+    return found
+
+
+def _tool_calls(fragments: Sequence[Part]) -> list[dict[str, Any]]:
+    """In the order of their indices, which need not be without gaps."""
+    by_index: dict[int, list[Part]] = {}
+    for fragment in fragments:
+        by_index.setdefault(fragment["index"], []).append(fragment)
+    calls: list[dict[str, Any]] = []
+    for _, found in sorted(by_index.items()):
+        functions = [each["function"] for each in found if "function" in each]
+        calls.append(
+            {
+                "id": _first(found, "id"),
+                "type": _first(found, "type") or "function",
+                "function": _function(functions),
+            }
+        )
+    return calls
+
+
+def _first(fragments: Sequence[Part], name: str) -> str:
+    """Some servers repeat it with each fragment."""
+    return next((each[name] for each in fragments if each.get(name)), "")
+
+
+def _function(fragments: Sequence[Part]) -> dict[str, str]:
+    return {
+        "name": "".join([each.get("name", "") for each in fragments]),
+        "arguments": "".join([each.get("arguments", "") for each in fragments]),
+    }

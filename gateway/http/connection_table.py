@@ -1,0 +1,103 @@
+"""How many connections there may be, in all and of one address, and which one gives way.
+
+A connection without a request *rests*: it is new, its next head is still arriving, or it is kept alive. One
+that comes when all places are taken gets the place of the one that has rested longest, those first that never
+sent a request with a valid key: silent connections give way before those of clients with keys. Where all have
+requests it is refused. A connection costs a few dictionary operations a request; `overdue` returns those that
+rest too long. Pure: time is passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from gateway import errors
+
+T = TypeVar("T", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What connections may take before any key is read."""
+
+    max_connections: int
+    max_per_address: int
+    """Connections; requests at a time where they come through a trusted proxy."""
+    max_head_bytes: int
+    max_headers: int
+    head_timeout_s: float
+    idle_timeout_s: float
+
+
+class ConnectionTable(Generic[T]):
+    """The open connections of one server."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self._open: dict[T, Hashable] = {}
+        """By connection: the address that it counts for; `UNCOUNTED` of a trusted proxy's."""
+        self._resting: tuple[dict[T, float], dict[T, float]] = ({}, {})
+        """Without a request, and until when; those that never sent a valid key, and the others."""
+        self._of_address: dict[Hashable, int] = {}
+
+    def __len__(self) -> int:
+        """Open connections."""
+        return len(self._open)
+
+    def enter(self, connection: T, address: Hashable, until_s: float) -> T | None:
+        """Takes a new connection, which rests until `until_s`; returns the one that gives its place to it, if
+        any, which is no longer counted. Raises `ApiError` (503, 429)."""
+        if address is not UNCOUNTED:
+            self.take(address, through_proxy=False)
+        displaced = None
+        if len(self._open) >= self.limits.max_connections:
+            displaced = next((each for group in self._resting for each in group), None)
+            if displaced is None:
+                self.give_back(address)
+                raise errors.too_many_connections(self.limits.max_connections)
+            self.leave(displaced)
+        self._open[connection] = address
+        self._resting[False][connection] = until_s
+        return displaced
+
+    def leave(self, connection: T) -> None:
+        """Removes a connection that is closed; without effect if it was not counted."""
+        if connection in self._open:
+            self.give_back(self._open.pop(connection))
+            self.work(connection)
+
+    def rest(self, connection: T, until_s: float, *, is_known: bool) -> None:
+        """Notes that it has no request, and may rest until `until_s`. `is_known`: it has sent a valid key.
+        One that rests already keeps its place in the order."""
+        if connection in self._open:
+            self._resting[is_known][connection] = until_s
+
+    def work(self, connection: T) -> None:
+        """Notes that it has a request from now on."""
+        for group in self._resting:
+            group.pop(connection, None)
+
+    def overdue(self, now_s: float) -> list[T]:
+        """Connections that have rested for too long at `now_s`."""
+        return [each for group in self._resting for each, until_s in group.items() if until_s <= now_s]
+
+    def take(self, address: Hashable, *, through_proxy: bool) -> None:
+        """Counts one for the address until `give_back`. Raises `ApiError` (429)."""
+        used = self._of_address.get(address, 0)
+        if used >= self.limits.max_per_address:
+            raise errors.address_has_too_many(self.limits.max_per_address, through_proxy=through_proxy)
+        self._of_address[address] = used + 1
+
+    def give_back(self, address: Hashable) -> None:
+        """Undoes one `take`."""
+        left = self._of_address.get(address, 0) - 1
+        if left > 0:
+            self._of_address[address] = left
+        else:
+            self._of_address.pop(address, None)
+
+
+UNCOUNTED = object()
+"""The address of connections that are not counted by address."""

@@ -1,0 +1,152 @@
+"""Live state of all gateways of an installation: their requests, and what runs on each replica.
+
+This gateway's own, and what the others answer. Those that did not answer in time are counted, never guessed:
+the heartbeats in the database say how many others there are, also such as do not hear the question.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from gateway.pools.live_counters import FleetNow, GatewayNow, merged
+from gateway.pools.request_actions import (
+    COUNT,
+    COUNTERS,
+    LIST,
+    MAX_LISTED,
+    WAITING,
+    ActionResult,
+    RequestAction,
+    RequestActions,
+    Unreachable,
+)
+from gateway.pools.waiting import MAX_WAITING_SHOWN, WaitingHere, WaitingNow
+from tenants.directory.gateways import GatewayRegistry
+from tenants.errors import DatabaseUnavailable
+
+if TYPE_CHECKING:
+    from gateway.pools.peer_requests import PeerRequests
+
+
+S = TypeVar("S", bound=msgspec.Struct)
+PAGE_ANSWER_S = 1.0
+"""Pages that are watched wait no longer for a gateway that stands still."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRequests:
+    """Requests that wait or run, the oldest first, at most `MAX_LISTED`."""
+
+    data: list[dict[str, Any]]
+    has_more: bool
+    gateways_missing: int
+    """Other gateways that did not answer: theirs are not in the list."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRequests:
+    """Requests that wait, the oldest first, at most `MAX_WAITING_SHOWN`."""
+
+    data: list[WaitingNow]
+    total: int
+    """Of the gateways that answered."""
+    gateways: int
+    gateways_missing: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All gateways, as seen from one of them. Use from one event loop."""
+
+    gateway_id: str
+    own: RequestActions
+    peers: PeerRequests | None
+    """None: there are no others, or they cannot be asked."""
+    registry: GatewayRegistry
+    stale_s: float
+    """A gateway that has been silent for longer is taken for dead."""
+
+    async def live_requests(self, ask: RequestAction) -> LiveRequests:
+        """Those of all gateways that match a `list` action, each once."""
+        assert ask.act == LIST
+        answers, missing = await self._ask_all(ask)
+        # The same id in two answers: it moved between them, and what is here goes first.
+        by_id: dict[str, dict[str, Any]] = {}
+        for answer in answers:
+            for shown in answer.value:
+                by_id.setdefault(shown["id"], shown)
+        found = sorted(by_id.values(), key=lambda shown: (-shown["elapsed_s"], shown["id"]))
+        return LiveRequests(found[:MAX_LISTED], len(found) > MAX_LISTED, missing)
+
+    async def in_flight(self) -> tuple[Mapping[tuple[str, str], int], int]:
+        """Dispatched requests of all gateways by model and address of the replica, and how many gateways did
+        not answer."""
+        answers, missing = await self._ask_all(RequestAction(COUNT))
+        counts: Counter[tuple[str, str]] = Counter()
+        for answer in answers:
+            for pool, address, number in answer.value:
+                counts[pool, address] += number
+        return counts, missing
+
+    async def now(self) -> FleetNow:
+        """What waits, runs and is served now at all gateways."""
+        answers, missing = await self._ask_all(RequestAction(COUNTERS), PAGE_ANSWER_S)
+        found = _read(answers, GatewayNow)
+        return merged(found, missing + len(answers) - len(found))
+
+    async def waiting(self, tenant_ids: Collection[str] | None, tier: str = "") -> WaitingRequests:
+        """What waits at all gateways, the oldest first; `tenant_ids`: whose, None: of all tenants; `tier`:
+        which, empty: all."""
+        whose = None if tenant_ids is None else tuple(sorted(tenant_ids))
+        ask = RequestAction(WAITING, of_tenants=whose, tier=tier)
+        answers, missing = await self._ask_all(ask, PAGE_ANSWER_S)
+        here = _read(answers, WaitingHere)
+        by_id: dict[str, WaitingNow] = {}
+        for each in here:
+            for row in each.data:
+                by_id.setdefault(row.request_id, row)
+        oldest = sorted(by_id.values(), key=lambda row: (-row.elapsed_s, row.request_id))
+        total = max(len(oldest), sum(each.total for each in here))
+        unread = len(answers) - len(here)
+        return WaitingRequests(oldest[:MAX_WAITING_SHOWN], total, len(here), missing + unread)
+
+    async def _ask_all(
+        self, ask: RequestAction, within_s: float = math.inf
+    ) -> tuple[list[ActionResult], int]:
+        """This gateway's answer and those of the others, and how many others did not answer."""
+        own = await self.own.act(ask)
+        if self.peers is None:
+            return [own], 0
+        others = await self._others()
+        try:
+            heard = await self.peers.ask(ask, wants_all=True, within_s=within_s)
+        except Unreachable:
+            return [own], 1 if others is None else others
+        # One of an older version does not know every question.
+        understood = [each for each in heard.answers if each.is_found]
+        silent = heard.missing + len(heard.answers) - len(understood)
+        return [own, *understood], max(silent, (others or 0) - len(understood))
+
+    async def _others(self) -> int | None:
+        """Other gateways that live, by their heartbeats; None: the database does not answer."""
+        try:
+            seen = await self.registry.seen()
+        except DatabaseUnavailable:
+            return None
+        return sum(each.gateway_id != self.gateway_id and each.silent_s <= self.stale_s for each in seen)
+
+
+def _read(answers: Iterable[ActionResult], kind: type[S]) -> list[S]:
+    """The answers that say what this version asks for; one of another version may not."""
+    found: list[S] = []
+    for each in answers:
+        with contextlib.suppress(msgspec.ValidationError):
+            found.append(msgspec.convert(each.value, kind))
+    return found

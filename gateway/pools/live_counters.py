@@ -1,0 +1,231 @@
+"""What waits, runs and is served now: as one gateway counts it, and of all gateways together. Pure.
+
+Requests and service are each gateway's own and are added up. A replica is seen by several gateways, and
+stands once: as the one sees it that has heard the most steps of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
+from engine.messages import TIER_RANKS
+from gateway.explain.minutes.engine_meter import EngineTotals, kv_permille
+from gateway.explain.minutes.flow_meter import FlowMeter
+from gateway.explain.shares import RecentService, ShareMeter
+
+if TYPE_CHECKING:
+    from gateway.pools.pool import ModelPool
+    from gateway.upstream.base import Upstream
+
+MAX_TENANT_ROWS = 500
+"""Of one gateway's answer: those with the most service and the longest lines."""
+
+
+class TenantNow(msgspec.Struct, frozen=True):
+    """A tenant in one tier, of all models."""
+
+    tenant_id: str
+    tier: str
+    weight: float
+    queued: int = 0
+    running: int = 0
+    had: float = 0.0
+    """Cost tokens of about the last minute, the recent ones weighing most."""
+    due: float = 0.0
+    """What it would have had of the same service, ideally divided."""
+    bound: float = 0.0
+    """2U of the paper, in cost tokens: by so much, divided by the smallest weight, the service of two
+    backlogged tenants may differ per weight."""
+    arrivals: int = 0
+    """Requests that lined up in the minute that runs and in the one before."""
+    before_line_us: int = 0
+    """Their time from the first byte read until they lined up, without their tenant's limits."""
+
+    def plus(self, other: TenantNow) -> TenantNow:
+        """Both together."""
+        return TenantNow(
+            self.tenant_id,
+            self.tier,
+            max(self.weight, other.weight),
+            self.queued + other.queued,
+            self.running + other.running,
+            self.had + other.had,
+            self.due + other.due,
+            max(self.bound, other.bound),
+            self.arrivals + other.arrivals,
+            self.before_line_us + other.before_line_us,
+        )
+
+
+class ReplicaNow(msgspec.Struct, frozen=True):
+    """A replica. Totals are since its engine started; other servers report none."""
+
+    pool: str
+    replica_id: str
+    address: str
+    is_up: bool
+    is_drained: bool = False
+    running: int = 0
+    waiting: int = 0
+    """Sequences in it."""
+    kv_share: float = 0.0
+    """Of its KV cache in use."""
+    steps: int = 0
+    batch_sum: int = 0
+    preemptions: int = 0
+
+
+class GatewayNow(msgspec.Struct, frozen=True):
+    """One gateway's answer."""
+
+    gateway_id: str
+    address: str
+    clock_s: float
+    """Its own clock, for rates between two answers."""
+    output_tokens: int
+    """Emitted by its requests since it started."""
+    queued: dict[str, int]
+    """By tier."""
+    running: int
+    lag_s: float
+    """The latest that its event loop woke a timer in the last seconds: meanwhile nothing is read."""
+    tenants: list[TenantNow] = []
+    left_out: int = 0
+    """Tenants and tiers beyond `MAX_TENANT_ROWS`."""
+    replicas: list[ReplicaNow] = []
+
+
+class FleetNow(msgspec.Struct, frozen=True):
+    """All gateways together."""
+
+    gateways: list[GatewayNow]
+    """Those that answered, by their ids."""
+    missing: int
+    """Others that live by their heartbeats and did not answer."""
+    tenants: list[TenantNow]
+    replicas: list[ReplicaNow]
+
+    @property
+    def queued(self) -> dict[str, int]:
+        """Waiting requests by tier."""
+        sums: Counter[str] = Counter()
+        for each in self.gateways:
+            sums.update(each.queued)
+        return {tier: sums[tier] for tier in TIER_RANKS}
+
+    @property
+    def running(self) -> int:
+        """Requests dispatched and not finished."""
+        return sum(each.running for each in self.gateways)
+
+
+def counters_of(
+    gateway_id: str,
+    address: str,
+    now_s: float,
+    pools: Mapping[str, ModelPool],
+    shares: Mapping[str, ShareMeter],
+    meters: Mapping[str, FlowMeter],
+    lag_s: float,
+) -> GatewayNow:
+    """This gateway's answer."""
+    rows: dict[tuple[str, str], TenantNow] = {}
+    queued: Counter[str] = Counter()
+    output_tokens = running = 0
+    for name, pool in pools.items():
+        running += pool.flow.num_in_flight
+        queued.update(dict(zip(TIER_RANKS, pool.flow.queued_by_tier(), strict=True)))
+        for flow in pool.flow.tenants():
+            output_tokens += flow.output_tokens + flow.running_output_tokens
+        for row in _tenants_of(pool, shares[name], meters[name]):
+            whose = (row.tenant_id, row.tier)
+            rows[whose] = rows[whose].plus(row) if whose in rows else row
+    busiest = sorted(rows.values(), key=lambda row: (-row.queued, -row.running, -row.had, row.tenant_id))
+    return GatewayNow(
+        gateway_id,
+        address,
+        now_s,
+        output_tokens,
+        dict(queued),
+        running,
+        lag_s,
+        busiest[:MAX_TENANT_ROWS],
+        max(0, len(busiest) - MAX_TENANT_ROWS),
+        [_replica(name, each) for name, pool in pools.items() for each in pool.spec.upstreams],
+    )
+
+
+def _tenants_of(pool: ModelPool, meter: ShareMeter, minutes: FlowMeter) -> Iterable[TenantNow]:
+    """Tenants and tiers with something that waits, runs, was served or lined up lately."""
+    bound, came = paper_bound(pool.spec.upstreams), minutes.recent_arrivals()
+    nothing = RecentService()
+    for flow in pool.flow.tenants():
+        for tier, rank in TIER_RANKS.items():
+            whose = (flow.tenant_id, rank)
+            recent, (arrivals, before_line_us) = meter.recent.get(whose, nothing), came.get(whose, (0, 0))
+            if flow.queued[rank] or flow.running[rank] or arrivals or recent is not nothing:
+                yield TenantNow(
+                    flow.tenant_id,
+                    tier,
+                    flow.weight,
+                    flow.queued[rank],
+                    flow.running[rank],
+                    recent.had,
+                    recent.due,
+                    bound,
+                    arrivals,
+                    before_line_us,
+                )
+
+
+def paper_bound(replicas: Sequence[Upstream]) -> float:
+    """2U, with U = max(cost of the longest input, cost of as many output tokens as all KV caches hold); 0
+    before any replica has announced itself. Sheng et al., "Fairness in Serving Large Language Models"."""
+    ready = [each.ready for each in replicas if each.ready is not None]
+    longest = max((each.model.context_tokens for each in ready), default=0)
+    held = sum(each.num_blocks * each.block_tokens for each in ready)
+    return 2.0 * max(INPUT_TOKEN_COST * longest, OUTPUT_TOKEN_COST * held)
+
+
+def _replica(pool: str, upstream: Upstream) -> ReplicaNow:
+    snapshot = upstream.snapshot
+    row = ReplicaNow(pool, upstream.replica_id, upstream.address, upstream.is_up, upstream.is_drained)
+    if snapshot is None:
+        return row
+    totals = EngineTotals.of(snapshot)
+    return msgspec.structs.replace(
+        row,
+        running=len(snapshot.running),
+        waiting=len(snapshot.waiting),
+        kv_share=kv_permille(upstream.ready, snapshot) / 1000,
+        steps=totals.steps,
+        batch_sum=totals.batch_sum,
+        preemptions=totals.preemptions,
+    )
+
+
+def merged(answers: Iterable[GatewayNow], missing: int) -> FleetNow:
+    """All gateways together, each of them once."""
+    gateways = {each.gateway_id: each for each in answers}
+    tenants: dict[tuple[str, str], TenantNow] = {}
+    replicas: dict[tuple[str, str], ReplicaNow] = {}
+    for gateway in gateways.values():
+        for row in gateway.tenants:
+            whose = (row.tenant_id, row.tier)
+            tenants[whose] = tenants[whose].plus(row) if whose in tenants else row
+        for replica in gateway.replicas:
+            where = (replica.pool, replica.address or replica.replica_id)
+            seen = replicas.get(where)
+            if seen is None or (replica.is_up, replica.steps) > (seen.is_up, seen.steps):
+                replicas[where] = replica
+    return FleetNow(
+        sorted(gateways.values(), key=lambda each: each.gateway_id),
+        missing,
+        list(tenants.values()),
+        sorted(replicas.values(), key=lambda each: (each.pool, each.replica_id)),
+    )

@@ -1,0 +1,115 @@
+"""What waits at this gateway, each request with what goes first and how long that takes."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gateway.flow.types import Ticket
+from gateway.requests.queue_progress import outlook
+from gateway.requests.run import Run
+
+if TYPE_CHECKING:
+    from gateway.pools.pool import ModelPool
+
+MAX_WAITING_SHOWN = 100
+"""Of one gateway; the figures of each cost a look at its tenant's line."""
+
+
+class WaitingNow(msgspec.Struct, frozen=True):
+    """A request that has had no turn yet."""
+
+    request_id: str
+    tenant_id: str
+    model: str
+    tier: str
+    status: str
+    """`waiting`, or `limited`: its tenant's own limits hold it back."""
+    elapsed_s: float
+    input_tokens: int
+    gateway_id: str = ""
+    tokens_ahead: dict[str, int] | None = None
+    """Cost tokens that go first: own, others, higher_tier; None: it is not in line, or nothing is known."""
+    left_p50_s: float | None = None
+    """Until its turn."""
+    left_p90_s: float | None = None
+    due_in_s: float | None = None
+    """Until its answer should be complete, as promised to it or as its client asks; below 0: it is late."""
+    gone_in_s: float | None = None
+    """Until it leaves the line without a turn."""
+
+
+class WaitingHere(msgspec.Struct, frozen=True):
+    """The oldest of one gateway, and how many wait there in all."""
+
+    data: list[WaitingNow]
+    total: int
+
+
+def waiting_here(
+    gateway_id: str,
+    pools: Mapping[str, ModelPool],
+    tenant_ids: Collection[str] | None,
+    tier: str,
+    now_s: float,
+) -> WaitingHere:
+    """`tenant_ids`: whose; None: of all tenants. `tier`: which; empty: all."""
+    found = [
+        (run, pool)
+        for pool in pools.values()
+        for run in pool.lifecycle.runs_of(None)
+        if run.status in ("waiting", "limited")
+        and (tenant_ids is None or run.call.principal.tenant_id in tenant_ids)
+        and tier in ("", run.call.tier.value)
+    ]
+    found.sort(key=lambda each: each[0].times.arrived_s)
+    shown = list(itertools.islice(found, MAX_WAITING_SHOWN))
+    lines = {pool.name: _by_tenant(pool) for _, pool in shown}
+    return WaitingHere(
+        [
+            _waiting(gateway_id, run, pool, lines[pool.name][run.call.principal.tenant_id], now_s)
+            for run, pool in shown
+        ],
+        len(found),
+    )
+
+
+def _by_tenant(pool: ModelPool) -> Mapping[str, list[Ticket]]:
+    """Tickets of each tenant: an outlook looks at its own tenant's alone."""
+    lines: defaultdict[str, list[Ticket]] = defaultdict(list)
+    for ticket in pool.flow.tickets():
+        lines[ticket.entry.tenant_id].append(ticket)
+    return lines
+
+
+def _waiting(gateway_id: str, run: Run, pool: ModelPool, line: Iterable[Ticket], now_s: float) -> WaitingNow:
+    call, targets = run.call, run.targets
+    expected = pool.estimates.of_call(call, now_s) if run.in_line else None
+    seen = outlook(run, expected, line, now_s)
+    ticket = pool.flow.ticket(call.request_id)
+    due_s = _earliest(targets.deadline_s, targets.own_deadline_s)
+    gone_s = run.expires_s if ticket is None else pool.flow.expires_s(ticket)
+    left_s = seen.time_left_s or (None, None)
+    return WaitingNow(
+        call.request_id,
+        call.principal.tenant_id,
+        call.model,
+        seen.tier,
+        seen.status,
+        round(seen.waited_s, 3),
+        call.input_tokens,
+        gateway_id,
+        seen.tokens_ahead,
+        left_s[0],
+        left_s[1],
+        None if due_s is None else due_s - now_s,
+        None if gone_s is None else gone_s - now_s,
+    )
+
+
+def _earliest(*instants_s: float | None) -> float | None:
+    return min((each for each in instants_s if each is not None), default=None)

@@ -1,0 +1,86 @@
+"""Writes accesses into the audit off the request path: log-ins, refused attempts, reads, merged.
+
+`note` merges in memory (`tenants/audit/accesses.py`); a task writes each second what is over, in one short
+transaction, so that no flood makes an act wait for the audit's head. While the database is away rows wait; a
+process that is killed loses the running minute, of reads the running hour. Acts are not noted here: they are
+audited in their own transaction.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from prometheus_client import CollectorRegistry, Counter
+
+from gateway.log_context import CURRENT
+from gateway.records.exact_writer import ExactWriter
+from tenants.admin.audit import Actor
+from tenants.admin.transaction import AdminCommands
+from tenants.audit.accesses import Access, AccessBuffer, MergedAccess
+from tenants.people.way_in import LogIn
+from tenants.storage.flushes import Flush
+
+MOST_WRITTEN = 50
+"""Rows of one transaction: an act waits for the audit's head no longer than they take."""
+
+
+class AccessRecorder(ExactWriter[Sequence[MergedAccess]]):
+    """Use from one event loop."""
+
+    log = logging.getLogger("fairgate.audit")
+    task_name = "gateway accesses"
+    failed = "accesses could not be audited; it is tried again"
+    unavailable = "accesses are audited later"
+
+    def __init__(
+        self, admin: AdminCommands, registry: CollectorRegistry, wall_clock: Callable[[], float]
+    ) -> None:
+        super().__init__("accesses")
+        self._admin = admin
+        self._wall_clock = wall_clock
+        self._waiting = AccessBuffer()
+        self._is_last = False
+        self._dropped = Counter(
+            "fairgate_audit_accesses_dropped",
+            "Log-ins, refused attempts and reads that no row of the audit counts: too many waited.",
+            registry=registry,
+        )
+
+    def note(self, action: str, actor: Actor, target: str, why: str = "") -> None:
+        """An access by this actor."""
+        ids = (actor.request_id, actor.trace_id)
+        self._note(Access(action, actor.name, actor.origin, target, why, *ids))
+
+    def log_in(self, found: LogIn) -> None:
+        """A log-in that went well or not, of the request that is being answered."""
+        context, ids = CURRENT.get(), ("", "")
+        if context is not None:
+            ids = (context.request_id, context.trace_id)
+        action = "session.refuse" if found.refused else "session.open"
+        self._note(Access(action, f"person:{found.name}", found.address, "console", found.refused, *ids))
+
+    def of_server(self, action: str, gateway_id: str) -> None:
+        """What the server does itself."""
+        self._note(Access(action, "system", "", gateway_id))
+
+    def _note(self, access: Access) -> None:
+        before = self._waiting.dropped
+        self._waiting.note(access, self._now_us())
+        self._dropped.inc(self._waiting.dropped - before)
+
+    def take(self) -> Sequence[MergedAccess] | None:
+        return self._waiting.take(self._now_us(), MOST_WRITTEN, is_last=self._is_last) or None
+
+    async def write(self, batch: Sequence[MergedAccess], flush: Flush) -> None:
+        await self._admin.record_accesses(batch, flush)
+
+    async def close(self) -> None:
+        """Writes all that is there, if the database lets it."""
+        self._is_last = True
+        await super().close()
+        while len(self._waiting) and self._unanswered is None:
+            await self.flush()
+
+    def _now_us(self) -> int:
+        return round(self._wall_clock() * 1e6)

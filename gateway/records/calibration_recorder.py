@@ -1,0 +1,64 @@
+"""Counts how often told figures were kept, off the request path.
+
+Counts are exact and are written every second; while the database is away they wait, and beyond `MAX_COUNTS`
+different ones their hours are merged. A process that is killed loses the last second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from gateway.records.exact_writer import ExactWriter
+from tenants.calibration import counts as store
+from tenants.calibration.counts import CalibrationKey, KeptCount
+from tenants.storage.database import Database
+from tenants.storage.flushes import Flush
+
+MAX_COUNTS = 50_000
+PURGE_EVERY_S = 3600.0
+
+CalibrationCounts = dict[CalibrationKey, KeptCount]
+
+
+class CalibrationRecorder(ExactWriter[CalibrationCounts]):
+    """Counts, writes and purges. Use from one event loop."""
+
+    task_name = "gateway calibration"
+    failed = "kept figures could not be counted; it is tried again"
+    unavailable = "counts of kept figures wait"
+    purge_every_s = PURGE_EVERY_S
+
+    def __init__(self, database: Database, wall_clock: Callable[[], float]) -> None:
+        super().__init__("calibration")
+        self._database = database
+        self._wall_clock = wall_clock
+        self._counts: CalibrationCounts = {}
+
+    def note(self, kept: Mapping[CalibrationKey, KeptCount]) -> None:
+        """Adds what one request was told and kept."""
+        _add(self._counts, kept)
+        if len(self._counts) > MAX_COUNTS:
+            first_s = min(key.hour_s for key in self._counts)
+            merged: CalibrationCounts = {}
+            for key, each in self._counts.items():
+                _add(merged, {key._replace(hour_s=first_s): each})
+            self._counts = merged
+
+    def take(self) -> CalibrationCounts | None:
+        if not self._counts:
+            return None
+        batch, self._counts = self._counts, {}
+        return batch
+
+    async def write(self, batch: CalibrationCounts, flush: Flush) -> None:
+        await store.add(self._database, batch, flush, self._wall_clock())
+
+    async def purge(self) -> None:
+        """Deletes what is too old."""
+        await store.purge(self._database, self._wall_clock())
+
+
+def _add(counts: CalibrationCounts, more: Mapping[CalibrationKey, KeptCount]) -> None:
+    for key, kept in more.items():
+        found = counts.get(key)
+        counts[key] = kept if found is None else found.plus(kept)

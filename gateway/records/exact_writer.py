@@ -1,0 +1,53 @@
+"""A background writer that adds what it notes to counts in the database, each flush exactly once."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from abc import abstractmethod
+from typing import Generic, TypeVar
+
+from gateway.background import BackgroundWriter
+from tenants.errors import DatabaseUnavailable
+from tenants.storage.flushes import Flush
+
+Batch = TypeVar("Batch")
+
+log = logging.getLogger("fairgate.gateway.records")
+
+
+class ExactWriter(BackgroundWriter, Generic[Batch]):
+    """After an error it is unknown whether a batch was written: it is written again, unchanged and under the
+    same number, before anything newer. Use from one event loop."""
+
+    log = log
+
+    def __init__(self, name: str) -> None:
+        """`name`: what it writes, unique in a process."""
+        self._writer = f"{name}/{secrets.token_hex(8)}"
+        self._number = 0
+        self._unanswered: Batch | None = None
+        """The batch whose writing was begun and not answered."""
+
+    @abstractmethod
+    def take(self) -> Batch | None:
+        """What was noted since the last call; None: nothing."""
+
+    @abstractmethod
+    async def write(self, batch: Batch, flush: Flush) -> None:
+        """Writes a batch in one transaction with its flush. Raises `DatabaseUnavailable`."""
+
+    async def flush(self) -> None:
+        """Writes what was noted; while the database is down it is kept."""
+        for _ in range(2):  # what is unanswered, and what came since
+            if self._unanswered is None:
+                self._unanswered = self.take()
+                if self._unanswered is None:
+                    return
+                self._number += 1
+            try:
+                await self.write(self._unanswered, Flush(self._writer, self._number))
+            except DatabaseUnavailable as error:
+                log.warning("%s: %s", self.unavailable, type(error).__name__)
+                return
+            self._unanswered = None

@@ -1,0 +1,131 @@
+"""The chat template of a model: reads it from the model's files and renders conversations.
+
+A sandboxed Jinja with the rules and helpers that transformers gives chat templates.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.sandbox
+
+REWRITING = frozenset(
+    (
+        "replace", "translate", "format", "removeprefix", "removesuffix", "lower", "upper", "capitalize",
+        "title", "swapcase", "casefold", "split", "rsplit", "splitlines", "partition", "rpartition", "join",
+        "reverse",
+    )
+)  # fmt: skip
+"""Filters and methods by which a template can make a special token of texts that spell none."""
+
+
+class PromptRefused(Exception):
+    """A prompt that cannot be rendered or tokenised; the message is fit for the caller. `field` is the part
+    of the request that is to blame; empty: the messages, or the prompt, as a whole."""
+
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class TokenizerMissing(Exception):
+    """The model directory lacks what is needed to tokenise; the message says what and what to do."""
+
+
+class ChatTemplate:
+    """A compiled chat template. Thread-safe."""
+
+    def __init__(self, source: str, named_tokens: dict[str, str]) -> None:
+        """`named_tokens`: bos_token and its like by name. Raises `TokenizerMissing`."""
+        self.source = source
+        self._named_tokens = named_tokens
+        environment = _environment()
+        try:
+            self._template = environment.from_string(source)
+            tree = environment.parse(source)
+        except jinja2.TemplateError as error:
+            raise TokenizerMissing(f"the chat template of the model cannot be read: {error}") from None
+        used = {each.name for each in tree.find_all(jinja2.nodes.Filter)}
+        used |= {each.attr for each in tree.find_all(jinja2.nodes.Getattr)}
+        self.rewrites = not REWRITING.isdisjoint(used)
+        """Whether it could make a special token of texts that spell none."""
+
+    @classmethod
+    def of_model(cls, model_dir: Path) -> ChatTemplate | None:
+        """The template of a model directory; None: it has none. Raises `TokenizerMissing`."""
+        config = read_json(model_dir / "tokenizer_config.json")
+        source = _template_source(config, model_dir)
+        return None if source is None else cls(source, _named_tokens(config, model_dir))
+
+    def render(self, messages: Sequence[dict[str, Any]]) -> str:
+        """The conversation, with the opening of an answer. Raises `PromptRefused` with the template's own
+        message."""
+        try:
+            return self._template.render(
+                messages=list(messages), add_generation_prompt=True, tools=None, **self._named_tokens
+            )
+        except jinja2.TemplateError as error:
+            raise PromptRefused(f"the model's chat template does not take it: {error}") from None
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError):
+            raise PromptRefused("the model's chat template cannot render these messages") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An object in a file of the model; empty where there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _named_tokens(config: dict[str, Any], model_dir: Path) -> dict[str, str]:
+    """bos_token and its like by name, as templates refer to them."""
+    found: dict[str, str] = {}
+    for source in (read_json(model_dir / "special_tokens_map.json"), config):
+        for name, value in source.items():
+            if not name.endswith("_token"):
+                continue
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str):
+                found[name] = text
+    return found
+
+
+def _template_source(config: dict[str, Any], model_dir: Path) -> str | None:
+    own_file = model_dir / "chat_template.jinja"
+    if own_file.is_file():
+        return own_file.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several named templates: the one called "default"
+        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _environment() -> jinja2.Environment:
+    """The environment that transformers gives chat templates: same whitespace rules, same helpers."""
+
+    def raise_exception(message: str) -> NoReturn:
+        raise jinja2.TemplateError(message)
+
+    def tojson(value: object, ensure_ascii: bool = False, indent: int | None = None) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+
+    def strftime_now(layout: str) -> str:
+        return datetime.now().astimezone().strftime(layout)
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = strftime_now
+    return environment

@@ -1,0 +1,99 @@
+"""Checks the sampling parameters of a request. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from engine.messages import SamplingParams
+from gateway import errors
+from gateway.config import GatewayConfig
+from gateway.domain.call import ServedModel
+from gateway.requests.schemas import RANGES, Sampling
+
+SMALLEST_TOP_P = 1e-9
+_SEED_RANGE = range(-(2**63), 2**63)
+
+
+def sampling_of(
+    request: Sampling, logprobs: int | None, model: ServedModel, config: GatewayConfig
+) -> SamplingParams:
+    """The sampling of a request. Raises `ApiError`."""
+    top_k = int(_number(request.top_k, "top_k", default=0))
+    top_p = _number(request.top_p, "top_p", default=1.0)
+    seed = request.seed
+    if seed is not None and seed not in _SEED_RANGE:
+        raise errors.bad_request("Invalid 'seed': it must fit in 64 bits with a sign.", "seed")
+    return SamplingParams(
+        temperature=_number(request.temperature, "temperature", default=1.0),
+        top_p=max(top_p, SMALLEST_TOP_P),
+        top_k=min(max(0, top_k), model.vocabulary),
+        min_p=_number(request.min_p, "min_p", default=0.0),
+        repetition_penalty=_number(request.repetition_penalty, "repetition_penalty", default=1.0),
+        presence_penalty=_number(request.presence_penalty, "presence_penalty", default=0.0),
+        frequency_penalty=_number(request.frequency_penalty, "frequency_penalty", default=0.0),
+        logit_bias=_logit_bias(request.logit_bias, model, config),
+        seed=seed,
+        stop=_stop(request.stop, config),
+        logprobs=logprobs,
+        ignore_eos=bool(request.ignore_eos),
+    )
+
+
+def _logit_bias(bias: dict[str, float] | None, model: ServedModel, config: GatewayConfig) -> dict[int, float]:
+    if not bias:
+        return {}
+    if len(bias) > config.max_logit_bias:
+        raise errors.bad_request(
+            f"'logit_bias' has {len(bias)} entries; the most is {config.max_logit_bias}.", "logit_bias"
+        )
+    checked: dict[int, float] = {}
+    for key, value in bias.items():
+        token_id = int(key) if key.isascii() and key.isdigit() and len(key) <= 9 else -1
+        if not 0 <= token_id < model.vocabulary:
+            raise errors.bad_request(
+                f"Invalid 'logit_bias': '{key[:32]}' is not a token id in 0..{model.vocabulary - 1}.",
+                "logit_bias",
+            )
+        checked[token_id] = _number(value, "logit_bias", f".{token_id}", default=0.0)
+    return checked
+
+
+def _stop(stop: str | list[str] | None, config: GatewayConfig) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    strings = (stop,) if isinstance(stop, str) else tuple(stop)
+    if len(strings) > config.max_stop_strings:
+        raise errors.bad_request(
+            f"'stop' holds {len(strings)} strings; the most is {config.max_stop_strings}.", "stop"
+        )
+    for index, string in enumerate(strings):
+        if not 1 <= len(string) <= config.max_stop_characters:
+            raise errors.bad_request(
+                f"Invalid 'stop': string {index} has {len(string)} characters;"
+                f" it must have 1 to {config.max_stop_characters}.",
+                "stop",
+            )
+    return strings
+
+
+def _number(value: float | None, name: str, item: str = "", *, default: float) -> float:
+    """`value` within the `RANGES` of `name`, or `default` when absent. `item`: one of several values."""
+    if value is None:
+        return default
+    lowest, highest, is_above = RANGES[name]
+    is_over = highest is not None and value > highest
+    if not math.isfinite(value) or value < lowest or is_over or (is_above and value == lowest):
+        least = f"greater than {lowest:g}" if is_above else f"at least {lowest:g}"
+        most = "" if highest is None else f" and at most {highest:g}"
+        raise errors.bad_request(f"Invalid '{name}{item}': {value:g} must be {least}{most}.", name + item)
+    return value
+
+
+def integer(value: int | None, name: str, lowest: int, highest: int | None, *, default: int = 0) -> int:
+    """`value` within its bounds, or `default` when absent. Raises `ApiError`."""
+    if value is None:
+        return default
+    if value < lowest or (highest is not None and value > highest):
+        most = "" if highest is None else f" and at most {highest}"
+        raise errors.bad_request(f"Invalid '{name}': {value} must be at least {lowest}{most}.", name)
+    return value

@@ -1,0 +1,118 @@
+"""Checks what a request needs against the servers of its model, and says which server lacks what. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway import errors
+from gateway.domain.call import ServedModel
+from gateway.upstream.capabilities import (
+    COUNTED_BY_SERVER,
+    FIELD_NEED,
+    PLAIN_TEXT,
+    Capabilities,
+    Capability,
+    ServerOffer,
+)
+from gateway.upstream.openai.server_kinds import COUNTED_FIELDS, ServerKind
+
+MOST_NAMED = 3
+"""Servers that a message names."""
+OWN_ENGINE = ServerOffer("engine", PLAIN_TEXT, is_up=True)
+REMEDIES: Mapping[tuple[str, str], str] = {
+    (ServerKind.VLLM, Capability.TOOLS): "start it with --enable-auto-tool-choice and --tool-call-parser",
+    (ServerKind.VLLM, Capability.FORCED_TOOLS): "start it with --tool-call-parser",
+    (ServerKind.SGLANG, Capability.TOOLS): "start it with --tool-call-parser",
+    (ServerKind.SGLANG, Capability.FORCED_TOOLS): "start it with --tool-call-parser",
+    (ServerKind.LLAMA_CPP, Capability.TOOLS): "start it with --jinja",
+    (ServerKind.LLAMA_CPP, Capability.FORCED_TOOLS): "start it with --jinja",
+    (ServerKind.LLAMA_CPP, Capability.IMAGES): "start it with --mmproj",
+}
+"""By kind of server and need: what its operator can do. What is not here depends on the model."""
+NO_USAGE = "its answers have no usage, by which that is charged: set usage to end or each for it"
+TASKS: Mapping[str, str] = {
+    Capability.TEXT: "generate text",
+    Capability.EMBEDDINGS: "compute embeddings",
+    Capability.RERANK: "rerank",
+}
+"""What a whole request needs."""
+
+
+def require_servers(model: ServedModel, needs: Mapping[str, str]) -> None:
+    """`needs`: see `Passed`. Raises `ApiError` where no server of the model that serves can take a request
+    with them: 503 where one that is down could, or where it is not known yet, else 400. A model of which no
+    server is up takes every request: what comes back decides."""
+    servers = model.servers or (OWN_ENGINE,)
+    able = [each for each in servers if each.capabilities.lacks(needs) is None]
+    if any(each.is_up for each in able):
+        return
+    up = [each for each in servers if each.is_up]
+    param = _to_blame(needs, up or servers)
+    if able:
+        if up:
+            raise errors.capability_unavailable(param, f"{_names(able)} can, and is away", param)
+        return
+    untried = [each for each in up if each.capabilities.may_turn_out_to_meet(needs)]
+    if untried:
+        raise errors.capability_unavailable(param, f"{_names(untried)} is being asked whether it can", param)
+    if not up and any(each.capabilities.may_turn_out_to_meet(needs) for each in servers):
+        return
+    raise errors.no_server_can(param, _refusal(model, needs, servers, param))
+
+
+def may_run_in_own_engine(model: ServedModel) -> bool:
+    """Whether some replica of the model is our own engine, which runs the very ids that are counted here."""
+    return any(not each.capabilities.kind for each in model.servers or (OWN_ENGINE,))
+
+
+def _to_blame(needs: Mapping[str, str], servers: tuple[ServerOffer, ...] | list[ServerOffer]) -> str:
+    """The first field, in the request's order, that the fewest servers can honour."""
+    counts = {
+        field: sum(need in each.capabilities.offers for each in servers) for need, field in needs.items()
+    }
+    return min(counts, key=lambda field: counts[field])
+
+
+def _refusal(
+    model: ServedModel, needs: Mapping[str, str], servers: tuple[ServerOffer, ...], param: str
+) -> str:
+    if all(not each.capabilities.kind for each in servers):
+        if param == "model":
+            return "The engine that serves this model only generates text: ask for another model."
+        return (
+            f"'{param}' is not supported: the engine that serves this model generates plain text only. Leave"
+            " it out, or ask for a model on a server that takes it."
+        )
+    said = [_lacking(each, needs) for each in servers[:MOST_NAMED]]
+    if len(servers) > MOST_NAMED:
+        said.append(f"{len(servers) - MOST_NAMED} more lack it too")
+    return (
+        f"No server of the model '{model.name[:128]}' takes this request: {'; '.join(said)}. Where a server"
+        " does take it, its operator can say so with capabilities or fields in its [[upstreams]] table."
+    )
+
+
+def _lacking(server: ServerOffer, needs: Mapping[str, str]) -> str:
+    """What one server does not take, and what can be done."""
+    found = server.capabilities
+    missing = [need for need in needs if need not in found.offers]
+    for need, what in TASKS.items():
+        if need in missing:
+            return f"{server.replica_id} does not {what}"
+    said = [_with_remedy(found, need, needs[need]) for need in missing]
+    return f"{server.replica_id} does not take {' and '.join(said)}"
+
+
+def _with_remedy(found: Capabilities, need: str, field: str) -> str:
+    counted = field in COUNTED_FIELDS or need in COUNTED_BY_SERVER
+    if counted and not found.tells_usage:
+        return f"'{field}' ({NO_USAGE})"
+    if need.startswith(FIELD_NEED):
+        kind = found.kind or "our own engine"
+        return f"'{field}' (no field of a server of the kind {kind})"
+    remedy = REMEDIES.get((found.kind, need))
+    return f"'{field}'" if remedy is None else f"'{field}' ({remedy})"
+
+
+def _names(servers: list[ServerOffer]) -> str:
+    return ", ".join(each.replica_id for each in servers[:MOST_NAMED])

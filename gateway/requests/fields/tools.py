@@ -1,0 +1,121 @@
+"""Checks `tools`, `tool_choice` and `response_format`, and says what they need of a server. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from gateway import errors
+from gateway.requests.schemas import ChatCompletionRequest
+from gateway.upstream.capabilities import Capability, need_of_field
+
+MAX_TOOLS = 128
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+"""Names of participants and functions, as OpenAI has them: a template may write them into its markup."""
+TOOL_CHOICES = ("none", "auto", "required")
+FORMATS = {
+    "json_object": Capability.JSON_OBJECT.value,
+    "json_schema": Capability.JSON_SCHEMA.value,
+    "structural_tag": need_of_field("structural_tag"),
+}
+"""Types of `response_format` beside `text`, and what they need."""
+_CHOICE_FORM = (
+    "'tool_choice' must be 'none', 'auto', 'required', or"
+    " {'type': 'function', 'function': {'name': ...}} with the name of one of the tools."
+)
+
+
+def require_name(name: object, path: str) -> str:
+    """A name that a template may write. Raises `ApiError`."""
+    if not isinstance(name, str) or NAME.fullmatch(name) is None:
+        raise errors.bad_request(
+            f"Invalid '{path}': a name has 1 to 64 letters (a-z, A-Z), digits, '_' or '-'.", path
+        )
+    return name
+
+
+def tool_fields(request: ChatCompletionRequest) -> tuple[dict[str, Any], dict[str, str]]:
+    """The fields that are passed for a request's tools, and its needs by the field that has them. Without
+    tools nothing is passed: servers refuse an empty list. Raises `ApiError`."""
+    tools, choice = request.tools, request.tool_choice
+    if choice is None or choice == "none" or choice == "auto":
+        forced: Capability | None = None
+    else:
+        forced = _forced(choice, tools)
+    if not tools:
+        return {}, {}
+    if len(tools) > MAX_TOOLS:
+        raise errors.bad_request(f"'tools' holds {len(tools)} tools; the most is {MAX_TOOLS}.", "tools")
+    for index, tool in enumerate(tools):
+        _require_tool(tool, f"tools[{index}]")
+    fields: dict[str, Any] = {"tools": tools}
+    if choice is not None:
+        fields["tool_choice"] = choice
+    if request.parallel_tool_calls is not None:
+        fields["parallel_tool_calls"] = request.parallel_tool_calls
+    if choice == "none":
+        return fields, {}
+    return fields, {forced or Capability.TOOLS: "tools" if forced is None else "tool_choice"}
+
+
+def format_needs(response_format: dict[str, Any] | None) -> dict[str, str]:
+    """What a response format needs; nothing for plain text. Raises `ApiError`."""
+    if response_format is None:
+        return {}
+    kind = response_format.get("type")
+    if kind == "text":
+        return {}
+    if not isinstance(kind, str) or kind not in FORMATS:
+        raise errors.bad_request(
+            f"Invalid 'response_format.type': it must be 'text' or one of {', '.join(sorted(FORMATS))}.",
+            "response_format.type",
+        )
+    if kind == "json_schema":
+        described = response_format.get("json_schema")
+        if not isinstance(described, dict) or not isinstance(described.get("schema", {}), dict):
+            raise errors.bad_request(
+                "'response_format.json_schema' must be an object with 'name' and 'schema'.",
+                "response_format.json_schema",
+            )
+        require_name(described.get("name"), "response_format.json_schema.name")
+    return {FORMATS[kind]: "response_format"}
+
+
+def _require_tool(tool: dict[str, Any], path: str) -> None:
+    if tool.get("type") != "function":
+        raise errors.bad_request(
+            f"Invalid '{path}.type': only tools of the type 'function' can be taken.", f"{path}.type"
+        )
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise errors.bad_request(f"'{path}.function' must be an object with 'name'.", f"{path}.function")
+    require_name(function.get("name"), f"{path}.function.name")
+    if not isinstance(function.get("parameters", {}), dict | None):
+        raise errors.bad_request(
+            f"'{path}.function.parameters' must be a JSON schema, an object.", f"{path}.function.parameters"
+        )
+
+
+def _forced(choice: str | dict[str, Any], tools: list[dict[str, Any]] | None) -> Capability | None:
+    """What a choice needs that is neither `none` nor `auto`. Raises `ApiError`."""
+    kind: object = choice if isinstance(choice, str) else choice.get("type")
+    if not tools and (isinstance(choice, dict) or choice in TOOL_CHOICES):
+        raise errors.bad_request("'tool_choice' names a tool, and the request has no 'tools'.", "tool_choice")
+    if kind == "required":
+        return Capability.FORCED_TOOLS
+    if isinstance(choice, dict) and kind == "function":
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if not any(_name_of(tool) == name for tool in tools or ()):
+            raise errors.bad_request(_CHOICE_FORM, "tool_choice")
+        return Capability.FORCED_TOOLS
+    if isinstance(choice, dict) and kind == "allowed_tools":
+        allowed = choice.get("allowed_tools")
+        is_required = isinstance(allowed, dict) and allowed.get("mode") == "required"
+        return Capability.FORCED_TOOLS if is_required else None
+    raise errors.bad_request(_CHOICE_FORM, "tool_choice")
+
+
+def _name_of(tool: dict[str, Any]) -> object:
+    function = tool.get("function")
+    return function.get("name") if isinstance(function, dict) else None

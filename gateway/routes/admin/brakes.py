@@ -1,0 +1,52 @@
+"""Admin routes of brakes: show, set, end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, Response, delete, get, put
+from litestar.params import FromQuery
+
+from gateway.routes.admin.common import CHANGE, READ, actor, changed, if_match
+from gateway.routes.context import asked, gateway_of, json_response
+from tenants.admin.brakes import BRAKED_TIERS, MAX_BRAKE_S
+from tenants.admin.commands import BrakeEnd, BrakeSet
+
+TIERS = " or ".join(tier.value for tier in BRAKED_TIERS)
+
+
+@get("/admin/v1/brake", opt=READ, summary="The brakes that hold now, at most one a tier")
+async def list_brakes(request: Request[Any, Any, Any]) -> Response[bytes]:
+    found = await gateway_of(request).deps.admin.list_brakes()
+    return json_response({"object": "list", "data": [each.as_json() for each in found]})
+
+
+@put(
+    "/admin/v1/brake",
+    opt=CHANGE | {"body": BrakeSet},
+    summary="Brake a tier for a while",
+    description=f"`tier` ({TIERS}) may hold `share` of places, KV cache and step tokens of every engine, in"
+    f" every gateway, for `for_s` seconds (at most {MAX_BRAKE_S}); then it ends by itself. It replaces the"
+    " tier's earlier one. What runs already runs on.",
+)
+async def set_brake(request: Request[Any, Any, Any]) -> Response[bytes]:
+    wanted = await asked(request, BrakeSet)
+    gateway = gateway_of(request)
+    brake = await gateway.deps.admin.set_brake(actor(request), wanted, if_match=if_match(request))
+    answer = await changed(request, brake.as_json(), stored=brake.as_json())
+    await gateway.brakes.follow()
+    return answer
+
+
+@delete("/admin/v1/brake", status_code=200, opt=CHANGE, summary="End a tier's brake before its time")
+async def end_brake(request: Request[Any, Any, Any], tier: FromQuery[str]) -> Response[bytes]:
+    gateway = gateway_of(request)
+    brake = await gateway.deps.admin.end_brake(
+        actor(request), BrakeEnd(tier=tier), if_match=if_match(request)
+    )
+    answer = await changed(request, brake.as_json())
+    await gateway.brakes.follow()
+    return answer
+
+
+HANDLERS = [list_brakes, set_brake, end_brake]

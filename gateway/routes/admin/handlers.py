@@ -1,0 +1,45 @@
+"""Every admin route but those of requests.
+
+Every change goes through `tenants.admin.admin`, which also writes the audit row. A change is in force in this
+gateway before it is answered.
+"""
+
+from gateway.routes.admin import (
+    brakes,
+    config,
+    keys,
+    ledger,
+    limits,
+    people,
+    policy,
+    prices,
+    projects,
+    slo,
+    status,
+    tenants,
+    upstreams,
+)
+from gateway.routes.admin.records import audit, audit_log, calibration, flow, refusals, usage, webhooks
+
+HANDLERS = [
+    *status.HANDLERS,
+    *ledger.HANDLERS,
+    *policy.HANDLERS,
+    *tenants.HANDLERS,
+    *projects.HANDLERS,
+    *keys.HANDLERS,
+    *audit.HANDLERS,
+    *audit_log.HANDLERS,
+    *brakes.HANDLERS,
+    *limits.HANDLERS,
+    *config.HANDLERS,
+    *prices.HANDLERS,
+    *slo.HANDLERS,
+    *upstreams.HANDLERS,
+    *usage.HANDLERS,
+    *people.HANDLERS,
+    *refusals.HANDLERS,
+    *calibration.HANDLERS,
+    *flow.HANDLERS,
+    *webhooks.HANDLERS,
+]

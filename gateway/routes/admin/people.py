@@ -1,0 +1,192 @@
+"""Admin routes: people who may log in to the console, and their sessions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, Response, delete, get, patch, post
+from litestar.params import FromPath, FromQuery
+
+from gateway.routes.admin.common import (
+    CHANGE,
+    PAGED,
+    PAGES,
+    READ,
+    WRITE,
+    actor,
+    if_match,
+    named,
+    paged,
+    tagged,
+)
+from gateway.routes.context import asked, gateway_of, json_response
+from tenants.people.commands import PersonChange, PersonInvite
+from tenants.people.links import link_path
+from tenants.people.person import Person
+from tenants.people.roles import Role
+from tenants.people.sessions import Session
+
+ENDS = "Ends the person's sessions, in every gateway."
+LINK = (
+    "`link`, opened in a browser, sets the password: once, within a day. Without the setting"
+    " `gateway.console_url` it is a path of this gateway."
+)
+
+
+async def _shown(
+    request: Request[Any, Any, Any], person: Person, token: str | None = None, status: int = 200
+) -> Response[bytes]:
+    """A person, with names of its tenants, and the link of a new token."""
+    where = gateway_of(request).deps.config.console_url
+    link = {} if token is None else {"link": where + link_path(token)}
+    return tagged(json_response(await named(request, person.as_json() | link), status), person.as_json())
+
+
+@get("/admin/v1/people", opt=PAGED, summary="List people who may log in to the console", description=PAGES)
+async def list_people(
+    request: Request[Any, Any, Any], cursor: FromQuery[str | None] = None, limit: FromQuery[int] = 100
+) -> Response[bytes]:
+    page = await gateway_of(request).deps.admin.page_people(cursor=cursor, limit=limit)
+    return await paged(request, page, Person.as_json)
+
+
+@post(
+    "/admin/v1/people",
+    status_code=201,
+    opt=WRITE | {"body": PersonInvite},
+    summary="Invite a person",
+    description=f"`role`: {', '.join(Role)}. A member names its `tenants`. {LINK}",
+)
+async def invite_person(request: Request[Any, Any, Any]) -> Response[bytes]:
+    wanted = await asked(request, PersonInvite)
+    made, token = await gateway_of(request).deps.admin.invite_person(actor(request), wanted)
+    return await _shown(request, made, token, 201)
+
+
+@get("/admin/v1/people/{person:str}", opt=READ, summary="One person, by id or name")
+async def show_person(request: Request[Any, Any, Any], person: FromPath[str]) -> Response[bytes]:
+    return await _shown(request, await gateway_of(request).deps.admin.show_person(person))
+
+
+@patch(
+    "/admin/v1/people/{person:str}",
+    opt=CHANGE | {"body": PersonChange},
+    summary="Change a person's role, or a member's tenants",
+    description=f"{ENDS} The last owner who can log in stays one.",
+)
+async def change_person(request: Request[Any, Any, Any], person: FromPath[str]) -> Response[bytes]:
+    wanted = await asked(request, PersonChange)
+    changed = await gateway_of(request).deps.admin.change_person(
+        actor(request), person, wanted, if_match=if_match(request)
+    )
+    return await _shown(request, changed)
+
+
+@post(
+    "/admin/v1/people/{person:str}/suspend",
+    status_code=200,
+    opt=CHANGE,
+    summary="Suspend a person",
+    description=f"{ENDS} It cannot log in until it is resumed. The last owner who can log in stays.",
+)
+async def suspend_person(request: Request[Any, Any, Any], person: FromPath[str]) -> Response[bytes]:
+    admin = gateway_of(request).deps.admin
+    return await _shown(
+        request, await admin.suspend_person(actor(request), person, if_match=if_match(request))
+    )
+
+
+@post(
+    "/admin/v1/people/{person:str}/resume",
+    status_code=200,
+    opt=CHANGE,
+    summary="Let a suspended person log in again",
+)
+async def resume_person(request: Request[Any, Any, Any], person: FromPath[str]) -> Response[bytes]:
+    admin = gateway_of(request).deps.admin
+    return await _shown(
+        request, await admin.resume_person(actor(request), person, if_match=if_match(request))
+    )
+
+
+@post(
+    "/admin/v1/people/{person:str}/reset",
+    status_code=200,
+    opt=CHANGE,
+    summary="Take a person's password away",
+    description=f"{ENDS} {LINK}",
+)
+async def reset_person(request: Request[Any, Any, Any], person: FromPath[str]) -> Response[bytes]:
+    changed, token = await gateway_of(request).deps.admin.reset_person(
+        actor(request), person, if_match=if_match(request)
+    )
+    return await _shown(request, changed, token)
+
+
+@delete(
+    "/admin/v1/people/{person:str}",
+    status_code=200,
+    opt=CHANGE,
+    summary="Erase a person",
+    description="Removes the person, its sessions and links, and its name and addresses from the audit, whose"
+    " rows and proofs stay as they are: they show `erased person`. Rows written before this version had the"
+    " name in clear, and keep it. The last owner who can log in stays.",
+)
+async def erase_person(request: Request[Any, Any, Any], person: FromPath[str]) -> Response[bytes]:
+    admin = gateway_of(request).deps.admin
+    erased = await admin.erase_person(actor(request), person, if_match=if_match(request))
+    return json_response({"id": erased.person_id, "status": "erased"})
+
+
+@delete(
+    "/admin/v1/people/{person:str}/sessions",
+    status_code=200,
+    opt=CHANGE,
+    summary="Log a person out everywhere",
+)
+async def end_sessions(request: Request[Any, Any, Any], person: FromPath[str]) -> Response[bytes]:
+    admin = gateway_of(request).deps.admin
+    return await _shown(request, await admin.end_sessions(actor(request), person, if_match=if_match(request)))
+
+
+@get(
+    "/admin/v1/sessions",
+    opt=PAGED,
+    summary="List sessions in the console that are valid now",
+    description=f"Of one `person` (id or name), or of all. {PAGES}",
+)
+async def list_sessions(
+    request: Request[Any, Any, Any],
+    person: FromQuery[str | None] = None,
+    cursor: FromQuery[str | None] = None,
+    limit: FromQuery[int] = 100,
+) -> Response[bytes]:
+    deps = gateway_of(request).deps
+    page = await deps.admin.page_sessions(person=person, rules=deps.people.rules, cursor=cursor, limit=limit)
+    return await paged(request, page, Session.as_json)
+
+
+@delete(
+    "/admin/v1/sessions/{session:str}",
+    status_code=200,
+    opt=WRITE,
+    summary="Log one browser out, in every gateway",
+)
+async def end_session(request: Request[Any, Any, Any], session: FromPath[str]) -> Response[bytes]:
+    ended = await gateway_of(request).deps.admin.end_session(actor(request), session)
+    return json_response(ended.as_json())
+
+
+HANDLERS = [
+    list_people,
+    invite_person,
+    show_person,
+    change_person,
+    suspend_person,
+    resume_person,
+    reset_person,
+    erase_person,
+    end_sessions,
+    list_sessions,
+    end_session,
+]

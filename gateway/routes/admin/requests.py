@@ -1,0 +1,196 @@
+"""Admin routes of any tenant's requests: list, show, cancel, move to another tier. Changes are audited."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from litestar import Request, Response, delete, get, post
+from litestar.params import FromPath, FromQuery, QueryParameter
+from msgspec.structs import replace
+
+from gateway import errors
+from gateway.domain.outcomes import RequestOutcome
+from gateway.domain.tiers import tier_named
+from gateway.explain.attribution import Cause
+from gateway.explain.explanation import sat_out_for, steps_of
+from gateway.pools.request_actions import CANCEL, LIST, MOVE, OFFER, SHOW, STATUSES, RequestAction
+from gateway.requests.schemas import TierChangeBody
+from gateway.routes.admin.common import PAGED, PAGES, READ, SHORT_PAGES, WRITE, actor, named, paged
+from gateway.routes.context import asked, gateway_of, json_response
+from gateway.routes.openapi_fields import one_of
+from gateway.routes.requests import (
+    ELSEWHERE,
+    LISTED,
+    MOVES,
+    about,
+    acted,
+    ended,
+    found_running,
+    listed_requests,
+    live,
+    settled_of,
+    shown_request,
+)
+from tenants.admin.audit import Actor
+from tenants.admin.cursor import DEFAULT_PAGE
+from tenants.admin.lists.requests import RequestQuery
+from tenants.admin.lists.scans import MOST_SCANNED
+from tenants.types import Tier
+
+
+@get(
+    "/admin/v1/requests",
+    opt=READ,
+    summary="List requests that wait or run, of one tenant or of all",
+    description=f"{LISTED} `tenant`: name or id; `project`: id, or with `tenant` a name; `key`: id or visible"
+    f" prefix; `model`: as asked for; `tier`: {', '.join(Tier)}; `status`: {', '.join(STATUSES)} (limited:"
+    " its tenant's own limits hold it back). Those that have ended: `GET /admin/v1/requests/ended`.",
+)
+async def list_any(
+    request: Request[Any, Any, Any],
+    tenant: FromQuery[str | None] = None,
+    project: FromQuery[str | None] = None,
+    key: FromQuery[str | None] = None,
+    model: FromQuery[str] = "",
+    tier: FromQuery[str] = "",
+    status: FromQuery[str] = "",
+) -> Response[bytes]:
+    for name, value, known in (("tier", tier, tuple(Tier)), ("status", status, STATUSES)):
+        if value not in ("", *known):
+            raise errors.bad_request(
+                f"Invalid '{name}': '{value[:64]}' is not one of {', '.join(known)}.", name
+            )
+    admin = gateway_of(request).deps.admin
+    ask = RequestAction(
+        LIST,
+        of_tenant="" if tenant is None else (await admin.show_tenant(tenant)).tenant.tenant_id,
+        project="" if project is None else (await admin.show_project(project, tenant)).project_id,
+        key="" if key is None else (await admin.show_key(key)).key_id,
+        model=model,
+        tier=tier,
+        status=status,
+    )
+    shown = await listed_requests(request, ask)
+    return json_response(await named(request, shown))
+
+
+@get(
+    "/admin/v1/requests/ended",
+    opt=PAGED
+    | {
+        "parameters": PAGED["parameters"]
+        | {"tier": one_of(Tier), "outcome": one_of(RequestOutcome), "cause": one_of(Cause)}
+    },
+    summary="List requests that have ended, the newest first",
+    description="Filters: `tenant` (name or id), `project` (id, or with `tenant` a name), `key` (id or"
+    " visible prefix), `model` (the one that served it), `tier`, `outcome`, `cause` (it missed a target for"
+    " this cause), `from` and `to` (instants with a time zone at which it ended; the second is exclusive)."
+    " With the targets that each missed, and when it was dispatched, had its first token and ended, in"
+    f" seconds since its arrival (null: its timeline is not kept). {PAGES} {SHORT_PAGES} An index finds those"
+    f" of a time, tenant, key, cause, or outcome but `completed`; of the others one page looks at"
+    f" {MOST_SCANNED:,} requests.",
+)
+async def list_ended(
+    request: Request[Any, Any, Any],
+    tenant: FromQuery[str | None] = None,
+    project: FromQuery[str | None] = None,
+    key: FromQuery[str | None] = None,
+    model: FromQuery[str | None] = None,
+    tier: FromQuery[str | None] = None,
+    outcome: FromQuery[str | None] = None,
+    cause: FromQuery[str | None] = None,
+    since: Annotated[str | None, QueryParameter(name="from")] = None,
+    until: Annotated[str | None, QueryParameter(name="to")] = None,
+    cursor: FromQuery[str | None] = None,
+    limit: FromQuery[int] = DEFAULT_PAGE,
+) -> Response[bytes]:
+    for name, value, known in (("outcome", outcome, RequestOutcome), ("cause", cause, Cause)):
+        if value is not None and value not in tuple(known):
+            raise errors.bad_request(
+                f"Invalid '{name}': '{value[:64]}' is not one of {', '.join(known)}.", name
+            )
+    query = RequestQuery(
+        tenant=tenant,
+        project=project,
+        key=key,
+        model=model,
+        tier=tier,
+        outcome=outcome,
+        cause=cause,
+        since=since,
+        until=until,
+    )
+    page = await gateway_of(request).deps.admin.page_requests(query, cursor=cursor, limit=limit)
+    return await paged(request, page, lambda each: each.as_json() | steps_of(each.packed))
+
+
+@get(
+    "/admin/v1/requests/{request_id:str}",
+    opt=READ | ELSEWHERE,
+    summary="Show any tenant's request, as its tenant sees it",
+    description="And, of one that has ended, `sat_out_for`: the tenants (`tenant_id`, `tenant`) that had the"
+    " turns which its sequences sat out, with the number of `steps`.",
+)
+async def show_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
+    ask = about(SHOW, request_id)
+    shown = await shown_request(request, ask)
+    if shown["status"] == "ended":
+        settled = settled_of(await ended(request, ask))
+        shown["sat_out_for"] = await sat_out_for(gateway_of(request).deps.admin, settled)
+    return json_response(await named(request, shown))
+
+
+@delete(
+    "/admin/v1/requests/{request_id:str}",
+    status_code=200,
+    opt=WRITE,
+    summary="Cancel any tenant's request",
+)
+async def cancel_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
+    shown = await cancelled_by(actor(request), request, about(CANCEL, request_id))
+    return json_response(await named(request, shown))
+
+
+@post(
+    "/admin/v1/requests/{request_id:str}/tier",
+    status_code=200,
+    opt=WRITE | MOVES,
+    summary="Move any tenant's waiting request to another tier",
+    description="It is charged what that tier costs; the tenant need not be allowed to ask for it.",
+)
+async def move_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
+    wanted = await asked(request, TierChangeBody)
+    found = await live(request, about(SHOW, request_id))
+    tier = tier_named(wanted.service_tier, Tier(found.default_tier))
+    if wanted.preview:
+        return json_response((await live(request, about(OFFER, request_id, None, tier.value))).result())
+    ask = about(MOVE, request_id, None, tier.value, "operator")
+    return json_response(await moved_by(actor(request), request, ask, found.tenant_id))
+
+
+async def cancelled_by(by: Actor, request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
+    """The result of a `cancel`, with its row in the audit where the request had not ended. Raises
+    `ApiError`."""
+    found = await found_running(request, replace(ask, act=SHOW))
+    if found is not None:
+        before, after = {"status": found.result()["status"]}, {"status": "cancelled"}
+        admin = gateway_of(request).deps.admin
+        await admin.note(
+            by, "request.cancel", ask.request_id, tenant_id=found.tenant_id, before=before, after=after
+        )
+    return await acted(request, ask)
+
+
+async def moved_by(
+    by: Actor, request: Request[Any, Any, Any], ask: RequestAction, tenant_id: str
+) -> dict[str, Any]:
+    """The result of a `move` of a tenant's request, with its row in the audit. Raises `ApiError`."""
+    offered = (await live(request, replace(ask, act=OFFER))).result()
+    before, after = {"tier": offered["from"]["tier"]}, {"tier": ask.tier}
+    admin = gateway_of(request).deps.admin
+    await admin.note(by, "request.move", offered["id"], tenant_id=tenant_id, before=before, after=after)
+    moved: dict[str, Any] = (await live(request, ask)).result()
+    return moved
+
+
+HANDLERS = [list_any, list_ended, show_any, cancel_any, move_any]

@@ -1,0 +1,119 @@
+"""Admin routes of targets: set, list, remove, report, misses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, Response, delete, get, post
+from litestar.params import FromPath, FromQuery
+
+from gateway.explain.attribution import Cause
+from gateway.routes.admin.common import (
+    CHANGE,
+    PAGED,
+    PAGES,
+    READ,
+    SHORT_PAGES,
+    actor,
+    changed,
+    if_match,
+    named,
+    paged,
+    tagged,
+)
+from gateway.routes.context import asked, gateway_of, json_response
+from gateway.routes.openapi_fields import one_of
+from gateway.routes.refusals import BOUNDS, Since, Until
+from tenants.admin.commands import SloSet
+from tenants.admin.cursor import DEFAULT_PAGE
+from tenants.slo.slo import METRICS, PERIOD_DAYS, Missed, Slo
+from tenants.types import Tier
+
+
+@get(
+    "/admin/v1/slos",
+    opt=PAGED,
+    summary="List targets, all of them or those that bind one tenant",
+    description=PAGES,
+)
+async def list_slos(
+    request: Request[Any, Any, Any],
+    tenant: FromQuery[str | None] = None,
+    cursor: FromQuery[str | None] = None,
+    limit: FromQuery[int] = DEFAULT_PAGE,
+) -> Response[bytes]:
+    page = await gateway_of(request).deps.admin.page_slos(tenant, cursor=cursor, limit=limit)
+    return await paged(request, page, Slo.as_json)
+
+
+@get("/admin/v1/slos/{slo:str}", opt=READ, summary="Show a target")
+async def show_slo(request: Request[Any, Any, Any], slo: FromPath[str]) -> Response[bytes]:
+    found = await gateway_of(request).deps.admin.show_slo(slo)
+    return tagged(json_response(await named(request, found.as_json())), found.as_json())
+
+
+@post(
+    "/admin/v1/slos",
+    status_code=201,
+    opt=CHANGE | {"body": SloSet},
+    summary="Set a target",
+    description="Of a tier, or of one tenant in a tier, whose own target then counts instead. The same"
+    f" tenant, tier and metric are replaced; what was counted stays. `metric`: {', '.join(METRICS)}.",
+)
+async def set_slo(request: Request[Any, Any, Any]) -> Response[bytes]:
+    wanted = await asked(request, SloSet)
+    gateway = gateway_of(request)
+    slo = await gateway.deps.admin.set_slo(actor(request), wanted, if_match=if_match(request))
+    answer = await changed(request, await named(request, slo.as_json()), 201, stored=slo.as_json())
+    await gateway.slo.refresh()
+    return answer
+
+
+@delete("/admin/v1/slos/{slo:str}", status_code=200, opt=CHANGE, summary="Remove a target")
+async def remove_slo(request: Request[Any, Any, Any], slo: FromPath[str]) -> Response[bytes]:
+    gateway = gateway_of(request)
+    removed = await gateway.deps.admin.remove_slo(actor(request), slo, if_match=if_match(request))
+    answer = await changed(request, await named(request, removed.as_json()))
+    await gateway.slo.refresh()
+    return answer
+
+
+@get(
+    "/admin/v1/slo/report",
+    opt=READ | {"parameters": {"tier": one_of(Tier)}},
+    summary="How targets were met: attainment, error budgets, burn rates, causes",
+    description=f"Over {PERIOD_DAYS} days, by tenant, tier and metric. `burn`: rates over a long and a short "
+    "window; both at `fires_at` or above is an alert. `causes` counts misses.",
+)
+async def slo_report(
+    request: Request[Any, Any, Any],
+    tenant: FromQuery[str | None] = None,
+    tier: FromQuery[str | None] = None,
+) -> Response[bytes]:
+    reports = await gateway_of(request).deps.admin.slo_report(tenant, tier)
+    return json_response({"object": "list", "data": [each.as_json() for each in reports]})
+
+
+@get(
+    "/admin/v1/slo/misses",
+    opt=PAGED | {"parameters": PAGED["parameters"] | BOUNDS | {"tier": one_of(Tier), "cause": one_of(Cause)}},
+    summary="Missed targets, the newest first, with their cause and its evidence",
+    description=f"`cause`: {', '.join(Cause)}. {PAGES} {SHORT_PAGES}",
+)
+async def slo_misses(
+    request: Request[Any, Any, Any],
+    tenant: FromQuery[str | None] = None,
+    tier: FromQuery[str | None] = None,
+    cause: FromQuery[str | None] = None,
+    since: Since = None,
+    until: Until = None,
+    cursor: FromQuery[str | None] = None,
+    limit: FromQuery[int] = DEFAULT_PAGE,
+) -> Response[bytes]:
+    page = await gateway_of(request).deps.admin.page_misses(
+        tenant=tenant, tier=tier, cause=cause, since=since, until=until, cursor=cursor, limit=limit
+    )
+    return await paged(request, page, Missed.as_json)
+
+
+HANDLERS = [list_slos, show_slo, set_slo, remove_slo, slo_report, slo_misses]

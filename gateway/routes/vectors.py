@@ -1,0 +1,58 @@
+"""Routes of embeddings and rerank: passed to servers that have them, held and charged by input tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, post
+from litestar.types import ASGIApp
+
+from gateway.quotes.quotes import HEADER as QUOTE_HEADER
+from gateway.requests.queue_progress import HEADER as PROGRESS_HEADER
+from gateway.requests.schemas import decode
+from gateway.requests.vectors.calls import EmbeddingRequest, RerankRequest, parse_embeddings, parse_rerank
+from gateway.routes.context import body_of, off_the_loop
+from gateway.routes.inference import COMPLETES, answer, understood
+
+_OF_COMPLETIONS = frozenset({QUOTE_HEADER, PROGRESS_HEADER})
+PASSES: dict[str, Any] = {
+    name: value for name, value in COMPLETES.items() if name not in ("streams", "headers")
+} | {"headers": {name: what for name, what in COMPLETES["headers"].items() if name not in _OF_COMPLETIONS}}
+"""`opt` of these routes, see `openapi.describe`."""
+
+
+@post(
+    "/v1/embeddings",
+    status_code=200,
+    opt=PASSES | {"body": EmbeddingRequest},
+    summary="Create embeddings",
+    description="OpenAI's embeddings of one or several inputs, by a server that has them. They are held and "
+    "charged as input tokens, queued as every other request, and the answer carries the `fairgate` object.",
+)
+async def embeddings(request: Request[Any, Any, Any]) -> ASGIApp:
+    body = await body_of(request)
+    asked = await off_the_loop(request, body, lambda: decode(body, EmbeddingRequest))
+    call = await understood(
+        request, asked, body, lambda context: parse_embeddings(asked, context), least_output_tokens=0
+    )
+    return await answer(request, call, body)
+
+
+@post(
+    "/v1/rerank",
+    status_code=200,
+    opt=PASSES | {"body": RerankRequest},
+    summary="Score documents by a query",
+    description="Scores of documents by a query, as vLLM, llama.cpp and Jina have them, by a server that has "
+    "a reranker. The query counts with each document. Held, charged and queued as embeddings are.",
+)
+async def rerank(request: Request[Any, Any, Any]) -> ASGIApp:
+    body = await body_of(request)
+    asked = await off_the_loop(request, body, lambda: decode(body, RerankRequest))
+    call = await understood(
+        request, asked, body, lambda context: parse_rerank(asked, context), least_output_tokens=0
+    )
+    return await answer(request, call, body)
+
+
+HANDLERS = [embeddings, rerank]

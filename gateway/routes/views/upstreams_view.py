@@ -1,0 +1,129 @@
+"""Served models with their replicas, aliases and tiers, for operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from engine.messages import TIER_RANKS
+from gateway.domain.tiers import TIER_NAMES
+from gateway.pools.catalogue import alias_as_json
+from gateway.pools.pool import ModelPool
+from gateway.upstream.base import Upstream
+from tenants.admin.drains import Drain
+from tenants.errors import Invalid, NotFound
+from tenants.types import Tier
+
+if TYPE_CHECKING:
+    from gateway.gateway import Gateway
+
+STATES = {
+    "serving": "it gets new requests",
+    "draining": "it gets none, and some run there still, or a gateway did not say",
+    "drained": "it gets none, and none runs there",
+    "away": "it does not serve; `refusal` says why",
+}
+
+
+async def upstreams_of(gateway: Gateway) -> dict[str, Any]:
+    """Every served model with its replicas, and drains of replicas that only other gateways have."""
+    counts, missing = await gateway.fleet.in_flight()
+    drains = {each.identity: each for each in gateway.drains.now}
+    known = {(pool.name, each.address) for pool in gateway.pools.values() for each in pool.spec.upstreams}
+    return {
+        "object": "list",
+        "data": [_pool(pool, counts, drains, missing) for pool in gateway.pools.values()],
+        "drained_elsewhere": [each.as_json() for each in gateway.drains.now if each.identity not in known],
+        "gateways_missing": missing,
+    }
+
+
+def _pool(
+    pool: ModelPool,
+    counts: Mapping[tuple[str, str], int],
+    drains: Mapping[tuple[str, str], Drain],
+    missing: int,
+) -> dict[str, Any]:
+    return {
+        "object": "upstream",
+        "pool": pool.name,
+        "is_up": pool.has_engine,
+        "context_tokens": pool.context_tokens,
+        "queued": dict(zip(TIER_RANKS, pool.flow.queued_by_tier(), strict=True)),
+        "replicas": [
+            _replica(each, drains.get((pool.name, each.address)), counts[pool.name, each.address], missing)
+            for each in pool.spec.upstreams
+        ],
+    }
+
+
+def _replica(upstream: Upstream, drain: Drain | None, running: int, missing: int) -> dict[str, Any]:
+    return upstream.describe() | {
+        "state": state_of(
+            is_up=upstream.is_up, is_drained=drain is not None, running=running, missing=missing
+        ),
+        "in_flight": running,
+        "drain": None if drain is None else drain.as_json(),
+    }
+
+
+def state_of(*, is_up: bool, is_drained: bool, running: int, missing: int) -> str:
+    """A word of `STATES`; `running` requests of all gateways but `missing` of them."""
+    if is_drained:
+        return "draining" if running or missing else "drained"
+    return "serving" if is_up else "away"
+
+
+def find_replica(gateway: Gateway, name: str) -> tuple[str, Upstream]:
+    """The model and the replica of a name. Raises `NotFound`."""
+    for pool in gateway.pools.values():
+        for upstream in pool.spec.upstreams:
+            if upstream.replica_id == name:
+                return pool.name, upstream
+    raise NotFound("replica", name)
+
+
+def find_drain(gateway: Gateway, name: str) -> Drain:
+    """The drain of the replica of this name: this gateway's, else one that only others have. Raises
+    `NotFound`, `Invalid` where several that only others have are called so."""
+    try:
+        pool, upstream = find_replica(gateway, name)
+    except NotFound:
+        elsewhere = [each for each in gateway.drains.now if each.replica == name]
+    else:
+        elsewhere = [each for each in gateway.drains.now if each.identity == (pool, upstream.address)]
+    if not elsewhere:
+        raise NotFound("drain", name)
+    if len(elsewhere) > 1:
+        where = ", ".join(each.address for each in elsewhere)
+        raise Invalid(
+            "replica",
+            f"{len(elsewhere)} drained replicas are called {name!r} ({where}): ask a gateway that has it",
+        )
+    return elsewhere[0]
+
+
+def aliases_of(gateway: Gateway) -> list[dict[str, Any]]:
+    """Every other name of models, with what the settings say that it means."""
+    return [
+        {"object": "alias", "name": name} | {"means": alias_as_json(means)}
+        for name, means in gateway.deps.aliases.items()
+    ]
+
+
+def tiers_of(gateway: Gateway) -> list[dict[str, Any]]:
+    """Every tier, the first one first: its name in the API, and what the settings say of it."""
+    config, multipliers = gateway.deps.config, gateway.deps.admin.tier_multipliers
+    shares = {each.tier: each.share for each in gateway.brakes.now}
+    return [
+        {
+            "object": "tier",
+            "tier": tier.value,
+            "service_tier": TIER_NAMES[tier],
+            "price_thousandths": multipliers[tier],
+            "queue_ttl_s": config.queue_ttl_s[tier],
+            "ageing_s": config.ageing_s[tier],
+            "brake_share": shares.get(tier),
+        }
+        for tier in Tier
+    ]

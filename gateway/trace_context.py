@@ -1,0 +1,104 @@
+"""W3C trace context of a request: `traceparent` and `tracestate`, read strictly and passed on.
+
+What is no trace context is left out and the request goes on: a broken `tracestate` leaves the `traceparent`
+valid (https://www.w3.org/TR/trace-context-2/). Nothing is sampled here: the caller's flags are passed on.
+The ids of a request's trace and spans follow from the request's id: other processes are told of spans that
+are made later, or never.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from engine.telemetry.spans import span_id_of
+
+TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
+MAX_PARENT_CHARACTERS = 256
+"""Of a version to come, which may have further fields."""
+MAX_STATE_CHARACTERS = 512
+"""As many as the standard has everybody pass on."""
+MAX_STATE_MEMBERS = 32
+SAMPLED, RANDOM = 0b01, 0b10
+KNOWN_FLAGS = SAMPLED | RANDOM
+"""Sampled, and random trace id."""
+_PARENT = re.compile(
+    r"(?!ff)(?P<version>[0-9a-f]{2})-(?!0{32})(?P<trace_id>[0-9a-f]{32})-(?!0{16})(?P<span_id>[0-9a-f]{16})"
+    r"-(?P<flags>[0-9a-f]{2})(?P<more>-[\x21-\x7e]*)?"
+)
+_MEMBER = re.compile(
+    r"(?P<key>[a-z0-9][a-z0-9_*/@-]{0,255})=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
+)
+
+
+class TraceContext(msgspec.Struct, frozen=True):
+    """The caller's span."""
+
+    trace_id: str
+    """32 hexadecimal digits."""
+    span_id: str
+    """16 of them."""
+    flags: int = 0
+    state: str = ""
+    """`tracestate`; empty: none."""
+
+
+class RequestTrace(msgspec.Struct, frozen=True):
+    """The trace that a request belongs to, and the names of its spans."""
+
+    request_id: str
+    trace_id: str
+    parent_id: str = ""
+    """The caller's span; empty: the request is the root."""
+    flags: int = RANDOM
+    state: str = ""
+
+    @staticmethod
+    def of(request_id: str, caller: TraceContext | None) -> RequestTrace:
+        """Its caller's, or one of its own."""
+        if caller is None:
+            return RequestTrace(request_id, hashlib.blake2b(request_id.encode(), digest_size=16).hexdigest())
+        return RequestTrace(request_id, caller.trace_id, caller.span_id, caller.flags, caller.state)
+
+    def span_id(self, name: str) -> str:
+        """Of its span of this name."""
+        return span_id_of(self.request_id, name)
+
+    def traceparent(self, name: str) -> str:
+        """Of its span of this name, for what is below it elsewhere."""
+        return f"00-{self.trace_id}-{self.span_id(name)}-{self.flags:02x}"
+
+    def onward(self, name: str) -> Mapping[str, str]:
+        """Headers for a server whose work is below its span of this name."""
+        found = {TRACEPARENT: self.traceparent(name)}
+        return found | ({TRACESTATE: self.state} if self.state else {})
+
+
+def read(parents: Iterable[str], states: Iterable[str]) -> tuple[TraceContext | None, str]:
+    """The trace context in the values of the two headers, and which of them is there and of no use; empty:
+    none. Several `tracestate` count as one, several `traceparent` as none."""
+    given = list(parents)
+    if not given:
+        return None, ""
+    found = None
+    if len(given) == 1 and len(given[0]) <= MAX_PARENT_CHARACTERS:
+        found = _PARENT.fullmatch(given[0].strip(" \t"))
+    if found is None or (found["version"] == "00" and found["more"]):
+        return None, TRACEPARENT
+    state, flags = _state(",".join(states)), int(found["flags"], 16) & KNOWN_FLAGS
+    context = TraceContext(found["trace_id"], found["span_id"], flags, state or "")
+    return context, TRACESTATE if state is None else ""
+
+
+def _state(text: str) -> str | None:
+    """`tracestate` without empty members; None: it is no such list, or too long to be passed on."""
+    if len(text) > MAX_STATE_CHARACTERS:
+        return None
+    members = [member for each in text.split(",") if (member := each.strip(" \t"))]
+    keys = {found["key"] for each in members if (found := _MEMBER.fullmatch(each)) is not None}
+    if len(members) > MAX_STATE_MEMBERS or len(keys) < len(members):
+        return None
+    return ",".join(members)

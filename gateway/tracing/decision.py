@@ -1,0 +1,98 @@
+"""Which traces are kept: decided at a request's settlement, before any span is made. Pure.
+
+Kept is what went wrong, what was displaced, what its caller sampled, and a ratio of the rest by trace id. Of
+all others nothing is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from engine.messages import SequenceOutcome
+from gateway.domain.account import LOST_ITS_PLACE
+from gateway.domain.outcomes import RequestOutcome
+from gateway.trace_context import SAMPLED, RequestTrace, TraceContext
+
+ERRORS = frozenset(
+    {
+        RequestOutcome.ENGINE_LOST,
+        RequestOutcome.ENGINE_FAILED,
+        RequestOutcome.UPSTREAM_ERROR,
+        RequestOutcome.ACCOUNTS_LOST,
+        RequestOutcome.NO_ENGINE,
+        RequestOutcome.EXPIRED,
+        RequestOutcome.REFUSED,
+        RequestOutcome.SLOW_READER,
+        RequestOutcome.SHUTDOWN,
+        RequestOutcome.FAILED,
+    }
+)
+"""Ends without what was asked for that the client did not choose; an answer that its budget ended is an
+answer."""
+
+
+class KeepCause(StrEnum):
+    """Why a trace is kept; of several the first in this order."""
+
+    ERROR = "error"
+    QUOTE_BROKEN = "quote_broken"
+    PREEMPTED = "preempted"
+    SLO_MISSED = "slo_missed"
+    PARENT_SAMPLED = "parent_sampled"
+    RATIO = "ratio"
+
+    @property
+    def is_sampled(self) -> bool:
+        """Nothing is wrong with the request."""
+        return self in (KeepCause.PARENT_SAMPLED, KeepCause.RATIO)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRule:
+    """The share of traces that is kept although nothing is wrong."""
+
+    ratio: float
+
+    def samples(self, trace_id: str) -> bool:
+        """As OpenTelemetry's sampler by trace id decides it: one ratio keeps the same traces everywhere."""
+        return int(trace_id[16:], 16) < round(self.ratio * 2**64)
+
+    def trace_of(self, request_id: str, caller: TraceContext | None) -> RequestTrace:
+        """The trace of a request: its caller's, or one of its own."""
+        trace = RequestTrace.of(request_id, caller)
+        if caller is None and self.samples(trace.trace_id):
+            return RequestTrace(trace.request_id, trace.trace_id, flags=trace.flags | SAMPLED)
+        return trace
+
+    def cause_to_keep(
+        self,
+        trace: RequestTrace,
+        outcome: RequestOutcome,
+        outcomes: Sequence[SequenceOutcome],
+        *,
+        is_quote_kept: bool | None,
+        has_missed: Callable[[], bool],
+    ) -> KeepCause | None:
+        """Why the trace of an ended request is kept; None: it is not. `is_quote_kept`: None: it redeemed
+        none, or nothing could be said of it; `has_missed`: whether it missed a target, asked only where
+        nothing else is wrong."""
+        if outcome in ERRORS:
+            return KeepCause.ERROR
+        if is_quote_kept is False:
+            return KeepCause.QUOTE_BROKEN
+        if any(was_displaced(each) for each in outcomes):
+            return KeepCause.PREEMPTED
+        if has_missed():
+            return KeepCause.SLO_MISSED
+        if trace.parent_id and trace.flags & SAMPLED:
+            return KeepCause.PARENT_SAMPLED
+        return KeepCause.RATIO if self.samples(trace.trace_id) else None
+
+
+def was_displaced(outcome: SequenceOutcome) -> bool:
+    """Whether an engine preempted the sequence, or gave its place to another one for a while."""
+    return outcome.preemptions > 0 or any(
+        each.others and each.kind in LOST_ITS_PLACE for each in outcome.decisions
+    )

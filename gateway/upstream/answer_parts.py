@@ -1,0 +1,162 @@
+"""Parts of a chat answer beside its text: tool calls, reasoning, refusals and annotations.
+
+Reads them from a server's message, whole or one delta of it, bounds them, and says which text of them was
+generated. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gateway.upstream.base import Part
+
+MAX_CALLS = 128
+"""Tool calls of one answer, and fragments of them in one chunk."""
+MAX_WORD_CHARACTERS = 256
+"""Of an id, a type or a function's name."""
+MAX_ANNOTATION_BYTES = 64 * 1024
+MAX_DEPTH = 16
+"""Of nested values in an annotation."""
+
+
+class MalformedPart(ValueError):
+    """A part is not in OpenAI's shape, or too large."""
+
+
+class SaidFunction(msgspec.Struct):
+    """A called function, or a fragment of it."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class SaidCall(msgspec.Struct):
+    """A tool call, or a fragment of it."""
+
+    index: int | None = None
+    id: str | None = None
+    type: str | None = None
+    function: SaidFunction | None = None
+
+
+class Said(msgspec.Struct):
+    """A server's message, or one delta of it."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    """The newer name of vLLM; some versions send both."""
+    refusal: str | None = None
+    function_call: SaidFunction | None = None
+    tool_calls: list[SaidCall] | None = None
+    annotations: msgspec.Raw = msgspec.Raw(b"null")
+
+    @property
+    def has_parts(self) -> bool:
+        """It says more than text."""
+        plain = self.reasoning_content or self.reasoning or self.refusal
+        return bool(plain or self.tool_calls or self.function_call or bytes(self.annotations) != b"null")
+
+
+class AnswerPart(msgspec.Struct, frozen=True):
+    """A part as it is passed on, and what it counts for."""
+
+    value: Part
+    text: str = ""
+    """What of it was generated."""
+    is_plain: bool = False
+    """`text` is the only member of `value`, as it is: it can be cut."""
+    is_generated: bool = True
+    """The model made it, so it is at least a token."""
+    uncounted: int = 0
+    """Characters of it that count for no tokens."""
+
+    def cut(self, characters: int) -> tuple[AnswerPart, AnswerPart]:
+        """The first characters of a plain part, and the rest."""
+        first, rest = self.text[:characters], self.text[characters:]
+        return (
+            AnswerPart(dict.fromkeys(self.value, first), first, is_plain=True),
+            AnswerPart(dict.fromkeys(self.value, rest), rest, is_plain=True),
+        )
+
+
+def parts_before(said: Said) -> list[AnswerPart]:
+    """What comes before the text: reasoning, under the name that the server gives it."""
+    named = {"reasoning_content": said.reasoning_content, "reasoning": said.reasoning}
+    found = {name: text for name, text in named.items() if text}
+    if len(set(found.values())) == 1:  # under both names it is the same text, generated once
+        return [AnswerPart(found, next(iter(found.values())), is_plain=True)]
+    return [AnswerPart({name: text}, text, is_plain=True) for name, text in found.items()]
+
+
+def parts_after(said: Said, *, is_whole: bool) -> list[AnswerPart]:
+    """What comes after the text. Raises `MalformedPart`."""
+    found: list[AnswerPart] = []
+    if said.refusal:
+        found.append(AnswerPart({"refusal": said.refusal}, said.refusal, is_plain=True))
+    if said.function_call is not None:
+        function = _function(said.function_call)
+        found.append(AnswerPart({"function_call": function}, _text(function)))
+    calls = said.tool_calls or ()
+    if len(calls) > MAX_CALLS:
+        raise MalformedPart(f"more than {MAX_CALLS} tool calls")
+    found += [_tool_call(call, position, is_whole=is_whole) for position, call in enumerate(calls)]
+    data = bytes(said.annotations)
+    if annotations := _annotations(data):
+        found.append(AnswerPart({"annotations": annotations}, is_generated=False, uncounted=len(data)))
+    return found
+
+
+def _tool_call(call: SaidCall, position: int, *, is_whole: bool) -> AnswerPart:
+    index = position if is_whole or call.index is None else call.index
+    if not 0 <= index < MAX_CALLS:
+        raise MalformedPart(f"a tool call's index is not one of 0 to {MAX_CALLS - 1}")
+    if is_whole and call.function is None:
+        raise MalformedPart("a tool call without a function")
+    shown: dict[str, Any] = {"index": index}
+    words = {"id": call.id, "type": call.type}
+    for name, word in words.items():
+        if word is not None:
+            shown[name] = _bounded(word)
+    function = _function(call.function) if call.function is not None else {}
+    if function:
+        shown["function"] = function
+    uncounted = sum(len(word) for word in words.values() if word is not None)
+    return AnswerPart({"tool_calls": [shown]}, _text(function), uncounted=uncounted)
+
+
+def _function(function: SaidFunction) -> dict[str, str]:
+    named = {} if function.name is None else {"name": _bounded(function.name)}
+    return named if function.arguments is None else named | {"arguments": function.arguments}
+
+
+def _text(function: dict[str, str]) -> str:
+    return function.get("name", "") + function.get("arguments", "")
+
+
+def _bounded(word: str) -> str:
+    if len(word) > MAX_WORD_CHARACTERS:
+        raise MalformedPart(f"a word of a tool call is longer than {MAX_WORD_CHARACTERS} characters")
+    return word
+
+
+def _annotations(data: bytes) -> list[Any]:
+    if len(data) > MAX_ANNOTATION_BYTES:
+        raise MalformedPart(f"its annotations are larger than {MAX_ANNOTATION_BYTES} bytes")
+    found = msgspec.json.decode(data)
+    if found is None:
+        return []
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise MalformedPart("its annotations are no list of objects")
+    if _depth_is_above(found, MAX_DEPTH):
+        raise MalformedPart(f"its annotations are nested deeper than {MAX_DEPTH}")
+    return found
+
+
+def _depth_is_above(value: Any, most: int) -> bool:
+    if not isinstance(value, list | dict):
+        return False
+    inner = value if isinstance(value, list) else list(value.values())
+    return most == 0 or any(_depth_is_above(each, most - 1) for each in inner)

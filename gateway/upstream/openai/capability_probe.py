@@ -1,0 +1,201 @@
+"""Finds out what a server can do, by a request of one token for each capability.
+
+At start, when the server comes back, now and then, and when it refuses what it was thought to take. Never
+while requests wait for it: what is not known yet is refused as such. What the requests cost is the server's:
+no tenant is charged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+
+from gateway.upstream.capabilities import Capabilities, Capability
+from gateway.upstream.http.client import ConnectFailed, FetchFailed, HttpClient
+from gateway.upstream.openai.capability_trial import (
+    Trial,
+    TrialResult,
+    result_of,
+    text_trials,
+    trials,
+    vector_trials,
+)
+from gateway.upstream.openai.config import AUTO, OpenAIServer
+from gateway.upstream.openai.server_kinds import KIND_FIELDS, ServerKind
+
+TRY_EVERY_S = 300.0
+"""A server may be started anew, with other options, between two looks at its list of models."""
+AGAIN_AFTER_S = 5.0
+"""At the earliest because of refusals, which clients cause; and while something is untried. Twice as long
+after each time that showed nothing new, up to `TRY_EVERY_S`: neither a client that is refused again and again
+nor a path that never gives a clear answer costs the server more."""
+MOST_TRIAL_S = 30.0
+VECTORS = frozenset({Capability.EMBEDDINGS, Capability.RERANK})
+TRIED = frozenset(Capability) - {Capability.TEXT}
+
+log = logging.getLogger("fairgate.gateway.upstream")
+
+
+class CapabilityProbe:
+    """What one server can do. Use from one event loop; `found` may be read from threads."""
+
+    def __init__(
+        self,
+        server: OpenAIServer,
+        client: HttpClient,
+        *,
+        is_up: Callable[[], bool],
+        on_change: Callable[[], None],
+    ) -> None:
+        """`on_change` is called when `found` has changed."""
+        self._server = server
+        self._client = client
+        self._is_up = is_up
+        self._on_change = on_change
+        self._wanted = asyncio.Event()
+        self._is_doubted = False
+        self._tried_s = -TRY_EVERY_S
+        self.pause_s = AGAIN_AFTER_S
+        """Until it is tried again because of a refusal, or because something is untried."""
+        self._kind = server.kind
+        self.reasons: dict[Capability, str] = {}
+        """Why it cannot: its own words, in a line."""
+        self.found = self._set_by_operator() if self.is_set else self._with(Capability.TEXT, untried=TRIED)
+        """As last known. Until it was tried, a server is taken to generate plain text."""
+
+    @property
+    def is_set(self) -> bool:
+        """The settings say what it can do: it is not tried."""
+        return self._server.capabilities != AUTO
+
+    def is_of_kind(self, kind: ServerKind) -> None:
+        """Notes the kind that its list of models shows."""
+        if self._server.kind is ServerKind.AUTO and kind is not self._kind:
+            self._kind = kind
+            if self.is_set:
+                self._now(self._set_by_operator())
+            else:
+                self._now(self._with(*self.found.words, untried=self.found.untried))
+                self.want()
+
+    def want(self) -> None:
+        """Has it tried now: it came back."""
+        self._wanted.set()
+
+    def doubt(self) -> None:
+        """Has it tried soon: it refused what it was thought to take."""
+        if not self._is_doubted and not self.is_set:
+            self._is_doubted = True
+            loop = asyncio.get_running_loop()
+            loop.call_at(max(loop.time(), self._tried_s + self.pause_s), self.want)
+
+    async def keep_trying(self) -> None:
+        """Tries it whenever that is wanted, and regularly, while it is up."""
+        while not self.is_set:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.pause_s if self.found.untried else TRY_EVERY_S):
+                    await self._wanted.wait()
+            self._wanted.clear()
+            if self._is_up():
+                await self.try_all()
+
+    async def try_all(self) -> None:
+        """Tries everything once, one request after the other. What fails for another reason than a refusal
+        stays as it was known."""
+        if self.is_set:
+            return
+        self._is_doubted, self._tried_s = False, asyncio.get_running_loop().time()
+        model, kind = self._server.model, self._kind
+        chat, text = text_trials(model)
+        words, untried = set(self.found.words), set(self.found.untried)
+        reasons: dict[Capability, str] = {}
+
+        def note(word: Capability, result: TrialResult, reason: str) -> None:
+            if result is TrialResult.UNKNOWN:
+                if word in self.reasons:
+                    reasons[word] = self.reasons[word]
+                return
+            (words.add if result is TrialResult.CAN else words.discard)(word)
+            untried.discard(word)
+            if result is not TrialResult.CAN:
+                reasons[word] = reason
+
+        result, reason = await self._tried(chat, None)
+        is_chat = result is TrialResult.CAN
+        if result is TrialResult.CANNOT:
+            result, _ = await self._tried(text, None)
+        note(Capability.TEXT, result, reason)
+        if result is TrialResult.UNKNOWN:
+            return
+        plan, plain = vector_trials(model), None
+        if result is TrialResult.CAN:
+            plan += trials(model, kind, is_chat=is_chat)
+            plain = chat if is_chat else text
+        for trial in plan:
+            note(trial.word, *await self._tried(trial, plain))
+        if words.isdisjoint(VECTORS):
+            words.add(Capability.TEXT)  # what else would it be for: its own refusal says more
+        gone = TRIED.difference(trial.word for trial in plan)
+        self.reasons, before = reasons, self.found
+        self._now(self._with(*words - gone, untried=frozenset(untried - gone)))
+        self.pause_s = min(TRY_EVERY_S, 2 * self.pause_s) if self.found == before else AGAIN_AFTER_S
+
+    async def _tried(self, trial: Trial, plain: Trial | None) -> tuple[TrialResult, str]:
+        """One trial's result. An error of the server's own counts as a refusal where it still answers
+        `plain`."""
+        result, reason = await self._sent(trial)
+        if result is not TrialResult.FAILED:
+            return result, reason
+        if plain is not None and (await self._sent(plain))[0] is TrialResult.CAN:
+            return TrialResult.CANNOT, reason
+        return TrialResult.UNKNOWN, reason
+
+    async def _sent(self, trial: Trial) -> tuple[TrialResult, str]:
+        timeout_s = min(self._server.timeouts.first_byte_s, MOST_TRIAL_S)
+        try:
+            status, body = await self._client.post(trial.path, trial.body, timeout_s)
+        except (ConnectFailed, FetchFailed) as error:
+            return TrialResult.UNKNOWN, str(error)
+        result, reason = result_of(status, body)
+        if key := self._server.api_key:
+            reason = reason.replace(key, "(its key)")
+        return result, reason
+
+    def _set_by_operator(self) -> Capabilities:
+        words = {Capability(each) for each in self._server.capabilities}
+        if not words or words - VECTORS:
+            words.add(Capability.TEXT)  # unless it is only there for something else
+        if Capability.TOOLS in words:
+            words.add(Capability.FORCED_TOOLS)
+        return self._with(*words)
+
+    def _with(self, *words: str, untried: frozenset[str] = frozenset()) -> Capabilities:
+        fields = KIND_FIELDS.get(self._kind, frozenset()) if Capability.EXTRA_FIELDS in words else frozenset()
+        kind = ServerKind.OTHER if self._kind is ServerKind.AUTO else self._kind
+        return Capabilities(frozenset(words), fields.union(self._server.fields), untried, kind)
+
+    def _now(self, found: Capabilities) -> None:
+        before, self.found = self.found, found
+        if found == before:
+            return
+        for word in sorted(before.words - found.words):
+            reason = self.reasons.get(Capability(word), "")
+            log.warning("upstream %s cannot do %s any more: %s", self._server.name, word, reason)
+        if added := found.words - before.words - {Capability.TEXT}:
+            log.info("upstream %s can do %s", self._server.name, ", ".join(sorted(added)))
+        self._on_change()
+
+
+def described(probe: CapabilityProbe) -> Mapping[str, object]:
+    """For the status page: what it can do, what not and why, and whether that was tried or set."""
+    found = probe.found
+    return {
+        "server": found.kind,
+        "capabilities": sorted(found.words),
+        "cannot": {word.value: probe.reasons[word] for word in sorted(probe.reasons)},
+        "untried": sorted(found.untried),
+        "fields": sorted(found.fields),
+        "capabilities_from": "settings" if probe.is_set else "trials",
+    }

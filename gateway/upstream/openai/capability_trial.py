@@ -1,0 +1,132 @@
+"""Requests of one token that show what a server can do, and what an answer to one means. Pure."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from gateway.upstream.capabilities import Capability
+from gateway.upstream.openai.request import CHAT_PATH, EMBEDDINGS_PATH, RERANK_PATH, TEXT_PATH
+from gateway.upstream.openai.response import NOT_JSON, said_in
+from gateway.upstream.openai.server_kinds import KIND_TRIALS, ServerKind
+
+IMAGE_SIDE = 56
+"""Pixels of the trial's image: some vision models take none that is smaller."""
+MAX_TOKENS = 1
+
+
+class TrialResult(StrEnum):
+    """What an answer says of the server."""
+
+    CAN = "can"
+    CANNOT = "cannot"
+    """It refuses this kind of request."""
+    FAILED = "failed"
+    """An error of its own: a refusal, if it answers plain text right after."""
+    UNKNOWN = "unknown"
+    """It is full, away, or refuses the gateway: nothing is known anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One request."""
+
+    word: Capability
+    path: str
+    body: bytes
+
+
+def text_trials(model: str) -> tuple[Trial, Trial]:
+    """Plain text: as a chat, and as a text completion for servers that have no chat template."""
+    return (
+        Trial(Capability.TEXT, CHAT_PATH, msgspec.json.encode(_chat(model))),
+        Trial(Capability.TEXT, TEXT_PATH, msgspec.json.encode(_text(model))),
+    )
+
+
+def trials(model: str, kind: ServerKind, *, is_chat: bool) -> list[Trial]:
+    """One for each further word that a server which generates text can have: as chats, or as text
+    completions."""
+    fields = {**_FIELDS, Capability.EXTRA_FIELDS: KIND_TRIALS.get(kind, {})}
+    if not is_chat:
+        fields = {word: each for word, each in fields.items() if word in _OF_TEXT}
+    path, body = (CHAT_PATH, _chat(model)) if is_chat else (TEXT_PATH, _text(model))
+    return [Trial(word, path, msgspec.json.encode({**body, **each})) for word, each in fields.items() if each]
+
+
+def vector_trials(model: str) -> list[Trial]:
+    """Of servers that compute vectors or scores, whether they generate text or not."""
+    embeddings = {"model": model, "input": "Hi"}
+    rerank = {"model": model, "query": "Hi", "documents": ["Hi"]}
+    return [
+        Trial(Capability.EMBEDDINGS, EMBEDDINGS_PATH, msgspec.json.encode(embeddings)),
+        Trial(Capability.RERANK, RERANK_PATH, msgspec.json.encode(rerank)),
+    ]
+
+
+def result_of(status: int, body: bytes) -> tuple[TrialResult, str]:
+    """The meaning of an answer, and the server's own reason in a line."""
+    if status == 200:
+        try:
+            answer = msgspec.json.decode(body)
+        except NOT_JSON:
+            return TrialResult.UNKNOWN, "its answer is no JSON"
+        if isinstance(answer, dict) and answer.get("error"):
+            return TrialResult.CANNOT, said_in(body)
+        return TrialResult.CAN, ""
+    reason = f"{status} {said_in(body)}".strip()
+    if status in (400, 404, 405, 413, 415, 422, 501):
+        return TrialResult.CANNOT, reason
+    return (TrialResult.FAILED if status == 500 else TrialResult.UNKNOWN), reason
+
+
+def white_image(side: int) -> str:
+    """A white PNG of `side` times `side` pixels, as a data URL."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        checked = kind + data
+        return struct.pack(">I", len(data)) + checked + struct.pack(">I", zlib.crc32(checked))
+
+    head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    rows = (b"\0" + b"\xff" * (3 * side)) * side
+    chunks = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + chunks).decode()
+
+
+def _chat(model: str) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": MAX_TOKENS}
+
+
+def _text(model: str) -> dict[str, Any]:
+    return {"model": model, "prompt": "Hi", "max_tokens": MAX_TOKENS}
+
+
+_OBJECT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+_TOOLS = [
+    {"type": "function", "function": {"name": "probe", "description": "A probe.", "parameters": _OBJECT}}
+]
+_IMAGE_MESSAGE = {
+    "role": "user",
+    "content": [
+        {"type": "text", "text": "Hi"},
+        {"type": "image_url", "image_url": {"url": white_image(IMAGE_SIDE)}},
+    ],
+}
+_FIELDS: Mapping[Capability, Mapping[str, Any]] = {
+    Capability.TOOLS: {"tools": _TOOLS, "tool_choice": "auto"},
+    Capability.FORCED_TOOLS: {"tools": _TOOLS, "tool_choice": "required"},
+    Capability.JSON_OBJECT: {"response_format": {"type": "json_object"}},
+    Capability.JSON_SCHEMA: {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "probe", "schema": _OBJECT}}
+    },
+    Capability.REASONING: {"reasoning_effort": "low"},
+    Capability.IMAGES: {"messages": [_IMAGE_MESSAGE]},
+}
+_OF_TEXT = (Capability.JSON_OBJECT, Capability.JSON_SCHEMA, Capability.EXTRA_FIELDS)

@@ -1,0 +1,162 @@
+"""Answers of embedding and rerank endpoints: checked in their shape, their numbers passed on unread.
+
+Implements `ResponseReader`. A vector is looked at by its characters only: decoding millions of numbers to
+write them again would take the event loop's time. The checked list is the one piece of the answer, as JSON;
+no token of output is counted. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from gateway.upstream.base import RequestTask, Wording
+from gateway.upstream.lease_buffer import BufferedChunk
+from gateway.upstream.openai.response import MAX_COUNT, NOT_JSON, Chunk, Garbage, StreamError, Usage, said
+from gateway.upstream.openai.token_count import TokenCount
+
+MAX_ANSWER_BYTES = 32 * 2**20
+NUMBERS = b"0123456789+-.eE, \t\r\n"
+BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/="
+
+
+class _VectorUsage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    total_tokens: int | None = None
+
+
+class _Vector(msgspec.Struct):
+    index: int
+    embedding: msgspec.Raw
+
+
+class _Vectors(msgspec.Struct):
+    data: list[_Vector] | None = None
+    usage: _VectorUsage | None = None
+    error: Any = None
+
+
+class _Score(msgspec.Struct, omit_defaults=True):
+    index: int
+    relevance_score: float
+    document: Any = None
+    """As the server echoes it."""
+
+
+class _Scores(msgspec.Struct):
+    results: list[_Score] | None = None
+    usage: _VectorUsage | None = None
+    error: Any = None
+
+
+_vectors = msgspec.json.Decoder(_Vectors)
+_scores = msgspec.json.Decoder(_Scores)
+
+
+class VectorsResponse:
+    """Implements `ResponseReader` for one JSON body of an endpoint without output tokens."""
+
+    content_type = "application/json"
+    is_whole = True
+    is_overrun = False
+    finish_word = ""
+    fingerprint = ""
+
+    def __init__(self, wording: Wording) -> None:
+        """`wording` is what was asked, whose task is none of text."""
+        self.count = TokenCount(0, None)
+        self.finish: str | None = None
+        self.choice_fields: dict[str, Any] = {}
+        self.is_complete = False
+        self.fault: Exception | None = None
+        self._body = bytearray()
+        if wording.task is RequestTask.EMBED:
+            self._read: Callable[[bytes], tuple[bytes, _VectorUsage | None]] = lambda body: read_vectors(
+                body, len(wording.fields["input"])
+            )
+        else:
+            self._read = lambda body: read_scores(body, len(wording.fields["documents"]))
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self._body) or self.is_complete
+
+    def feed(self, data: bytes) -> Sequence[BufferedChunk]:
+        self._body += data
+        if len(self._body) > MAX_ANSWER_BYTES:
+            self.fault = Garbage(f"its answer is larger than {MAX_ANSWER_BYTES} bytes")
+        return ()
+
+    def close(self) -> Sequence[BufferedChunk]:
+        body, self._body = bytes(self._body), bytearray()
+        try:
+            found, usage = self._read(body)
+            if usage is not None:
+                self.count.saw(Chunk(usage=_usage_of(usage)))
+        except (Garbage, StreamError) as error:
+            self.fault = error
+            return ()
+        self.finish = "stop"
+        self.is_complete = True
+        return [BufferedChunk(0, found.decode(), (), len(body))]
+
+
+def read_vectors(body: bytes, inputs: int) -> tuple[bytes, _VectorUsage | None]:
+    """The list of embeddings as JSON, one for each of `inputs`, and the server's count. Raises `Garbage`,
+    `StreamError`."""
+    try:
+        found = _vectors.decode(body)
+    except NOT_JSON:
+        raise Garbage("its embeddings are not in OpenAI's shape") from None
+    _require_no_error(found.error)
+    data = found.data or []
+    if sorted(each.index for each in data) != list(range(inputs)):
+        raise Garbage("it did not answer with one embedding for each input")
+    if not all(_is_vector(bytes(each.embedding)) for each in data):
+        raise Garbage("an embedding is neither a list of numbers nor base64")
+    shown = [{"object": "embedding", "index": each.index, "embedding": each.embedding} for each in data]
+    return msgspec.json.encode(shown), found.usage
+
+
+def read_scores(body: bytes, documents: int) -> tuple[bytes, _VectorUsage | None]:
+    """The list of scored documents as JSON, each of `documents` at most once, and the server's count. Raises
+    `Garbage`, `StreamError`."""
+    try:
+        found = _scores.decode(body)
+    except NOT_JSON:
+        raise Garbage("its scores are in no known shape") from None
+    _require_no_error(found.error)
+    results = found.results
+    if results is None:
+        raise Garbage("it sent no results")
+    places = [each.index for each in results]
+    if len(set(places)) != len(places) or not set(places) <= set(range(documents)):
+        raise Garbage("its results name documents that were not sent, or one twice")
+    if not all(math.isfinite(each.relevance_score) for each in results):
+        raise Garbage("a score is not a finite number")
+    return msgspec.json.encode(results), found.usage
+
+
+def _require_no_error(error: object) -> None:
+    if error is not None:
+        raise StreamError(said(error))
+
+
+def _is_vector(raw: bytes) -> bool:
+    """Whether valid JSON is a flat list of numbers, or base64 text."""
+    if raw[:1] == b"[":
+        return not raw[1:-1].translate(None, NUMBERS) and len(raw) > 2
+    return raw[:1] == b'"' and not raw[1:-1].translate(None, BASE64) and len(raw) > 2
+
+
+def _usage_of(found: _VectorUsage) -> Usage | None:
+    """Raises `Garbage`."""
+    tokens = found.prompt_tokens if found.prompt_tokens is not None else found.total_tokens
+    if tokens is None:
+        return None
+    if not 0 <= tokens <= MAX_COUNT:
+        raise Garbage("its usage is negative or too large")
+    return Usage(tokens, 0)

@@ -1,0 +1,121 @@
+"""The text of an answer's parts: which words of a tool call count, and whether its JSON has come to its end.
+
+Both take fragments, however an answer is cut into chunks. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+from gateway.upstream.base import Part
+
+# ---------------------------------------------------------------- the generated text of a call
+
+LONGEST_OPEN_ESCAPE = len(r"\ud83d\ude0")
+_STRUCTURE = re.compile(r'[\s{}\[\]",:\\]+')
+_ESCAPES = re.compile(r"(?:\\u[0-9a-fA-F]{4})+")
+_OPEN_ESCAPE = re.compile(r"(?:\\u[dD][89abAB][0-9a-fA-F]{2})?(?:\\(?:u[0-9a-fA-F]{0,3})?)?$")
+"""Half an escape, and the first half of a pair of them; empty where there is none."""
+
+
+class CallText:
+    """The words of tool calls, as tokens are counted.
+
+    A server writes a call as JSON anew, whatever its model has written: with blanks, quotes and escapes of
+    its own. So only words count, each escape as its character: a text of these has no more tokens than what
+    the model wrote.
+    """
+
+    def __init__(self) -> None:
+        self._rest = ""
+        """An escape that the last fragment broke off in."""
+
+    def words(self, fragment: str) -> str:
+        """The words of a fragment."""
+        text = self._rest + fragment
+        end = len(text) - LONGEST_OPEN_ESCAPE if len(text) > LONGEST_OPEN_ESCAPE else 0
+        found = _OPEN_ESCAPE.search(text, end)
+        self._rest = "" if found is None else found.group()
+        text = text[: len(text) - len(self._rest)]
+        return _STRUCTURE.sub(" ", _ESCAPES.sub(_unescaped, text))
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    text: str = json.loads(f'"{found.group()}"')
+    return text.encode(errors="replace").decode()  # half a pair is no character
+
+
+# ---------------------------------------------------------------- incomplete JSON
+
+_SIGNS = re.compile(r'\\.?|["{}\[\]]', re.DOTALL)
+
+
+class JsonEnd:
+    """Whether a JSON text that comes in fragments has come to its end."""
+
+    __slots__ = ("_depth", "_in_escape", "_in_string", "has_begun")
+
+    def __init__(self) -> None:
+        self.has_begun = False
+        self._depth = 0
+        self._in_string = False
+        self._in_escape = False
+
+    @property
+    def is_reached(self) -> bool:
+        """It has begun, and everything that it opened is closed."""
+        return self.has_begun and self._depth <= 0 and not self._in_string
+
+    def feed(self, fragment: str) -> None:
+        """Takes the next fragment."""
+        if not fragment:
+            return
+        self.has_begun = self.has_begun or not fragment.isspace()
+        start = 1 if self._in_escape else 0
+        self._in_escape = False
+        for found in _SIGNS.finditer(fragment, start):
+            sign = found.group()
+            if sign[0] == "\\":
+                self._in_escape = self._in_string and len(sign) == 1
+            elif sign == '"':
+                self._in_string = not self._in_string
+            elif not self._in_string:
+                self._depth += 1 if sign in "{[" else -1
+
+
+class Completeness:
+    """Whether the tool calls of one answer, and a text that is to be JSON, have come to their ends."""
+
+    def __init__(self, *, is_json: bool) -> None:
+        """`is_json`: the text itself is to be JSON."""
+        self._calls: dict[int, JsonEnd] = {}
+        """By index; -1 is a legacy `function_call`."""
+        self._text = JsonEnd() if is_json else None
+
+    def feed(self, parts: Sequence[Part], text: str) -> None:
+        """Takes what was passed on."""
+        for part in parts:
+            for call in part.get("tool_calls", ()):
+                self._feed_call(call["index"], call.get("function", {}))
+            if "function_call" in part:
+                self._feed_call(-1, part["function_call"])
+        if self._text is not None:
+            self._text.feed(text)
+
+    def _feed_call(self, index: int, function: dict[str, str]) -> None:
+        end = self._calls.get(index)
+        if end is None:
+            end = self._calls[index] = JsonEnd()
+        end.feed(function.get("arguments", ""))
+
+    def lacking(self, finish: str) -> str:
+        """What is incomplete after our finish reason: `tool_calls`, `json` or nothing (empty)."""
+        was_cut = finish != "stop"
+        # Without arguments a call is complete, unless they were still to come.
+        if any(not end.is_reached and (was_cut or end.has_begun) for end in self._calls.values()):
+            return "tool_calls"
+        if self._text is not None and not self._calls and was_cut and not self._text.is_reached:
+            return "json"
+        return ""

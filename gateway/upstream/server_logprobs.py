@@ -1,0 +1,66 @@
+"""Reads the log probabilities that another server sends with an answer. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from engine.messages import TokenLogprob
+from gateway.upstream.base import ServerLogprob
+
+MAX_TOKEN_CHARACTERS = 256
+"""Of a token named in log probabilities; a longer one is cut."""
+MAX_ALTERNATIVES = 20
+"""Of a token in log probabilities, as in OpenAI's API."""
+
+
+def logprobs_of(found: dict[str, Any]) -> Sequence[TokenLogprob]:
+    """Of a choice's `logprobs`, in the shape of chats or of text completions. Token ids are 0: the API names
+    tokens by their text. Raises what reading a value of another shape raises (KeyError, TypeError,
+    ValueError, AttributeError, OverflowError)."""
+    if found.get("content") is not None:
+        return [_chat_logprob(item) for item in found["content"]]
+    if not found.get("tokens"):
+        return []
+    tops = found.get("top_logprobs") or [{}] * len(found["tokens"])
+    return [
+        TokenLogprob(
+            0,
+            _token(token),
+            float(logprob),
+            [
+                (0, _token(text), float(value))
+                for text, value in islice((top or {}).items(), MAX_ALTERNATIVES)
+            ],
+        )
+        for token, logprob, top in zip(found["tokens"], found["token_logprobs"], tops, strict=True)
+        if logprob is not None
+    ]
+
+
+def _chat_logprob(item: dict[str, Any]) -> ServerLogprob:
+    shown = _entry(item)
+    tops = [_entry(each) for each in (item.get("top_logprobs") or [])[:MAX_ALTERNATIVES]]
+    shown["top_logprobs"] = tops
+    return ServerLogprob(
+        0,
+        shown["token"],
+        shown["logprob"],
+        [(0, each["token"], each["logprob"]) for each in tops],
+        shown,
+    )
+
+
+def _entry(item: dict[str, Any]) -> dict[str, Any]:
+    token = _token(item["token"])
+    found = item.get("bytes")
+    if found is not None:
+        found = list(bytes(found[: 4 * MAX_TOKEN_CHARACTERS]))
+    elif "bytes" not in item:
+        found = list(token.encode(errors="replace"))
+    return {"token": token, "logprob": float(item["logprob"]), "bytes": found}
+
+
+def _token(text: object) -> str:
+    return str(text)[:MAX_TOKEN_CHARACTERS]

@@ -1,0 +1,305 @@
+"""The gateway's side of the channel to Fairgate's plug-in in one vLLM server.
+
+One task has one exchange at a time: immediately when there is something to say (all of one loop turn
+together), every 0.1 s while sequences of this gateway run there, and every second otherwise. What is said and
+heard is `channel_state.py`'s. A server whose plug-in does not answer, or speaks otherwise, is not used;
+`refusal` says why and what to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from engine.messages import Explained, Inventory, Ready, RunningSequence, Submit, TenantShare
+from engine.scheduling.policy import make_policy, options_of
+from engine.vllm_plugin.protocol import PROTOCOL_VERSION, About, Exchange, PluginReport, PolicyChoice
+from engine.vllm_plugin.signature import ChannelRefused, decode_report, encode_exchange, sign
+from gateway.upstream.base import UpstreamLost
+from gateway.upstream.vllm_plugin.channel_state import ChannelState
+from gateway.upstream.vllm_plugin.transport import ChannelFailed, NoPlugin, Transport
+from tenants.storage.task_stop import stop
+
+BUSY_EVERY_S = 0.1
+IDLE_EVERY_S = 1.0
+ANSWER_S = 20.0
+"""Longest wait for an answer: the server answers between two steps, and a long prompt is a long step."""
+REPLY_S = 45.0
+"""Longest wait for an exchange that begins now: the one before it may take its time."""
+ORPHANS_EVERY_S = 2.0
+"""How often recovery is told of outcomes that nothing here reads, while there are some."""
+NO_PLUGIN = (
+    "it has no Fairgate plug-in: start it with --scheduler-cls fairgate_vllm.FairScheduler, or set"
+    ' priority = "vllm"'
+)
+REASONS = {
+    "signature": "its plug-in has another key: plugin_key_file and its FAIRGATE_VLLM_KEY_FILE must be copies",
+    "time": "its clock and this one's differ by more than a minute: set both by NTP",
+    "superseded": "another process uses this gateway's id there",
+    "too_many_gateways": "more gateways use its plug-in than it takes",
+}
+"""By the code of a refusal; the plug-in's own words are for the log."""
+
+log = logging.getLogger("fairgate.gateway.upstream")
+
+
+class PluginLink:
+    """The channel to one server. Use from one event loop."""
+
+    def __init__(
+        self,
+        replica_id: str,
+        gateway_id: str,
+        key: bytes,
+        transport: Transport,
+        *,
+        on_change: Callable[[], None],
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`key` is shared with the plug-in. `on_change` is called when it comes up or is lost, and while it
+        holds outcomes that nothing here reads."""
+        self._replica_id = replica_id
+        self._key = key
+        self._transport = transport
+        self._on_change = on_change
+        self._wall_clock = wall_clock
+        self.state = ChannelState(gateway_id, secrets.token_hex(8))
+        self.on_service: Callable[[Mapping[str, TenantShare]], None] = lambda service: None
+        """Called with the service of the steps since the last report, by tenant."""
+        self.is_up = False
+        """The last exchange was answered."""
+        self.refusal = "its plug-in was not asked yet"
+        """Why it is not used; empty: it is."""
+        self.refusal_code = ""
+        self._ready: tuple[Ready, About, Ready] | None = None
+        """The last answer of `ready`, with what it was made of."""
+        self._wake = asyncio.Event()
+        self._exchanging = asyncio.Lock()
+        self._orphans_told_s = float("-inf")
+        self._task: asyncio.Task[None] | None = None
+
+    # ------------------------------------------------------------ state
+
+    @property
+    def about(self) -> About | None:
+        """What runs there, as it said last."""
+        return None if self.state.report is None else self.state.report.about
+
+    def ready(self, ready: Ready) -> Ready:
+        """The server as the monitor knows it, with its policy and its life."""
+        about = self.about
+        if about is None:
+            return ready
+        if self._ready is None or self._ready[0] is not ready or self._ready[1] is not about:
+            self._ready = ready, about, replace(ready, policy=about.policy, life=self.state.life)
+        return self._ready[2]
+
+    def describe(self) -> dict[str, Any]:
+        """For the status page, `model check` and the doctor."""
+        report = self.state.report
+        if report is None:
+            return {"is_up": self.is_up, "refusal": self.refusal}
+        about = report.about
+        return {
+            "is_up": self.is_up,
+            "refusal": self.refusal,
+            "version": about.version,
+            "vllm_version": about.vllm_version,
+            "policy": about.policy,
+            "policy_refusal": self.state.policy_refusal,
+            "slots": about.slots,
+            "places": about.places,
+            "not_supported": list(about.not_supported),
+            "running": report.running,
+            "held": report.held,
+            "parked": report.parked,
+            "waiting": report.waiting,
+            "kv_usage": report.kv_usage,
+            "lost_outcomes": report.lost_outcomes,
+            "refused_signatures": dict(report.refused_signatures),
+        }
+
+    def runs(self, sequence_id: str) -> bool:
+        """Whether it was sent there by this gateway, and has not been read to its end."""
+        return self.state.runs(sequence_id)
+
+    def waits_there(self, sequence_id: str) -> bool:
+        """Whether the server sends nothing of a sequence for a reason: it waits for its turn or its lease."""
+        return self.is_up and self.state.news(sequence_id).state in ("held", "parked", "waiting")
+
+    # ------------------------------------------------------------ sequences
+
+    def begin(self, submit: Submit) -> str:
+        """A sequence is about to be sent: the signed claims for its request."""
+        if not self.state.num_running:
+            self._wake.set()  # the next exchange is due earlier than it was
+        return sign(self.state.begin(submit, self._wall_clock()), self._key)
+
+    def top_up(self, sequence_id: str, lease_tokens: int) -> None:
+        """Covers `lease_tokens` in all."""
+        if self.state.top_up(sequence_id, lease_tokens):
+            self._wake.set()
+
+    def cancel(self, sequence_id: str, cause: str) -> None:
+        """Ends a sequence there."""
+        self.state.cancel(sequence_id, cause)
+        self._wake.set()
+
+    def over(self, sequence_id: str, *, has_outcome: bool) -> None:
+        """The sequence's answer is read to its end, or given up."""
+        self.state.over(sequence_id, has_outcome=has_outcome)
+
+    def acknowledge(self, sequence_ids: Sequence[str]) -> None:
+        """Said with the next regular exchange: nothing waits for it."""
+        self.state.acknowledge(sequence_ids)
+
+    # ------------------------------------------------------------ the server
+
+    async def start(self) -> None:
+        """Asks it once, and begins to do so regularly."""
+        await self.probe()
+        self._task = asyncio.create_task(self._keep_talking(), name=f"plug-in of {self._replica_id}")
+
+    async def close(self) -> None:
+        """Says what is left to be said, and ends the channel."""
+        if self._task is not None:
+            await stop([self._task])
+        if self.is_up and self.state.has_to_say:
+            await self.probe()
+        self._transport.close()
+
+    async def probe(self) -> None:
+        """One exchange now."""
+        await self._exchange()
+
+    async def set_policy(self, policy: PolicyChoice) -> None:
+        """Sets it, also after every restart of the server. Raises `UpstreamLost` (it is set when the server
+        is back) and ValueError with the plug-in's reason."""
+        self.state.set_policy(policy)
+        await self._answered()
+        # What goes wrong when a step takes it over is in a later report only.
+        await asyncio.sleep(BUSY_EVERY_S)
+        await self._answered()
+        if self.state.policy_refusal:
+            raise ValueError(self.state.policy_refusal)
+
+    async def collect(self, own: Callable[[], Sequence[RunningSequence]], *, adopt: bool) -> Inventory:
+        """Everything unaccounted for, as of an exchange that begins now. Raises `UpstreamLost`."""
+        await self._answered(adopt=adopt)
+        return self.state.inventory(self._replica_id, own())
+
+    # ------------------------------------------------------------ inside
+
+    async def _answered(self, *, adopt: bool = False) -> None:
+        try:
+            async with asyncio.timeout(REPLY_S):
+                is_answered = await self._exchange(adopt=adopt)
+        except TimeoutError:
+            is_answered = False
+        if not is_answered:
+            raise UpstreamLost(self.refusal or "its plug-in does not answer in time")
+
+    async def _keep_talking(self) -> None:
+        while True:
+            seconds = BUSY_EVERY_S if self.is_up and self.state.num_running else IDLE_EVERY_S
+            if not self.is_up:
+                await asyncio.sleep(seconds)
+            else:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), seconds)
+            try:
+                await self._exchange()
+            except Exception:
+                log.exception("the channel to the plug-in of %s failed; it goes on", self._replica_id)
+                await asyncio.sleep(IDLE_EVERY_S)
+
+    async def _exchange(self, *, adopt: bool = False) -> bool:
+        """Whether it was answered. Once more after a failure: servers close idle connections at any time."""
+        async with self._exchanging:
+            was_up = self.is_up
+            return await self._one_exchange(adopt, is_last=not was_up) or (
+                was_up and await self._one_exchange(adopt, is_last=True)
+            )
+
+    async def _one_exchange(self, adopt: bool, *, is_last: bool) -> bool:
+        self._wake.clear()
+        nonce = secrets.token_hex(16)
+        exchange = self.state.exchange(nonce, self._wall_clock(), adopt=adopt)
+        try:
+            frame = await self._transport.ask(encode_exchange(exchange, self._key), ANSWER_S)
+            report = decode_report(frame, self._key, nonce)
+        except NoPlugin:
+            self._lost("plugin", NO_PLUGIN)
+        except ChannelFailed as error:
+            if is_last:
+                self._lost("channel", str(error))
+        except ChannelRefused as error:
+            log.debug("the plug-in of %s: %s", self._replica_id, error)
+            self._lost(error.code, _reason(error.code))
+        else:
+            self._heard(exchange, report)
+            return True
+        return False
+
+    def _heard(self, exchange: Exchange, report: PluginReport) -> None:
+        had_life, had_refusal = self.state.life, self.state.policy_refusal
+        self.state.heard(exchange, report)
+        was_up, self.is_up, self.refusal, self.refusal_code = self.is_up, True, "", ""
+        if not was_up or report.life != had_life:
+            about = report.about
+            log.info(
+                "%s has Fairgate's plug-in %s in vLLM %s: policy %s, %d slots, %d places%s",
+                self._replica_id,
+                about.version,
+                about.vllm_version,
+                about.policy,
+                about.slots,
+                about.places,
+                f"; never tried with: {', '.join(about.not_supported)}" if about.not_supported else "",
+            )
+        if report.policy_refusal and report.policy_refusal != had_refusal:
+            log.error("%s does not take the policy: %.400s", self._replica_id, report.policy_refusal)
+        if report.service:
+            self.on_service(report.service)
+        now_s = time.monotonic()
+        has_orphans = bool(self.state.orphans()) and now_s - self._orphans_told_s >= ORPHANS_EVERY_S
+        if has_orphans:
+            self._orphans_told_s = now_s
+        if not was_up or report.life != had_life or has_orphans:
+            self._on_change()
+        if self.state.has_more:
+            self._wake.set()
+
+    def _lost(self, code: str, refusal: str) -> None:
+        if refusal != self.refusal:
+            log.warning("upstream %s is not used: %s", self._replica_id, refusal)
+        was_up, self.is_up, self.refusal, self.refusal_code = self.is_up, False, refusal, code
+        if was_up:
+            self._on_change()
+
+
+def explained(about: About) -> Explained:
+    """The policy in force and what it is made of. Decisions and steps are not told."""
+    try:
+        policy = make_policy(about.policy, options_of(about.options))
+    except ValueError:
+        return Explained(about.policy, {}, options=about.options)
+    described = policy.describe()
+    choices = {decision: described[decision] for decision in ("order", "admit", "compose", "evict")}
+    return Explained(about.policy, choices, options=about.options)
+
+
+def _reason(code: str) -> str:
+    if code == "protocol_version":
+        return (
+            f"its plug-in speaks another version of the protocol than this gateway ({PROTOCOL_VERSION}):"
+            " install the fairgate-vllm of the gateway's version"
+        )
+    return REASONS.get(code, "what answers there is no Fairgate plug-in that this gateway can use")

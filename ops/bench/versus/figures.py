@@ -1,0 +1,102 @@
+"""Figures of the comparison: medians over rounds, and whether a client was the bottleneck. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ops.reporting import number
+from ops.sandbox.core_use import CoreUse
+
+TOO_BUSY = 0.8
+"""A client that runs or waits for a core for more of the time cannot be trusted: it was the bottleneck."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersusLine:
+    """One line of the table: a figure of each round's row."""
+
+    key: str
+    what: str
+    wanted: str
+    """What an ideal stack has."""
+    spec: str
+    """Format of a value."""
+    is_ratio: bool = False
+
+
+LINES = (
+    VersusLine(
+        "flood_ratio",
+        "a quiet tenant's first token (p99) beside a flood of 32:1, over its own alone",
+        "1",
+        ".1f",
+        True,
+    ),
+    VersusLine("weights_ratio", "tokens of two tenants of weights 1 and 3", "3", ".2f", True),
+    VersusLine("overshoot_tokens", "tokens over a hard limit, 50 requests at once, twice", "0", ",.0f"),
+    VersusLine(
+        "uncharged_tokens",
+        "tokens delivered and on no bill after `kill -9` of the gateway under 8 streams",
+        "0",
+        ",.0f",
+    ),
+)
+WHY = "says why a request waited"
+
+
+def busy_share(first: CoreUse, last: CoreUse) -> float:
+    """Part of the time between two readings in which the process ran or waited for a core."""
+    wall_s = last.at_s - first.at_s
+    wanted_s = last.ran_s - first.ran_s + last.waited_s - first.waited_s
+    return wanted_s / wall_s if wall_s > 0 else 0.0
+
+
+def bottlenecks(rounds: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """A sentence for each measurement in which a client was the bottleneck."""
+    return [
+        f"round {number_} of {name}: the {phase} clients ran or waited for a core for {share:.0%} of the time"
+        for name, rows in rounds.items()
+        for number_, row in enumerate(rows, 1)
+        for phase, share in row["client_busy"].items()
+        if share > TOO_BUSY
+    ]
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, least and most of the rounds. Raises `ValueError` for none."""
+    if not values:
+        raise ValueError("no round was measured")
+    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
+
+
+def summary(rounds: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """By stack: each line's spread, and whether it said why in every round."""
+    return {
+        name: {line.key: spread([row[line.key] for row in rows]) for line in LINES}
+        | {"why": all(row["why"] for row in rows), "why_words": next((row["why"] for row in rows), None)}
+        for name, rows in rounds.items()
+    }
+
+
+def cell(figure: Mapping[str, float], spec: str) -> str:
+    """The median, and the spread where rounds differ."""
+    median, least, most = (format(figure[key], spec) for key in ("median", "least", "most"))
+    return median if least == most else f"{median} ({least} to {most})"
+
+
+def markdown(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """The table of five lines."""
+    head = ["", *found, "ideal"]
+    lines = [head, ["---"] * len(head)]
+    for line in LINES:
+        lines.append([line.what, *(cell(each[line.key], line.spec) for each in found.values()), line.wanted])
+    lines.append([WHY, *("yes" if each["why"] else "no" for each in found.values()), "yes"])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+
+
+def shown_ms(seconds: float) -> str:
+    """For notes below the table."""
+    return f"{number(1000 * seconds)} ms"

@@ -1,0 +1,191 @@
+"""LiteLLM's proxy in a comparison, before vLLM, with what it has for limits without a licence.
+
+Counters of limits are in a Redis, so that they outlive the proxy; tokens are reserved before a request runs
+(its default). Keys are checked by a custom hook that reads the terms from the key itself. What goes on a bill
+is what LiteLLM tells its callbacks when a request has ended: the same that it would write into its database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+
+from ops.bench.common.errors import PeerMissing
+from ops.bench.common.processes import end
+from ops.bench.versus.stack import ServedStack, StackFailed, TenantTerms
+from ops.bench.vllm.server import MODEL
+from ops.sandbox.free_port import free_port
+from ops.sandbox.server import until
+
+START_S = 120.0
+WINDOW_S = 10
+"""Of its limits on tokens; by default a minute, in which a measurement would see half a window."""
+WRITTEN_S = 5.0
+"""Time for its callbacks after the last request."""
+SHOWN_BYTES = 800
+
+HOOKS = """import json
+from litellm.integrations.custom_logger import CustomLogger
+from litellm.proxy._types import UserAPIKeyAuth
+
+
+async def user_api_key_auth(request, api_key):
+    name, tokens, parallel = api_key.removeprefix("sk-").rsplit(".", 2)
+    limits = {"tpm_limit": int(tokens) or None, "max_parallel_requests": int(parallel) or None}
+    return UserAPIKeyAuth(api_key=api_key, token=api_key, key_alias=name, **limits)
+
+
+class Bill(CustomLogger):
+    async def async_log_success_event(self, kwargs, response_obj, start_time, end_time):
+        told = kwargs["standard_logging_object"]
+        with open("bill.jsonl", "a") as file:
+            file.write(json.dumps({"tenant": told["metadata"]["user_api_key_alias"],
+                                   "tokens": told["total_tokens"]}) + "\\n")
+
+    async_log_failure_event = async_log_success_event
+
+
+bill = Bill()
+"""
+CONFIG = """model_list:
+  - model_name: {model}
+    litellm_params: {{model: hosted_vllm/{model}, api_base: "{url}/v1", api_key: none, max_retries: 0,
+      input_cost_per_token: 0.00000015, output_cost_per_token: 0.0000006}}
+litellm_settings: {{num_retries: 0, telemetry: false, callbacks: versus_hooks.bill}}
+router_settings: {{num_retries: 0, disable_cooldowns: true}}
+general_settings: {{custom_auth: versus_hooks.user_api_key_auth, custom_auth_run_common_checks: true}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LiteLlmGateway:
+    """Implements `Contestant`."""
+
+    program: Path
+    upstream_url: str
+    redis_url: str
+    name: str = "LiteLLM + vLLM"
+    is_fair_by_itself: bool = False
+    limit_window_s: float = WINDOW_S
+
+    @contextlib.asynccontextmanager
+    async def open(self, directory: Path) -> AsyncIterator[ServedStack]:
+        """See `Contestant`. Raises `StackFailed`."""
+        config = CONFIG.format(model=MODEL, url=self.upstream_url)
+        (directory / "config.yaml").write_text(config, encoding="utf-8")
+        (directory / "versus_hooks.py").write_text(HOOKS, encoding="utf-8")
+        port = free_port()
+        with (directory / "litellm.log").open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *(str(self.program), "--config", "config.yaml", "--host", "127.0.0.1", "--port", str(port)),
+                cwd=directory,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment(directory),
+                process_group=0,
+            )
+        try:
+            served = LiteLlmServed(f"http://127.0.0.1:{port}", process, directory)
+            await served.answers()
+            yield served
+        finally:
+            await end(process)
+
+    def _environment(self, directory: Path) -> dict[str, str]:
+        redis = urlsplit(self.redis_url)
+        return {
+            "PATH": f"{self.program.parent}:{os.environ.get('PATH', os.defpath)}",
+            "HOME": str(directory),
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "LITELLM_LOG": "ERROR",
+            "LITELLM_MASTER_KEY": f"sk-{secrets.token_hex(16)}",
+            "LITELLM_MODE": "PRODUCTION",
+            "LITELLM_RATE_LIMIT_WINDOW_SIZE": str(WINDOW_S),
+            "REDIS_HOST": redis.hostname or "127.0.0.1",
+            "REDIS_PORT": str(redis.port),
+        }
+
+
+def installed_proxy(peers_dir: Path) -> Path:
+    """LiteLLM's program. Raises `PeerMissing`."""
+    found = peers_dir.absolute() / "litellm" / "bin" / "litellm"
+    if not found.is_file():
+        raise PeerMissing(f"LiteLLM is not installed in {found.parents[1]}: make bench-versus")
+    return found
+
+
+CAUSE_WORDS = ("queue", "wait", "priority", "reason", "cause", "throttle")
+
+
+def explaining_headers(headers: Mapping[str, str]) -> str | None:
+    """The headers of an answer whose names have to do with waiting; None: there are none."""
+    found = [
+        f"{name}: {value}"
+        for name, value in headers.items()
+        if any(word in name.lower() for word in CAUSE_WORDS)
+    ]
+    return "; ".join(found) or None
+
+
+@dataclass
+class LiteLlmServed:
+    """Implements `ServedStack`."""
+
+    url: str
+    process: asyncio.subprocess.Process
+    directory: Path
+    tenants: dict[str, TenantTerms] = field(default_factory=dict)
+
+    @property
+    def pid(self) -> int:
+        """See `ServedStack`."""
+        return self.process.pid
+
+    async def answers(self) -> None:
+        """Waits until the proxy serves. Raises `StackFailed`."""
+        async with httpx.AsyncClient(timeout=5.0) as client:
+
+            async def serves() -> bool:
+                if self.process.returncode is not None:
+                    return True
+                try:
+                    return (await client.get(f"{self.url}/health/liveliness")).status_code == 200
+                except httpx.HTTPError:
+                    return False
+
+            if not await until(serves, START_S) or self.process.returncode is not None:
+                tail = (self.directory / "litellm.log").read_text(errors="replace")[-SHOWN_BYTES:]
+                raise StackFailed(f"LiteLLM does not serve after {START_S:g} s: {tail}")
+
+    async def enrol(self, terms: TenantTerms) -> str:
+        """See `ServedStack`. It has no weights: a key has tokens a window, and requests at once."""
+        self.tenants[terms.name] = terms
+        return f"sk-{terms.name}.{terms.limit_tokens or 0}.{terms.most_parallel or 0}"
+
+    async def kill(self) -> None:
+        """See `ServedStack`."""
+        self.process.kill()
+        await self.process.wait()
+
+    async def charged_tokens(self, tenant: str) -> int:
+        """See `ServedStack`. What was told to its callbacks: of a request that it did not end, nothing."""
+        if self.process.returncode is None:
+            await asyncio.sleep(WRITTEN_S)
+        bill = self.directory / "bill.jsonl"
+        lines = bill.read_text(encoding="utf-8").splitlines() if bill.exists() else []
+        told = [json.loads(line) for line in lines]
+        return sum(each["tokens"] for each in told if each["tenant"] == tenant)
+
+    async def why(self, headers: Mapping[str, str], key: str) -> str | None:
+        """See `ServedStack`. What its response headers say of a queue, a wait or a cause."""
+        return explaining_headers(headers)

@@ -1,0 +1,338 @@
+"""The measurements of one stack in one round: a flood, weights, a hard limit, a killed gateway.
+
+Clients are the same for all stacks: a process for each tenant under load, on raw sockets. Tokens are counted
+from the log probabilities that come with them, as they arrive; a stack's own figures are used for its bill
+alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from tokenizers import Tokenizer
+
+from ops.bench.budgets.clients import ClientAttempt, ClientRequest, ask_once
+from ops.bench.common.http_client import LoadHttpClient
+from ops.bench.common.load import CHATS, LoadClient, load_client
+from ops.bench.common.load_client import Observed
+from ops.bench.gateway.process import cpu_s, process_tree
+from ops.bench.versus.figures import busy_share
+from ops.bench.versus.stack import SLOTS, Contestant, ServedStack, StackFailed, TenantTerms
+from ops.bench.vllm.server import MODEL
+from ops.demo.training.instructions import prompt_for_lengths
+from ops.reporting import quantile
+from ops.sandbox.core_use import core_use
+from ops.settings.settings import SHIPPED_MODEL
+
+FLOOD_STREAMS = 32
+FLOOD_TOKENS = 200
+"""Answers end by themselves: tokens without text, of which a long answer is full otherwise, are not passed on
+by every gateway, and could not be counted."""
+MOST_TOKENS = 320
+QUIET_TOKENS = 8
+PROMPT_TOKENS = 24
+QUIET_PER_S = 5.0
+MOST_OPEN = 200
+FIRST_REQUESTS = 10
+"""Of a fresh gateway: they are slow, and not counted."""
+FILL_S = 4.0
+"""A flood needs so long to fill all places."""
+HEAVY_WEIGHT = 3.0
+WEIGHTS_STREAMS = 32
+WEIGHTS_TOKENS = 200
+WARM_UP_S = 8.0
+LIMIT_CLIENTS = 50
+LIMIT_TOKENS = 128
+LIMITED = 1_600
+"""About two fifths of what the burst asks for."""
+KILL_STREAMS = 8
+KILL_TOKENS = 290
+TOKENS_BEFORE_KILL = 40
+KILL_LIMIT = 100_000
+PATIENCE_S = 60.0
+BODIES = 64
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSizes:
+    """How much is measured."""
+
+    quiet_requests: int = 75
+    weights_s: float = 20.0
+
+
+@dataclass
+class ClientUse:
+    """How busy the clients of a round were: the most of any one."""
+
+    shares: dict[str, float] = field(default_factory=dict)
+
+    def note(self, phase: str, share: float) -> None:
+        """Keeps the largest share of a phase."""
+        self.shares[phase] = max(self.shares.get(phase, 0.0), share)
+
+
+def chat(messages: Sequence[dict[str, str]], max_tokens: int | None) -> dict[str, Any]:
+    """A streamed chat whose tokens are counted as they come."""
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "messages": messages,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "logprobs": True,
+    }
+    return body if max_tokens is None else body | {"max_tokens": max_tokens}
+
+
+def bodies(seed: int, answer_tokens: int, count: int = BODIES) -> list[dict[str, Any]]:
+    """Questions whose answers have about so many tokens; the model ends them by itself."""
+    tokenizer = Tokenizer.from_file(str(SHIPPED_MODEL / "tokenizer.json"))
+
+    def count_tokens(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    rng = random.Random(seed)
+    asks = (prompt_for_lengths(rng, PROMPT_TOKENS, answer_tokens, count_tokens) for _ in range(count))
+    return [chat(ask.chat(), MOST_TOKENS) for ask in asks]
+
+
+class StackPhases:
+    """One turn of one stack."""
+
+    def __init__(
+        self,
+        contestant: Contestant,
+        stack: ServedStack,
+        sizes: PhaseSizes,
+        questions: Sequence[Any],
+        progress: Callable[[str], None],
+    ) -> None:
+        self._progress = progress
+        self._contestant = contestant
+        self._stack = stack
+        self._sizes = sizes
+        self._questions = questions
+        self._use = ClientUse()
+        self._bodies = {
+            "quiet": bodies(1, QUIET_TOKENS),
+            "flood": bodies(2, FLOOD_TOKENS),
+            "light": bodies(3, WEIGHTS_TOKENS),
+            "heavy": bodies(4, WEIGHTS_TOKENS),
+        }
+        self._tokens_per_s = 0.0
+
+    async def run(self, number: int) -> Row:
+        """All phases; `number` of the round makes the tenants' names. Raises `StackFailed`."""
+        row = await self.flood(f"{number}") | await self.weights(f"{number}")
+        if not self._contestant.is_fair_by_itself:
+            self._progress("with fixed limits")
+            fixed = await self.flood(f"{number}f", most_parallel=SLOTS - 1, alone_s=row["alone_s"])
+            fixed |= await self.weights(f"{number}f", is_fixed=True)
+            row |= {f"fixed_{key}": value for key, value in fixed.items()}
+        row |= await self.limit(number) | await self.kill(number)
+        return row | {"client_busy": dict(self._use.shares)}
+
+    # ------------------------------------------------------------ a flood
+
+    async def flood(
+        self, names: str, *, most_parallel: int | None = None, alone_s: dict[str, float] | None = None
+    ) -> Row:
+        """First tokens of a quiet tenant, alone and beside a flood; and whether one of them can be explained.
+        `most_parallel`: requests at once that each key may have; `alone_s`: as measured before."""
+        self._progress("a flood")
+        quiet_key = await self._stack.enrol(TenantTerms(f"quiet{names}", most_parallel=most_parallel))
+        flood_key = await self._stack.enrol(TenantTerms(f"flood{names}", most_parallel=most_parallel))
+        url = f"{self._stack.url}{CHATS}"
+        async with (
+            load_client("quiet", url, quiet_key, self._bodies["quiet"], counts_tokens=True) as quiet,
+            load_client("flood", url, flood_key, self._bodies["flood"], counts_tokens=True) as flood,
+        ):
+            await self._quiet(quiet, FIRST_REQUESTS)
+            if alone_s is None:
+                alone_s = _percentiles(await self._quiet(quiet, self._sizes.quiet_requests))
+            await flood.closed(FLOOD_STREAMS)
+            await asyncio.sleep(FILL_S)
+            await flood.take()
+            begun_s, gateway_s = time.monotonic(), cpu_s(process_tree(self._stack.pid))
+            async with self._watched("flood", quiet, flood):
+                beside = await self._quiet(quiet, self._sizes.quiet_requests)
+            took_s = time.monotonic() - begun_s
+            gateway_s = cpu_s(process_tree(self._stack.pid)) - gateway_s
+            seen = await flood.take()
+            why = await self._why(quiet_key)
+            await flood.stop()
+        # Prompts count as well, where limits are made of it.
+        prompts = (seen.finished + beside.finished) * PROMPT_TOKENS
+        self._tokens_per_s = (seen.tokens + beside.tokens + prompts) / took_s
+        return {
+            "flood_ratio": quantile(beside.ttfts_s, 0.99) / alone_s["p99"],
+            "alone_s": alone_s,
+            "beside_s": _percentiles(beside),
+            "quiet_answers": len(beside.ttfts_s),
+            "quiet_refused": beside.refused,
+            "flood_refused": seen.refused,
+            "flood_tokens_per_s": round((seen.tokens + beside.tokens) / took_s),
+            "gateway_cores": round(gateway_s / took_s, 2),
+            "why": why,
+        }
+
+    async def _quiet(self, client: LoadClient, count: int) -> Observed:
+        await client.poisson(QUIET_PER_S, count=count, most_open=MOST_OPEN)
+        seen = await client.finish()
+        if not seen.ttfts_s:
+            raise StackFailed(
+                f"{self._contestant.name}: the quiet tenant had no answer ({seen.refused} refused)"
+            )
+        return seen
+
+    async def _why(self, key: str) -> str | None:
+        """Sends one request beside the flood, and asks why it waited."""
+        ask = chat([{"role": "user", "content": "Count from 3 to 9."}], MOST_TOKENS)
+        about = {"authorization": f"Bearer {key}"}
+        try:
+            async with httpx.AsyncClient(timeout=PATIENCE_S, headers=about) as client:
+                answer = await client.post(f"{self._stack.url}{CHATS}", json=ask)
+        except httpx.HTTPError as error:
+            raise StackFailed(f"{self._contestant.name}: no answer to explain: {error!r}") from None
+        return await self._stack.why(answer.headers, key)
+
+    # ------------------------------------------------------------ weights
+
+    async def weights(self, names: str, *, is_fixed: bool = False) -> Row:
+        """Tokens delivered to two tenants of weights 1 and 3 with as many streams each. `is_fixed`: each key
+        has a limit of tokens in that ratio, together the speed that was seen in the flood."""
+        self._progress("weights")
+        url = f"{self._stack.url}{CHATS}"
+        keys = {}
+        for tenant, weight in (("light", 1.0), ("heavy", HEAVY_WEIGHT)):
+            share, window_s = weight / (1 + HEAVY_WEIGHT), self._contestant.limit_window_s
+            limit = fixed_share(self._tokens_per_s, share, window_s) if is_fixed else None
+            keys[tenant] = await self._stack.enrol(TenantTerms(f"{tenant}{names}", weight, limit))
+        async with (
+            load_client("light", url, keys["light"], self._bodies["light"], counts_tokens=True) as light,
+            load_client("heavy", url, keys["heavy"], self._bodies["heavy"], counts_tokens=True) as heavy,
+        ):
+            await asyncio.gather(light.closed(WEIGHTS_STREAMS), heavy.closed(WEIGHTS_STREAMS))
+            await asyncio.sleep(WARM_UP_S)
+            await asyncio.gather(light.take(), heavy.take())
+            async with self._watched("weights", light, heavy):
+                await asyncio.sleep(self._sizes.weights_s)
+                seen = await asyncio.gather(light.take(), heavy.take())
+            await asyncio.gather(light.stop(), heavy.stop())
+        return {
+            # A tenant that had nothing counts as one that had a token: the ratio is at least this.
+            "weights_ratio": seen[1].tokens / max(1, seen[0].tokens),
+            "weights_tokens": [each.tokens for each in seen],
+            "weights_tokens_per_s": round(sum(each.tokens for each in seen) / self._sizes.weights_s),
+            "weights_refused": sum(each.refused for each in seen),
+        }
+
+    # ------------------------------------------------------------ a hard limit
+
+    async def limit(self, number: int) -> Row:
+        """Tokens beyond a hard limit after 50 requests in one instant, with `max_tokens` and without."""
+        self._progress("a hard limit")
+        asked = [self._questions[each % len(self._questions)] for each in range(LIMIT_CLIENTS)]
+        told = await self._burst(f"told{number}", [chat(messages, LIMIT_TOKENS) for messages in asked])
+        not_told = await self._burst(f"open{number}", [chat(messages, None) for messages in asked])
+        return {
+            "overshoot_tokens": told["over"] + not_told["over"],
+            "limit_bursts": {"max_tokens": told, "open": not_told},
+        }
+
+    async def _burst(self, tenant: str, asks: Sequence[dict[str, Any]]) -> Row:
+        key = await self._stack.enrol(TenantTerms(tenant, limit_tokens=LIMITED))
+        client = LoadHttpClient(timeout_s=PATIENCE_S)
+        try:
+            answers = await asyncio.gather(
+                *(ask_once(client, self._stack.url, ClientRequest(tenant, key, ask)) for ask in asks)
+            )
+        finally:
+            client.close()
+        used = delivered_tokens(answers)
+        return {
+            "over": max(0, used - LIMITED),
+            "used_of_limit": round(used / LIMITED, 3),
+            "served": sum(answer.status == 200 for answer in answers),
+            "refused": sum(answer.status == 429 for answer in answers),
+            "failed": sum(answer.status not in (200, 429) for answer in answers),
+        }
+
+    # ------------------------------------------------------------ a killed gateway
+
+    async def kill(self, number: int) -> Row:
+        """Tokens that clients have and that are on no bill, after the gateway was killed under them."""
+        self._progress("kill -9")
+        tenant = f"killed{number}"
+        key = await self._stack.enrol(TenantTerms(tenant, limit_tokens=KILL_LIMIT))
+        client = LoadHttpClient(timeout_s=PATIENCE_S)
+        far_enough: set[int] = set()
+        is_time = asyncio.Event()
+
+        def on_token(answer: ClientAttempt) -> None:
+            if answer.delivered_tokens >= TOKENS_BEFORE_KILL:
+                far_enough.add(id(answer))
+            if len(far_enough) == KILL_STREAMS:
+                is_time.set()
+
+        asks = bodies(5, KILL_TOKENS, KILL_STREAMS)
+        asking = [
+            asyncio.create_task(ask_once(client, self._stack.url, ClientRequest(tenant, key, ask), on_token))
+            for ask in asks
+        ]
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await is_time.wait()
+            await self._stack.kill()
+            answers = await asyncio.gather(*asking)
+        except TimeoutError:
+            raise StackFailed(
+                f"{self._contestant.name}: the streams did not get far enough to kill it"
+            ) from None
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+            client.close()
+        delivered = delivered_tokens(answers)
+        charged = await self._stack.charged_tokens(tenant)
+        return {
+            "kill_delivered_tokens": delivered,
+            "kill_charged_tokens": charged,
+            "uncharged_tokens": max(0, delivered - charged),
+        }
+
+    @asynccontextmanager
+    async def _watched(self, phase: str, *clients: LoadClient) -> AsyncIterator[None]:
+        """Notes how busy each client's process was inside the block."""
+        before = [core_use(client.pid, time.monotonic()) for client in clients]
+        yield
+        for client, first in zip(clients, before, strict=True):
+            last = core_use(client.pid, time.monotonic())
+            if first is not None and last is not None:
+                self._use.note(phase, busy_share(first, last))
+
+
+def _percentiles(seen: Observed) -> dict[str, float]:
+    return {f"p{round(100 * share)}": quantile(seen.ttfts_s, share) for share in (0.5, 0.99)}
+
+
+def delivered_tokens(answers: Sequence[ClientAttempt]) -> int:
+    """Output tokens that arrived, and the prompts of whole answers: a stream that broke off does not say how
+    long its prompt was."""
+    return sum(each.delivered_tokens + each.prompt_tokens for each in answers if each.status == 200)
+
+
+def fixed_share(tokens_per_s: float, share: float, window_s: float) -> int:
+    """Tokens a window that are `share` of a speed."""
+    return max(1, int(tokens_per_s * share * window_s))

@@ -1,0 +1,82 @@
+"""What a comparison needs of a stack: a gateway before a model server, with tenants, limits and bills."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+SLOTS = 16
+"""Sequences that any of the servers computes in a step."""
+PLACES = 96
+"""Sequences whose memory is held where that is apart from the slots: more than all streams of a phase."""
+
+
+class StackFailed(Exception):
+    """A stack does not start or does not answer; the message has its last words."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantTerms:
+    """A tenant as the operator wants it; each stack grants it by what it has."""
+
+    name: str
+    weight: float = 1.0
+    limit_tokens: int | None = None
+    """Hard limit on input and output tokens together; None: none."""
+    most_parallel: int | None = None
+    """Most requests at once, where a stack has no queue that is fair between tenants."""
+
+
+class ServedStack(Protocol):
+    """A stack that serves."""
+
+    @property
+    def url(self) -> str:
+        """Of the gateway, without `/v1`."""
+        ...
+
+    @property
+    def pid(self) -> int:
+        """Root of the gateway's processes."""
+        ...
+
+    async def enrol(self, terms: TenantTerms) -> str:
+        """Makes the tenant; its key. Raises `StackFailed`."""
+        ...
+
+    async def kill(self) -> None:
+        """Kills the gateway with SIGKILL, at once."""
+        ...
+
+    async def charged_tokens(self, tenant: str) -> int:
+        """Input and output tokens on the tenant's bill, after the gateway has come back where it has to
+        settle. Raises `StackFailed`."""
+        ...
+
+    async def why(self, headers: Mapping[str, str], key: str) -> str | None:
+        """Why the request with these response headers waited, in the stack's words; None: it does not say."""
+        ...
+
+
+class Contestant(Protocol):
+    """One of the stacks that are compared."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def is_fair_by_itself(self) -> bool:
+        """Its queue shares by weight. Where not, tenants get the fixed limits that an operator would set."""
+        ...
+
+    @property
+    def limit_window_s(self) -> float:
+        """After so long a limit of a key starts anew; infinite: never."""
+        ...
+
+    def open(self, directory: Path) -> contextlib.AbstractAsyncContextManager[ServedStack]:
+        """Starts its gateway with an empty state in `directory`; it is ended with the block."""
+        ...

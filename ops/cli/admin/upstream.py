@@ -1,0 +1,110 @@
+"""`fairgate upstream`: replicas of the running server's models; takes one out of rotation, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from ops.cli.base import Command, Group, answer
+from ops.cli.live import call, require_server
+from ops.reporting import table
+
+
+@click.group(cls=Group)
+def upstream() -> None:
+    """Replicas of the models: list, drain, resume. Needs a running server.
+
+    \b
+      fairgate upstream list
+      fairgate upstream drain llama-a --reason "new driver"
+      fairgate upstream resume llama-a
+
+    A drained replica gets no new requests, from any gateway of the database, also after restarts. What runs
+    there ends there, and what waits goes to the model's other replicas. Where there is none, requests are
+    treated as while a replica is away: refused as `engine_unavailable`.
+    """
+
+
+@upstream.command(name="list")
+def list_() -> None:
+    """Lists the replicas of every model: whether they get new requests, and what runs there.
+
+    The number that runs counts the requests of all gateways that share a Redis. A replica that is `drained`
+    has none left: it can be stopped.
+
+    \b
+    --json answers:
+      {"data": [{"pool": "llama", "is_up": true, "context_tokens": 8192,
+       "queued": {"interactive": 0, "standard": 0, "batch": 0},
+       "replicas": [{"replica_id": "llama-a", "kind": "openai", "url": "http://10.0.0.5:8000/v1",
+       "state": "draining", "in_flight": 3, "refusal": "", "drain": {"pool": "llama", "replica": "llama-a",
+       "address": "http://10.0.0.5:8000/v1", "since": "2026-01-31T18:00:00+00:00", "by": "cli:root",
+       "reason": "new driver"}, …}]}], "drained_elsewhere": [], "gateways_missing": 0}
+    """
+    found = call(require_server(), "GET", "/upstreams")
+    answer(found, lambda: _show(found))
+
+
+def _show(found: dict[str, Any]) -> None:
+    rows = [
+        (
+            shown["replica_id"],
+            pool["pool"],
+            shown["state"],
+            str(shown["in_flight"]),
+            shown["url"],
+            _about(shown["drain"]) if shown["drain"] is not None else shown["refusal"],
+        )
+        for pool in found["data"]
+        for shown in pool["replicas"]
+    ]
+    rows += [
+        (each["replica"], each["pool"], "drained, elsewhere", "", each["address"], _about(each))
+        for each in found["drained_elsewhere"]
+    ]
+    table("replicas", ("replica", "model", "state", "running", "address", "why"), rows)
+    if found["gateways_missing"]:
+        click.echo(f"{found['gateways_missing']} gateways did not answer: theirs are not counted")
+
+
+def _about(drain: dict[str, Any]) -> str:
+    said = f"drained by {drain['by']} since {drain['since']}"
+    return f"{said}: {drain['reason']}" if drain["reason"] else said
+
+
+@upstream.command(cls=Command)
+@click.argument("replica")
+@click.option("--reason", default="", help="Why; shown with it and in the audit.")
+def drain(replica: str, reason: str) -> None:
+    """Takes a replica out of rotation, in every gateway, until it is resumed. What runs there ends there.
+
+    \b
+    --json answers:
+      {"pool": "llama", "replica": "llama-a", "address": "http://10.0.0.5:8000/v1",
+       "since": "2026-01-31T18:00:00+00:00", "by": "control", "reason": "new driver"}
+    """
+    shown = call(require_server(), "POST", f"/upstreams/{_part(replica)}/drain", body={"reason": reason})
+    answer(
+        shown,
+        f"{shown['replica']} of {shown['pool']} gets no new requests; `fairgate upstream list` shows when"
+        " nothing runs there any more",
+    )
+
+
+@upstream.command(cls=Command)
+@click.argument("replica")
+def resume(replica: str) -> None:
+    """Puts a drained replica back into rotation, in every gateway.
+
+    \b
+    --json answers the drain that has ended:
+      {"pool": "llama", "replica": "llama-a", "address": "http://10.0.0.5:8000/v1", …}
+    """
+    shown = call(require_server(), "POST", f"/upstreams/{_part(replica)}/resume")
+    answer(shown, f"{shown['replica']} of {shown['pool']} gets new requests again")
+
+
+def _part(text: str) -> str:
+    return quote(text, safe="")

@@ -1,0 +1,42 @@
+"""`fairgate export`: the directory as a configuration file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from ops.cli.base import Command, answer
+from ops.cli.config.target import remote_options, target_of
+
+
+@click.command(cls=Command)
+@remote_options
+@click.option("--schema", is_flag=True, help="The JSON Schema of the file instead, for editors.")
+def export(url: str | None, key_file: Path | None, schema: bool) -> None:
+    """Writes tenants, projects, keys by name, limits, prices, targets and the stored policy as YAML.
+
+    \b
+      fairgate export > fairgate.yaml
+      fairgate export --schema > fairgate.schema.json
+    Equal states give equal files. There is never a secret in it. Keys without a name of their own are left
+    out, and told on stderr, as are limits on them; overrides and brakes end by themselves and are left out.
+    --json answers:
+      {"object": "config", "revision": 17, "config": {"version": 1, "tenants": [{"name": "acme", …}]},
+       "left_out": ["acme: key key_…: it has no name"]}
+    """
+    import msgspec
+
+    from tenants.config_file.document import Configuration
+    from tenants.config_file.export import as_yaml
+    from tenants.config_file.schema import json_schema
+
+    if schema:
+        click.echo(json.dumps(json_schema(), indent=2))
+        return
+    found = target_of(url, key_file).export()
+    text = as_yaml(msgspec.convert(found["config"], Configuration))
+    answer(found, lambda: click.echo(text, nl=False))
+    for each in found["left_out"]:
+        click.echo(f"left out: {each}", err=True)

@@ -1,0 +1,1 @@
+"""Reports as HTML pages that stand alone, and the charts on them."""

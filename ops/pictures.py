@@ -1,0 +1,57 @@
+"""Draws the pictures of the documents: `make pictures`.
+
+Figures of benchmarks lie beside the documents (`docs/figures/`, as `--json-file` or `--json` writes them);
+what is simulated is simulated anew, on virtual time. Both draw the same pictures on every machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ops.bench.estimates.calibration_chart import reliability_charts
+from ops.bench.versus.charts import versus_charts
+from ops.pages.charts import Chart
+from ops.pages.page import svg
+from ops.simulate.figures.curves import Curves, curves
+from ops.simulate.machines.machines import roofline_machine
+from ops.simulate.report.charts import charts
+from ops.simulate.run import Scenario, simulate
+from ops.simulate.traffic.generate import Generated, Spec
+
+DOCUMENTS = Path(__file__).parents[1] / "docs"
+FIGURES = DOCUMENTS / "figures"
+FLOOD = "tenants=3,skew=0,rate=1,seconds=60,flooder=8"
+POLICIES = ("fcfs", "vtc")
+
+
+def beside_others() -> Sequence[Chart]:
+    """Ratios with their spread: what `make bench-versus` measured."""
+    return versus_charts(json.loads((FIGURES / "versus.json").read_text()))
+
+
+def told_and_happened() -> Sequence[Chart]:
+    """Waits told against happened: what `fairgate bench calibration` counted."""
+    return reliability_charts(json.loads((FIGURES / "calibration.json").read_text()))
+
+
+def flood() -> Sequence[Chart]:
+    """Policies side by side, and each tenant's share over time: three tenants and one that floods.
+    docs/simulating.md has the same as a command."""
+    scenario = Scenario(Generated(Spec.of(FLOOD), 0), roofline_machine("l40s", "8b", max_sequences=16))
+    found: list[Curves] = []
+    simulate(scenario, POLICIES, on_pool=lambda name, pool: found.append(curves(pool, scenario.slo)))
+    first_token, _, *others = charts(found, scenario.slo)
+    return [first_token, *others]
+
+
+PICTURES: dict[str, Callable[[], Sequence[Chart]]] = {
+    "versus.svg": beside_others,
+    "calibration.svg": told_and_happened,
+    "flood.svg": flood,
+}
+
+if __name__ == "__main__":
+    for name, drawn in PICTURES.items():
+        (DOCUMENTS / name).write_text(svg(drawn()), encoding="utf-8")

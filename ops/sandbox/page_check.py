@@ -1,0 +1,174 @@
+"""Compares the sums on the console's pages with the ledger, from outside, as a person who reads them.
+
+For servers whose whole ledger is younger than the 30 days that pages show.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from urllib.parse import quote
+
+import httpx
+
+from ops.sandbox.ledger_sums import NAMES, Amounts, LedgerBooks, read_books
+from ops.sandbox.page_reader import ConsolePage, PageCell, PageReader, logged_in_reader
+from ops.sandbox.server import until
+from ops.sandbox.usage_check import DAY_US, GROUPS, LOOKS, MAX_EXAMPLES
+from tenants.storage.database import open_database
+
+Shown = dict[str, int | None]
+"""Amounts by what the ledger calls them, as a page shows them; None: it shows no number."""
+CALLED = {name: name for name in NAMES} | {"Cost": "Charged"}
+"""What pages call an amount, with its name here."""
+FIGURES = ("Requests", "Input tokens", "Output tokens", "Charged")
+"""What every page and table about usage tells, at least."""
+MEASURES = {
+    "charged": ("Charged", 10**9),
+    "requests": ("Requests", 1),
+    "input": ("Input tokens", 1),
+    "output": ("Output tokens", 1),
+    "device": ("Device time", 1_000),
+}
+"""What the page of usage draws over time, and how many of the ledger's units one of the chart's has."""
+OVERVIEW_S = 25.0
+"""Longer than the overview keeps what it has read of the database."""
+
+
+@dataclass(frozen=True)
+class PageSums:
+    """What was found."""
+
+    pages: int
+    """How many different ones were read."""
+    differences: list[str]
+    """Some examples."""
+
+
+async def page_sums(
+    operator: httpx.AsyncClient,
+    visitor: httpx.AsyncClient,
+    database_url: str,
+    only: Collection[str] = (),
+) -> PageSums:
+    """Where pages and ledger differ. `operator` has the admin scopes, `visitor` has no key and becomes the
+    reader; `only`: names of the tenants whose own pages are read (none: of all). Requests may settle
+    meanwhile: what differs is looked at again. Raises `httpx.HTTPError`, `DatabaseUnavailable`."""
+    database = open_database(database_url)
+    try:
+        async with logged_in_reader(operator, visitor) as reader:
+            for _ in range(LOOKS):
+                check = _Check(reader, await database.read(read_books))
+                await check.pages(only)
+                if not check.differences:
+                    break
+            found: list[str] = []
+
+            async def overview_is_equal() -> bool:
+                last = _Check(reader, await database.read(read_books))
+                await last.overview()
+                found[:] = last.differences
+                return not found
+
+            await until(overview_is_equal, OVERVIEW_S)
+            return PageSums(len(reader.paths), [*check.differences, *found][:MAX_EXAMPLES])
+    finally:
+        await database.close()
+
+
+class _Check:
+    """One look at the pages."""
+
+    def __init__(self, reader: PageReader, books: LedgerBooks) -> None:
+        self.differences: list[str] = []
+        self._reader = reader
+        self._books = books
+
+    async def pages(self, only: Collection[str]) -> None:
+        """All but the overview."""
+        await self._usage()
+        quotes = await self._reader.get("/console/quotes")
+        credited = sum(row["Credited"].amount or 0 for row in quotes.rows("Credits"))
+        self._same(quotes.path, "Credited", credited, self._books.total()["Credited"])
+        listed: dict[str, str] = {}
+        for page in await self._reader.all_of("/console/tenants", "More tenants"):
+            listed |= {row["Name"].text: row["Name"].link for row in page.rows("Tenants")}
+        self._same("/console/tenants", "names", sorted(listed), sorted(self._books.tenants))
+        for name in sorted({*(only or listed)} & {*listed} & {*self._books.tenants}):
+            await self._tenant(self._books.tenants[name], listed[name])
+
+    async def overview(self) -> None:
+        """What was charged today. It keeps what it read of the database for some seconds."""
+        page = await self._reader.get("/console/overview")
+        today_s = int(time.time()) // (DAY_US // 1_000_000) * (DAY_US // 1_000_000)
+        charged = self._books.by_day().get(today_s, {}).get("Charged", 0)
+        self._same(page.path, "charged today", page.figures["Charged today"].amount, charged)
+
+    async def _usage(self) -> None:
+        """By every group, and by the day."""
+        total, days = self._books.total(), self._books.by_day()
+        for group, column in GROUPS.items():
+            path = f"/console/usage?group={group}"
+            shown: dict[str, Shown] = {}
+            for page in await self._reader.all_of(path, "More groups"):
+                self._figures(page, total)
+                self._over_time(page, "charged", days)
+                rows = page.rows(f"Usage by {group}")
+                shown |= {row["Requests"].of_link(group): _amounts(row) for row in rows}
+            self._groups(path, shown, self._books.by(column))
+        for measure in MEASURES:
+            self._over_time(await self._reader.get(f"/console/usage?group=&show={measure}"), measure, days)
+
+    async def _tenant(self, tenant_id: str, path: str) -> None:
+        """A tenant's page, those of its keys, and what its page of projects leads to."""
+        page, books = await self._reader.get(path), self._books
+        self._figures(page, books.total(tenant_id=tenant_id))
+        for table, group, column in (("Usage by key", "key", "key_id"), ("Usage by model", "model", "model")):
+            shown = {row["Requests"].of_link(group): _amounts(row) for row in page.rows(table)}
+            if "All of them" not in page.links:
+                self._groups(f"{path}, {table.lower()}", shown, books.by(column, tenant_id=tenant_id))
+        for key_id in books.by("key_id", tenant_id=tenant_id):
+            of_key = await self._reader.get(f"{path}/keys/{quote(key_id)}")
+            self._figures(of_key, books.total(tenant_id=tenant_id, key_id=key_id))
+        for projects in await self._reader.all_of(f"{path}/projects", "More projects"):
+            for row in projects.rows("Projects"):
+                name = row["Name"].text
+                usage = await self._reader.get(projects.links[f"Usage of {name}"])
+                self._figures(usage, books.total(project_id=books.projects[tenant_id, name]))
+
+    def _over_time(self, page: ConsolePage, measure: str, days: Mapping[int, Amounts]) -> None:
+        """The table by the day; its values are exact, in the chart's unit."""
+        name, units = MEASURES[measure]
+        shown = {
+            int(cells[0].exact): sum(int(Decimal(each.exact) * units) for each in cells[1:])
+            for cells in page.tables.get(f"{name} by day", [])
+        }
+        self._same(
+            page.path,
+            f"{name} by day",
+            {day_s: amount for day_s, amount in shown.items() if amount},
+            {day_s: sums[name] for day_s, sums in days.items() if sums[name]},
+        )
+
+    def _figures(self, page: ConsolePage, expected: Amounts) -> None:
+        """The cards of a page that are amounts of usage."""
+        shown = _amounts(page.figures)
+        self._same(page.path, "figures", shown, {name: expected[name] for name in {*shown, *FIGURES}})
+
+    def _groups(self, path: str, shown: Mapping[str, Shown], expected: Mapping[str, Amounts]) -> None:
+        """Rows of a table: all groups of the ledger, and no other."""
+        for group in sorted({*shown, *expected}):
+            row = shown.get(group, {})
+            sums = expected.get(group, dict.fromkeys(NAMES, 0))
+            self._same(path, group, row, {name: sums[name] for name in {*row, *FIGURES}})
+
+    def _same(self, path: str, what: str, shown: object, expected: object) -> None:
+        if shown != expected:
+            self.differences.append(f"{path}: {what}: the page says {shown}, the ledger {expected}")
+
+
+def _amounts(cells: Mapping[str, PageCell]) -> Shown:
+    """Those of a row, or of a page's figures, that are amounts of usage."""
+    return {CALLED[name]: cell.amount for name, cell in cells.items() if name in CALLED}

@@ -1,0 +1,113 @@
+"""The file of the key that the audit is signed with, made with a new log and shared by gateways that sign it.
+
+It lies in the data directory, for its owner only. Who has it can write another history: keep it from those
+whose acts the audit is about.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+from ops.serving.datadir import DataDirRefused, private_file
+from tenants.audit.checkpoints import StoredCheckpoint
+from tenants.audit.log import AuditLog
+from tenants.audit.note import PublicKey, SigningKey
+from tenants.errors import AuditDamaged, Invalid
+
+AUDIT_KEY_FILE = "audit-key"
+NEXT_KEY_FILE = "audit-key.next-{}"
+"""A new key before the log is signed with it, by the id of the key."""
+
+log = logging.getLogger("fairgate.serve")
+
+
+def read(data_dir: Path) -> SigningKey | None:
+    """The key that the audit is signed with; None: there is none here. Raises `DataDirRefused`."""
+    return _read(data_dir / AUDIT_KEY_FILE)
+
+
+def read_again(data_dir: Path) -> SigningKey | None:
+    """The same while a gateway runs; a file that cannot be read is none."""
+    try:
+        return read(data_dir)
+    except DataDirRefused as error:
+        log.warning("%s", error)
+        return None
+
+
+def _read(path: Path) -> SigningKey | None:
+    if not path.exists():
+        return None
+    try:
+        return SigningKey.parse(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataDirRefused(f"audit key {path} cannot be read ({error.strerror})") from None
+    except (UnicodeDecodeError, Invalid):
+        raise DataDirRefused(
+            f"audit key {path} is damaged: restore it from a backup, or move it away; without it this gateway"
+            " does not sign the audit"
+        ) from None
+
+
+async def own(data_dir: Path, audit: AuditLog) -> SigningKey | None:
+    """The key that this gateway signs the audit with: that of the file, or a new one where the log has none
+    yet. None: others sign it, and the log says so. Raises `DataDirRefused`."""
+    known = await audit.public_key()
+    _finish_change(data_dir, known)
+    path, key = data_dir / AUDIT_KEY_FILE, read(data_dir)
+    if key is None and known is None:
+        made = SigningKey(f"fairgate-audit/{secrets.token_hex(8)}", secrets.token_bytes(32))
+        # Before the database hears of it: a key that it has noted and that is written nowhere would sign
+        # nothing.
+        private_file(path, made.to_secret_text())
+        known = await audit.register(made.public)
+        if known == made.public:
+            return made
+        path.unlink()  # another gateway was first
+    if key is not None and known is None:
+        known = await audit.register(key.public)
+    if key is not None and key.public == known:
+        return key
+    log.warning(
+        "this gateway does not sign the audit: %s; those that have the key of %s do. Copy their %s",
+        "its key is another log's" if key is not None else "it has no key",
+        known,
+        AUDIT_KEY_FILE,
+    )
+    return None
+
+
+async def change(data_dir: Path, actor: str, origin: str, audit: AuditLog) -> StoredCheckpoint:
+    """Has the log signed with a new key from now on, which replaces the one in the file; returns the
+    checkpoint that both sign. `audit` has the old key. Raises `DataDirRefused`, `Invalid`, `AuditDamaged`."""
+    _finish_change(data_dir, await audit.public_key())
+    old = read(data_dir)
+    if old is None:
+        raise Invalid(
+            "audit key", f"there is no {AUDIT_KEY_FILE} in {data_dir}: only its holder can change it"
+        )
+    new = SigningKey(old.name, secrets.token_bytes(32))
+    # Before the log is signed with it: see `own`. Where this ends in between, the next start goes on.
+    written = private_file(_next_file(data_dir, new.public), new.to_secret_text())
+    try:
+        made = await audit.change_key(new, actor, origin)
+    except (Invalid, AuditDamaged):
+        written.unlink()
+        raise
+    _finish_change(data_dir, new.public)
+    return made
+
+
+def _finish_change(data_dir: Path, known: PublicKey | None) -> None:
+    """Puts the new key in its place where the log is signed with it already."""
+    if known is not None:
+        with suppress(FileNotFoundError):
+            os.replace(_next_file(data_dir, known), data_dir / AUDIT_KEY_FILE)
+
+
+def _next_file(data_dir: Path, key: PublicKey) -> Path:
+    return data_dir / NEXT_KEY_FILE.format(key.key_id.hex())

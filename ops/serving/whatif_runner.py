@@ -1,0 +1,195 @@
+"""What-ifs of the console: `fairgate whatif` in a child process of the server, one at a time.
+
+The child is nice, bounded in time and memory, and ends with its server: it reads its standard input, which
+closes then (`ops/cli/simulate/child.py`). It reads the database and writes nothing. It says on stderr how far
+it is, and its report comes on stdout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import secrets
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from gateway.domain.what_if import RunState, WhatIfAsked, WhatIfBusy, WhatIfRun
+from ops.settings.settings import Settings
+from tenants.config_file.export import as_yaml
+
+COMMAND = (sys.executable, "-m", "ops.cli.simulate.child")
+KEPT_RUNS = 10
+MOST_S = 1_800.0
+"""Of one run."""
+MOST_REPORT_BYTES = 32 * 2**20
+MOST_ERROR_CHARACTERS = 4_000
+END_S = 5.0
+"""A child that was asked to end and has not by then is killed."""
+
+log = logging.getLogger("fairgate.whatif")
+
+
+class WhatIfFailed(Exception):
+    """The child gave no report; the message is for people."""
+
+
+class WhatIfRunner:
+    """Implements `WhatIf`. Use from one event loop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        command: Sequence[str] = COMMAND,
+        most_s: float = MOST_S,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._environment = environment_of(settings, os.environ)
+        self._command = command
+        self._most_s = most_s
+        self._wall_clock = wall_clock
+        self._runs: deque[WhatIfRun] = deque(maxlen=KEPT_RUNS)
+        self._working: asyncio.Task[None] | None = None
+
+    def runs(self) -> list[WhatIfRun]:
+        """The newest first."""
+        return list(self._runs)
+
+    def run(self, run_id: str) -> WhatIfRun | None:
+        """One of them; None: it is not kept."""
+        return next((each for each in self._runs if each.run_id == run_id), None)
+
+    async def start(self, asked: WhatIfAsked, by: str) -> WhatIfRun:
+        """Begins a run. Raises `WhatIfBusy`."""
+        if self._working is not None and not self._working.done():
+            raise WhatIfBusy
+        run = WhatIfRun(secrets.token_hex(8), asked, by, self._now_us())
+        self._runs.appendleft(run)
+        self._working = asyncio.create_task(self._work(run), name="what-if")
+        return run
+
+    async def cancel(self, run_id: str) -> None:
+        """Ends a run that is under way; of others it does nothing."""
+        run, working = self.run(run_id), self._working
+        if run is not None and run.state is RunState.RUNNING and working is not None:
+            working.cancel()
+            await asyncio.wait([working])
+            if run.state is RunState.RUNNING:  # cancelled before it began
+                self._end_run(run, RunState.CANCELLED)
+
+    async def close(self) -> None:
+        """Ends the run under way."""
+        for run in self._runs:
+            await self.cancel(run.run_id)
+
+    def _now_us(self) -> int:
+        return round(self._wall_clock() * 1e6)
+
+    async def _work(self, run: WhatIfRun) -> None:
+        state = RunState.FAILED
+        try:
+            async with asyncio.timeout(self._most_s):
+                run.report = await self._report(run)
+            state, run.part = RunState.DONE, 1.0
+        except asyncio.CancelledError:
+            state = RunState.CANCELLED
+        except TimeoutError:
+            run.error = f"It took more than {self._most_s:g} s: take a shorter time, or fewer requests."
+        except WhatIfFailed as error:
+            run.error = str(error)
+        except Exception:
+            log.exception("what-if %s", run.run_id)
+            run.error = "It could not be run; the server's log says why."
+        self._end_run(run, state)
+
+    def _end_run(self, run: WhatIfRun, state: RunState) -> None:
+        run.ended_us = self._now_us()
+        run.state = state
+
+    async def _report(self, run: WhatIfRun) -> Mapping[str, object]:
+        """Raises `WhatIfFailed`, `OSError`."""
+        with tempfile.TemporaryDirectory(prefix="fairgate-whatif-") as folder:
+            limits = Path(folder) / "limits.yaml"
+            if run.asked.limits:
+                limits.write_text(as_yaml(run.asked.file()), encoding="utf-8")
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                *run.asked.flags(str(limits)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=self._environment,
+            )
+            assert process.stdout is not None
+            assert process.stderr is not None
+            try:
+                report, said = await asyncio.gather(_all(process.stdout), _said(process.stderr, run))
+                code = await process.wait()
+            finally:
+                await _end(process)
+        if code != 0:
+            raise WhatIfFailed(said or f"It ended with exit code {code}: perhaps it needed too much memory.")
+        found: Mapping[str, object] = json.loads(report)
+        return found
+
+
+def environment_of(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
+    """That of the server without its settings, but for the place of its data: what served is recorded, and
+    settings say nothing of it."""
+    kept = {name: value for name, value in environment.items() if not name.startswith("FAIRGATE_")}
+    kept["FAIRGATE_DATA_DIR"] = str(Path(settings.data_dir).absolute())
+    if settings.database_url:
+        kept["FAIRGATE_DATABASE_URL"] = settings.database_url
+    return kept
+
+
+async def _all(stream: asyncio.StreamReader) -> bytes:
+    """Raises `WhatIfFailed` for too much."""
+    found = bytearray()
+    while part := await stream.read(65_536):
+        found += part
+        if len(found) > MOST_REPORT_BYTES:
+            raise WhatIfFailed("Its report is too long: compare fewer policies.")
+    return bytes(found)
+
+
+async def _said(stream: asyncio.StreamReader, run: WhatIfRun) -> str:
+    """Takes progress over into the run; returns what else was said, the last of it."""
+    lines: list[str] = []
+    async for line in stream:
+        text = line.decode(errors="replace").rstrip()
+        if text.startswith("{"):
+            with contextlib.suppress(ValueError, KeyError, TypeError, ZeroDivisionError):
+                progress = json.loads(text)
+                run.policy, run.number = progress["policy"], progress["number"]
+                run.part = progress["done"] / progress["total"]
+                continue
+        lines.append(text)
+        del lines[:-100]
+    return _words(lines)
+
+
+def _words(lines: Sequence[str]) -> str:
+    """The command's error; how it is used is left out."""
+    start = next((number for number, text in enumerate(lines) if text.startswith("Error: ")), 0)
+    text = "\n".join(lines[start:]).removeprefix("Error: ").strip()
+    return text[-MOST_ERROR_CHARACTERS:]
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), END_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()

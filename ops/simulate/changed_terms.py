@@ -1,0 +1,166 @@
+"""Other terms for recorded traffic: weights of tenants, and limits out of a configuration file. Pure.
+
+The file has the shape of `fairgate apply`, and counts as if it had been applied before the traffic: a limit
+in it goes in the place of the one that counts the same, what is `absent` is gone, and all others stay. Which
+key or project sent a request is not recorded, so only limits of tenants and of the platform can be changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from msgspec.structs import replace as with_fields
+
+from ops.simulate.recorded import Recorded, RecordedAnswer
+from ops.simulate.traffic.requests import BadTrace
+from tenants.admin import validation
+from tenants.config_file.document import ConfigLimit
+from tenants.config_file.errors import ConfigInvalid, Place
+from tenants.config_file.plan_limits import LimitName, described, limit_in_file, name_in_file, name_of
+from tenants.config_file.state import PLATFORM_LIMIT, TENANT_LIMIT, SubjectName
+from tenants.config_file.yaml_reader import ConfigFileText, read_file
+from tenants.errors import Invalid
+from tenants.types import PLATFORM, Limit, Meter, RequestTraits, SubjectKind, Tier
+
+ALL_TENANTS = ""
+"""In place of a tenant's name: the platform."""
+NARROWER = ("project", "key", "end_user")
+_SUBJECTS = {SubjectKind.TENANT: TENANT_LIMIT, SubjectKind.PLATFORM: PLATFORM_LIMIT}
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedLimit:
+    """A limit of the file."""
+
+    tenant: str
+    """Its name; `ALL_TENANTS`: of the platform."""
+    name: LimitName
+    """What it counts."""
+    limit: Limit | None
+    """None: there is none any more."""
+
+    def concerns(self, tenant: str) -> bool:
+        """Whether it binds this tenant's requests."""
+        return self.tenant in (ALL_TENANTS, tenant)
+
+
+def weights_asked(texts: Iterable[str]) -> dict[str, float]:
+    """Weights by tenant, of texts such as `acme=2`. Raises ValueError."""
+    found: dict[str, float] = {}
+    for text in texts:
+        tenant, separator, value = text.rpartition("=")
+        if not separator or not tenant.strip():
+            raise ValueError(f"--weight {text!r} is not TENANT=WEIGHT")
+        try:
+            found[tenant.strip()] = validation.weight(float(value))
+        except (Invalid, ValueError):
+            least, most = validation.MIN_WEIGHT, validation.MAX_WEIGHT
+            raise ValueError(f"--weight {text!r}: a weight lies between {least:g} and {most:g}") from None
+    return found
+
+
+def limits_in_file(content: bytes) -> list[ChangedLimit]:
+    """The limits of a configuration file. Raises `BadFile`, with the line."""
+    file = read_file(content)
+    try:
+        return _limits_of(file)
+    except ConfigInvalid as error:
+        raise file.bad(error) from None
+
+
+def _limits_of(file: ConfigFileText) -> list[ChangedLimit]:
+    wanted = file.wanted
+    found = [
+        _changed(ALL_TENANTS, part, ("platform_limits", number))
+        for number, part in enumerate(wanted.platform_limits)
+    ]
+    for place, tenant in enumerate(wanted.tenants):
+        for number, part in enumerate(tenant.limits):
+            found.append(_changed(tenant.name, part, ("tenants", place, "limits", number)))
+    return found
+
+
+def _changed(tenant: str, part: ConfigLimit, at: Place) -> ChangedLimit:
+    narrower = [name for name in NARROWER if getattr(part, name) is not None]
+    narrower += ["each_end_user"] if part.each_end_user else []
+    if narrower:
+        raise ConfigInvalid(
+            (*at, narrower[0]), "which of them sent a request is not recorded: leave this limit out"
+        )
+    if part.state == "present" and part.amount is None:
+        raise ConfigInvalid((*at, "amount"), "is missing: say how much the limit allows")
+    _, limit = limit_in_file(tenant, part, at, {})
+    subject_id = tenant or PLATFORM
+    # Counters are by subject: of a tenant its name does.
+    limit = replace(limit, limit_id=str(at), tenant_id=subject_id, subject_id=subject_id)
+    return ChangedLimit(tenant, name_in_file(tenant, part), limit if part.state == "present" else None)
+
+
+def with_terms(
+    recorded: Recorded, model: str, weights: Mapping[str, float], limits: Iterable[ChangedLimit]
+) -> tuple[Recorded, list[str]]:
+    """The traffic under these terms, and in words what they replace. Raises `BadTrace` for a tenant that sent
+    nothing, for limits that concern no tenant of the traffic, and for money where prices are not recorded."""
+    by_name = {(each.tenant, each.name): each for each in limits}
+    changed = list(by_name.values())
+    recorded.of(list(weights))  # each of them sent something
+    tenants = {each.tenant for each in recorded.served}
+    if changed and not any(each.concerns(tenant) for each in changed for tenant in tenants):
+        raise BadTrace("no limit of the file concerns a tenant that sent something in that time")
+    served = tuple(_answer(each, model, weights, changed) for each in recorded.served)
+    words = [
+        f"weight of {tenant} {weight:g} (served: {_weights(recorded, tenant)})"
+        for tenant, weight in weights.items()
+        if {each.terms.weight for each in recorded.served if each.tenant == tenant} != {weight}
+    ]
+    words += [line for each in changed if (line := _words(recorded, each))]
+    return replace(recorded, served=served), words
+
+
+def _answer(
+    answer: RecordedAnswer, model: str, weights: Mapping[str, float], changed: list[ChangedLimit]
+) -> RecordedAnswer:
+    terms = answer.terms
+    own = [each for each in changed if each.concerns(answer.tenant)]
+    names = {each.name for each in own}
+    most_output_tokens = answer.sequences * answer.max_tokens or answer.output_tokens
+    traits = RequestTraits(
+        tuple(Tier)[answer.tier], model, answer.input_tokens + max(most_output_tokens, answer.output_tokens)
+    )
+    added = [each.limit for each in own if each.limit is not None and each.limit.binds(traits)]
+    if terms.price is None and any(limit.meter is Meter.COST_NANOUSD for limit in added):
+        raise BadTrace(
+            f"what tokens of {answer.tenant} cost then is not recorded: leave limits of cost_nanousd out"
+        )
+    kept = [limit for limit in terms.limits if _name(limit) not in names]
+    weight = weights.get(answer.tenant, terms.weight)
+    return replace(answer, terms=with_fields(terms, weight=weight, limits=(*kept, *added)))
+
+
+def _name(limit: Limit) -> LimitName | None:
+    """None: of a subject whose limits no file changes here."""
+    subject = _SUBJECTS.get(limit.kind)
+    return None if subject is None else name_of(SubjectName(subject), limit)
+
+
+def _weights(recorded: Recorded, tenant: str) -> str:
+    served = {each.terms.weight for each in recorded.served if each.tenant == tenant}
+    return ", ".join(f"{weight:g}" for weight in sorted(served))
+
+
+def _words(recorded: Recorded, changed: ChangedLimit) -> str:
+    """What a limit replaces; empty: it was so, or binds none of the tenants."""
+    its = [each for each in recorded.served if changed.concerns(each.tenant)]
+    served = {_size(limit) for each in its for limit in each.terms.limits if _name(limit) == changed.name}
+    now = "none" if changed.limit is None else _size(changed.limit)
+    was = ", ".join(sorted(served)) or "none"
+    if not its or now == was:
+        return ""
+    return f"{described(changed.tenant, changed.name)} {now} (served: {was})"
+
+
+def _size(limit: Limit) -> str:
+    rate = f" at {limit.rate_per_s:g} a second" if limit.rate_per_s is not None else ""
+    mode = "" if limit.mode == "hard" else f" {limit.mode.value}"
+    return f"{limit.amount:,}{rate}{mode}"

@@ -1,0 +1,123 @@
+"""Admin acts on replicas: take one out of rotation, and back.
+
+A drain holds in every gateway of the database, and over restarts, until it is resumed. A replica is known by
+its model and its address: gateways may call one server by different names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, select, update
+
+from tenants.admin import validation
+from tenants.admin.audit import Actor
+from tenants.admin.commands import ReplicaDrain
+from tenants.admin.etag import IfMatch
+from tenants.admin.transaction import AdminCommands, Change
+from tenants.directory import queries
+from tenants.directory.records import from_us
+from tenants.errors import Invalid, NotFound
+from tenants.storage import tables
+
+MAX_DRAINS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """A replica that gets no new requests."""
+
+    pool: str
+    """The model's name."""
+    address: str
+    replica: str
+    """Its name at the gateway that was asked."""
+    since_us: int
+    by: str
+    """The actor."""
+    reason: str = ""
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """Model and address."""
+        return self.pool, self.address
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "pool": self.pool,
+            "replica": self.replica,
+            "address": self.address,
+            "since": from_us(self.since_us).isoformat(),
+            "by": self.by,
+            "reason": self.reason,
+        }
+
+
+class DrainCommands(AdminCommands):
+    """Acts on drained replicas."""
+
+    async def drain_replica(
+        self,
+        actor: Actor | str,
+        pool: str,
+        address: str,
+        replica: str,
+        wanted: ReplicaDrain,
+        *,
+        if_match: IfMatch = None,
+    ) -> Drain:
+        """Drains a replica. Of one that is drained already only actor and reason change."""
+        reason = validation.reason(wanted.reason) if wanted.reason else ""
+        by = actor if isinstance(actor, str) else actor.name
+
+        def change(connection: Connection, now_us: int) -> Change[Drain]:
+            before = _find(connection, pool, address)
+            if before is None and queries.count(connection, tables.drains) >= MAX_DRAINS:
+                raise Invalid(
+                    "replica",
+                    f"{MAX_DRAINS} replicas are drained, which is the most: resume those that are gone",
+                )
+            since_us = now_us if before is None else before.since_us
+            after = Drain(pool, address, replica, since_us, by, reason)
+            row = {"replica": replica, "since_us": since_us, "by": by, "reason": reason}
+            connection.execute(
+                insert(tables.drains).values(pool=pool, address=address, **row)
+                if before is None
+                else update(tables.drains).where(*_is(pool, address)).values(**row)
+            )
+            return Change(after, replica, None, None if before is None else before.as_json(), after.as_json())
+
+        return await self._act(actor, "upstream.drain", change, if_match)
+
+    async def resume_replica(
+        self, actor: Actor | str, pool: str, address: str, *, if_match: IfMatch = None
+    ) -> Drain:
+        """Ends a drain, and returns it. Raises `NotFound` for a replica that is not drained."""
+
+        def change(connection: Connection, now_us: int) -> Change[Drain]:
+            before = _find(connection, pool, address)
+            if before is None:
+                raise NotFound("drain", f"{pool} at {address}")
+            connection.execute(delete(tables.drains).where(*_is(pool, address)))
+            return Change(before, before.replica, None, before.as_json())
+
+        return await self._act(actor, "upstream.resume", change, if_match)
+
+    async def list_drains(self) -> list[Drain]:
+        """Every replica that is drained, the oldest first."""
+        columns = tables.drains.c
+        query = select(tables.drains).order_by(columns.since_us, columns.pool, columns.address)
+        return await self._database.read(
+            lambda connection: [Drain(**row) for row in connection.execute(query).mappings()]
+        )
+
+
+def _find(connection: Connection, pool: str, address: str) -> Drain | None:
+    row = connection.execute(select(tables.drains).where(*_is(pool, address))).mappings().first()
+    return None if row is None else Drain(**row)
+
+
+def _is(pool: str, address: str) -> tuple[Any, Any]:
+    columns = tables.drains.c
+    return columns.pool == pool, columns.address == address

@@ -1,0 +1,121 @@
+"""Admin acts on the ledger: gives back to limits what they count of a request in doubt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
+from sqlalchemy import Connection
+
+from tenants.admin import validation
+from tenants.admin.audit import Actor
+from tenants.admin.commands import LedgerAdjust
+from tenants.admin.transaction import AdminCommands, Change
+from tenants.directory import queries
+from tenants.directory.records import from_us
+from tenants.errors import EpochEnded, Invalid, NotFound
+from tenants.ledger import ledger
+from tenants.ledger.rows import LedgerRow, in_doubt
+from tenants.quota import rules
+from tenants.quota.store import QuotaStore, QuotaStoreUnavailable
+from tenants.types import NOTHING, Amounts, Limit
+
+
+@dataclass(frozen=True, slots=True)
+class GivenBack:
+    """What was given back to the limits of one request."""
+
+    request_id: str
+    amounts: Amounts
+    """As limits count them."""
+    charged_to: tuple[str, ...]
+    """The counters that were charged."""
+    is_new: bool
+    """False: it had been given back before, and nothing was changed."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "request_id": self.request_id,
+            "input_tokens": self.amounts.input_tokens,
+            "output_tokens": self.amounts.output_tokens,
+            "cost_nanousd": self.amounts.cost_nanousd,
+            "requests": self.amounts.requests,
+            "is_new": self.is_new,
+        }
+
+
+class _Before(Exception):
+    """It was given back before."""
+
+    def __init__(self, given: GivenBack) -> None:
+        super().__init__(given.request_id)
+        self.given = given
+
+
+class LedgerCommands(AdminCommands):
+    """Corrections of what limits count."""
+
+    async def adjust_ledger(
+        self, actor: Actor | str, wanted: LedgerAdjust, quota_store: QuotaStore | None
+    ) -> GivenBack:
+        """Gives back what limits count of a request in doubt: its gateway and its engine died together. The
+        bill stays as it is. Repeating it changes nothing. `quota_store`: where the counters are that follow;
+        None: they are filled from the ledger later. Raises `NotFound`, `Invalid`, `QuotaStoreUnavailable`,
+        `DatabaseUnavailable`."""
+        reason = validation.reason(wanted.reason)
+        epoch = "" if quota_store is None else quota_store.epoch
+
+        def change(connection: Connection, now_us: int) -> Change[GivenBack]:
+            found = ledger.rows_of(connection, wanted.request_id)
+            rows = {row.kind: row for row in found}
+            if "reserve" not in rows or "settle" not in rows:
+                raise NotFound("settled request", wanted.request_id)
+            settled, charged_to = rows["settle"], tuple(name for row in found for name in row.charged_to)
+            doubt = in_doubt(settled.detail)
+            if doubt == Amounts(requests=0):
+                raise Invalid(
+                    "request_id", f"nothing of {wanted.request_id} is in doubt: it is counted as used"
+                )
+            if "adjust" in rows:
+                raise _Before(GivenBack(wanted.request_id, doubt, charged_to, is_new=False))
+            ledger.append_in(connection, _row(settled, doubt, reason, now_us), epoch)
+            given = GivenBack(wanted.request_id, doubt, charged_to, is_new=True)
+            after = given.as_json() | {"reason": reason}
+            return Change(given, wanted.request_id, settled.tenant_id, after=after)
+
+        try:
+            given = await self._act(actor, "ledger.adjust", change)
+        except _Before as before:
+            return before.given
+        except EpochEnded:
+            raise QuotaStoreUnavailable("the counters are being rebuilt: try again") from None
+        if quota_store is not None:
+            limits = _charged_limits(await self._database.read(queries.limits_where), given.charged_to)
+            await quota_store.give_back(epoch, limits, given.charged_to, given.amounts)
+        return given
+
+
+def _charged_limits(limits: Sequence[Limit], charged_to: Sequence[str]) -> list[Limit]:
+    """Of all limits those of these counters; a default of end users as that of its end user."""
+    users = {rules.end_user_in(name) for name in charged_to} - {""}
+    own = [limit for limit in limits if not limit.is_default]
+    own += [limit.of_end_user(user) for limit in limits if limit.is_default for user in users]
+    return [limit for limit, _ in rules.charged_limits(own, charged_to)]
+
+
+def _row(settled: LedgerRow, doubt: Amounts, reason: str, now_us: int) -> LedgerRow:
+    """On bills nothing, on limits less."""
+    return replace(
+        settled,
+        kind="adjust",
+        amounts=replace(NOTHING, requests=-doubt.requests, gpu_ms=-doubt.gpu_ms),
+        counted_input=-doubt.input_tokens,
+        counted_output=-doubt.output_tokens,
+        counted_cost=-doubt.cost_nanousd,
+        outcome="in_doubt",
+        at=from_us(now_us),
+        detail={"reason": reason},
+        charged_to=(),
+    )

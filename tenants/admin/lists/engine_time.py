@@ -1,0 +1,57 @@
+"""Reads of engine time: sums of minutes by replica, and service beside what tenants have reserved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from tenants.admin.transaction import AdminCommands
+from tenants.flow_minutes import store
+from tenants.flow_minutes.minutes import HOUR_US, KEPT_US, EngineMinute
+
+MOST_RESERVED = 100
+"""Tenants whose reservations are compared with their service: those with the largest."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTime:
+    """What one replica did in a time. `counts` are sums; its state says nothing."""
+
+    pool: str
+    replica: str
+    counts: EngineMinute
+
+
+@dataclass(frozen=True, slots=True)
+class ServedTime:
+    """Service of a time, in cost tokens (input + 2 x output)."""
+
+    all_tokens: int
+    """Of all tenants."""
+    by_hour: Mapping[str, tuple[int, ...]]
+    """Of the tenants that were asked about, in each hour with something."""
+
+
+class EngineTimeReads(AdminCommands):
+    """Reads of engine time."""
+
+    async def engine_time(self, from_us: int, to_us: int) -> list[EngineTime]:
+        """Sums of the minutes that begin in that time, by pool and replica; of several gateways the account
+        of the one that saw the replica longest in a minute. At most as long ago as minutes are kept."""
+        begin_us = max(from_us, to_us - KEPT_US)
+        found = await self._database.read(lambda one: store.engine_sums(one, begin_us, to_us))
+        return [EngineTime(pool, replica, counts) for pool, replica, counts in found]
+
+    async def served_time(self, from_us: int, to_us: int, tenant_ids: list[str]) -> ServedTime:
+        """Service in that time: of all, and by the hour of at most `MOST_RESERVED` tenants."""
+        begin_us = max(from_us, to_us - KEPT_US) // HOUR_US * HOUR_US
+
+        def look(connection: Connection) -> ServedTime:
+            total = store.served_tokens(connection, begin_us, to_us)
+            return ServedTime(
+                total, store.served_by_hour(connection, begin_us, to_us, tenant_ids[:MOST_RESERVED])
+            )
+
+        return await self._database.read(look)

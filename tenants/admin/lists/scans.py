@@ -1,0 +1,44 @@
+"""A bound of how many rows one page looks at, and of which time they are.
+
+Each list is read along an index that serves one of its filters. The others are checked row by row: where few
+rows match them, a page would read the whole table. So it ends at the row where the bound is reached, and its
+cursor goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, TextClause, select
+
+from tenants.admin import validation
+from tenants.directory.records import to_us
+from tenants.errors import Invalid
+
+MOST_SCANNED = 5_000
+"""Rows of an index that one page looks at."""
+
+
+def end_of_scan(
+    connection: Connection,
+    order: Sequence[ColumnElement[int] | ColumnElement[str]],
+    conditions: Sequence[ColumnElement[bool] | TextClause],
+    *,
+    newest_first: bool = True,
+) -> tuple[int | str, ...] | None:
+    """The sort key of the last row that a page may look at, of those that an index finds by `conditions`;
+    None: there are fewer."""
+    in_order = [column.desc() if newest_first else column.asc() for column in order]
+    query: Any = select(*order).where(*conditions).order_by(*in_order)
+    row = connection.execute(query.offset(MOST_SCANNED - 1).limit(1)).first()
+    return None if row is None else tuple(row)
+
+
+def between(at_us: ColumnElement[int], since: str | None, until: str | None) -> list[ColumnElement[bool]]:
+    """Rows of a time: from `since` (ISO 8601 with a time zone) until before `until`. Raises `Invalid`."""
+    bounds = (("from", since), ("to", until))
+    found = {name: to_us(validation.instant(name, text)) for name, text in bounds if text is not None}
+    if len(found) == 2 and found["from"] >= found["to"]:
+        raise Invalid("from", "must lie before 'to': as it is, nothing can match")
+    return [at_us >= value if name == "from" else at_us < value for name, value in found.items()]

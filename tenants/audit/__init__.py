@@ -1,0 +1,1 @@
+"""The audit as a transparency log: Merkle tree, signed checkpoints, proofs, verification."""

@@ -1,0 +1,99 @@
+"""The keys of one log, one after the other, and up to which size each of them signs.
+
+Pure. The change of a key is a row of the log that names both keys, and a checkpoint of the log that ends with
+that row, signed by both: the old key vouches for the new one, and the new one for what was signed before. Of
+such a chain one trusted key is enough. From then on the old key signs nothing: who finds it later cannot go
+on with the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tenants.audit.entry import decode
+from tenants.audit.note import PublicKey, parse_checkpoint, text_signed_by_all
+from tenants.errors import Invalid
+
+ACTION = "audit.rotate_key"
+TARGET = "audit-key"
+
+
+@dataclass(frozen=True, slots=True)
+class SignerChange:
+    """A row that says that from here on another key signs."""
+
+    seq: int
+    old: PublicKey
+    new: PublicKey
+
+    @property
+    def size(self) -> int:
+        """Rows of the checkpoint that both keys sign."""
+        return self.seq + 1
+
+
+def change_from(entry: bytes) -> SignerChange | None:
+    """The change that a row speaks of; None: it speaks of none, or of none that can be read."""
+    try:
+        said = decode(entry)
+        if said.get("action") != ACTION:
+            return None
+        old, new = (PublicKey.parse(str(said[name]["public_key"])) for name in ("before", "after"))
+    except (Invalid, KeyError, TypeError):
+        return None
+    return SignerChange(said["seq"], old, new)
+
+
+class KeyHistory:
+    """Which keys sign the checkpoints of which sizes."""
+
+    def __init__(
+        self,
+        trusted: Sequence[PublicKey],
+        changes: Iterable[SignerChange] = (),
+        notes: Mapping[int, str] | None = None,
+    ) -> None:
+        """`trusted`: those that are known from elsewhere. `changes`: what rows say, of which those count that
+        `notes`, the checkpoints by size, have with both signatures."""
+        self._trusted = list(trusted)
+        signed = [] if notes is None else [each for each in changes if _is_signed(each, notes)]
+        self._changes = _chain(trusted, sorted(signed, key=lambda each: each.seq))
+
+    @property
+    def changes(self) -> list[SignerChange]:
+        """Those that are vouched for, in order."""
+        return list(self._changes)
+
+    def at(self, size: int) -> list[PublicKey]:
+        """Keys of which one signs a checkpoint of so many rows."""
+        if not self._changes:
+            return self._trusted
+        if found := next((each for each in self._changes if each.size == size), None):
+            return [found.old, found.new]
+        later = next((each for each in self._changes if each.size > size), None)
+        return [self._changes[-1].new if later is None else later.old]
+
+
+def _is_signed(change: SignerChange, notes: Mapping[int, str]) -> bool:
+    note = notes.get(change.size)
+    if note is None or change.old.name != change.new.name or change.old == change.new:
+        return False
+    try:
+        said = parse_checkpoint(text_signed_by_all(note, [change.old, change.new]))
+    except Invalid:
+        return False
+    return (said.origin, said.size) == (change.new.name, change.size)
+
+
+def _chain(trusted: Sequence[PublicKey], changes: Sequence[SignerChange]) -> list[SignerChange]:
+    """The changes that lead from a trusted key to others, one after the other, in both directions."""
+    for at, change in enumerate(changes):
+        if change.old in trusted or change.new in trusted:
+            first = last = at
+            while first and changes[first - 1].new == changes[first].old:
+                first -= 1
+            while last + 1 < len(changes) and changes[last].new == changes[last + 1].old:
+                last += 1
+            return list(changes[first : last + 1])
+    return []

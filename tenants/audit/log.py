@@ -1,0 +1,172 @@
+"""What auditors and gateways ask the audit for: entries, checkpoints, proofs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, select
+
+from tenants.audit import check, checkpoints, store
+from tenants.audit.checkpoints import StoredCheckpoint
+from tenants.audit.note import InclusionProof, PublicKey, SigningKey, open_checkpoint
+from tenants.audit.tree import consistency_proof, inclusion_proof
+from tenants.audit.verify import AuditFinding, LogRow, Verdict
+from tenants.errors import AuditDamaged, Invalid, NotFound
+from tenants.storage.database import Database
+from tenants.storage.tables import audit, audit_checkpoints
+
+MAX_ENTRIES = 1_000
+"""Rows in one answer."""
+MAX_CHECKPOINTS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """How far the log is, and how far it is signed."""
+
+    size: int
+    root: bytes
+    newest: StoredCheckpoint | None
+    public_key: PublicKey | None
+    """As the database has it."""
+
+    @property
+    def signed(self) -> int:
+        """Rows that the newest checkpoint speaks of."""
+        return 0 if self.newest is None else self.newest.size
+
+
+class AuditLog:
+    """The log of one database. Methods raise `DatabaseUnavailable` where that is lost."""
+
+    def __init__(
+        self,
+        database: Database,
+        key: SigningKey | None = None,
+        clock: Callable[[], float] = time.time,
+        read_key: Callable[[], SigningKey | None] = lambda: None,
+    ) -> None:
+        """`key`: what checkpoints are signed with; None: others sign. `clock` gives seconds since 1970.
+        `read_key`: the key as it is kept now, asked for once the log is signed with another one."""
+        self._database = database
+        self._key = key
+        self._clock = clock
+        self._read_key = read_key
+
+    @property
+    def can_sign(self) -> bool:
+        """Whether there is a key here."""
+        return self._key is not None
+
+    async def state(self) -> LogState:
+        """How far it is."""
+
+        def look(connection: Connection) -> LogState:
+            edge = store.head(connection)
+            newest, key = checkpoints.newest(connection), checkpoints.public_key(connection)
+            return LogState(edge.size, edge.root, newest, key)
+
+        return await self._database.read(look)
+
+    async def public_key(self) -> PublicKey | None:
+        """The log's public key, as the database has it."""
+        return await self._database.read(checkpoints.public_key)
+
+    async def oldest_unsigned_us(self) -> int | None:
+        """When the first row that is not signed yet was written; None: all are signed."""
+        return await self._database.read(checkpoints.oldest_unsigned_us)
+
+    async def register(self, key: PublicKey) -> PublicKey:
+        """The log's public key: this one, where it has none yet."""
+        return await self._database.write(lambda connection: checkpoints.register(connection, key))
+
+    async def make_checkpoint(self) -> StoredCheckpoint:
+        """Signs the head. Raises `Invalid`, `AuditDamaged`."""
+        key, now_us = self._own_key(await self.public_key()), round(self._clock() * 1e6)
+        return await self._database.write(lambda connection: checkpoints.make(connection, key, now_us))
+
+    async def change_key(self, new: SigningKey, actor: str, origin: str) -> StoredCheckpoint:
+        """From here on `new` signs the log; the checkpoint that both keys sign. Raises `Invalid`,
+        `AuditDamaged`."""
+        old, now_us = self._own_key(await self.public_key()), round(self._clock() * 1e6)
+        if new.name != old.name or new.public == old.public:
+            raise Invalid("audit key", "the new one needs the log's name, and must be another one")
+        made = await self._database.write(
+            lambda connection: checkpoints.change_key(connection, old, new, actor, origin, now_us)
+        )
+        self._key = new
+        return made
+
+    def _own_key(self, known: PublicKey | None) -> SigningKey:
+        """The key here, read anew where the log's was changed. Raises `Invalid` where there is none."""
+        if self._key is None:
+            raise Invalid("audit key", "there is none here: the gateways that have it sign the log")
+        if known not in (None, self._key.public):
+            again = self._read_key()
+            if again is not None and again.public == known:
+                self._key = again
+        return self._key
+
+    async def rows(self, first: int, most: int = MAX_ENTRIES) -> list[LogRow]:
+        """Rows from `first` on, at most so many."""
+        return await self._database.read(lambda one: list(check.rows(one, first, most)))
+
+    async def checkpoints(self, after: int = -1, most: int = MAX_CHECKPOINTS) -> list[StoredCheckpoint]:
+        """Checkpoints of more than `after` rows, the smallest first."""
+
+        def look(connection: Connection) -> list[StoredCheckpoint]:
+            column = audit_checkpoints.c.size
+            query = select(audit_checkpoints).where(column > after).order_by(column).limit(most)
+            return [StoredCheckpoint(**row) for row in connection.execute(query).mappings()]
+
+        return await self._database.read(look)
+
+    async def damage(self) -> AuditFinding | None:
+        """The first damage that a check of the whole log finds, with the key here, else with the one that the
+        database names."""
+        known = await self.public_key() if self._key is None else self._key.public
+        return (await self.verify([] if known is None else [known])).finding
+
+    async def verify(self, keys: Sequence[PublicKey], kept: Sequence[str] = ()) -> Verdict:
+        """What a check of the whole log finds. Raises `Invalid` for a kept checkpoint of another key."""
+        return await self._database.read(lambda one: check.verify_stored(one, keys, kept))
+
+    async def consistency(self, old: int, new: int) -> list[bytes]:
+        """The proof that the log of `new` rows extends that of `old`. Raises `Invalid`."""
+
+        def prove(connection: Connection) -> list[bytes]:
+            size = store.head(connection).size
+            if not 0 <= old <= new <= size:
+                raise Invalid(
+                    "old" if old > new else "new", f"must be 0 <= old <= new <= {size}, the log's size"
+                )
+            return _made(lambda: consistency_proof(old, new, store.subtree(connection)))
+
+        return await self._database.read(prove)
+
+    async def prove(self, seq: int) -> InclusionProof:
+        """The proof that a row is in the log, by its newest checkpoint. Raises `NotFound` for a row that is
+        not there, and `Invalid` for one that is not signed yet."""
+
+        def look(connection: Connection) -> InclusionProof:
+            query = select(audit.c.entry).where(audit.c.seq == seq)
+            entry = connection.execute(query).scalar() if seq >= 0 else None
+            if entry is None:
+                raise NotFound("audit row", str(seq))
+            newest, key = checkpoints.newest(connection), checkpoints.public_key(connection)
+            if newest is None or key is None or newest.size <= seq:
+                raise Invalid("seq", f"row {seq} is not signed yet: `fairgate audit checkpoint` signs it")
+            size = open_checkpoint(newest.note, [key]).size
+            path = _made(lambda: inclusion_proof(seq, size, store.subtree(connection)))
+            return InclusionProof(seq, tuple(path), newest.note, entry)
+
+        return await self._database.read(look)
+
+
+def _made(proof: Callable[[], list[bytes]]) -> list[bytes]:
+    try:
+        return proof()
+    except ValueError as error:
+        raise AuditDamaged(f"the proof cannot be made: {error}; `fairgate audit verify` says more") from None

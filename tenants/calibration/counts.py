@@ -1,0 +1,89 @@
+"""Told against happened: how often the figures that requests were told on arrival were kept.
+
+Counted by hour, model, tier, figure, told wait and kind of promise; every gateway adds its own, each flush
+exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, delete, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from tenants.storage import flushes
+from tenants.storage.database import Database
+from tenants.storage.flushes import Flush
+from tenants.storage.tables import calibration_counts
+
+HOUR_S = 3600
+KEPT_S = 90 * 24 * HOUR_S
+MAX_PURGED_HOURS = 24
+FIGURES = ("wait", "ttft", "e2e", "output")
+KINDS = ("plain", "binding")
+
+
+class CalibrationKey(NamedTuple):
+    """What told figures are counted by."""
+
+    hour_s: int
+    """Seconds since 1970."""
+    model: str
+    tier: str
+    figure: str
+    """One of `FIGURES`."""
+    wait_bucket: int
+    """By the wait that was told."""
+    kind: str
+    """One of `KINDS`; binding: it was a redeemed quote."""
+
+
+class KeptCount(NamedTuple):
+    """How many requests were told a figure, and how many stayed within it."""
+
+    requests: int
+    within_p50: int
+    within_p90: int
+
+    def plus(self, other: KeptCount) -> KeptCount:
+        """The sum of both."""
+        return KeptCount(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+async def add(
+    database: Database, counts: Mapping[CalibrationKey, KeptCount], flush: Flush, now_s: float
+) -> None:
+    """Adds the counts, unless this flush was added before. Raises `DatabaseUnavailable`."""
+
+    def work(connection: Connection) -> None:
+        if flushes.is_new(connection, flush, round(now_s * 1e6)):
+            _add(connection, counts)
+
+    await database.write(work)
+
+
+def _add(connection: Connection, counts: Mapping[CalibrationKey, KeptCount]) -> None:
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    new = dialect.insert(calibration_counts)
+    upsert = new.on_conflict_do_update(
+        index_elements=[*CalibrationKey._fields],
+        set_={name: calibration_counts.c[name] + new.excluded[name] for name in KeptCount._fields},
+    )
+    # The same order in every gateway, so that two of them never deadlock.
+    connection.execute(upsert, [key._asdict() | counts[key]._asdict() for key in sorted(counts)])
+
+
+async def purge(database: Database, now_s: float) -> int:
+    """Deletes the oldest hours beyond `KEPT_S`, at most `MAX_PURGED_HOURS` of them. Returns how many rows.
+    Raises `DatabaseUnavailable`."""
+    hour_s: Any = calibration_counts.c.hour_s
+
+    def work(connection: Connection) -> int:
+        old = select(hour_s).where(hour_s < int(now_s) - KEPT_S).distinct().order_by(hour_s)
+        hours = connection.execute(old.limit(MAX_PURGED_HOURS)).scalars().all()
+        if not hours:
+            return 0
+        return connection.execute(delete(calibration_counts).where(hour_s <= hours[-1])).rowcount
+
+    return await database.write(work)

@@ -1,0 +1,179 @@
+"""The configuration file: its shape, as structs.
+
+Names stand in it, not ids, and never a secret. What is left out of a tenant, project, key or price stays as
+it is (of a new one: the default); a limit and a target are replaced as a whole, as their commands do. Money
+is in whole nano-dollars a token, amounts are whole numbers: the same fields as those of the commands.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tenants.slo.slo import METRICS
+from tenants.types import SCOPES, LimitMode, Meter, OnLowBudget, Tier, Window
+
+VERSION: Literal[1] = 1
+ALL: Literal["all"] = "all"
+"""Of `models`: no restriction."""
+OF_TENANT: Literal["tenant"] = "tenant"
+"""Of a key's `tiers` and `default_tier`: it has none of its own."""
+NEVER = "never"
+"""Of a key's `expires`: it has no end."""
+
+
+def _one_of(values: Any) -> Meta:
+    """Names in the schema for editors; the acts check them, and say which there are."""
+    return Meta(extra_json_schema={"enum": [str(value) for value in values]})
+
+
+TierName = Annotated[str, _one_of(Tier)]
+State = Annotated[
+    Literal["present", "absent"], Meta(description="`absent`: it is removed. What is not named stays.")
+]
+Models = Annotated[
+    list[str] | Literal["all"], Meta(description="Names of models that may be used, or the word `all`.")
+]
+Networks = Annotated[
+    list[str], Meta(description="Networks in CIDR notation that it may be used from; none: anywhere.")
+]
+
+
+class ConfigPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of everything in the file."""
+
+
+class ConfigPolicy(ConfigPart):
+    """The stored scheduling policy; without it the settings of each gateway count."""
+
+    state: State = "present"
+    name: Annotated[str, Meta(description="As of `fairgate policy set`.")] = ""
+    options: dict[str, str | int | float] = {}
+
+
+class ConfigPrice(ConfigPart):
+    """Prices of a model in one tier, or in all. Money in nano-dollars a token; multiplier and weights in
+    thousandths."""
+
+    model: str
+    tier: Annotated[
+        TierName | None, Meta(description="Only this tier; without: each tier, below what it names itself.")
+    ] = None
+    input_nanousd: int | None = None
+    cached_input_nanousd: int | None = None
+    output_nanousd: int | None = None
+    multiplier: int | None = None
+    input_weight: int | None = None
+    cached_input_weight: int | None = None
+    output_weight: int | None = None
+    reasoning_weight: int | None = None
+
+
+class ConfigTarget(ConfigPart):
+    """A latency target."""
+
+    tier: TierName
+    metric: Annotated[str, _one_of(METRICS)]
+    state: State = "present"
+    target_s: float | None = None
+    percentile: Annotated[
+        float, Meta(description="Per cent of the requests that must meet it; the default is 95.")
+    ] = 95.0
+
+
+class ConfigLimit(ConfigPart):
+    """A limit. There is one for each subject, meter, shape (window, rate or concurrency), tier, model and
+    size of request."""
+
+    meter: Annotated[str, _one_of(Meter)]
+    state: State = "present"
+    project: Annotated[str | None, Meta(description="It binds this project of the tenant.")] = None
+    key: Annotated[str | None, Meta(description="It binds the tenant's key of this name.")] = None
+    end_user: Annotated[str | None, Meta(description="It binds this end user of the tenant.")] = None
+    each_end_user: Annotated[
+        bool, Meta(description="It binds each end user that has no limit of its own.")
+    ] = False
+    window: Annotated[str, _one_of(Window)] | None = None
+    time_zone: str = "UTC"
+    rate_per_s: Annotated[
+        float | None, Meta(description="A token bucket: refilled so fast, up to `amount`.")
+    ] = None
+    amount: int | None = None
+    mode: Annotated[str, _one_of(LimitMode)] = "hard"
+    tier: TierName | None = None
+    model: str | None = None
+    above_tokens: int = 0
+    thresholds: Annotated[
+        list[int] | None, Meta(description="Of a soft limit: where it alerts, in per cent of the amount.")
+    ] = None
+
+
+class ConfigProject(ConfigPart):
+    """A project of a tenant."""
+
+    name: str
+    state: State = "present"
+    status: Literal["active", "suspended"] | None = None
+
+
+class ConfigKey(ConfigPart):
+    """A key of a tenant, by its name; its secret is made when it is created, and never stands in a file."""
+
+    name: str
+    state: State = "present"
+    project: Annotated[str | None, Meta(description="Of a new key: `default` where none is named.")] = None
+    scopes: list[Annotated[str, _one_of(sorted(SCOPES))]] | None = None
+    models: Models | None = None
+    tiers: Annotated[
+        list[TierName] | Literal["tenant"] | None,
+        Meta(description="Tiers that it may use, or the word `tenant`: the tenant's."),
+    ] = None
+    default_tier: Annotated[
+        Annotated[str, _one_of([*Tier, OF_TENANT])] | None,
+        Meta(description="The tier of requests that name none; the word `tenant`: the tenant's."),
+    ] = None
+    allow_from: Networks | None = None
+    expires: Annotated[
+        str | None,
+        Meta(
+            description="ISO 8601 with a time zone, such as 2027-01-31T18:00:00+01:00, or the word `never`."
+        ),
+    ] = None
+
+
+class ConfigTenant(ConfigPart):
+    """A tenant with all that belongs to it."""
+
+    name: str
+    state: State = "present"
+    status: Literal["active", "suspended"] | None = None
+    weight: float | None = None
+    tier: Annotated[TierName | None, Meta(description="The tier of requests that name none.")] = None
+    tiers: list[TierName] | None = None
+    models: Models | None = None
+    on_low_budget: Annotated[str, _one_of(OnLowBudget)] | None = None
+    reserved_tokens_per_s: float | None = None
+    reserved_tier: Annotated[str, _one_of([*Tier, ALL])] | None = None
+    labels: Annotated[
+        dict[str, list[str]] | None,
+        Meta(description="All labels that its requests may carry, each with its values."),
+    ] = None
+    projects: list[ConfigProject] = []
+    keys: list[ConfigKey] = []
+    limits: list[ConfigLimit] = []
+    targets: list[ConfigTarget] = []
+
+
+class Configuration(ConfigPart):
+    """A configuration file of Fairgate."""
+
+    version: Annotated[Literal[1], Meta(description="Of this format.")]
+    policy: ConfigPolicy | None = None
+    prices: list[ConfigPrice] = []
+    targets: Annotated[
+        list[ConfigTarget], Meta(description="Of each tenant that has none of its own for tier and metric.")
+    ] = []
+    platform_limits: Annotated[list[ConfigLimit], Meta(description="On all tenants together.")] = []
+    tenants: list[ConfigTenant] = []

@@ -1,0 +1,30 @@
+"""The error of a configuration file: where in the file, and what is wrong."""
+
+from __future__ import annotations
+
+import re
+
+from tenants.errors import Invalid
+
+Place = tuple[str | int, ...]
+"""Way to a value from the top of the file: `("tenants", 3, "weight")`."""
+
+
+class ConfigInvalid(Invalid):
+    """What stands at a place of the file cannot be taken; nothing was changed. `field` is the place."""
+
+    def __init__(self, place: Place, message: str) -> None:
+        super().__init__(as_text(place), message)
+        self.place = place
+
+
+def as_text(place: Place) -> str:
+    """`tenants[3].weight`."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    return text.removeprefix(".") or "the file"
+
+
+def place_of(text: str) -> Place:
+    """The place that `as_text` wrote."""
+    parts = re.findall(r"([^.\[\]]+)|\[(\d+)\]", text)
+    return tuple(int(number) if number else name for name, number in parts)

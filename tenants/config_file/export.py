@@ -1,0 +1,179 @@
+"""A state as a configuration file: everything in one order, so that equal states give equal bytes. Pure.
+
+A tenant's fields all stand in it, also those that have their defaults: what is changed later shows as a
+difference. Keys without a name of their own cannot be named in a file; they and their limits are left out,
+and so are overrides and brakes, which end by themselves.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+from ruamel.yaml import YAML
+
+from tenants.admin.prices import entry_columns
+from tenants.config_file.document import (
+    ALL,
+    NEVER,
+    OF_TENANT,
+    VERSION,
+    ConfigKey,
+    ConfigLimit,
+    ConfigPolicy,
+    ConfigPrice,
+    ConfigProject,
+    ConfigTarget,
+    ConfigTenant,
+    Configuration,
+)
+from tenants.config_file.plan_limits import name_of
+from tenants.config_file.state import (
+    EACH_END_USER,
+    PLATFORM_LIMIT,
+    TENANT_LIMIT,
+    ConfigState,
+    SubjectName,
+    TenantState,
+)
+from tenants.directory.records import limit_as_json, tier_names
+from tenants.pricing.pricing import PriceBook
+from tenants.slo.slo import METRICS, Slo
+from tenants.types import DEFAULT_THRESHOLDS, Limit, Tier
+
+LIMIT_ORDER = (PLATFORM_LIMIT, TENANT_LIMIT, "project", "key", EACH_END_USER, "end_user")
+LONGEST_LINE = 2**16
+"""Nothing is folded."""
+
+
+def exported(state: ConfigState) -> Configuration:
+    """The file that a state makes no steps with."""
+    platform = [(SubjectName(PLATFORM_LIMIT), limit) for limit in state.platform_limits]
+    policy = state.policy
+    return Configuration(
+        version=VERSION,
+        policy=None if policy is None else ConfigPolicy(name=policy.name, options=_sorted(policy.options)),
+        prices=list(_prices(state.prices)),
+        targets=_targets(state.targets),
+        platform_limits=_limits(platform),
+        tenants=[_tenant(each) for _, each in sorted(state.tenants.items())],
+    )
+
+
+def left_out(state: ConfigState) -> list[str]:
+    """The keys and limits that cannot be named in a file, and why."""
+    found: list[str] = []
+    for name, there in sorted(state.tenants.items()):
+        named = {key.key_id for key in there.named_keys()}
+        for key in sorted(there.keys, key=lambda each: (each.name, each.key_id)):
+            if key.key_id not in named:
+                is_shared = any(other.name == key.name for other in there.keys if other is not key)
+                why = "another has its name" if is_shared else "what its tenant allows leaves it nothing"
+                found.append(f"{name}: key {key.key_id}: {why if key.name else 'it has no name'}")
+        limits = {limit.limit_id for _, limit in there.named_limits()}
+        missing = [limit.limit_id for limit in there.limits if limit.limit_id not in limits]
+        found += [f"{name}: limit {limit_id}: of a key that is left out or over" for limit_id in missing]
+    return found
+
+
+def as_yaml(wanted: Configuration) -> str:
+    """The file's text."""
+    writer: Any = YAML(typ="safe", pure=True)
+    writer.default_flow_style = False
+    writer.allow_unicode = True
+    writer.width = LONGEST_LINE
+    writer.sort_base_mapping_type_on_output = False
+    text = io.StringIO()
+    writer.dump(msgspec.to_builtins(wanted), text)
+    return text.getvalue()
+
+
+def _sorted(values: Any) -> dict[str, Any]:
+    return dict(sorted(values.items()))
+
+
+def _tenant(there: TenantState) -> ConfigTenant:
+    tenant = there.tenant
+    projects = {each.project_id: each.name for each in there.projects.values()}
+    return ConfigTenant(
+        name=tenant.name,
+        status=tenant.status,
+        weight=tenant.weight,
+        tier=tenant.default_tier.value,
+        tiers=tier_names(tenant.tiers),
+        models=ALL if tenant.models is None else sorted(tenant.models),
+        on_low_budget=tenant.on_low_budget.value,
+        reserved_tokens_per_s=tenant.reserved_tokens_per_s,
+        reserved_tier=ALL if tenant.reserved_tier is None else tenant.reserved_tier.value,
+        labels={key: list(values) for key, values in sorted(tenant.labels.items())},
+        projects=[
+            ConfigProject(name=name, status=each.status) for name, each in sorted(there.projects.items())
+        ],
+        keys=[
+            ConfigKey(
+                name=key.name,
+                project=projects[key.project_id],
+                scopes=sorted(key.scopes),
+                models=ALL if key.models is None else sorted(key.models),
+                tiers=OF_TENANT if key.tiers is None else tier_names(key.tiers),
+                default_tier=OF_TENANT if key.default_tier is None else key.default_tier.value,
+                allow_from=[str(network) for network in key.allow_from],
+                expires=NEVER if key.expires_at is None else key.expires_at.isoformat(),
+            )
+            for key in there.named_keys()
+        ],
+        limits=_limits(there.named_limits()),
+        targets=_targets(there.targets),
+    )
+
+
+def _limits(named: Iterable[tuple[SubjectName, Limit]]) -> list[ConfigLimit]:
+    def order(pair: tuple[SubjectName, Limit]) -> tuple[Any, ...]:
+        subject, *name = name_of(*pair)
+        return LIMIT_ORDER.index(subject.kind), subject.name, *name
+
+    return [_limit(subject, limit) for subject, limit in sorted(named, key=order)]
+
+
+def _limit(subject: SubjectName, limit: Limit) -> ConfigLimit:
+    shown = limit_as_json(limit)
+    own: dict[str, Any] = {}
+    if subject.kind == EACH_END_USER:
+        own = {EACH_END_USER: True}
+    elif subject.kind not in (PLATFORM_LIMIT, TENANT_LIMIT):
+        own = {subject.kind: subject.name}
+    thresholds = None if limit.thresholds in ((), DEFAULT_THRESHOLDS) else list(limit.thresholds)
+    names = ("meter", "window", "time_zone", "rate_per_s", "amount", "mode", "tier", "model", "above_tokens")
+    return ConfigLimit(thresholds=thresholds, **own, **{name: shown[name] for name in names})
+
+
+def _targets(targets: Iterable[Slo]) -> list[ConfigTarget]:
+    order = list(Tier)
+    return [
+        ConfigTarget(
+            tier=each.tier.value,
+            metric=each.metric,
+            target_s=each.target_s,
+            percentile=each.per_mille / 10,
+        )
+        for each in sorted(targets, key=lambda each: (order.index(each.tier), METRICS.index(each.metric)))
+    ]
+
+
+def _prices(book: PriceBook) -> Iterator[ConfigPrice]:
+    """What all tiers of a model have in common, then what each has for itself."""
+    for model in sorted(book.models):
+        by_tier = {
+            tier: entry_columns(book.entries[model, tier]) for tier in Tier if (model, tier) in book.entries
+        }
+        shared: dict[str, Any] = {}
+        if len(by_tier) == len(Tier):
+            first, *others = by_tier.values()
+            shared = {name: value for name, value in first.items() if all(o[name] == value for o in others)}
+            yield ConfigPrice(model=model, **shared)
+        for tier, columns in by_tier.items():
+            own: dict[str, Any] = {name: each for name, each in columns.items() if name not in shared}
+            if own:
+                yield ConfigPrice(model=model, tier=tier.value, **own)

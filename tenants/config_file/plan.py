@@ -1,0 +1,85 @@
+"""Plans a configuration file: what is to be done so that the directory is as the file says.
+
+Pure: a state, a file and nothing else make the same steps in the same order, those of the file. A state that
+is as the file says makes none. Nothing goes that the file does not name with `state: absent`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from tenants.admin.policy import StoredPolicy
+from tenants.config_file.document import ConfigPolicy, Configuration
+from tenants.config_file.errors import ConfigInvalid, Place
+from tenants.config_file.export import exported
+from tenants.config_file.plan_limits import limit_steps, name_of, target_steps
+from tenants.config_file.plan_prices import price_steps
+from tenants.config_file.plan_tenants import tenant_steps
+from tenants.config_file.state import PLATFORM_LIMIT, ConfigState, SubjectName
+from tenants.config_file.steps import ConfigPlan, ConfigStep, NamedOnce, PolicyMove, differences
+from tenants.config_file.unnamed import unnamed
+from tenants.types import Tier
+
+POLICY = "scheduling policy"
+MAX_STEPS = 2_000
+"""Acts of one transaction: while it is open, other admin acts wait, and on SQLite every write."""
+
+
+@dataclass(frozen=True)
+class PlanTerms:
+    """What a plan needs to know besides state and file."""
+
+    multipliers: Mapping[Tier, int]
+    """Thousandths, of a model that is priced for the first time."""
+    settings_policy: StoredPolicy
+    """The policy where none is stored."""
+    checked: Callable[[StoredPolicy], StoredPolicy] = lambda wanted: wanted
+    """A policy with the options that are not its defaults. Raises ValueError for what is none."""
+
+
+def make_plan(state: ConfigState, wanted: Configuration, terms: PlanTerms) -> ConfigPlan:
+    """The steps from `state` to `wanted`. Raises `ConfigInvalid`."""
+    steps: list[ConfigStep] = []
+    for step in _steps(state, wanted, terms):
+        steps.append(step)
+        if len(steps) > MAX_STEPS:
+            raise ConfigInvalid(
+                step.place, f"is beyond the {MAX_STEPS} acts of one transaction: apply the file in parts"
+            )
+    return ConfigPlan(state.revision, tuple(steps), tuple(unnamed(exported(state), wanted)))
+
+
+def _steps(state: ConfigState, wanted: Configuration, terms: PlanTerms) -> Iterator[ConfigStep]:
+    if wanted.policy is not None:
+        yield from _policy_steps(wanted.policy, state.policy, terms, ("policy",))
+    yield from price_steps(wanted.prices, state.prices, terms.multipliers, ("prices",))
+    yield from target_steps("", wanted.targets, state.targets, ("targets",))
+    platform = {name_of(SubjectName(PLATFORM_LIMIT), each): each for each in state.platform_limits}
+    yield from limit_steps("", wanted.platform_limits, platform, {}, (), ("platform_limits",))
+    seen = NamedOnce()
+    for number, tenant in enumerate(wanted.tenants):
+        place: Place = ("tenants", number)
+        seen.add(tenant.name, f"tenant {tenant.name!r}", place)
+        yield from tenant_steps(tenant, state.tenants.get(tenant.name), state.now_us, place)
+
+
+def _policy_steps(
+    wanted: ConfigPolicy, stored: StoredPolicy | None, terms: PlanTerms, place: Place
+) -> Iterator[ConfigStep]:
+    now = stored or terms.settings_policy
+    if wanted.state == "absent":
+        after = terms.settings_policy
+        if stored is not None:
+            changes = differences(now.as_json(), after.as_json())
+            yield ConfigStep("policy.from_settings", POLICY, place, PolicyMove(now, after), changes)
+        return
+    if not wanted.name:
+        raise ConfigInvalid((*place, "name"), "is missing: `fairgate policy list` has the names")
+    try:
+        after = terms.checked(StoredPolicy(wanted.name, wanted.options))
+    except ValueError as error:
+        raise ConfigInvalid(place, str(error)) from None
+    if after != stored:
+        changes = differences(now.as_json(), after.as_json())
+        yield ConfigStep("policy.set", POLICY, place, PolicyMove(now, after), changes)

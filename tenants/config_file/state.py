@@ -1,0 +1,135 @@
+"""What the database says of all that a configuration file can hold, from one snapshot."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from sqlalchemy import Connection
+
+from tenants.admin.policy import StoredPolicy, read_policy
+from tenants.directory import queries
+from tenants.directory.records import ApiKey, Project, Tenant, to_us
+from tenants.pricing.pricing import PriceBook
+from tenants.slo.slo import Slo
+from tenants.slo.store import slos_where
+from tenants.storage import tables
+from tenants.types import Limit, SubjectKind
+
+PLATFORM_LIMIT, TENANT_LIMIT, EACH_END_USER = "platform", "tenant", "each_end_user"
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectName:
+    """What a limit binds, by name: `kind` is `platform`, `tenant`, `project`, `key`, `end_user` or
+    `each_end_user`."""
+
+    kind: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind.replace('_', ' ')} {self.name}".strip()
+
+
+@dataclass(slots=True)
+class TenantState:
+    """One tenant with all that belongs to it."""
+
+    tenant: Tenant
+    projects: dict[str, Project] = field(default_factory=dict)
+    """By name."""
+    keys: list[ApiKey] = field(default_factory=list)
+    """Those that are neither revoked nor expired."""
+    limits: list[Limit] = field(default_factory=list)
+    targets: list[Slo] = field(default_factory=list)
+
+    def keys_called(self, name: str) -> list[ApiKey]:
+        """Keys of this name, with what the tenant's own tiers and models leave of theirs."""
+        return [within(key, self.tenant) for key in self.keys if key.name == name]
+
+    def named_keys(self) -> Iterator[ApiKey]:
+        """Keys whose name is theirs alone and that can be used, by name."""
+        times = Counter(key.name for key in self.keys)
+        for each in sorted(self.keys, key=lambda each: each.name):
+            key = within(each, self.tenant)
+            is_usable = key.tiers != frozenset() and key.models != frozenset()
+            if key.name and times[key.name] == 1 and is_usable:
+                yield key
+
+    def named_limits(self) -> Iterator[tuple[SubjectName, Limit]]:
+        """Limits whose subject has a name, with it."""
+        projects = {each.project_id: name for name, each in self.projects.items()}
+        keys = {each.key_id: each.name for each in self.named_keys()}
+        for limit in self.limits:
+            match limit.kind:
+                case SubjectKind.PROJECT:
+                    name = projects.get(limit.subject_id)
+                case SubjectKind.KEY:
+                    name = keys.get(limit.subject_id)
+                case SubjectKind.END_USER if not limit.is_default:
+                    name = limit.end_user
+                case SubjectKind.END_USER:
+                    yield SubjectName(EACH_END_USER), limit
+                    continue
+                case _:
+                    yield SubjectName(TENANT_LIMIT), limit
+                    continue
+            if name:
+                yield SubjectName(limit.kind.value, name), limit
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigState:
+    """The directory at one revision."""
+
+    revision: int
+    now_us: int
+    tenants: Mapping[str, TenantState] = field(default_factory=dict)
+    """By name, in the order of names."""
+    prices: PriceBook = field(default_factory=PriceBook)
+    targets: tuple[Slo, ...] = ()
+    """Those of tenants that have none of their own."""
+    platform_limits: tuple[Limit, ...] = ()
+    policy: StoredPolicy | None = None
+
+
+def within(key: ApiKey, tenant: Tenant) -> ApiKey:
+    """A key with what its tenant allows of its tiers and models, as requests have it."""
+    tiers = None if key.tiers is None else key.tiers & tenant.tiers
+    models = key.models
+    if models is not None and tenant.models is not None:
+        models = models & tenant.models
+    usable = tenant.tiers if tiers is None else tiers
+    default = key.default_tier if key.default_tier in usable else None
+    return replace(key, tiers=tiers, models=models, default_tier=default)
+
+
+def read_state(connection: Connection, now_us: int) -> ConfigState:
+    """Everything, with as many statements for ten tenants as for ten thousand."""
+    by_id: dict[str, TenantState] = {
+        tenant.tenant_id: TenantState(tenant) for tenant in queries.tenants_where(connection)
+    }
+    for project in queries.projects_where(connection):
+        by_id[project.tenant_id].projects[project.name] = project
+    for key in queries.keys_where(connection, tables.api_keys.c.revoked_us.is_(None)):
+        if key.expires_at is None or to_us(key.expires_at) > now_us:
+            by_id[key.tenant_id].keys.append(key)
+    platform: list[Limit] = []
+    for limit in queries.limits_where(connection):
+        if limit.kind is SubjectKind.PLATFORM:
+            platform.append(limit)
+        else:
+            by_id[limit.tenant_id].limits.append(limit)
+    targets: list[Slo] = []
+    for slo in slos_where(connection):
+        (by_id[slo.tenant_id].targets if slo.tenant_id else targets).append(slo)
+    return ConfigState(
+        queries.revision(connection),
+        now_us,
+        {each.tenant.name: each for each in by_id.values()},
+        queries.price_book(connection),
+        tuple(targets),
+        tuple(platform),
+        read_policy(connection),
+    )

@@ -1,0 +1,32 @@
+"""Last uses of keys. Beside the directory: a use changes nothing that gateways serve by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sqlalchemy import Connection, case, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from tenants.directory.queries import chunks
+from tenants.storage.tables import key_uses
+
+
+def note(connection: Connection, last_us: Mapping[str, int]) -> None:
+    """Stores last uses by key id; one that is later already stays."""
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    new = dialect.insert(key_uses)
+    latest = case((new.excluded.last_us > key_uses.c.last_us, new.excluded.last_us), else_=key_uses.c.last_us)
+    connection.execute(
+        new.on_conflict_do_update(index_elements=["key_id"], set_={"last_us": latest}),
+        # In one order, so that two gateways never wait for each other.
+        [{"key_id": key_id, "last_us": last_us[key_id]} for key_id in sorted(last_us)],
+    )
+
+
+def last_uses(connection: Connection, key_ids: list[str]) -> dict[str, int]:
+    """Last use in microseconds since 1970, by key id; keys that were never used are left out."""
+    return {
+        row.key_id: row.last_us
+        for chunk in chunks(key_ids)
+        for row in connection.execute(select(key_uses).where(key_uses.c.key_id.in_(chunk)))
+    }

@@ -1,0 +1,165 @@
+"""Storage of service by minute: written by each gateway, read by windows, purged by age."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Subquery, Table, delete, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from tenants.flow_minutes.minutes import (
+    HOUR_US,
+    KEPT_US,
+    MINUTE_US,
+    EngineKey,
+    EngineMinute,
+    FlowKey,
+    FlowMinute,
+    MinutesCounted,
+)
+from tenants.storage.database import Database
+from tenants.storage.flushes import Flush, is_new
+from tenants.storage.tables import engine_minutes, flow_minutes
+
+PURGED_AT_ONCE_US = 60 * MINUTE_US
+"""One purge deletes an hour of the oldest minutes, which is more than an hour brings."""
+FLOW_COUNTS = tuple(flow_minutes.c[name] for name in FlowMinute.__dataclass_fields__)
+ENGINE_COUNTS = tuple(engine_minutes.c[name] for name in EngineMinute.__dataclass_fields__)
+
+
+async def add(
+    database: Database, gateway_id: str, counted: MinutesCounted, flush: Flush, now_us: int
+) -> None:
+    """Adds a gateway's counts to its rows, all in one transaction and once for each flush. Raises
+    `DatabaseUnavailable`: whether they were added is then unknown, and the flush is to be repeated."""
+    flow = [
+        {**key._asdict(), "gateway_id": gateway_id, **asdict(counts)} for key, counts in counted.flow.items()
+    ]
+    engines = [
+        {**key._asdict(), "gateway_id": gateway_id, **asdict(counts)}
+        for key, counts in counted.engines.items()
+    ]
+
+    def work(connection: Connection) -> None:
+        if not is_new(connection, flush, now_us):
+            return
+        _add(connection, flow_minutes, flow)
+        _add(connection, engine_minutes, engines)
+
+    await database.write(work)
+
+
+def _add(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+    if not rows:
+        return
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    new = dialect.insert(table)
+    keys = [column.name for column in table.primary_key]
+    sums: dict[str, ColumnElement[Any]] = {
+        column.name: new.excluded[column.name]
+        if column.name == "state"
+        else column + new.excluded[column.name]
+        for column in table.c
+        if column.name not in keys
+    }
+    # A restart continues a minute that was begun.
+    connection.execute(new.on_conflict_do_update(index_elements=keys, set_=sums), rows)
+
+
+async def purge(database: Database, now_us: int) -> None:
+    """Deletes the oldest minutes beyond their time, at most an hour of them. Raises `DatabaseUnavailable`."""
+
+    def work(connection: Connection) -> None:
+        for table in (flow_minutes, engine_minutes):
+            oldest = connection.execute(select(func.min(table.c.minute_us))).scalar()
+            if oldest is not None:
+                until_us = min(now_us - KEPT_US, oldest + PURGED_AT_ONCE_US)
+                connection.execute(delete(table).where(table.c.minute_us < until_us))
+
+    await database.write(work)
+
+
+def flow_by_window(
+    connection: Connection, window_us: int, conditions: Sequence[ColumnElement[bool]], most: int
+) -> list[tuple[FlowKey, FlowMinute]]:
+    """Windows with something in them, all gateways together, in the order of their keys. The conditions bound
+    the minutes, by which the table is read."""
+    table = flow_minutes
+    start = window_of(window_us)
+    keys = (start, table.c.pool, table.c.tier, table.c.tenant_id)
+    query = (
+        select(*keys, *(func.sum(column).label(column.name) for column in FLOW_COUNTS))
+        .where(*conditions)
+        .group_by(*keys)
+        .order_by(*keys)
+        .limit(most)
+    )
+    return [
+        (FlowKey(*row[: len(keys)]), FlowMinute(*(int(each) for each in row[len(keys) :])))
+        for row in connection.execute(query)
+    ]
+
+
+def window_of(window_us: int) -> ColumnElement[Any]:
+    """The begin of a minute's window."""
+    minute_us = flow_minutes.c.minute_us
+    # Of minutes the column itself: in the key's order a page reads no more than it has.
+    return minute_us if window_us == MINUTE_US else minute_us - minute_us % window_us
+
+
+def served_tokens(connection: Connection, from_us: int, to_us: int) -> int:
+    """Service of all tenants in the minutes that begin in that time, in cost tokens."""
+    minute_us = flow_minutes.c.minute_us
+    query = select(func.sum(flow_minutes.c.served_tokens)).where(minute_us >= from_us, minute_us < to_us)
+    return int(connection.execute(query).scalar() or 0)
+
+
+def served_by_hour(
+    connection: Connection, from_us: int, to_us: int, tenant_ids: Sequence[str]
+) -> dict[str, tuple[int, ...]]:
+    """Service of these tenants in each hour with a minute of theirs, in cost tokens."""
+    table, hour = flow_minutes, window_of(HOUR_US)
+    query = (
+        select(table.c.tenant_id, hour, func.sum(table.c.served_tokens))
+        .where(table.c.minute_us >= from_us, table.c.minute_us < to_us, table.c.tenant_id.in_(tenant_ids))
+        .group_by(table.c.tenant_id, hour)
+    )
+    found: dict[str, tuple[int, ...]] = dict.fromkeys(tenant_ids, ())
+    for tenant_id, _, tokens in connection.execute(query):
+        found[tenant_id] = (*found[tenant_id], int(tokens))
+    return found
+
+
+def engine_sums(connection: Connection, from_us: int, to_us: int) -> list[tuple[str, str, EngineMinute]]:
+    """Of each pool and replica the sums of the minutes that begin in that time, by the accounts that
+    `engines_by_minute` shows."""
+    minute_us = engine_minutes.c.minute_us
+    ranked = _ranked([minute_us >= from_us, minute_us < to_us])
+    keys = (ranked.c.pool, ranked.c.replica)
+    sums = [func.sum(ranked.c[column.name]) for column in ENGINE_COUNTS if column.name != "state"]
+    query = select(*keys, *sums).where(ranked.c.place == 1).group_by(*keys).order_by(*keys)
+    return [
+        (pool, replica, EngineMinute("", *map(int, sums_of)))
+        for pool, replica, *sums_of in connection.execute(query)
+    ]
+
+
+def _ranked(conditions: Sequence[ColumnElement[bool]]) -> Subquery:
+    """Minutes of replicas with the place of each gateway's account: the first saw the replica longest."""
+    table = engine_minutes
+    keys = (table.c.minute_us, table.c.pool, table.c.replica)
+    rank = func.row_number().over(partition_by=keys, order_by=(table.c.seen_us.desc(), table.c.gateway_id))
+    return select(*keys, *ENGINE_COUNTS, rank.label("place")).where(*conditions).subquery()
+
+
+def engines_by_minute(
+    connection: Connection, conditions: Sequence[ColumnElement[bool]], most: int
+) -> list[tuple[EngineKey, EngineMinute]]:
+    """At most `most` replicas and minutes in the order of their keys; of several gateways the account of the
+    one that saw the replica longest."""
+    ranked = _ranked(conditions)
+    order = (ranked.c.minute_us, ranked.c.pool, ranked.c.replica)
+    query = select(*ranked.c).where(ranked.c.place == 1).order_by(*order).limit(most)
+    return [(EngineKey(*row[:3]), EngineMinute(*row[3:-1])) for row in connection.execute(query)]

@@ -1,0 +1,173 @@
+"""What alerts say, from figures that the server has. Pure; instants are microseconds since 1970."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+from urllib.parse import quote, urlencode
+
+from tenants.outbox import kinds
+from tenants.outbox.transitions import Condition
+from tenants.slo.slo import DAY_S, Slo, SloBook, SloTally, burning_over
+from tenants.types import Tier
+
+KEY_EXPIRES_US = 7 * DAY_S * 1_000_000
+LEAST_JUDGED = 200
+"""Requests, before a coverage is judged."""
+COVERED = (0.85, 0.95)
+"""Of what is told as the 90th percentile."""
+LATE_CHECKPOINTS = 3
+"""Times the audit's checkpoint interval, and a minute."""
+
+
+class ExpiringKey(NamedTuple):
+    """A key with an end."""
+
+    key_id: str
+    name: str
+    tenant_id: str
+    expires_us: int
+
+
+class Kept(NamedTuple):
+    """How often a told figure was kept."""
+
+    model: str
+    figure: str
+    requests: int
+    within_p90: int
+
+
+def slo_burns(
+    windows: Mapping[tuple[str, str, str], Mapping[int, SloTally]], targets: Iterable[Slo], least_misses: int
+) -> list[Condition]:
+    """Error budgets that burn, of each tenant. `windows`: by tenant, tier and metric."""
+    book = SloBook(targets)
+    found = []
+    for (tenant_id, tier, metric), tallies in windows.items():
+        slo = next((each for each in book.of(tenant_id, Tier(tier)) if each.metric == metric), None)
+        for burn in () if slo is None else burning_over(tallies, slo.per_mille, least_misses):
+            if not burn.fires:
+                continue
+            hours = burn.alert.long_s / 3_600
+            times = (
+                "without limit" if burn.long_rate in (None, float("inf")) else f"{burn.long_rate:.1f} times"
+            )
+            tally = tallies[burn.alert.long_s]
+            found.append(
+                Condition(
+                    kinds.SLO_BURN,
+                    f"{tenant_id}:{tier}:{metric}:{burn.alert.long_s}",
+                    f"{tier} {metric}: the error budget burns {times} as fast as it may, over {hours:g} h",
+                    tenant_id,
+                    "/console/slo?" + urlencode({"tenant": tenant_id, "tier": tier}),
+                    {
+                        "tier": tier,
+                        "metric": metric,
+                        "requests": tally.total,
+                        "missed": tally.missed,
+                        **burn.as_json(),
+                    },
+                    "page" if burn.alert.severity == "page" else "ticket",
+                )
+            )
+    return found
+
+
+def expiring_keys(keys: Iterable[ExpiringKey], now_us: int) -> list[Condition]:
+    """Keys that end within a week."""
+    return [
+        Condition(
+            kinds.KEY_EXPIRES,
+            key.key_id,
+            f"the key {key.name or key.key_id} expires in {_days(key.expires_us - now_us)}",
+            key.tenant_id,
+            f"/console/tenants/{quote(key.tenant_id)}/keys/{quote(key.key_id)}",
+            {"key": key.key_id, "expires_us": key.expires_us},
+        )
+        for key in keys
+        if now_us < key.expires_us <= now_us + KEY_EXPIRES_US
+    ]
+
+
+def ledger_drift(problems: int) -> list[Condition]:
+    """Differences that the last comparison found."""
+    text = f"the sums of usage differ from the ledger in {problems} places"
+    evidence = {"problems": problems}
+    page = "/console/usage/check"
+    return [Condition(kinds.LEDGER_DRIFT, "usage", text, page=page, evidence=evidence)] if problems else []
+
+
+def leaked_holds(overdue: int) -> list[Condition]:
+    """Holds that are older than their lease and not settled."""
+    text = f"{overdue} requests of gateways that are gone still hold budget"
+    return [Condition(kinds.HOLDS_LEAKED, "holds", text, evidence={"holds": overdue})] if overdue else []
+
+
+def calibration_off(counts: Iterable[Kept]) -> list[Condition]:
+    """Figures whose 90th percentile was kept too rarely or too often, of those told often enough."""
+    found = []
+    for each in counts:
+        covered = each.within_p90 / each.requests if each.requests else 0.0
+        if each.requests >= LEAST_JUDGED and not COVERED[0] <= covered <= COVERED[1]:
+            found.append(
+                Condition(
+                    kinds.CALIBRATION,
+                    f"{each.model}:{each.figure}",
+                    f"{each.model}: the told p90 of {each.figure} was kept by {covered:.0%} of"
+                    f" {each.requests} requests",
+                    page="/console/quotes?" + urlencode({"figure": each.figure}),
+                    evidence=each._asdict(),
+                )
+            )
+    return found
+
+
+def saturation(refused: int, minutes: int, least: int) -> list[Condition]:
+    """A full queue, where it refused at least so many requests."""
+    text = f"{refused} requests found the queue full in {minutes} minutes"
+    page, evidence = "/console/refusals?code=queue_full", {"refused": refused, "minutes": minutes}
+    return (
+        [Condition(kinds.SATURATION, "queue", text, page=page, evidence=evidence)] if refused >= least else []
+    )
+
+
+def audit_signing(
+    size: int, signed: int, signed_us: int | None, now_us: int, interval_s: float, complaint: str
+) -> list[Condition]:
+    """An audit that is damaged, or not signed in time. `signed_us`: when the newest checkpoint was made;
+    `complaint`: what a gateway found wrong with it."""
+    page, found = "/console/audit", []
+    if complaint:
+        found.append(Condition(kinds.AUDIT_DAMAGED, "log", complaint, page=page))
+    allowed_s = late_after_s(interval_s)
+    age_s = None if signed_us is None else (now_us - signed_us) / 1e6
+    if size > signed and age_s is not None and age_s > allowed_s:
+        text = f"{size - signed} rows of the audit are not signed; the newest checkpoint is {age_s:.0f} s old"
+        evidence = {"rows": size, "signed": signed, "age_s": round(age_s)}
+        found.append(Condition(kinds.AUDIT_LATE, "log", text, page=page, evidence=evidence))
+    return found
+
+
+def late_after_s(interval_s: float) -> float:
+    """The age from which a checkpoint is late, where one is made every so often."""
+    return LATE_CHECKPOINTS * interval_s + 60
+
+
+def replicas_down(replicas: Iterable[tuple[str, str, str]]) -> list[Condition]:
+    """Replicas (model, name, address) that do not serve."""
+    return [
+        Condition(
+            kinds.REPLICA_DOWN,
+            f"{pool}:{address or name}",
+            f"the replica {name} of {pool} does not serve",
+            page="/console/upstreams",
+            evidence={"model": pool, "replica": name},
+        )
+        for pool, name, address in replicas
+    ]
+
+
+def _days(us: int) -> str:
+    hours = us / 3.6e9
+    return f"{hours / 24:.1f} days" if hours >= 48 else f"{hours:.1f} hours"

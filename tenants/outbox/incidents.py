@@ -1,0 +1,179 @@
+"""Storage of incidents: what fires stands in the database, in one transaction with what is told of it.
+
+One gateway evaluates: the holder of a lease in the head row. It is looked at again in each transaction, so a
+gateway that stood still meanwhile changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy.sql import ColumnElement
+
+from tenants.directory import queries
+from tenants.directory.keys import new_id
+from tenants.directory.records import from_us
+from tenants.outbox.kinds import CHECKPOINT
+from tenants.outbox.outbox import OutboxEvent, put
+from tenants.outbox.transitions import (
+    MAX_PAGE_CHARS,
+    MAX_SUMMARY_CHARS,
+    Condition,
+    Incident,
+    transitions,
+)
+from tenants.storage.tables import audit_checkpoints, incidents, outbox_head
+
+MAX_FIRING = 1_000
+"""Further alerts wait until one of these is resolved."""
+KEPT_US = 30 * 86_400 * 1_000_000
+KEPT_RESOLVED = 10_000
+MOST_CHECKPOINTS = 100
+"""Announced in one transaction."""
+_COLUMNS = [column.label("incident_id" if column.name == "id" else column.name) for column in incidents.c]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """What a round of evaluation changed."""
+
+    fired: list[Incident]
+    resolved: list[Incident]
+    left_out: int
+    """Conditions beyond `MAX_FIRING`."""
+
+
+def take_lease(connection: Connection, gateway_id: str, now_us: int, lease_us: int) -> bool:
+    """Whether this gateway is the one that evaluates, for `lease_us` from now on."""
+    is_free = (outbox_head.c.evaluator == gateway_id) | (outbox_head.c.leased_until_us <= now_us)
+    taken = update(outbox_head).where(is_free)
+    return bool(
+        connection.execute(taken.values(evaluator=gateway_id, leased_until_us=now_us + lease_us)).rowcount
+    )
+
+
+def give_up_lease(connection: Connection, gateway_id: str) -> None:
+    """Lets another gateway evaluate."""
+    mine = update(outbox_head).where(outbox_head.c.evaluator == gateway_id)
+    connection.execute(mine.values(evaluator="", leased_until_us=0))
+
+
+def evaluate(
+    connection: Connection,
+    gateway_id: str,
+    found: Iterable[Condition],
+    looked_at: Collection[str],
+    now_us: int,
+    lease_us: int,
+    base_url: str = "",
+) -> Evaluated | None:
+    """Stores what has changed and puts it into the outbox; None: another gateway evaluates now. `found`: all
+    that is so of the subjects in `looked_at`; `base_url`: what links begin with."""
+    if not take_lease(connection, gateway_id, now_us, lease_us):
+        return None
+    open_ = firing(connection)
+    changes = transitions(open_, found, looked_at, now_us)
+    room = max(0, MAX_FIRING - len(open_) + len(changes.resolved))
+    fired = [_begun(each, now_us) for each in changes.fired[:room]]
+    if fired:
+        connection.execute(insert(incidents), [_row(each) for each in fired])
+    for some, values in (
+        (changes.resolved, {"resolved_us": now_us}),
+        (changes.quiet, {"quiet_us": now_us}),
+        (changes.back, {"quiet_us": None}),
+    ):
+        for chunk in queries.chunks([each.incident_id for each in some]):
+            connection.execute(update(incidents).where(incidents.c.id.in_(chunk)).values(**values))
+    told = [(each, None) for each in fired] + [(each, now_us) for each in changes.resolved]
+    names = queries.names_of(connection, "tenant", {each.tenant_id for each, _ in told if each.tenant_id})
+    events = [
+        OutboxEvent(each.subject, each.tenant_id, data_of(each, resolved_us, names, base_url))
+        for each, resolved_us in told
+    ]
+    put(connection, events, now_us)
+    return Evaluated(fired, changes.resolved, len(changes.fired) - len(fired))
+
+
+def data_of(
+    incident: Incident, resolved_us: int | None, names: Mapping[str, str], base_url: str
+) -> dict[str, Any]:
+    """What an event says of an incident. Pure."""
+    return {
+        "incident": incident.incident_id,
+        "state": "firing" if resolved_us is None else "resolved",
+        "severity": incident.severity,
+        "tenant_id": incident.tenant_id or None,
+        "tenant": names.get(incident.tenant_id),
+        "summary": incident.summary,
+        "evidence": dict(incident.evidence),
+        "fired_at": from_us(incident.fired_us).isoformat(),
+        "resolved_at": None if resolved_us is None else from_us(resolved_us).isoformat(),
+        "link": base_url + incident.page,
+    }
+
+
+def announce_checkpoints(connection: Connection, now_us: int) -> int:
+    """Puts new checkpoints of the audit into the outbox, whichever process signed them; returns how many.
+    By the holder of the lease."""
+    last = connection.execute(select(outbox_head.c.checkpoint)).scalar_one()
+    columns = audit_checkpoints.c
+    query = select(audit_checkpoints).where(columns.size > last).order_by(columns.size)
+    rows = connection.execute(query.limit(MOST_CHECKPOINTS)).mappings().all()
+    if not rows:
+        return 0
+    said = [
+        {"size": row["size"], "checkpoint": row["note"], "made_at": from_us(row["at_us"]).isoformat()}
+        for row in rows
+    ]
+    put(connection, [OutboxEvent(CHECKPOINT, "", each) for each in said], now_us)
+    connection.execute(update(outbox_head).values(checkpoint=rows[-1]["size"]))
+    return len(rows)
+
+
+def firing(connection: Connection, *conditions: ColumnElement[bool]) -> list[Incident]:
+    """Incidents that fire, the oldest first."""
+    query = select(*_COLUMNS).where(incidents.c.resolved_us.is_(None), *conditions)
+    query = query.order_by(incidents.c.fired_us, incidents.c.id).limit(MAX_FIRING)
+    return [Incident(**row) for row in connection.execute(query).mappings()]
+
+
+def latest(connection: Connection, *conditions: ColumnElement[bool], most: int) -> list[Incident]:
+    """Incidents, the newest first."""
+    query = select(*_COLUMNS).where(*conditions)
+    query = query.order_by(incidents.c.fired_us.desc(), incidents.c.id.desc()).limit(most)
+    return [Incident(**row) for row in connection.execute(query).mappings()]
+
+
+def purge(connection: Connection, now_us: int) -> None:
+    """Deletes incidents that were resolved long ago, and the oldest beyond `KEPT_RESOLVED`."""
+    resolved = incidents.c.resolved_us
+    edge = connection.execute(
+        select(resolved).where(resolved.is_not(None)).order_by(resolved.desc()).offset(KEPT_RESOLVED).limit(1)
+    ).scalar()
+    before_us = max(now_us - KEPT_US, 0 if edge is None else edge + 1)
+    connection.execute(delete(incidents).where(resolved < before_us))
+
+
+def _begun(condition: Condition, now_us: int) -> Incident:
+    return Incident(
+        new_id("inc"),
+        condition.key,
+        condition.kind.subject,
+        condition.tenant_id,
+        condition.severity or condition.kind.severity,
+        condition.summary[:MAX_SUMMARY_CHARS],
+        condition.evidence,
+        condition.page[:MAX_PAGE_CHARS],
+        now_us,
+    )
+
+
+def _row(incident: Incident) -> dict[str, Any]:
+    names = ("key", "subject", "tenant_id", "severity", "summary", "page", "fired_us")
+    return {name: getattr(incident, name) for name in names} | {
+        "id": incident.incident_id,
+        "evidence": dict(incident.evidence),
+    }

@@ -1,0 +1,82 @@
+"""Every kind of event that a webhook can be told of: alerts, and what is said once. Pure data.
+
+An alert fires, and is resolved once what it says is over. Those of a tenant go to the tenant's own webhooks,
+too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["page", "ticket"]
+
+
+@dataclass(frozen=True, slots=True)
+class AlertKind:
+    """One kind of alert."""
+
+    subject: str
+    """The type of its events."""
+    says: str
+    severity: Severity = "ticket"
+    """`page`: react now; `ticket`: within days. A kind may say another one of what it found."""
+    after_s: int = 0
+    """So long it must hold before it fires."""
+    quiet_s: int = 0
+    """So long it must be over before it is resolved."""
+
+
+MINUTE_S = 60
+SLO_BURN = AlertKind("slo.burn", "An error budget burns too fast.", "page", quiet_s=5 * MINUTE_S)
+SOFT_LIMIT = AlertKind("limit.soft", "A soft limit has reached one of its thresholds.")
+EXHAUSTION = AlertKind(
+    "limit.exhaustion", "A limit is used up, or will be before its window ends.", quiet_s=10 * MINUTE_S
+)
+KEY_EXPIRES = AlertKind("key.expires", "An API key expires within a week.")
+LEDGER_DRIFT = AlertKind(
+    "ledger.drift", "The last comparison of the sums of usage with the ledger found differences.", "page"
+)
+HOLDS_LEAKED = AlertKind(
+    "holds.leaked", "Budget is held by requests whose gateway is gone.", after_s=5 * MINUTE_S
+)
+CALIBRATION = AlertKind(
+    "calibration.off", "What is told as the 90th percentile is kept too rarely, or too often.", quiet_s=3_600
+)
+SATURATION = AlertKind(
+    "saturation", "Requests are refused because the queue is full.", "page", quiet_s=5 * MINUTE_S
+)
+AUDIT_DAMAGED = AlertKind(
+    "audit.damaged", "A check of the audit found damage, or it does not extend its newest checkpoint.", "page"
+)
+AUDIT_LATE = AlertKind("audit.late", "New rows of the audit are not signed in time.")
+REPLICA_DOWN = AlertKind(
+    "replica.down",
+    "A replica of a model does not serve.",
+    "page",
+    after_s=MINUTE_S,
+    quiet_s=MINUTE_S,
+)
+ALERT_KINDS = (
+    SLO_BURN,
+    SOFT_LIMIT,
+    EXHAUSTION,
+    KEY_EXPIRES,
+    LEDGER_DRIFT,
+    HOLDS_LEAKED,
+    CALIBRATION,
+    SATURATION,
+    AUDIT_DAMAGED,
+    AUDIT_LATE,
+    REPLICA_DOWN,
+)
+BY_SUBJECT = {kind.subject: kind for kind in ALERT_KINDS}
+
+CHECKPOINT = "audit.checkpoint"
+"""A signed checkpoint of the audit, to be kept elsewhere."""
+TEST = "webhook.test"
+"""Sent when it is asked for, to one webhook, whatever its subjects are."""
+OF_TENANTS = (SLO_BURN.subject, SOFT_LIMIT.subject, EXHAUSTION.subject, KEY_EXPIRES.subject)
+"""Subjects with events of tenants."""
+SUBJECTS = (*BY_SUBJECT, CHECKPOINT)
+"""What a webhook may name."""

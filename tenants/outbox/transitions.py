@@ -1,0 +1,123 @@
+"""Which incidents begin and end, going by what is so now. Pure.
+
+An alert fires once its condition has held for so long, and is resolved once that has been over for so long
+(`kinds.py`). What could not be looked at changes nothing: an incident is never resolved by ignorance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tenants.directory.records import from_us
+from tenants.outbox.kinds import BY_SUBJECT, AlertKind, Severity
+
+MAX_ABOUT_CHARS = 160
+MAX_SUMMARY_CHARS = 500
+MAX_PAGE_CHARS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Something that an alert says, as it is now."""
+
+    kind: AlertKind
+    about: str
+    """What it is said of; once among those of its kind."""
+    summary: str
+    tenant_id: str = ""
+    """Whose it is; empty: the platform's."""
+    page: str = "/console/alerts"
+    """Of the console, with the evidence."""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    severity: Severity | None = None
+    """None: the kind's."""
+
+    @property
+    def key(self) -> str:
+        """Of its incident."""
+        return f"{self.kind.subject}:{self.about[:MAX_ABOUT_CHARS]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """A time during which an alert fires."""
+
+    incident_id: str
+    key: str
+    subject: str
+    tenant_id: str
+    severity: str
+    summary: str
+    evidence: Mapping[str, Any]
+    page: str
+    fired_us: int
+    quiet_us: int | None = None
+    """Since when it has been over, though not for long enough."""
+    resolved_us: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "id": self.incident_id,
+            "subject": self.subject,
+            "state": "firing" if self.resolved_us is None else "resolved",
+            "severity": self.severity,
+            "tenant_id": self.tenant_id or None,
+            "summary": self.summary,
+            "evidence": dict(self.evidence),
+            "page": self.page,
+            "fired_at": from_us(self.fired_us).isoformat(),
+            "resolved_at": None if self.resolved_us is None else from_us(self.resolved_us).isoformat(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Transitions:
+    """What changes."""
+
+    fired: list[Condition] = field(default_factory=list)
+    resolved: list[Incident] = field(default_factory=list)
+    quiet: list[Incident] = field(default_factory=list)
+    """Those that are over since now."""
+    back: list[Incident] = field(default_factory=list)
+    """Those that were over, though not for long enough, and are not any more."""
+
+    def __bool__(self) -> bool:
+        return bool(self.fired or self.resolved or self.quiet or self.back)
+
+
+def ripe(
+    found: Iterable[Condition], since_us: Mapping[str, int], now_us: int
+) -> tuple[list[Condition], dict[str, int]]:
+    """The conditions that have held for long enough, and since when each is there. `since_us`: of the time
+    before."""
+    here = {each.key: each for each in found}
+    since = {key: since_us.get(key, now_us) for key in here}
+    return [each for key, each in here.items() if now_us - since[key] >= each.kind.after_s * 1_000_000], since
+
+
+def transitions(
+    open_: Iterable[Incident], found: Iterable[Condition], looked_at: Collection[str], now_us: int
+) -> Transitions:
+    """What changes where `found` is all that is so now of the subjects in `looked_at`."""
+    conditions = {each.key: each for each in found}
+    changes = Transitions()
+    for incident in open_:
+        if conditions.pop(incident.key, None) is not None:
+            if incident.quiet_us is not None:
+                changes.back.append(incident)
+        elif incident.subject not in looked_at and incident.subject in BY_SUBJECT:
+            continue
+        elif now_us - (now_us if incident.quiet_us is None else incident.quiet_us) >= _quiet_us(incident):
+            changes.resolved.append(incident)
+        elif incident.quiet_us is None:
+            changes.quiet.append(incident)
+    changes.fired.extend(conditions.values())
+    return changes
+
+
+def _quiet_us(incident: Incident) -> int:
+    """0: of a kind that this version does not know."""
+    kind = BY_SUBJECT.get(incident.subject)
+    return 0 if kind is None else kind.quiet_s * 1_000_000

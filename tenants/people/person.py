@@ -1,0 +1,77 @@
+"""A person who may log in to the console."""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tenants.directory.records import from_us
+from tenants.errors import Invalid
+from tenants.people.roles import Act, Role, may
+
+MAX_NAME_CHARS = 120
+"""So that `person:<name>` fits an actor of the audit."""
+MAX_PEOPLE = 10_000
+MAX_TENANTS_OF_A_MEMBER = 100
+
+PersonStatus = Literal["active", "suspended"]
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """A person. `tenants` are ids, of members only."""
+
+    person_id: str
+    name: str
+    role: Role
+    tenants: frozenset[str]
+    status: PersonStatus
+    has_password: bool
+    """False: invited or reset, and the link was not used yet."""
+    revision: int
+    """Raised by every change. A session is valid only for the revision that it was opened at."""
+    created_us: int
+
+    @property
+    def actor_name(self) -> str:
+        """How the audit names this person."""
+        return f"person:{self.name}"
+
+    def may(self, act: Act, tenant_id: str | None = None) -> bool:
+        """Whether this person may do `act`, of that tenant."""
+        return self.status == "active" and may(self.role, self.tenants, act, tenant_id)
+
+    def may_somewhere(self, act: Act) -> bool:
+        """Whether this person may do `act`, of some tenant at least."""
+        return self.may(act) or any(self.may(act, tenant_id) for tenant_id in self.tenants)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "id": self.person_id,
+            "name": self.name,
+            "role": self.role.value,
+            "tenants": [{"tenant_id": tenant_id} for tenant_id in sorted(self.tenants)],
+            "status": self.status,
+            "has_password": self.has_password,
+            "revision": self.revision,
+            "created_at": from_us(self.created_us).isoformat(),
+        }
+
+
+def folded(name: str) -> str:
+    """A name as it is stored and compared: however it is typed, one spelling."""
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+
+
+def person_name(value: str) -> str:
+    """A new person's name, folded: an e-mail address or a plain name. Raises `Invalid`."""
+    name = folded(value) if isinstance(value, str) else ""
+    if not 1 <= len(name) <= MAX_NAME_CHARS or not name.isprintable() or " " in name:
+        raise Invalid(
+            "name",
+            f"use 1 to {MAX_NAME_CHARS} printable characters without spaces, such as an e-mail address",
+        )
+    if name.startswith("psn_"):
+        raise Invalid("name", "must not look like an id (psn_)")
+    return name

@@ -1,0 +1,179 @@
+"""What the console asks the database of people: log-ins, sessions, links.
+
+Every look-up asks the database, so that a session that ended is refused by every gateway at once. Changes of
+people are in `tenants/admin/people.py`, with their audit row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from sqlalchemy import Connection, delete, insert, or_, select, update
+
+from tenants.directory.keys import new_id
+from tenants.errors import DatabaseUnavailable, Invalid, LogInRefused
+from tenants.people import rows
+from tenants.people.links import PersonLink
+from tenants.people.person import Person, person_name
+from tenants.people.roles import Role
+from tenants.people.sessions import (
+    DEFAULT_RULES,
+    MAX_ADDRESS_CHARS,
+    MAX_USER_AGENT_CHARS,
+    OpenedSession,
+    Session,
+    SessionRules,
+    csrf_token_of,
+    digest_of,
+    is_secret,
+    new_secret,
+    plain,
+)
+from tenants.storage.database import Database
+from tenants.storage.tables import people, person_links, person_sessions
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """A person and what the password is checked against; '': there is none."""
+
+    person: Person
+    password_hash: str
+
+
+class People:
+    """People's log-ins on one database. Every method raises `DatabaseUnavailable` where that is lost."""
+
+    def __init__(
+        self,
+        database: Database,
+        clock: Callable[[], float] = time.time,
+        rules: SessionRules = DEFAULT_RULES,
+    ) -> None:
+        """`clock` gives seconds since 1970."""
+        self.rules = rules
+        self._database = database
+        self._clock = clock
+
+    async def find_for_login(self, name: str) -> Credentials | None:
+        """The person of a name, and the hash to check the password against."""
+        try:
+            wanted = person_name(name)
+        except Invalid:
+            return None
+
+        def look(connection: Connection) -> Credentials | None:
+            row = connection.execute(select(people).where(people.c.name == wanted)).mappings().first()
+            return None if row is None else Credentials(rows.person_of(row), row["password_hash"])
+
+        return await self._database.read(look)
+
+    async def open_session(self, person: Person, *, address: str = "", user_agent: str = "") -> OpenedSession:
+        """Opens a session, in place of the person's oldest where there are too many. Raises `LogInRefused`
+        where the person has changed since it was read: its password may have been another one."""
+        secret, session_id, now_us = new_secret(), new_id("ses"), self._now_us()
+        made = Session(
+            session_id=session_id,
+            person=person,
+            created_us=now_us,
+            seen_us=now_us,
+            ends_us=now_us + round(self.rules.max_s * 1e6),
+            address=plain(address, MAX_ADDRESS_CHARS),
+            user_agent=plain(user_agent, MAX_USER_AGENT_CHARS),
+            csrf_token=csrf_token_of(secret),
+        )
+
+        def insert_session(connection: Connection) -> None:
+            now = rows.people_where(connection, people.c.id == person.person_id)
+            if not now or now[0] != person or person.status != "active":
+                raise LogInRefused
+            self._make_room(connection, person, now_us)
+            connection.execute(
+                insert(person_sessions).values(
+                    digest=digest_of(secret),
+                    id=session_id,
+                    person_id=person.person_id,
+                    person_revision=person.revision,
+                    created_us=now_us,
+                    seen_us=now_us,
+                    ends_us=made.ends_us,
+                    address=made.address,
+                    user_agent=made.user_agent,
+                )
+            )
+
+        await self._database.write(insert_session)
+        return OpenedSession(secret, made)
+
+    def _make_room(self, connection: Connection, person: Person, now_us: int) -> None:
+        """Removes sessions that ended, and the person's oldest beyond the bound."""
+        table = person_sessions
+        theirs = table.c.person_id == person.person_id
+        kept = (
+            select(table.c.id)
+            .where(theirs, table.c.person_revision == person.revision)
+            .order_by(table.c.created_us.desc(), table.c.id)
+            .limit(self.rules.most - 1)
+        )
+        ids = list(connection.execute(kept).scalars())
+        surplus = theirs & table.c.id.not_in(ids)
+        connection.execute(delete(table).where(or_(table.c.ends_us <= now_us, surplus)))
+
+    async def session(self, cookie_value: str, *, is_use: bool = True) -> Session | None:
+        """The session of a cookie; None: there is none, or it has ended. Not `is_use`: a look that does not
+        keep it from ending."""
+        if not is_secret(cookie_value):
+            return None
+        now_us, digest = self._now_us(), digest_of(cookie_value)
+        found = await self._database.read(
+            lambda connection: rows.sessions_where(
+                connection, person_sessions.c.digest == digest, *rows.valid_now(now_us, self.rules)
+            )
+        )
+        if not found:
+            return None
+        if is_use and now_us - found[0].seen_us >= round(self.rules.seen_every_s * 1e6):
+            used = update(person_sessions).where(person_sessions.c.digest == digest).values(seen_us=now_us)
+            # Reading goes on where nothing can be written: this is what the console is needed for then.
+            with contextlib.suppress(DatabaseUnavailable):
+                await self._database.write(lambda connection: connection.execute(used).rowcount)
+        return replace(found[0], csrf_token=csrf_token_of(cookie_value))
+
+    async def log_out(self, session: Session) -> None:
+        """Ends one session, in every gateway."""
+        ended = delete(person_sessions).where(person_sessions.c.id == session.session_id)
+        await self._database.write(lambda connection: connection.execute(ended).rowcount)
+
+    async def sessions_of(self, person: Person) -> list[Session]:
+        """A person's sessions, the last used first."""
+        conditions = (
+            person_sessions.c.person_id == person.person_id,
+            *rows.valid_now(self._now_us(), self.rules),
+        )
+        found = await self._database.read(lambda connection: rows.sessions_where(connection, *conditions))
+        return sorted(found, key=lambda each: each.seen_us, reverse=True)
+
+    async def link(self, token: str) -> PersonLink | None:
+        """What a link's token is good for now; None: there is no such link, or it was used or is too old."""
+        if not is_secret(token):
+            return None
+
+        def look(connection: Connection) -> PersonLink | None:
+            query = select(person_links).where(
+                person_links.c.digest == digest_of(token), person_links.c.expires_us > self._now_us()
+            )
+            row = connection.execute(query).mappings().first()
+            if row is None:
+                return None
+            if row["person_id"] is None:
+                return PersonLink(token, None, Role.OWNER) if rows.needs_owner(connection) else None
+            [person] = rows.people_where(connection, people.c.id == row["person_id"])
+            return PersonLink(token, person.name, person.role) if person.status == "active" else None
+
+        return await self._database.read(look)
+
+    def _now_us(self) -> int:
+        return round(self._clock() * 1e6)

@@ -1,0 +1,97 @@
+"""The way in: every log-in passes here, and here alone.
+
+A password is checked in its turn (`hashing_gate.py`), slowed by name and by address (`throttle.py`). An
+unknown name, a suspended person and a wrong password get the same answer for the same work.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tenants.errors import LogInRefused, TooManyLogIns
+from tenants.people.hashing_gate import HashingGate
+from tenants.people.passwords import MAX_CHARS, NO_PASSWORD, check_password, hash_password, verify_password
+from tenants.people.person import Person, folded
+from tenants.people.sessions import OpenedSession
+from tenants.people.store import People
+from tenants.people.throttle import LogInThrottle
+
+MAX_TOLD_CHARS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class LogIn:
+    """A log-in, or a password that was asked for again."""
+
+    name: str
+    """As it was typed, folded: of a person or not."""
+    address: str
+    refused: str = ""
+    """`password`: the two do not go together; `slowed`: too many were tried; empty: it went well."""
+
+
+class WayIn:
+    """Log-ins of one gateway. `close` it when done."""
+
+    def __init__(self, people: People, clock: Callable[[], float] = time.monotonic) -> None:
+        self.gate = HashingGate()
+        self.throttle = LogInThrottle()
+        self.tell: Callable[[LogIn], None] = lambda _: None
+        """Told of every log-in that went well, and of every password that was refused."""
+        self._people = people
+        self._clock = clock
+
+    async def log_in(self, name: str, password: str, *, address: str, user_agent: str = "") -> OpenedSession:
+        """Opens a session. Raises `LogInRefused`, `TooManyLogIns` and `DatabaseUnavailable`."""
+        # Bounded before it is folded: some letters fold to several, and a body is longer than a name.
+        typed = folded(name[:MAX_CHARS])
+        with self._told(typed, address):
+            found = await self._check(typed, name, password, address)
+            opened = await self._people.open_session(found, address=address, user_agent=user_agent)
+        self.tell(LogIn(found.name, address))
+        return opened
+
+    async def confirm(self, person: Person, password: str, *, address: str) -> None:
+        """Asks for the password again. Raises as `log_in`. Slowed by itself: strangers who try a person's
+        name do not slow one who is in."""
+        with self._told(person.name, address):
+            await self._check(f"again {person.person_id}", person.name, password, address)
+
+    async def new_hash(self, name: str, password: str) -> str:
+        """The hash of a new password. Raises `Invalid` for one that is not accepted, and `TooManyLogIns`."""
+        check_password(password, name)
+        return await self.gate.run(lambda: hash_password(password))
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self.gate.close()
+
+    @contextmanager
+    def _told(self, name: str, address: str) -> Iterator[None]:
+        """Tells of a refusal."""
+        try:
+            yield
+        except (LogInRefused, TooManyLogIns) as error:
+            why = "password" if isinstance(error, LogInRefused) else "slowed"
+            self.tell(LogIn(name[:MAX_TOLD_CHARS], address, why))
+            raise
+
+    async def _check(self, slowed: str, name: str, password: str, address: str) -> Person:
+        """The person whose name and password these are."""
+        if (wait_s := self.throttle.begin(slowed, address, self._clock())) > 0:
+            raise TooManyLogIns(wait_s)
+        try:
+            found = await self._people.find_for_login(name)
+            stored = found.password_hash if found is not None and len(password) <= MAX_CHARS else ""
+            checked = stored or NO_PASSWORD
+            is_right = await self.gate.run(lambda: verify_password(checked, password[:MAX_CHARS]))
+        except BaseException:  # also where the caller left
+            self.throttle.not_judged(slowed, address)
+            raise
+        if found is None or not stored or not is_right or found.person.status != "active":
+            raise LogInRefused
+        self.throttle.succeeded(slowed, address)
+        return found.person

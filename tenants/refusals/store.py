@@ -1,0 +1,137 @@
+"""Storage of refused requests: some whole, all counted by minute, tenant, code and limit.
+
+After two days the minutes of an hour are added up, so that fewer rows are kept for 90 days. Each flush of a
+gateway adds its counts exactly once (`tenants/storage/flushes.py`). Rows are purged by age and number; no
+account depends on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, delete, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.sql import ColumnElement
+
+from tenants.refusals.refusal import RefusalKey, RefusedRequest
+from tenants.storage import flushes
+from tenants.storage.database import Database
+from tenants.storage.flushes import Flush
+from tenants.storage.tables import refusal_counts, refusals
+
+DAY_S = 86_400
+KEPT_ROWS_S = 30 * DAY_S
+KEPT_COUNTS_S = 90 * DAY_S
+KEPT_MINUTES_S = 2 * DAY_S
+"""After that, minutes are added up to their hours."""
+MAX_ADDED_UP = 120
+"""Minutes that are added up by one purge."""
+MAX_ROWS = 2_000_000
+MAX_PURGED = 20_000
+"""Rows removed by one statement, so that it does not block other writes for long."""
+
+
+async def add(
+    database: Database,
+    counts: Mapping[RefusalKey, int],
+    rows: Sequence[RefusedRequest],
+    flush: Flush,
+    now_s: float,
+) -> None:
+    """Adds the counts and inserts the rows, unless this flush was added before. Raises
+    `DatabaseUnavailable`."""
+
+    def work(connection: Connection) -> None:
+        if flushes.is_new(connection, flush, round(now_s * 1e6)):
+            _add(connection, counts, rows)
+
+    await database.write(work)
+
+
+def _add(connection: Connection, counts: Mapping[RefusalKey, int], rows: Sequence[RefusedRequest]) -> None:
+    _add_counts(connection, counts)
+    if rows:
+        dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+        connection.execute(
+            dialect.insert(refusals).on_conflict_do_nothing(), [msgspec.structs.asdict(row) for row in rows]
+        )
+
+
+def _add_counts(connection: Connection, counts: Mapping[RefusalKey, int]) -> None:
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    new = dialect.insert(refusal_counts)
+    upsert = new.on_conflict_do_update(
+        index_elements=[*RefusalKey._fields],
+        set_={"count": refusal_counts.c["count"] + new.excluded["count"]},
+    )
+    # The same order in every gateway, so that two of them never deadlock.
+    connection.execute(upsert, [key._asdict() | {"count": counts[key]} for key in sorted(counts)])
+
+
+def find(connection: Connection, request_id: str) -> RefusedRequest | None:
+    """The refusal of a request; None: there is none, it was not kept whole, or it was purged."""
+    found = where(connection, [refusals.c.request_id == request_id], 1)
+    return found[0] if found else None
+
+
+def where(
+    connection: Connection, conditions: Sequence[ColumnElement[bool]], most: int
+) -> list[RefusedRequest]:
+    """The first `most` refusals, newest first."""
+    columns = [refusals.c[name] for name in RefusedRequest.__struct_fields__]
+    order = (refusals.c.at_us.desc(), refusals.c.request_id.desc())
+    query = select(*columns).where(*conditions).order_by(*order).limit(most)
+    return [RefusedRequest(*row) for row in connection.execute(query)]
+
+
+async def purge(database: Database, now_s: float, most_rows: int = MAX_ROWS) -> int:
+    """Deletes what is too old, and the oldest rows beyond `most_rows`; at most `MAX_PURGED` of each kind.
+    Returns how many. Raises `DatabaseUnavailable`."""
+
+    def work(connection: Connection) -> int:
+        flushes.purge(connection, round(now_s * 1e6))
+        before_us = round((now_s - KEPT_ROWS_S) * 1e6)
+        too_many = connection.execute(
+            select(refusals.c.at_us).order_by(refusals.c.at_us.desc()).offset(most_rows).limit(1)
+        ).scalar()
+        if too_many is not None:
+            before_us = max(before_us, too_many + 1)
+        oldest = select(refusals.c.request_id).where(refusals.c.at_us < before_us)
+        oldest = oldest.order_by(refusals.c.at_us).limit(MAX_PURGED)
+        gone = connection.execute(delete(refusals).where(refusals.c.request_id.in_(oldest))).rowcount
+        return gone + _purge_counts(connection, int(now_s) - KEPT_COUNTS_S)
+
+    for _ in range(MAX_ADDED_UP):
+        if not await database.write(lambda connection: _add_up(connection, int(now_s) - KEPT_MINUTES_S)):
+            break
+    return await database.write(work)
+
+
+def _add_up(connection: Connection, before_s: int) -> bool:
+    """Adds the oldest minute before `before_s` to its hour; False: none is left of the day before that. Two
+    gateways may do so at once: what one of them deletes the other does not see."""
+    minute_s: Any = refusal_counts.c.minute_s
+    of_day = [minute_s >= before_s - DAY_S, minute_s < before_s, minute_s % 3600 != 0]
+    oldest_s = connection.execute(select(minute_s).where(*of_day).order_by(minute_s).limit(1)).scalar()
+    if oldest_s is None:
+        return False
+    columns = [refusal_counts.c[name] for name in RefusalKey._fields]
+    gone = delete(refusal_counts).where(minute_s == oldest_s).returning(*columns, refusal_counts.c["count"])
+    counts: dict[RefusalKey, int] = {}
+    for *key, count in connection.execute(gone):
+        counts[RefusalKey(*key)._replace(minute_s=oldest_s // 3600 * 3600)] = count
+    if counts:
+        _add_counts(connection, counts)
+    return True
+
+
+def _purge_counts(connection: Connection, before_s: int) -> int:
+    """Deletes whole minutes, as many as have at most `MAX_PURGED` counts, and one at least."""
+    minute_s: Any = refusal_counts.c.minute_s
+    oldest = select(minute_s).where(minute_s < before_s).order_by(minute_s).limit(MAX_PURGED)
+    found = connection.execute(oldest).scalars().all()
+    if not found:
+        return 0
+    return connection.execute(delete(refusal_counts).where(minute_s <= found[-1])).rowcount

@@ -1,0 +1,21 @@
+"""The metadata of all tables, and types of their columns."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Integer, MetaData, String
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+ID = String(40)
+NAME = String(64)
+WORD = String(16)
+#: SQLite autoincrements only columns of exactly the type INTEGER.
+SERIAL = BigInteger().with_variant(Integer, "sqlite")

@@ -1,0 +1,171 @@
+"""Folds ledger rows into the sums of usage, each exactly once.
+
+The position and the sums change in one transaction, under a lock on the position's row: however many gateways
+fold, and wherever one dies, no row is lost and none counts twice. Where another process folds, nothing is
+done. Never part of a settlement: its sums would be rows that all requests wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import starmap
+from typing import Any
+
+from sqlalchemy import Connection, Select, Text, cast, delete, func, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.sql import ColumnElement
+
+from tenants.storage.tables import CHARGES, CHARGES_BY_ID, ledger, usage_fold, usage_labels, usage_sums
+from tenants.usage.final_ids import WaitingIds, look
+from tenants.usage.sums import AMOUNTS, DAY_US, Charge, Grain, SumKey, sums_of
+
+ROWS = 200
+"""Charges folded in one transaction, which settlements may have to wait for."""
+HOURS_KEPT_US = 90 * DAY_US
+_KEYS = SumKey._fields
+_charges = select(
+    *(ledger.c[name] for name in ("id", *Charge._fields[1:-2])),
+    *(cast(ledger.c[name], Text) for name in Charge._fields[-2:]),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far the ledger is folded."""
+
+    folded_id: int
+    folded_us: int
+    """The newest instant that is folded; 0: none."""
+    hours_from_us: int
+    """Hours that began before were deleted."""
+    waiting: WaitingIds
+    rebuild_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class FoldRound:
+    """What one transaction folded."""
+
+    charges: int
+    has_more: bool
+    """Rows are left that can be folded now."""
+
+
+def position(connection: Connection, *, locked: bool = False, waits: bool = False) -> Position | None:
+    """The position; `locked` until the transaction ends, where no other process has it (None then) or, with
+    `waits`, once that is so."""
+    query = select(usage_fold)
+    if locked:
+        query = query.with_for_update(skip_locked=not waits)
+    row = connection.execute(query).mappings().first()
+    if row is None:
+        return None
+    return Position(
+        row["folded_id"],
+        row["folded_us"],
+        row["hours_from_us"],
+        WaitingIds(row["waiting_id"], frozenset(row["waiting_for"])),
+        row["rebuild_id"],
+    )
+
+
+def unfolded_since_us(connection: Connection) -> int | None:
+    """When the first ledger row beyond the position was written; None: there is none."""
+    at = position(connection)
+    if at is None:
+        return None
+    beyond = select(ledger.c.at_us).where(ledger.c.id > at.folded_id).order_by(ledger.c.id).limit(1)
+    return connection.execute(beyond).scalar()
+
+
+def is_behind(connection: Connection) -> bool:
+    """Whether the ledger has rows beyond the position."""
+    return unfolded_since_us(connection) is not None
+
+
+def fold(connection: Connection, most: int = ROWS) -> FoldRound:
+    """Folds up to `most` charges, in a writing transaction."""
+    at = position(connection, locked=True)
+    if at is None:
+        return FoldRound(0, has_more=False)
+    final_id, waiting = look(connection, at.folded_id, at.waiting)
+    charges = charges_beyond(connection, at.folded_id, ledger.c.id <= final_id, most=most)
+    has_more = len(charges) == most
+    sums = sums_of(charges, at.hours_from_us)
+    add(connection, sums.amounts)
+    add_labels(connection, sums.labels)
+    connection.execute(
+        update(usage_fold).values(
+            folded_id=charges[-1].ledger_id if has_more else max(at.folded_id, final_id),
+            folded_us=max(at.folded_us, sums.newest_us),
+            # What was final before this round is not looked for again: the next round begins there.
+            waiting_id=final_id if has_more else waiting.newest_id,
+            waiting_for=[] if has_more else sorted(waiting.transactions),
+        )
+    )
+    return FoldRound(len(charges), has_more)
+
+
+def charges_beyond(
+    connection: Connection, ledger_id: int, *conditions: ColumnElement[bool], most: int
+) -> list[Charge]:
+    """The first `most` ledger rows behind `ledger_id` that charge, by id."""
+    query = _charges.where(CHARGES_BY_ID, ledger.c.id > ledger_id, *conditions)
+    return list(starmap(Charge, connection.execute(query.order_by(ledger.c.id).limit(most))))
+
+
+def charges_query(*conditions: ColumnElement[bool]) -> Select[Any]:
+    """Ledger rows that charge; columns in the order of `Charge`."""
+    return _charges.where(CHARGES, *conditions)
+
+
+def add(connection: Connection, amounts: Mapping[SumKey, Sequence[int]]) -> None:
+    """Adds to sums; missing ones begin at 0."""
+    if not amounts:
+        return
+    new = _insert(connection, usage_sums)
+    added = {name: usage_sums.c[name] + new.excluded[name] for name in AMOUNTS}
+    connection.execute(
+        new.on_conflict_do_update(index_elements=list(_KEYS), set_=added),
+        [dict(zip((*_KEYS, *AMOUNTS), (*key, *amounts[key]), strict=True)) for key in sorted(amounts)],
+    )
+
+
+def add_labels(connection: Connection, labels: Mapping[str, Mapping[str, str]]) -> None:
+    """Adds sets of labels; existing ones stay."""
+    rows = [
+        {"label_set": set_id, "name": name, "value": value}
+        for set_id in sorted(labels)
+        for name, value in sorted(labels[set_id].items())
+    ]
+    if rows:
+        connection.execute(_insert(connection, usage_labels).on_conflict_do_nothing(), rows)
+
+
+def drop_zeros(connection: Connection, keys: Sequence[SumKey]) -> None:
+    """Deletes those of these sums that are 0."""
+    is_zero = [usage_sums.c[name] == 0 for name in AMOUNTS]
+    for key in keys:
+        is_it = [usage_sums.c[name] == value for name, value in key._asdict().items()]
+        connection.execute(delete(usage_sums).where(*is_it, *is_zero))
+
+
+def purge_hours(connection: Connection, now_us: int) -> bool:
+    """Deletes the oldest day of hours, if all of them are older than hours are kept; returns whether it
+    did."""
+    at = position(connection, locked=True)
+    is_hour = usage_sums.c.grain == Grain.HOUR.value
+    oldest_us = connection.execute(select(func.min(usage_sums.c.start_us)).where(is_hour)).scalar()
+    if at is None or oldest_us is None:
+        return False
+    until_us = oldest_us // DAY_US * DAY_US + DAY_US
+    if until_us > now_us - HOURS_KEPT_US:
+        return False
+    connection.execute(delete(usage_sums).where(is_hour, usage_sums.c.start_us < until_us))
+    connection.execute(update(usage_fold).values(hours_from_us=max(at.hours_from_us, until_us)))
+    return True
+
+
+def _insert(connection: Connection, table: Any) -> Any:
+    return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)

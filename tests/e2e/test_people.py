@@ -1,0 +1,107 @@
+"""People over the admin API and the command line, on a running server: one truth, and pages of it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from ops.cli.main import cli
+from tests.support.server_process import Server
+
+
+def fairgate(server: Server, *arguments: str) -> Any:
+    """Answers of the command line beside the server."""
+    mine = ("--data-dir", str(server.data_dir), "--json")
+    result = CliRunner().invoke(cli, [*arguments, *mine], prog_name="fairgate")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_the_first_start_leaves_a_set_up_link_for_its_user_only(server: Server) -> None:
+    kept = Path(json.loads(server.announced)["set_up_link_file"])
+    assert kept == server.data_dir / "set-up-link"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    link = kept.read_text().strip()
+    assert link.startswith(f"{server.url}/console/set-up?token=")
+    token = link.partition("=")[2]
+    assert token not in server.announced + server.log()
+    with sqlite3.connect(server.data_dir / "fairgate.db") as database:
+        stored = repr(database.execute("SELECT * FROM person_links").fetchall())
+    assert token not in stored, "only its digest is stored"
+
+
+def test_api_and_command_line_show_the_same_person(server: Server) -> None:
+    made = server.admin("POST", "/people", {"name": "People-Ada", "role": "operator"})
+    assert made["link"].startswith("/console/set-up?token=")
+    invited = fairgate(server, "person", "invite", "people-bo", "--role", "auditor")
+    assert invited["link"].startswith(f"{server.url}/console/set-up?token=")
+    shown = server.admin("GET", "/people/people-ada")
+    assert shown == {name: value for name, value in made.items() if name != "link"}
+    assert shown in fairgate(server, "person", "list")
+    assert server.admin("POST", f"/people/{shown['id']}/suspend")["status"] == "suspended"
+    assert server.admin("POST", f"/people/{shown['id']}/resume")["status"] == "active"
+    assert server.admin("POST", f"/people/{shown['id']}/reset")["link"] != made["link"]
+    assert server.admin("DELETE", f"/people/{shown['id']}/sessions")["revision"] == 5
+    page = server.admin("GET", "/people?limit=1")
+    names = [each["name"] for each in page["data"]]
+    while page["next_cursor"]:
+        page = server.admin("GET", f"/people?limit=1&cursor={page['next_cursor']}")
+        names += [each["name"] for each in page["data"]]
+    assert names == sorted(each["name"] for each in fairgate(server, "person", "list"))
+    assert server.admin("GET", "/sessions?person=people-ada")["data"] == []
+    [row, *_] = server.admin("GET", "/audit?act=person&limit=1")["data"]
+    assert row["action"] == "person.end_sessions"
+    assert row["target_name"] == "people-ada"
+
+
+def test_of_two_changes_with_one_tag_one_wins(server: Server) -> None:
+    server.admin("POST", "/people", {"name": "people-tag", "role": "operator"})
+    with server.http(server.owner_key) as client:
+        tag = client.get("/admin/v1/people/people-tag").headers["etag"]
+        changes = [
+            client.patch("/admin/v1/people/people-tag", json={"role": role}, headers={"If-Match": tag})
+            for role in ("auditor", "owner")
+        ]
+    assert [each.status_code for each in changes] == [200, 412]
+    assert changes[1].json()["error"]["current"]["role"] == "auditor"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "param"),
+    [
+        ("POST", "/people", {"name": "two words", "role": "owner"}, 400, "name"),
+        ("POST", "/people", {"name": "people-x", "role": "root"}, 400, "role"),
+        ("POST", "/people", {"name": "people-x", "role": "member"}, 400, "tenants"),
+        ("POST", "/people", {"name": "people-x", "role": "member", "tenants": ["no-such"]}, 404, "tenant"),
+        ("POST", "/people", {"name": "people-x", "role": "owner", "password": "x"}, 400, "password"),
+        ("PATCH", "/people/people-unknown", {"role": "owner"}, 404, "person"),
+        ("GET", "/sessions?person=people-unknown", None, 404, "person"),
+        ("GET", "/people?limit=0", None, 400, "limit"),
+        ("GET", "/people?cursor=abc", None, 400, "cursor"),
+        ("DELETE", "/sessions/ses_unknown", None, 404, "session"),
+    ],
+)
+def test_a_wrong_call_names_the_field(
+    server: Server, method: str, path: str, body: dict[str, Any] | None, status: int, param: str
+) -> None:
+    with server.http(server.owner_key) as client:
+        answer = client.request(method, f"/admin/v1{path}", json=body)
+    assert answer.status_code == status
+    assert answer.json()["error"]["param"] == param
+
+
+def test_a_session_or_a_link_opens_nothing_of_the_api(server: Server) -> None:
+    link = server.admin("POST", "/people", {"name": "people-link", "role": "owner"})["link"]
+    token = link.partition("=")[2]
+    for headers in (
+        {"authorization": f"Bearer {token}"},
+        {"cookie": f"__Host-fairgate={token}; fairgate={token}; session={token}"},
+    ):
+        answer = httpx.get(f"{server.url}/admin/v1/people", headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")

@@ -1,0 +1,244 @@
+"""Answers of vLLM, llama.cpp and transformers through the gateway are the same as directly, field by field.
+
+A stand-in replays what the servers answered (`fairgate bench upstreams --record`); one gateway is in front of
+all. Each answer is asked for whole and as a stream, and whole from a pool that is always streamed to here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import create_engine, text
+
+from ops.bench.upstreams.difference import differences, fields
+from ops.bench.upstreams.models import save_text_tokenizer
+from ops.bench.upstreams.recording import RecordedRequest, Recording, ServerAnswer, load, servers
+from ops.bench.upstreams.request_set import TOKENS
+from tests.support.recorded_server import Change, RecordedServer, plain, recorded_server
+from tests.support.server_process import PRICE, Server, server_process, until
+
+SERVERS = servers()
+FORMS = ("whole", "streamed", "whole-of-a-stream")
+SETTINGS: dict[str, dict[str, Any]] = {
+    "vllm": {
+        "server": "vllm",
+        "capabilities": ["tools", "forced_tools", "json_schema", "json_object", "extra_fields"],
+    },
+    "vllm_images": {
+        "server": "vllm",
+        "tokenizer_dir": "",
+        "capabilities": ["json_schema", "reasoning", "images", "extra_fields"],
+    },
+    "llama_cpp": {
+        "server": "llama.cpp",
+        "prefix_cache": "shared",
+        "capabilities": ["tools", "forced_tools", "json_schema", "json_object", "extra_fields"],
+    },
+    "llama_cpp_embeddings": {"server": "llama.cpp", "capabilities": ["embeddings"]},
+    "transformers": {"server": "other", "capabilities": [], "usage": "none"},
+}
+RENAMED = {"max_completion_tokens": "max_tokens"}
+"""Fields that the gateway sends by their other name."""
+DEFAULTS = {"response_format": {"type": "text"}}
+"""Fields that the gateway leaves out where they say what is so without them."""
+
+
+def lie(usage: dict[str, Any] | None) -> Change:
+    """A server's answers with another usage: each number times `factor`, or none."""
+
+    def change(answer: dict[str, Any]) -> dict[str, Any]:
+        if answer.get("usage") is None:
+            return answer
+        return {name: value for name, value in answer.items() if name != "usage"} | (
+            {} if usage is None else {"usage": answer["usage"] | usage}
+        )
+
+    return change
+
+
+LIES: dict[str, Change] = {
+    "too-much": lie({"prompt_tokens": 10**6, "completion_tokens": 10**6, "total_tokens": 2 * 10**6}),
+    "nothing": lie({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}),
+    "none": lie(None),
+}
+
+
+class Front:
+    """The gateway, and the stand-ins behind it."""
+
+    def __init__(self, server: Server, behind: dict[str, RecordedServer]) -> None:
+        self.server = server
+        self.behind = behind
+        self.client = server.http(server.tenant("recorded"))
+
+    def ask(self, recorded: RecordedRequest, pool: str, is_stream: bool) -> tuple[ServerAnswer, str]:
+        """The answer and its request's id."""
+        body = {"model": pool} | recorded.body
+        if is_stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        response = self.client.post(recorded.path, json=body)
+        streamed = response.headers.get("content-type", "").startswith("text/event-stream")
+        return ServerAnswer(response.status_code, response.text, streamed), response.headers["x-request-id"]
+
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """Settle rows by request."""
+        engine = create_engine(f"sqlite:///{self.server.data_dir / 'fairgate.db'}")
+        try:
+            with engine.connect() as connection:
+                found = connection.execute(text("SELECT * FROM ledger WHERE kind = 'settle'")).mappings()
+                return {row["request_id"]: dict(row) for row in found}
+        finally:
+            engine.dispose()
+
+
+@pytest.fixture(scope="module")
+def recordings() -> dict[str, Recording]:
+    return {name: load(name) for name in SERVERS}
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory, recordings: dict[str, Recording]) -> Iterator[Front]:
+    home = tmp_path_factory.mktemp("recorded")
+    save_text_tokenizer(home / "text")
+    upstreams, behind = [], {}
+    with ExitStack() as stack:
+
+        def put(pool: str, recording: Recording, change: Change | None = None, **more: Any) -> None:
+            url, behind[pool] = stack.enter_context(recorded_server(recording, change))
+            upstreams.append(
+                {
+                    "name": pool,
+                    "url": f"{url}/v1",
+                    "model": recording.model,
+                    "pool": pool,
+                    "tokenizer_dir": str(home / "text"),
+                }
+                | SETTINGS[recording.server]
+                | more
+            )
+
+        for name, recording in recordings.items():
+            put(name, recording)
+            put(f"{name}-whole-of-a-stream", recording, whole_tokens=0)
+        for name, change in LIES.items():
+            put(f"lie-{name}", recordings["vllm"], change)
+        prices = ",".join([PRICE, *(f"{each['pool']}=100/300/50" for each in upstreams)])
+        arguments = ["--engine-serve", "no", "--upstreams", json.dumps(upstreams), "--prices", prices]
+        server = stack.enter_context(server_process(home / "data", home / "text", *arguments))
+        until(lambda: httpx.get(f"{server.url}/readyz").is_success)
+        found = Front(server, behind)
+        with found.client:
+            yield found
+
+
+def test_the_set_is_as_large_as_it_is_meant_to_be(recordings: dict[str, Recording]) -> None:
+    requests = [each for recording in recordings.values() for each in recording.requests]
+    assert len(requests) >= 60
+    assert len({each.name for each in requests if each.stream is None and each.whole.status >= 400}) >= 6
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", SERVERS)
+def test_answers_are_the_same_as_without_the_gateway_and_cost_what_they_say(
+    front: Front, recordings: dict[str, Recording], name: str, form: str
+) -> None:
+    pool = f"{name}-{form}" if form == "whole-of-a-stream" else name
+    found: dict[str, list[str]] = {}
+    said: dict[str, tuple[str, ServerAnswer]] = {}
+    for recorded in recordings[name].requests:
+        direct = recorded.stream if form == "streamed" else recorded.whole
+        if direct is None or (form == "whole-of-a-stream" and recorded.stream is None):
+            continue
+        if form == "whole-of-a-stream":
+            direct = recorded.stream
+            assert direct is not None
+        through, request_id = front.ask(recorded, pool, form == "streamed")
+        differing = [str(each) for each in differences(direct, through, ignored=ignored(form))]
+        if differing:
+            found[recorded.name] = [*differing, through.body[:300]]
+        if through.status == 200:
+            said[request_id] = (recorded.name, through)
+    assert not found, "\n".join(f"{request}: {each}" for request, all_ in found.items() for each in all_)
+    until(front.server.is_idle)
+    rows = front.rows()
+    for request_id, (request, answer) in said.items():
+        assert charged(rows[request_id]) == used(answer), request
+
+
+def ignored(form: str) -> tuple[str, ...]:
+    """An event's `object` is not a whole answer's."""
+    return ("object",) if form == "whole-of-a-stream" else ()
+
+
+def used(answer: ServerAnswer) -> tuple[int, int, int]:
+    """Input, cached and output tokens, as the answer says."""
+    found = fields(answer)
+    return (
+        found["usage.prompt_tokens"],
+        found.get("usage.prompt_tokens_details.cached_tokens", 0),
+        found.get("usage.completion_tokens", 0),
+    )
+
+
+def charged(row: dict[str, Any]) -> tuple[int, int, int]:
+    """The same of the ledger, at the price of each."""
+    detail = json.loads(row["detail"]) if isinstance(row["detail"], str) else row["detail"]
+    found = row["input_tokens"], detail["cached_tokens"], row["output_tokens"]
+    assert row["cost_nanousd"] == 100 * (found[0] - found[1]) + 50 * found[1] + 300 * found[2]
+    return found
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_what_a_client_asks_for_reaches_the_server(
+    front: Front, recordings: dict[str, Recording], name: str
+) -> None:
+    """Of each request of the set, every field with its value."""
+    lost = {}
+    arrived = front.behind[name].arrived
+    for recorded in recordings[name].requests:
+        if not arrived.get(recorded.name):
+            front.ask(recorded, name, False)
+        for body in arrived.get(recorded.name, [])[:1]:
+            for field, value in recorded.body.items():
+                came = body.get(RENAMED.get(field, field), DEFAULTS.get(field))
+                if plain(came) != plain(value):
+                    lost[f"{recorded.name}: {field}"] = (value, came)
+    assert lost == {}
+
+
+@pytest.mark.parametrize("lie_name", LIES)
+def test_a_server_that_lies_about_its_usage_is_never_paid_more_than_was_held(
+    front: Front, recordings: dict[str, Recording], lie_name: str
+) -> None:
+    accounts: dict[str, tuple[RecordedRequest, ServerAnswer, dict[str, Any]]] = {}
+    answered = [each for each in recordings["vllm"].requests if each.whole.status == 200]
+    for number, recorded in enumerate(answered[:: len(LIES)]):
+        answer, request_id = front.ask(recorded, f"lie-{lie_name}", number % 2 == 0)
+        if answer.status == 200:
+            accounts[request_id] = (recorded, answer, account_of(answer))
+    assert accounts
+    until(front.server.is_idle)
+    rows = front.rows()
+    for request_id, (recorded, answer, account) in accounts.items():
+        row = rows[request_id]
+        assert row["input_tokens"] + row["output_tokens"] <= account["tokens"]["held"], recorded.name
+        assert row["output_tokens"] <= recorded.body.get("max_tokens", TOKENS), recorded.name
+        if lie_name == "nothing" and fields(answer).get("choices.0.message.content"):
+            assert row["output_tokens"] > 0, recorded.name
+    assert front.server.verify()["ok"]
+
+
+def account_of(answer: ServerAnswer) -> dict[str, Any]:
+    """The answer's own account; of a stream in the last event that has one."""
+    if not answer.is_stream:
+        whole: dict[str, Any] = json.loads(answer.body)["fairgate"]
+        return whole
+    events = [line.removeprefix("data: ") for line in answer.body.splitlines() if line.startswith("data: {")]
+    found = [json.loads(each) for each in events]
+    account: dict[str, Any] = [each["fairgate"] for each in found if "fairgate" in each][-1]
+    return account

@@ -1,0 +1,243 @@
+"""Tools and schemas through the gateway, by the SDKs openai, LangChain, instructor and pydantic-ai.
+
+The server behind it answers by rule (`tests/support/rule_server.py`). What the suite does not install is
+looked for in a directory of its own, as `make test-sdks` fills it; LangChain's own tests are run as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+from pydantic import BaseModel
+
+from tests.support.rule_server import MODEL, rule_server
+from tests.support.server_process import PRICE, Server, server_process, until
+
+SDKS = Path(os.environ.get("FAIRGATE_TEST_SDKS", "/nonexistent")).absolute()
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "parameters": {
+                "type": "object",
+                "properties": {"a": {"type": "integer"}, "note": {"type": "string"}},
+                "required": ["a", "note"],
+                "additionalProperties": False,
+            },
+            "strict": True,
+        },
+    }
+]
+ASKED: Any = [{"role": "user", "content": "Call add with 3 and 'three'."}]
+SCRIPT_S = 240.0
+
+INSTRUCTOR = """
+import json, sys, instructor
+from openai import OpenAI
+from pydantic import BaseModel
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+said = {}
+for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
+    client = instructor.from_openai(
+        OpenAI(base_url=sys.argv[1], api_key=sys.argv[2], max_retries=0), mode=mode
+    )
+    person = client.chat.completions.create(
+        model=sys.argv[3], response_model=Person, max_retries=0,
+        messages=[{"role": "user", "content": "The person 'Ada' is 36."}],
+    )
+    said[mode.value] = person.model_dump()
+print(json.dumps(said))
+"""
+PYDANTIC_AI = """
+import json, sys
+from pydantic import BaseModel
+from pydantic_ai import Agent, NativeOutput, ToolOutput
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+model = OpenAIChatModel(sys.argv[3], provider=OpenAIProvider(base_url=sys.argv[1], api_key=sys.argv[2]))
+said = {}
+for name, output in (("tool", ToolOutput(Person)), ("native", NativeOutput(Person))):
+    result = Agent(model, output_type=output, retries=0).run_sync("The person 'Ada' is 36.")
+    said[name] = result.output.model_dump()
+agent = Agent(model)
+called = []
+
+@agent.tool_plain
+def double(number: int) -> int:
+    called.append(number)
+    return 2 * number
+
+said["loop"] = agent.run_sync("Please double 21.").output
+said["called"] = called
+print(json.dumps(said))
+"""
+LANGCHAIN = """
+import os
+from langchain_core.language_models import BaseChatModel
+from langchain_openai import ChatOpenAI
+from langchain_tests.integration_tests import ChatModelIntegrationTests
+
+
+class TestThroughTheGateway(ChatModelIntegrationTests):
+    @property
+    def chat_model_class(self) -> type[BaseChatModel]:
+        return ChatOpenAI
+
+    @property
+    def chat_model_params(self) -> dict:
+        return {
+            "base_url": os.environ["GATEWAY"], "api_key": os.environ["KEY"], "model": os.environ["MODEL"],
+            "max_retries": 0, "stream_usage": True,
+        }
+
+    has_tool_calling = True
+    has_tool_choice = True
+    has_structured_output = True
+    supports_json_mode = True
+"""
+
+
+class Person(BaseModel):
+    """What the SDK parses an answer into."""
+
+    name: str
+    age: int
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterator[Server]:
+    """A gateway in front of the server that answers by rule, which it has tried itself."""
+    with rule_server() as peer:
+        upstream = {
+            "name": "rules",
+            "url": f"{peer.url}/v1",
+            "model": MODEL,
+            "tokenizer_dir": str(chat_model),
+            "server": "vllm",
+        }
+        arguments = ["--engine-serve", "no", "--upstreams", json.dumps([upstream])]
+        arguments += ["--prices", f"{PRICE},{MODEL}=100/300/50"]
+        with server_process(tmp_path_factory.mktemp("gateway"), chat_model, *arguments) as running:
+            until(lambda: "tools" in json.dumps(running.status()["models"]))
+            yield running
+
+
+@pytest.fixture(scope="module")
+def key(gateway: Server) -> str:
+    return gateway.tenant("acme")
+
+
+@pytest.fixture
+def client(gateway: Server, key: str) -> Iterator[OpenAI]:
+    with OpenAI(api_key=key, base_url=f"{gateway.url}/v1", max_retries=0) as made:
+        yield made
+
+
+def test_an_answer_is_parsed_into_a_type(client: OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "The person 'Ada' is 36."}]
+    answer = client.chat.completions.parse(model=MODEL, messages=messages, response_format=Person)
+    assert answer.choices[0].message.parsed == Person(name="Ada", age=36)
+    with client.chat.completions.stream(model=MODEL, messages=messages, response_format=Person) as stream:
+        final = stream.get_final_completion()
+    assert final.choices[0].message.parsed == Person(name="Ada", age=36)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_loop_of_tools_ends_with_an_answer(client: OpenAI, is_stream: bool) -> None:
+    messages = list(ASKED)
+    for _ in range(3):
+        if is_stream:
+            with client.chat.completions.stream(model=MODEL, messages=messages, tools=TOOLS) as stream:
+                answer: Any = stream.get_final_completion()
+        else:
+            answer = client.chat.completions.create(model=MODEL, messages=messages, tools=TOOLS)
+        message = answer.choices[0].message
+        if not message.tool_calls:
+            break
+        assert answer.choices[0].finish_reason == "tool_calls"
+        assert not message.content
+        (call,) = message.tool_calls
+        assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 3, "note": "three"})
+        messages.append(message)
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": "seven"})
+    assert message.content == "It says: seven"
+
+
+def test_tool_arguments_are_parsed_into_their_type(client: OpenAI) -> None:
+    answer = client.chat.completions.parse(model=MODEL, messages=ASKED, tools=TOOLS)
+    (call,) = answer.choices[0].message.tool_calls or ()
+    assert call.function.parsed_arguments == {"a": 3, "note": "three"}
+
+
+def run(sdk: str, script: str, gateway: Server, key: str) -> dict[str, Any]:
+    """What a script of one SDK says."""
+    if not (SDKS / sdk).is_dir():
+        pytest.skip(f"{sdk} is not in FAIRGATE_TEST_SDKS: make test-sdks")
+    ended = subprocess.run(
+        [sys.executable, "-c", script, f"{gateway.url}/v1", key, MODEL],
+        env=os.environ | {"PYTHONPATH": str(SDKS / sdk)},
+        capture_output=True,
+        text=True,
+        timeout=SCRIPT_S,
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    said: dict[str, Any] = json.loads(ended.stdout)
+    return said
+
+
+def test_instructor_gets_its_types(gateway: Server, key: str) -> None:
+    said = run("instructor", INSTRUCTOR, gateway, key)
+    assert set(map(str, said.values())) == {str({"name": "Ada", "age": 36})}
+
+
+def test_pydantic_ai_gets_its_types_and_runs_its_tools(gateway: Server, key: str) -> None:
+    said = run("pydantic_ai", PYDANTIC_AI, gateway, key)
+    assert said["tool"] == said["native"] == {"name": "Ada", "age": 36}
+    assert (said["called"], said["loop"]) == ([21], "It says: 42")
+
+
+def test_langchains_own_tests_pass(gateway: Server, key: str, tmp_path: Path) -> None:
+    if not (SDKS / "langchain" / "langchain_tests").is_dir():
+        pytest.skip("langchain-tests is not in FAIRGATE_TEST_SDKS: make test-sdks")
+    (tmp_path / "test_chat.py").write_text(LANGCHAIN)
+    where = {"GATEWAY": f"{gateway.url}/v1", "KEY": key, "MODEL": MODEL}
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-rfE",
+            "-p",
+            "no:cacheprovider",
+            "-o",
+            "asyncio_mode=auto",
+            "-o",
+            "asyncio_default_test_loop_scope=session",
+            "test_chat.py",
+        ],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(SDKS / "langchain")} | where,
+        capture_output=True,
+        text=True,
+        timeout=SCRIPT_S,
+    )
+    assert ended.returncode == 0, ended.stdout[-4000:]

@@ -1,0 +1,211 @@
+"""Lists in pages: each row once, in one order, while others arrive; filters; a bound of what a page reads."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tenants.admin.admin import Admin
+from tenants.admin.commands import KeyCreate, LimitSet, PriceSet, ProjectCreate, SloSet, TenantCreate
+from tenants.admin.cursor import Page
+from tenants.admin.lists.requests import RequestQuery
+from tenants.admin.lists.scans import MOST_SCANNED
+from tenants.directory.records import from_us
+from tenants.errors import Invalid, NotFound
+from tenants.slo import store as slo_store
+from tenants.slo.slo import METRICS, Missed
+from tenants.storage.database import Database
+from tests.support.many_requests import CAUSES, MODELS, SPAN_US, Sizes, fill
+from tests.support.quota import Clock
+
+NOW_US = 1_760_000_000_000_000
+REQUESTS = 60
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def admin(database: Database, pepper: bytes, clock: Clock) -> Admin:
+    return Admin(database, pepper, clock)
+
+
+Ask = Callable[..., Awaitable[Page[Any]]]
+
+
+async def pages(ask: Ask, limit: int, between: Callable[[], Awaitable[object]] | None = None) -> list[Any]:
+    """All rows of a list, page by page; `between` pages something else happens."""
+    rows: list[Any] = []
+    cursor = None
+    while True:
+        page = await ask(cursor=cursor, limit=limit)
+        assert len(page.rows) <= limit
+        rows += page.rows
+        cursor = page.next_cursor
+        if cursor is None:
+            return rows
+        if between is not None:
+            await between()
+
+
+async def test_each_list_shows_every_object_once_while_others_arrive(admin: Admin, clock: Clock) -> None:
+    for number in range(7):
+        await admin.create_tenant("test", TenantCreate(name=f"b{number}"))
+        await admin.create_project("test", ProjectCreate(tenant="b0", name=f"p{number}"))
+        key, _ = await admin.create_key("test", KeyCreate(tenant="b0"))
+        await admin.set_limit(
+            "test", LimitSet(tenant="b0", key=key.key_id, meter="requests", window="day", amount=1)
+        )
+        await admin.set_price("test", PriceSet(model=f"m{number}", free=True))
+        await admin.set_slo("test", SloSet(tenant=f"b{number}", tier="batch", metric="e2e", target_s=1))
+        clock.now_s += number % 2  # some of them at one instant
+    for metric in METRICS:
+        await admin.set_slo("test", SloSet(tier="batch", metric=metric, target_s=2))
+    arrived = 0
+
+    async def arrive() -> None:
+        nonlocal arrived
+        arrived += 1
+        await admin.create_tenant("test", TenantCreate(name=f"a{arrived}"))
+        await admin.create_project("test", ProjectCreate(tenant="b0", name=f"a{arrived}"))
+        await admin.set_price("test", PriceSet(model=f"a{arrived}", free=True))
+
+    tenants = [each.name for each in await pages(admin.page_tenants, 3, arrive)]
+    assert tenants == [f"b{number}" for number in range(7)], (
+        "what comes before the page shown is not in the list"
+    )
+    assert sorted(await admin.list_tenants(), key=str) == sorted(await pages(admin.page_tenants, 2), key=str)
+    lists: list[tuple[Ask, list[Any]]] = [
+        (admin.page_projects, await admin.list_projects()),
+        (admin.page_keys, await admin.list_keys()),
+        (admin.page_limits, await admin.view_limits()),
+        (admin.page_slos, await admin.list_slos()),
+        (admin.page_prices, await admin.list_prices()),
+    ]
+    for ask, whole in lists:
+        for limit in (1, 3, 1000):
+            found = await pages(ask, limit)
+            assert sorted(found, key=str) == sorted(whole, key=str), ask.__name__
+
+    async def of_tenant(**page: Any) -> Page[Any]:
+        return await admin.page_slos("b1", **page)
+
+    assert len(await pages(of_tenant, 1)) == len(METRICS)
+    with pytest.raises(NotFound):
+        await admin.page_keys("none")
+    for limit in (0, 1_001):
+        with pytest.raises(Invalid, match="limit"):
+            await admin.page_limits(limit=limit)
+
+
+async def test_a_cursor_of_another_list_or_filter_is_refused(admin: Admin) -> None:
+    for name in ("acme", "globex"):
+        await admin.create_tenant("test", TenantCreate(name=name))
+        for _ in range(2):
+            await admin.create_key("test", KeyCreate(tenant=name))
+    cursor = (await admin.page_keys("acme", limit=1)).next_cursor
+    assert len((await admin.page_keys("acme", cursor=cursor)).rows) == 1
+    with pytest.raises(Invalid, match="tenant=acme, and this one is asked with tenant=globex"):
+        await admin.page_keys("globex", cursor=cursor)
+    with pytest.raises(Invalid, match="'keys', and this is the list of limits"):
+        await admin.page_limits("acme", cursor=cursor)
+
+
+async def test_prices_history_goes_on_within_a_version(admin: Admin) -> None:
+    for output in (1, 2, 3):
+        await admin.set_price("test", PriceSet(model="m", input_nanousd=1, output_nanousd=output))
+
+    async def ask(**page: Any) -> Page[Any]:
+        return await admin.page_price_history("m", **page)
+
+    whole = await pages(ask, 1000)
+    assert len(whole) == 9
+    for limit in (1, 2, 4):
+        assert sorted(await pages(ask, limit), key=str) == sorted(whole, key=str)
+    assert [each.version for each in await pages(ask, 2)] == sorted(
+        (each.version for each in whole), reverse=True
+    )
+
+
+async def requests(admin: Admin, limit: int = 7, **wanted: str) -> list[Any]:
+    async def ask(**page: Any) -> Page[Any]:
+        return await admin.page_requests(RequestQuery(**wanted), **page)
+
+    return await pages(ask, limit)
+
+
+async def test_ended_requests_are_found_by_every_filter_newest_first(
+    admin: Admin, database: Database
+) -> None:
+    await database.write(lambda one: fill(one, Sizes(REQUESTS, 3, 6), NOW_US))
+    whole = await requests(admin, 1000)
+    assert [each.request_id for each in whole] == [f"req_{number}" for number in range(REQUESTS, 0, -1)]
+    assert all(each.packed for each in whole)
+    for limit in (1, 7, 60):
+        assert await requests(admin, limit) == whole
+    middle_us = NOW_US - SPAN_US // 2
+    filters: list[tuple[dict[str, str], Callable[[Any], bool]]] = [
+        ({"tenant": "t2"}, lambda each: each.tenant_id == "ten_2"),
+        (
+            {"tenant": "ten_2", "tier": "batch"},
+            lambda each: each.tenant_id == "ten_2" and each.tier == "batch",
+        ),
+        ({"project": "prj_3"}, lambda each: each.project_id == "prj_3"),
+        ({"tenant": "t3", "project": "default"}, lambda each: each.project_id == "prj_3"),
+        ({"key": "key_4"}, lambda each: each.key_id == "key_4"),
+        ({"model": "model-1"}, lambda each: each.model == "model-1"),
+        ({"outcome": "completed"}, lambda each: each.outcome == "completed"),
+        ({"outcome": "failed"}, lambda each: each.outcome == "failed"),
+        ({"cause": CAUSES[1]}, lambda each: ("e2e", CAUSES[1]) in each.misses),
+        (
+            {"cause": CAUSES[1], "key": "key_2", "outcome": "completed"},
+            lambda each: ("e2e", CAUSES[1]) in each.misses and each.key_id == "key_2",
+        ),
+        ({"since": from_us(middle_us).isoformat()}, lambda each: each.ended_us >= middle_us),
+        ({"until": from_us(middle_us).isoformat()}, lambda each: each.ended_us < middle_us),
+        (
+            {"since": from_us(middle_us).isoformat(), "cause": CAUSES[0]},
+            lambda each: each.ended_us >= middle_us and ("e2e", CAUSES[0]) in each.misses,
+        ),
+    ]
+    for wanted, is_it in filters:
+        expected = [each for each in whole if is_it(each)]
+        for limit in (2, 1000):
+            assert await requests(admin, limit, **wanted) == expected, wanted
+    for field, given in {"tenant": "none", "project": "prj_none", "key": "key_none"}.items():
+        with pytest.raises(NotFound):
+            await admin.page_requests(RequestQuery(**{field: given}))
+    wrong = {"tier": "gold", "model": "a\0", "outcome": "", "since": "yesterday", "project": "default"}
+    for field, given in wrong.items():
+        with pytest.raises(Invalid) as caught:
+            await admin.page_requests(RequestQuery(**{field: given}))
+        assert caught.value.field == {"since": "from", "project": "tenant"}.get(field, field)
+
+
+async def test_a_request_with_two_misses_of_one_cause_is_listed_once(
+    admin: Admin, database: Database
+) -> None:
+    await database.write(lambda one: fill(one, Sizes(8, 1, 1), NOW_US))
+    also = Missed("req_4", "ten_1", "batch", "ttft", CAUSES[2], 1, 2, NOW_US, {})
+    await slo_store.add(database, {}, [also], NOW_US / 1e6)
+    [found] = await requests(admin, 1, cause=CAUSES[2])
+    assert (found.request_id, found.misses) == ("req_4", (("e2e", CAUSES[2]), ("ttft", CAUSES[2])))
+
+
+async def test_a_page_ends_where_it_has_looked_at_enough_and_goes_on_there(
+    admin: Admin, database: Database
+) -> None:
+    count = MOST_SCANNED * 2 + 10
+    await database.write(lambda one: fill(one, Sizes(count, 2, 2), NOW_US))
+    query, cursors, seen = RequestQuery(model="none-such"), 0, RequestQuery(model=f"model-{1 % MODELS}")
+    page = await admin.page_requests(query)
+    while page.next_cursor is not None:
+        assert page.rows == []
+        cursors += 1
+        page = await admin.page_requests(query, cursor=page.next_cursor)
+    assert cursors == 2
+    assert len(await requests(admin, 1000, model=seen.model or "")) == len(range(1, count + 1, MODELS))

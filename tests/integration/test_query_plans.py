@@ -1,0 +1,226 @@
+"""No GET route and no page reads a large table from end to end, and each costs as many statements as ever.
+
+The routes come from the application, their parameters from its OpenAPI document: a new one is checked without
+being named here. Pages have questions of their own (`console_questions.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import httpx
+import pytest
+from litestar import Litestar
+from sqlalchemy import Engine, text
+
+from gateway.app import HANDLERS
+from gateway.routes import openapi
+from migrations import runner
+from tenants.admin.lists.scans import MOST_SCANNED
+from tenants.directory.records import from_us
+from tenants.storage.database import create_sql_engine
+from tenants.usage.fold import fold, is_behind
+from tests.support.console_questions import IN_PAGES, AskedPage, ask_pages
+from tests.support.gateway_app import gateway_app
+from tests.support.many_requests import SPAN_US, Sizes, fill
+from tests.support.query_plans import Recorder, Statement, recorder, visited, whole_scans
+
+FEW = Sizes(requests=10, tenants=2, keys=2)
+MANY = Sizes(requests=20_000, tenants=200, keys=1_000)
+VERY_MANY = Sizes(requests=1_000_000, tenants=1_000, keys=10_000)
+MOST_VISITED = {MANY: MOST_SCANNED + 2_500, VERY_MANY: MOST_SCANNED * 4}
+"""Rows of large tables that one statement may look at. Of a value that a third of the rows have, PostgreSQL
+may read three along another index for each that it wants."""
+PATHS = {
+    "tenant": "t1",
+    "project": "prj_1",
+    "key": "key_1",
+    "limit": "lim_1",
+    "slo": "slo_1",
+    "webhook": "whk_1",
+    "request_id": "req_1",
+    "model_id": "model-1",
+}
+"""What the names in a path stand for; others stand for nothing that there is."""
+
+
+def samples(now_us: int) -> dict[str, str]:
+    """A value of each query parameter; others take the first of those that they name."""
+    day_us = 86_400_000_000
+    since, until = (
+        from_us((now_us - part * SPAN_US // 10) // day_us * day_us).isoformat() for part in (6, 2)
+    )
+    return {
+        "tenant": "t1",
+        "project": "prj_1",
+        "key": "key_1",
+        "model": "model-1",
+        "actor": "cli",
+        "act": "limit.set",
+        "subject": "limit:lim_1",
+        "end_user": "amy",
+        "outcome": "failed",
+        "cause": "capacity",
+        "tier": "batch",
+        "order": "oldest",
+        "code": "insufficient_quota",
+        "limit_id": "lim_1",
+        "seq": "0",
+        "first": "0",
+        "after": "0",
+        "old": "0",
+        "new": "0",
+        "from": since,
+        "since": since,
+        "to": until,
+        "until": until,
+    }
+
+
+def questions(now_us: int) -> list[str]:
+    """Each GET route alone, and with each of its parameters alone."""
+    app = Litestar(route_handlers=HANDLERS, openapi_config=openapi.openapi_config())
+    known, found = samples(now_us), []
+    for path, methods in openapi.document(app, app.openapi_schema.to_schema())["paths"].items():
+        if "get" not in methods:
+            continue
+        given: dict[str, str] = {}
+        needed: dict[str, str] = {}
+        for each in methods["get"].get("parameters", ()):
+            if each["in"] == "path":
+                path = path.replace(f"{{{each['name']}}}", PATHS.get(each["name"], "nobody-has-this"))
+                continue
+            value = known.get(each["name"]) or _enumerated(each["schema"])
+            if each["in"] == "query" and value:
+                given[each["name"]] = value
+                needed |= {each["name"]: value} if each["required"] else {}
+        asked = {urlencode(needed), *(urlencode(needed | {name: each}) for name, each in given.items())}
+        found += [f"{path}?{query}" for query in sorted(asked)]
+    return found
+
+
+def _enumerated(schema: dict[str, Any]) -> str:
+    parts = [schema, *schema.get("oneOf", ()), *schema.get("anyOf", ())]
+    return next((str(value) for each in parts for value in each.get("enum", ()) if value), "")
+
+
+@dataclass
+class Asked:
+    """One question, with how it was answered."""
+
+    question: str
+    status: int
+    has_rows: bool
+    """Not of an empty list, of which no names are looked up."""
+    statements: list[Statement]
+
+
+async def ask_all(client: httpx.AsyncClient, heard: Recorder, now_us: int) -> list[Asked]:
+    """Every question, and after each page the next one."""
+    asked: list[Asked] = []
+    for question in questions(now_us):
+        following = ""
+        for page in ("", "&next page"):
+            heard.start()
+            answer = await client.get(question + following)
+            statements = heard.stop()
+            assert answer.status_code < 500 or answer.status_code == 503, f"{question}: {answer.text}"
+            said = answer.json() if answer.text.startswith("{") else {}
+            asked.append(Asked(question + page, answer.status_code, said.get("data") != [], statements))
+            cursor = said.get("next_cursor")
+            if not cursor:
+                break
+            following = "&" + urlencode({"cursor": cursor})
+    return asked
+
+
+def fold_all(engine: Engine) -> None:
+    """Brings the sums of usage up to date, as a gateway does beside its requests."""
+    behind = True
+    while behind:
+        with engine.begin() as connection:
+            fold(connection, most=50_000)
+            behind = is_behind(connection)
+
+
+async def check(url: str, small_url: str, tmp_path: Path, sizes: Sizes) -> list[Asked]:
+    """Asks everything of a small and of a large database, and looks at what was done. Returns the latter."""
+    now_us = round(time.time() * 1e6)
+    found: dict[Sizes, list[Asked]] = {}
+    pages: dict[Sizes, list[AskedPage]] = {}
+    with recorder() as heard:
+        for size, its_url in ((FEW, small_url), (sizes, url)):
+            engine = create_sql_engine(its_url, writing=True)
+            with engine.begin() as connection:
+                fill(connection, size, now_us)
+                if connection.dialect.name == "postgresql":  # as its autovacuum does
+                    connection.execute(text("ANALYZE"))
+            fold_all(engine)
+            engine.dispose()
+            async with gateway_app(its_url, tmp_path / f"data-{size.requests}", follows=False) as client:
+                found[size] = await ask_all(client, heard, now_us)
+                pages[size] = await ask_pages(client, heard)
+    few = {(each.question, each.status, each.has_rows): len(each.statements) for each in found[FEW]}
+    for each in found[sizes]:
+        now, then = len(each.statements), few.get((each.question, each.status, each.has_rows))
+        assert then in (None, now), f"{each.question}: {then} statements with few rows, {now} with many"
+    counted = {each.path: len(each.statements) for each in pages[FEW] if each.is_first}
+    assert counted | IN_PAGES == {each.path: len(each.statements) for each in pages[sizes] if each.is_first}
+    engine = create_sql_engine(url, writing=False)
+    with engine.connect() as connection:
+        for page in pages[sizes]:
+            for statement in page.statements:
+                assert not statement.is_read or whole_scans(connection, statement) == [], (
+                    f"{page.path}: {statement.text}"
+                )
+        for each in found[sizes]:
+            for statement in each.statements:
+                if not statement.is_read:
+                    continue
+                assert whole_scans(connection, statement) == [], f"{each.question}: {statement.text}"
+                if connection.dialect.name == "postgresql":
+                    seen = visited(connection, statement)
+                    assert seen <= MOST_VISITED[sizes], f"{each.question}: {seen} rows: {statement.text}"
+    engine.dispose()
+    return found[sizes]
+
+
+@pytest.fixture
+def two_urls(request: pytest.FixtureRequest, database_url: str, tmp_path: Path) -> tuple[str, str]:
+    """The large database and the small one, of one kind, with their tables."""
+    small = f"sqlite:///{tmp_path / 'small.db'}"
+    if database_url.startswith("postgresql"):
+        small = request.getfixturevalue("empty_postgres_url")
+    runner.upgrade(small)
+    return database_url, small
+
+
+async def test_no_route_reads_a_large_table_whole(two_urls: tuple[str, str], tmp_path: Path) -> None:
+    asked = await check(*two_urls, tmp_path, MANY)
+    answered = {each.question for each in asked if each.status == 200}
+    for each in (
+        "/admin/v1/requests/ended?",
+        "/admin/v1/requests/ended?&next page",
+        "/admin/v1/requests/ended?outcome=failed",
+        "/admin/v1/requests/ended?cause=capacity",
+        "/admin/v1/audit?subject=limit%3Alim_1",
+        "/admin/v1/keys?tenant=t1",
+        "/admin/v1/refusals?code=insufficient_quota",
+        "/admin/v1/refusals?tier=batch&next page",
+        "/admin/v1/refusals/counts?",
+        "/admin/v1/calibration?",
+        "/v1/refusals?limit_id=lim_1",
+        "/admin/v1/tenants/t1?",
+        "/v1/limits?",
+    ):
+        assert each in answered, sorted(answered)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+async def test_no_route_reads_a_very_large_table_whole(two_urls: tuple[str, str], tmp_path: Path) -> None:
+    await check(*two_urls, tmp_path, VERY_MANY)

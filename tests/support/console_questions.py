@@ -1,0 +1,159 @@
+"""Every page of the console, with its filters, as asked of a database of `many_requests`."""
+
+from __future__ import annotations
+
+import html
+import re
+from dataclasses import dataclass
+
+import httpx
+from litestar import Litestar
+
+from gateway.console.assets import address
+from gateway.console.handlers import HANDLERS
+from tests.support.console import Browser
+from tests.support.query_plans import Recorder, Statement
+
+TENANT = "/console/tenants/{tenant}"
+OBJECTS = {
+    "tenant": "t1",
+    "project": "prj_1",
+    "key": "key_1",
+    "limit": "lim_1",
+    "request_id": "req_2",
+    "person": "ada",
+    "replica": "away",
+    "run": "none",
+    "webhook": "whk_1",
+    "name": address("icon.svg").rpartition("/")[2],
+}
+"""What the names in a path stand for."""
+QUESTIONS: dict[str, tuple[str, ...]] = {
+    "/console": ("",),
+    "/console/set-up": ("?token=none",),
+    "/console/log-in": ("",),
+    "/console/password": ("",),
+    "/console/sessions": ("",),
+    "/console/overview": ("",),
+    "/console/overview/live": ("",),
+    "/console/waiting": ("", "?tenant=t1&tier=batch"),
+    "/console/waiting/live": ("",),
+    "/console/waiting/{request_id}/cancel": ("",),
+    "/console/waiting/{request_id}/move": ("?tier=batch",),
+    "/console/people": ("",),
+    "/console/people/{person}": ("",),
+    "/console/tenants": ("", "?search=t"),
+    "/console/tenants.csv": ("",),
+    TENANT: ("",),
+    f"{TENANT}/change": ("",),
+    f"{TENANT}/suspend": ("", "?now=yes"),
+    f"{TENANT}/projects": ("",),
+    f"{TENANT}/projects/{{project}}/suspend": ("",),
+    f"{TENANT}/keys": ("",),
+    f"{TENANT}/keys/{{key}}": ("",),
+    f"{TENANT}/keys/{{key}}/change": ("",),
+    f"{TENANT}/keys/{{key}}/revoke": ("",),
+    f"{TENANT}/limits": ("",),
+    f"{TENANT}/limits/{{limit}}": ("",),
+    f"{TENANT}/limits/{{limit}}/remove": ("",),
+    "/console/keys": ("", "?tenant=t1", "?finding=no_limit", "?finding=never_used"),
+    "/console/keys.csv": ("", "?tenant=t1"),
+    "/console/requests": (
+        "", "?tenant=t1", "?outcome=completed&tenant=t1&tier=standard", "?cause=capacity", "?key=key_1",
+        "?model=model-1",
+    ),
+    "/console/requests/new": ("", "?tenant=t1"),
+    "/console/requests.csv": ("", "?tenant=t1"),
+    "/console/requests/{request_id}": ("",),
+    "/console/refusals": (
+        "", "?request_id=ref_1", "?code=insufficient_quota&tenant=t1", "?limit_id=lim_1", "?tier=standard",
+    ),
+    "/console/slo": ("", "?tenant=t1&tier=standard"),
+    "/console/refusals/new": ("", "?tenant=t1"),
+    "/console/refusals.csv": ("", "?tenant=t1"),
+    "/console/slo/misses": ("", "?cause=capacity", "?tenant=t1", "?from=2026-01-01&tenant=t1"),
+    "/console/slo/misses/new": ("",),
+    "/console/slo/misses.csv": ("", "?tenant=t1"),
+    "/console/alerts": ("",),
+    "/console/alerts/webhooks/{webhook}": ("",),
+    "/console/alerts/webhooks/{webhook}/remove": ("",),
+    "/console/quotes": ("", "?figure=e2e&tier=standard&kind=plain"),
+    "/console/usage": (
+        "", "?group=model&then=tier", "?group=model&window=total", "?tenant=t1&group=key&window=month",
+        "?group=project&model=model-1", "?group=&window=day&outcome=completed",
+    ),
+    "/console/usage/json": ("?group=model",),
+    "/console/usage/csv": ("?group=model",),
+    "/console/usage/check": ("",),
+    "/console/usage/recovery": ("?price=2&hours=24",),
+    "/console/upstreams": ("",),
+    "/console/upstreams/{replica}/drain": ("",),
+    "/console/audit": ("", "?tenant=t1", "?act=limit&actor=cli"),
+    "/console/audit/new": ("",),
+    "/console/audit/csv": ("?tenant=t1",),
+    "/console/settings": ("",),
+    "/console/policy": ("",),
+    "/console/policy/what-if/{run}": ("",),
+    "/console/policy/what-if/{run}/report": ("",),
+    "/console/assets/{name}": ("",),
+}  # fmt: skip
+"""By route: what is asked of it. A new route without questions fails."""
+STATUS = {
+    "/console/log-in": 303,
+    "/console/set-up": 404,
+    "/console/policy/what-if/{run}": 404,
+    "/console/policy/what-if/{run}/report": 404,
+}
+"""Who is logged in is sent on; of links and what-ifs there are none. All others: 200."""
+IN_PAGES = {
+    "/console/usage": 15,
+    "/console/usage?group=project&model=model-1": 15,
+    "/console/keys.csv": 12,
+    "/console/requests.csv": 81,
+    "/console/refusals.csv": 51,
+    "/console/slo/misses.csv": 31,
+}
+"""Sums by tenant or project and day fit into one answer where there are few. Where there are many, groups
+come in pages, with totals and the days of all together beside them: for so many statements. A file has the
+first pages of a list, up to a number of rows that is the same for all."""
+_CURSOR = re.compile(r'href="(/console/[^"]*\bcursor=[^"]+)"')
+
+
+@dataclass(frozen=True)
+class AskedPage:
+    """A page that was asked for, with the statements that it cost."""
+
+    path: str
+    statements: list[Statement]
+    is_first: bool
+    """Of a list: not a later page of it."""
+
+
+def routes() -> set[str]:
+    """Of all pages and parts of pages, from the application."""
+    paths = (path for each in HANDLERS if "GET" in each.http_methods for path in each.paths)
+    return {re.sub(r":\w+(?=\})", "", path) for path in paths}
+
+
+async def ask_pages(client: httpx.AsyncClient, heard: Recorder) -> list[AskedPage]:
+    """Asks everything as an owner, and of each list the next page, too. `client` has the admin scopes."""
+    assert routes() == set(QUESTIONS)
+    made = (await client.post("/admin/v1/people", json={"name": "ada", "role": "owner"})).raise_for_status()
+    app: Litestar = client._transport.app  # type: ignore[attr-defined]
+    asked: list[AskedPage] = []
+    async with Browser(app) as browser:
+        assert (await browser.redeem(made.json()["link"].partition("token=")[2])).status_code == 303
+        for route, queries in QUESTIONS.items():
+            for query in queries:
+                path = route.format(**OBJECTS) + query
+                heard.start()
+                # A stream has no end; asked for its head, it reads what a page does before it begins.
+                page = await browser.http.request("HEAD" if route.endswith("/live") else "GET", path)
+                asked.append(AskedPage(path, heard.stop(), True))
+                assert page.status_code == STATUS.get(route, 200), f"{path}: {page.text}"
+                if following := _CURSOR.search(page.text):
+                    heard.start()
+                    path = html.unescape(following[1])
+                    assert (await browser.get(path)).status_code == 200, path
+                    asked.append(AskedPage(path, heard.stop(), False))
+    return asked

@@ -1,0 +1,172 @@
+"""What the live pages show: pure views, rows that hold still, text that is no markup."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import pytest
+
+from engine.messages import TIER_RANKS
+from gateway.console.live.held_rows import held
+from gateway.console.live.stream import event, last_event
+from gateway.console.pages.live.figures import (
+    Overview,
+    SlowFigures,
+    jain_index,
+    overview_of,
+    replica_rows,
+    tenant_rows,
+    tokens_per_s,
+)
+from gateway.console.pages.live.overview import OverviewWriter
+from gateway.console.pages.live.waiting import WaitingQuestion, WaitingView, WaitingWriter
+from gateway.pools.fleet import WaitingRequests
+from gateway.pools.live_counters import FleetNow, GatewayNow, ReplicaNow, TenantNow, merged
+from gateway.pools.waiting import WaitingNow
+
+
+def gateway(name: str, *tenants: TenantNow, clock_s: float = 0.0, output_tokens: int = 0) -> GatewayNow:
+    queued = {tier: sum(each.queued for each in tenants if each.tier == tier) for tier in TIER_RANKS}
+    return GatewayNow(name, "", clock_s, output_tokens, queued, 1, 0.01, list(tenants))
+
+
+def shares(**had_due: tuple[float, float]) -> list[TenantNow]:
+    return [
+        TenantNow(name, "standard", 1.0, had=had, due=due, bound=1_000.0)
+        for name, (had, due) in had_due.items()
+    ]
+
+
+def fleet(*gateways: GatewayNow, missing: int = 0) -> FleetNow:
+    return merged(gateways, missing)
+
+
+def test_gateways_are_added_up_each_once_and_a_replica_stands_once() -> None:
+    here = TenantNow("t1", "standard", 2.0, queued=3, running=1, had=10.0, due=20.0, bound=8.0, arrivals=2)
+    there = TenantNow("t1", "standard", 2.0, queued=4, had=30.0, due=20.0, bound=8.0, before_line_us=5)
+    one, two = gateway("one", here), gateway("two", there)
+    found = fleet(two, one, one, missing=1)
+    assert [each.gateway_id for each in found.gateways] == ["one", "two"]
+    assert found.queued == {"interactive": 0, "standard": 7, "batch": 0}
+    assert found.running == 2
+    assert found.tenants == [TenantNow("t1", "standard", 2.0, 7, 1, 40.0, 40.0, 8.0, 2, 5)]
+    seen = [
+        ReplicaNow("m", "a", "http://a", True, steps=5),
+        ReplicaNow("m", "its other name", "http://a", True, steps=9),
+        ReplicaNow("m", "b", "http://b", False, steps=99),
+    ]
+    replicas = [
+        GatewayNow(str(number), "", 0.0, 0, {}, 0, 0.0, replicas=[each]) for number, each in enumerate(seen)
+    ]
+    assert [(each.replica_id, each.steps) for each in fleet(*replicas).replicas] == [
+        ("b", 99),
+        ("its other name", 9),
+    ]
+
+
+def test_a_share_stands_beside_the_fair_one_with_the_lag_in_tokens_and_parts_of_the_bound() -> None:
+    rows = tenant_rows(shares(t1=(300.0, 200.0), t2=(100.0, 200.0)), {"t1": "zoe", "t2": "amy"})
+    assert [row.name for row in rows] == ["amy", "zoe"], "by name, whatever they had"
+    amy, zoe = rows
+    assert (amy.share, amy.fair, amy.lag_tokens, amy.lag_part) == (0.25, 0.5, 100, 0.1)
+    assert (zoe.share, zoe.fair, zoe.lag_tokens, zoe.lag_part) == (0.75, 0.5, -100, -0.1)
+    # One that only waits had no part of anything, and its place in the table is its own.
+    [idle] = tenant_rows([TenantNow("t3", "batch", 1.0, queued=2)], {})
+    assert (idle.name, idle.share, idle.fair, idle.lag_part, idle.before_line_s) == (
+        "t3",
+        None,
+        None,
+        None,
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("tenants", "expected"),
+    [
+        (shares(a=(50.0, 50.0), b=(10.0, 10.0)), 1.0),
+        (shares(a=(100.0, 50.0), b=(0.0, 50.0)), 0.5),
+        ([], None),
+    ],
+)
+def test_jains_index_is_1_where_all_had_what_they_were_due(tenants: list[TenantNow], expected: float) -> None:
+    assert jain_index(tenants) == expected
+
+
+def test_rates_are_of_gateways_that_are_in_both_snapshots() -> None:
+    before = fleet(gateway("one", clock_s=10.0, output_tokens=100), gateway("gone", clock_s=1.0))
+    now = fleet(
+        gateway("one", clock_s=12.0, output_tokens=150), gateway("new", clock_s=5.0, output_tokens=9_999)
+    )
+    assert tokens_per_s(now, before) == 25.0
+    assert tokens_per_s(now, None) is None
+    [row] = replica_rows(
+        [ReplicaNow("m", "a", "x", True, steps=20, batch_sum=70)],
+        [ReplicaNow("m", "a", "x", True, steps=10, batch_sum=40)],
+    )
+    assert (row.state, row.mean_batch) == ("up", 3.0)
+
+
+def test_rows_stay_in_their_places_and_new_ones_are_counted() -> None:
+    found = held(["a", "b", "c"], ["d", "c", "a"], str)
+    assert [(each.shown, each.is_over) for each in found.rows] == [("a", False), ("b", True), ("c", False)]
+    assert found.new == 1
+
+
+def overview(*tenants: TenantNow, missing: int = 0) -> Overview:
+    now = fleet(gateway("one", *tenants), missing=missing)
+    return overview_of(now, None, {"t1": "<script>"}, SlowFigures(), 0)
+
+
+def test_an_overview_holds_still_escapes_names_and_says_who_does_not_answer() -> None:
+    texts: dict[Hashable, str] = {}
+    writer = OverviewWriter()
+    text = writer.text(overview(*shares(t1=(1.0, 1.0)), missing=1), texts)
+    assert "<script>" not in text
+    assert "&lt;script&gt;" in text
+    assert "1 of 2 gateways answer" in text
+    assert "The database does not answer" in text
+    later = writer.text(overview(*shares(t2=(1.0, 1.0))), {})
+    assert "1 new: show" in later
+    assert "nothing lately" in later
+    assert "&lt;script&gt;" in later
+    # A reader with the same rows gets the text that is there.
+    assert OverviewWriter().text(overview(*shares(t1=(1.0, 1.0))), texts) == text
+    assert len(texts) == 1
+
+
+def waiting(*rows: WaitingNow) -> WaitingView:
+    return WaitingView(0, WaitingRequests(list(rows), len(rows) + 3, 1, 0), {"t1": "<script>"})
+
+
+ROW = WaitingNow(
+    "req_1", "t1", "m", "standard", "waiting", 3.0, 7, "one", {"own": 1, "others": 2_000, "higher_tier": 3},
+    4.0, 5.0, -6.0, 100.0,
+)  # fmt: skip
+
+
+def test_a_waiting_request_shows_what_goes_before_it_and_an_auditor_no_buttons() -> None:
+    asked = WaitingQuestion(None, "", "", may_act=True)
+    text = WaitingWriter(asked).text(waiting(ROW), {})
+    assert "&lt;script&gt;" in text
+    for each in ("2,000", "4.0 s", "5.0 s", "late by 6.0 s", "3 more wait", "/console/waiting/req_1/cancel"):
+        assert each in text, each
+    texts: dict[Hashable, str] = {}
+    without = WaitingWriter(WaitingQuestion(None, "", "", may_act=False)).text(waiting(ROW), texts)
+    assert "/cancel" not in without
+    assert "/move" not in without
+    # Readers who may do different things never share a text.
+    assert WaitingWriter(asked).text(waiting(ROW), texts) == text
+
+
+def test_what_waits_no_longer_stays_in_its_place_without_buttons() -> None:
+    writer = WaitingWriter(WaitingQuestion(None, "", "", may_act=True))
+    writer.text(waiting(ROW), {})
+    text = writer.text(waiting(), {})
+    assert "waits no longer" in text
+    assert "/cancel" not in text
+
+
+def test_an_event_carries_every_line_of_the_region() -> None:
+    assert event("\n<p>\nx</p>\n") == b"data: <p>\ndata: x</p>\n\n"
+    assert last_event("Over.", "/console", "Go on").endswith(b"</p>\n\nevent: ended\ndata:\n\n")

@@ -1,0 +1,239 @@
+"""Pages of the policy: the form of a what-if, what its report shows, and what applying it means."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from gateway.console.pages.policy import apply_plan, in_force, what_if_report
+from gateway.console.pages.policy.what_if_form import FIELDS, asked_of
+from gateway.domain.what_if import RunState, WhatIfAsked, WhatIfRun
+from gateway.flow.control_rules import Control, ControlMode, Observation
+from gateway.flow.dispatch_log import LogRecord, Waiting
+from tenants.admin.audit import AuditRow
+from tenants.admin.policy import StoredPolicy
+from tenants.config_file.document import ConfigLimit, ConfigPolicy
+from tenants.config_file.steps import ConfigPlan, ConfigStep
+from tenants.errors import Invalid
+
+NOON_US = int(datetime(2026, 3, 2, 12, tzinfo=UTC).timestamp() * 1e6)
+MINUTE_US = 60_000_000
+
+
+def asked(**typed: str) -> WhatIfAsked:
+    values = dict.fromkeys(FIELDS, "") | {name.rstrip("_"): value for name, value in typed.items()}
+    return asked_of(values, NOON_US, policies=["fcfs", "vtc"], tenants=["acme", "slow"], models=["small"])
+
+
+def test_what_is_left_empty_is_the_last_hour_as_it_served() -> None:
+    found = asked()
+    assert found == WhatIfAsked(NOON_US - 60 * MINUTE_US, NOON_US)
+    assert found.flags() == ["--from=2026-03-02T11:00:00.000000", "--to=2026-03-02T12:00:00.000000"]
+
+
+def test_all_that_can_be_typed_becomes_flags() -> None:
+    found = asked(
+        from_="2026-03-02T09:00", to="2026-03-02T11:30:00.5+01:00", model="small", gateway="gw_1",
+        policies="vtc, fcfs vtc", options="slots=8 cap-tokens=64", replicas="2", weights="acme=2, slow=0.5",
+        rows="100", limits="slow requests 5 hour\n\nslow  total_tokens 70\nacme concurrency 3",
+    )  # fmt: skip
+    assert found.flags("f.yaml") == [
+        *("--from=2026-03-02T09:00:00.000000", "--to=2026-03-02T10:30:00.500000", "--of-model=small"),
+        *("--gateway=gw_1", "--policy=vtc,fcfs", "--option=slots=8", "--option=cap_tokens=64"),
+        *("--replicas=2", "--weight=acme=2", "--weight=slow=0.5", "--limits=f.yaml", "--rows=100"),
+    ]
+    [acme, slow] = found.file().tenants
+    assert (acme.name, acme.weight) == ("acme", 2.0)
+    assert acme.limits == [ConfigLimit(meter="concurrency", amount=3)]
+    assert slow.limits == [
+        ConfigLimit(meter="requests", amount=5, window="hour"),
+        ConfigLimit(meter="total_tokens", amount=70, window="day"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("field", "typed"),
+    [
+        ("last", {"last": "1 year"}),
+        ("from", {"from_": "yesterday"}),
+        ("from", {"from_": "2026-03-02T13:00"}),
+        ("to", {"to": "soon"}),
+        ("to", {"to": "1960-01-01"}),
+        ("model", {"model": "huge"}),
+        ("policies", {"policies": "lottery"}),
+        ("options", {"options": "slots"}),
+        ("replicas", {"replicas": "0"}),
+        ("replicas", {"replicas": "257"}),
+        ("rows", {"rows": "-1"}),
+        ("weights", {"weights": "acme"}),
+        ("weights", {"weights": "nobody=2"}),
+        ("weights", {"weights": "acme=0"}),
+        ("weights", {"weights": "acme=x"}),
+    ],
+)
+def test_what_makes_no_sense_is_said_at_its_field(field: str, typed: dict[str, str]) -> None:
+    with pytest.raises(Invalid) as refused:
+        asked(**typed)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("acme requests", "write TENANT METER AMOUNT WINDOW"),
+        ("acme requests 5 day or so", "write TENANT METER AMOUNT WINDOW"),
+        ("nobody requests 5", "there is no tenant 'nobody'"),
+        ("acme smiles 5", "there is no meter 'smiles'; there are total_tokens, "),
+        ("acme requests -5", "'-5' is not a whole number"),
+        ("acme requests NaN", "'NaN' is not a whole number"),
+        ("acme requests 1e9", "'1e9' is not a whole number"),
+        (f"acme requests {'9' * 16}", "is not a whole number of at most 15 digits"),
+        ("acme requests 5 year", "window: "),
+        ("acme concurrency 5 day", "no window, rate or burst"),
+        ("slow requests 6 day", "line 1 sets this limit already"),
+    ],
+)
+def test_a_line_that_is_no_limit_is_named(line: str, says: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        asked(limits=f"slow requests 5 day\n\n{line}")
+    assert refused.value.field == "limits"
+    assert refused.value.message.startswith("line 3: ")
+    assert says in refused.value.message
+
+
+def test_limits_have_a_limit() -> None:
+    with pytest.raises(Invalid, match="line 101: give at most 100 limits"):
+        asked_of(
+            dict.fromkeys(FIELDS, "") | {"limits": "\n".join(f"t{n} requests 5" for n in range(101))},
+            NOON_US, policies=[], tenants=[f"t{n}" for n in range(101)], models=[],
+        )  # fmt: skip
+
+
+def times(value: float | None) -> dict[str, Any]:
+    return {"p50": value, "p90": value, "p99": value}
+
+
+def row(policy: str, ttft_s: float | None, **more: Any) -> dict[str, Any]:
+    its = {
+        "requests": 5,
+        "refused": 1,
+        "ttft_s": times(ttft_s),
+        "e2e_s": times(10.0),
+        "attainment": 0.8,
+        "goodput_per_s": 0.5,
+        "preemptions": 0,
+    }
+    return its | {"policy": policy, "options": {}, "tenants": {"acme": its}} | more
+
+
+REPORT = {
+    "recorded": row("as it was", 0.5),
+    "policies": [row("vtc", 0.4, is_baseline=True), row("fcfs", None, options={"slots": 8})],
+    "baseline": [{"figure": "ttft_p50", "off": -0.02, "stated_error": None}],
+}
+
+
+def run(state: RunState = RunState.DONE, **asked_for: Any) -> WhatIfRun:
+    made = WhatIfRun("r", WhatIfAsked(0, 1, **asked_for), "person:ada", 0, state)
+    made.report = REPORT if state is RunState.DONE else {}
+    return made
+
+
+def test_a_report_is_shown_beside_what_happened() -> None:
+    rows = what_if_report.rows_of(REPORT)
+    assert [(each.name, each.policy, each.number) for each in rows] == [
+        ("as it was", "", None),
+        ("baseline: vtc", "", 0),
+        ("fcfs", "fcfs", 1),
+    ]
+    assert rows[0].times == ["500 ms"] * 3 + ["10.0 s"] * 3
+    assert rows[2].times[:3] == ["never"] * 3
+    assert [each.name for each in what_if_report.tenants_of(REPORT)] == ["as it was", "baseline: vtc", "fcfs"]
+    assert [each[1] for each in what_if_report.bars_of(REPORT)] == [0.5, 0.4, 0.0]
+    assert what_if_report.accuracy_of(REPORT) == [
+        "TTFT p50: -2.0 % (stated error: not known of so few requests)"
+    ]
+
+
+def test_how_far_a_run_is() -> None:
+    going = run(RunState.RUNNING)
+    assert what_if_report.progress_words(going) == "reads what was recorded"
+    going.policy, going.number, going.part = "vtc", 1, 0.5
+    assert what_if_report.progress_words(going) == "the baseline: vtc, 50 %"
+    going.policy, going.number = "fcfs", 3
+    assert what_if_report.progress_words(going) == "simulation 2: fcfs, 50 %"
+    assert what_if_report.progress_words(run()) == "done"
+    assert what_if_report.otherwise_of(run()) == "nothing: the baseline alone"
+    assert what_if_report.otherwise_of(run(RunState.RUNNING, policies=("fcfs",))) == "policy fcfs"
+
+
+def test_what_is_applied_is_what_was_simulated() -> None:
+    done = run(weights={"acme": 2.0}, limits={"acme": [ConfigLimit(meter="concurrency", amount=1)]})
+    wanted = apply_plan.wanted_of(done, "1", StoredPolicy("vtc"))
+    assert wanted.policy == ConfigPolicy(name="fcfs", options={"slots": 8})
+    assert [(each.name, each.weight, len(each.limits)) for each in wanted.tenants] == [("acme", 2.0, 1)]
+    assert apply_plan.wanted_of(done, "1", StoredPolicy("fcfs", {"slots": 8})).policy is None
+    for refused, number in ((done, "0"), (done, "2"), (done, ""), (run(RunState.RUNNING), "1")):
+        with pytest.raises(Invalid):
+            apply_plan.wanted_of(refused, number, StoredPolicy("vtc"))
+
+
+def test_the_effects_are_said_before_and_a_tenant_that_is_gone_does_not_come_back() -> None:
+    changes = {"policy": ("vtc", "fcfs"), "options": ({}, {"slots": 8})}
+    plan = ConfigPlan(1, (ConfigStep("policy.set", "scheduling policy", (), None, changes),), ())
+    apply_plan.require_known(plan)
+    effects = apply_plan.effects_of(plan, waiting=3, running=1_200, replicas=2)
+    assert effects[0] == "Scheduling policy: policy vtc → fcfs; options none → slots=8."
+    assert "3 requests wait and 1,200 run now" in effects[1]
+    assert "to have 2" in effects[2]
+    gone = ConfigPlan(1, (ConfigStep("tenant.create", "tenant acme", (), None, {}, "acme"),), ())
+    with pytest.raises(Invalid, match="no tenant 'acme' any more"):
+        apply_plan.require_known(gone)
+
+
+def test_changes_and_turns_as_shown() -> None:
+    before, after = {"policy": "vtc", "options": {"slots": 4}}, {"policy": "fcfs", "options": {}}
+    noon, act = datetime(2026, 3, 2, 12, tzinfo=UTC), "policy.from_settings"
+    audit = AuditRow(1, noon, "cli:root", "cli", act, "policy", None, before, after)
+    [change] = in_force.changes_of([audit])
+    assert (change.at_us, change.before, change.after) == (NOON_US, "vtc (slots=4)", "fcfs (the settings)")
+    arrived = LogRecord("arrive", 9.0, "req_0", "ten_1", 1, 9.0, 1.0, 0)
+    turns = [
+        LogRecord(
+            "dispatch",
+            at_s,
+            f"req_{at_s:g}",
+            "ten_1",
+            1,
+            9.0,
+            1.0,
+            0,
+            rule=rule,
+            backlog=[Waiting("ten_1", 0, 9.0, 1)],
+        )
+        for at_s, rule in ((10.0, "aged"), (11.0, ""))
+    ]
+    newest, older = in_force.dispatches_of({"small": [arrived, *turns]}, {"ten_1": "acme"}, NOON_US)
+    assert (newest.request_id, newest.tenant, newest.waited_s, newest.tenants_waiting) == (
+        "req_11",
+        "acme",
+        2.0,
+        1,
+    )
+    assert (newest.at_us, newest.tier) == (NOON_US + 11_000_000, "standard")
+    assert (newest.why, older.why) == ("by its tier and the policy's order", "it had waited long")
+
+
+def test_knobs_of_a_loop_that_is_off_are_not_shown() -> None:
+    controls = {"a": Control(ControlMode.OFF), "b": Control(ControlMode.ADVICE)}
+    assert {each.model for each in in_force.knobs_of(controls)} == {"b"}
+    control = controls["b"]
+    for at_s in (0.0, 1_000.0):
+        control.look(Observation(10.0, 0.0, 0.95, 0.0, 0.02, None, 5), at_s)
+    moves = in_force.moves_of(controls, NOON_US)
+    assert moves
+    assert moves[-1].at_us == NOON_US
+    assert not any(each.is_made for each in moves)
+    assert "→" in moves[0].words

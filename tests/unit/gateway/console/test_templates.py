@@ -1,0 +1,63 @@
+"""Templates: nothing inline, nothing from elsewhere, every field with a label, every form with its token."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gateway.console import assets
+from gateway.console.pages.account.start import SENTENCES, allowed
+from tenants.people.person import Person
+from tenants.people.roles import Act, Role
+
+TEMPLATES = sorted((Path(assets.__file__).parent / "templates").rglob("*.html"))
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+def test_a_template_keeps_to_the_content_security_policy_and_escapes(path: Path) -> None:
+    text = path.read_text()
+    assert not re.search(
+        r"<script(?! (defer )?src=\"\{\{ asset\()|<style|\sstyle=|\son[a-z]+\s*=|javascript:|https?://|\|\s*safe|autoescape",
+        text,
+    )
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+def test_every_form_that_changes_something_carries_a_token(path: Path) -> None:
+    forms = re.findall(r"<form.*?</form>", path.read_text(), re.DOTALL)
+    # Those that only ask are sent with GET.
+    changing = [form for form in forms if 'method="get"' not in form]
+    assert [form for form in changing if 'method="post"' not in form or "token_field" not in form] == []
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+def test_every_field_that_is_seen_has_a_label(path: Path) -> None:
+    text = path.read_text()
+    fields = re.findall(r"<(?:input|select|textarea)\b[^>]*>", text)
+    seen = [each for each in fields if 'type="hidden"' not in each and 'aria-hidden="true"' not in each]
+    for field in seen:
+        name = re.search(r'id="([^"]+)"', field)
+        assert name, field
+        assert re.search(rf'<label [^>]*for="{re.escape(name[1])}"', text), field
+
+
+def test_every_act_is_put_in_words_and_a_member_is_told_those_of_the_own_tenants() -> None:
+    assert set(SENTENCES) == set(Act)
+    member = Person("psn_1", "bo", Role.MEMBER, frozenset({"ten_1"}), "active", True, 1, 0)
+    assert allowed(member) == [
+        SENTENCES[act]
+        for act in (
+            Act.OWN_ACCOUNT,
+            Act.READ_TENANT,
+            Act.MAKE_KEY,
+            Act.CHANGE_KEY,
+            Act.REVOKE_KEY,
+            Act.STEER_REQUEST,
+            Act.LIMIT_BELOW_TENANT,
+            Act.CHANGE_WEBHOOK,
+        )
+    ]
+    owner = Person("psn_2", "ada", Role.OWNER, frozenset(), "active", True, 1, 0)
+    assert allowed(owner) == list(SENTENCES.values())

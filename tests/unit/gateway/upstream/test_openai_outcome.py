@@ -1,0 +1,44 @@
+"""The outcome of another server's sequence: whose count of the prompt decides."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.messages import SamplingParams, Submit
+from gateway.upstream.base import CountedOutcome
+from gateway.upstream.lease_buffer import End
+from gateway.upstream.openai.outcome import outcome_of
+from gateway.upstream.openai.response import Usage
+
+HELD = 100
+
+
+def outcome(usage: Usage | None, *, is_prompt_counted: bool) -> CountedOutcome:
+    submit = Submit("r-0", "r", "t", [0] * HELD, 10, 10, SamplingParams())
+    return outcome_of(
+        submit,
+        End("stop", 5, "upstream"),
+        usage,
+        replica_id="other",
+        is_prompt_counted=is_prompt_counted,
+        is_cache_told=True,
+        has_run=True,
+        first_token_s=0.1,
+        finished_s=0.2,
+        uncertain_tokens=0,
+    )
+
+
+@pytest.mark.parametrize(("said", "charged"), [(60, 60), (HELD, HELD), (10 * HELD, HELD)])
+def test_of_an_estimated_prompt_the_servers_count_decides_up_to_what_is_held(said: int, charged: int) -> None:
+    found = outcome(Usage(said, 5), is_prompt_counted=False)
+    assert (found.prompt_tokens, found.computed_tokens, found.basis) == (charged, charged, "upstream")
+
+
+def test_a_counted_prompt_stays_as_it_was_counted() -> None:
+    assert outcome(Usage(3, 5), is_prompt_counted=True).prompt_tokens == HELD
+
+
+def test_an_estimated_prompt_without_a_servers_count_is_charged_as_estimated_and_says_so() -> None:
+    found = outcome(None, is_prompt_counted=False)
+    assert (found.prompt_tokens, found.basis) == (HELD, "estimate")
