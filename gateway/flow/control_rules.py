@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import isfinite
 
@@ -70,6 +70,17 @@ class Knob(StrEnum):
     """Of the predicted output, held before a request runs."""
     PREFIX_WEIGHT = "prefix_weight"
     """How much routing goes by what is cached."""
+    QUOTA = "quota"
+    """How far token buckets of tier batch refill above the rate that was set, as a share of the way to their
+    ceiling."""
+    SLOTS = "slots"
+    """Share of an engine's sequences that a step gives decode tokens to; 1: all that its tokens allow."""
+    PARTIAL_PREFILLS = "partial_prefills"
+    """Prompts of a tenant that may be unfinished."""
+    LONG_SHARE = "long_share"
+    """Share of an engine that the long lane may hold."""
+    RESERVE_PERMILLE = "reserve_permille"
+    """Thousandths of the predicted remaining output for which memory is set aside at admission."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +113,12 @@ DEFAULT_BOUNDS: Mapping[Knob, Bounds] = {
     Knob.BATCH_SHARE: Bounds(0.1, 1.0, 1.0, 0.15),
     Knob.RESERVE_QUANTILE: Bounds(0.5, 0.9, 0.99, 0.1),
     Knob.PREFIX_WEIGHT: Bounds(0.0, 1.0, 4.0, 0.5),
+    Knob.QUOTA: Bounds(0.0, 0.0, 1.0, 0.25),
+    # No rule moves these: a learned table says where they rest.
+    Knob.SLOTS: Bounds(0.25, 1.0, 1.0, 0.25),
+    Knob.PARTIAL_PREFILLS: Bounds(1.0, 4.0, 16.0, 1.0),
+    Knob.LONG_SHARE: Bounds(0.1, 0.5, 1.0, 0.1),
+    Knob.RESERVE_PERMILLE: Bounds(0.0, 500.0, 1000.0, 125.0),
 }
 
 
@@ -229,6 +246,38 @@ class Control:
         """From now on the knob stands at `most` or below. What the rules want is kept beside it, so that a
         bound that ends leaves the knob where it would be without."""
         self._most[knob] = most
+
+    @property
+    def in_force(self) -> dict[Knob, float]:
+        """Where the knobs really stand: at rest unless the mode is acting, and within the brakes."""
+        if self.mode is ControlMode.ACTING:
+            return self.values
+        return {knob: min(each.rest, self._most.get(knob, HIGHEST)) for knob, each in self._bounds.items()}
+
+    def rest_at(self, rests: Mapping[Knob, float], reason: str, now_s: float) -> list[Move]:
+        """Changes where knobs rest, within their bounds: what a policy's table says of the present state.
+
+        A knob that no rule has moved goes there at once, whatever the mode: the moves are to be applied. One
+        that a rule has moved goes there when the rule lets go. Names that are no knob of this loop have no
+        effect.
+        """
+        moves: list[Move] = []
+        for knob, wanted in rests.items():
+            bounds = self._bounds.get(knob)
+            if bounds is None:
+                continue
+            rest = min(bounds.highest, max(bounds.lowest, wanted))
+            if rest == bounds.rest:
+                continue
+            stood = self.in_force[knob]
+            self._bounds[knob] = replace(bounds, rest=rest)
+            if self._values[knob] == bounds.rest:
+                self._values[knob] = rest
+            stands = self.in_force[knob]
+            if stands != stood:
+                moves.append(Move(now_s, knob, stood, stands, reason, is_made=True))
+        self.moves.extend(moves)
+        return moves
 
     def look(self, seen: Observation, now_s: float) -> list[Move]:
         """What to move now; those with `is_made` are to be applied. Nothing when it is off."""

@@ -1,0 +1,117 @@
+"""Learned table: one vector of actions for each macro-state, as one small JSON file.
+
+What `fairgate policy learn` fitted, and what it was fitted on. A table keeps no state: any number of
+gateways may read one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Self
+
+import msgspec
+from msgspec import Meta, Struct
+
+from gateway.flow.learned.actions import Actions
+from gateway.flow.learned.macro_state import NUM_STATES, Borders, Fitted, Situation, state_of
+
+FORMAT, VERSION = "fairgate learned policy", 1
+MOST_FILE_BYTES = 1 << 16
+
+
+class BadLearnedTable(ValueError):
+    """A file that is no table of this version; the message says what is wrong and the way out."""
+
+
+class Entry(Struct, frozen=True, forbid_unknown_fields=True):
+    """One macro-state."""
+
+    state: Annotated[int, Meta(ge=0, lt=NUM_STATES)]
+    actions: Actions
+    share: Annotated[float, Meta(ge=0, le=1)]
+    """Of the looks of the fit, in this state; 0: it was not seen, and nothing was fitted."""
+
+
+class Judged(Struct, frozen=True, forbid_unknown_fields=True):
+    """The sum that the fit minimised, on requests that it had not seen; see `fairgate policy learn`."""
+
+    learned: float
+    hybrid: float
+    spread: float
+    """Standard deviation of the difference between seeds."""
+
+
+class LearnedTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    format: str
+    version: int
+    model: str
+    """That the machine was simulated with."""
+    machine: str
+    trace: str
+    seed: int
+    simulated_requests: int
+    """That the search took."""
+    borders: Borders
+    fitted: Fitted
+    entries: Annotated[list[Entry], Meta(min_length=1, max_length=NUM_STATES)]
+    judged: Judged | None = None
+
+    def look_up(self, situation: Situation) -> tuple[int, Actions | None]:
+        """The macro-state, and its actions in constant time; None: outside of what was fitted."""
+        state = state_of(situation, self.borders)
+        entry = self.by_state()[state]
+        if entry is None or not entry.share or not self.fitted.covers(situation):
+            return state, None
+        return state, entry.actions
+
+    def by_state(self) -> list[Entry | None]:
+        """The entries in the order of the states."""
+        found: list[Entry | None] = [None] * NUM_STATES
+        for entry in self.entries:
+            found[entry.state] = entry
+        return found
+
+    def encode(self) -> bytes:
+        """The file's content."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+
+    @classmethod
+    def decode(cls, content: bytes) -> Self:
+        """Raises `BadLearnedTable` for anything that is not a whole table of this version."""
+        try:
+            head = msgspec.json.decode(content, type=_LearnedHead)
+            if head.format != FORMAT:
+                raise BadLearnedTable("it is no table of a learned policy")
+            if head.version != VERSION:
+                raise BadLearnedTable(
+                    f"it is of version {head.version}, and this program reads version {VERSION}"
+                )
+            table = msgspec.json.decode(content, type=cls)
+        except msgspec.DecodeError as error:
+            raise BadLearnedTable(f"it is no table of a learned policy: {error}") from None
+        if len({entry.state for entry in table.entries}) != len(table.entries):
+            raise BadLearnedTable("a macro-state stands in it twice")
+        return table
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Reads the file. Raises `BadLearnedTable`, also for a file that cannot be read."""
+        try:
+            with path.open("rb") as file:
+                content = file.read(MOST_FILE_BYTES + 1)
+            if len(content) > MOST_FILE_BYTES:
+                raise BadLearnedTable(f"it has more than a table's {MOST_FILE_BYTES:,} bytes")
+            return cls.decode(content)
+        except OSError as error:
+            raise BadLearnedTable(
+                f"{path} cannot be read: {error.strerror}; see `fairgate policy learn`"
+            ) from None
+        except BadLearnedTable as error:
+            raise BadLearnedTable(f"{path}: {error}; make one with `fairgate policy learn`") from None
+
+
+class _LearnedHead(Struct):
+    format: str = ""
+    version: int = 0
