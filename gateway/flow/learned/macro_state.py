@@ -36,7 +36,7 @@ class Borders(Struct, frozen=True, forbid_unknown_fields=True):
     trend: Annotated[float, Meta(gt=0)] = 1.25
 
 
-class Fitted(Struct, frozen=True, forbid_unknown_fields=True):
+class SeenRange(Struct, frozen=True, forbid_unknown_fields=True):
     """The most of each feature that the fit has seen; beyond it a table says nothing."""
 
     queued_per_place: Annotated[float, Meta(ge=0)]

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from gateway.flow.learned.actions import Actions
-from gateway.flow.learned.macro_state import NUM_STATES, Borders, Fitted, Situation, state_of
+from gateway.flow.learned.macro_state import NUM_STATES, Borders, SeenRange, Situation, state_of
 
 FORMAT, VERSION = "fairgate learned policy", 1
 MOST_FILE_BYTES = 1 << 16
@@ -23,7 +23,7 @@ class BadLearnedTable(ValueError):
     """A file that is no table of this version; the message says what is wrong and the way out."""
 
 
-class Entry(Struct, frozen=True, forbid_unknown_fields=True):
+class TableEntry(Struct, frozen=True, forbid_unknown_fields=True):
     """One macro-state."""
 
     state: Annotated[int, Meta(ge=0, lt=NUM_STATES)]
@@ -54,8 +54,8 @@ class LearnedTable(Struct, frozen=True, forbid_unknown_fields=True):
     simulated_requests: int
     """That the search took."""
     borders: Borders
-    fitted: Fitted
-    entries: Annotated[list[Entry], Meta(min_length=1, max_length=NUM_STATES)]
+    fitted: SeenRange
+    entries: Annotated[list[TableEntry], Meta(min_length=1, max_length=NUM_STATES)]
     judged: Judged | None = None
 
     def look_up(self, situation: Situation) -> tuple[int, Actions | None]:
@@ -66,9 +66,9 @@ class LearnedTable(Struct, frozen=True, forbid_unknown_fields=True):
             return state, None
         return state, entry.actions
 
-    def by_state(self) -> list[Entry | None]:
+    def by_state(self) -> list[TableEntry | None]:
         """The entries in the order of the states."""
-        found: list[Entry | None] = [None] * NUM_STATES
+        found: list[TableEntry | None] = [None] * NUM_STATES
         for entry in self.entries:
             found[entry.state] = entry
         return found
