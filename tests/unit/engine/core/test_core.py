@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from typing import Any
 
 import pytest
 
 from engine.core.core import EngineConfig, EngineCore
 from engine.core.model_runner import Sampled, SequenceSlice
 from engine.entry import COUNTER_SCALE
-from engine.messages import Delta, SamplingParams, SequenceState, StepTime, Submit, decode_event, encode
+from engine.messages import (
+    Delta,
+    EngineKnobs,
+    SamplingParams,
+    SequenceState,
+    StepTime,
+    Submit,
+    decode_event,
+    encode,
+)
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import DEFAULT_POLICY, UnknownPolicy
 from engine.virtual.replica import (
@@ -473,6 +483,26 @@ def test_a_token_budget_makes_chunks_smaller_but_leaves_a_token_for_everybody() 
     for share in (0.0, -1.0, 1.01, float("nan")):
         with pytest.raises(ValueError, match="above 0 and at most 1"):
             replica.core.set_token_budget(share)
+
+
+def test_knobs_outlast_a_change_of_the_policy_and_a_bad_one_changes_nothing() -> None:
+    replica = make_replica()
+    replica.core.set_knobs(EngineKnobs(token_share=0.5, slot_share=0.5, reserve_permille=100))
+    replica.core.set_policy("hybrid", PolicyOptions(cap_tokens=8))
+    compose: Any = replica.core.table.policy.compose
+    admit: Any = replica.core.table.policy.admit
+    assert (compose.slots, compose.cap_tokens, admit.permille) == (2, 8, 100)
+    with pytest.raises(ValueError, match="reserve_permille"):
+        replica.core.set_knobs(EngineKnobs(reserve_permille=-1))
+    assert (replica.core.table.max_batched_tokens, admit.permille) == (8, 100)
+    assert replica.core.explain().options == {
+        "cap_tokens": 8,
+        "max_num_partial_prefills": 4,
+        "target_step_s": 0.2,
+        "small_lane_permille": 75,
+    }, "what the policy says, without the knobs"
+    replica.core.set_knobs(EngineKnobs())
+    assert (replica.core.table.max_batched_tokens, compose.slots) == (16, 0)
 
 
 # ---------------------------------------------------------------- learning and load
