@@ -78,7 +78,7 @@ def table() -> str:
         if row.group != "policy.options":
             continue
         default = f"`{row.default_text}`" if row.default_text else "the policy's own"
-        if row.field == "table":
+        if row.field in ("table", "learned_table"):
             default = ""
         takes = row.kind.accepts.replace("|", chr(92) + "|")
         shown = f"`{test_name(row.field)}`" if row.field not in CHOICES else "the choices above"

@@ -47,7 +47,12 @@ PLUGIN_PREFIX = "FAIRGATE_VLLM_"
 CONFIG_VARIABLE = "FAIRGATE_CONFIG"
 POLICY_OPTIONS = "policy.options"
 POLICY_OPTION_FLAG = "--policy-option"
-POLICY_FLAGS = {"policy.name": "--policy", "policy.template": "--template", "policy.table": "--policy-table"}
+POLICY_FLAGS = {
+    "policy.name": "--policy",
+    "policy.template": "--template",
+    "policy.table": "--policy-table",
+    "policy.learned_table": "--policy-learned-table",
+}
 """Flags that are not called as the settings are; other options of the policy share `POLICY_OPTION_FLAG`."""
 OLDER_KEYS = {"policy": "policy.name", "policy_table": "policy.table"}
 """Keys of the file from before the table [policy]."""
@@ -319,8 +324,9 @@ def load(
     for name, (text, source) in raw.items():
         row = _info(name)
         parsed[row.group][row.field] = _parse(row, text, source)
-    if table := parsed[POLICY_OPTIONS].get("table"):
-        parsed[POLICY_OPTIONS]["table"] = str(Path(table).expanduser().absolute())
+    for name in ("table", "learned_table"):
+        if table := parsed[POLICY_OPTIONS].get(name):
+            parsed[POLICY_OPTIONS][name] = str(Path(table).expanduser().absolute())
     try:
         options = PolicyOptions(**parsed[POLICY_OPTIONS])
     except ValueError as error:

@@ -64,7 +64,7 @@ class ReplayedServer:
     def options_of_others(self, asked: Mapping[str, object]) -> PolicyOptions:
         """Options of another policy: the numbers, and not the choices, which were made for the other one.
         Raises ValueError."""
-        made_for_it = {*CHOICES, "table"}
+        made_for_it = {*CHOICES, "table", "learned_table"}
         numbers = {name: value for name, value in self.described.options.items() if name not in made_for_it}
         return options_of(numbers | dict(asked))
 
