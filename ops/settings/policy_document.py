@@ -12,6 +12,8 @@ from ops.settings.settings import SETTINGS
 
 PAGE = Path(__file__).parents[2] / "docs" / "policies.md"
 TESTS = "tests/e2e/test_policy_options.py"
+ELSEWHERE = {"learned_table": "tests/e2e/test_policy_learned.py"}
+"""Files of tests that show options which the policy of a gateway alone reads."""
 BEGIN, END = "<!-- options: begin -->\n", "<!-- options: end -->\n"
 HEAD = """\
 | choice or option | setting | default | takes | meaning | shown by |
@@ -82,6 +84,8 @@ def table() -> str:
             default = ""
         takes = row.kind.accepts.replace("|", chr(92) + "|")
         shown = f"`{test_name(row.field)}`" if row.field not in CHOICES else "the choices above"
+        if row.field in ELSEWHERE:
+            shown += f" in `{ELSEWHERE[row.field]}`"
         lines.append(f"| `{row.field}` | `{row.name}` | {default} | {takes} | {row.help} | {shown} |")
     return HEAD + "\n".join(lines) + "\n"
 

@@ -81,8 +81,8 @@ def test_a_table_that_cannot_be_used_stops_the_start(
 
 def test_the_list_names_what_needs_a_table(table: Path) -> None:
     plain = json.loads(CliRunner().invoke(cli, ["policy", "list", "--json"]).stdout)
-    assert plain["need_table"] == ["table"]
+    assert plain["need_table"] == ["table", "learned"]
     environment = {"FAIRGATE_POLICY_TABLE": str(table)}
     listed = json.loads(CliRunner().invoke(cli, ["policy", "list", "--json"], env=environment).stdout)
-    assert listed["need_table"] == []
+    assert listed["need_table"] == ["learned"]
     assert {"policy": "table", "order": "sjf", "admit": "table"}.items() <= listed["policies"][-1].items()

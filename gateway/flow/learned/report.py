@@ -14,7 +14,7 @@ from gateway.flow.learned.table_file import Judged, LearnedTable
 UNLIKE_WORDS = {
     "slots": "{0:.0%} of the sequences get decode tokens in a step",
     "token_budget": "{0:.0%} of a step's tokens",
-    "partial_prefills": "{0:g} prompts of a tenant may be unfinished",
+    "partial_prefills": "at most {0:g} unfinished prompts of a tenant",
     "long_share": "the long lane may hold {0:.0%} of an engine",
     "admission": "admission takes targets {0:g} times as strictly as the forecast",
     "reserve_permille": "memory is set aside for {0:g} thousandths of the predicted output",
