@@ -6,6 +6,7 @@ gateways may read one.
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -41,7 +42,7 @@ class Judged(Struct, frozen=True, forbid_unknown_fields=True):
     """Standard deviation of the difference between seeds."""
 
 
-class LearnedTable(Struct, frozen=True, forbid_unknown_fields=True):
+class LearnedTable(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """The whole file."""
 
     format: str
@@ -61,10 +62,15 @@ class LearnedTable(Struct, frozen=True, forbid_unknown_fields=True):
     def look_up(self, situation: Situation) -> tuple[int, Actions | None]:
         """The macro-state, and its actions in constant time; None: outside of what was fitted."""
         state = state_of(situation, self.borders)
-        entry = self.by_state()[state]
+        entry = self.indexed[state]
         if entry is None or not entry.share or not self.fitted.covers(situation):
             return state, None
         return state, entry.actions
+
+    @cached_property
+    def indexed(self) -> list[TableEntry | None]:
+        """As `by_state`, built once."""
+        return self.by_state()
 
     def by_state(self) -> list[TableEntry | None]:
         """The entries in the order of the states."""
