@@ -84,7 +84,7 @@ def run_policy(
         flow=scenario.flow(),
         budget=None if scenario.begins_s is None else partial(SimulatedBudget, begins_s=scenario.begins_s),
     )
-    with _few_collections():
+    with few_collections():
         pool.run(scenario.source)
     if not len(pool.records):
         raise ValueError(f"{scenario.source.name}: there are no requests to simulate")
@@ -133,8 +133,9 @@ def simulate(
 
 
 @contextmanager
-def _few_collections() -> Iterator[None]:
-    """Cyclic garbage is rare here, and looking for it after every 700 objects takes a tenth of the time."""
+def few_collections() -> Iterator[None]:
+    """Looks for cyclic garbage less often: it is rare here, and looking after every 700 objects takes a tenth
+    of the time."""
     before = gc.get_threshold()
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS, *before[1:])
     try:
