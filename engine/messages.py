@@ -153,10 +153,25 @@ class SetPolicy(Tagged, frozen=True, omit_defaults=True, tag="set_policy"):
     options: dict[str, str | int | float] = {}
 
 
-class SetTokenBudget(Tagged, frozen=True, omit_defaults=True, tag="set_token_budget"):
-    """Limits later steps to a share of their token budget. Reset when the session that set it ends."""
+class EngineKnobs(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a gateway's control loop and its learned table may turn while an engine runs. The defaults leave
+    everything as the policy's options and the engine's sizes say."""
 
-    share: float
+    token_share: float = 1.0
+    """Of `max_batched_tokens`, for a step."""
+    slot_share: float = 1.0
+    """Of `max_sequences`, the decode tokens that a step hands out at most; 1: as the option `slots` says."""
+    partial_prefills: int | None = None
+    """In place of the option `max_num_partial_prefills`."""
+    reserve_permille: int | None = None
+    """In place of the option of that name."""
+
+
+class SetKnobs(Tagged, frozen=True, omit_defaults=True, tag="set_knobs"):
+    """Turns the engine's knobs, all of them, from the next step on. Reset when the session that set them
+    ends."""
+
+    knobs: EngineKnobs
 
 
 class SetBrakes(Tagged, frozen=True, omit_defaults=True, tag="set_brakes"):
@@ -555,7 +570,7 @@ Command = (
     | Acknowledge
     | Collect
     | SetPolicy
-    | SetTokenBudget
+    | SetKnobs
     | SetBrakes
     | Explain
     | Export

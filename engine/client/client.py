@@ -182,7 +182,7 @@ class EngineClient:
         self._explanations: deque[asyncio.Future[messages.Explained]] = deque()
         self._wanted_policy: messages.SetPolicy | None = None
         """The last policy requested: sent again to an engine that restarts."""
-        self._wanted_token_share = 1.0
+        self._wanted_knobs = messages.EngineKnobs()
         self._wanted_brakes: messages.SetBrakes | None = None
         self._exports: dict[str, asyncio.Future[SequenceState | None]] = {}
         self._acknowledgements: dict[str, bool] = {}
@@ -312,12 +312,11 @@ class EngineClient:
                 self._wanted_policy = earlier
             raise ValueError(error)
 
-    def set_token_budget(self, share: float) -> None:
-        """Limits later steps to `share` of their token budget; while the engine is away, sent on its
-        return."""
-        self._wanted_token_share = share
+    def set_knobs(self, knobs: messages.EngineKnobs) -> None:
+        """Turns the engine's knobs from the next step on; sent again to an engine that comes back."""
+        self._wanted_knobs = knobs
         if self._up:
-            self._post(messages.SetTokenBudget(share))
+            self._post(messages.SetKnobs(knobs))
 
     def set_brakes(self, shares: Mapping[int, float]) -> None:
         """Sets what tiers, by rank, may hold from the next step on; sent again to an engine that comes
@@ -449,8 +448,8 @@ class EngineClient:
             answered.add_done_callback(self._log_refused_policy)
             self._policies.append(answered)
             self._post(self._wanted_policy)
-        if self._wanted_token_share < 1:
-            self._post(messages.SetTokenBudget(self._wanted_token_share))
+        if self._wanted_knobs != messages.EngineKnobs():
+            self._post(messages.SetKnobs(self._wanted_knobs))
         if self._wanted_brakes is not None:
             self._post(self._wanted_brakes)
         pending, self._acknowledgements = self._acknowledgements, {}

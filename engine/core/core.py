@@ -31,6 +31,7 @@ from engine.forecast.length.samples import LengthSamples
 from engine.kv.cache import KvCache
 from engine.messages import (
     Delta,
+    EngineKnobs,
     Explained,
     Refused,
     RunningSequence,
@@ -44,6 +45,7 @@ from engine.messages import (
 from engine.scheduling.brakes import Brakes
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.options import PolicyOptions
+from engine.scheduling.knobs import check_knobs, turned
 from engine.scheduling.policy import DEFAULT_POLICY, make_policy
 from engine.scheduling.room import attended_tokens
 from engine.sequence import FINISHES, Sequence, SequenceStatus
@@ -163,6 +165,8 @@ class EngineCore:
         """`clock` returns monotonic seconds; `step_time` continues from what an earlier engine learned;
         `sleep` keeps `max_tokens_per_s`."""
         self.config = config
+        self.knobs = EngineKnobs()
+        """As set last."""
         self.counters = ServiceCounters()
         self.step_time = step_time or StepTimeModel()
         self.lengths = ProbeGate()
@@ -246,15 +250,21 @@ class EngineCore:
         where it does not exist or does not go with the engine's sizes."""
         kept = self.config.policy_options if options is None else options
         self.config = dataclasses.replace(self.config, policy=name, policy_options=kept)
-        self.table.set_policy(make_policy(name, kept))
+        self.table.set_policy(turned(make_policy(name, kept), self.knobs, self.config.max_sequences))
+
+    def set_knobs(self, knobs: EngineKnobs) -> None:
+        """Turns all knobs from the next step on; what runs and waits, and what choices keep, stays as it is.
+        A step may have no fewer tokens than `max_sequences`. Raises ValueError, before anything has changed,
+        for a knob beyond its bounds."""
+        check_knobs(knobs)
+        table, config = self.table, self.config
+        self.knobs, table.policy = knobs, turned(table.policy, knobs, config.max_sequences)
+        most, least = config.max_batched_tokens, config.max_sequences
+        table.max_batched_tokens = min(most, max(least, round(knobs.token_share * most)))
 
     def set_token_budget(self, share: float) -> None:
-        """Limits later steps to `share` of `max_batched_tokens`, but to no less than `max_sequences`. Raises
-        ValueError unless 0 < share <= 1."""
-        if not 0 < share <= 1:
-            raise ValueError(f"a share of a step's tokens is above 0 and at most 1, not {share}")
-        most, least = self.config.max_batched_tokens, self.config.max_sequences
-        self.table.max_batched_tokens = min(most, max(least, round(share * most)))
+        """As `set_knobs`, of the tokens of a step only."""
+        self.set_knobs(replace(self.knobs, token_share=share))
 
     def set_brakes(self, shares: Mapping[int, float]) -> None:
         """Bounds what tiers, by rank, may hold from the next step on. Raises ValueError for a share outside

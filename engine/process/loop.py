@@ -97,7 +97,7 @@ class EngineLoop:
         self._snapshot_s = float("-inf")
         self._changed = True
         self._idle = False
-        self._budget_of: GatewaySession | None = None
+        self._knobs_of: GatewaySession | None = None
         """The session that set the token budget."""
         self._unaudited_s: float | None = None
         """Time of the last step since the last audit."""
@@ -230,8 +230,8 @@ class EngineLoop:
             self._collects.append((session, command.adopt))
         elif isinstance(command, messages.SetPolicy):
             self._set_policy(session, command)
-        elif isinstance(command, messages.SetTokenBudget):
-            self._set_token_budget(session, command.share)
+        elif isinstance(command, messages.SetKnobs):
+            self._set_knobs(session, command.knobs)
         elif isinstance(command, messages.SetBrakes):
             self._set_brakes(session, command.shares)
         elif isinstance(command, messages.Explain):
@@ -302,13 +302,13 @@ class EngineLoop:
             error = str(failure)
         self._send(session, messages.encode(messages.PolicySet(wanted.name, error)))
 
-    def _set_token_budget(self, session: GatewaySession, share: float) -> None:
+    def _set_knobs(self, session: GatewaySession, knobs: messages.EngineKnobs) -> None:
         try:
-            self._core.set_token_budget(share)
+            self._core.set_knobs(knobs)
         except ValueError as error:
             self._warn(f"gateway {session.gateway_id!r}: {error}", self._clock())
             return
-        self._budget_of = session
+        self._knobs_of = session
 
     def _set_brakes(self, session: GatewaySession, shares: dict[int, float]) -> None:
         try:
@@ -454,9 +454,9 @@ class EngineLoop:
             "gateway %s lost: %s; %d sequences cancelled", session.gateway_id, why, len(session.tenants)
         )
         self._backlogs.pop(session.identity, None)
-        if session is self._budget_of:
-            self._budget_of = None
-            self._core.set_token_budget(1.0)
+        if session is self._knobs_of:
+            self._knobs_of = None
+            self._core.set_knobs(messages.EngineKnobs())
         for sequence_id in session.tenants:
             self._core.cancel(sequence_id, "cancelled", "gateway lost")
 

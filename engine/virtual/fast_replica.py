@@ -22,7 +22,7 @@ from itertools import accumulate
 from engine.core.core import EngineConfig, EngineCore
 from engine.core.plan import Plan
 from engine.core.scheduler import schedule
-from engine.messages import StepTime, Submit, TenantService
+from engine.messages import EngineKnobs, StepTime, Submit, TenantService
 from engine.scheduling.admit.base import Defer
 from engine.scheduling.admit.batch_gate import RUNS
 from engine.scheduling.step_counters import TierTenant
@@ -169,6 +169,13 @@ class SimulatedReplica:
             if emitted >= look_at:
                 found.append((sequence, emitted))
         return found
+
+    def set_knobs(self, knobs: EngineKnobs) -> None:
+        """As `EngineCore.set_knobs`. No run may be in progress. Raises ValueError."""
+        assert self._run is None, "a run is under way"
+        self.core.set_knobs(knobs)
+        # With other knobs what did not fit may fit.
+        self._settled = False
 
     @property
     def has_work(self) -> bool:

@@ -14,6 +14,7 @@ import msgspec
 
 from engine.messages import (
     Delta,
+    EngineKnobs,
     Explained,
     Inventory,
     ModelInfo,
@@ -282,9 +283,9 @@ class Upstream(Protocol):
         Raises `UpstreamLost` (it is set when the upstream is back), and ValueError where it is refused."""
         ...
 
-    def set_token_budget(self, share: float) -> None:
-        """Sets the share of a step's token budget that is used at most, also after a restart. No effect where
-        the upstream has a scheduler of its own."""
+    def set_knobs(self, knobs: EngineKnobs) -> None:
+        """Turns the knobs of its scheduler, all of them, also after a restart. No effect where the upstream
+        has a scheduler of its own; our plug-in has some of them."""
         ...
 
     def set_brakes(self, shares: Mapping[int, float]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.client import client as engine_client
 from engine.client.client import EngineClient
-from engine.messages import Delta, Explained, Inventory, ModelInfo, Ready, Snapshot, Submit
+from engine.messages import Delta, EngineKnobs, Explained, Inventory, ModelInfo, Ready, Snapshot, Submit
 from gateway.upstream.base import (
     OnService,
     ReaderTooSlow,
@@ -123,8 +123,8 @@ class LocalEngine:
         except engine_client.EngineUnavailable as error:
             raise UpstreamLost(str(error)) from None
 
-    def set_token_budget(self, share: float) -> None:
-        self._client.set_token_budget(share)
+    def set_knobs(self, knobs: EngineKnobs) -> None:
+        self._client.set_knobs(knobs)
 
     def set_brakes(self, shares: Mapping[int, float]) -> None:
         self._client.set_brakes(shares)

@@ -18,8 +18,9 @@ from typing import Any, Protocol
 
 from engine.core.core import EngineConfig
 from engine.entry import COUNTER_SCALE, INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
-from engine.messages import SamplingParams, Submit, TenantShare
+from engine.messages import EngineKnobs, SamplingParams, Submit, TenantShare
 from engine.scheduling.counters import ServiceCounters
+from engine.scheduling.knobs import check_knobs
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import make_policy
 from engine.scheduling.step_counters import TierTenant
@@ -188,6 +189,8 @@ class SimulatedPool:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         """A heap of what is to be done later: instant, serial number, action."""
         self._serial = 0
+        self._cause: Member | None = None
+        """Whose end the decision under way is about; None: an arrival or an action."""
         self._budget = budget(self) if budget is not None else None
 
     def _member(self, number: int) -> Member:
@@ -285,6 +288,7 @@ class SimulatedPool:
     ) -> None:
         """The gateway's decision after an arrival, an action that was due, or answers that ended at `member`:
         dispatches what may go."""
+        self._cause = member
         if arriving is not None or action is not None or len(self.flow):
             for each in self.members:
                 self._hear(each, member, finished if each is member else ())
@@ -438,6 +442,14 @@ class SimulatedPool:
         ahead = self._ahead(member, None) if sequence.state is SequenceStatus.RUNNING else 0
         return max(1, len(sequence.token_ids) - sequence.prompt_tokens - ahead)
 
+    def set_engine_knobs(self, knobs: EngineKnobs) -> None:
+        """Turns the knobs of all engines from their next steps on; call it in a decision (`PoolObserver`).
+        Raises ValueError, before anything has changed."""
+        check_knobs(knobs)
+        for member in self.members:
+            self._end_run(member, self._cause)
+            member.engine.set_knobs(knobs)
+
     def _hear(self, member: Member, cause: Member | None, finished: Iterable[Sequence]) -> None:
         """What the steps of a replica that have ended reported, as far as the gateway has not heard of it."""
         engine = member.engine
@@ -488,19 +500,7 @@ class SimulatedPool:
         member = self._by_id[turn.replica_id]
         self.records.replica[row] = member.number
         engine = member.engine
-        if engine.in_run:
-            at_now = _is_before(member, cause)
-            steps = engine.steps_begun(self.now_s, at_now=at_now)
-            ended = engine.service_of_run(engine.steps_ended(self.now_s, at_now=at_now))
-            standings = engine.table.standings
-            member.before = {
-                tenant_id: standings.service(tenant_id) + ended.get(tenant_id, 0)
-                for tenant_id in {each.submit.tenant_id for each in engine.table.running}
-            }
-            member.ticket += 1
-            heapq.heappush(self._events, (engine.end_run(steps), member.number, member.ticket))
-            member.happened = None
-        elif not member.is_busy and self.now_s > engine.now_s:
+        if not self._end_run(member, cause) and not member.is_busy and self.now_s > engine.now_s:
             engine.now_s = self.now_s
         most = turn.ticket.max_tokens
         covered = None if self._budget is None else self._budget.lease_of(entry.entry_id)
@@ -525,6 +525,24 @@ class SimulatedPool:
             ),
             request.output_tokens,
         )
+
+    def _end_run(self, member: Member, cause: Member | None) -> bool:
+        """Ends a run with the step under way; False: there is no run."""
+        engine = member.engine
+        if not engine.in_run:
+            return False
+        at_now = _is_before(member, cause)
+        steps = engine.steps_begun(self.now_s, at_now=at_now)
+        ended = engine.service_of_run(engine.steps_ended(self.now_s, at_now=at_now))
+        standings = engine.table.standings
+        member.before = {
+            tenant_id: standings.service(tenant_id) + ended.get(tenant_id, 0)
+            for tenant_id in {each.submit.tenant_id for each in engine.table.running}
+        }
+        member.ticket += 1
+        heapq.heappush(self._events, (engine.end_run(steps), member.number, member.ticket))
+        member.happened = None
+        return True
 
     def _prompt(self, request: SimulatedRequest, row: int) -> list[int]:
         """Token ids below 2^31: a block's id for each token of it; what no id covers is of this row alone."""

@@ -19,7 +19,7 @@ from engine import messages
 from engine.client.client import EngineClient
 from engine.client.keys import gateway_keys, make_keys
 from engine.client.stream import EngineLost, EngineRefused, EngineUnavailable, SubmitRefused
-from engine.messages import Hello, Refused, Snapshot, TenantShare
+from engine.messages import EngineKnobs, Hello, Refused, Snapshot, TenantShare
 from engine.process.options import EngineOptions
 from tests.support.engine_process import (
     DEADLINE_S,
@@ -253,8 +253,8 @@ async def test_a_token_budget_is_in_force_until_the_gateway_that_set_it_is_gone(
         return (await idle_snapshot(client)).step - before
 
     async with connected(options.address, "gateway-b") as other:
-        other.set_token_budget(0.25)
-        other.set_token_budget(0.0)  # refused; the engine goes on
+        other.set_knobs(EngineKnobs(token_share=0.25))
+        other.set_knobs(EngineKnobs(token_share=0.0))  # refused; the engine goes on
         await until_async(lambda: steps(), 4)
     await until_async(lambda: steps(), 1)
 

@@ -29,6 +29,7 @@ VALID = [
         messages.Acknowledge(["seq", "seq/1"]),
         messages.SetPolicy("vtc", {"quantum": 3}),
         messages.SetBrakes({2: 0.5}),
+        messages.SetKnobs(messages.EngineKnobs(0.5, 0.25, 8, 250)),
         messages.Import(messages.SequenceState(SUBMIT, [1, 2], 4, [b"kv"])),
         messages.Step(3, 0.1, [messages.Delta("seq", 0, [1], "a", outcome=OUTCOME)]),
         messages.Inventory("engine-0", [], [OUTCOME], ["gw"]),
