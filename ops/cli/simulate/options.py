@@ -27,16 +27,23 @@ DEFAULT_POLICIES = "fcfs,hybrid"
 TABLE_POLICIES = "static-padded,static,dynamic,buckets,fcfs,sjf,vtc,hybrid"
 
 
-def serving_options(*, recorded: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Options of policies, machine, targets and forecasts. `recorded`: what is not named is as it was."""
+def serving_options(
+    *, recorded: bool = False, compares: bool = True
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Options of policies, machine, targets and forecasts. `recorded`: what is not named is as it was;
+    `compares`: also which policies run, and on padded shapes."""
 
     def default(text: str) -> str:
         return "" if recorded else f"  [default: {text}]"
 
-    options = (
+    of_policies = (
         click.option(
             "--policy", metavar="A,B,…", help="Policies to compare, or all." + default(DEFAULT_POLICIES)
         ),
+        click.option("--padded", is_flag=True, help="All steps have padded shapes, whatever the policy."),
+    )
+    options = (
+        *(of_policies if compares else ()),
         click.option("--replicas", type=click.IntRange(1, 256), help="Engines." + default("1")),
         click.option("--gpu", help="h200, h100, a100, l40s or cpu." + default("h200")),
         click.option("--model", "model_name", help="1b, 8b or 70b." + default("8b")),
@@ -59,12 +66,12 @@ def serving_options(*, recorded: bool = False) -> Callable[[Callable[..., Any]],
         ),
         click.option(
             "--option",
+            "--policy-option",
             "options",
             metavar="NAME=VALUE",
             multiple=True,
             help="An option of the policies, such as batch_size=8 (see `fairgate policy explain`; repeat).",
         ),
-        click.option("--padded", is_flag=True, help="All steps have padded shapes, whatever the policy."),
         click.option(
             "--slo",
             metavar="TARGETS",

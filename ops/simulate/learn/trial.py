@@ -8,6 +8,7 @@ from typing import Any
 
 from engine.scheduling.options import PolicyOptions
 from gateway.flow.control_rules import ControlMode
+from gateway.flow.lanes import LaneRule, long_tokens_of
 from gateway.flow.learned.macro_state import NUM_STATES, Situation
 from gateway.flow.learned.table_file import LearnedTable
 from ops.simulate.figures.figures import energy
@@ -20,6 +21,8 @@ from ops.simulate.run import few_collections
 from ops.simulate.slo import SloLimits
 from ops.simulate.steering import Steering
 
+LONG_SHARE = 0.5
+"""Of a replica, for the long lane: as gateways have it unless they are told otherwise."""
 POLICY = "hybrid"
 """Whose choices a learned policy makes, and what it is compared with."""
 
@@ -42,6 +45,12 @@ class LearningSetup:
     def has_energy(self) -> bool:
         """Whether the power of the machine is known."""
         return self.machine.watts > 0
+
+
+def queue_as_served(machine: Machine) -> Mapping[str, Any]:
+    """Options of the queue in front of such a machine, where nothing else is known: a gateway's defaults."""
+    lanes = LaneRule(long_tokens_of(machine.context_tokens), LONG_SHARE, LONG_SHARE)
+    return {"lanes": lanes}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from engine.scheduling.admit.reserve import PredictedReserve
-from engine.scheduling.compose.token_fair import TokenFair
+from msgspec.structs import replace as with_fields
+
+from engine.messages import EngineKnobs
 from gateway.flow.control_rules import Knob
 from gateway.pools.control_loop import Setters, queue_setters
 from ops.simulate.admission import SimulatedAdmission
 from ops.simulate.pool import SimulatedPool
+
+ENGINE_KNOBS: Mapping[Knob, Callable[[EngineKnobs, float], EngineKnobs]] = {
+    Knob.TOKEN_BUDGET: lambda knobs, value: with_fields(knobs, token_share=value),
+    Knob.SLOTS: lambda knobs, value: with_fields(knobs, slot_share=value),
+    Knob.PARTIAL_PREFILLS: lambda knobs, value: with_fields(knobs, partial_prefills=round(value)),
+    Knob.RESERVE_PERMILLE: lambda knobs, value: with_fields(knobs, reserve_permille=round(value)),
+}
 
 
 def setters_of(pool: SimulatedPool, admission: SimulatedAdmission) -> Setters:
@@ -19,20 +27,16 @@ def setters_of(pool: SimulatedPool, admission: SimulatedAdmission) -> Setters:
     return {
         **queue_setters(pool.flow),
         Knob.LONG_SHARE: partial(_set_long_share, pool),
-        Knob.TOKEN_BUDGET: partial(_set_token_budget, pool),
-        Knob.SLOTS: partial(_set_slots, pool),
-        Knob.PARTIAL_PREFILLS: partial(_set_partial_prefills, pool),
-        Knob.RESERVE_PERMILLE: partial(_set_reserve, pool),
         Knob.ADMISSION: partial(setattr, admission, "strictness"),
+        **{knob: partial(_set_engines, pool, knob) for knob in ENGINE_KNOBS},
     }
 
 
 def rests_of(pool: SimulatedPool) -> Mapping[Knob, float]:
-    """Where the options of the run put knobs that a learned table moves, or the control loop."""
+    """Where the options of the run put knobs that do not rest where `DEFAULT_BOUNDS` say."""
     options, lanes = pool.members[0].engine.table.policy.options, pool.flow.placement.lanes
     return {
         Knob.LOOKAHEAD: pool.flow.window.lookahead_sequences,
-        Knob.SLOTS: min(1.0, options.slots / pool.machine.max_sequences) or 1.0,
         Knob.PARTIAL_PREFILLS: options.max_num_partial_prefills or 1,
         Knob.RESERVE_PERMILLE: options.reserve_permille,
         Knob.LONG_SHARE: min(lanes.share_sequences, lanes.share_kv),
@@ -44,29 +48,6 @@ def _set_long_share(pool: SimulatedPool, share: float) -> None:
     placement.lanes = replace(placement.lanes, share_sequences=share, share_kv=share)
 
 
-def _set_token_budget(pool: SimulatedPool, share: float) -> None:
-    for member in pool.members:
-        member.engine.core.set_token_budget(share)
-
-
-def _set_slots(pool: SimulatedPool, share: float) -> None:
-    slots = 0 if share >= 1 else max(1, round(share * pool.machine.max_sequences))
-    for member in pool.members:
-        compose = member.engine.table.policy.compose
-        if isinstance(compose, TokenFair):
-            compose.slots = slots
-
-
-def _set_partial_prefills(pool: SimulatedPool, prompts: float) -> None:
-    for member in pool.members:
-        compose = member.engine.table.policy.compose
-        if isinstance(compose, TokenFair):
-            compose.max_num_partial_prefills = round(prompts)
-
-
-def _set_reserve(pool: SimulatedPool, permille: float) -> None:
-    for member in pool.members:
-        table = member.engine.table
-        admit = table.policy.admit
-        if isinstance(admit, PredictedReserve):
-            table.policy = replace(table.policy, admit=replace(admit, permille=round(permille)))
+def _set_engines(pool: SimulatedPool, knob: Knob, value: float) -> None:
+    knobs = pool.members[0].engine.core.knobs
+    pool.set_engine_knobs(ENGINE_KNOBS[knob](knobs, value))
