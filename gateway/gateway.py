@@ -69,6 +69,7 @@ from gateway.flow.routing import PrefixRouter
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.window import WindowRule
 from gateway.metrics.forecasts import CalibrationCollector, LengthCollector
+from gateway.metrics.learned import MacroStateCollector
 from gateway.metrics.load import LoadCollector
 from gateway.metrics.passwords import HashingCollector
 from gateway.metrics.registry import Metrics
@@ -77,6 +78,7 @@ from gateway.pools.chain_walk import ChainWalk, OnPassed, nothing_passed
 from gateway.pools.control_loop import EVERY_S as CONTROL_EVERY_S
 from gateway.pools.control_loop import ControlLoop, setters_of
 from gateway.pools.fleet import Fleet
+from gateway.pools.learned_actions import own_numbers
 from gateway.pools.live_counters import GatewayNow, counters_of
 from gateway.pools.pool import Lifecycles, ModelPool, PoolSpec, pools_of
 from gateway.pools.request_actions import RequestActions
@@ -124,7 +126,7 @@ class Gateway:
     def __init__(self, deps: GatewayDeps) -> None:
         """Raises `UnknownPolicy`."""
         config = deps.config
-        self.policy = PolicyInForce(deps, lambda: self.pools.values())
+        self.policy = PolicyInForce(deps, lambda: self.pools.values(), lambda: self.controls.values())
         """The policy in force, of the queue and of the engines."""
         self.brakes = BrakesInForce(deps, lambda: self.pools.values(), lambda: self.controls)
         """What operators let tiers hold, for a while."""
@@ -222,6 +224,7 @@ class Gateway:
             HashingCollector(deps.way_in.gate),
             CalibrationCollector(self._calibrations),
             LengthCollector(self.lengths, self._probes),
+            MacroStateCollector(lambda: self.controls),
         ):
             self.metrics.registry.register(collector)
         if deps.tracer is not None:
@@ -404,6 +407,10 @@ class Gateway:
 
     def _make_control(self, name: str, pool: ModelPool) -> ControlLoop:
         config, lifecycle = self.deps.config, pool.lifecycle
+
+        def own_rests() -> dict[Knob, float]:
+            return {Knob.LONG_SHARE: config.long_share_sequences, **own_numbers(self.policy.now)}
+
         return ControlLoop(
             config.control,
             name,
@@ -413,14 +420,18 @@ class Gateway:
             setters_of(
                 pool.flow,
                 lifecycle,
-                () if pool.spec.is_foreign else pool.spec.upstreams,
+                [each for each in pool.spec.upstreams if each in self.deps.upstreams],
                 is_shared=isinstance(pool.flow, Mirror),
+                is_foreign=pool.spec.is_foreign,
+                own_rests=own_rests,
             ),
             rests={
                 Knob.LOOKAHEAD: config.lookahead_sequences,
                 Knob.BATCH_SHARE: config.batch_share,
                 Knob.RESERVE_QUANTILE: config.reserve_quantile,
+                **own_rests(),
             },
+            own_rests=own_rests,
             arrivals_per_s=pool.estimates.forecast_cache.arrivals_per_s,
             attainment=lambda: self.slo.pools[name].attainment.value,
             prefix_hits=lambda: lifecycle.prefix_hits.value,

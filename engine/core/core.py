@@ -44,8 +44,8 @@ from engine.messages import (
 )
 from engine.scheduling.brakes import Brakes
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.options import PolicyOptions
 from engine.scheduling.knobs import check_knobs, turned
+from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import DEFAULT_POLICY, make_policy
 from engine.scheduling.room import attended_tokens
 from engine.sequence import FINISHES, Sequence, SequenceStatus

@@ -137,6 +137,12 @@ class PolicyOptions:
         "File with a batch-or-wait table (`fairgate policy solve`), which the admit choice `table` looks up;"
         " an engine that is shared reads the same file.",
     ] = ""
+    learned_table: Annotated[
+        str,
+        Meta(title="a path", pattern=r"[^\0]{0,4096}"),
+        "File with a learned table (`fairgate policy learn`), which gateways look up with the policy"
+        " `learned`; engines do not read it.",
+    ] = ""
     batch_or_wait_table: WaitTable | None = None
     """What stands in the file `table`, once it is read."""
 

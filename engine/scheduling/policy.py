@@ -76,7 +76,7 @@ class UnknownPolicy(ValueError):
 
 
 class NeedsTable(UnknownPolicy):
-    """This policy looks up a batch-or-wait table, and there is none."""
+    """This policy looks up a table, and there is none."""
 
 
 def _table(options: PolicyOptions) -> Admit:
@@ -253,10 +253,34 @@ TABLE_POLICIES: dict[str, Callable[..., Policy]] = {"table": PolicyPreset("table
 """Those that need `batch_or_wait_table`; in the order of the line that tables are solved for."""
 
 
+LEARNED = "learned"
+LEARNED_POLICIES: dict[str, Callable[..., Policy]] = {
+    LEARNED: PolicyPreset(LEARNED, "hybrid", compose="token-fair", evict="fair-victim", own=HYBRID_OPTIONS)
+}
+"""Those that need `learned_table`, which their gateways look up: the choices are those of `hybrid`, and so is
+what they do where the table says nothing."""
+
+
 def policy_names(options: PolicyOptions | None = None) -> list[str]:
     """Policies that can be made with these options."""
     has_table = options is not None and options.batch_or_wait_table is not None
-    return sorted(POLICIES.keys() | (TABLE_POLICIES.keys() if has_table else set()))
+    has_learned = options is not None and bool(options.learned_table)
+    return sorted(
+        POLICIES.keys()
+        | (TABLE_POLICIES.keys() if has_table else set())
+        | (LEARNED_POLICIES.keys() if has_learned else set())
+    )
+
+
+def require_learned_table(name: str, options: PolicyOptions) -> None:
+    """Raises `NeedsTable` for a learned policy without the name of its table: for gateways, as engines need
+    none."""
+    if name in LEARNED_POLICIES and not options.learned_table:
+        raise NeedsTable(
+            f"the policy {name!r} looks up a learned table, and none is set: make one with `fairgate policy"
+            " learn` and name its file in the setting policy.learned_table, or in"
+            f" `fairgate policy set {name} --option learned_table=FILE`"
+        )
 
 
 def make_order(name: str, counters: ServiceCountersLike) -> Order:
@@ -269,7 +293,7 @@ def make_order(name: str, counters: ServiceCountersLike) -> Order:
 def make_policy(name: str, options: PolicyOptions | None = None) -> Policy:
     """Raises `UnknownPolicy` (`NeedsTable` where a table is missing), and ValueError for options that do not
     go together."""
-    return _choice("policy", POLICIES | TABLE_POLICIES, name)(options)
+    return _choice("policy", POLICIES | TABLE_POLICIES | LEARNED_POLICIES, name)(options)
 
 
 def _choice(kind: str, named: Mapping[str, Callable[..., Choice]], name: str) -> Callable[..., Choice]:

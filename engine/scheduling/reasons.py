@@ -128,6 +128,10 @@ PURPOSES: Mapping[str, tuple[str, str]] = {
         "short requests among long ones, fair between tenants",
         "requests are long: their prompts advance in smaller chunks, and small ones go past them for memory",
     ),
+    "learned": (
+        "a load whose kinds come again: the knobs rest where a table says that was fitted on it",
+        "the load is another than the one that the table was fitted on; far from it this is hybrid",
+    ),
     "table": (
         "batches that begin and wait as a table says that was solved for the load",
         "the load is another than the one that the table was solved for",

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from engine.scheduling.options import PolicyOptions, parsed_options
-from engine.scheduling.policy import TABLE_POLICIES, make_policy, options_of
+from pathlib import Path
+
+from engine.scheduling.options import OptionValue, PolicyOptions, parsed_options
+from engine.scheduling.policy import (
+    LEARNED_POLICIES,
+    TABLE_POLICIES,
+    make_policy,
+    options_of,
+    require_learned_table,
+)
+from gateway.flow.learned.table_file import LearnedTable
 from tenants.admin.policy import StoredPolicy
 
 
@@ -21,6 +30,19 @@ def parsed_policy(wanted: StoredPolicy) -> StoredPolicy:
 def checked_policy(wanted: StoredPolicy, settings: PolicyOptions) -> StoredPolicy:
     """The same, with its table, or that of the settings. Raises ValueError."""
     found = parsed_policy(wanted)
-    table = {"table": settings.table} if settings.table else {}
-    make_policy(found.name, options_of({**table, **found.options}))
+    options = options_of({**own_tables(settings), **found.options})
+    make_policy(found.name, options)
+    learned_table_of(found.name, options)
     return found
+
+
+def own_tables(settings: PolicyOptions) -> dict[str, OptionValue]:
+    """The tables of the settings, which a policy without tables of its own may use."""
+    return {name: path for name in ("table", "learned_table") if (path := getattr(settings, name))}
+
+
+def learned_table_of(name: str, options: PolicyOptions) -> LearnedTable | None:
+    """The table that a learned policy looks up; None: the policy is another. Raises `NeedsTable` and
+    `BadLearnedTable`."""
+    require_learned_table(name, options)
+    return LearnedTable.load(Path(options.learned_table)) if name in LEARNED_POLICIES else None

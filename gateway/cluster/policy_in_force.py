@@ -13,9 +13,12 @@ import logging
 from collections.abc import Callable, Collection
 
 from engine.scheduling.options import PolicyOptions
-from engine.scheduling.policy import UnknownPolicy, make_policy, options_of
-from gateway.cluster.policy_check import checked_policy
+from engine.scheduling.policy import LEARNED_POLICIES, UnknownPolicy, make_policy, options_of
+from gateway.cluster.policy_check import checked_policy, learned_table_of, own_tables
 from gateway.deps import GatewayDeps
+from gateway.flow.learned.served import misfit
+from gateway.flow.learned.table_file import BadLearnedTable, LearnedTable
+from gateway.pools.control_loop import ControlLoop
 from gateway.pools.pool import ModelPool
 from gateway.upstream.base import UpstreamLost
 from tenants.admin.audit import Actor
@@ -31,7 +34,13 @@ log = logging.getLogger("fairgate.gateway.policy")
 class PolicyInForce:
     """The policy of one gateway's queues and engines. Use from one event loop."""
 
-    def __init__(self, deps: GatewayDeps, pools: Callable[[], Collection[ModelPool]]) -> None:
+    def __init__(
+        self,
+        deps: GatewayDeps,
+        pools: Callable[[], Collection[ModelPool]],
+        controls: Callable[[], Collection[ControlLoop]] = tuple,
+    ) -> None:
+        """`controls`: of the same pools; they are told of a learned policy's table."""
         config = deps.config
         self.settings = StoredPolicy(config.policy, config.policy_options.changed())
         """What the settings say."""
@@ -42,6 +51,7 @@ class PolicyInForce:
         """Why a stored policy is not in force; empty: it is, or there is none."""
         self._deps = deps
         self._pools = pools
+        self._controls = controls
         self._seen_revision = -1
         self._changing = asyncio.Lock()
 
@@ -63,6 +73,7 @@ class PolicyInForce:
                     described(stored),
                     described(self.settings),
                 )
+        self._take_table()
         await self._tell_engines()
 
     async def follow(self) -> None:
@@ -83,13 +94,15 @@ class PolicyInForce:
         self._take(stored)
         if self.now != before:
             log.info("the policy is %s now", described(self.now))
+            self._take_table()
             await self._tell_engines()
 
     async def change(self, actor: Actor, wanted: StoredPolicy | None, if_match: IfMatch = None) -> None:
         """Stores the policy and brings it into force; None: gives the stored one up.
 
-        Raises ValueError (`UnknownPolicy`, `BadOption`, `BadTable`, `NeedsTable`), also with an engine's
-        words, before anything has changed; `Invalid`, `PreconditionFailed`, `DatabaseUnavailable`.
+        Raises ValueError (`UnknownPolicy`, `BadOption`, `BadTable`, `BadLearnedTable`, `NeedsTable`), also
+        with an engine's words, before anything has changed; `Invalid`, `PreconditionFailed`,
+        `DatabaseUnavailable`.
         """
         async with self._changing:
             await self._change(actor, wanted, if_match)
@@ -104,9 +117,11 @@ class PolicyInForce:
 
     async def _change(self, actor: Actor, wanted: StoredPolicy | None, if_match: IfMatch) -> None:
         asked = wanted or self.settings
-        policy = make_policy(asked.name, self._options(asked))
+        options = self._options(asked)
+        policy = make_policy(asked.name, options)
         for pool in self._pools():
             pool.dispatcher.require_order(policy.order)
+        self._require_served(learned_table_of(asked.name, options))
         before = self.now
         refused = await self._tell(asked)
         try:
@@ -120,13 +135,40 @@ class PolicyInForce:
             await self._tell(before)
             raise
         self._take(wanted)
+        self._take_table()
 
     def _options(self, policy: StoredPolicy) -> PolicyOptions:
         """Raises ValueError. A stored policy without a table of its own may use the settings'."""
         mine = self._deps.config.policy_options
         if policy == self.settings:
             return mine
-        return options_of(({"table": mine.table} if mine.table else {}) | dict(policy.options))
+        return options_of(own_tables(mine) | dict(policy.options))
+
+    def _require_served(self, table: LearnedTable | None) -> None:
+        """Raises `BadLearnedTable` for a table that is for nothing that is served here."""
+        if table is None:
+            return
+        misfits = [
+            misfit(
+                table,
+                pool.spec.name,
+                [each.ready.model for each in pool.spec.upstreams if each.ready is not None],
+            )
+            for pool in self._pools()
+        ]
+        if misfits and all(misfits):
+            raise BadLearnedTable(misfits[0])
+
+    def _take_table(self) -> None:
+        """Gives the control loops the table of a learned policy; without one that can be used, the actions of
+        hybrid are in force."""
+        table, problem, is_learned = None, "", self.now.name in LEARNED_POLICIES
+        try:
+            table = learned_table_of(self.now.name, self._options(self.now))
+        except ValueError as error:
+            problem = str(error)
+        for control in self._controls():
+            control.learned.use(table, problem, is_wanted=is_learned)
 
     def _take(self, stored: StoredPolicy | None) -> None:
         """Sets the order of the queues; a stored policy that cannot be made is left out."""
@@ -156,6 +198,8 @@ class PolicyInForce:
         that refuse say."""
         refused: list[str] = []
         options = self._options(policy).changed()
+        # Read by gateways alone: an engine may not have the file, and a plug-in may not know the option.
+        options.pop("learned_table", None)
         for upstream in self._deps.upstreams:
             with contextlib.suppress(UpstreamLost):
                 try:

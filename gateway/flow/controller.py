@@ -20,6 +20,7 @@ from gateway.flow.dispatch_log import DispatchLog, LogRecord, Waiting
 from gateway.flow.dispatch_rules import RESERVED_RANK, DispatchRules
 from gateway.flow.in_flight import InFlightRequests, Serials
 from gateway.flow.lanes import LONG, ORDINARY, LaneRule
+from gateway.flow.learned.switch import ArrivalTrend
 from gateway.flow.mclock import MclockReservations
 from gateway.flow.placement import LeastLoaded, Placement, Scorer
 from gateway.flow.queue import RequestQueue
@@ -74,11 +75,14 @@ class FlowController:
         self.counters = counters
         self.order_name = order_name
         self.log = DispatchLog(log_records)
+        self.arrivals = ArrivalTrend()
+        """Of the requests that came to be queued."""
         self._max_queued = max_queued
         self._max_queued_per_tenant = max_queued_per_tenant
         self._ageing_s = tuple(ageing_s)
         self._ageing_factor = 1.0
         lanes = self._lanes = lanes or LaneRule()
+        self._own_long_shares = lanes.share_sequences, lanes.share_kv
         self.queue = RequestQueue(
             order_name, counters, lanes=lanes, ageing_s=ageing_s, queue_ttl_s=queue_ttl_s, lag=self._lag
         )
@@ -118,6 +122,19 @@ class FlowController:
     @batch_share.setter
     def batch_share(self, share: float) -> None:
         self.placement.lanes = replace(self.placement.lanes, batch_share=share)
+
+    @property
+    def long_share(self) -> float:
+        """Of a replica's sequences and KV cache, what the long lane of a tier may hold."""
+        return self.placement.lanes.share_sequences
+
+    @long_share.setter
+    def long_share(self, share: float) -> None:
+        """The operator's share of sequences brings the one of the KV cache back with it."""
+        sequences, kv = self._own_long_shares
+        self.placement.lanes = replace(
+            self.placement.lanes, share_sequences=share, share_kv=kv if share == sequences else share
+        )
 
     @property
     def brakes(self) -> Brakes:
@@ -167,6 +184,7 @@ class FlowController:
         entry = ticket.entry
         if entry.entry_id in self.queue or entry.entry_id in self.dispatched:
             raise ValueError(f"request {entry.entry_id} is here already")
+        self.arrivals.arrived(now_s)
         tenant = self._tenants.of(entry)
         full = self.full(entry.tenant_id)
         if full is not None:
@@ -420,6 +438,14 @@ class FlowController:
     def tenants(self) -> list[TenantFlow]:
         """Every tenant known here."""
         return self._tenants.all()
+
+    def is_long_at_head(self, now_s: float) -> bool:
+        """Whether in some tier the request whose turn is next is a long one; looks at the heads only."""
+        heads = (self.queue.heads(tier, now_s) for tier in range(NUM_RANKS))
+        return any(
+            entry.input_tokens + entry.predicted_output_tokens > self.long_tokens
+            for entry in (line[0][1].entry for line in heads if line)
+        )
 
     def queued_by_tier(self) -> list[int]:
         """Waiting requests by the rank of the tier that they asked for."""

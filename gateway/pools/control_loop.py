@@ -15,10 +15,12 @@ from functools import partial
 from math import log
 
 from engine.forecast.length.length import LengthForecast
-from engine.messages import Snapshot
+from engine.messages import EngineKnobs, Snapshot
 from engine.step_time.model import predict_step_s
 from gateway.flow.control_rules import DEFAULT_BOUNDS, Bounds, Control, ControlMode, Knob, Move, Observation
 from gateway.flow.controller import FlowController
+from gateway.pools.engine_knobs import engine_setters
+from gateway.pools.learned_actions import LearnedActions
 from gateway.requests.lifecycle import Lifecycle
 from gateway.upstream.base import Upstream
 
@@ -48,17 +50,26 @@ def queue_setters(flow: FlowController) -> Setters:
         Knob.AGEING: partial(setattr, flow, "ageing_factor"),
         Knob.BATCH_SHARE: partial(setattr, flow, "batch_share"),
         Knob.PREFIX_WEIGHT: partial(setattr, flow, "prefix_weight"),
+        Knob.LONG_SHARE: partial(setattr, flow, "long_share"),
     }
 
 
 def setters_of(
-    flow: FlowController, lifecycle: Lifecycle, engines: Sequence[Upstream], *, is_shared: bool
+    flow: FlowController,
+    lifecycle: Lifecycle,
+    engines: Sequence[Upstream],
+    *,
+    is_shared: bool,
+    is_foreign: bool = False,
+    own_rests: Callable[[], Mapping[Knob, float]] = dict,
 ) -> Setters:
-    """All knobs that a gateway can move by itself. `engines`: our own ones."""
+    """All knobs that a gateway can move by itself. `engines`: those whose scheduler is ours; `is_foreign`:
+    some of them belong to other servers, whose steps have a size of their own. `own_rests`: where the policy
+    puts the engines' numbers."""
 
-    def token_budget(value: float) -> None:
+    def send(knobs: EngineKnobs) -> None:
         for engine in engines:
-            engine.set_token_budget(value)
+            engine.set_knobs(knobs)
 
     admission = lifecycle.admission
     own: Setters = {
@@ -68,7 +79,9 @@ def setters_of(
     }
     if is_shared:
         return own
-    of_engines: Setters = {Knob.TOKEN_BUDGET: token_budget} if engines else {}
+    of_engines = dict(engine_setters(send, own_rests)) if engines else {}
+    if is_foreign:
+        of_engines.pop(Knob.TOKEN_BUDGET, None)
     return {**queue_setters(flow), **of_engines, **own}
 
 
@@ -90,12 +103,16 @@ class ControlLoop:
         prefix_hits: Callable[[], float | None] = lambda: None,
         expected_late: Callable[[], float | None] = lambda: None,
         mistaken: Callable[[], float | None] = lambda: None,
+        own_rests: Callable[[], Mapping[Knob, float]] | None = None,
     ) -> None:
         """`rests`: where the operator put knobs that do not rest where `DEFAULT_BOUNDS` say; `attainment`:
         the share of the last targets that were met; `prefix_hits`: of the last prompt tokens, found in a
         cache; `expected_late`: of the last requests, expected to miss their target; `mistaken`: of those
-        expected to keep it, that missed one; None: unknown."""
+        expected to keep it, that missed one; None: unknown. `own_rests`: as `rests`, as of now (the
+        policy may have changed)."""
         self.control = Control(mode, bounds_of(mode, setters, rests or {}))
+        self.learned = LearnedActions(model, flow, upstreams, own_rests or (lambda: rests or {}))
+        """What a learned policy's table says."""
         self._setters = setters
         self._model = model
         self._flow = flow
@@ -109,10 +126,10 @@ class ControlLoop:
         self._preemptions = 0
 
     def look(self, now_s: float) -> list[Move]:
-        """Observes once, and applies or reports the moves."""
-        if self.control.mode is ControlMode.OFF:
-            return []
-        moves = self.control.look(self._observe(now_s), now_s)
+        """Observes once, and applies or reports the moves. A learned policy's table acts in every mode."""
+        moves = self._rest(now_s)
+        if self.control.mode is not ControlMode.OFF:
+            moves += self.control.look(self._observe(now_s), now_s)
         for move in moves:
             if move.is_made:
                 self._setters[move.knob](move.after)
@@ -126,6 +143,15 @@ class ControlLoop:
                 move.reason,
             )
         return moves
+
+    def _rest(self, now_s: float) -> list[Move]:
+        """Moves to where a learned table says that knobs rest now."""
+        wanted = self.learned.look(now_s)
+        if wanted is None:
+            return []
+        rests, reason = wanted
+        reachable = {knob: rest for knob, rest in rests.items() if knob in self._setters}
+        return self.control.rest_at(reachable, reason, now_s)
 
     def bound(self, knob: Knob, most: float) -> None:
         """Lets the knob stand at `most` at most, also where it stands higher now; no effect where this loop

@@ -26,7 +26,7 @@ from engine.client.keys import KeysRefused, gateway_keys
 from engine.process.options import EngineOptions
 from engine.scheduling.batch_or_wait.table_file import BadTable
 from engine.scheduling.options import PolicyOptions
-from engine.scheduling.policy import NeedsTable, UnknownPolicy, make_policy, with_table
+from engine.scheduling.policy import NeedsTable, UnknownPolicy, make_policy, require_learned_table, with_table
 from engine.telemetry.sender import SpanTarget, TelemetryMissing, open_sender, require_extra
 from gateway.app import create_app
 from gateway.cluster import identity
@@ -168,6 +168,7 @@ def policy_options(settings: Settings) -> PolicyOptions:
         raise Invalid("policy.table", str(error)) from None
     try:
         make_policy(settings.policy.name, options)
+        require_learned_table(settings.policy.name, options)
     except (NeedsTable, UnknownPolicy) as error:
         raise Invalid("policy", str(error)) from None
     return options

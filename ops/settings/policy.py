@@ -10,7 +10,7 @@ from msgspec.structs import replace as replaced
 
 from engine.process.options import EngineSettings
 from engine.scheduling.options import PolicyOptions
-from engine.scheduling.policy import DEFAULT_POLICY, POLICIES, TABLE_POLICIES
+from engine.scheduling.policy import DEFAULT_POLICY, LEARNED_POLICIES, POLICIES, TABLE_POLICIES
 from engine.scheduling.templates import TEMPLATES, template
 from ops.settings import values
 
@@ -24,7 +24,7 @@ class PolicySettings:
 
     name: Annotated[
         str,
-        values.word(*sorted(POLICIES | TABLE_POLICIES)),
+        values.word(*sorted(POLICIES | TABLE_POLICIES | LEARNED_POLICIES)),
         "Scheduling policy of queue and engine; one that `fairgate policy set` stored goes before it.",
     ] = DEFAULT_POLICY
     template: Annotated[

@@ -17,7 +17,7 @@ from engine.core.core import EngineConfig
 from engine.messages import Submit
 from engine.scheduling.batch_or_wait.wait_table import TableAction
 from engine.scheduling.options import PolicyOptions
-from engine.scheduling.policy import ADMITS, COMPOSES, EVICTS, POLICIES, Policy, make_policy
+from engine.scheduling.policy import ADMITS, COMPOSES, EVICTS, LEARNED_POLICIES, POLICIES, Policy, make_policy
 from engine.virtual.replica import VirtualReplica
 
 NUM_REQUESTS = 40
@@ -44,7 +44,7 @@ class WaitsForFour:
 
 
 def cases() -> Iterator[tuple[str, PolicyOptions]]:
-    for name in POLICIES:
+    for name in POLICIES | LEARNED_POLICIES:
         yield name, PolicyOptions()
     for name in ADMITS:
         yield "vtc", PolicyOptions(admit=name, batch_or_wait_table=WaitsForFour(), suspend_after_s=0.05)

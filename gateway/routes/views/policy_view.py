@@ -42,6 +42,11 @@ async def policy_of(gateway: Gateway, decisions: int, steps: int = 0) -> dict[st
         "from": "stored" if in_force.is_stored else "settings",
         "settings": in_force.settings.as_json(),
         "problem": in_force.problem,
+        "learned": {
+            name: learned
+            for name, control in gateway.controls.items()
+            if (learned := control.learned.as_json()) is not None
+        },
         "policies": policy_names(in_force.options),
     }
     engines = [await _engine(each, decisions, steps) for each in gateway.deps.upstreams]

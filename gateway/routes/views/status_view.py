@@ -152,6 +152,7 @@ def _control(control: Control) -> dict[str, Any]:
     return {
         "mode": control.mode.value,
         "knobs": {knob.value: value for knob, value in control.values.items()},
+        "in_force": {knob.value: value for knob, value in control.in_force.items()},
         "moves": [asdict(move) for move in list(control.moves)[-SHOWN_MOVES:]],
     }
 
@@ -166,6 +167,7 @@ def models_of(gateway: Gateway) -> dict[str, Any]:
             "queued": dict(zip(TIER_RANKS, pool.flow.queued_by_tier(), strict=True)),
             "running": pool.flow.num_in_flight,
             "control": _control(gateway.controls[pool.name].control),
+            "learned": gateway.controls[pool.name].learned.as_json(),
             "prompts": "estimated" if pool.spec.is_estimated else "counted",
             "replicas": [each.describe() for each in pool.spec.upstreams],
         }

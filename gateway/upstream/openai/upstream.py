@@ -25,6 +25,7 @@ import msgspec
 
 from engine.messages import (
     Delta,
+    EngineKnobs,
     Explained,
     Inventory,
     ModelInfo,
@@ -316,8 +317,11 @@ class OpenAIUpstream:
         if self._link is not None:
             await self._link.set_policy(PolicyChoice(name, dict(options)))
 
-    def set_token_budget(self, share: float) -> None:
-        """Does nothing: the server has its own."""
+    def set_knobs(self, knobs: EngineKnobs) -> None:
+        """Of its plug-in, which has no budget of a step's tokens of its own; without one the server has a
+        scheduler of its own."""
+        if self._link is not None:
+            self._link.set_knobs(knobs)
 
     def set_brakes(self, shares: Mapping[int, float]) -> None:
         """Does nothing: what is sent there is bounded at the dispatch."""

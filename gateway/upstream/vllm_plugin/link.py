@@ -18,7 +18,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from engine.messages import Explained, Inventory, Ready, RunningSequence, Submit, TenantShare
+from engine.messages import EngineKnobs, Explained, Inventory, Ready, RunningSequence, Submit, TenantShare
+from engine.scheduling.knobs import turned_options
 from engine.scheduling.policy import make_policy, options_of
 from engine.vllm_plugin.protocol import PROTOCOL_VERSION, About, Exchange, PluginReport, PolicyChoice
 from engine.vllm_plugin.signature import ChannelRefused, decode_report, encode_exchange, sign
@@ -80,6 +81,11 @@ class PluginLink:
         self.refusal_code = ""
         self._ready: tuple[Ready, About, Ready] | None = None
         """The last answer of `ready`, with what it was made of."""
+        self._policy: PolicyChoice | None = None
+        """As asked for, without the knobs."""
+        self._knobs = EngineKnobs()
+        self._own_slots = 0
+        """Of the server, before a knob turned them; 0: not known yet."""
         self._wake = asyncio.Event()
         self._exchanging = asyncio.Lock()
         self._orphans_told_s = float("-inf")
@@ -182,13 +188,32 @@ class PluginLink:
     async def set_policy(self, policy: PolicyChoice) -> None:
         """Sets it, also after every restart of the server. Raises `UpstreamLost` (it is set when the server
         is back) and ValueError with the plug-in's reason."""
-        self.state.set_policy(policy)
+        self._policy = policy
+        self.state.set_policy(self._turned(policy))
         await self._answered()
         # What goes wrong when a step takes it over is in a later report only.
         await asyncio.sleep(BUSY_EVERY_S)
         await self._answered()
         if self.state.policy_refusal:
             raise ValueError(self.state.policy_refusal)
+
+    def set_knobs(self, knobs: EngineKnobs) -> None:
+        """Turns the knobs that its scheduler has, by options of the policy that it was asked for; a step's
+        tokens are vLLM's."""
+        self._knobs = knobs
+        if self._policy is not None:
+            self.state.set_policy(self._turned(self._policy))
+            self._wake.set()
+
+    def _turned(self, policy: PolicyChoice) -> PolicyChoice:
+        about, knobs = self.about, self._knobs
+        if about is not None and not self._own_slots:
+            self._own_slots = about.slots
+        if not self._own_slots:
+            # Shares of what is not known yet: with the next turn.
+            knobs = replace(knobs, slot_share=1.0)
+        options = options_of(policy.options)
+        return PolicyChoice(policy.name, turned_options(options, knobs, self._own_slots).changed())
 
     async def collect(self, own: Callable[[], Sequence[RunningSequence]], *, adopt: bool) -> Inventory:
         """Everything unaccounted for, as of an exchange that begins now. Raises `UpstreamLost`."""

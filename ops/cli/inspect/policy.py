@@ -49,14 +49,18 @@ def list_policies() -> None:
     \b
     --json answers:
       {"policies": [{"policy": "vtc", "order": "vtc", "admit": "predicted-reserve", "compose": "decode-first",
-       "evict": "fair-victim", "options": {}, "claims": ["exactness", …]}, …], "need_table": ["table"]}
+       "evict": "fair-victim", "options": {}, "claims": ["exactness", …]}, …],
+       "need_table": ["table", "learned"]}
     """
-    from engine.scheduling.policy import POLICIES, TABLE_POLICIES, make_policy
+    from engine.scheduling.policy import LEARNED_POLICIES, POLICIES, TABLE_POLICIES, make_policy
 
     options = _options()
-    has_table = options.batch_or_wait_table is not None
-    names = [*POLICIES, *(TABLE_POLICIES if has_table else ())]
-    needing = [] if has_table else list(TABLE_POLICIES)
+    tables = (
+        (TABLE_POLICIES, options.batch_or_wait_table is not None),
+        (LEARNED_POLICIES, bool(options.learned_table)),
+    )
+    names = [*POLICIES, *(name for named, has_table in tables if has_table for name in named)]
+    needing = [name for named, has_table in tables if not has_table for name in named]
     described = [make_policy(name, options).describe() for name in names]
 
     def text() -> None:
@@ -76,27 +80,37 @@ def list_policies() -> None:
             ],
         )
         for name in needing:
-            click.echo(f"{name}: needs a table (`fairgate policy solve`) in the setting policy.table")
+            command, setting = ("learn", "learned_table") if name in LEARNED_POLICIES else ("solve", "table")
+            click.echo(f"{name}: needs a table (`fairgate policy {command}`) in the setting policy.{setting}")
 
     answer({"policies": described, "need_table": needing}, text)
 
 
 def _options() -> PolicyOptions:
-    """Policy options, with the table that the settings name."""
+    """Policy options, with the tables that the settings name; a learned one is not read."""
     from engine.scheduling.batch_or_wait.table_file import BadTable
     from engine.scheduling.options import PolicyOptions
     from engine.scheduling.policy import with_table
 
     try:
-        return with_table(PolicyOptions(table=settings_now().policy.options.table))
+        named = settings_now().policy.options
+        return with_table(PolicyOptions(table=named.table, learned_table=named.learned_table))
     except BadTable as error:
         raise Failure(f"setting policy.table: {error}") from None
 
 
 @policy.command()
 @click.argument("name")
-def explain(name: str) -> None:
+@click.option(
+    "--learned-table",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="With the policy learned: the table to explain.  [default: that of the settings]",
+)
+def explain(name: str, learned_table: Path | None) -> None:
     """What each of the four choices of policy NAME does, its options, what it promises and when it loses.
+
+    Of the policy learned also its table, in words: in each macro-state what it does otherwise than hybrid,
+    what it was fitted on, and whether it wins on requests that it had not seen.
 
     \b
     --json answers:
@@ -104,13 +118,18 @@ def explain(name: str) -> None:
        "claims": ["exactness", …], "options": {},
        "choices": [{"decision": "order", "choice": "vtc", "rule": "Who has had the least service? …"}, …],
        "all_options": [{"option": "slots", "value": 0, "default": 0, "takes": "a whole number from 0 to …",
-       "help": "Decode tokens …"}, …]}
+       "help": "Decode tokens …"}, …],
+       "learned": {"fit": {"model": "8b", "machine": "8b on h100", …}, "judged": {"learned": 41.2, …},
+       "verdict": "it wins on …", "states": [{"state": 0, "words": "no queue; …", "share": 0.4, "actions":
+       {"slots": 1.0, …}, "unlike_hybrid": ["50% of the sequences …", …]}, …]}}
     """
     from engine.scheduling.counters import ServiceCounters
     from engine.scheduling.options import OPTIONS
-    from engine.scheduling.policy import CHOICES, UnknownPolicy, make_order, make_policy
+    from engine.scheduling.policy import CHOICES, LEARNED_POLICIES, UnknownPolicy, make_order, make_policy
     from engine.scheduling.reasons import CLAIM_WORDS, PURPOSES
 
+    if learned_table is not None and name not in LEARNED_POLICIES:
+        raise click.UsageError(f"--learned-table is for {', '.join(LEARNED_POLICIES)}, not for {name}")
     try:
         made = make_policy(name, _options())
     except UnknownPolicy as error:
@@ -135,6 +154,8 @@ def explain(name: str) -> None:
             click.echo(f"{name} promises {CLAIM_WORDS[claim]}")
         click.echo(f"{name} is made for: {made_for}")
         click.echo(f"{name} loses when: {loses_when}\n")
+        if learned is not None:
+            _print_learned(learned)
         table(
             "options (`fairgate policy set " + name + " --option NAME=VALUE`)",
             ("option", "value", "default", "takes", "meaning"),
@@ -144,6 +165,8 @@ def explain(name: str) -> None:
             ],
         )
 
+    path = learned_table or (Path(made.options.learned_table) if made.options.learned_table else None)
+    learned = _learned(path) if name in LEARNED_POLICIES and path is not None else None
     made_for, loses_when = PURPOSES[name]
     options = [
         {
@@ -166,7 +189,44 @@ def explain(name: str) -> None:
         "choices": choices,
         "all_options": options,
     }
+    if learned is not None:
+        report["learned"] = learned
     answer(report, text)
+
+
+def _learned(path: Path) -> dict[str, Any]:
+    from gateway.flow.learned.report import table_as_json
+    from gateway.flow.learned.table_file import BadLearnedTable, LearnedTable
+
+    try:
+        return table_as_json(LearnedTable.load(path))
+    except BadLearnedTable as error:
+        raise Failure(str(error)) from None
+
+
+def _print_learned(learned: dict[str, Any]) -> None:
+    from gateway.flow.learned.report import state_words
+
+    fit = learned["fit"]
+    click.echo(
+        f"fitted on {fit['trace']} for {fit['model']} on {fit['machine']}, with seed {fit['seed']} and"
+        f" {fit['simulated_requests']:,} simulated requests"
+    )
+    click.echo(
+        "outside of it (more than "
+        + ", ".join(f"{name} {most:.4g}" for name, most in fit["most_seen"].items())
+        + ") it is hybrid"
+    )
+    click.echo(learned["verdict"] + "\n")
+    table(
+        "macro-states, and what is done otherwise than by hybrid",
+        ("", "macro-state", "of the looks", "otherwise"),
+        [
+            (each["state"], each["words"], f"{each['share']:.1%}", state_words(each))
+            for each in learned["states"]
+        ],
+    )
+    click.echo("")
 
 
 def _shown(value: object) -> str:

@@ -37,6 +37,8 @@ def show(decisions: int, steps: int) -> None:
     --json answers:
       {"policy": "hybrid", "options": {}, "order": "hybrid", "from": "settings",
        "settings": {"policy": "hybrid", "options": {}}, "problem": "", "policies": ["drr", ...],
+       "learned": {"my-model": {"problem": "", "macro_state": 5, "words": "a queue; ...", "is_outside": false,
+       "actions": {"slots": 0.5, ...}, ...}},
        "engines": [{"engine_id": "engine-0", "is_up": true, "policy": "hybrid", "options": {},
        "choices": {"order": "hybrid", "admit": "peak", ...},
        "decisions": [{"step": 17, "at_s": 3.2, "kind": "admit", "sequence_id": "...", "rule": "...",
@@ -101,6 +103,8 @@ def _headline(shown: dict[str, Any]) -> list[str]:
     lines = [f"policy {_described(shown)} (the queue's order: {shown['order']})"]
     if shown["problem"]:
         lines.append(shown["problem"])
+    for model, learned in shown["learned"].items():
+        lines.append(f"{model}: {_macro_state(learned)}")
     if shown["from"] == "stored":
         lines.append("stored by `fairgate policy set`; it goes before the settings")
         if shown["settings"] != {"policy": shown["policy"], "options": shown["options"]}:
@@ -108,6 +112,17 @@ def _headline(shown: dict[str, Any]) -> list[str]:
                 f"the settings say {_described(shown['settings'])} (`fairgate policy set --from-settings`)"
             )
     return lines
+
+
+def _macro_state(learned: dict[str, Any]) -> str:
+    if learned["problem"]:
+        return f"{learned['problem']}; the actions of hybrid are in force"
+    if learned["is_outside"]:
+        return "outside of what the table was fitted on; the actions of hybrid are in force"
+    if learned["macro_state"] is None:
+        return "no macro-state is taken on yet; the actions of hybrid are in force"
+    actions = ", ".join(f"{name} {value:g}" for name, value in learned["actions"].items())
+    return f"macro-state {learned['macro_state']} ({learned['words']}): {actions}"
 
 
 def _described(policy: dict[str, Any]) -> str:

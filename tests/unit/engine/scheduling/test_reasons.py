@@ -7,7 +7,7 @@ import pytest
 from engine.entry import COUNTER_SCALE, QueueEntry
 from engine.scheduling.claims import ALL
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.policy import ORDERS, POLICIES, TABLE_POLICIES, make_order
+from engine.scheduling.policy import LEARNED_POLICIES, ORDERS, POLICIES, TABLE_POLICIES, make_order
 from engine.scheduling.reasons import CLAIM_WORDS, PURPOSES, WORDS, reason
 
 
@@ -37,5 +37,5 @@ def test_a_decision_without_a_rank_has_no_other_reason_than_its_rule() -> None:
 
 
 def test_every_policy_says_what_it_is_for_and_when_it_loses() -> None:
-    assert PURPOSES.keys() == POLICIES.keys() | TABLE_POLICIES.keys()
+    assert PURPOSES.keys() == POLICIES.keys() | TABLE_POLICIES.keys() | LEARNED_POLICIES.keys()
     assert CLAIM_WORDS.keys() == ALL

@@ -10,7 +10,7 @@ import pytest
 
 from engine.entry import QueueEntry
 from engine.forecast.length.length import LengthForecast
-from engine.messages import Snapshot
+from engine.messages import EngineKnobs, Snapshot
 from engine.scheduling.counters import ServiceCounters
 from engine.step_time.model import PRIOR
 from gateway.dispatch.admission import Admission
@@ -138,17 +138,18 @@ def knobs_of(flow: FlowController) -> dict[Knob, float]:
         Knob.AGEING: flow.ageing_factor,
         Knob.BATCH_SHARE: flow.batch_share,
         Knob.PREFIX_WEIGHT: flow.prefix_weight,
+        Knob.LONG_SHARE: flow.long_share,
     }
 
 
 @dataclass
-class Budgeted:
-    """An engine whose steps can be made smaller."""
+class Turned:
+    """An engine whose knobs can be turned."""
 
-    shares: list[float] = field(default_factory=list)
+    told: list[EngineKnobs] = field(default_factory=list)
 
-    def set_token_budget(self, share: float) -> None:
-        self.shares.append(share)
+    def set_knobs(self, knobs: EngineKnobs) -> None:
+        self.told.append(knobs)
 
 
 @dataclass
@@ -162,7 +163,7 @@ class Requests:
 def test_a_queue_that_others_share_is_left_alone() -> None:
     flow, requests = queue(), Requests()
     lifecycle: Any = requests
-    engine: Any = Budgeted()
+    engine: Any = Turned()
     setters = setters_of(flow, lifecycle, [engine], is_shared=True)
     own = {Knob.ADMISSION, Knob.EARLY_REFUSAL, Knob.RESERVE_QUANTILE}
     assert set(bounds_of(ControlMode.ACTING, setters, {})) == own
@@ -172,10 +173,12 @@ def test_a_queue_that_others_share_is_left_alone() -> None:
     admission = requests.admission
     assert (admission.strictness, admission.factor, requests.reserve_quantile) == (0.25, 1.5, 0.7)
     alone = setters_of(flow, lifecycle, [engine, engine], is_shared=False)
-    assert set(alone) == set(DEFAULT_BOUNDS), "all there are"
+    assert set(alone) == set(DEFAULT_BOUNDS) - {Knob.QUOTA}, "all there are of a queue and its engines"
     assert Knob.TOKEN_BUDGET not in setters_of(flow, lifecycle, [], is_shared=False), "others' engines"
+    foreign = setters_of(flow, lifecycle, [engine], is_shared=False, is_foreign=True)
+    assert set(alone) - set(foreign) == {Knob.TOKEN_BUDGET}, "our plug-in has no tokens of a step to give"
     alone[Knob.TOKEN_BUDGET](0.5)
-    assert engine.shares == [0.5, 0.5], "every replica's"
+    assert engine.told == [EngineKnobs(token_share=0.5)] * 2, "every replica's"
 
 
 def test_a_brake_bounds_batchs_share_and_lets_it_go_again() -> None:

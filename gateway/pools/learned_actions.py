@@ -1,0 +1,159 @@
+"""A learned policy at work in one pool: what its table says of the present load.
+
+The edge of `flow/learned/switch.py`: observes the load of the pool, asks the switch once a look, and says
+where knobs rest from then on. Where the table is missing, broken or for something else, and outside of what
+it was fitted on, knobs rest where the operator's settings put them: that is `hybrid`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import asdict
+
+from engine.scheduling.options import parsed_options
+from engine.scheduling.policy import HYBRID_OPTIONS, POLICIES
+from gateway.flow.control_rules import DEFAULT_BOUNDS, Knob
+from gateway.flow.controller import FlowController
+from gateway.flow.learned.actions import ACTION_BOUNDS, HYBRID
+from gateway.flow.learned.macro_state import Situation, words
+from gateway.flow.learned.served import misfit, not_compared
+from gateway.flow.learned.switch import MacroStateSwitch
+from gateway.flow.learned.table_file import LearnedTable
+from gateway.flow.window import NUM_RANKS
+from gateway.upstream.base import Upstream
+from tenants.admin.policy import StoredPolicy
+
+NOT_LEARNED = "the policy is not learned any more: the knobs rest where the settings put them"
+OTHER_OWN = "the policy has other options: the knobs rest where these put them"
+
+log = logging.getLogger("fairgate.gateway.control")
+
+
+class LearnedActions:
+    """One pool's. Use from one event loop."""
+
+    def __init__(
+        self,
+        model: str,
+        flow: FlowController,
+        upstreams: Sequence[Upstream],
+        own_rests: Callable[[], Mapping[Knob, float]] = dict,
+    ) -> None:
+        """`own_rests`: where settings and policy put knobs that do not rest where `DEFAULT_BOUNDS` say."""
+        self.switch: MacroStateSwitch | None = None
+        """None: no table is in use."""
+        self.problem = ""
+        """Why the policy is learned and no table is in use; empty: one is, or the policy is another."""
+        self._model = model
+        self._flow = flow
+        self._upstreams = upstreams
+        self._own_rests = own_rests
+        self._is_wanted = False
+        self._table: LearnedTable | None = None
+        self._rests_then: dict[Knob, float] = {}
+        """Where settings and policy put the knobs when the table was taken."""
+        self._due: str | None = None
+        """Why knobs go back to where the settings put them, at the next look; None: they need not."""
+
+    def use(self, table: LearnedTable | None, problem: str = "", *, is_wanted: bool = True) -> None:
+        """From the next look on. Without a table `problem` says why; not `is_wanted`: the policy is not a
+        learned one."""
+        rests = self._rests()
+        if table is not None and (table, rests) == (self._table, self._rests_then):
+            return
+        was_wanted, self._is_wanted = self._is_wanted, is_wanted
+        self._table, self._rests_then, self.switch = table, rests, None
+        self._tell(problem)
+        if was_wanted or is_wanted:
+            self._due = OTHER_OWN if is_wanted else NOT_LEARNED
+        if table is not None and (note := not_compared(table)):
+            log.info("learned table of %s: %s", self._model, note)
+
+    def look(self, now_s: float) -> tuple[dict[Knob, float], str] | None:
+        """Looks the load up, once. Where knobs rest from now on, and why; None: nothing changed."""
+        reason, self._due = self._due, None
+        back = None if reason is None else (self._rests(), reason)
+        if self._table is None:
+            return back
+        announced = [each.ready.model for each in self._upstreams if each.ready is not None]
+        self._tell(misfit(self._table, self._model, announced))
+        if self.problem:
+            if self.switch is not None:
+                self.switch = None
+                return self._rests(), f"learned: {self.problem}"
+            return back
+        if self.switch is None:
+            self.switch = MacroStateSwitch(self._table)
+        changed = self.switch.look(self.situation(now_s), now_s)
+        if changed is None:
+            return back
+        actions, why = changed
+        return self._rests() if self.switch.is_outside else actions.knobs(), why
+
+    def situation(self, now_s: float) -> Situation:
+        """The load of the pool now."""
+        up = [each for each in self._upstreams if each.is_up]
+        places = sum(each.ready.max_sequences for each in up if each.ready is not None)
+        snapshots = [each.snapshot for each in up if each.snapshot is not None]
+        blocks = sum(each.num_blocks for each in snapshots)
+        return Situation(
+            queued_per_place=self._flow.queued_up_to(NUM_RANKS - 1) / max(1, places),
+            long_at_head=self._flow.is_long_at_head(now_s),
+            kv_share=sum(each.referenced_blocks for each in snapshots) / blocks if blocks else 0.0,
+            trend=self._flow.arrivals.value(now_s),
+        )
+
+    def as_json(self) -> dict[str, Any] | None:
+        """For the status page; None: the policy is not a learned one."""
+        if not self._is_wanted:
+            return None
+        switch = self.switch
+        state = None if switch is None else switch.state
+        return {
+            "problem": self.problem,
+            "note": "" if self._table is None else not_compared(self._table),
+            "macro_state": state,
+            "words": "" if state is None else words(state),
+            "is_outside": switch is not None and switch.is_outside,
+            "actions": asdict(HYBRID if switch is None else switch.actions),
+            "lookups": 0 if switch is None else switch.lookups,
+            "switches": 0 if switch is None else switch.switches,
+            "times_outside": 0 if switch is None else switch.times_outside,
+            "table": None
+            if self._table is None
+            else {
+                "model": self._table.model,
+                "machine": self._table.machine,
+                "trace": self._table.trace,
+                "seed": self._table.seed,
+            },
+        }
+
+    def _rests(self) -> dict[Knob, float]:
+        own = self._own_rests()
+        return {
+            knob: own.get(knob, DEFAULT_BOUNDS[knob].rest) for knob in (Knob(name) for name in ACTION_BOUNDS)
+        }
+
+    def _tell(self, problem: str) -> None:
+        """Says a new problem once."""
+        if problem and problem != self.problem:
+            log.error(
+                "policy learned, model %s: %s; the actions of hybrid are in force", self._model, problem
+            )
+        self.problem = problem
+
+
+def own_numbers(policy: StoredPolicy) -> dict[Knob, float]:
+    """Where a policy's options put the knobs that are numbers of an engine."""
+    options = parsed_options(dict(policy.options))
+    preset = POLICIES.get(policy.name)
+    own = HYBRID_OPTIONS if preset is None else preset().options
+    partial = options.max_num_partial_prefills or own.max_num_partial_prefills or 1
+    return {
+        Knob.PARTIAL_PREFILLS: float(partial),
+        Knob.RESERVE_PERMILLE: float(options.reserve_permille),
+    }
