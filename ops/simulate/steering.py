@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable
 
 from engine.step_time.model import predict_step_s
-from gateway.flow.control_rules import Control, ControlMode, Move, Observation
+from gateway.flow.control_rules import Control, ControlMode, Knob, Move, Observation
+from gateway.flow.learned.actions import ACTION_BOUNDS
 from gateway.flow.learned.macro_state import Situation
 from gateway.flow.learned.switch import MacroStateSwitch
 from gateway.flow.learned.table_file import LearnedTable
@@ -19,7 +20,7 @@ from gateway.pools.control_loop import EVERY_S, Setters, bounds_of, length_sprea
 from gateway.statistics import RecentShare
 from ops.simulate.admission import SimulatedAdmission
 from ops.simulate.learned.knobs import rests_of, setters_of
-from ops.simulate.learned.pool_load import PoolLoad, kv_share
+from ops.simulate.learned.pool_load import kv_share, situation_of
 from ops.simulate.pool import PoolObserver, SimulatedPool
 from ops.simulate.slo import SloLimits
 
@@ -44,11 +45,12 @@ class Steering:
         self.switch = None if table is None else MacroStateSwitch(table)
         """Which entry of the table is in force."""
         self._on_situation = on_situation
-        self._load = PoolLoad()
         self._mode = mode
         self._slo = slo
         self._control: Control | None = None
         self._setters: Setters = {}
+        self._own_rests: dict[Knob, float] = {}
+        """Where the options of the run put the knobs that a table moves."""
         self._look_s = EVERY_S
         self._rows = 0
         """Of the records, seen."""
@@ -89,20 +91,24 @@ class Steering:
         self._look_s = pool.now_s + EVERY_S
         if self._control is None:
             self._setters = setters_of(pool, self.admission)
-            self._control = Control(self._mode, bounds_of(self._mode, self._setters, rests_of(pool)))
+            own = rests_of(pool)
+            bounds = bounds_of(self._mode, self._setters, own)
+            self._own_rests = {knob: bounds[knob].rest for knob in map(Knob, ACTION_BOUNDS)}
+            self._control = Control(self._mode, bounds)
         if self.switch is not None or self._on_situation is not None:
             self._look_up(pool, self._control)
         if self._mode is not ControlMode.OFF:
             self._apply(self._control.look(self._observe(pool), pool.now_s))
 
     def _look_up(self, pool: SimulatedPool, control: Control) -> None:
-        situation = self._load.situation(pool)
+        situation = situation_of(pool)
         if self._on_situation is not None:
             self._on_situation(situation)
         found = None if self.switch is None else self.switch.look(situation, pool.now_s)
-        if found is not None:
+        if self.switch is not None and found is not None:
             actions, reason = found
-            self._apply(control.rest_at(actions.knobs(), reason, pool.now_s))
+            rests = self._own_rests if self.switch.is_outside else actions.knobs()
+            self._apply(control.rest_at(rests, reason, pool.now_s))
 
     def _apply(self, moves: list[Move]) -> None:
         for move in moves:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 
 from msgspec.structs import replace as with_fields
@@ -26,7 +25,7 @@ def setters_of(pool: SimulatedPool, admission: SimulatedAdmission) -> Setters:
     """By knob."""
     return {
         **queue_setters(pool.flow),
-        Knob.LONG_SHARE: partial(_set_long_share, pool),
+        Knob.LONG_SHARE: partial(setattr, pool.flow, "long_share"),
         Knob.ADMISSION: partial(setattr, admission, "strictness"),
         **{knob: partial(_set_engines, pool, knob) for knob in ENGINE_KNOBS},
     }
@@ -34,18 +33,13 @@ def setters_of(pool: SimulatedPool, admission: SimulatedAdmission) -> Setters:
 
 def rests_of(pool: SimulatedPool) -> Mapping[Knob, float]:
     """Where the options of the run put knobs that do not rest where `DEFAULT_BOUNDS` say."""
-    options, lanes = pool.members[0].engine.table.policy.options, pool.flow.placement.lanes
+    options = pool.members[0].engine.table.policy.options
     return {
         Knob.LOOKAHEAD: pool.flow.window.lookahead_sequences,
         Knob.PARTIAL_PREFILLS: options.max_num_partial_prefills or 1,
         Knob.RESERVE_PERMILLE: options.reserve_permille,
-        Knob.LONG_SHARE: min(lanes.share_sequences, lanes.share_kv),
+        Knob.LONG_SHARE: pool.flow.long_share,
     }
-
-
-def _set_long_share(pool: SimulatedPool, share: float) -> None:
-    placement = pool.flow.placement
-    placement.lanes = replace(placement.lanes, share_sequences=share, share_kv=share)
 
 
 def _set_engines(pool: SimulatedPool, knob: Knob, value: float) -> None:
