@@ -144,8 +144,8 @@ def policies(cases: tuple[str, ...], policies: tuple[str, ...]) -> None:
     """Scheduling policies on a virtual clock: where each wins, where it loses, and what was promised.
 
     \b
-    Cases: mixed, predictions, contests, composition, batching, buckets, templates, published. All of them
-    take some minutes of one core. Nothing is timed by a real clock: the figures are the same on every
+    Cases: mixed, predictions, contests, composition, batching, buckets, templates, learned, published. All
+    of them take a quarter of an hour of one core. Nothing is timed by a real clock: the figures are the same on every
     machine and may be made while others use it.
     --json answers:
       {"cases": {"mixed": {"title": "short requests among long ones", "rows": [{"policy": "hybrid",

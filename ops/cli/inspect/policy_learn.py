@@ -44,7 +44,7 @@ class _Traffic:
 @click.option(
     "--trace",
     metavar="FILE",
-    help="CSV or CSV.gz with arrival_s, input_tokens, output_tokens and perhaps tenant; or azure, arena.",
+    help="CSV or CSV.gz, as for `fairgate simulate`; or azure, arena, servegen.",
 )
 @click.option("--days", type=click.IntRange(1, 366), help="The recorded traffic of so many days, instead.")
 @click.option("--of-model", metavar="NAME", help="With --days: this model, where several are served.")
@@ -57,7 +57,7 @@ class _Traffic:
     "--budget",
     type=click.IntRange(1, 1_000_000_000),
     metavar="REQUESTS",
-    help="Simulated requests, all runs together.  [default: 80000]",
+    help="Simulated requests, all runs together.  [default: 120000]",
 )
 @click.option(
     "--out",
@@ -92,7 +92,7 @@ def learn(
 
     \b
     --json answers:
-      {"trace": "azure2023_conv.csv.gz", "machine": "8b on l40s", "seed": 0, "simulated_requests": 79640,
+      {"trace": "azure2023_conv.csv.gz", "machine": "8b on l40s", "seed": 0, "simulated_requests": 119640,
        "objective": "0.25 x …", "changes": [{"states": [0, …], "action": "admission", "value": 1.0,
        "gain": 0.4, "spread": 0.01}, …], "entries": [{"state": 0, "words": "no queue; …", "share": 0.6,
        "actions": {"slots": 1.0, …}}, …], "judged": {"learned": 0.03, "hybrid": 0.11, "spread": 0.003,

@@ -1,4 +1,4 @@
-"""Judgement of a table on stretches that its search never saw. Pure apart from the runs."""
+"""Judgement of a table on pieces that its search never saw. Pure apart from the runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.flow.learned.table_file import LearnedTable
-from ops.simulate.learn.segments import Stretch
+from ops.simulate.learn.segments import Piece
 from ops.simulate.learn.trial import Trial, TrialRun, Trials
 
 
@@ -48,12 +48,12 @@ class TableJudgement:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutRuns:
-    """Runs of one table on every held-out stretch with every seed."""
+    """Runs of one table on every held-out piece with every seed."""
 
     by_seed: Mapping[int, tuple[TrialRun, ...]]
 
     def means(self) -> list[float]:
-        """The sum's mean over the stretches, by seed."""
+        """The sum's mean over the pieces, by seed."""
         return [statistics.fmean(run.value for run in runs) for runs in self.by_seed.values()]
 
     def share(self, part: str) -> float:
@@ -63,12 +63,12 @@ class HeldOutRuns:
 
 
 def served_held_out(
-    trials: Trials, stretches: Sequence[Stretch], seeds: Sequence[int], table: LearnedTable | None
+    trials: Trials, pieces: Sequence[Piece], seeds: Sequence[int], table: LearnedTable | None
 ) -> HeldOutRuns:
     """Runs `table`; None: `hybrid`."""
     by_seed = {}
     for seed in seeds:
-        units = [Trial(stretch, seed) for stretch in stretches]
+        units = [Trial(piece, seed) for piece in pieces]
         by_seed[seed] = tuple(
             trials.hybrid(unit) if table is None else trials.learned(unit, table) for unit in units
         )
@@ -76,7 +76,7 @@ def served_held_out(
 
 
 def judged(against: str, table: HeldOutRuns, other: HeldOutRuns) -> TableJudgement:
-    """Compares two tables on the same stretches and seeds."""
+    """Compares two tables on the same pieces and seeds."""
     ours, theirs = table.means(), other.means()
     differences = [own - its for own, its in zip(ours, theirs, strict=True)]
     spread = statistics.stdev(differences) if len(differences) > 1 else 0.0

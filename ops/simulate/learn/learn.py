@@ -1,7 +1,7 @@
 """Learns a table from a trace: borders, search, and judgement on what was held out.
 
 The budget of simulated requests is divided in advance: a part is kept for the judgement, a part serves to see
-how the stretches differ under `hybrid`. The rest is searched with.
+how the pieces differ under `hybrid`. The rest is searched with.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from gateway.flow.window import NUM_RANKS
 from ops.simulate.learn.grid import GRID, actions_that_act, borders_of, range_of
 from ops.simulate.learn.judge import HeldOutRuns, TableJudgement, judged, served_held_out
 from ops.simulate.learn.search import TableChange, TableSearch
-from ops.simulate.learn.segments import Stretch, some_of, split
+from ops.simulate.learn.segments import Piece, some_of, split
 from ops.simulate.learn.trial import LearningSetup, Trial, Trials
 from ops.simulate.traffic.requests import SimulatedRequest
 
-DEFAULT_BUDGET = 80_000
+DEFAULT_BUDGET = 120_000
 JUDGE_SHARE, SURVEY_SHARE = 0.3, 0.15
 """Of the budget."""
 SEEDS_A_SEARCH, SEEDS_A_JUDGEMENT = 2, 3
 RUNS_A_UNIT = 16
-"""Of the search, on each of its stretches and seeds: the fewer stretches, the more candidates."""
+"""Of the search, on each of its pieces and seeds: the fewer pieces, the more candidates."""
 LEAST_RUNS = 4
 MOST_SEED = 1_000_000
 
@@ -52,10 +52,10 @@ class LearningOutcome:
     candidates: int
     searched: Sequence[str]
     """Names of the actions that were searched."""
-    learnt_from: Sequence[Stretch]
+    learnt_from: Sequence[Piece]
     """All that could be learnt from."""
-    searched_on: Sequence[Stretch]
-    held_out: Sequence[Stretch]
+    searched_on: Sequence[Piece]
+    held_out: Sequence[Piece]
     is_spent: bool
     """The budget ended the search."""
 
@@ -90,17 +90,15 @@ def learn(
     least = keep + sum(map(len, surveyed)) + LEAST_RUNS * SEEDS_A_SEARCH * max(map(len, surveyed))
     if budget < least:
         raise BudgetTooSmall(
-            f"{name}: a budget of {budget:,} simulated requests is too small for stretches of"
-            f" {parts.seconds:g} s: at least {least:,} are needed (--budget)"
+            f"{name}: a budget of {budget:,} simulated requests is too small for pieces of"
+            f" {parts.piece_s:g} s: at least {least:,} are needed (--budget)"
         )
     trials = Trials(setup, budget, progress)
     seen: list[Situation] = []
-    values = {
-        stretch: trials.hybrid(Trial(stretch, search_seeds[0]), seen.append).value for stretch in surveyed
-    }
+    values = {piece: trials.hybrid(Trial(piece, search_seeds[0]), seen.append).value for piece in surveyed}
     units = [
-        Trial(stretch, each)
-        for stretch in _unlike(values, trials.left(keep) // (RUNS_A_UNIT * SEEDS_A_SEARCH))
+        Trial(piece, each)
+        for piece in _unlike(values, trials.left(keep) // (RUNS_A_UNIT * SEEDS_A_SEARCH))
         for each in search_seeds
     ]
     start = _start(name, setup, seed, seen)
@@ -136,15 +134,15 @@ def learn(
         search.candidates,
         [action for action in GRID if action in searched],
         parts.learnt_from,
-        list(dict.fromkeys(unit.stretch for unit in units)),
+        list(dict.fromkeys(unit.piece for unit in units)),
         held_out,
         search.is_spent,
     )
 
 
-def _unlike(values: dict[Stretch, float], most_requests: int) -> list[Stretch]:
-    """Stretches on which hybrid's sum is unlike: evenly spaced from the largest on."""
-    ranked = sorted(values, key=lambda stretch: (-values[stretch], stretch.number))
+def _unlike(values: dict[Piece, float], most_requests: int) -> list[Piece]:
+    """Piecees on which hybrid's sum is unlike: evenly spaced from the largest on."""
+    ranked = sorted(values, key=lambda piece: (-values[piece], piece.number))
     return list(some_of(ranked, most_requests))
 
 

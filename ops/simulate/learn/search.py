@@ -23,8 +23,6 @@ from ops.simulate.learn.trial import Trial, TrialRun, Trials
 
 LEAST_GAIN = 0.002
 """A change that wins less is not worth a line in a table."""
-QUEUES = tuple(range(4, NUM_STATES))
-"""The macro-states with a queue."""
 MOST_PASSES = 3
 
 
@@ -80,7 +78,7 @@ class TableSearch:
         try:
             for unit in self._units:
                 self._best[unit] = self._serve(unit, self.table)
-            self._improve([tuple(range(NUM_STATES)), QUEUES])
+            self._improve([tuple(range(NUM_STATES))])
             for _ in range(MOST_PASSES):
                 if not self._improve([(state,) for state in self.states_by_weight()]):
                     break
@@ -129,7 +127,7 @@ class TableSearch:
             self.changes.append(TableChange(states, action, value, gain, spread))
 
     def _serve(self, unit: Trial, table: LearnedTable) -> TrialRun:
-        if self._trials.left(self._keep) < len(unit.stretch):
+        if self._trials.left(self._keep) < len(unit.piece):
             raise BudgetSpent
         return self._trials.learned(unit, table)
 

@@ -1,7 +1,7 @@
 """Cuts a trace into stretches of time: every other one to learn from, the others held out to judge by.
 
-A stretch is an hour where the trace has many, and shorter where it has not. Each is simulated by itself, from
-an empty pool. Pure.
+A stretch is an hour where the trace has many, and shorter where it has not. What is simulated are pieces of a
+stretch of about two minutes, each by itself, from an empty pool. Pure.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class TraceTooShort(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """Requests of one stretch of time, from its beginning; implements `Source`."""
+class Piece:
+    """Requests of one piece of a stretch, from its beginning; implements `Source`."""
 
     number: int
     name: str
@@ -42,9 +42,9 @@ class Stretch:
     def __len__(self) -> int:
         return len(self.requests)
 
-    def jittered(self, seed: int) -> Stretch:
+    def jittered(self, seed: int) -> Piece:
         """The same requests, each up to `JITTER_S` earlier or later: drawn anew with each seed."""
-        rng = random.Random(f"stretch {self.number} seed {seed}")
+        rng = random.Random(f"piece {self.number} seed {seed}")
         moved = [
             replace(request, arrival_s=max(0.0, request.arrival_s + rng.uniform(-JITTER_S, JITTER_S)))
             for request in self.requests
@@ -56,10 +56,10 @@ class Stretch:
 class Split:
     """A trace in two halves that have no request in common."""
 
-    learnt_from: tuple[Stretch, ...]
-    held_out: tuple[Stretch, ...]
-    seconds: float
-    """Of one stretch."""
+    learnt_from: tuple[Piece, ...]
+    held_out: tuple[Piece, ...]
+    stretch_s: float
+    piece_s: float
 
 
 def split(name: str, requests: Sequence[SimulatedRequest], *, has_prefixes: bool = False) -> Split:
@@ -71,37 +71,40 @@ def split(name: str, requests: Sequence[SimulatedRequest], *, has_prefixes: bool
             f" {LEAST_REQUESTS:,} requests over {LEAST_STRETCHES * SHORTEST_S:g} s are needed; take a longer"
             " trace, or more days (--days)"
         )
-    seconds = stretch_s(span_s)
+    stretch_s = stretch_s_of(span_s)
+    pieces_a_stretch = max(1, round(stretch_s / USUAL_S))
+    piece_s = stretch_s / pieces_a_stretch
     first_s = requests[0].arrival_s
+    # What is left over at the end belongs to the last whole piece.
+    last = max(1, int(span_s / stretch_s + 0.5)) * pieces_a_stretch - 1
     parts: dict[int, list[SimulatedRequest]] = {}
-    last = int(span_s // seconds) - (span_s % seconds < seconds / 2)
     for request in requests:
-        number = min(last, int((request.arrival_s - first_s) // seconds))
-        begins_s = first_s + number * seconds
+        number = min(last, int((request.arrival_s - first_s) / piece_s))
+        begins_s = first_s + number * piece_s
         parts.setdefault(number, []).append(replace(request, arrival_s=request.arrival_s - begins_s))
-    stretches = [
-        Stretch(number, f"{name}, from {number * seconds:g} s", tuple(part), has_prefixes)
-        for number, part in sorted(parts.items())
-    ]
-    found = Split(tuple(stretches[::2]), tuple(stretches[1::2]), seconds)
+    halves: tuple[list[Piece], list[Piece]] = [], []
+    stretches = sorted({number // pieces_a_stretch for number in parts})
+    for number, part in sorted(parts.items()):
+        half = stretches.index(number // pieces_a_stretch) % 2
+        halves[half].append(Piece(number, f"{name} from {number * piece_s:g} s", tuple(part), has_prefixes))
     if len(stretches) < LEAST_STRETCHES:
         raise TraceTooShort(
-            f"{name}: requests came in {len(stretches)} of its stretches of {seconds:g} s, and"
+            f"{name}: requests came in {len(stretches)} of its stretches of {stretch_s:g} s, and"
             f" {LEAST_STRETCHES} are needed; take a longer trace, or more days (--days)"
         )
-    return found
+    return Split(tuple(halves[0]), tuple(halves[1]), stretch_s, piece_s)
 
 
-def stretch_s(span_s: float) -> float:
+def stretch_s_of(span_s: float) -> float:
     """The length of one stretch."""
     wanted = min(LONGEST_S, max(USUAL_S, span_s / MOST_STRETCHES))
     return max(SHORTEST_S, min(wanted, span_s / LEAST_STRETCHES))
 
 
-def some_of(stretches: Sequence[Stretch], most_requests: int) -> tuple[Stretch, ...]:
+def some_of(pieces: Sequence[Piece], most_requests: int) -> tuple[Piece, ...]:
     """Evenly spaced ones with at most so many requests in all, the first one whatever it has."""
-    for count in range(len(stretches), 0, -1):
-        chosen = [stretches[number * len(stretches) // count] for number in range(count)]
+    for count in range(len(pieces), 0, -1):
+        chosen = [pieces[number * len(pieces) // count] for number in range(count)]
         if count == 1 or sum(map(len, chosen)) <= most_requests:
             return tuple(chosen)
     return ()

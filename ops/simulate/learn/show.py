@@ -13,7 +13,7 @@ from gateway.flow.learned.macro_state import NUM_STATES, words
 from ops.reporting import plain, table
 from ops.simulate.learn.grid import GRID
 from ops.simulate.learn.learn import LearningOutcome
-from ops.simulate.learn.search import QUEUES, TableChange
+from ops.simulate.learn.search import TableChange
 from ops.simulate.learn.trial import LearningSetup
 
 
@@ -31,7 +31,7 @@ def report(
             "budget": budget,
             "simulated_requests": found.simulated_requests,
             "objective": setup.objective.words(setup.slo, has_energy=setup.has_energy),
-            "stretches": {
+            "pieces": {
                 "learnt_from": len(outcome.learnt_from),
                 "searched_on": [each.name for each in outcome.searched_on],
                 "held_out": [each.name for each in outcome.held_out],
@@ -114,7 +114,7 @@ def show(outcome: LearningOutcome, setup: LearningSetup, written: Path | None, n
         + (f"; without effect on this traffic, and left alone: {', '.join(left)}" if left else "")
     )
     count = len(outcome.held_out)
-    click.echo(f"on {count} held-out stretch{'es' if count > 1 else ''}: {outcome.against_hybrid.words()}")
+    click.echo(f"on {count} held-out piece{'s' if count > 1 else ''}: {outcome.against_hybrid.words()}")
     runs, hybrid = outcome.runs, outcome.hybrid
     click.echo(
         f"  missed {100 * runs.share('missed'):.1f} % (hybrid: {100 * hybrid.share('missed'):.1f} %), of them"
@@ -140,6 +140,4 @@ def differences(actions: Actions) -> str:
 def _states(change: TableChange) -> str:
     if len(change.states) == NUM_STATES:
         return "all"
-    if change.states == QUEUES:
-        return "all with a queue"
     return "; ".join(words(state) for state in change.states)

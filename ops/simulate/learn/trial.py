@@ -1,4 +1,4 @@
-"""Simulated runs of a stretch under `hybrid` and under learned tables, counted."""
+"""Simulated runs of a piece under `hybrid` and under learned tables, counted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.flow.learned.macro_state import NUM_STATES, Situation
 from gateway.flow.learned.table_file import LearnedTable
 from ops.simulate.figures.figures import energy
 from ops.simulate.learn.objective import LearningObjective, ServedSum, served_sum
-from ops.simulate.learn.segments import Stretch
+from ops.simulate.learn.segments import Piece
 from ops.simulate.machines.machines import Machine
 from ops.simulate.pool import SimulatedPool, busy
 from ops.simulate.predictions import PREDICTIONS
@@ -21,6 +21,7 @@ from ops.simulate.run import few_collections
 from ops.simulate.slo import SloLimits
 from ops.simulate.steering import Steering
 
+NO_LOOKS = (0,) * NUM_STATES
 LONG_SHARE = 0.5
 """Of a replica, for the long lane: as gateways have it unless they are told otherwise."""
 POLICY = "hybrid"
@@ -55,9 +56,9 @@ def queue_as_served(machine: Machine) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A stretch with the arrivals of one seed."""
+    """A piece with the arrivals of one seed."""
 
-    stretch: Stretch
+    piece: Piece
     seed: int
 
 
@@ -86,8 +87,8 @@ class Trials:
         self.simulated = 0
         self.runs = 0
         self._progress = progress
-        self._hybrid: dict[tuple[int, int], ServedSum] = {}
-        """By stretch and seed."""
+        self._hybrid: dict[tuple[str, int], ServedSum] = {}
+        """By piece and seed."""
 
     def left(self, keep: int = 0) -> int:
         """Requests that may still be simulated, apart from `keep`."""
@@ -95,13 +96,13 @@ class Trials:
 
     def hybrid(self, trial: Trial, on_situation: Callable[[Situation], None] | None = None) -> TrialRun:
         """Under `hybrid`; `on_situation` is told of every look's load, if it has not run before."""
-        key = trial.stretch.number, trial.seed
+        key = trial.piece.name, trial.seed
         if key not in self._hybrid:
-            served, _ = self._run(trial, None, on_situation)
-            self._hybrid[key] = served
+            self._hybrid[key] = self._run(
+                trial, Steering(ControlMode.OFF, self.setup.slo, on_situation=on_situation)
+            )
         served = self._hybrid[key]
-        zeros = (0,) * NUM_STATES
-        return TrialRun(served, self.setup.objective.of(served, served), zeros, zeros)
+        return TrialRun(served, self.setup.objective.of(served, served), NO_LOOKS, NO_LOOKS)
 
     def learned(self, trial: Trial, table: LearnedTable) -> TrialRun:
         """Under `table`."""
@@ -113,18 +114,21 @@ class Trials:
             looks[state] += 1
             waits[state] += situation.queued_per_place
 
-        served, _ = self._run(trial, table, count)
+        served = self._run(trial, Steering(ControlMode.OFF, self.setup.slo, table, on_situation=count))
         value = self.setup.objective.of(served, hybrid.served)
         return TrialRun(served, value, tuple(looks), tuple(waits))
 
-    def _run(
-        self, trial: Trial, table: LearnedTable | None, on_situation: Callable[[Situation], None] | None
-    ) -> tuple[ServedSum, SimulatedPool]:
+    def other(self, trial: Trial, policy: str, control: ControlMode = ControlMode.OFF) -> TrialRun:
+        """Under another policy, or with the control loop."""
+        hybrid = self.hybrid(trial)
+        served = self._run(trial, Steering(control, self.setup.slo), policy)
+        return TrialRun(served, self.setup.objective.of(served, hybrid.served), NO_LOOKS, NO_LOOKS)
+
+    def _run(self, trial: Trial, steering: Steering, policy: str = POLICY) -> ServedSum:
         setup = self.setup
-        source = trial.stretch.jittered(trial.seed)
-        steering = Steering(ControlMode.OFF, setup.slo, table, on_situation=on_situation)
+        source = trial.piece.jittered(trial.seed)
         pool = SimulatedPool(
-            POLICY,
+            policy,
             setup.machine,
             replicas=setup.replicas,
             options=setup.options,
@@ -138,7 +142,7 @@ class Trials:
         self.simulated += len(source)
         self.runs += 1
         self._progress(min(self.simulated, self.budget), self.budget)
-        return served_sum(pool.records, setup.slo, _joules_per_token(pool)), pool
+        return served_sum(pool.records, setup.slo, _joules_per_token(pool))
 
 
 def _joules_per_token(pool: SimulatedPool) -> float | None:
