@@ -27,7 +27,7 @@ from ops.bench.policies.figures import SEEDS, spread
 from ops.reporting import Check, Report
 from ops.simulate.learn.judge import HeldOutRuns, judged
 from ops.simulate.learn.segments import Piece, some_of, split
-from ops.simulate.learn.trial import LearningSetup, Trial, TrialRun, Trials, queue_as_served
+from ops.simulate.learn.trial import LearningSetup, LearningTrial, TrialRun, Trials, queue_as_served
 from ops.simulate.machines.machines import roofline_machine
 from ops.simulate.slo import SloLimits
 from ops.simulate.traffic.generate import TRACES
@@ -108,7 +108,7 @@ def learned(policies: Collection[str]) -> Report:
     """Every trace, under `policies`, with the control loop, and with the table."""
     report = Report("a learned table and the control loop beside the presets", COLUMNS)
     trials = Trials(SETUP, NO_BUDGET)
-    runs: dict[str, Callable[[Trial], TrialRun]] = {
+    runs: dict[str, Callable[[LearningTrial], TrialRun]] = {
         **{policy: partial(trials.other, policy=policy) for policy in policies if policy != "hybrid"},
         "hybrid": trials.hybrid,
         CONTROL: partial(trials.other, policy="hybrid", control=ControlMode.ACTING),
@@ -118,7 +118,9 @@ def learned(policies: Collection[str]) -> Report:
     for traffic in JUDGED_TRACES:
         pieces = traffic.pieces()
         found = {
-            name: HeldOutRuns({seed: tuple(run(Trial(each, seed)) for each in pieces) for seed in SEEDS})
+            name: HeldOutRuns(
+                {seed: tuple(run(LearningTrial(each, seed)) for each in pieces) for seed in SEEDS}
+            )
             for name, run in runs.items()
         }
         report.rows += [_row(traffic, name, found) for name in found]

@@ -145,8 +145,8 @@ def policies(cases: tuple[str, ...], policies: tuple[str, ...]) -> None:
 
     \b
     Cases: mixed, predictions, contests, composition, batching, buckets, templates, learned, published. All
-    of them take a quarter of an hour of one core. Nothing is timed by a real clock: the figures are the same on every
-    machine and may be made while others use it.
+    of them take half an hour of one core. Nothing is timed by a real clock: the figures are the same on
+    every machine and may be made while others use it.
     --json answers:
       {"cases": {"mixed": {"title": "short requests among long ones", "rows": [{"policy": "hybrid",
        "short_ttft_p99_s": {"median": 0.15, "least": 0.14, "most": 0.17}, …}, …],

@@ -78,12 +78,13 @@ def learn(
 
     \b
     On the simulator: one vector of actions for each of at most 12 macro-states, tried one change at a time on
-    every other stretch of the trace; then the others, which were held out, are served with the table and with
-    hybrid, with several seeds. Minimised, over all submitted requests (refused: longest wait, and missed):
+    pieces of every other stretch of the trace (hours, where it has many); then pieces of the others, which
+    were held out, are served with the table and with hybrid, with several seeds. Minimised, over all submitted
+    requests (refused: longest wait, and missed):
       0.25 x mean of min(TTFT / its target, 4) + 1 x share that misses --slo
       + 0.1 x (energy of an output token / hybrid's - 1), where the machine's power is known
     The same traffic, machine, seed and budget give the same table everywhere. Some minutes of one core.
-    The table is written only if it wins on the held-out stretches by more than the seeds differ: against
+    The table is written only if it wins on the held-out pieces by more than the seeds differ: against
     hybrid, and against the table in --out. Else the exit code is 1, and the answer says so.
 
     \b
@@ -144,7 +145,7 @@ def _why_not(out: Path | None, beats_hybrid: bool) -> str:
     against = "the table that is there" if beats_hybrid else "hybrid"
     kept = "" if out is None else f", and {out} stays as it is"
     return (
-        f"The table does not win against {against} on the held-out stretches by more than the seeds differ:"
+        f"The table does not win against {against} on the held-out pieces by more than the seeds differ:"
         f" it is not taken over{kept}. More traffic (--days, a longer --trace) or a larger --budget may find"
         " a better one; where the load is never above what the machine serves, hybrid is hard to beat."
     )

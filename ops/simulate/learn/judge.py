@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gateway.flow.learned.table_file import LearnedTable
 from ops.simulate.learn.segments import Piece
-from ops.simulate.learn.trial import Trial, TrialRun, Trials
+from ops.simulate.learn.trial import LearningTrial, TrialRun, Trials
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def served_held_out(
     """Runs `table`; None: `hybrid`."""
     by_seed = {}
     for seed in seeds:
-        units = [Trial(piece, seed) for piece in pieces]
+        units = [LearningTrial(piece, seed) for piece in pieces]
         by_seed[seed] = tuple(
             trials.hybrid(unit) if table is None else trials.learned(unit, table) for unit in units
         )

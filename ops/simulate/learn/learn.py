@@ -20,7 +20,7 @@ from ops.simulate.learn.grid import GRID, actions_that_act, borders_of, range_of
 from ops.simulate.learn.judge import HeldOutRuns, TableJudgement, judged, served_held_out
 from ops.simulate.learn.search import TableChange, TableSearch
 from ops.simulate.learn.segments import Piece, some_of, split
-from ops.simulate.learn.trial import LearningSetup, Trial, Trials
+from ops.simulate.learn.trial import LearningSetup, LearningTrial, Trials
 from ops.simulate.traffic.requests import SimulatedRequest
 
 DEFAULT_BUDGET = 120_000
@@ -95,9 +95,11 @@ def learn(
         )
     trials = Trials(setup, budget, progress)
     seen: list[Situation] = []
-    values = {piece: trials.hybrid(Trial(piece, search_seeds[0]), seen.append).value for piece in surveyed}
+    values = {
+        piece: trials.hybrid(LearningTrial(piece, search_seeds[0]), seen.append).value for piece in surveyed
+    }
     units = [
-        Trial(piece, each)
+        LearningTrial(piece, each)
         for piece in _unlike(values, trials.left(keep) // (RUNS_A_UNIT * SEEDS_A_SEARCH))
         for each in search_seeds
     ]

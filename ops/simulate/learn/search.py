@@ -19,7 +19,7 @@ from gateway.flow.learned.actions import Actions
 from gateway.flow.learned.macro_state import NUM_STATES
 from gateway.flow.learned.table_file import LearnedTable
 from ops.simulate.learn.grid import GRID
-from ops.simulate.learn.trial import Trial, TrialRun, Trials
+from ops.simulate.learn.trial import LearningTrial, TrialRun, Trials
 
 LEAST_GAIN = 0.002
 """A change that wins less is not worth a line in a table."""
@@ -49,7 +49,7 @@ class TableSearch:
     def __init__(
         self,
         trials: Trials,
-        units: Sequence[Trial],
+        units: Sequence[LearningTrial],
         table: LearnedTable,
         actions: Sequence[str],
         *,
@@ -66,7 +66,7 @@ class TableSearch:
         self._units = list(units)
         self._actions = list(actions)
         self._keep = keep
-        self._best: dict[Trial, TrialRun] = {}
+        self._best: dict[LearningTrial, TrialRun] = {}
 
     @property
     def looks(self) -> list[int]:
@@ -114,26 +114,27 @@ class TableSearch:
         seen = sorted((unit for unit in self._units if looks[unit]), key=lambda unit: -looks[unit])
         if not seen:
             return
-        self.candidates += 1
-        runs: dict[Trial, TrialRun] = {}
+        runs: dict[LearningTrial, TrialRun] = {}
         for unit in seen:
             runs[unit] = self._serve(unit, candidate)
+            self.candidates += len(runs) == 1
             if len(runs) == 1 and runs[unit].value >= self._best[unit].value:
                 return
         gain, spread = gain_of(self._units, self._best, runs)
-        if gain > max(LEAST_GAIN, spread):
+        if is_kept(gain, spread):
             self.table = candidate
             self._best |= runs
             self.changes.append(TableChange(states, action, value, gain, spread))
 
-    def _serve(self, unit: Trial, table: LearnedTable) -> TrialRun:
-        if self._trials.left(self._keep) < len(unit.piece):
+    def _serve(self, unit: LearningTrial, table: LearnedTable) -> TrialRun:
+        # The same requests under hybrid come first, where they have not run yet.
+        if self._trials.left(self._keep) < self._trials.cost_of(unit):
             raise BudgetSpent
         return self._trials.learned(unit, table)
 
 
 def gain_of(
-    units: Sequence[Trial], best: dict[Trial, TrialRun], runs: dict[Trial, TrialRun]
+    units: Sequence[LearningTrial], best: dict[LearningTrial, TrialRun], runs: dict[LearningTrial, TrialRun]
 ) -> tuple[float, float]:
     """By how much the sum falls, mean of all units, and the standard deviation of that between seeds."""
     by_seed: dict[int, list[float]] = {}
@@ -142,6 +143,11 @@ def gain_of(
         by_seed.setdefault(unit.seed, []).append(gain)
     means = [statistics.fmean(each) for each in by_seed.values()]
     return statistics.fmean(means), statistics.stdev(means) if len(means) > 1 else 0.0
+
+
+def is_kept(gain: float, spread: float) -> bool:
+    """Whether a change that gains so much stays: by more than the seeds differ, and by more than nothing."""
+    return gain > max(LEAST_GAIN, spread)
 
 
 def changed(table: LearnedTable, states: Sequence[int], action: str, value: float) -> LearnedTable:

@@ -75,8 +75,8 @@ def split(name: str, requests: Sequence[SimulatedRequest], *, has_prefixes: bool
     pieces_a_stretch = max(1, round(stretch_s / USUAL_S))
     piece_s = stretch_s / pieces_a_stretch
     first_s = requests[0].arrival_s
-    # What is left over at the end belongs to the last whole piece.
-    last = max(1, int(span_s / stretch_s + 0.5)) * pieces_a_stretch - 1
+    # Less than half a piece, left over at the end, belongs to the one before it.
+    last = max(1, int(span_s / piece_s + 0.5)) - 1
     parts: dict[int, list[SimulatedRequest]] = {}
     for request in requests:
         number = min(last, int((request.arrival_s - first_s) / piece_s))

@@ -55,7 +55,7 @@ def queue_as_served(machine: Machine) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class LearningTrial:
     """A piece with the arrivals of one seed."""
 
     piece: Piece
@@ -94,7 +94,14 @@ class Trials:
         """Requests that may still be simulated, apart from `keep`."""
         return self.budget - self.simulated - keep
 
-    def hybrid(self, trial: Trial, on_situation: Callable[[Situation], None] | None = None) -> TrialRun:
+    def cost_of(self, trial: LearningTrial) -> int:
+        """Requests that a run of a table simulates, that of `hybrid` before it included."""
+        has_run = (trial.piece.name, trial.seed) in self._hybrid
+        return len(trial.piece) * (1 if has_run else 2)
+
+    def hybrid(
+        self, trial: LearningTrial, on_situation: Callable[[Situation], None] | None = None
+    ) -> TrialRun:
         """Under `hybrid`; `on_situation` is told of every look's load, if it has not run before."""
         key = trial.piece.name, trial.seed
         if key not in self._hybrid:
@@ -104,7 +111,7 @@ class Trials:
         served = self._hybrid[key]
         return TrialRun(served, self.setup.objective.of(served, served), NO_LOOKS, NO_LOOKS)
 
-    def learned(self, trial: Trial, table: LearnedTable) -> TrialRun:
+    def learned(self, trial: LearningTrial, table: LearnedTable) -> TrialRun:
         """Under `table`."""
         hybrid = self.hybrid(trial)
         looks, waits = [0] * NUM_STATES, [0.0] * NUM_STATES
@@ -118,13 +125,13 @@ class Trials:
         value = self.setup.objective.of(served, hybrid.served)
         return TrialRun(served, value, tuple(looks), tuple(waits))
 
-    def other(self, trial: Trial, policy: str, control: ControlMode = ControlMode.OFF) -> TrialRun:
+    def other(self, trial: LearningTrial, policy: str, control: ControlMode = ControlMode.OFF) -> TrialRun:
         """Under another policy, or with the control loop."""
         hybrid = self.hybrid(trial)
         served = self._run(trial, Steering(control, self.setup.slo), policy)
         return TrialRun(served, self.setup.objective.of(served, hybrid.served), NO_LOOKS, NO_LOOKS)
 
-    def _run(self, trial: Trial, steering: Steering, policy: str = POLICY) -> ServedSum:
+    def _run(self, trial: LearningTrial, steering: Steering, policy: str = POLICY) -> ServedSum:
         setup = self.setup
         source = trial.piece.jittered(trial.seed)
         pool = SimulatedPool(
