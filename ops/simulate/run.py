@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from engine.scheduling.options import PolicyOptions
+from engine.scheduling.policy import LEARNED_POLICIES, NeedsTable
+from gateway.flow.control_rules import ControlMode
+from gateway.flow.learned.table_file import LearnedTable
 from ops.reporting import plain
 from ops.simulate.budget import SimulatedBudget
 from ops.simulate.figures.fairness import Fairness
@@ -19,11 +22,13 @@ from ops.simulate.machines.machines import Machine
 from ops.simulate.pool import PoolObserver, SimulatedPool
 from ops.simulate.predictions import PREDICTIONS
 from ops.simulate.slo import SloLimits
+from ops.simulate.steering import Steering
 from ops.simulate.traffic.requests import Source
 
 MOST_REPLICAS = 256
 OBJECTS_BETWEEN_COLLECTIONS = 100_000
 Report = dict[str, Any]
+Look = Callable[[SimulatedPool], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,10 @@ class Scenario:
     none."""
     shortfall: Shortfall | None = None
     """What is added to simulated times; None: nothing."""
+    control: ControlMode = ControlMode.OFF
+    """Of the control loop, under every policy."""
+    learned: LearnedTable | None = None
+    """What the policy `learned` looks up."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.replicas <= MOST_REPLICAS:
@@ -60,6 +69,18 @@ class Scenario:
         """Those that the policy runs with."""
         return self.options_by_policy.get(policy, self.options)
 
+    def steering_of(self, policy: str) -> Steering | None:
+        """What turns knobs under the policy. Raises `NeedsTable`."""
+        table = self.learned if policy in LEARNED_POLICIES else None
+        if policy in LEARNED_POLICIES and table is None:
+            raise NeedsTable(
+                f"the policy {policy!r} looks up a learned table: make one with `fairgate policy learn` and"
+                " name its file with --option learned_table=FILE"
+            )
+        if table is None and self.control is ControlMode.OFF:
+            return None
+        return Steering(self.control, self.slo, table)
+
 
 def run_policy(
     scenario: Scenario,
@@ -70,6 +91,10 @@ def run_policy(
 ) -> tuple[SimulatedPool, Fairness]:
     """One policy, to the end of the last answer. Raises `UnknownPolicy`, `BadTrace`, ValueError."""
     fairness = Fairness()
+    watch = PoolObserver(fairness.look, on_rows)
+    steering = scenario.steering_of(policy)
+    if steering is not None:
+        watch = replace(steering.watch, on_decision=_both(steering.look, fairness.look), on_rows=on_rows)
     pool = SimulatedPool(
         policy,
         scenario.machine,
@@ -80,15 +105,23 @@ def run_policy(
         prefix_caching=scenario.source.has_prefixes,
         padded=scenario.padded,
         runs=runs,
-        watch=PoolObserver(fairness.look, on_rows),
+        watch=watch,
         flow=scenario.flow(),
         budget=None if scenario.begins_s is None else partial(SimulatedBudget, begins_s=scenario.begins_s),
     )
-    with _few_collections():
+    with few_collections():
         pool.run(scenario.source)
     if not len(pool.records):
         raise ValueError(f"{scenario.source.name}: there are no requests to simulate")
     return pool, fairness
+
+
+def _both(first: Look, second: Look) -> Look:
+    def look(pool: SimulatedPool) -> None:
+        first(pool)
+        second(pool)
+
+    return look
 
 
 def simulate(
@@ -123,6 +156,7 @@ def simulate(
             "max_batched_tokens": machine.max_batched_tokens,
             "slo": str(scenario.slo),
             "predictions": scenario.predictions,
+            "control": scenario.control.value,
             "compared_requests": len(scenario.shortfall.residuals)
             if scenario.shortfall is not None
             else None,
@@ -133,8 +167,9 @@ def simulate(
 
 
 @contextmanager
-def _few_collections() -> Iterator[None]:
-    """Cyclic garbage is rare here, and looking for it after every 700 objects takes a tenth of the time."""
+def few_collections() -> Iterator[None]:
+    """Looks for cyclic garbage less often: it is rare here, and looking after every 700 objects takes a tenth
+    of the time."""
     before = gc.get_threshold()
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS, *before[1:])
     try:

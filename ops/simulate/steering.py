@@ -1,20 +1,26 @@
-"""The control loop on a simulated pool.
+"""The control loop and the learned policy on a simulated pool.
 
-The loop that serves (`gateway/flow/control_rules.py`), with the knobs of the queue and of admission, looks at
-the simulated pool as often as at a real one. What engines and clients would report is read from the records
-and the schedulers.
+The loop that serves (`gateway/flow/control_rules.py`) looks at the simulated pool as often as at a real one;
+so does the learned table, if there is one, which says where the knobs rest. What engines and clients would
+report is read from the records and the schedulers.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from functools import partial
+from collections.abc import Callable
 
 from engine.step_time.model import predict_step_s
 from gateway.flow.control_rules import Control, ControlMode, Knob, Move, Observation
-from gateway.pools.control_loop import EVERY_S, Setters, bounds_of, length_spread, queue_setters
+from gateway.flow.learned.actions import ACTION_BOUNDS
+from gateway.flow.learned.macro_state import Situation
+from gateway.flow.learned.switch import MacroStateSwitch
+from gateway.flow.learned.table_file import LearnedTable
+from gateway.pools.control_loop import EVERY_S, Setters, bounds_of, length_spread
 from gateway.statistics import RecentShare
 from ops.simulate.admission import SimulatedAdmission
+from ops.simulate.learned.knobs import rests_of, setters_of
+from ops.simulate.learned.pool_load import kv_share, situation_of
 from ops.simulate.pool import PoolObserver, SimulatedPool
 from ops.simulate.slo import SloLimits
 
@@ -25,13 +31,26 @@ KEPT_LENGTHS = 500
 class Steering:
     """For one run; `watch` goes to the pool."""
 
-    def __init__(self, mode: ControlMode, slo: SloLimits) -> None:
+    def __init__(
+        self,
+        mode: ControlMode,
+        slo: SloLimits,
+        table: LearnedTable | None = None,
+        *,
+        on_situation: Callable[[Situation], None] | None = None,
+    ) -> None:
+        """`table`: says where the knobs rest, in every mode; `on_situation`: is told of each look's load."""
         self.admission = SimulatedAdmission(slo)
         """Admission, which the loop makes stricter or looser."""
+        self.switch = None if table is None else MacroStateSwitch(table)
+        """Which entry of the table is in force."""
+        self._on_situation = on_situation
         self._mode = mode
         self._slo = slo
         self._control: Control | None = None
         self._setters: Setters = {}
+        self._own_rests: dict[Knob, float] = {}
+        """Where the options of the run put the knobs that a table moves."""
         self._look_s = EVERY_S
         self._rows = 0
         """Of the records, seen."""
@@ -44,8 +63,21 @@ class Steering:
 
     @property
     def watch(self) -> PoolObserver:
-        """Hooks of the loop and of admission."""
+        """Hooks of the loop and, where something goes by forecasts, of admission."""
+        if not self.foresees:
+            return PoolObserver(self.look)
         return PoolObserver(self.look, admits=self.admission.admits, on_ended=self.admission.ended)
+
+    @property
+    def foresees(self) -> bool:
+        """Whether requests may be refused in this run, or the loop's advice depends on forecasts: without
+        them a run is faster, and ends alike."""
+        entries = () if self.switch is None else self.switch.table.entries
+        return (
+            self._mode is not ControlMode.OFF
+            or self.admission.strictness > 0
+            or any(entry.actions.admission for entry in entries)
+        )
 
     @property
     def moves(self) -> list[Move]:
@@ -53,20 +85,34 @@ class Steering:
         return [] if self._control is None else list(self._control.moves)
 
     def look(self, pool: SimulatedPool) -> None:
-        """After a decision of the pool: runs the loop, if `EVERY_S` have passed."""
-        if pool.now_s < self._look_s or self._mode is ControlMode.OFF:
+        """After a decision of the pool: looks at its load, if `EVERY_S` have passed."""
+        if pool.now_s < self._look_s:
             return
         self._look_s = pool.now_s + EVERY_S
         if self._control is None:
-            self._setters = {
-                **queue_setters(pool.flow),
-                Knob.TOKEN_BUDGET: partial(_set_token_budget, pool),
-                Knob.ADMISSION: partial(setattr, self.admission, "strictness"),
-            }
-            rests = {Knob.LOOKAHEAD: pool.flow.window.lookahead_sequences}
-            self._control = Control(self._mode, bounds_of(self._mode, self._setters, rests))
-        for move in self._control.look(self._observe(pool), pool.now_s):
-            if move.is_made:
+            self._setters = setters_of(pool, self.admission)
+            own = rests_of(pool)
+            bounds = bounds_of(self._mode, self._setters, own)
+            self._own_rests = {knob: bounds[knob].rest for knob in map(Knob, ACTION_BOUNDS)}
+            self._control = Control(self._mode, bounds)
+        if self.switch is not None or self._on_situation is not None:
+            self._look_up(pool, self._control)
+        if self._mode is not ControlMode.OFF:
+            self._apply(self._control.look(self._observe(pool), pool.now_s))
+
+    def _look_up(self, pool: SimulatedPool, control: Control) -> None:
+        situation = situation_of(pool)
+        if self._on_situation is not None:
+            self._on_situation(situation)
+        found = None if self.switch is None else self.switch.look(situation, pool.now_s)
+        if self.switch is not None and found is not None:
+            actions, reason = found
+            rests = self._own_rests if self.switch.is_outside else actions.knobs()
+            self._apply(control.rest_at(rests, reason, pool.now_s))
+
+    def _apply(self, moves: list[Move]) -> None:
+        for move in moves:
+            if move.is_made and move.knob in self._setters:
                 self._setters[move.knob](move.after)
 
     def _observe(self, pool: SimulatedPool) -> Observation:
@@ -87,8 +133,7 @@ class Steering:
         return Observation(
             arrivals_per_s=arrived / EVERY_S,
             length_spread=length_spread(*self._quantiles()),
-            kv_share=sum(each.pool.num_referenced for each in tables)
-            / sum(each.pool.num_blocks for each in tables),
+            kv_share=kv_share(pool),
             prefix_hit_share=self._hits.value or 0.0,
             step_s=predict_step_s(pool.machine.step_time, running, 0, running),
             attainment=self._attainment.value,
@@ -102,8 +147,3 @@ class Steering:
         """p50 and p90 of the last lengths; 1 of none."""
         ordered = sorted(self._lengths) or [1]
         return ordered[(len(ordered) - 1) // 2], ordered[int(0.9 * (len(ordered) - 1))]
-
-
-def _set_token_budget(pool: SimulatedPool, share: float) -> None:
-    for member in pool.members:
-        member.engine.core.set_token_budget(share)

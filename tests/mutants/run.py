@@ -34,6 +34,7 @@ from tests.mutants.crash import CRASH_MUTATIONS
 from tests.mutants.fallback import FALLBACK_MUTATIONS
 from tests.mutants.flow import FLOW_MUTATIONS
 from tests.mutants.http import HTTP_MUTATIONS
+from tests.mutants.learn import LEARN_MUTATIONS
 from tests.mutants.link import LINK_MUTATIONS
 from tests.mutants.lua import LUA_MUTATIONS
 from tests.mutants.money import MONEY_MUTATIONS
@@ -78,6 +79,7 @@ EVERY = [
     *CHANNEL_MUTATIONS,
     *QUOTE_MUTATIONS,
     *REPLAY_MUTATIONS,
+    *LEARN_MUTATIONS,
     *CONFIG_MUTATIONS,
     *CRASH_MUTATIONS,
     *RECORD_MUTATIONS,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.scheduling.policy import POLICIES, UnknownPolicy
-from ops.bench.policies import batches, compose, fairness, mixed, templates, win_and_lose
+from ops.bench.policies import batches, compose, fairness, learned, mixed, templates, win_and_lose
 from ops.reporting import Report
 
 
@@ -32,6 +32,7 @@ _CASES = (
     PolicyBenchmark("batching", batches.batching, ("static", "dynamic", "fcfs")),
     PolicyBenchmark("buckets", batches.buckets, ("fcfs", "buckets")),
     PolicyBenchmark("templates", templates.templates, ()),
+    PolicyBenchmark("learned", learned.learned, sorted(POLICIES)),
     PolicyBenchmark("published", fairness.published, fairness.FAIRNESS_POLICIES),
 )
 CASES = {case.name: case for case in _CASES}

@@ -144,9 +144,9 @@ def policies(cases: tuple[str, ...], policies: tuple[str, ...]) -> None:
     """Scheduling policies on a virtual clock: where each wins, where it loses, and what was promised.
 
     \b
-    Cases: mixed, predictions, contests, composition, batching, buckets, templates, published. All of them
-    take some minutes of one core. Nothing is timed by a real clock: the figures are the same on every
-    machine and may be made while others use it.
+    Cases: mixed, predictions, contests, composition, batching, buckets, templates, learned, published. All
+    of them take half an hour of one core. Nothing is timed by a real clock: the figures are the same on
+    every machine and may be made while others use it.
     --json answers:
       {"cases": {"mixed": {"title": "short requests among long ones", "rows": [{"policy": "hybrid",
        "short_ttft_p99_s": {"median": 0.15, "least": 0.14, "most": 0.17}, …}, …],

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ops.cli.base import Failure, answer, group, settings_now, wants_json
+from ops.cli.inspect.policy_learn import learn
 from ops.cli.inspect.policy_live import set_policy, show
 from ops.reporting import table
 
@@ -34,6 +35,7 @@ def policy() -> None:
       fairgate policy show
       fairgate policy set hybrid
       fairgate policy solve --max-batch 8 --slo-s 1.5 --out table.json
+      fairgate policy learn --trace azure --gpu l40s --speed 1.3 --out learned.json
     """
 
 
@@ -498,5 +500,6 @@ def progress_bar(title: str) -> Iterator[Callable[[float], None]]:
         yield lambda done: bars.update(task, completed=done)
 
 
+policy.add_command(learn)
 policy.add_command(show)
 policy.add_command(set_policy)

@@ -15,6 +15,7 @@ import click
 from ops.cli.base import answer, page_file
 
 if TYPE_CHECKING:
+    from gateway.flow.learned.table_file import LearnedTable
     from ops.simulate.machines.machines import Machine
     from ops.simulate.presets import ScenarioPreset
     from ops.simulate.replay import BaselineRun
@@ -27,16 +28,23 @@ DEFAULT_POLICIES = "fcfs,hybrid"
 TABLE_POLICIES = "static-padded,static,dynamic,buckets,fcfs,sjf,vtc,hybrid"
 
 
-def serving_options(*, recorded: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Options of policies, machine, targets and forecasts. `recorded`: what is not named is as it was."""
+def serving_options(
+    *, recorded: bool = False, compares: bool = True
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Options of policies, machine, targets and forecasts. `recorded`: what is not named is as it was;
+    `compares`: also which policies run, and on padded shapes."""
 
     def default(text: str) -> str:
         return "" if recorded else f"  [default: {text}]"
 
-    options = (
+    of_policies = (
         click.option(
             "--policy", metavar="A,B,…", help="Policies to compare, or all." + default(DEFAULT_POLICIES)
         ),
+        click.option("--padded", is_flag=True, help="All steps have padded shapes, whatever the policy."),
+    )
+    options = (
+        *(of_policies if compares else ()),
         click.option("--replicas", type=click.IntRange(1, 256), help="Engines." + default("1")),
         click.option("--gpu", help="h200, h100, a100, l40s or cpu." + default("h200")),
         click.option("--model", "model_name", help="1b, 8b or 70b." + default("8b")),
@@ -59,12 +67,12 @@ def serving_options(*, recorded: bool = False) -> Callable[[Callable[..., Any]],
         ),
         click.option(
             "--option",
+            "--policy-option",
             "options",
             metavar="NAME=VALUE",
             multiple=True,
             help="An option of the policies, such as batch_size=8 (see `fairgate policy explain`; repeat).",
         ),
-        click.option("--padded", is_flag=True, help="All steps have padded shapes, whatever the policy."),
         click.option(
             "--slo",
             metavar="TARGETS",
@@ -154,31 +162,49 @@ def scenario_of(
     source: Source, machine: Machine, chosen: ScenarioPreset | None, asked: dict[str, Any]
 ) -> Scenario:
     from engine.scheduling.policy import options_of
+    from gateway.flow.control_rules import ControlMode
     from ops.simulate.run import Scenario
     from ops.simulate.slo import SloLimits
 
     preset: dict[str, object] = dict(chosen.options.changed()) if chosen else {}
+    options = options_of(preset | options_asked(asked))
     return Scenario(
         source,
         machine,
         asked["replicas"] or 1,
         SloLimits.of(asked["slo"]) if asked["slo"] else chosen.slo if chosen else SloLimits(),
         asked["predictions"],
-        options_of(preset | options_asked(asked)),
+        options,
         padded=asked["padded"],
         claims=dict(chosen.claims) if chosen else {},
+        control=ControlMode(asked.get("control") or "off"),
+        learned=_learned(options.learned_table, machine.name),
     )
+
+
+def _learned(path: str, machine: str) -> LearnedTable | None:
+    """The learned table of that file; says so where it was fitted for another machine. Raises
+    `BadLearnedTable`."""
+    from gateway.flow.learned.table_file import LearnedTable
+
+    if not path:
+        return None
+    found = LearnedTable.load(Path(path))
+    if found.machine != machine:
+        click.echo(f"{path} was fitted on {found.machine}, and this is {machine}", err=True)
+    return found
 
 
 def policies_of(policy: str | None, default: str) -> list[str]:
     """Names of `--policy`, or the `default` ones, each once. Raises ValueError."""
-    from engine.scheduling.policy import POLICIES
+    from engine.scheduling.policy import LEARNED_POLICIES, POLICIES, TABLE_POLICIES
 
+    known = POLICIES | TABLE_POLICIES | LEARNED_POLICIES
     names = [each.strip() for each in (policy or default).split(",") if each.strip()]
     names = list(POLICIES) if names == ["all"] else list(dict.fromkeys(names))
     for name in names:
-        if name not in POLICIES:
-            raise ValueError(f"no policy {name!r}; there are {', '.join(POLICIES)}")
+        if name not in known:
+            raise ValueError(f"no policy {name!r}; there are {', '.join(known)}")
     if policy is not None and not names:
         raise ValueError("--policy names no policy")
     return names
@@ -244,11 +270,11 @@ def _progress_lines(total: int) -> tuple[Callable[[str], None], Callable[[int], 
 
 
 def trace_of(name: str, rate: float | None = None, seed: int = 0) -> Source:
-    """A trace file, or a shipped trace: `azure`, `arena`. Raises `BadTrace`."""
-    from ops.simulate.traffic.generate import ARENA, AZURE
+    """A trace file, or a shipped trace: `azure`, `arena`, `servegen`. Raises `BadTrace`."""
+    from ops.simulate.traffic.generate import TRACES
     from ops.simulate.traffic.trace import open_trace
 
-    path = {"azure": AZURE, "arena": ARENA}.get(name, Path(name))
+    path = TRACES.get(name, Path(name))
     return open_trace(path, rate=rate, seed=seed)
 
 

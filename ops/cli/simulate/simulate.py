@@ -33,13 +33,20 @@ if TYPE_CHECKING:
     metavar="FILE",
     multiple=True,
     help="CSV or CSV.gz with arrival_s, input_tokens, output_tokens and perhaps tenant, prefix_blocks (or"
-    " Azure's columns); or azure, arena: those that ship with Fairgate. Several with --sustained.",
+    " Azure's columns); or azure, arena, servegen: those that ship with Fairgate. Several with --sustained.",
 )
 @click.option("--generate", metavar="SPEC", help="Tenants from a seed, such as tenants=20,rate=8,flooder=3.")
 @click.option("--preset", metavar="NAME", help="chat, code, long-form, batch or seventy-b.")
 @click.option("--rate", type=float, help="Requests a second, drawn: for a file of lengths alone.")
 @serving_options()
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of whatever is drawn.")
+@click.option(
+    "--control",
+    type=click.Choice(["off", "advice", "acting"]),
+    default="off",
+    show_default=True,
+    help="The control loop, which turns knobs of queue, engines and admission.",
+)
 @click.option("--limit", type=click.IntRange(1), metavar="ROWS", help="The first requests alone.")
 @click.option("--speed", type=float, default=1.0, show_default=True, help="So many times as fast as it was.")
 @click.option(
@@ -69,6 +76,7 @@ def simulate(
       fairgate simulate --trace day.csv.gz --gpu h100 --model 70b --tensor-parallel 4 --slo ttft=1,tpot=0.05
       fairgate simulate --generate tenants=20,rate=10,flooder=5,hot=2 --html flood.html
       fairgate simulate --sustained --trace azure --trace arena --limit 1000
+      fairgate simulate --trace azure --gpu l40s --policy hybrid,learned --option learned_table=learned.json
 
     \b
     SPEC is NAME=NUMBER pairs: tenants, skew (Zipf), rate, seconds, onoff, flooder (times the rate), long,

@@ -116,7 +116,7 @@ def whatif(
     if not since_s < until_s:
         raise click.UsageError("--from must lie before --to")
     try:
-        rows, described = asyncio.run(_read(settings, since_s, until_s, of_model))
+        rows, described = asyncio.run(read_rows(settings, since_s, until_s, of_model))
         if gateway is not None:
             rows = only_of(gateway, rows, described)
         since, until = (datetime.fromtimestamp(at_s, UTC) for at_s in (since_s, until_s))
@@ -125,7 +125,7 @@ def whatif(
         part = recorded.of(tenants) if tenants else recorded
         limits = limits_in_file(_content(limits_file)) if limits_file is not None else []
         changed, terms = with_terms(part, rows[0].model, weights_asked(weights), limits)
-        server = _server(rows, described, policy, asked)
+        server = server_named(rows, described, policy, asked)
         machine = machine_of(None, asked, None if server is None else server.machine())
         scenario = scenario_of(cut(changed, speed, None), machine, None, asked)
         baseline, overrides = None, terms
@@ -163,7 +163,7 @@ def _content(file: Path) -> bytes:
         raise Failure(f"{error.filename}: cannot be read ({error.strerror})") from None
 
 
-def _server(
+def server_named(
     rows: list[RecordedTimeline], described: dict[str, bytes], policy: str | None, asked: dict[str, Any]
 ) -> ReplayedServer | None:
     """The server that the rows name. None where they do not name one, and flags say all that it would. Raises
@@ -231,7 +231,7 @@ def _overrides(server: ReplayedServer, scenario: Scenario, asked: dict[str, Any]
     return [f"{name} {value} (served: {was})" for name, value, was in pairs if value != was]
 
 
-async def _read(
+async def read_rows(
     settings: Settings, since_s: float, until_s: float, of_model: str | None
 ) -> tuple[list[RecordedTimeline], dict[str, bytes]]:
     """What ended in that time, and the contents of descriptions by id. Raises `Failure`."""

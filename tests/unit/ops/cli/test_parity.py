@@ -109,6 +109,7 @@ OF_THIS_MACHINE = {
     "policy list": "what the program knows; no server is asked",
     "policy explain": "what the program knows; no server is asked",
     "policy solve": "computes a file",
+    "policy learn": "computes a file",
     "forecast train": "computes a file",
     "simulate": "runs without a server",
     "whatif": "runs without a server",

@@ -1,0 +1,72 @@
+"""Values of each action that a search tries, and the borders between macro-states. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from gateway.flow.deadline_check import LENIENT, STRICT
+from gateway.flow.learned.macro_state import Borders, SeenRange, Situation
+from gateway.flow.window import NUM_RANKS
+from ops.simulate.traffic.requests import SimulatedRequest
+
+GRID: Mapping[str, tuple[float, ...]] = {
+    # In the order of the search: what changed most comes first.
+    "admission": (LENIENT, 1.0, STRICT, 0.0),
+    "slots": (0.75, 0.5, 0.25, 1.0),
+    "reserve_permille": (0, 250, 1000, 500),
+    "token_budget": (0.5, 0.25, 1.0),
+    "partial_prefills": (1, 16, 4),
+    "long_share": (0.2, 1.0, 0.5),
+    "ageing": (0.5, 0.25, 1.0),
+}
+"""By action; the last is that of `hybrid`."""
+LEAST_QUEUE, MOST_QUEUE = 0.02, 1.0
+LEAST_KV, MOST_KV = 0.3, 0.95
+LEAST_TREND, MOST_TREND = 1.05, 2.0
+QUEUE_QUANTILE, KV_QUANTILE, TREND_QUANTILE = 0.25, 0.67, 0.75
+
+
+def actions_that_act(
+    requests: Sequence[SimulatedRequest], long_tokens: int, ageing_s: Sequence[float]
+) -> tuple[str, ...]:
+    """Those of `GRID` that change anything on this traffic; the others stay where `hybrid` has them. A long
+    lane needs long requests, and ageing several tiers of which one ages."""
+    # Half of a lane's length, as what is predicted may be twice the answer that came.
+    has_long = any(2 * (each.input_tokens + each.output_tokens) > long_tokens for each in requests)
+    tiers = {each.tier for each in requests}
+    ages = len(tiers) > 1 and any(math.isfinite(ageing_s[tier]) for tier in tiers if tier < NUM_RANKS)
+    idle = {"long_share": not has_long, "ageing": not ages}
+    return tuple(name for name in GRID if not idle.get(name, False))
+
+
+def borders_of(seen: Sequence[Situation]) -> Borders:
+    """Quantiles of what was seen under `hybrid`: of the queue where there was one."""
+    return Borders(
+        queued_per_place=_quantile(
+            [each.queued_per_place for each in seen if each.queued_per_place > 0],
+            QUEUE_QUANTILE,
+            LEAST_QUEUE,
+            MOST_QUEUE,
+        ),
+        kv_share=_quantile([each.kv_share for each in seen], KV_QUANTILE, LEAST_KV, MOST_KV),
+        trend=_quantile([each.trend for each in seen], TREND_QUANTILE, LEAST_TREND, MOST_TREND),
+    )
+
+
+def range_of(seen: Sequence[Situation]) -> SeenRange:
+    """The most of each feature."""
+    return SeenRange(
+        queued_per_place=max((each.queued_per_place for each in seen), default=0.0),
+        kv_share=min(1.0, max((each.kv_share for each in seen), default=0.0)),
+        trend=max((each.trend for each in seen), default=0.0),
+    )
+
+
+def _quantile(values: Sequence[float], share: float, least: float, most: float) -> float:
+    """Nearest rank, three digits, within bounds: the fewer digits, the easier to read."""
+    if not values:
+        return least
+    ordered = sorted(values)
+    found = ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    return min(most, max(least, float(f"{found:.3g}")))

@@ -1,0 +1,83 @@
+"""Judgement of a table on pieces that its search never saw. Pure apart from the runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gateway.flow.learned.table_file import LearnedTable
+from ops.simulate.learn.segments import Piece
+from ops.simulate.learn.trial import LearningTrial, TrialRun, Trials
+
+
+@dataclass(frozen=True, slots=True)
+class TableJudgement:
+    """The sum under a table and under what it is compared with, means over seeds."""
+
+    against: str
+    table: float
+    other: float
+    spread: float
+    """Standard deviation of the difference between seeds."""
+
+    @property
+    def gain(self) -> float:
+        """By how much the table's sum is smaller."""
+        return self.other - self.table
+
+    @property
+    def wins(self) -> bool:
+        """By more than the seeds differ."""
+        return self.gain > self.spread and self.gain > 0
+
+    def words(self) -> str:
+        """For people."""
+        verdict = (
+            "wins by more than the seeds differ"
+            if self.wins
+            else "does not win"
+            if self.gain <= 0
+            else "wins by less than the seeds differ, which may be chance"
+        )
+        return (
+            f"{self.table:.4f} against {self.against}'s {self.other:.4f} (difference {-self.gain:+.4f},"
+            f" spread {self.spread:.4f}): the table {verdict}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutRuns:
+    """Runs of one table on every held-out piece with every seed."""
+
+    by_seed: Mapping[int, tuple[TrialRun, ...]]
+
+    def means(self) -> list[float]:
+        """The sum's mean over the pieces, by seed."""
+        return [statistics.fmean(run.value for run in runs) for runs in self.by_seed.values()]
+
+    def share(self, part: str) -> float:
+        """Mean of a part of the sum, such as `missed`."""
+        found = [getattr(run.served, part) for runs in self.by_seed.values() for run in runs]
+        return statistics.fmean(found)
+
+
+def served_held_out(
+    trials: Trials, pieces: Sequence[Piece], seeds: Sequence[int], table: LearnedTable | None
+) -> HeldOutRuns:
+    """Runs `table`; None: `hybrid`."""
+    by_seed = {}
+    for seed in seeds:
+        units = [LearningTrial(piece, seed) for piece in pieces]
+        by_seed[seed] = tuple(
+            trials.hybrid(unit) if table is None else trials.learned(unit, table) for unit in units
+        )
+    return HeldOutRuns(by_seed)
+
+
+def judged(against: str, table: HeldOutRuns, other: HeldOutRuns) -> TableJudgement:
+    """Compares two tables on the same pieces and seeds."""
+    ours, theirs = table.means(), other.means()
+    differences = [own - its for own, its in zip(ours, theirs, strict=True)]
+    spread = statistics.stdev(differences) if len(differences) > 1 else 0.0
+    return TableJudgement(against, statistics.fmean(ours), statistics.fmean(theirs), spread)

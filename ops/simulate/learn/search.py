@@ -1,0 +1,164 @@
+"""Search of a table: one change of one action at a time, kept where it wins by more than the seeds differ.
+
+First changes of all macro-states together, since what one state does shows in the others; then state by
+state, in the order of their share of the looks times the requests that waited in them. Every candidate serves
+the very requests that the table before it served, with the same seeds. One that does not win where its states
+are seen most is not tried further. Deterministic: it ends when its budget of simulated requests is spent, or
+nothing wins any more.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from gateway.flow.learned.actions import Actions
+from gateway.flow.learned.macro_state import NUM_STATES
+from gateway.flow.learned.table_file import LearnedTable
+from ops.simulate.learn.grid import GRID
+from ops.simulate.learn.trial import LearningTrial, TrialRun, Trials
+
+LEAST_GAIN = 0.002
+"""A change that wins less is not worth a line in a table."""
+MOST_PASSES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class TableChange:
+    """One change that was kept."""
+
+    states: tuple[int, ...]
+    action: str
+    value: float
+    gain: float
+    """By which the sum fell, mean of all trials."""
+    spread: float
+    """Standard deviation of that between seeds."""
+
+
+class BudgetSpent(Exception):
+    """No further run fits into the budget."""
+
+
+class TableSearch:
+    """One search. `table`: where it begins, and the best so far."""
+
+    def __init__(
+        self,
+        trials: Trials,
+        units: Sequence[LearningTrial],
+        table: LearnedTable,
+        actions: Sequence[str],
+        *,
+        keep: int = 0,
+    ) -> None:
+        """`units`: what every candidate is run on; `actions`: names of those that are searched; `keep`:
+        requests of the budget that are left for others."""
+        self.table = table
+        self.changes: list[TableChange] = []
+        self.candidates = 0
+        self.is_spent = False
+        """The budget ended the search."""
+        self._trials = trials
+        self._units = list(units)
+        self._actions = list(actions)
+        self._keep = keep
+        self._best: dict[LearningTrial, TrialRun] = {}
+
+    @property
+    def looks(self) -> list[int]:
+        """In each macro-state, of the best table's runs."""
+        return [sum(run.looks[state] for run in self._best.values()) for state in range(NUM_STATES)]
+
+    def run(self) -> LearnedTable:
+        """The best table found."""
+        try:
+            for unit in self._units:
+                self._best[unit] = self._serve(unit, self.table)
+            self._improve([tuple(range(NUM_STATES))])
+            for _ in range(MOST_PASSES):
+                if not self._improve([(state,) for state in self.states_by_weight()]):
+                    break
+        except BudgetSpent:
+            self.is_spent = True
+        return self.table
+
+    def states_by_weight(self) -> list[int]:
+        """Those that were seen, by their share of looks times the waiting in them, the heaviest first."""
+        looks, waits = self.looks, [0.0] * NUM_STATES
+        for run in self._best.values():
+            for state in range(NUM_STATES):
+                waits[state] += run.waits[state]
+        seen = [state for state in range(NUM_STATES) if looks[state]]
+        # The sum over the looks is their number times the mean wait in them.
+        return sorted(seen, key=lambda state: (-waits[state], -looks[state], state))
+
+    def _improve(self, groups: Sequence[tuple[int, ...]]) -> int:
+        """Tries every value of every action in each group of states; returns how many changes were kept."""
+        kept = len(self.changes)
+        for states in groups:
+            for action in self._actions:
+                for value in GRID[action]:
+                    self._try(states, action, value)
+        return len(self.changes) - kept
+
+    def _try(self, states: tuple[int, ...], action: str, value: float) -> None:
+        candidate = changed(self.table, states, action, value)
+        if candidate == self.table:
+            return
+        looks = {unit: sum(run.looks[state] for state in states) for unit, run in self._best.items()}
+        # Where its states are not seen, a change changes nothing.
+        seen = sorted((unit for unit in self._units if looks[unit]), key=lambda unit: -looks[unit])
+        if not seen:
+            return
+        runs: dict[LearningTrial, TrialRun] = {}
+        for unit in seen:
+            runs[unit] = self._serve(unit, candidate)
+            self.candidates += len(runs) == 1
+            if len(runs) == 1 and runs[unit].value >= self._best[unit].value:
+                return
+        gain, spread = gain_of(self._units, self._best, runs)
+        if is_kept(gain, spread):
+            self.table = candidate
+            self._best |= runs
+            self.changes.append(TableChange(states, action, value, gain, spread))
+
+    def _serve(self, unit: LearningTrial, table: LearnedTable) -> TrialRun:
+        # The same requests under hybrid come first, where they have not run yet.
+        if self._trials.left(self._keep) < self._trials.cost_of(unit):
+            raise BudgetSpent
+        return self._trials.learned(unit, table)
+
+
+def gain_of(
+    units: Sequence[LearningTrial], best: dict[LearningTrial, TrialRun], runs: dict[LearningTrial, TrialRun]
+) -> tuple[float, float]:
+    """By how much the sum falls, mean of all units, and the standard deviation of that between seeds."""
+    by_seed: dict[int, list[float]] = {}
+    for unit in units:
+        gain = best[unit].value - runs[unit].value if unit in runs else 0.0
+        by_seed.setdefault(unit.seed, []).append(gain)
+    means = [statistics.fmean(each) for each in by_seed.values()]
+    return statistics.fmean(means), statistics.stdev(means) if len(means) > 1 else 0.0
+
+
+def is_kept(gain: float, spread: float) -> bool:
+    """Whether a change that gains so much stays: by more than the seeds differ, and by more than nothing."""
+    return gain > max(LEAST_GAIN, spread)
+
+
+def changed(table: LearnedTable, states: Sequence[int], action: str, value: float) -> LearnedTable:
+    """The table with another value of one action in these states, as far as they stand in it."""
+    kind = type(getattr(Actions(), action))
+    entries = [
+        msgspec.structs.replace(
+            entry, actions=msgspec.structs.replace(entry.actions, **{action: kind(value)})
+        )
+        if entry.state in states
+        else entry
+        for entry in table.entries
+    ]
+    return msgspec.structs.replace(table, entries=entries)
