@@ -79,6 +79,7 @@ class FlowController:
         self._ageing_s = tuple(ageing_s)
         self._ageing_factor = 1.0
         lanes = self._lanes = lanes or LaneRule()
+        self._own_long_shares = lanes.share_sequences, lanes.share_kv
         self.queue = RequestQueue(
             order_name, counters, lanes=lanes, ageing_s=ageing_s, queue_ttl_s=queue_ttl_s, lag=self._lag
         )
@@ -118,6 +119,19 @@ class FlowController:
     @batch_share.setter
     def batch_share(self, share: float) -> None:
         self.placement.lanes = replace(self.placement.lanes, batch_share=share)
+
+    @property
+    def long_share(self) -> float:
+        """Of a replica's sequences and KV cache, what the long lane of a tier may hold."""
+        return self.placement.lanes.share_sequences
+
+    @long_share.setter
+    def long_share(self, share: float) -> None:
+        """The operator's share of sequences brings the one of the KV cache back with it."""
+        sequences, kv = self._own_long_shares
+        self.placement.lanes = replace(
+            self.placement.lanes, share_sequences=share, share_kv=kv if share == sequences else share
+        )
 
     @property
     def brakes(self) -> Brakes:

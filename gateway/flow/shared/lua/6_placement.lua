@@ -38,6 +38,9 @@ local function window_has_room(replica, ticket, rank, kept, is_owed)
     sequences, kv = sequences + kept.sequences, kv + kept.kv
   end
   local places, most_kv = replica.max_sequences + rule.lookahead_sequences, replica.kv_tokens * rule.kv_window
+  if knobs.batch_cap and knobs.batch_cap < 1 then
+    places = math.max(1, math.floor(replica.max_sequences * knobs.batch_cap))
+  end
   if is_owed and replica.pauses then
     places = places + math.floor(replica.max_sequences / OWED_PART)
     most_kv = most_kv + math.floor(replica.kv_tokens / OWED_KV_PART)
@@ -144,10 +147,10 @@ local function is_less(one, other)
 end
 
 -- Of replicas with room, the one whose prefix cache probably holds most of the prompt, unless it has more than
--- MAX_IMBALANCE more of its places in use than the emptiest; of equals the least loaded.
+-- MAX_IMBALANCE (times the knob) more of its places in use than the emptiest; of equals the least loaded.
 local MAX_IMBALANCE = 0.5
 local function best_of(roomy, ticket, rank)
-  local scores, emptiest = {}, nil
+  local scores, emptiest, weight = {}, nil, knobs.prefix_weight or 1
   for i, replica in ipairs(roomy) do
     scores[i] = least_loaded(replica, rank)
     emptiest = math.min(emptiest or scores[i][1], scores[i][1])
@@ -155,7 +158,7 @@ local function best_of(roomy, ticket, rank)
   local best
   for i, replica in ipairs(roomy) do
     local cached = ticket.cached and ticket.cached[replica.id] or 0
-    local counts = scores[i][1] <= emptiest + MAX_IMBALANCE
+    local counts = weight > 0 and scores[i][1] <= emptiest + MAX_IMBALANCE * weight
     table.insert(scores[i], 1, counts and -cached or 0)
     if not best or is_less(scores[i], scores[best]) then
       best = i

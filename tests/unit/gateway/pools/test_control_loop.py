@@ -14,7 +14,7 @@ from engine.messages import Snapshot
 from engine.scheduling.counters import ServiceCounters
 from engine.step_time.model import PRIOR
 from gateway.dispatch.admission import Admission
-from gateway.flow.control_rules import DEFAULT_BOUNDS, ControlMode, Knob
+from gateway.flow.control_rules import DEFAULT_BOUNDS, RULES, ControlMode, Knob
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.deadline_check import LENIENT, STRICT
 from gateway.flow.routing import PrefixRouter
@@ -22,6 +22,7 @@ from gateway.flow.window import Replica, WindowRule
 from gateway.pools.control_loop import ControlLoop, bounds_of, queue_setters, setters_of
 from gateway.statistics import RecentShare
 
+MOVED_BY_RULES = {knob for rule in RULES for knob, _ in rule.goals}
 FULL = Replica("a", 1, 100)
 """The first one fills it."""
 
@@ -138,6 +139,7 @@ def knobs_of(flow: FlowController) -> dict[Knob, float]:
         Knob.AGEING: flow.ageing_factor,
         Knob.BATCH_SHARE: flow.batch_share,
         Knob.PREFIX_WEIGHT: flow.prefix_weight,
+        Knob.LONG_SHARE: flow.long_share,
     }
 
 
@@ -159,22 +161,19 @@ class Requests:
     admission: Admission = field(default_factory=Admission)
 
 
-def test_a_queue_that_others_share_is_left_alone() -> None:
+def test_every_knob_of_a_gateway_and_its_engines_turns_what_it_is_called() -> None:
     flow, requests = queue(), Requests()
     lifecycle: Any = requests
     engine: Any = Budgeted()
-    setters = setters_of(flow, lifecycle, [engine], is_shared=True)
-    own = {Knob.ADMISSION, Knob.EARLY_REFUSAL, Knob.RESERVE_QUANTILE}
-    assert set(bounds_of(ControlMode.ACTING, setters, {})) == own
+    setters = setters_of(flow, lifecycle, [engine, engine])
     setters[Knob.ADMISSION](0.25)
     setters[Knob.EARLY_REFUSAL](1.5)
     setters[Knob.RESERVE_QUANTILE](0.7)
     admission = requests.admission
     assert (admission.strictness, admission.factor, requests.reserve_quantile) == (0.25, 1.5, 0.7)
-    alone = setters_of(flow, lifecycle, [engine, engine], is_shared=False)
-    assert set(alone) == set(DEFAULT_BOUNDS), "all there are"
-    assert Knob.TOKEN_BUDGET not in setters_of(flow, lifecycle, [], is_shared=False), "others' engines"
-    alone[Knob.TOKEN_BUDGET](0.5)
+    assert set(setters) >= MOVED_BY_RULES, "all that rules move"
+    assert Knob.TOKEN_BUDGET not in setters_of(flow, lifecycle, []), "others' engines"
+    setters[Knob.TOKEN_BUDGET](0.5)
     assert engine.shares == [0.5, 0.5], "every replica's"
 
 
