@@ -88,6 +88,8 @@ local function turned(settings)
 end
 
 local rule = meta.rule and turned(cmsgpack.unpack(meta.rule))
+-- Reserved service goes by the settings where a knob leaves less room (Placement.find).
+local promised = meta.rule and cmsgpack.unpack(meta.rule)
 
 -- What an operator lets tiers hold, by rank; 1: all (engine/scheduling/brakes.py).
 local brakes = meta.brakes and cmsgpack.unpack(meta.brakes) or {1, 1, 1}

@@ -60,7 +60,7 @@ end
 
 if joins then
   set_meta('rule', cmsgpack.pack(joins.rule))
-  rule = turned(joins.rule)
+  rule, promised = turned(joins.rule), cmsgpack.unpack(meta.rule)
   if not meta.epoch then
     set_meta('epoch', text(now_us))
     if joins.returns then
