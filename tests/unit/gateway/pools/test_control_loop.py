@@ -35,6 +35,11 @@ class Engine:
     is_up: bool = True
 
 
+def snapshot_of(referenced: int, preemptions: int = 0) -> Snapshot:
+    """So many of its hundred blocks are in use."""
+    return Snapshot("a", 1, 1.0, [], [], 100 - referenced, 0, referenced, 100, PRIOR, {}, preemptions)
+
+
 def queue(ageing_s: float = 100.0) -> FlowController:
     return FlowController(
         "vtc", ServiceCounters(), max_queued=9, max_queued_per_tenant=9, queue_ttl_s=[1e9] * 3,
@@ -46,8 +51,7 @@ def made(
     mode: ControlMode, referenced: int, preemptions: int = 0, **told: Any
 ) -> tuple[ControlLoop, FlowController, Any]:
     flow = queue()
-    snapshot = Snapshot("a", 1, 1.0, [], [], 100 - referenced, 0, referenced, 100, PRIOR, {}, preemptions)
-    engine: Any = Engine(snapshot)
+    engine: Any = Engine(snapshot_of(referenced, preemptions))
     lengths = LengthForecast()
     for _ in range(300):
         lengths.observe("t", "m", 20)
