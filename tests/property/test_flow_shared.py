@@ -465,6 +465,41 @@ def test_two_gateways_do_what_one_controller_does(client: redis.Redis) -> None:
         assert Histories.met[case] > 0, f"no history came to: {case}"
 
 
+def test_knobs_count_as_long_as_one_decides(client: redis.Redis) -> None:
+    """The fewest places while the word is fresh, and the settings' own once it is too old."""
+    Histories.client = client
+    Histories.met = Counter()
+    history = Histories()
+    history.begin(order="vtc")
+    history.knobs_turn(0, 0.25, 0, 1.0, LANES.batch_share, LANES.share_sequences)
+    history.arrive(at=0, tenant="one", tier=1, prompt=1, predicted=1, sequences=1, count=6)
+    assert len(history.running) == 2, "one place at each replica"
+    history.now_us += round(IN_FORCE_S * 1e6) + 1
+    history.knobs = {}
+    for knob, value in ((Knob.BATCH_CAP, 1.0), (Knob.LOOKAHEAD, 1.0)):
+        queue_setters(history.union)[knob](value)
+    history.exchange(1)
+    assert len(history.running) == 6
+    history.the_mirrors_agree()
+    history.teardown()
+
+
+def test_a_reservation_in_the_pool_has_its_places_whatever_a_knob_says(client: redis.Redis) -> None:
+    Histories.client = client
+    Histories.met = Counter()
+    history = Histories()
+    history.begin(order="vtc")
+    history.knobs_turn(0, 0.25, 0, 1.0, LANES.batch_share, LANES.share_sequences)
+    history.reserved["two"] = (1e6, None)
+    history.arrive(at=0, tenant="two", tier=1, prompt=1, predicted=1, sequences=1, count=6)
+    for _ in range(6):
+        history.time_passes(0, 10)
+    assert len(history.running) == 6
+    assert history.met["reserved"] >= 4
+    history.the_mirrors_agree()
+    history.teardown()
+
+
 def test_who_is_owed_two_turns_has_two(client: redis.Redis) -> None:
     """The first does not end what it is owed: a history that few of the random ones come to."""
     Histories.client = client
