@@ -162,7 +162,7 @@ class GatewaySettings(Bounded, frozen=True, kw_only=True):
     ] = 1.0
     control: Annotated[
         ControlMode, "Control loop over queue, engines and admission: off, advice (only logged), or acting."
-    ] = ControlMode.OFF
+    ] = ControlMode.ADVICE
     estimates: Annotated[
         bool,
         "Whether requests are told what they will probably wait, take and cost; no: nobody is, nothing is"

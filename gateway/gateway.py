@@ -68,6 +68,7 @@ from gateway.flow.placement import LeastLoaded
 from gateway.flow.routing import PrefixRouter
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.window import WindowRule
+from gateway.metrics.control import ControlCollector
 from gateway.metrics.forecasts import CalibrationCollector, LengthCollector
 from gateway.metrics.learned import MacroStateCollector
 from gateway.metrics.load import LoadCollector
@@ -225,6 +226,7 @@ class Gateway:
             CalibrationCollector(self._calibrations),
             LengthCollector(self.lengths, self._probes),
             MacroStateCollector(lambda: self.controls),
+            ControlCollector(lambda: {name: each.figures() for name, each in self.controls.items()}),
         ):
             self.metrics.registry.register(collector)
         if deps.tracer is not None:
@@ -421,11 +423,11 @@ class Gateway:
                 pool.flow,
                 lifecycle,
                 [each for each in pool.spec.upstreams if each in self.deps.upstreams],
-                is_shared=isinstance(pool.flow, Mirror),
                 is_foreign=pool.spec.is_foreign,
                 own_rests=own_rests,
             ),
             rests={
+                Knob.LONG_SHARE: config.long_share_sequences,
                 Knob.LOOKAHEAD: config.lookahead_sequences,
                 Knob.BATCH_SHARE: config.batch_share,
                 Knob.RESERVE_QUANTILE: config.reserve_quantile,
@@ -437,6 +439,7 @@ class Gateway:
             prefix_hits=lambda: lifecycle.prefix_hits.value,
             expected_late=lambda: lifecycle.admission.expected_late.value,
             mistaken=lambda: lifecycle.admission.mistaken.value,
+            feed=None if self.deps.sharing is None else self.deps.sharing.control(pool.flow),
         )
 
     def _count_replicas(self, spec: PoolSpec, recorder: RequestRecorder) -> None:
@@ -505,6 +508,8 @@ class Gateway:
         await self.lifecycle.close(self.deps.config.shutdown_grace_s)
         if self.deps.peer_requests is not None:
             await self.deps.peer_requests.close()
+        for control in self.controls.values():
+            await control.leave()
         for pool in self.pools.values():
             await pool.dispatcher.close()
         await self.holds.close(self.deps.config.settle_wait_s)
@@ -617,12 +622,14 @@ class Gateway:
             except Exception:
                 log.exception("the forecasts of %s were not renewed; they go on", pool.name)
 
-    def _control_pools(self) -> None:
-        for control in self.controls.values():
-            try:
-                control.look(self.deps.clock())
-            except Exception:
-                log.exception("the control loop failed; it goes on")
+    async def _control_pools(self) -> None:
+        await asyncio.gather(*map(self._control_pool, self.controls.values()))
+
+    async def _control_pool(self, control: ControlLoop) -> None:
+        try:
+            await control.turn(self.deps.clock())
+        except Exception:
+            log.exception("the control loop failed; it goes on")
 
     def _note_lag(self, lag_s: float) -> None:
         self.metrics.event_loop_lag.observe(lag_s)

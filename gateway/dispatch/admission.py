@@ -149,7 +149,9 @@ class Admission(TargetGate):
 
     def check(self, call: Call, estimate: Estimate | None, now_s: float, expires_s: float = math.inf) -> None:
         """Raises `NotInTime` for a request that would be late. `expires_s`: when it leaves the queue."""
-        late = early_refusal(estimate, now_s=now_s, expires_s=expires_s, factor=self.factor)
+        # What a quote promised, no knob takes back.
+        factor = self.factor if call.binding is None else 1.0
+        late = early_refusal(estimate, now_s=now_s, expires_s=expires_s, factor=factor)
         if late is not None:
             raise DeadlineUnreachable(late)
         targets_s = self.targets_s(call.principal.tenant_id, call.tier)

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gateway.config import GatewayConfig
+from gateway.flow.controller import FlowController
 from gateway.flow.shared.codec import PoolRule, never_is_zero
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.shared.protocol import PoolSession
 from tenants.types import Tier
 
 if TYPE_CHECKING:
+    from gateway.dispatch.control_feed import ControlFeed
     from gateway.dispatch.redis_queue import RedisQueue
     from tenants.quota.redis import Passenger
 
@@ -61,6 +63,11 @@ class QueueSharing:
         )
         self.queues.append(queue)
         return queue
+
+    def control(self, flow: FlowController) -> ControlFeed | None:
+        """How gateways agree on the knobs of the queue of which `flow` is this one's part; None: it is this
+        one's own."""
+        return next((queue.control for queue in self.queues if queue.flow is flow), None)
 
     def board(self) -> Passenger | None:
         """The next message of some queue, for a caller that sends something to Redis anyway."""

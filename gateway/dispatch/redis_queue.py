@@ -27,6 +27,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from engine.messages import TenantShare
 from gateway.background import every
+from gateway.dispatch.control_feed import ControlFeed
 from gateway.dispatch.load_feed import TELL_EVERY_S, LoadFeed
 from gateway.dispatch.queue_backend import OnRefused, OnTurns
 from gateway.flow.controller import QueueFull, Ticket
@@ -92,6 +93,9 @@ class RedisQueue:
         self._look_keys = codec.look_keys(prefix, pool)
         self.load = LoadFeed(self._redis, codec.load_key(prefix, pool), clock)
         """What gateways tell each other of the pool's load; explains, decides nothing."""
+        self.control = ControlFeed(self._redis, prefix, pool, gateway_id)
+        """Where gateways agree on who decides in the control loop, and on the knobs."""
+        self.control.is_alone = lambda: self.is_alone
         self._heartbeat_s = session.rule.stale_us / 1e6 / HEARTBEATS_PER_STALE
         self._news = asyncio.Event()
         self._deferred: asyncio.TimerHandle | None = None

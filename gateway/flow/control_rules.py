@@ -15,21 +15,24 @@ the one, and ends below the other. At most one knob turns back in a minute.
 
 An operator's brake bounds a knob from above while it lasts, whatever the rules want.
 
-Modes: off does nothing; advice reports moves without making them; acting calls the setters. Pure: time is
-passed in, and the caller applies the moves.
+Modes: off does nothing; advice reports moves without making them; acting calls the setters. Where gateways
+share a queue one of them decides (`shared/control_session.py`): `Control.state` is what it hands on, and
+`Control.adopt` what another one goes on from. Pure: time is passed in, and the caller applies the moves.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from math import isfinite
+from math import isfinite, isnan
 
 from gateway.flow.deadline_check import LENIENT, STRICT
 
 MAX_MOVES = 1_000
+HANDED_ON_MOVES = 16
+"""As many as a look at all knobs can make, and some."""
 REVERSAL_S = 60.0
 """A knob that went one way goes the other way no sooner, nor sooner after another one did."""
 BURSTS_S = 300.0
@@ -101,6 +104,10 @@ class Bounds:
                 f" {self.rest} <= {self.highest} by {self.step}"
             )
 
+    def within(self, value: float) -> float:
+        """The nearest value that a knob may have; where it rests for what is no number."""
+        return self.rest if isnan(value) else min(self.highest, max(self.lowest, value))
+
 
 DEFAULT_BOUNDS: Mapping[Knob, Bounds] = {
     # In order of rank: only one may turn back in a minute.
@@ -158,6 +165,30 @@ class Move:
     after: float
     reason: str
     is_made: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ControlState:
+    """What one who decides hands on, so that another goes on from there: also what keeps it from swinging.
+
+    Times are ages in seconds: clocks of gateways do not agree. Knobs and rules go by their names, and those
+    that one of the two does not know have no effect.
+    """
+
+    values: Mapping[str, float]
+    """Where each knob stands; brakes, which every gateway knows itself, are not in it."""
+    rests: Mapping[str, float]
+    turned: Mapping[str, tuple[float, int]]
+    """When each knob moved last, and which way."""
+    reversed_ago_s: float | None
+    """When any knob turned back last."""
+    held_ago_s: Mapping[str, float]
+    """When each rule held last."""
+    holds: tuple[str, ...]
+    moves: tuple[tuple[float, str, float, float, str], ...]
+    """The last ones: age, knob, before, after, reason."""
+    num_moves: int
+    """That were ever made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +255,8 @@ class Control:
         self.mode = mode
         self.moves: deque[Move] = deque(maxlen=MAX_MOVES)
         """The last ones, the latest last."""
+        self.num_moves = 0
+        """Made by any gateway of the pool."""
         self._values = {knob: each.rest for knob, each in bounds.items()}
         self._most: dict[Knob, float] = {}
         """What an operator's brake lets knobs stand at, at most."""
@@ -266,7 +299,7 @@ class Control:
             bounds = self._bounds.get(knob)
             if bounds is None:
                 continue
-            rest = min(bounds.highest, max(bounds.lowest, wanted))
+            rest = bounds.within(wanted)
             if rest == bounds.rest:
                 continue
             stood = self.in_force[knob]
@@ -276,8 +309,84 @@ class Control:
             stands = self.in_force[knob]
             if stands != stood:
                 moves.append(Move(now_s, knob, stood, stands, reason, is_made=True))
+        self._note(moves)
+        return moves
+
+    @property
+    def rests(self) -> dict[Knob, float]:
+        """Where the knobs rest now."""
+        return {knob: each.rest for knob, each in self._bounds.items()}
+
+    def let_go(self, reason: str, now_s: float) -> list[Move]:
+        """All knobs to rest, at once: there is nobody to decide. The moves are to be applied."""
+        stood = self.in_force
+        self._values = self.rests
+        moves = [
+            Move(now_s, knob, stood[knob], stands, reason, is_made=True)
+            for knob, stands in self.in_force.items()
+            if stands != stood[knob]
+        ]
         self.moves.extend(moves)
         return moves
+
+    # ------------------------------------------------------------ hand-over
+
+    def state(self, now_s: float) -> ControlState:
+        """Everything that decides about later moves, to go on from."""
+        acts = self.mode is ControlMode.ACTING
+        return ControlState(
+            values={knob.value: value for knob, value in (self._values if acts else self.rests).items()},
+            rests={knob.value: rest for knob, rest in self.rests.items()},
+            turned={knob.value: (now_s - at_s, way) for knob, (at_s, way) in self._last.items()},
+            reversed_ago_s=None if self._reversed_s == LOWEST else now_s - self._reversed_s,
+            held_ago_s={name: now_s - at_s for name, at_s in self._held_s.items() if at_s > LOWEST},
+            holds=tuple(name for name, holds in self._holds.items() if holds),
+            moves=tuple(
+                (now_s - each.at_s, each.knob.value, each.before, each.after, each.reason)
+                for each in [each for each in self.moves if each.is_made][-HANDED_ON_MOVES:]
+            ),
+            num_moves=self.num_moves,
+        )
+
+    def adopt(self, state: ControlState, now_s: float) -> list[Move]:
+        """Goes on from another's state, within our own bounds. Returns the moves that led there and were not
+        known here."""
+        for knob, bounds in self._bounds.items():
+            rest = bounds.within(state.rests.get(knob, bounds.rest))
+            self._bounds[knob] = replace(bounds, rest=rest)
+            self._values[knob] = bounds.within(state.values.get(knob, rest))
+        self._last = {
+            knob: (now_s - state.turned[knob][0], state.turned[knob][1])
+            for knob in self._bounds
+            if knob in state.turned
+        }
+        self._reversed_s = LOWEST if state.reversed_ago_s is None else now_s - state.reversed_ago_s
+        self._held_s = {
+            name: now_s - state.held_ago_s[name] if name in state.held_ago_s else LOWEST
+            for name in self._held_s
+        }
+        self._holds = {name: name in state.holds for name in self._holds}
+        new = max(0, state.num_moves - self.num_moves)
+        moves = [
+            Move(now_s - ago_s, Knob(knob), before, after, reason, is_made=True)
+            for ago_s, knob, before, after, reason in (state.moves[-new:] if new else ())
+            if knob in self._bounds
+        ]
+        self.moves.extend(moves)
+        self.num_moves = state.num_moves
+        return moves
+
+    def take_back(self, moves: Sequence[Move], state: ControlState, now_s: float) -> None:
+        """As if these last moves had never been decided: back to the state before them."""
+        for _ in moves:
+            self.moves.pop()
+        self.adopt(state, now_s)
+
+    def _note(self, moves: Sequence[Move]) -> None:
+        self.moves.extend(moves)
+        self.num_moves += sum(each.is_made for each in moves)
+
+    # ------------------------------------------------------------ decisions
 
     def look(self, seen: Observation, now_s: float) -> list[Move]:
         """What to move now; those with `is_made` are to be applied. Nothing when it is off."""
@@ -290,7 +399,7 @@ class Control:
             move = self._push(knob, goal, reason, now_s)
             if move is not None:
                 moves.append(move)
-                self.moves.append(move)
+        self._note(moves)
         return moves
 
     def _wanted(self, seen: Observation, now_s: float) -> dict[Knob, tuple[float, str]]:
@@ -321,7 +430,7 @@ class Control:
 
     def _push(self, knob: Knob, goal: float, reason: str, now_s: float) -> Move | None:
         bounds, before = self._bounds[knob], self._values[knob]
-        goal = min(bounds.highest, max(bounds.lowest, goal))
+        goal = bounds.within(goal)
         after = before + min(bounds.step, max(-bounds.step, goal - before))
         if after == before:
             return None

@@ -16,6 +16,9 @@ Until nothing more may go, at one instant:
    reserved request that finds none, the room is kept on one replica, and others go on beside it.
 6. **The replica** by the scorer's choice among those with room (`placement.py`, `routing.py`).
 
+Reserved service goes by the operator's window and lanes, where a knob of the control loop leaves less room:
+what was promised is not shrunk.
+
 A tier under an operator's brake (`engine/scheduling/brakes.py`) that holds all it may holds back only itself:
 lower tiers go on. Reserved service stands outside: it runs as one of the highest tier.
 """
@@ -75,11 +78,13 @@ class DispatchRules:
         while (tenant_id := self._reservations.first_due(now_s, passed_over)) is not None:
             tier = self._reservations.tier(tenant_id)
             for lane, ticket in self._queue.firsts_of(tenant_id, now_s, tier):
-                found = self._placement.find(ticket, RESERVED_RANK, lane, replicas, kept, now_s)
+                found = self._placement.find(
+                    ticket, RESERVED_RANK, lane, replicas, kept, now_s, is_promised=True
+                )
                 if found is Blocked.LANE:
                     continue
                 if found is Blocked.WINDOW:
-                    self._placement.keep_room(ticket, RESERVED_RANK, lane, replicas, kept)
+                    self._placement.keep_room(ticket, RESERVED_RANK, lane, replicas, kept, is_promised=True)
                     passed_over.add(tenant_id)
                 else:
                     turns.append(grant(ticket, found, RESERVED_RANK, now_s, Reason.RESERVATION))

@@ -100,6 +100,8 @@ class Placement:
     def __init__(self, window: WindowRule, lanes: LaneRule, scorer: Scorer) -> None:
         self.window = window
         self.lanes = lanes
+        self._promised_window, self._promised_lanes = window, lanes
+        """The operator's, which knobs leave as they are: reserved service goes by them."""
         self.brakes = NO_BRAKES
         """Of tiers by rank, at every replica."""
         self.scorer = scorer
@@ -137,19 +139,24 @@ class Placement:
         *,
         is_owed: bool = False,
         is_owed_at: Callable[[Replica], bool] = lambda replica: False,
+        is_promised: bool = False,
     ) -> Replica | Blocked:
         """The best of the replicas that can run it and have room; `kept` is what is kept there for others, by
         replica id; `is_owed`: it may take the place of a tenant that has had more; `is_owed_at`: on one
-        replica."""
+        replica; `is_promised`: by a reservation."""
         roomy: list[tuple[Replica, ReplicaLoad]] = []
         blocked = Blocked.LANE if replicas else Blocked.WINDOW
         for replica in replicas:
-            if not ticket.needs <= replica.offers or not self._may_hold(ticket, rank, lane, replica):
+            if not ticket.needs <= replica.offers:
+                continue
+            if not self._may_hold(ticket, rank, lane, replica, is_promised=is_promised):
                 continue
             load = self._loads[replica.replica_id]
             asked = (replica, load, rank, ticket.sequences, ticket.kv_tokens, kept.get(replica.replica_id))
-            if self.window.has_room(*asked, is_owed=is_owed) or (
-                is_owed_at(replica) and self.window.has_room(*asked, is_owed=True)
+            if (
+                self.window.has_room(*asked, is_owed=is_owed)
+                or (is_owed_at(replica) and self.window.has_room(*asked, is_owed=True))
+                or (is_promised and self._promised_window.has_room(*asked))
             ):
                 roomy.append((replica, load))
             else:
@@ -165,7 +172,14 @@ class Placement:
         )[2]
 
     def keep_room(
-        self, ticket: Ticket, rank: int, lane: int, replicas: Sequence[Replica], kept: dict[str, KeptRoom]
+        self,
+        ticket: Ticket,
+        rank: int,
+        lane: int,
+        replicas: Sequence[Replica],
+        kept: dict[str, KeptRoom],
+        *,
+        is_promised: bool = False,
     ) -> None:
         """Keeps the room for a request that found none, on one replica: the least loaded that can run it,
         that its lane may use and that is not kept yet."""
@@ -174,7 +188,7 @@ class Placement:
             for replica in replicas
             if replica.replica_id not in kept
             and ticket.needs <= replica.offers
-            and self._may_hold(ticket, rank, lane, replica)
+            and self._may_hold(ticket, rank, lane, replica, is_promised=is_promised)
         ]
         if free:
             kept[min(free)[1]] = KeptRoom(rank, ticket.sequences, ticket.kv_tokens)
@@ -194,7 +208,9 @@ class Placement:
                     assert load.sequences[rank] == sum(each.live_sequences for each in mine), "sequences"
                     assert load.kv_tokens[rank] == sum(each.kv_tokens for each in mine), "KV tokens"
 
-    def _may_hold(self, ticket: Ticket, rank: int, lane: int, replica: Replica) -> bool:
+    def _may_hold(
+        self, ticket: Ticket, rank: int, lane: int, replica: Replica, *, is_promised: bool
+    ) -> bool:
         """Whether the request's tier, by its brake, and its lane may hold this much more of a replica."""
         if rank in self.brakes.shares:
             held = self.load(replica.replica_id)
@@ -208,4 +224,9 @@ class Placement:
         if lane != LONG:
             return True
         load = self._long_loads.get(replica.replica_id)
-        return load is None or self.lanes.has_room(replica, load, rank, ticket.sequences, ticket.kv_tokens)
+        asked = (rank, ticket.sequences, ticket.kv_tokens)
+        return (
+            load is None
+            or self.lanes.has_room(replica, load, *asked)
+            or (is_promised and self._promised_lanes.has_room(replica, load, *asked))
+        )

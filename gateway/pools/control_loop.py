@@ -1,28 +1,38 @@
 """The control loop of one pool: observes, decides, applies.
 
 The edge of `flow/control_rules.py`: every `EVERY_S` it puts the state of the engines and the queue into an
-`Observation`, and applies the moves that are to be made. Acting, the loop has the knobs with setters
-(`setters_of`: those of this gateway, and those of its queue and its engines unless other gateways share them,
-for all would have to turn them alike); with advice it has all of them. Every move is logged with its reason.
+`Observation`, and turns the knobs to where they are to stand (`Control.in_force`). Acting, the loop has the
+knobs with setters (`setters_of`); with advice it has all of them. Where gateways share a queue, one decides
+for all (`flow/shared/control_session.py`), and each turns its own knobs to what that one decided: those of
+the shared queue are also in Redis, where the turns are given. Every move is logged with its reason, by the
+gateway that decided it.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import log
+from typing import TYPE_CHECKING, Any
 
 from engine.forecast.length.length import LengthForecast
 from engine.messages import EngineKnobs, Snapshot
 from engine.step_time.model import predict_step_s
 from gateway.flow.control_rules import DEFAULT_BOUNDS, Bounds, Control, ControlMode, Knob, Move, Observation
 from gateway.flow.controller import FlowController
+from gateway.flow.shared.control_session import ControlSession
+from gateway.metrics.control import ControlFigures
 from gateway.pools.engine_knobs import engine_setters
 from gateway.pools.learned_actions import LearnedActions
 from gateway.requests.lifecycle import Lifecycle
 from gateway.upstream.base import Upstream
+
+if TYPE_CHECKING:
+    # Redis is an extra.
+    from gateway.dispatch.control_feed import ControlFeed
 
 EVERY_S = 2.0
 NOBODY = "\0nobody"
@@ -36,7 +46,8 @@ Setters = Mapping[Knob, Callable[[float], None]]
 
 
 def queue_setters(flow: FlowController) -> Setters:
-    """The knobs of a queue that is one gateway's own."""
+    """The knobs of a queue. Where gateways share it these are of this one's forecasts, and of its own
+    decisions while Redis is away."""
 
     def lookahead(value: float) -> None:
         flow.window = replace(flow.window, lookahead_sequences=round(value))
@@ -59,13 +70,12 @@ def setters_of(
     lifecycle: Lifecycle,
     engines: Sequence[Upstream],
     *,
-    is_shared: bool,
     is_foreign: bool = False,
     own_rests: Callable[[], Mapping[Knob, float]] = dict,
 ) -> Setters:
-    """All knobs that a gateway can move by itself. `engines`: those whose scheduler is ours; `is_foreign`:
-    some of them belong to other servers, whose steps have a size of their own. `own_rests`: where the policy
-    puts the engines' numbers."""
+    """All knobs that a gateway can turn. `engines`: those whose scheduler is ours, which several gateways may
+    share: all turn them to what one decided; `is_foreign`: some of them belong to other servers, whose steps
+    have a size of their own. `own_rests`: where the policy puts the engines' numbers."""
 
     def send(knobs: EngineKnobs) -> None:
         for engine in engines:
@@ -77,8 +87,6 @@ def setters_of(
         Knob.EARLY_REFUSAL: partial(setattr, admission, "factor"),
         Knob.RESERVE_QUANTILE: partial(setattr, lifecycle, "reserve_quantile"),
     }
-    if is_shared:
-        return own
     of_engines = dict(engine_setters(send, own_rests)) if engines else {}
     if is_foreign:
         of_engines.pop(Knob.TOKEN_BUDGET, None)
@@ -104,15 +112,26 @@ class ControlLoop:
         expected_late: Callable[[], float | None] = lambda: None,
         mistaken: Callable[[], float | None] = lambda: None,
         own_rests: Callable[[], Mapping[Knob, float]] | None = None,
+        feed: ControlFeed | None = None,
     ) -> None:
         """`rests`: where the operator put knobs that do not rest where `DEFAULT_BOUNDS` say; `attainment`:
         the share of the last targets that were met; `prefix_hits`: of the last prompt tokens, found in a
         cache; `expected_late`: of the last requests, expected to miss their target; `mistaken`: of those
-        expected to keep it, that missed one; None: unknown. `own_rests`: as `rests`, as of now (the
-        policy may have changed)."""
+        expected to keep it, that missed one; None: unknown. `own_rests`: as `rests`, as of now (the policy
+        may have changed). `feed`: how gateways that share the queue agree; None: it is this one's own."""
         self.control = Control(mode, bounds_of(mode, setters, rests or {}))
         self.learned = LearnedActions(model, flow, upstreams, own_rests or (lambda: rests or {}))
         """What a learned policy's table says."""
+        self.feed = feed
+        self.session = (
+            None if feed is None else ControlSession(self.control, feed.gateway_id, partial(_tell, model))
+        )
+        """Its part where gateways share the queue."""
+        self.moved: Counter[tuple[Knob, bool]] = Counter()
+        """Moves that this gateway decided, by knob and whether they were made."""
+        self._has_left = False
+        self._stands = self.control.rests
+        """Where the knobs were turned to."""
         self._setters = setters
         self._model = model
         self._flow = flow
@@ -125,14 +144,75 @@ class ControlLoop:
         self._mistaken = mistaken
         self._preemptions = 0
 
+    async def turn(self, now_s: float) -> list[Move]:
+        """One look, together with the other gateways where they share the queue. Returns what this gateway
+        decided."""
+        if self._has_left:
+            return []
+        if self.feed is None or self.session is None or not self.is_shared:
+            return self.look(now_s)
+        seen = self._observe(now_s)
+        look = self.session.look(seen, self._decide, now_s, alone=self.feed.is_alone())
+        return self._done(await self.feed.carry(look))
+
     def look(self, now_s: float) -> list[Move]:
         """Observes once, and applies or reports the moves. A learned policy's table acts in every mode."""
+        return self._done(self._decide(self._observe(now_s), now_s))
+
+    async def leave(self) -> None:
+        """Ends the loop, and lets another gateway decide at once."""
+        self._has_left = True
+        if self.feed is not None and self.session is not None and self.session.holder:
+            await self.feed.leave(self.session)
+
+    @property
+    def is_shared(self) -> bool:
+        """Other gateways turn the same knobs: one decides for all. Advice each gives for itself."""
+        acts = self.control.mode is ControlMode.ACTING or self.learned.is_wanted
+        return self.feed is not None and acts
+
+    def describe(self) -> dict[str, Any]:
+        """As the status page shows it."""
+        session = self.session if self.is_shared else None
+        return {
+            "mode": self.control.mode.value,
+            "knobs": _by_name(self.control.values),
+            "in_force": _by_name(self.control.in_force),
+            "rests": _by_name(self.control.rests),
+            "is_shared": session is not None,
+            "holder": None if session is None else session.holder or None,
+            "term": None if session is None else session.term,
+        }
+
+    def figures(self) -> ControlFigures:
+        """As Prometheus gets it."""
+        return ControlFigures(
+            self.control.mode.value,
+            _by_name(self.control.in_force),
+            {(knob.value, is_made): count for (knob, is_made), count in self.moved.items()},
+            decides=(self.control.mode is ControlMode.ACTING or self.learned.is_wanted)
+            and (not self.is_shared or (self.session is not None and self.session.is_holder)),
+        )
+
+    def bound(self, knob: Knob, most: float) -> None:
+        """Lets the knob stand at `most` at most, also where it stands higher now; no effect where this loop
+        has no such knob."""
+        if knob in self.control.values:
+            self.control.bound(knob, most)
+            self._apply()
+
+    def _decide(self, seen: Observation, now_s: float) -> list[Move]:
+        """First where a learned table says that knobs rest now, then what rules make of it."""
         moves = self._rest(now_s)
         if self.control.mode is not ControlMode.OFF:
-            moves += self.control.look(self._observe(now_s), now_s)
+            moves += self.control.look(seen, now_s)
+        return moves
+
+    def _done(self, moves: list[Move]) -> list[Move]:
+        """What was decided is in force: turns the knobs, and says why."""
+        self._apply()
         for move in moves:
-            if move.is_made:
-                self._setters[move.knob](move.after)
+            self.moved[move.knob, move.is_made] += 1
             logger.info(
                 "control of %s: %s %s %g -> %g, because: %s",
                 self._model,
@@ -153,15 +233,14 @@ class ControlLoop:
         reachable = {knob: rest for knob, rest in rests.items() if knob in self._setters}
         return self.control.rest_at(reachable, reason, now_s)
 
-    def bound(self, knob: Knob, most: float) -> None:
-        """Lets the knob stand at `most` at most, also where it stands higher now; no effect where this loop
-        has no such knob."""
-        if knob not in self.control.values:
-            return
-        before = self.control.values[knob]
-        self.control.bound(knob, most)
-        if self.control.mode is ControlMode.ACTING and self.control.values[knob] != before:
-            self._setters[knob](self.control.values[knob])
+    def _apply(self) -> None:
+        """Turns every knob that does not stand where it is to. Without acting brakes are not this loop's to
+        apply."""
+        is_acting = self.control.mode is ControlMode.ACTING
+        for knob, value in (self.control.in_force if is_acting else self.control.rests).items():
+            if value != self._stands[knob] and knob in self._setters:
+                self._stands[knob] = value
+                self._setters[knob](value)
 
     def _observe(self, now_s: float) -> Observation:
         snapshots = [each.snapshot for each in self._upstreams if each.is_up and each.snapshot is not None]
@@ -181,6 +260,14 @@ class ControlLoop:
             expected_late=self._expected_late() or 0.0,
             mistaken=self._mistaken() or 0.0,
         )
+
+
+def _tell(model: str, line: str) -> None:
+    logger.warning("control of %s: %s", model, line)
+
+
+def _by_name(values: Mapping[Knob, float]) -> dict[str, float]:
+    return {knob.value: value for knob, value in values.items()}
 
 
 def length_spread(p50: int, p90: int) -> float:

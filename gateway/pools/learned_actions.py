@@ -51,7 +51,8 @@ class LearnedActions:
         self._flow = flow
         self._upstreams = upstreams
         self._own_rests = own_rests
-        self._is_wanted = False
+        self.is_wanted = False
+        """The policy is a learned one."""
         self._table: LearnedTable | None = None
         self._rests_then: dict[Knob, float] = {}
         """Where settings and policy put the knobs when the table was taken."""
@@ -64,7 +65,7 @@ class LearnedActions:
         rests = self._rests()
         if table is not None and (table, rests) == (self._table, self._rests_then):
             return
-        was_wanted, self._is_wanted = self._is_wanted, is_wanted
+        was_wanted, self.is_wanted = self.is_wanted, is_wanted
         self._table, self._rests_then, self.switch = table, rests, None
         self._tell(problem)
         if was_wanted or is_wanted:
@@ -108,7 +109,7 @@ class LearnedActions:
 
     def as_json(self) -> dict[str, Any] | None:
         """For the status page; None: the policy is not a learned one."""
-        if not self._is_wanted:
+        if not self.is_wanted:
             return None
         switch = self.switch
         state = None if switch is None else switch.state

@@ -217,6 +217,10 @@ class SimulatedPool:
         )
         return Member(number, replica_id, engine, size)
 
+    def watched_by(self, watch: PoolObserver) -> None:
+        """Before the run: hooks of what needs the pool itself."""
+        self._watch = watch
+
     # ------------------------------------------------------------ the loop
 
     def run(self, requests: Iterable[SimulatedRequest], *, until_s: float = float("inf")) -> None:

@@ -115,10 +115,15 @@ class Steering:
             if move.is_made and move.knob in self._setters:
                 self._setters[move.knob](move.after)
 
+    def owns(self, pool: SimulatedPool, row: int) -> bool:
+        """Whether a request came in by this gateway."""
+        return True
+
     def _observe(self, pool: SimulatedPool) -> Observation:
         records, tables = pool.records, [member.engine.table for member in pool.members]
-        arrived = len(records) - self._rows
-        self._open += range(self._rows, len(records))
+        own = [row for row in range(self._rows, len(records)) if self.owns(pool, row)]
+        arrived = len(own)
+        self._open += own
         self._rows = len(records)
         # A refused request neither meets nor misses a target: attainment is of queued requests.
         ended = [row for row in self._open if records.last_s[row] >= 0]

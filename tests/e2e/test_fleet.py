@@ -61,6 +61,7 @@ def gateways(
             arguments = ["--engine-serve", "no", "--config", str(home / "gateway.toml")]
             arguments += ["--database-url", url, "--redis-url", redis_server]
             arguments += ["--gateway-alert-every", "1", "--gateway-webhook-private", "yes"]
+            arguments += ["--gateway-control", "acting"]
             arguments += ["--admin-listen", "127.0.0.1:0"] if made else []
             made.append(closing.enter_context(server_process(data_dir, chat_model, *arguments)))
         made[1].owner_key = made[0].owner_key
@@ -287,3 +288,48 @@ def test_a_link_on_the_command_line_leads_to_the_admin_listener(
     link = json.loads(result.stdout)["link"]
     assert link.startswith(f"{other.admin_url}/console/set-up?token=")
     assert "Choose a password" in httpx.get(link).text
+
+
+# ---------------------------------------------------------------- the control loop of their queue
+
+
+def control_of(server: Server) -> dict[str, Any]:
+    control: dict[str, Any] = server.status()["models"]["pools"][MODEL]["control"]
+    return control
+
+
+def test_one_gateway_decides_in_the_control_loop_and_both_name_it(gateways: list[Server]) -> None:
+    until(lambda: all(control_of(each)["holder"] for each in gateways))
+    one, other = (control_of(each) for each in gateways)
+    assert (one["mode"], one["is_shared"]) == (other["mode"], other["is_shared"]) == ("acting", True)
+    assert (one["holder"], one["term"]) == (other["holder"], other["term"])
+    deciding = [value_of(each, "fairgate_control_holder") for each in gateways]
+    assert sorted(deciding) == [0, 1]
+
+
+def test_where_the_one_that_decides_dies_another_does_and_names_it(gateways: list[Server]) -> None:
+    # Nothing is known of lengths: they may be widely spread, and requests move up sooner.
+    until(lambda: all(control_of(each)["in_force"]["ageing"] == 0.25 for each in gateways))
+    before = control_of(gateways[0])
+    [dead] = [each for each in gateways if value_of(each, "fairgate_control_holder")]
+    [living] = [each for each in gateways if each is not dead]
+    dead.kill()
+    try:
+        until(lambda: value_of(living, "fairgate_control_holder") == 1)
+        after = control_of(living)
+        assert after["term"] > before["term"]
+        assert after["holder"] != before["holder"]
+        assert after["in_force"] == before["in_force"], "it goes on from there"
+        assert f"{before['holder']}, which decided, has said nothing for" in living.log()
+    finally:
+        dead.start()
+    until(lambda: control_of(dead)["holder"] == after["holder"])
+    assert value_of(dead, "fairgate_control_holder") == 0
+
+
+def value_of(server: Server, name: str) -> float:
+    """A figure of the only model."""
+    with server.http() as client:
+        text = client.get(f"{server.admin_url}/metrics").text
+    [line] = [line for line in text.splitlines() if line.startswith(name + "{")]
+    return float(line.rsplit(" ", 1)[1])

@@ -30,6 +30,7 @@ from tests.mutants.channel import CHANNEL_MUTATIONS
 from tests.mutants.config import CONFIG_MUTATIONS
 from tests.mutants.console import CONSOLE_MUTATIONS
 from tests.mutants.console_tenants import CONSOLE_TENANTS_MUTATIONS
+from tests.mutants.control import CONTROL_MUTATIONS
 from tests.mutants.crash import CRASH_MUTATIONS
 from tests.mutants.fallback import FALLBACK_MUTATIONS
 from tests.mutants.flow import FLOW_MUTATIONS
@@ -81,6 +82,7 @@ EVERY = [
     *REPLAY_MUTATIONS,
     *LEARN_MUTATIONS,
     *CONFIG_MUTATIONS,
+    *CONTROL_MUTATIONS,
     *CRASH_MUTATIONS,
     *RECORD_MUTATIONS,
     *TEXT_MUTATIONS,

@@ -30,12 +30,15 @@ from engine.entry import QueueEntry
 from engine.messages import TenantShare
 from engine.scheduling.brakes import Brakes
 from engine.scheduling.counters import ServiceCounters
+from gateway.flow.control_rules import Knob
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.lanes import LONG, LaneRule
 from gateway.flow.shared import codec
 from gateway.flow.shared.codec import PoolRule
+from gateway.flow.shared.control_session import IN_FORCE_S
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.window import Replica, WindowRule
+from gateway.pools.control_loop import queue_setters
 from tests.support.shared_pool import Pool, PoolGateway
 
 MAX_QUEUED = 14
@@ -62,6 +65,7 @@ CASES: tuple[str, ...] = (
 )
 CASES += ("aged", "long", "reserved", "raised by a reservation", "answer lost", "late copy", "owed")
 CASES += ("needs one",)
+CASES += ("turned", "turned while something waits", "aged by a knob")
 CASES += ("had less than charged", "heard", "lifted", "foreseen longer", "foreseen shorter")
 BRAKES = (Brakes(), Brakes({2: 0.4}), Brakes({1: 0.5}), Brakes({1: 0.34, 2: 0.1}))
 ROUNDING = 100
@@ -92,6 +96,9 @@ class Histories(RuleBasedStateMachine):
     @initialize(order=st.sampled_from(["vtc", "vtc", "fcfs"]))
     def begin(self, order: str) -> None:
         self.now_us = NOON_US
+        self.knobs: dict[Knob, float] = {}
+        self.turned_s = -math.inf
+        """When they were last told: what is told counts for a while."""
         self.pool = Pool(self.client)
         self.pool.forget()
         self.union = controller(FlowController, order)
@@ -306,6 +313,48 @@ class Histories(RuleBasedStateMachine):
             self.gateways[at].finish(name, total, emitted, self.now_s)
         self.exchange(at)
 
+    @rule(
+        at=st.integers(0, 1),
+        batch_cap=st.sampled_from([0.25, 0.5, 1.0, 1.0]),
+        lookahead=st.integers(0, 3),
+        ageing=st.sampled_from([0.25, 0.5, 1.0]),
+        batch_share=st.sampled_from([0.1, 0.4, LANES.batch_share]),
+        long_share=st.sampled_from([0.1, LANES.share_sequences, 1.0]),
+    )
+    def knobs_turn(
+        self,
+        at: int,
+        batch_cap: float,
+        lookahead: int,
+        ageing: float,
+        batch_share: float,
+        long_share: float,
+    ) -> None:
+        """Whoever decides in the control loop has turned knobs: in Redis, and in the one controller."""
+        knobs = {
+            Knob.BATCH_CAP: batch_cap,
+            Knob.LOOKAHEAD: float(lookahead),
+            Knob.AGEING: ageing,
+            Knob.BATCH_SHARE: batch_share,
+            Knob.LONG_SHARE: long_share,
+        }
+        for knob, value in knobs.items():
+            queue_setters(self.union)[knob](value)
+        self.knobs, self.turned_s = knobs, -math.inf
+        self.exchange(at)
+        self.met["turned"] += 1
+        self.met["turned while something waits"] += bool(self.waiting)
+
+    @rule(at=st.integers(0, 1))
+    def a_crowd_ages_by_a_knob(self, at: int) -> None:
+        self.knobs_turn(at, 0.25, 0, 0.25, LANES.batch_share, LANES.share_sequences)
+        self.arrive(at, "three", 2, 10, 10, 1, 5)
+        before = {name: self.union.queue.place(name)[0] for name in self.waiting}
+        self.time_passes(at, 400)
+        self.met["aged by a knob"] += any(
+            self.union.queue.place(name)[0] < band for name, band in before.items() if name in self.waiting
+        )
+
     @rule(at=st.integers(0, 1), order=st.sampled_from(["vtc", "fcfs"]))
     def another_order(self, at: int, order: str) -> None:
         self.union.set_order(order)
@@ -327,6 +376,9 @@ class Histories(RuleBasedStateMachine):
 
     def exchange(self, at: int) -> None:
         """The gateway speaks; both hear; the same turns as the controller gives now."""
+        if self.knobs and self.now_s - self.turned_s > IN_FORCE_S / 2:
+            self.pool.turn_knobs(self.knobs, self.now_s)
+            self.turned_s = self.now_s
         heard_before = [len(gateway.turns) for gateway in self.gateways]
         self.gateways[at].exchange(self.now_s)
         self.gateways[1 - at].listen(self.now_s)
@@ -411,6 +463,41 @@ def test_two_gateways_do_what_one_controller_does(client: redis.Redis) -> None:
     )
     for case in CASES:
         assert Histories.met[case] > 0, f"no history came to: {case}"
+
+
+def test_knobs_count_as_long_as_one_decides(client: redis.Redis) -> None:
+    """The fewest places while the word is fresh, and the settings' own once it is too old."""
+    Histories.client = client
+    Histories.met = Counter()
+    history = Histories()
+    history.begin(order="vtc")
+    history.knobs_turn(0, 0.25, 0, 1.0, LANES.batch_share, LANES.share_sequences)
+    history.arrive(at=0, tenant="one", tier=1, prompt=1, predicted=1, sequences=1, count=6)
+    assert len(history.running) == 2, "one place at each replica"
+    history.now_us += round(IN_FORCE_S * 1e6) + 1
+    history.knobs = {}
+    for knob, value in ((Knob.BATCH_CAP, 1.0), (Knob.LOOKAHEAD, 1.0)):
+        queue_setters(history.union)[knob](value)
+    history.exchange(1)
+    assert len(history.running) == 6
+    history.the_mirrors_agree()
+    history.teardown()
+
+
+def test_a_reservation_in_the_pool_has_its_places_whatever_a_knob_says(client: redis.Redis) -> None:
+    Histories.client = client
+    Histories.met = Counter()
+    history = Histories()
+    history.begin(order="vtc")
+    history.knobs_turn(0, 0.25, 0, 1.0, LANES.batch_share, LANES.share_sequences)
+    history.reserved["two"] = (1e6, None)
+    history.arrive(at=0, tenant="two", tier=1, prompt=1, predicted=1, sequences=1, count=6)
+    for _ in range(6):
+        history.time_passes(0, 10)
+    assert len(history.running) == 6
+    assert history.met["reserved"] >= 4
+    history.the_mirrors_agree()
+    history.teardown()
 
 
 def test_who_is_owed_two_turns_has_two(client: redis.Redis) -> None:

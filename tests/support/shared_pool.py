@@ -7,14 +7,17 @@ delivered when the test says so.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import redis
 
+from gateway.flow.control_rules import Knob
 from gateway.flow.controller import Dispatch, QueueFull, Ticket
 from gateway.flow.shared import codec
 from gateway.flow.shared.codec import GivenTurn, PoolRule
+from gateway.flow.shared.control_session import ControlAnswer, ControlWords, control_keys, control_script
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.shared.protocol import PoolMessage, PoolNews, PoolSession
 from gateway.flow.window import Replica
@@ -31,6 +34,7 @@ class Pool:
         self.name = name
         self.keys = codec.keys(PREFIX, name)
         self.script: Any = client.register_script(codec.script())
+        self.control_script: Any = client.register_script(control_script())
         self.exchanges = 0
         self.given: dict[str, GivenTurn] = {}
         """Every turn that was told to anybody, the last of each request."""
@@ -39,7 +43,18 @@ class Pool:
 
     def forget(self) -> None:
         """Redis loses everything."""
-        self.client.delete(*self.keys)
+        self.client.delete(*self.keys, *control_keys(PREFIX, self.name))
+
+    def turn_knobs(self, knobs: Mapping[Knob, float], now_s: float) -> None:
+        """As one that decides in the control loop does."""
+        term = 0
+        for decided in (b"", b"{}"):
+            packed = msgspec.msgpack.encode({knob.value: value for knob, value in knobs.items()})
+            words = ControlWords("control", term, b"{}", decided, packed)
+            arguments = words.arguments(round(now_s * 1e6))
+            answer = self.control_script(keys=control_keys(PREFIX, self.name), args=arguments)
+            term = ControlAnswer.of(answer).term
+        assert ControlAnswer.of(answer).is_stored
 
     def send(self, gateway_id: str, message: PoolMessage, now_s: float) -> bytes:
         """One round trip."""

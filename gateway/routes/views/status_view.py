@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from engine.messages import TIER_RANKS
 from gateway.explain.shares import TenantTier, shares_of
-from gateway.flow.control_rules import Control
 from gateway.flow.controller import FlowController, TenantFlow
 from gateway.pools.catalogue import alias_as_json
+from gateway.pools.control_loop import ControlLoop
 from gateway.upstream.base import Upstream
 from tenants.directory.records import limit_as_json
 from tenants.quota.store import LimitState, QuotaStoreUnavailable
@@ -148,13 +148,8 @@ def _limit(state: LimitState) -> dict[str, Any]:
     }
 
 
-def _control(control: Control) -> dict[str, Any]:
-    return {
-        "mode": control.mode.value,
-        "knobs": {knob.value: value for knob, value in control.values.items()},
-        "in_force": {knob.value: value for knob, value in control.in_force.items()},
-        "moves": [asdict(move) for move in list(control.moves)[-SHOWN_MOVES:]],
-    }
+def _control(loop: ControlLoop) -> dict[str, Any]:
+    return loop.describe() | {"moves": [asdict(move) for move in list(loop.control.moves)[-SHOWN_MOVES:]]}
 
 
 def models_of(gateway: Gateway) -> dict[str, Any]:
@@ -166,7 +161,7 @@ def models_of(gateway: Gateway) -> dict[str, Any]:
             "long_tokens": pool.flow.long_tokens,
             "queued": dict(zip(TIER_RANKS, pool.flow.queued_by_tier(), strict=True)),
             "running": pool.flow.num_in_flight,
-            "control": _control(gateway.controls[pool.name].control),
+            "control": _control(gateway.controls[pool.name]),
             "learned": gateway.controls[pool.name].learned.as_json(),
             "prompts": "estimated" if pool.spec.is_estimated else "counted",
             "replicas": [each.describe() for each in pool.spec.upstreams],

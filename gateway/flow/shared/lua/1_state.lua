@@ -1,7 +1,8 @@
 -- State of one pool in Redis, and its access within one call.
 --
 -- KEYS, all in the slot of {pool}:
---   1 meta      hash: epoch, order, rule, brakes (a share by rank), and numbers that count up (seq, begun, turns, falls, queued1..6,
+--   1 meta      hash: epoch, order, rule, brakes (a share by rank), knobs (of the
+--               control loop, see ../control.lua), and numbers that count up (seq, begun, turns, falls, queued1..6,
 --               kv, served, began0..2)
 --   2 tenants   hash: tenant id -> counter, lifts, requests that wait by place, reservation (MessagePack)
 --   3 tickets   hash: request id -> a request that waits or runs (MessagePack)
@@ -66,7 +67,29 @@ local function add_to(name, amount)
   return number
 end
 
-local rule = meta.rule and cmsgpack.unpack(meta.rule)
+-- Where the control loop has its knobs; none once the gateway that decides has been silent for too long.
+local knobs = meta.knobs and cmsgpack.unpack(meta.knobs) or {until_us = 0}
+if knobs.until_us < now_us then
+  knobs = {}
+end
+
+-- The gateways' settings, where no knob says otherwise.
+local function turned(settings)
+  settings.lookahead_sequences = knobs.lookahead or settings.lookahead_sequences
+  settings.batch_share = knobs.batch_share or settings.batch_share
+  -- The settings' share of sequences brings the one of the KV cache back with it (FlowController.long_share).
+  if knobs.long_share and knobs.long_share ~= settings.share_sequences then
+    settings.share_sequences, settings.share_kv = knobs.long_share, knobs.long_share
+  end
+  for i = 1, TIERS do
+    settings.ageing_s[i] = settings.ageing_s[i] * (knobs.ageing or 1)
+  end
+  return settings
+end
+
+local rule = meta.rule and turned(cmsgpack.unpack(meta.rule))
+-- Reserved service goes by the settings where a knob leaves less room (Placement.find).
+local promised = meta.rule and cmsgpack.unpack(meta.rule)
 
 -- What an operator lets tiers hold, by rank; 1: all (engine/scheduling/brakes.py).
 local brakes = meta.brakes and cmsgpack.unpack(meta.brakes) or {1, 1, 1}

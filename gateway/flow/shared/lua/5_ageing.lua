@@ -30,6 +30,21 @@ local function watch_ageing(id, ticket)
   end
 end
 
+-- The knob of ageing has turned: from now on all that wait go by it. What has moved up stays.
+local function follow_ageing()
+  local factor = string.format('%.17g', knobs.ageing or 1)
+  if factor == (meta.ageing or '1') then
+    return
+  end
+  set_meta('ageing', factor)
+  for _, id in ipairs(redis.call('HKEYS', K.tickets)) do
+    local ticket = tickets.get(id)
+    if not ticket.runs then
+      watch_ageing(id, ticket)
+    end
+  end
+end
+
 -- A request stands in its band and lane from now on.
 local function stand(id, ticket, first, has_aged)
   tickets.put(id, ticket)

@@ -31,13 +31,18 @@ end
 -- A request larger than the whole window may go when nothing of its rank or above is there: otherwise it would
 -- wait for ever. `kept`: room that is kept there for another.
 local OWED_PART, OWED_KV_PART = 2, 4
-local function window_has_room(replica, ticket, rank, kept, is_owed)
+local function window_has_room(replica, ticket, rank, kept, is_owed, is_promised)
   local load = loads.get(replica.id)
   local sequences, kv = ahead_of_rank(load.sequences, load.kv, rank)
   if kept and rank >= kept.rank then
     sequences, kv = sequences + kept.sequences, kv + kept.kv
   end
   local places, most_kv = replica.max_sequences + rule.lookahead_sequences, replica.kv_tokens * rule.kv_window
+  if is_promised then
+    places = replica.max_sequences + promised.lookahead_sequences
+  elseif knobs.batch_cap and knobs.batch_cap < 1 then
+    places = math.max(1, math.floor(replica.max_sequences * knobs.batch_cap))
+  end
   if is_owed and replica.pauses then
     places = places + math.floor(replica.max_sequences / OWED_PART)
     most_kv = most_kv + math.floor(replica.kv_tokens / OWED_KV_PART)
@@ -102,8 +107,19 @@ local function brake_has_room(replica, ticket, rank)
       and kv + ticket.kv <= math.max(1, math.floor(replica.kv_tokens * share))
 end
 
+-- LaneRule.has_room (gateway/flow/lanes.py), by the knobs or by the settings.
+local function lane_has_room(settings, replica, ticket, rank, sequences, kv)
+  local of_sequences, of_kv = settings.share_sequences, settings.share_kv
+  if rank >= TIERS - 1 then
+    of_sequences, of_kv = settings.batch_share, settings.batch_share
+  end
+  return (of_sequences == 1
+      or sequences + ticket.sequences <= math.max(1, math.floor(replica.max_sequences * of_sequences)))
+    and (of_kv == 1 or kv + ticket.kv <= replica.kv_tokens * of_kv)
+end
+
 -- It can do what the request needs, and the request's tier, by its brake, and its lane may hold this much more of it.
-local function may_hold(replica, ticket, rank, lane)
+local function may_hold(replica, ticket, rank, lane, is_promised)
   if ticket.unfit and ticket.unfit[replica.id] then
     return false
   end
@@ -118,13 +134,8 @@ local function may_hold(replica, ticket, rank, lane)
   if sequences == 0 then
     return true
   end
-  local of_sequences, of_kv = rule.share_sequences, rule.share_kv
-  if rank >= TIERS - 1 then
-    of_sequences, of_kv = rule.batch_share, rule.batch_share
-  end
-  return (of_sequences == 1
-      or sequences + ticket.sequences <= math.max(1, math.floor(replica.max_sequences * of_sequences)))
-    and (of_kv == 1 or kv + ticket.kv <= replica.kv_tokens * of_kv)
+  return lane_has_room(rule, replica, ticket, rank, sequences, kv)
+    or is_promised and lane_has_room(promised, replica, ticket, rank, sequences, kv)
 end
 
 -- Score: work of its rank and above, then all work, per place; the smaller the better.
@@ -144,10 +155,10 @@ local function is_less(one, other)
 end
 
 -- Of replicas with room, the one whose prefix cache probably holds most of the prompt, unless it has more than
--- MAX_IMBALANCE more of its places in use than the emptiest; of equals the least loaded.
+-- MAX_IMBALANCE (times the knob) more of its places in use than the emptiest; of equals the least loaded.
 local MAX_IMBALANCE = 0.5
 local function best_of(roomy, ticket, rank)
-  local scores, emptiest = {}, nil
+  local scores, emptiest, weight = {}, nil, knobs.prefix_weight or 1
   for i, replica in ipairs(roomy) do
     scores[i] = least_loaded(replica, rank)
     emptiest = math.min(emptiest or scores[i][1], scores[i][1])
@@ -155,7 +166,7 @@ local function best_of(roomy, ticket, rank)
   local best
   for i, replica in ipairs(roomy) do
     local cached = ticket.cached and ticket.cached[replica.id] or 0
-    local counts = scores[i][1] <= emptiest + MAX_IMBALANCE
+    local counts = weight > 0 and scores[i][1] <= emptiest + MAX_IMBALANCE * weight
     table.insert(scores[i], 1, counts and -cached or 0)
     if not best or is_less(scores[i], scores[best]) then
       best = i
@@ -164,16 +175,17 @@ local function best_of(roomy, ticket, rank)
   return roomy[best]
 end
 
--- A replica, or nil and what is in the way. `by_order`: not by a reservation.
+-- A replica, or nil and what is in the way. `by_order`: not by a reservation, whose service is promised.
 local function find(ticket, rank, lane, kept, is_owed, by_order)
   local replicas = gateways.get(ticket.gateway).replicas
   local roomy, blocked = {}, #replicas > 0 and BY_LANE or BY_WINDOW
   for _, replica in ipairs(replicas) do
-    if may_hold(replica, ticket, rank, lane) then
+    if may_hold(replica, ticket, rank, lane, not by_order) then
       local kept_here = kept[replica.id]
       if window_has_room(replica, ticket, rank, kept_here, is_owed)
         or by_order and is_owed_at(replica, ticket, rank, lane)
-          and window_has_room(replica, ticket, rank, kept_here, true) then
+          and window_has_room(replica, ticket, rank, kept_here, true)
+        or not by_order and window_has_room(replica, ticket, rank, kept_here, false, true) then
         roomy[#roomy + 1] = replica
       else
         blocked = BY_WINDOW
@@ -187,10 +199,10 @@ local function find(ticket, rank, lane, kept, is_owed, by_order)
 end
 
 -- Keeps the room for a request that found none, on the least loaded replica that is not kept yet.
-local function keep_room(ticket, rank, lane, kept)
+local function keep_room(ticket, rank, lane, kept, is_promised)
   local best, best_score
   for _, replica in ipairs(gateways.get(ticket.gateway).replicas) do
-    if not kept[replica.id] and may_hold(replica, ticket, rank, lane) then
+    if not kept[replica.id] and may_hold(replica, ticket, rank, lane, is_promised) then
       local score = least_loaded(replica, rank)
       if not best or is_less(score, best_score) then
         best, best_score = replica.id, score

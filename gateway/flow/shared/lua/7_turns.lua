@@ -122,7 +122,7 @@ local function give_due(kept)
         is_over = false
         break
       elseif blocked == BY_WINDOW then
-        keep_room(ticket, RESERVED_RANK, lane, kept)
+        keep_room(ticket, RESERVED_RANK, lane, kept, true)
         break
       end
     end

@@ -59,8 +59,8 @@ local function is_first()
 end
 
 if joins then
-  rule = joins.rule
-  set_meta('rule', cmsgpack.pack(rule))
+  set_meta('rule', cmsgpack.pack(joins.rule))
+  rule, promised = turned(joins.rule), cmsgpack.unpack(meta.rule)
   if not meta.epoch then
     set_meta('epoch', text(now_us))
     if joins.returns then
@@ -81,6 +81,7 @@ if not me or me.life ~= life or (not joins and meta.epoch ~= epoch) then
 end
 
 held_us = math.max(0, number_of('held_until_us') - now_us)
+follow_ageing()
 
 -- After a gap of its own (Redis stood still) the caller first gives the others time for a heartbeat.
 local was_in_touch = now_us - me.seen_us <= rule.stale_us / 2

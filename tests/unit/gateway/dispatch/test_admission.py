@@ -128,6 +128,9 @@ def test_whoever_has_no_target_or_a_quote_or_no_forecast_is_let_in() -> None:
     strict.check(replace(CALL, tier=Tier.BATCH), EXPECTED, 100.0)
     binding: Any = object()
     strict.check(replace(CALL, binding=binding), EXPECTED, 100.0)
+    strict.factor = 2.0
+    strict.check(replace(CALL, binding=binding), EXPECTED, 100.0, 106.0)
+    assert refused(strict, expires_s=106.0).code == "deadline_unreachable", "a knob refuses others"
     strict.check(CALL, None, 100.0)
     assert strict.expected_late.value is None, "and says nothing of those that have one"
 

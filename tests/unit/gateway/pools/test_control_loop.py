@@ -14,7 +14,7 @@ from engine.messages import EngineKnobs, Snapshot
 from engine.scheduling.counters import ServiceCounters
 from engine.step_time.model import PRIOR
 from gateway.dispatch.admission import Admission
-from gateway.flow.control_rules import DEFAULT_BOUNDS, ControlMode, Knob
+from gateway.flow.control_rules import DEFAULT_BOUNDS, RULES, ControlMode, Knob
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.deadline_check import LENIENT, STRICT
 from gateway.flow.routing import PrefixRouter
@@ -22,6 +22,7 @@ from gateway.flow.window import Replica, WindowRule
 from gateway.pools.control_loop import ControlLoop, bounds_of, queue_setters, setters_of
 from gateway.statistics import RecentShare
 
+MOVED_BY_RULES = {knob for rule in RULES for knob, _ in rule.goals}
 FULL = Replica("a", 1, 100)
 """The first one fills it."""
 
@@ -32,6 +33,11 @@ class Engine:
 
     snapshot: Snapshot
     is_up: bool = True
+
+
+def snapshot_of(referenced: int, preemptions: int = 0) -> Snapshot:
+    """So many of its hundred blocks are in use."""
+    return Snapshot("a", 1, 1.0, [], [], 100 - referenced, 0, referenced, 100, PRIOR, {}, preemptions)
 
 
 def queue(ageing_s: float = 100.0) -> FlowController:
@@ -45,8 +51,7 @@ def made(
     mode: ControlMode, referenced: int, preemptions: int = 0, **told: Any
 ) -> tuple[ControlLoop, FlowController, Any]:
     flow = queue()
-    snapshot = Snapshot("a", 1, 1.0, [], [], 100 - referenced, 0, referenced, 100, PRIOR, {}, preemptions)
-    engine: Any = Engine(snapshot)
+    engine: Any = Engine(snapshot_of(referenced, preemptions))
     lengths = LengthForecast()
     for _ in range(300):
         lengths.observe("t", "m", 20)
@@ -160,24 +165,21 @@ class Requests:
     admission: Admission = field(default_factory=Admission)
 
 
-def test_a_queue_that_others_share_is_left_alone() -> None:
+def test_every_knob_of_a_gateway_and_its_engines_turns_what_it_is_called() -> None:
     flow, requests = queue(), Requests()
     lifecycle: Any = requests
     engine: Any = Turned()
-    setters = setters_of(flow, lifecycle, [engine], is_shared=True)
-    own = {Knob.ADMISSION, Knob.EARLY_REFUSAL, Knob.RESERVE_QUANTILE}
-    assert set(bounds_of(ControlMode.ACTING, setters, {})) == own
+    setters = setters_of(flow, lifecycle, [engine, engine])
     setters[Knob.ADMISSION](0.25)
     setters[Knob.EARLY_REFUSAL](1.5)
     setters[Knob.RESERVE_QUANTILE](0.7)
     admission = requests.admission
     assert (admission.strictness, admission.factor, requests.reserve_quantile) == (0.25, 1.5, 0.7)
-    alone = setters_of(flow, lifecycle, [engine, engine], is_shared=False)
-    assert set(alone) == set(DEFAULT_BOUNDS) - {Knob.QUOTA}, "all there are of a queue and its engines"
-    assert Knob.TOKEN_BUDGET not in setters_of(flow, lifecycle, [], is_shared=False), "others' engines"
-    foreign = setters_of(flow, lifecycle, [engine], is_shared=False, is_foreign=True)
-    assert set(alone) - set(foreign) == {Knob.TOKEN_BUDGET}, "our plug-in has no tokens of a step to give"
-    alone[Knob.TOKEN_BUDGET](0.5)
+    assert set(setters) >= MOVED_BY_RULES, "all that rules move"
+    assert Knob.TOKEN_BUDGET not in setters_of(flow, lifecycle, []), "others' engines"
+    foreign = setters_of(flow, lifecycle, [engine], is_foreign=True)
+    assert set(setters) - set(foreign) == {Knob.TOKEN_BUDGET}, "our plug-in has no tokens of a step to give"
+    setters[Knob.TOKEN_BUDGET](0.5)
     assert engine.told == [EngineKnobs(token_share=0.5)] * 2, "every replica's"
 
 

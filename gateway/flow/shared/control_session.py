@@ -1,0 +1,272 @@
+"""One gateway's part in the control loop of a shared queue: who decides, and what is in force.
+
+One gateway at a time decides: it holds a lock in Redis that ends unless it is renewed at each look. At each
+look every gateway tells what it sees; the holder has the words of all, decides by all their traffic, and
+keeps the result beside the lock (`control.lua`), under a term that grows with every change of holder: what an
+earlier holder decides is not kept. The others go on from what is kept, so that one that is elected next knows
+all that keeps the loop from swinging.
+
+Pure: a look is a generator of words to send, and is given the answers (None: there was none). Times of other
+gateways come as ages by the clock of Redis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from gateway.flow.control_rules import Control, ControlState, Knob, Move, Observation
+from tenants.quota import scripts
+
+LOCK_S = 6.0
+"""Three looks: a gateway that has not renewed its lock for so long is dead or hangs, and another decides."""
+FRESH_S = 6.0
+"""An observation counts for so long."""
+IN_FORCE_S = 30.0
+"""What was decided is in force for so long after the last word of the one that decided; then knobs rest."""
+QUEUE_KNOBS = (
+    Knob.BATCH_CAP,
+    Knob.LOOKAHEAD,
+    Knob.AGEING,
+    Knob.BATCH_SHARE,
+    Knob.PREFIX_WEIGHT,
+    Knob.LONG_SHARE,
+)
+"""What the scripts of a shared queue go by; each gateway turns the others at home."""
+
+Decide = Callable[[Observation, float], list[Move]]
+"""(what all see, now): the moves."""
+
+
+def control_script() -> str:
+    """The Lua text of one word."""
+    text = (Path(__file__).parent / "control.lua").read_text(encoding="utf-8")
+    return f"{scripts.server()}\n{text}"
+
+
+def control_keys(prefix: str, pool: str) -> list[str]:
+    """The lock, what gateways see, and the pool's own scalars, all in its slot of a Redis Cluster."""
+    base = f"{prefix}:flow:{{{pool}}}"
+    return [f"{base}:control", f"{base}:seen", f"{base}:meta"]
+
+
+@dataclass(frozen=True, slots=True)
+class ControlWords:
+    """One message, as the script takes it."""
+
+    gateway_id: str
+    term: int
+    """0: it does not decide."""
+    seen: bytes
+    decided: bytes = b""
+    queue_knobs: bytes = b""
+    leaves: bool = False
+
+    def arguments(self, now_us: int = 0) -> list[bytes | str | int]:
+        """Of the script; `now_us` replaces the server's clock in tests."""
+        spans_us = [round(seconds * 1e6) for seconds in (LOCK_S, FRESH_S, IN_FORCE_S)]
+        leaves = "leaves" if self.leaves else ""
+        return [
+            now_us, self.gateway_id, self.term, *spans_us, self.seen, self.decided, self.queue_knobs, leaves
+        ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ControlAnswer:
+    """What Redis said. Ages are in seconds, by its clock."""
+
+    holder: str
+    term: int
+    is_elected: bool
+    """Since this message."""
+    is_stored: bool
+    """What was decided is in force."""
+    decided: bytes
+    """What is in force; empty: nothing yet."""
+    decided_ago_s: float
+    before: str
+    """Who held the lock until then."""
+    before_ago_s: float
+    """When that one spoke last."""
+    seen: tuple[bytes, ...]
+    """By all gateways; for the holder alone."""
+
+    @classmethod
+    def of(cls, said: Sequence[bytes]) -> ControlAnswer:
+        """From the script's answer. Raises ValueError."""
+        now_us, holder, term, elected, stored, decided, decided_us, before, before_us, *seen = said
+        return cls(
+            holder.decode(),
+            int(term),
+            bool(int(elected)),
+            bool(int(stored)),
+            decided,
+            (int(now_us) - int(decided_us)) / 1e6,
+            before.decode(),
+            (int(now_us) - int(before_us)) / 1e6,
+            tuple(seen),
+        )
+
+
+ControlLook = Generator[ControlWords, ControlAnswer | None, list[Move]]
+
+
+class ControlSession:
+    """Of one gateway and pool. One writer: the loop that looks."""
+
+    def __init__(
+        self, control: Control, gateway_id: str, tell: Callable[[str], None] = lambda line: None
+    ) -> None:
+        """`tell` is called with what an operator should read."""
+        self.control = control
+        self.holder = ""
+        """Who decides, as of the last answer; empty: unknown."""
+        self.term = 0
+        """Of the holder."""
+        self._gateway_id = gateway_id
+        self._tell = tell
+        self._heard_s: float | None = None
+        """When Redis answered last."""
+        self._is_silent = False
+        self._known_s = -float("inf")
+        """When what stands here was in force in the pool last."""
+
+    @property
+    def is_holder(self) -> bool:
+        """This gateway decides."""
+        return self.holder == self._gateway_id
+
+    def look(self, seen: Observation, decide: Decide, now_s: float, *, alone: bool = False) -> ControlLook:
+        """One look: tells what this gateway sees, follows the one that decides, or decides. Returns the moves
+        that it decided and that are in force. `alone`: without an answer this gateway decides for itself."""
+        answer = yield self.words(seen, now_s)
+        if answer is None:
+            return self._unanswered(seen, decide, now_s, alone=alone)
+        self._heard_s, self._is_silent = now_s, False
+        held = self.is_holder
+        self._follow(answer, now_s, held=held)
+        self._known_s = max(self._known_s, now_s if self.is_holder else now_s - answer.decided_ago_s)
+        if not self.is_holder:
+            return []
+        before = self.control.state(now_s)
+        moves = decide(together(_observations(answer.seen) or [seen]), now_s)
+        if not moves and not answer.is_elected:
+            return []
+        answer = yield self.words(seen, now_s)
+        if answer is None or not answer.is_stored:
+            self.control.take_back(moves, before, now_s)
+            if answer is not None:
+                self._follow(answer, now_s, held=True)
+            return []
+        return moves
+
+    def leaves(self) -> ControlWords:
+        """The last word: another gateway may decide at once."""
+        return ControlWords(self._gateway_id, self._own_term, b"", leaves=True)
+
+    def words(self, seen: Observation, now_s: float) -> ControlWords:
+        """What this gateway sees and, where it decides, what it has decided."""
+        packed = msgspec.json.encode(seen)
+        if not self.is_holder:
+            return ControlWords(self._gateway_id, 0, packed)
+        in_force = self.control.in_force
+        knobs = {knob.value: in_force[knob] for knob in QUEUE_KNOBS if knob in in_force}
+        decided = msgspec.json.encode(self.control.state(now_s))
+        return ControlWords(self._gateway_id, self.term, packed, decided, msgspec.msgpack.encode(knobs))
+
+    @property
+    def _own_term(self) -> int:
+        return self.term if self.is_holder else 0
+
+    def _follow(self, answer: ControlAnswer, now_s: float, *, held: bool) -> None:
+        earlier, self.holder, self.term = self.holder, answer.holder, answer.term
+        if self.is_holder and held and not answer.is_elected:
+            return  # what is kept is our own
+        state = _state(answer.decided) if answer.decided_ago_s <= IN_FORCE_S else None
+        if state is not None:
+            self.control.adopt(state, now_s - answer.decided_ago_s)
+        elif now_s - self._known_s > IN_FORCE_S:
+            self.control.let_go(f"nobody has decided for {IN_FORCE_S:g} s", now_s)
+        if answer.is_elected:
+            self._tell(_why_elected(answer))
+        elif held:
+            self._tell(f"{self.holder} has decided since this gateway was silent: this one follows it")
+        elif earlier != self.holder:
+            self._tell(f"{self.holder} decides (term {self.term}), and this gateway follows it")
+
+    def _unanswered(self, seen: Observation, decide: Decide, now_s: float, *, alone: bool) -> list[Move]:
+        self.holder = ""
+        if alone:
+            self._say_silent("Redis does not answer: this gateway decides for itself")
+            self._known_s = now_s
+            return decide(seen, now_s)
+        if self._heard_s is not None and now_s - self._heard_s > IN_FORCE_S:
+            why = f"Redis has not answered for {IN_FORCE_S:g} s"
+            self._say_silent(f"{why}: all knobs rest")
+            return self.control.let_go(why, now_s)
+        return []
+
+    def _say_silent(self, line: str) -> None:
+        if not self._is_silent:
+            self._is_silent = True
+            self._tell(line)
+
+
+def together(seen: Sequence[Observation]) -> Observation:
+    """What several gateways of one pool see. Of its engines all see the same; shares weigh by arrivals.
+    Raises ValueError for none."""
+    if not seen:
+        raise ValueError("no gateway has said what it sees")
+    if len(seen) == 1:
+        return seen[0]
+    judging = [each for each in seen if each.attainment is not None]
+
+    def mean(name: str, of: Sequence[Observation] = seen) -> float:
+        weights = [each.arrivals_per_s for each in of]
+        if not sum(weights):
+            weights = [1.0] * len(of)
+        values: list[float] = [getattr(each, name) for each in of]
+        return sum(map(float.__mul__, map(float, values), weights)) / sum(weights)
+
+    return Observation(
+        arrivals_per_s=sum(each.arrivals_per_s for each in seen),
+        length_spread=mean("length_spread"),
+        kv_share=max(each.kv_share for each in seen),
+        prefix_hit_share=mean("prefix_hit_share"),
+        step_s=max(each.step_s for each in seen),
+        attainment=mean("attainment", judging) if judging else None,
+        queued=sum(each.queued for each in seen),
+        evictions=max(each.evictions for each in seen),
+        expected_late=mean("expected_late"),
+        mistaken=mean("mistaken"),
+    )
+
+
+def _why_elected(answer: ControlAnswer) -> str:
+    now = f"this gateway decides (term {answer.term})"
+    if not answer.before:
+        return f"{now}: it is the first"
+    silent = f"{answer.before}, which decided, has said nothing for {answer.before_ago_s:.1f} s"
+    if answer.decided_ago_s > IN_FORCE_S:
+        return f"{silent}: {now}, and begins at rest"
+    return f"{silent}: {now}, and goes on from the knobs in force"
+
+
+def _observations(packed: Sequence[bytes]) -> list[Observation]:
+    """Those that are understood: a gateway of another version may say what this one does not know."""
+    seen = []
+    for each in packed:
+        with suppress(msgspec.DecodeError):
+            seen.append(msgspec.json.decode(each, type=Observation))
+    return seen
+
+
+def _state(packed: bytes) -> ControlState | None:
+    try:
+        return msgspec.json.decode(packed, type=ControlState)
+    except msgspec.DecodeError:
+        return None

@@ -1,0 +1,83 @@
+"""Under overload the control loop keeps most requests in time, with one gateway and with two; advice changes
+nothing.
+
+The gateway's own code on virtual time: queue, admission, forecasts, control loops, the scripts of a shared
+queue over a real Redis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from gateway.flow.control_rules import ControlMode, Knob
+from ops.bench.estimates import control_gateways
+from ops.bench.estimates.control_gateways import INSTANTS, LEAST_IN_TIME, overload, served
+from ops.sandbox.services import Service, start_redis
+from ops.simulate.records import Records
+from ops.simulate.slo import SloLimits
+
+SLO = SloLimits(ttft_s=2.0, tpot_s=0.1)
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    # Not the other tests': a run begins with an empty one.
+    made = start_redis()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(service.url) as connected:
+        yield connected
+
+
+def in_time(records: Records) -> float:
+    return sum(SLO.met(records, row) for row in range(len(records))) / len(records)
+
+
+@pytest.mark.parametrize("gateways", [1, 2])
+def test_acting_serves_most_of_what_came_in_time(client: redis.Redis, gateways: int) -> None:
+    case = overload(SLO, limit=650)
+    off, _ = served(case, ControlMode.OFF, 1, client)
+    load = max(off.records.last_s) / max(off.records.arrival_s)
+    assert load > 1.2, "it is no overload"
+    assert in_time(off.records) < 0.16
+    pool, loops = served(case, ControlMode.ACTING, gateways, client)
+    assert len(pool.records) == 650
+    assert in_time(pool.records) >= LEAST_IN_TIME
+    assert all(loop.moves for loop in loops)
+    assert {each.admission.strictness for each in loops} == {max(each.admission.strictness for each in loops)}
+    if gateways == 2:
+        first, second = (_told(loop) for loop in loops)
+        assert second == first[-len(second) :], "one decides, and the other knows of it"
+
+
+def _told(loop: Any) -> list[tuple[Knob, float, float, str]]:
+    return [(move.knob, move.before, move.after, move.reason) for move in loop.moves]
+
+
+@pytest.mark.parametrize("gateways", [1, 2])
+def test_advice_changes_nothing(client: redis.Redis, gateways: int) -> None:
+    case = overload(SLO, limit=150)
+    off, _ = served(case, ControlMode.OFF, gateways, client)
+    advice, loops = served(case, ControlMode.ADVICE, gateways, client)
+    for name in INSTANTS:
+        assert getattr(advice.records, name) == getattr(off.records, name)
+    advised = [move for loop in loops for move in loop.moves]
+    assert advised, "nothing was at stake"
+    assert not any(move.is_made for move in advised)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("gateways", [1, 2])
+def test_over_the_whole_published_setting(client: redis.Redis, gateways: int) -> None:
+    report = control_gateways.run(SLO, gateways, client)
+    assert report["ok"], report
+    assert report["in_time"]["acting"] > 4 * report["in_time"]["off"]
+    assert report["knobs"] != []
