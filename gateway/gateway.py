@@ -231,6 +231,7 @@ class Gateway:
         for name, calibration in load_calibrations(config.data_dir).items():
             if name in self.pools:
                 self.pools[name].estimates.calibration = calibration
+        deps.quota_store.spare.cover(self.pools)
         self.controls = {name: self._make_control(name, pool) for name, pool in self.pools.items()}
         """The control loop of each model."""
         self.shares = {name: ShareMeter() for name in self.pools}
@@ -415,6 +416,7 @@ class Gateway:
                 lifecycle,
                 () if pool.spec.is_foreign else pool.spec.upstreams,
                 is_shared=isinstance(pool.flow, Mirror),
+                quota=partial(self.deps.quota_store.spare.set, name),
             ),
             rests={
                 Knob.LOOKAHEAD: config.lookahead_sequences,

@@ -12,7 +12,15 @@ from functools import partial
 
 from engine.step_time.model import predict_step_s
 from gateway.flow.control_rules import Control, ControlMode, Knob, Move, Observation
-from gateway.pools.control_loop import EVERY_S, Setters, bounds_of, length_spread, queue_setters
+from gateway.flow.window import NUM_RANKS
+from gateway.pools.control_loop import (
+    EVERY_S,
+    Setters,
+    bounds_of,
+    length_spread,
+    queue_setters,
+    spare_share,
+)
 from gateway.statistics import RecentShare
 from ops.simulate.admission import SimulatedAdmission
 from ops.simulate.pool import PoolObserver, SimulatedPool
@@ -63,6 +71,8 @@ class Steering:
                 Knob.TOKEN_BUDGET: partial(_set_token_budget, pool),
                 Knob.ADMISSION: partial(setattr, self.admission, "strictness"),
             }
+            if pool.budget is not None:
+                self._setters = {**self._setters, Knob.QUOTA: pool.budget.lend}
             rests = {Knob.LOOKAHEAD: pool.flow.window.lookahead_sequences}
             self._control = Control(self._mode, bounds_of(self._mode, self._setters, rests))
         for move in self._control.look(self._observe(pool), pool.now_s):
@@ -84,11 +94,13 @@ class Steering:
         preemptions = sum(each.preemptions for each in tables)
         evictions, self._preemptions = preemptions - self._preemptions, preemptions
         running = max(len(each.running) for each in tables)
+        kv_share = sum(each.pool.num_referenced for each in tables) / sum(
+            each.pool.num_blocks for each in tables
+        )
         return Observation(
             arrivals_per_s=arrived / EVERY_S,
             length_spread=length_spread(*self._quantiles()),
-            kv_share=sum(each.pool.num_referenced for each in tables)
-            / sum(each.pool.num_blocks for each in tables),
+            kv_share=kv_share,
             prefix_hit_share=self._hits.value or 0.0,
             step_s=predict_step_s(pool.machine.step_time, running, 0, running),
             attainment=self._attainment.value,
@@ -96,6 +108,12 @@ class Steering:
             evictions=evictions,
             expected_late=self.admission.expected_late.value or 0.0,
             mistaken=self.admission.mistaken.value or 0.0,
+            spare_share=spare_share(
+                sum(len(each.running) for each in tables),
+                sum(member.size.max_sequences for member in pool.members),
+                kv_share,
+            ),
+            higher_waits=pool.flow.queued_up_to(NUM_RANKS - 2) > 0,
         )
 
     def _quantiles(self) -> tuple[int, int]:

@@ -1,11 +1,11 @@
 """Spare capacity that token buckets refill by: how far above their rates, and since when.
 
 A limit of tier batch may have a ceiling above its rate. The control loop says for each model what share of
-the way from the rate to the ceiling is in force (the knob *quota*, `gateway/flow/control_rules.py`). A gateway
-keeps the last changes with their times and gives them to the quota store with each call, so that a bucket that
-was not asked for a while is filled by what was in force meanwhile, not by what is in force now. Of the time
-before the oldest change that is kept nothing is known: then the rate that was set counts, the lowest that it
-can have been.
+the way from the rate to the ceiling is in force (the knob *quota*, `gateway/flow/control_rules.py`). A
+gateway keeps the last changes with their times and gives them to the quota store with each call, so that a
+bucket that was not asked for a while is filled by what was in force meanwhile, not by what is in force now.
+Of the time before the oldest change that is kept nothing is known: then the rate that was set counts, the
+lowest that it can have been.
 
 No call refills below the rate or above the ceiling, whatever a gateway says, and each moment of a bucket is
 counted once, by the call that comes first. So gateways that share a counter need not agree at once: one that

@@ -32,6 +32,7 @@ class Engine:
 
     snapshot: Snapshot
     is_up: bool = True
+    ready: Any = None
 
 
 def queue(ageing_s: float = 100.0) -> FlowController:
