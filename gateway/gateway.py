@@ -236,6 +236,7 @@ class Gateway:
         for name, calibration in load_calibrations(config.data_dir).items():
             if name in self.pools:
                 self.pools[name].estimates.calibration = calibration
+        deps.quota_store.spare.cover(self.pools)
         self.controls = {name: self._make_control(name, pool) for name, pool in self.pools.items()}
         """The control loop of each model."""
         self.shares = {name: ShareMeter() for name in self.pools}
@@ -425,6 +426,7 @@ class Gateway:
                 [each for each in pool.spec.upstreams if each in self.deps.upstreams],
                 is_foreign=pool.spec.is_foreign,
                 own_rests=own_rests,
+                quota=partial(self.deps.quota_store.spare.set, name),
             ),
             rests={
                 Knob.LONG_SHARE: config.long_share_sequences,

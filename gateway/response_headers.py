@@ -14,7 +14,7 @@ from functools import lru_cache
 from gateway.domain.estimate import Estimate
 from tenants.quota.rules import is_platforms
 from tenants.quota.store import LimitState
-from tenants.types import PLATFORM, Limit, LimitMode, Meter, Principal, Tier, Window
+from tenants.types import PLATFORM, TOKEN_METERS, Limit, LimitMode, Meter, Principal, Tier, Window
 
 MAX_POLICIES = 8
 """Limits that the structured fields name, the tightest first: headers have to stay small."""
@@ -34,7 +34,6 @@ _ESTIMATE = (
     "wait;p50=%.3f;p90=%.3f, ttft;p50=%.3f;p90=%.3f, latency;p50=%.3f;p90=%.3f, "
     'output-tokens;p50=%d;p90=%d, cost;p50=%d;p90=%d;max=%d, basis="%s";samples=%d%s'
 )
-TOKEN_METERS = (Meter.TOTAL_TOKENS, Meter.INPUT_TOKENS, Meter.OUTPUT_TOKENS)
 
 
 def go_duration(seconds: float) -> str:

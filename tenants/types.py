@@ -34,6 +34,9 @@ class Meter(StrEnum):
     CONCURRENCY = "concurrency"
 
 
+TOKEN_METERS = (Meter.TOTAL_TOKENS, Meter.INPUT_TOKENS, Meter.OUTPUT_TOKENS)
+
+
 class Window(StrEnum):
     """Calendar windows of a limit."""
 
@@ -140,6 +143,9 @@ class Limit:
     """Applied by `at` until it expires."""
     created_us: int = field(compare=False, default=0)
     """When it was first set; 0: not known. What ended before was not counted on it."""
+    ceiling_per_s: float | None = None
+    """Token buckets of tier batch: by spare capacity they refill faster than `rate_per_s`, up to this
+    (`tenants/quota/spare.py`); None: never faster."""
     identity: str = field(init=False, compare=False, repr=False, default="")
     """Key of its usage: subject, meter, shape, tier, model and size of request; not the amount."""
     is_bucket: bool = field(init=False, compare=False, repr=False, default=False)
@@ -185,15 +191,23 @@ class Limit:
         )
 
     def at(self, now_s: float) -> Limit:
-        """The limit in force at `now_s` (seconds since 1970), with an unexpired override applied. The result
-        has no override, so do not keep it."""
+        """The limit in force at `now_s` (seconds since 1970), with an unexpired override applied; one that
+        says a rate has no ceiling. The result has no override, so do not keep it."""
         override = self.override
         if override is None:
             return self
         if now_s * 1e6 >= override.until_us:
             return replace(self, override=None)
-        rate_per_s = self.rate_per_s if override.rate_per_s is None else override.rate_per_s
-        return replace(self, amount=override.amount, rate_per_s=rate_per_s, override=None)
+        if override.rate_per_s is None:
+            return replace(self, amount=override.amount, override=None)
+        # Who says another rate for a time means that one, whatever capacity is spare.
+        return replace(
+            self,
+            amount=override.amount,
+            rate_per_s=override.rate_per_s,
+            ceiling_per_s=None,
+            override=None,
+        )
 
 
 @lru_cache(maxsize=1_024)

@@ -126,6 +126,10 @@ class Holds:
         )
         self._settlements = Settlements(ledger, quota_store, self._rebuilder)
 
+    def refill_per_s(self, limit: Limit) -> float:
+        """What a token bucket refills at now: its rate, or more while capacity is spare."""
+        return self._quota_store.spare.rate_per_s(limit)
+
     @property
     def pending(self) -> int:
         """Settlements that are not durable yet."""

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from engine.messages import StepTime
 from tenants.quota.rules import is_platforms
 from tenants.quota.store import Denied, Hold
-from tenants.types import Amounts, Limit, LimitMode, Meter
+from tenants.types import TOKEN_METERS, Amounts, Limit, LimitMode, Meter
 
 Sizes = Callable[[int], Amounts]
 """Amounts of the prompt and a number of output tokens, all sequences together."""
@@ -39,7 +39,6 @@ LEAD_S = 0.25
 GPU_CHUNK_MS = 250
 """Least device time that a top-up covers, where no bucket is smaller."""
 FOR_EVER = 2**53
-_TOKEN_METERS = (Meter.TOTAL_TOKENS, Meter.INPUT_TOKENS, Meter.OUTPUT_TOKENS)
 _OUTPUT_METERS = (Meter.TOTAL_TOKENS, Meter.OUTPUT_TOKENS, Meter.COST_NANOUSD, Meter.GPU_MS)
 
 
@@ -168,7 +167,7 @@ def covered_tokens(covered: Amounts, sizes: Sizes, most: int) -> int:
 def fitting_max_tokens(denied: Denied, sizes: Sizes, sequences: int, most: int) -> int | None:
     """The longest answer of each sequence, at most `most`, for which every window of its tenant has room;
     None: the limit in the way is no window, or counts what answers do not decide."""
-    if denied.limit.window is None or denied.limit.meter not in (*_TOKEN_METERS, Meter.COST_NANOUSD):
+    if denied.limit.window is None or denied.limit.meter not in (*TOKEN_METERS, Meter.COST_NANOUSD):
         return None
     left: list[tuple[Meter, int]] = [
         (state.limit.meter, state.available)

@@ -33,10 +33,16 @@ class StreamLimitReached(Exception):
         self.most = most
 
 
-def fed_streams(limits: Sequence[Limit], sizes: Sizes, stream_tokens_per_s: float) -> dict[str, int]:
+def fed_streams(
+    limits: Sequence[Limit],
+    sizes: Sizes,
+    stream_tokens_per_s: float,
+    rate_of: Callable[[Limit], float] | None = None,
+) -> dict[str, int]:
     """Streams at the engine's pace that each hard token bucket on output can feed, at least one; by the
     bucket's identity. Only of buckets of key, project and tenant: in the platform's line one tenant would
-    wait behind another, and end users would make as many lines as one likes."""
+    wait behind another, and end users would make as many lines as one likes. `rate_of`: what a bucket
+    refills at now; None: its rate."""
     nothing, many = sizes(0), sizes(_MANY_TOKENS)
     fed: dict[str, int] = {}
     for limit in limits:
@@ -44,7 +50,8 @@ def fed_streams(limits: Sequence[Limit], sizes: Sizes, stream_tokens_per_s: floa
             continue
         size = (many.of(limit.meter) - nothing.of(limit.meter)) / _MANY_TOKENS
         if size > 0:
-            fed[limit.identity] = max(1, -int(-limit.rate_per_s // (size * stream_tokens_per_s)))
+            rate_per_s = limit.rate_per_s if rate_of is None else rate_of(limit)
+            fed[limit.identity] = max(1, -int(-rate_per_s // (size * stream_tokens_per_s)))
     return fed
 
 

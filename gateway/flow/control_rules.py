@@ -6,6 +6,9 @@ its reason. The rules, by their objective (attainment first, goodput second):
 1. KV nearly full: smaller batches, and less is sent ahead, so that no answer is evicted half-way.
 2. Lengths widely spread: faster ageing, so that long answers do not starve the requests behind them.
 3. Prefix hits high: more concurrent sequences, since what is cached need not be computed.
+4. Spare capacity: token buckets of tier batch refill faster than was promised, up to their ceilings. What is
+   lent so goes back at once and whole when anything of a higher tier waits or targets are about to be missed:
+   it protects others, so it waits for no minute, and its turns keep no other knob from turning.
 
 When none of them holds, the knobs return to the operator's settings. Targets that are missed while requests
 wait are for admission, as what is admitted then is late in any case; where many requests are expected to miss
@@ -150,6 +153,10 @@ class Observation:
     """Share of the last requests, refused or not, that were expected to miss their target."""
     mistaken: float = 0.0
     """Of those that ended and were expected to keep their targets, those that missed one."""
+    spare_share: float = 0.0
+    """Of the engines' capacity, places and memory, idle."""
+    higher_waits: bool = False
+    """A request of a tier above batch waits, or one of batch that has waited as long as those count."""
 
 
 NO_REASON = "nothing speaks for it any more"
@@ -214,6 +221,13 @@ MISTAKEN = ControlRule(
     "overload, and the forecast was mistaken", 0.05, 0.02, ((Knob.ADMISSION, STRICT),), BURSTS_S
 )
 TRUSTED = ControlRule("overload, and the forecast keeps its word", 0.99, 0.96, ((Knob.ADMISSION, LENIENT),))
+NEEDED = ControlRule(
+    "a higher tier waits, or targets are about to be missed", 1.0, 1.0, ((Knob.QUOTA, LOWEST),)
+)
+SPARE = ControlRule("spare capacity", 0.5, 0.2, ((Knob.QUOTA, HIGHEST),))
+"""It ends well below where it begins: what is lent uses some of the capacity that was idle."""
+LENT = frozenset({Knob.QUOTA})
+"""Knobs that give what others do not need: they go back at once and whole when a rule asks for it."""
 RULES = (
     # In order of rank: the first rule that holds decides about a knob.
     ControlRule(
@@ -238,6 +252,8 @@ RULES = (
     ),
     ControlRule("lengths widely spread", 1.0, 0.8, ((Knob.AGEING, LOWEST),)),
     ControlRule("prefix hits high", 0.6, 0.4, ((Knob.LOOKAHEAD, HIGHEST), (Knob.PREFIX_WEIGHT, HIGHEST))),
+    NEEDED,
+    SPARE,
 )
 
 
@@ -413,6 +429,8 @@ class Control:
             "targets missed": missed,
             "lengths widely spread": seen.length_spread,
             "prefix hits high": seen.prefix_hit_share,
+            NEEDED.name: float(seen.higher_waits or is_overload or missed >= 1 - TARGET),
+            SPARE.name: seen.spare_share,
         }
         wanted: dict[Knob, tuple[float, str]] = {}
         for rule in RULES:
@@ -431,17 +449,19 @@ class Control:
     def _push(self, knob: Knob, goal: float, reason: str, now_s: float) -> Move | None:
         bounds, before = self._bounds[knob], self._values[knob]
         goal = bounds.within(goal)
-        after = before + min(bounds.step, max(-bounds.step, goal - before))
+        is_recall = knob in LENT and goal < before and reason != NO_REASON
+        after = goal if is_recall else before + min(bounds.step, max(-bounds.step, goal - before))
         if after == before:
             return None
         way = 1 if after > before else -1
         last_s, last_way = self._last.get(knob, (-float("inf"), way))
-        if way != last_way:
+        if way != last_way and not is_recall:
             # Who only returns to rest leaves the next minute to those that a rule speaks for.
             rest_s = self._reversal_s if reason == NO_REASON else 0.0
             if now_s - max(last_s + rest_s, self._reversed_s) < self._reversal_s:
                 return None
-            self._reversed_s = now_s
+            if knob not in LENT:
+                self._reversed_s = now_s
         stood = self._value(knob)
         self._values[knob] = after
         self._last[knob] = (now_s, way)

@@ -24,6 +24,7 @@ from engine.step_time.model import predict_step_s
 from gateway.flow.control_rules import DEFAULT_BOUNDS, Bounds, Control, ControlMode, Knob, Move, Observation
 from gateway.flow.controller import FlowController
 from gateway.flow.shared.control_session import ControlSession
+from gateway.flow.window import NUM_RANKS
 from gateway.metrics.control import ControlFigures
 from gateway.pools.engine_knobs import engine_setters
 from gateway.pools.learned_actions import LearnedActions
@@ -72,10 +73,12 @@ def setters_of(
     *,
     is_foreign: bool = False,
     own_rests: Callable[[], Mapping[Knob, float]] = dict,
+    quota: Callable[[float], None] | None = None,
 ) -> Setters:
     """All knobs that a gateway can turn. `engines`: those whose scheduler is ours, which several gateways may
     share: all turn them to what one decided; `is_foreign`: some of them belong to other servers, whose steps
-    have a size of their own. `own_rests`: where the policy puts the engines' numbers."""
+    have a size of their own. `own_rests`: where the policy puts the engines' numbers. `quota`: says what
+    share of spare capacity the model's token buckets refill by; None: there is no such knob."""
 
     def send(knobs: EngineKnobs) -> None:
         for engine in engines:
@@ -87,6 +90,8 @@ def setters_of(
         Knob.EARLY_REFUSAL: partial(setattr, admission, "factor"),
         Knob.RESERVE_QUANTILE: partial(setattr, lifecycle, "reserve_quantile"),
     }
+    if quota is not None:
+        own = {**own, Knob.QUOTA: quota}
     of_engines = dict(engine_setters(send, own_rests)) if engines else {}
     if is_foreign:
         of_engines.pop(Knob.TOKEN_BUDGET, None)
@@ -247,11 +252,12 @@ class ControlLoop:
         blocks = sum(each.num_blocks for each in snapshots)
         preemptions = sum(each.preemptions for each in snapshots)
         evictions, self._preemptions = max(0, preemptions - self._preemptions), preemptions
+        kv_share = sum(each.referenced_blocks for each in snapshots) / blocks if blocks else 0.0
         p50, p90 = (self._lengths.quantile(NOBODY, self._model, quantile) for quantile in (0.5, 0.9))
         return Observation(
             arrivals_per_s=self._arrivals_per_s(now_s),
             length_spread=length_spread(p50, p90),
-            kv_share=sum(each.referenced_blocks for each in snapshots) / blocks if blocks else 0.0,
+            kv_share=kv_share,
             prefix_hit_share=self._prefix_hits() or 0.0,
             step_s=max(map(_step_s, snapshots), default=0.0),
             attainment=self._attainment(),
@@ -259,7 +265,22 @@ class ControlLoop:
             evictions=evictions,
             expected_late=self._expected_late() or 0.0,
             mistaken=self._mistaken() or 0.0,
+            spare_share=spare_share(
+                sum(len(each.running) + len(each.waiting) for each in snapshots), self._places(), kv_share
+            ),
+            higher_waits=self._flow.queued_up_to(NUM_RANKS - 2) > 0,
         )
+
+    def _places(self) -> int:
+        """Of the engines that tell what they run."""
+        ready = (each.ready for each in self._upstreams if each.is_up and each.snapshot is not None)
+        return sum(each.max_sequences for each in ready if each is not None)
+
+
+def spare_share(running: int, places: int, kv_share: float) -> float:
+    """Of the engines' capacity, what is idle: of places or of memory, whichever is less; 0 where it is not
+    known."""
+    return max(0.0, min(1 - running / places, 1 - kv_share)) if places else 0.0
 
 
 def _tell(model: str, line: str) -> None:

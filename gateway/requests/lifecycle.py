@@ -477,7 +477,10 @@ class Lifecycle:
         limits, hold = self._first_hold(run, metering)
         waits_since_s = self._clock()
         shares_rate = await self._wait_for_rate(
-            run, fed_streams(limits, metering.size, self._estimates.stream_tokens_per_s())
+            run,
+            fed_streams(
+                limits, metering.size, self._estimates.stream_tokens_per_s(), self._holds.refill_per_s
+            ),
         )
         run.limited_s += self._clock() - waits_since_s
         until_s = self._expires_s(run)

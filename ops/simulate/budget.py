@@ -61,6 +61,9 @@ class SimulatedBudget:
         calendar."""
         self._pool = pool
         self._store = MemoryQuotaStore(lambda: begins_s + pool.now_s, max_holds=MOST_REQUESTS)
+        self._share = 0.0
+        self._models = {"simulated"}
+        """Whose shares are set: what limits are narrowed to, and a name for those that are on all models."""
         self._streams = StreamLimiter(
             max_waiting=MOST_REQUESTS,
             max_waiting_in_all=MOST_REQUESTS,
@@ -71,6 +74,12 @@ class SimulatedBudget:
         self._held_back: dict[str, None] = {}
         """Requests that found no room, in order."""
 
+    def lend(self, share: float) -> None:
+        """From now on buckets with a ceiling refill at this share of the way to it."""
+        self._share = share
+        for model in sorted(self._models):
+            self._store.spare.set(model, share)
+
     def arrive(self, row: int, request: SimulatedRequest, high_tokens: int, most_tokens: int) -> None:
         """A request arrives now: it is queued, held back or refused."""
         assert request.limits is not None
@@ -79,9 +88,12 @@ class SimulatedBudget:
         if not limits:
             self._pool.queue_up(row, request)
             return
+        for name in {limit.model for limit in limits if limit.model is not None} - self._models:
+            self._models.add(name)
+            self._store.spare.set(name, self._share)
         held = _Held(row, request, limits, _sizes(of, request), high_tokens, most_tokens, of.cached_tokens)
         entry_id = str(row)
-        needs = fed_streams(limits, held.sizes, self._stream_tokens_per_s())
+        needs = fed_streams(limits, held.sizes, self._stream_tokens_per_s(), self._store.spare.rate_per_s)
         try:
             passing = self._streams.enter(entry_id, needs, 1)
         except StreamLimitReached:

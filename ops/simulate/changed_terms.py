@@ -162,5 +162,6 @@ def _words(recorded: Recorded, changed: ChangedLimit) -> str:
 
 def _size(limit: Limit) -> str:
     rate = f" at {limit.rate_per_s:g} a second" if limit.rate_per_s is not None else ""
+    rate += f" (up to {limit.ceiling_per_s:g})" if limit.ceiling_per_s is not None else ""
     mode = "" if limit.mode == "hard" else f" {limit.mode.value}"
     return f"{limit.amount:,}{rate}{mode}"

@@ -96,6 +96,10 @@ class PoolObserver:
 class PoolBudget(Protocol):
     """Limits of requests; see `budget.py`."""
 
+    def lend(self, share: float) -> None:
+        """What a control loop gives of spare capacity to limits with a ceiling."""
+        ...
+
     def arrive(self, row: int, request: SimulatedRequest, high_tokens: int, most_tokens: int) -> None:
         """A request with limits arrives: it is queued (`SimulatedPool.queue_up`) or refused, now or later."""
         ...
@@ -192,6 +196,11 @@ class SimulatedPool:
         self._cause: Member | None = None
         """Whose end the decision under way is about; None: an arrival or an action."""
         self._budget = budget(self) if budget is not None else None
+
+    @property
+    def budget(self) -> PoolBudget | None:
+        """What applies limits; None: there are none."""
+        return self._budget
 
     def _member(self, number: int) -> Member:
         machine, replica_id = self.machine, f"replica-{number}"

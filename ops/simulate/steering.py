@@ -16,7 +16,8 @@ from gateway.flow.learned.actions import ACTION_BOUNDS
 from gateway.flow.learned.macro_state import Situation
 from gateway.flow.learned.switch import MacroStateSwitch
 from gateway.flow.learned.table_file import LearnedTable
-from gateway.pools.control_loop import EVERY_S, Setters, bounds_of, length_spread
+from gateway.flow.window import NUM_RANKS
+from gateway.pools.control_loop import EVERY_S, Setters, bounds_of, length_spread, spare_share
 from gateway.statistics import RecentShare
 from ops.simulate.admission import SimulatedAdmission
 from ops.simulate.learned.knobs import rests_of, setters_of
@@ -135,10 +136,11 @@ class Steering:
         preemptions = sum(each.preemptions for each in tables)
         evictions, self._preemptions = preemptions - self._preemptions, preemptions
         running = max(len(each.running) for each in tables)
+        share = kv_share(pool)
         return Observation(
             arrivals_per_s=arrived / EVERY_S,
             length_spread=length_spread(*self._quantiles()),
-            kv_share=kv_share(pool),
+            kv_share=share,
             prefix_hit_share=self._hits.value or 0.0,
             step_s=predict_step_s(pool.machine.step_time, running, 0, running),
             attainment=self._attainment.value,
@@ -146,6 +148,12 @@ class Steering:
             evictions=evictions,
             expected_late=self.admission.expected_late.value or 0.0,
             mistaken=self.admission.mistaken.value or 0.0,
+            spare_share=spare_share(
+                sum(len(each.running) for each in tables),
+                sum(member.size.max_sequences for member in pool.members),
+                share,
+            ),
+            higher_waits=pool.flow.queued_up_to(NUM_RANKS - 2) > 0,
         )
 
     def _quantiles(self) -> tuple[int, int]:

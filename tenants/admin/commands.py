@@ -111,6 +111,8 @@ class LimitSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     window: str | None = None
     time_zone: str = "UTC"
     rate_per_s: float | None = None
+    ceiling_per_s: float | None = None
+    """Of a hard rate of tokens in tier batch: what it refills at while capacity is spare."""
     mode: str = "hard"
     tier: str | None = None
     model: str | None = None

@@ -48,7 +48,11 @@ class LimitView:
         return {
             **limit_as_json(self.limit),
             "overridden": self.is_overridden,
-            "in_force": {"amount": in_force.amount, "rate_per_s": in_force.rate_per_s},
+            "in_force": {
+                "amount": in_force.amount,
+                "rate_per_s": in_force.rate_per_s,
+                "ceiling_per_s": in_force.ceiling_per_s,
+            },
             "events": [event.as_json() for event in self.events],
         }
 
@@ -61,9 +65,9 @@ class LimitCommands(AdminCommands):
         `rate_per_s` (a bucket's burst), or with meter `concurrency`. `thresholds` None: the default ones.
 
         There is one limit per (subject, meter, shape, tier, model, size of request): setting it again
-        replaces amount, rate, mode and thresholds, and keeps what was used; an override stays. The time zone
-        of a window cannot be changed, since another zone's windows have usage of their own: remove the limit
-        first.
+        replaces amount, rate, ceiling, mode and thresholds, and keeps what was used; an override stays. The
+        time zone of a window cannot be changed, since another zone's windows have usage of their own: remove
+        the limit first.
         """
         validation.subject(wanted)
         draft = validation.limit_columns(wanted)

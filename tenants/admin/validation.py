@@ -20,6 +20,7 @@ from tenants.people.roles import Role
 from tenants.types import (
     MAX_END_USER_CHARS,
     SCOPES,
+    TOKEN_METERS,
     Labels,
     Limit,
     LimitMode,
@@ -281,6 +282,45 @@ def rate_milli(meter: Meter, burst: int, rate_per_s: float) -> int:
     return exact
 
 
+def ceiling_milli(wanted: LimitSet) -> int | None:
+    """The ceiling of a bucket's rate in thousandths per second; None: it has none. Raises `Invalid`."""
+    ceiling_per_s, rate_per_s = wanted.ceiling_per_s, wanted.rate_per_s
+    if ceiling_per_s is None:
+        return None
+    assert rate_per_s is not None
+    field = "ceiling_per_s"
+    if wanted.meter not in TOKEN_METERS:
+        raise Invalid(
+            field,
+            f"only rates of tokens ({', '.join(TOKEN_METERS)}) follow spare capacity, not {wanted.meter}:"
+            " leave it out",
+        )
+    if wanted.mode != LimitMode.HARD.value:
+        raise Invalid(field, f"a {wanted.mode} limit refuses nothing: use mode hard, or leave it out")
+    if wanted.tier != Tier.BATCH.value:
+        raise Invalid(
+            field, "only limits of tier batch follow spare capacity: add tier batch, or leave it out"
+        )
+    if wanted.each_end_user:
+        raise Invalid(
+            field,
+            "each end user has a counter of its own, so their ceilings would add up without a bound: set it"
+            " on the tenant, a project, a key or one end user",
+        )
+    exact = round(finite(field, ceiling_per_s) * 1000)
+    if ceiling_per_s > 9_000_000:
+        raise Invalid(field, "must lie between rate_per_s and 9,000,000")
+    if abs(exact / 1000 - ceiling_per_s) > 1e-9 * max(1.0, ceiling_per_s):
+        raise Invalid(field, "use steps of 0.001")
+    if ceiling_per_s < rate_per_s:
+        raise Invalid(
+            field,
+            f"{ceiling_per_s:g} is below rate_per_s, {rate_per_s:g}, which is promised: give at least that,"
+            " or leave it out",
+        )
+    return exact
+
+
 def iana_zone(value: str) -> str:
     """An IANA name such as `Europe/Berlin`."""
     try:
@@ -306,8 +346,15 @@ def limit_columns(wanted: LimitSet) -> dict[str, Any]:
         "end_user": "" if wanted.end_user is None else end_user(wanted.end_user),
         "time_zone": iana_zone(wanted.time_zone),
         "rate_milli": None,
+        "ceiling_milli": None,
         "amount": amount,
     }
+    if wanted.ceiling_per_s is not None and wanted.rate_per_s is None:
+        raise Invalid(
+            "ceiling_per_s",
+            "only a rate has a ceiling: give rate_per_s with it, or leave it out (the amount of a window or"
+            " of concurrency is never moved)",
+        )
     if meter is Meter.CONCURRENCY:
         if wanted.window is not None or wanted.rate_per_s is not None:
             raise Invalid("meter", "concurrency takes an amount only: no window, rate or burst")
@@ -321,6 +368,7 @@ def limit_columns(wanted: LimitSet) -> dict[str, Any]:
         most = MAX_BUCKET_NANOUSD if meter is Meter.COST_NANOUSD else MAX_BUCKET_AMOUNT
         whole(amount, most, least=1, field="burst")
         columns |= {"shape": "bucket", "rate_milli": rate_milli(meter, amount, wanted.rate_per_s)}
+        columns["ceiling_milli"] = ceiling_milli(wanted)
     elif wanted.window is None:
         raise Invalid("window", "give a window (minute, hour, day, month, lifetime) or a rate_per_s")
     else:

@@ -100,6 +100,10 @@ class ConfigLimit(ConfigPart):
     rate_per_s: Annotated[
         float | None, Meta(description="A token bucket: refilled so fast, up to `amount`.")
     ] = None
+    ceiling_per_s: Annotated[
+        float | None,
+        Meta(description="Of a hard rate of tokens in tier batch: how fast while capacity is spare."),
+    ] = None
     amount: int | None = None
     mode: Annotated[str, _one_of(LimitMode)] = "hard"
     tier: TierName | None = None

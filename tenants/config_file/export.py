@@ -145,7 +145,10 @@ def _limit(subject: SubjectName, limit: Limit) -> ConfigLimit:
     elif subject.kind not in (PLATFORM_LIMIT, TENANT_LIMIT):
         own = {subject.kind: subject.name}
     thresholds = None if limit.thresholds in ((), DEFAULT_THRESHOLDS) else list(limit.thresholds)
-    names = ("meter", "window", "time_zone", "rate_per_s", "amount", "mode", "tier", "model", "above_tokens")
+    names = (
+        *("meter", "window", "time_zone", "rate_per_s", "ceiling_per_s"),
+        *("amount", "mode", "tier", "model", "above_tokens"),
+    )
     return ConfigLimit(thresholds=thresholds, **own, **{name: shown[name] for name in names})
 
 

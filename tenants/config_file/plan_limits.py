@@ -173,6 +173,7 @@ def _command(tenant: str, subject: SubjectName, part: ConfigLimit, keys: Mapping
         window=part.window,
         time_zone=part.time_zone,
         rate_per_s=part.rate_per_s,
+        ceiling_per_s=part.ceiling_per_s,
         mode=part.mode,
         tier=part.tier,
         model=part.model,

@@ -181,6 +181,7 @@ def limit_as_json(limit: Limit) -> dict[str, Any]:
         "time_zone": limit.time_zone,
         "amount": limit.amount,
         "rate_per_s": limit.rate_per_s,
+        "ceiling_per_s": limit.ceiling_per_s,
         "mode": limit.mode.value,
         "tier": limit.tier.value if limit.tier else None,
         "model": limit.model,
@@ -274,6 +275,7 @@ def limit_from(row: Row, override: Override | None = None) -> Limit:
         end_user=row["end_user"],
         override=override,
         created_us=row["created_us"],
+        ceiling_per_s=None if row["ceiling_milli"] is None else row["ceiling_milli"] / 1000,
     )
 
 

@@ -35,6 +35,7 @@ from prometheus_client import Histogram
 
 from tenants.quota import rules
 from tenants.quota.memory import MemoryQuotaStore
+from tenants.quota.spare import SpareShares
 from tenants.quota.store import (
     Denied,
     Granted,
@@ -80,7 +81,9 @@ def slice_of(limit: Limit, slice_percent: int, available: int) -> Limit | None:
     amount = limit.amount * slice_percent // 100
     if limit.rate_per_s is None:
         return replace(limit, amount=min(amount, available))
-    part = replace(limit, amount=amount, rate_per_s=limit.rate_per_s * slice_percent / 100)
+    # What capacity is spare is not known without the store: the slice is of what was promised.
+    rate_per_s = limit.rate_per_s * slice_percent / 100
+    part = replace(limit, amount=amount, rate_per_s=rate_per_s, ceiling_per_s=None)
     return part if amount and rules.rate_per_ms(part) else None
 
 
@@ -168,6 +171,11 @@ class FallbackQuotaStore:
         """See `QuotaStore.epoch`. During an outage the epoch in which it began, though the store may be in a
         later one: see the module docstring."""
         return self._shared.epoch if self._outage is None else self._outage.epoch
+
+    @property
+    def spare(self) -> SpareShares:
+        """See `QuotaStore.spare`. Slices refill at their rates: what they are of was promised."""
+        return self._shared.spare
 
     @property
     def latency(self) -> Histogram | None:

@@ -18,6 +18,7 @@ from prometheus_client import Histogram
 from tenants.quota import rules
 from tenants.quota.end_users import EndUsers
 from tenants.quota.rules import Counter, LimitHold, WindowCounter, Wish
+from tenants.quota.spare import SpareShares
 from tenants.quota.store import (
     Denied,
     Granted,
@@ -70,6 +71,7 @@ class MemoryQuotaStore:
         max_end_users: int = rules.MAX_END_USERS,
     ) -> None:
         self._clock = clock
+        self.spare = SpareShares(clock)
         self._max_holds = max_holds
         self._max_end_users = max_end_users
         self._counters: dict[str, Counter] = {}
@@ -108,7 +110,7 @@ class MemoryQuotaStore:
         would_deny: tuple[Limit, ...] = ()
         if len(taken) < len(limits):
             nothing = [LimitHold()] * len(limits)
-            denied = rules.refuse(limits, counters, nothing, wishes, now_us)
+            denied = rules.refuse(limits, counters, nothing, wishes, now_us, self._rate)
             if denied is not None:
                 return replace(denied, states=await self.states(limits))
             would_deny = _would_deny(limits, counters, nothing, wishes)
@@ -152,7 +154,7 @@ class MemoryQuotaStore:
         self._use(held, used, now_us)
         counters = [self._counter_of(held, index, now_us) for index in range(len(held.limits))]
         wishes = [rules.wish_more(limit, first, ahead) for limit in held.limits]
-        denied = rules.refuse(held.limits, counters, held.parts, wishes, now_us)
+        denied = rules.refuse(held.limits, counters, held.parts, wishes, now_us, self._rate)
         if denied is not None:
             return replace(denied, states=await self.states(held.limits))
         would_deny = _would_deny(held.limits, counters, held.parts, wishes)
@@ -194,7 +196,8 @@ class MemoryQuotaStore:
             chosen = [limits[number] for number in to_fit]
             wishes = [rules.wish_of(parts[number]) for number in to_fit]
             beside = [counters[number] for number in to_fit]
-            denied = rules.refuse(chosen, beside, [LimitHold()] * len(chosen), wishes, now_us)
+            nothing = [LimitHold()] * len(chosen)
+            denied = rules.refuse(chosen, beside, nothing, wishes, now_us, self._rate)
             if denied is not None:
                 return replace(denied, states=await self.states(limits))
         if gives_way:
@@ -266,7 +269,7 @@ class MemoryQuotaStore:
         """See `QuotaStore.states`."""
         self._check_ready()
         now_us = self._now_us()
-        return tuple(rules.view(limit, self._advance(limit, now_us), now_us) for limit in limits)
+        return tuple(self._view(limit, self._advance(limit, now_us), now_us) for limit in limits)
 
     async def end_users(self, tenant_id: str) -> int:
         """See `QuotaStore.end_users`."""
@@ -430,7 +433,13 @@ class MemoryQuotaStore:
         return round(self._clock() * 1e6)
 
     def _advance(self, limit: Limit, now_us: int) -> Counter:
-        return rules.advance(limit, self._counters.get(limit.identity), now_us)
+        return rules.advance(limit, self._counters.get(limit.identity), now_us, self.spare.known)
+
+    def _view(self, limit: Limit, counter: Counter, now_us: int) -> LimitState:
+        return rules.view(limit, counter, now_us, self.spare.known)
+
+    def _rate(self, limit: Limit) -> int:
+        return rules.rate_now(limit, self.spare.known)
 
     def _store(self, limit: Limit, counter: Counter) -> None:
         """Sets a counter of the current or an ended window; the only place that does."""
@@ -456,7 +465,7 @@ class MemoryQuotaStore:
         limit = held.limits[index]
         counter = self._counters[limit.identity]
         if not isinstance(counter, WindowCounter):
-            return rules.advance(limit, counter, now_us)
+            return rules.advance(limit, counter, now_us, self.spare.known)
         if counter.start_us == held.starts_us[index]:
             return counter
         return self._ended.get(held.charged_to[index])
@@ -502,7 +511,7 @@ class MemoryQuotaStore:
     ) -> Granted:
         pairs = list(zip(held.limits, counters, strict=True))
         return Granted(
-            states=tuple([rules.view(limit, counter, now_us) for limit, counter in pairs]),
+            states=tuple([self._view(limit, counter, now_us) for limit, counter in pairs]),
             exceeded=tuple(
                 [
                     limit

@@ -36,6 +36,7 @@ from tenants.errors import Invalid
 from tenants.quota import rules, wire
 from tenants.quota.registry import OnTenant, Registry, recovering
 from tenants.quota.scripts import scripts
+from tenants.quota.spare import SpareShares, as_text
 from tenants.quota.store import (
     IN_A_CLUSTER,
     Denied,
@@ -114,6 +115,7 @@ class RedisQuotaStore:
         self._redis: Any = redis_client.Redis(connection_pool=pool)
         self._prefix = prefix
         self._virtual_clock = virtual_clock
+        self.spare = SpareShares(virtual_clock or time.time)
         self._max_end_users = max_end_users
         self._server_ahead_us = 0
         # Called by hash; the client library loads the text where the server lacks it.
@@ -143,7 +145,9 @@ class RedisQuotaStore:
             raise LimitNotKept(IN_A_CLUSTER)
         tenant_id = tenant_id or rules.tenant_of(limits)
         wishes = [rules.wish(limit, hold) for limit in limits]
+        ages = self.spare.ages()
         head = [
+            as_text(ages),
             request_id,
             wire.lease_us(lease_ttl_s),
             wire.pack(limits),
@@ -161,9 +165,9 @@ class RedisQuotaStore:
         if reply[0] == b"users":
             raise self._too_many_end_users(reply)
         if reply[0] == b"denied":
-            return wire.denied_reserve(limits, wishes, reply)
+            return wire.denied_reserve(limits, wishes, reply, ages)
         self.remember(request_id, tenant_id)
-        return wire.granted(reply)
+        return wire.granted(reply, ages)
 
     async def top_up(
         self, request_id: str, used: Amounts, first: Amounts, ahead: Amounts
@@ -175,12 +179,15 @@ class RedisQuotaStore:
             tenant_id = await self._find_tenant(request_id)
             if tenant_id is None:
                 raise KeyError(request_id)
+            ages = self.spare.ages()
             numbers = [*wire.by_meter(used), *wire.by_meter(first), *wire.by_meter(ahead)]
-            reply = await self._run("top_up", tenant_id, [request_id, *numbers])
+            reply = await self._run("top_up", tenant_id, [as_text(ages), request_id, *numbers])
         if reply[0] == b"gone":
             raise KeyError(request_id)
         _check(reply)
-        return wire.denied_top_up(first, ahead, reply) if reply[0] == b"denied" else wire.granted(reply)
+        if reply[0] == b"denied":
+            return wire.denied_top_up(first, ahead, reply, ages)
+        return wire.granted(reply, ages)
 
     async def rebind(
         self, request_id: str, limits: Sequence[Limit], hold: Hold, used: Amounts, *, must_fit: bool
@@ -191,7 +198,15 @@ class RedisQuotaStore:
         if not self.keeps_platform_limits and any(map(rules.is_platforms, limits)):
             raise LimitNotKept(IN_A_CLUSTER)
         parts = [rules.part_again(limit, hold, used) for limit in limits]
-        head = [request_id, int(must_fit), wire.pack(limits), rules.end_user_of(limits), self._max_end_users]
+        ages, user = self.spare.ages(), rules.end_user_of(limits)
+        head = [
+            as_text(ages),
+            request_id,
+            int(must_fit),
+            wire.pack(limits),
+            user,
+            self._max_end_users,
+        ]
         async with self._call_guard():
             tenant_id = await self._find_tenant(request_id)
             if tenant_id is None:
@@ -206,7 +221,9 @@ class RedisQuotaStore:
             raise KeyError(request_id)
         if reply[0] == b"users":
             raise self._too_many_end_users(reply)
-        return wire.denied_rebind(limits, reply) if reply[0] == b"denied" else wire.granted(reply)
+        if reply[0] == b"denied":
+            return wire.denied_rebind(limits, reply, ages)
+        return wire.granted(reply, ages)
 
     async def renew(self, request_ids: Sequence[str], lease_ttl_s: float) -> None:
         """See `QuotaStore.renew`."""
@@ -226,7 +243,8 @@ class RedisQuotaStore:
             tenant_id = await self._find_tenant(request_id)
             if tenant_id is None:
                 return False
-            reply = await self._run("settle", tenant_id, [request_id, *wire.by_meter(actual)])
+            spare = as_text(self.spare.ages())
+            reply = await self._run("settle", tenant_id, [spare, request_id, *wire.by_meter(actual)])
         _check(reply)
         self._tenant_of.pop(request_id, None)
         return bool(reply[0] == b"settled")
@@ -238,7 +256,9 @@ class RedisQuotaStore:
             _, tenants = await self._registry.read()
             for tenant_id in tenants:
                 while True:
-                    _, members = await self._run("expire", tenant_id, [EXPIRE_BATCH])
+                    _, members = await self._run(
+                        "expire", tenant_id, [as_text(self.spare.ages()), EXPIRE_BATCH]
+                    )
                     ids = [member.decode() for member in members]
                     ended.extend(ids)
                     for request_id in ids:
@@ -265,10 +285,12 @@ class RedisQuotaStore:
         found: dict[str, LimitState] = {}
         async with self._call_guard():
             for tenant_id, mine in by_tenant.items():
+                ages = self.spare.ages()
                 _, now, raws = await self._run("states", tenant_id, wire.names(mine))
+                spare = wire.spare_at(ages, int(now))
                 for limit, raw in zip(mine, raws, strict=True):
-                    counter = wire.advanced(limit, raw, int(now))
-                    found[limit.identity] = rules.view(limit, counter, int(now))
+                    counter = wire.advanced(limit, raw, int(now), spare)
+                    found[limit.identity] = rules.view(limit, counter, int(now), spare)
         return tuple(found[limit.identity] for limit in limits)
 
     async def end_users(self, tenant_id: str) -> int:

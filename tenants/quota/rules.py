@@ -18,6 +18,10 @@ results; `lua/*.lua` follow this file line by line and are tested against it.
   length t, however holds are nested, charged + outstanding <= amount + rate * t: exact, at the price that
   a bucket does not refill past its cap while much of it is held. Charges are not given back: they have
   flowed.
+
+  A bucket with a ceiling refills faster while capacity is spare: `rate` is then what was in force at each
+  moment (`spare.py`), between the rate that was set and the ceiling. When less is in force again, what the
+  bucket has stays, and what is held stays.
 - *Concurrency* counts holds.
 
 Levels are kept in fractions of a unit (`scale`) and time in whole milliseconds, so that the refill per
@@ -27,7 +31,7 @@ millisecond is a whole number and nothing drifts however often it is computed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import pairwise
@@ -38,8 +42,19 @@ import msgspec
 from msgspec.structs import replace
 
 from tenants.errors import Invalid
+from tenants.quota.spare import NO_SPARE, History, Spare, effective
 from tenants.quota.store import Denied, Hold, LimitState, Overrun
-from tenants.types import PLATFORM, Amounts, Limit, LimitMode, Meter, SubjectKind, Window
+from tenants.types import (
+    PLATFORM,
+    TOKEN_METERS,
+    Amounts,
+    Limit,
+    LimitMode,
+    Meter,
+    SubjectKind,
+    Tier,
+    Window,
+)
 
 MAX_COUNT = 9_000_000_000_000_000
 """The largest amount of anything; below 2**53."""
@@ -239,26 +254,60 @@ def rate_per_ms(limit: Limit) -> int:
     return round(limit.rate_per_s * limit.scale) // 1_000
 
 
-def _refill(limit: Limit, level: int, since_ms: int) -> int:
+def may_have_ceiling(limit: Limit) -> bool:
+    """Whether it may follow spare capacity: no window, no money and nothing that refuses nothing does."""
+    return (
+        limit.is_bucket
+        and limit.mode is LimitMode.HARD
+        and limit.meter in TOKEN_METERS
+        and limit.tier is Tier.BATCH
+    )
+
+
+def ceiling_per_ms(limit: Limit) -> int:
+    """The most that is refilled per millisecond; at least `rate_per_ms`."""
+    rate = rate_per_ms(limit)
+    if limit.ceiling_per_s is None:
+        return rate
+    return max(rate, round(limit.ceiling_per_s * limit.scale) // 1_000)
+
+
+def rate_now(limit: Limit, spare: Spare) -> int:
+    """Refill per millisecond by what is in force now."""
+    history = spare.of(limit)
+    rate = rate_per_ms(limit)
+    return effective(rate, ceiling_per_ms(limit), history[-1][1]) if history else rate
+
+
+def _refill(limit: Limit, level: int, from_ms: int, to_ms: int, history: History) -> int:
     cap, rate = limit.amount * limit.scale, rate_per_ms(limit)
-    level = min(level, cap)
+    level, in_force = min(level, cap), rate
+    for since_ms, share in history:
+        until_ms = min(since_ms, to_ms)
+        level = _flow(cap, level, in_force, until_ms - from_ms)
+        from_ms = max(from_ms, until_ms)
+        in_force = effective(rate, ceiling_per_ms(limit), share)
+    return _flow(cap, level, in_force, to_ms - from_ms)
+
+
+def _flow(cap: int, level: int, rate: int, for_ms: int) -> int:
     # Dividing first keeps the product below 2**53 (Lua).
-    if since_ms > (cap - level) // rate:
+    if for_ms > (cap - level) // rate:
         return cap
-    return level + rate * max(0, since_ms)
+    return level + rate * max(0, for_ms)
 
 
 # ---------------------------------------------------------------- counting
 
 
-def advance(limit: Limit, counter: Counter | None, now_us: int) -> Counter:
+def advance(limit: Limit, counter: Counter | None, now_us: int, spare: Spare = NO_SPARE) -> Counter:
     """The counter at `now_us`; None: never used. A clock that steps back changes nothing."""
     if limit.is_bucket:
         now_ms = now_us // 1_000
         if counter is None:
             return BucketCounter(limit.amount * limit.scale, now_ms, 0)
         assert isinstance(counter, BucketCounter)
-        level = _refill(limit, counter.level, now_ms - counter.at_ms)
+        level = _refill(limit, counter.level, counter.at_ms, now_ms, spare.of(limit))
         return BucketCounter(level, max(now_ms, counter.at_ms), counter.held)
     if limit.window is None:
         return counter or ConcurrencyCounter(0)
@@ -459,7 +508,7 @@ def with_used(limit: Limit, counter: Counter, used: int) -> Counter:
 
 def rest_us(limit: Limit, counter: Counter) -> int:
     """When a counter on which nothing is held is at rest: as if it had never been used, so that to drop it
-    changes nothing."""
+    changes nothing. Spare capacity only makes a bucket full before that."""
     match counter:
         case WindowCounter():
             return (counter.end_us or NEVER_US) if counter.used else 0
@@ -481,7 +530,7 @@ def until_rest_s(rest_us: int | None, now_us: int) -> float | None:
 # ---------------------------------------------------------------- answers
 
 
-def view(limit: Limit, counter: Counter, now_us: int) -> LimitState:
+def view(limit: Limit, counter: Counter, now_us: int, spare: Spare = NO_SPARE) -> LimitState:
     """The state of an advanced counter, for callers."""
     name, available = charge_name(limit, counter), room(limit, counter)
     match counter:
@@ -493,16 +542,21 @@ def view(limit: Limit, counter: Counter, now_us: int) -> LimitState:
         case BucketCounter():
             missing = limit.amount * limit.scale - counter.level
             used = limit.amount - counter.level // limit.scale
-            return LimitState(limit, used, counter.held, available, _flow_s(limit, missing), name)
+            rate = rate_now(limit, spare)
+            refill_per_s = rate * 1_000 / limit.scale
+            return LimitState(
+                limit, used, counter.held, available, _flow_s(rate, missing), name, refill_per_s=refill_per_s
+            )
         case ConcurrencyCounter():
             return LimitState(limit, 0, counter.held, available, 0.0, name)
 
 
 def retry_after_s(
-    limit: Limit, counter: Counter | None, part: LimitHold, wanted: int, now_us: int
+    limit: Limit, counter: Counter | None, part: LimitHold, wanted: int, now_us: int, rate: int
 ) -> float | None:
     """When to ask again for `wanted` more; None: waiting cannot help. A running request (`part`) stays with
-    its window when the next one begins. `counter` None: a window that has ended and was dropped."""
+    its window when the next one begins. `counter` None: a window that has ended and was dropped. `rate`: what
+    a bucket refills at now, per millisecond."""
     if counter is None or wanted > limit.amount:
         return None
     match counter:
@@ -515,14 +569,14 @@ def retry_after_s(
         case BucketCounter():
             missing = wanted * limit.scale - counter.level
             if counter.held + wanted <= limit.amount:
-                return _flow_s(limit, missing + counter.held * limit.scale)
-            return max(HOLD_RETRY_S, _flow_s(limit, missing))
+                return _flow_s(rate, missing + counter.held * limit.scale)
+            return max(HOLD_RETRY_S, _flow_s(rate, missing))
         case ConcurrencyCounter():
             return HOLD_RETRY_S
 
 
-def _flow_s(limit: Limit, scaled: int) -> float:
-    return max(0, -(-scaled // rate_per_ms(limit))) / 1_000
+def _flow_s(rate: int, scaled: int) -> float:
+    return max(0, -(-scaled // rate)) / 1_000
 
 
 def is_short(limit: Limit, counter: Counter | None, part: LimitHold, wish: Wish) -> bool:
@@ -536,15 +590,18 @@ def refuse(
     parts: Sequence[LimitHold],
     wishes: Sequence[Wish],
     now_us: int,
+    rate_of: Callable[[Limit], int] = rate_per_ms,
 ) -> Denied | None:
     """None when every hard limit has room; else the refusal, naming the limit that blocks longest.
-    The counters are advanced, or (top-ups) of the request's own windows. `states` is left empty."""
+    The counters are advanced, or (top-ups) of the request's own windows. `rate_of`: what a bucket refills at
+    now. `states` is left empty."""
     worst: tuple[float, Denied] | None = None
     for limit, counter, part, wish in zip(limits, counters, parts, wishes, strict=True):
         if limit.mode is not LimitMode.HARD or not is_short(limit, counter, part, wish):
             continue
         wanted, available = lacking(part, wish), 0 if counter is None else room(limit, counter)
-        after_s = retry_after_s(limit, counter, part, wanted, now_us)
+        rate = rate_of(limit) if limit.is_bucket else 0
+        after_s = retry_after_s(limit, counter, part, wanted, now_us, rate)
         length = math.inf if after_s is None else after_s
         if worst is None or length > worst[0]:
             worst = (length, Denied(limit, wanted, available, after_s))
@@ -556,7 +613,15 @@ def refusal_by(states: Sequence[LimitState], hold: Hold) -> Denied | None:
     granted. Buckets are known to a whole unit, so their `retry_after_s` is late by up to one unit."""
     limits = [state.limit for state in states]
     wishes = [wish(limit, hold) for limit in limits]
-    denied = refuse(limits, [_seen(state) for state in states], [_NO_PART] * len(limits), wishes, 0)
+    rates = {
+        state.limit.identity: round(state.refill_per_s * state.limit.scale / 1_000)
+        for state in states
+        if state.refill_per_s is not None
+    }
+    seen, parts = [_seen(state) for state in states], [_NO_PART] * len(limits)
+    denied = refuse(
+        limits, seen, parts, wishes, 0, lambda limit: rates.get(limit.identity) or rate_per_ms(limit)
+    )
     return None if denied is None else replace(denied, states=tuple(states))
 
 
@@ -634,6 +699,10 @@ def _check_limit(limit: Limit) -> None:
             raise Invalid("amount", f"a bucket holds 1 to {MAX_COUNT // limit.scale}")
         if not 1 <= rate_per_ms(limit) <= MAX_COUNT // 1_000:
             raise Invalid("rate_per_s", "is too small or too large to be counted exactly")
+        if ceiling_per_ms(limit) > MAX_COUNT // 1_000:
+            raise Invalid("ceiling_per_s", "is too large to be counted exactly")
+    if limit.ceiling_per_s is not None and not may_have_ceiling(limit):
+        raise Invalid("ceiling_per_s", "only hard rates of tokens in tier batch have one")
 
 
 def conserved(reserved: int, charged: int, refunded: int, outstanding: int) -> bool:

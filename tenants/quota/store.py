@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 from prometheus_client import Histogram
 
+from tenants.quota.spare import SpareShares
 from tenants.types import NOTHING, Amounts, Limit
 
 IN_A_CLUSTER = (
@@ -96,6 +97,8 @@ class LimitState(msgspec.Struct, frozen=True):
     """Name of the counter (limit and window), as in `Granted.charged_to`."""
     worst_open: int = 0
     """Windows: what requests that may not be cut are promised beyond their holds."""
+    refill_per_s: float | None = None
+    """Buckets: what they refill at now, from the rate that was set up to the ceiling; None: no bucket."""
 
 
 class Granted(msgspec.Struct, frozen=True):
@@ -223,6 +226,11 @@ class QuotaStore(Protocol):
     def keeps_platform_limits(self) -> bool:
         """Whether limits on all tenants together can be kept; where not, `reserve` raises `LimitNotKept` on
         them."""
+        ...
+
+    @property
+    def spare(self) -> SpareShares:
+        """What buckets refill by above their rates."""
         ...
 
     async def states(self, limits: Sequence[Limit]) -> tuple[LimitState, ...]:

@@ -6,7 +6,8 @@ Converts values of `rules.py` to arguments of `lua/*.lua`, and their replies bac
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -14,10 +15,13 @@ from msgspec.structs import replace
 
 from tenants.quota import rules
 from tenants.quota.rules import BucketCounter, ConcurrencyCounter, Counter, LimitHold, WindowCounter, Wish
+from tenants.quota.spare import ALL_MODELS, History, Spare, by_ages
 from tenants.quota.store import Denied, Granted, LimitState
 from tenants.types import Amounts, Limit, LimitMode, Meter, SubjectKind, Tier, Window
 
 T = TypeVar("T")
+Ages = Mapping[str, History]
+"""What a script is told of spare capacity (`SpareShares.ages`)."""
 
 _METERS = tuple(Meter)
 _MODES = {LimitMode.SOFT: 0, LimitMode.HARD: 1, LimitMode.SHADOW: 2}
@@ -88,6 +92,8 @@ def _columns(limit: Limit, numbers: tuple[int, int, int], bounds: tuple[int, int
         rules.rate_per_ms(limit) if limit.is_bucket else 0,
         rules.lowest_level(limit),
         home(limit),
+        rules.ceiling_per_ms(limit) if limit.is_bucket else 0,
+        limit.model or ALL_MODELS,
     ]
 
 
@@ -116,13 +122,14 @@ def _bounds(limit: Limit, at_us: int) -> tuple[int, int]:
 # ---------------------------------------------------------------- replies
 
 
-def granted(reply: list[Any]) -> Granted:
-    """Decodes the reply of a script that held."""
+def granted(reply: list[Any], ages: Ages) -> Granted:
+    """Decodes the reply of a script that held. `ages`: what it was told of spare capacity."""
     now_us, limits = int(reply[1]), unpack(reply[2])
-    counters = [advanced(limit, raw, now_us) for limit, raw in zip(limits, reply[3], strict=True)]
+    spare = spare_at(ages, now_us)
+    counters = [advanced(limit, raw, now_us, spare) for limit, raw in zip(limits, reply[3], strict=True)]
     pairs = list(zip(limits, counters, strict=True))
     return Granted(
-        states=_views(limits, counters, now_us),
+        states=_views(limits, counters, now_us, spare),
         exceeded=tuple(
             limit
             for limit, counter in pairs
@@ -134,38 +141,42 @@ def granted(reply: list[Any]) -> Granted:
     )
 
 
-def denied_reserve(limits: Sequence[Limit], wishes: Sequence[Wish], reply: list[Any]) -> Denied:
+def denied_reserve(limits: Sequence[Limit], wishes: Sequence[Wish], reply: list[Any], ages: Ages) -> Denied:
     """Decodes a refusal of `reserve`."""
     now_us = int(reply[1])
-    counters = [advanced(limit, raw, now_us) for limit, raw in zip(limits, reply[2], strict=True)]
-    return _denied(limits, counters, counters, [LimitHold()] * len(limits), wishes, now_us)
+    spare = spare_at(ages, now_us)
+    counters = [advanced(limit, raw, now_us, spare) for limit, raw in zip(limits, reply[2], strict=True)]
+    return _denied(limits, counters, counters, [LimitHold()] * len(limits), wishes, now_us, spare)
 
 
-def denied_rebind(limits: Sequence[Limit], reply: list[Any]) -> Denied:
+def denied_rebind(limits: Sequence[Limit], reply: list[Any], ages: Ages) -> Denied:
     """Decodes a refusal of `rebind`: of the limits that have to fit, the counters beside this request and
     what it would hold; then the current counters of all."""
     now_us = int(reply[1])
     chosen = [limits[index - 1] for index in reply[2]]
     counters = [_parsed(limit, raw) for limit, raw in zip(chosen, reply[3], strict=True)]
     wishes = [rules.wish_of(LimitHold(*part)) for part in reply[4]]
-    denied = rules.refuse(chosen, counters, [LimitHold()] * len(chosen), wishes, now_us)
+    spare = spare_at(ages, now_us)
+    nothing = [LimitHold()] * len(chosen)
+    denied = rules.refuse(chosen, counters, nothing, wishes, now_us, partial(rules.rate_now, spare=spare))
     assert denied is not None, "the Lua scripts and rules.py disagree"
-    current = [advanced(limit, raw, now_us) for limit, raw in zip(limits, reply[5], strict=True)]
-    return replace(denied, states=_views(limits, current, now_us))
+    current = [advanced(limit, raw, now_us, spare) for limit, raw in zip(limits, reply[5], strict=True)]
+    return replace(denied, states=_views(limits, current, now_us, spare))
 
 
-def denied_top_up(first: Amounts, ahead: Amounts, reply: list[Any]) -> Denied:
+def denied_top_up(first: Amounts, ahead: Amounts, reply: list[Any], ages: Ages) -> Denied:
     """Decodes a refusal of `top_up`."""
     now_us, limits = int(reply[1]), unpack(reply[2])
-    current = [advanced(limit, raw, now_us) for limit, raw in zip(limits, reply[3], strict=True)]
+    spare = spare_at(ages, now_us)
+    current = [advanced(limit, raw, now_us, spare) for limit, raw in zip(limits, reply[3], strict=True)]
     # An ended window is judged as it is, not as its successor.
     counters = [
-        _parsed(limit, raw) if limit.window is not None else advanced(limit, raw, now_us)
+        _parsed(limit, raw) if limit.window is not None else advanced(limit, raw, now_us, spare)
         for limit, raw in zip(limits, reply[5], strict=True)
     ]
     parts = [LimitHold(*part) for part in reply[4]]
     wishes = [rules.wish_more(limit, first, ahead) for limit in limits]
-    return _denied(limits, counters, current, parts, wishes, now_us)
+    return _denied(limits, counters, current, parts, wishes, now_us, spare)
 
 
 def _denied(
@@ -175,19 +186,28 @@ def _denied(
     parts: Sequence[LimitHold],
     wishes: Sequence[Wish],
     now_us: int,
+    spare: Spare,
 ) -> Denied:
-    denied = rules.refuse(limits, counters, parts, wishes, now_us)
+    denied = rules.refuse(limits, counters, parts, wishes, now_us, partial(rules.rate_now, spare=spare))
     assert denied is not None, "the Lua scripts and rules.py disagree"
-    return replace(denied, states=_views(limits, current, now_us))
+    return replace(denied, states=_views(limits, current, now_us, spare))
 
 
-def _views(limits: Iterable[Limit], counters: Iterable[Counter], now_us: int) -> tuple[LimitState, ...]:
-    return tuple(rules.view(limit, counter, now_us) for limit, counter in zip(limits, counters, strict=True))
+def _views(
+    limits: Iterable[Limit], counters: Iterable[Counter], now_us: int, spare: Spare
+) -> tuple[LimitState, ...]:
+    pairs = zip(limits, counters, strict=True)
+    return tuple(rules.view(limit, counter, now_us, spare) for limit, counter in pairs)
 
 
-def advanced(limit: Limit, raw: bytes, now_us: int) -> Counter:
+def spare_at(ages: Ages, now_us: int) -> Spare:
+    """What a script was told, on the server's clock."""
+    return by_ages(ages, now_us // 1_000)
+
+
+def advanced(limit: Limit, raw: bytes, now_us: int, spare: Spare) -> Counter:
     """A counter at `now_us`; empty: never used."""
-    return rules.advance(limit, _parsed(limit, raw), now_us)
+    return rules.advance(limit, _parsed(limit, raw), now_us, spare)
 
 
 def _parsed(limit: Limit, raw: bytes) -> Counter | None:
@@ -212,6 +232,9 @@ def _amounts(numbers: Sequence[int]) -> Amounts:
 
 # ---------------------------------------------------------------- limits as text
 
+_ADDED = ("model", "above_tokens", "end_user", "ceiling_per_s")
+"""Columns at the end, which holds of earlier versions lack."""
+
 
 def pack(limits: Sequence[Limit]) -> str:
     """Limits as text stored with the hold, so that another process can continue it."""
@@ -233,6 +256,8 @@ def pack(limits: Sequence[Limit]) -> str:
                 limit.model,
                 limit.above_tokens,
                 limit.end_user,
+                # Only where there is one, for gateways that do not know of it yet.
+                *(() if limit.ceiling_per_s is None else (limit.ceiling_per_s,)),
             ]
             for limit in limits
         ],
@@ -241,7 +266,7 @@ def pack(limits: Sequence[Limit]) -> str:
 
 
 def unpack(text: bytes) -> list[Limit]:
-    """Inverse of `pack`; also of holds that an earlier version stored, without the last three columns."""
+    """Inverse of `pack`; also of holds that an earlier version stored, without the last columns."""
     return [
         Limit(
             limit_id,
@@ -256,7 +281,7 @@ def unpack(text: bytes) -> list[Limit]:
             LimitMode(mode),
             None if tier is None else Tier(tier),
             tuple(thresholds),
-            *since,
+            **dict(zip(_ADDED, since, strict=False)),
         )
         for (
             limit_id,

@@ -96,6 +96,7 @@ async def test_a_file_is_applied_once_and_then_there_is_nothing_to_do(
         ("key", "concurrency", 4),
         ("platform", "gpu_ms", 3_000_000),
         ("project", "requests", 10),
+        ("tenant", "output_tokens", 4_000),
         ("tenant", "requests", 6),
         ("tenant", "total_tokens", 1_000_000),
     ]

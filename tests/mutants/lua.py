@@ -21,8 +21,8 @@ _BROKEN: list[tuple[str, str, str, str, str]] = [
     (
         "common",
         "a bucket refills past its cap",
-        "    return cap\n  end\n  if since_ms < 0",
-        "  end\n  if since_ms < 0",
+        "    return cap\n  end\n  return level + rate",
+        "  end\n  return level + rate",
         TWINS,
     ),
     (
@@ -35,8 +35,8 @@ _BROKEN: list[tuple[str, str, str, str, str]] = [
     (
         "common",
         "a clock that steps back empties buckets",
-        "  if since_ms < 0 then\n    since_ms = 0\n  end\n",
-        "",
+        "return level + rate * math.max(0, for_ms)",
+        "return level + rate * for_ms",
         TWINS,
     ),
     (
@@ -450,7 +450,7 @@ _BROKEN: list[tuple[str, str, str, str, str]] = [
     (
         "rebind",
         "what does not fit comes under a limit all the same",
-        "if refused and ARGV[4] == '1' then",
+        "if refused and ARGV[5] == '1' then",
         "if false then",
         TWINS,
     ),

@@ -46,6 +46,7 @@ from tests.mutants.policy import POLICY_MUTATIONS
 from tests.mutants.quotes import QUOTE_MUTATIONS
 from tests.mutants.records import RECORD_MUTATIONS
 from tests.mutants.replay import REPLAY_MUTATIONS
+from tests.mutants.spare import SPARE_MUTATIONS
 from tests.mutants.steps import STEP_MUTATIONS
 from tests.mutants.targets import TARGET_MUTATIONS
 from tests.mutants.text import TEXT_MUTATIONS
@@ -69,6 +70,7 @@ EVERY = [
     *LINK_MUTATIONS,
     *MONEY_MUTATIONS,
     *LUA_MUTATIONS,
+    *SPARE_MUTATIONS,
     *STEP_MUTATIONS,
     *TARGET_MUTATIONS,
     *CONSOLE_MUTATIONS,

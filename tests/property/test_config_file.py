@@ -83,6 +83,7 @@ def limits(draw: st.DrawFn, *, of_platform: bool = False) -> ConfigLimit:
                 {"meter": "total_tokens", "window": "day", "amount": 10, "time_zone": "Europe/Berlin"},
                 {"meter": "total_tokens", "window": "day", "amount": 20},
                 {"meter": "requests", "rate_per_s": 2.5, "amount": 9},
+                {"meter": "output_tokens", "rate_per_s": 2.5, "amount": 9},
                 {"meter": "concurrency", "amount": 3},
                 {"meter": "cost_nanousd", "window": "lifetime", "amount": 9_000_000_000_000_000},
             ]
@@ -91,7 +92,10 @@ def limits(draw: st.DrawFn, *, of_platform: bool = False) -> ConfigLimit:
     soft: dict[str, Any] = draw(st.sampled_from([{}, {"mode": "soft"}, {"mode": "soft", "thresholds": [7]}]))
     narrow: dict[str, Any] = draw(st.sampled_from([{}, {"tier": "batch"}, {"model": "m", "above_tokens": 5}]))
     own = {} if of_platform else draw(st.sampled_from(SUBJECTS))
-    return ConfigLimit(**shape, **soft, **narrow, **own)
+    limit = ConfigLimit(**shape, **soft, **narrow, **own)
+    if limit.meter == "output_tokens" and limit.tier == "batch" and not (soft or limit.each_end_user):
+        limit.ceiling_per_s = draw(st.sampled_from([None, 2.5, 9.125]))
+    return limit
 
 
 keys = st.builds(

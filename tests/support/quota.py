@@ -40,6 +40,7 @@ def limit(
     time_zone: str = "UTC",
     model: str | None = None,
     above_tokens: int = 0,
+    ceiling_per_s: float | None = None,
 ) -> Limit:
     """A limit; a lifetime window where no shape is given."""
     if window is None and rate_per_s is None and meter is not Meter.CONCURRENCY:
@@ -58,6 +59,7 @@ def limit(
         tier=tier,
         model=model,
         above_tokens=above_tokens,
+        ceiling_per_s=ceiling_per_s,
     )
 
 

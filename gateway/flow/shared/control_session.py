@@ -243,6 +243,8 @@ def together(seen: Sequence[Observation]) -> Observation:
         evictions=max(each.evictions for each in seen),
         expected_late=mean("expected_late"),
         mistaken=mean("mistaken"),
+        spare_share=min(each.spare_share for each in seen),
+        higher_waits=any(each.higher_waits for each in seen),
     )
 
 

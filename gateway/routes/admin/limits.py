@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     opt={"scope": "usage:read"},
     summary="The limits on this key's requests, and how much of each is used",
     description="Used, held and remaining, in units of the meter; `reset_s` until the window ends (a bucket:"
-    " until it is full; null: never). `binds_first`: the hard limit with the smallest share left. Beside the"
-    " list it has that one's id and `projected_exhaustion`: when it is used up if use goes on as it did"
+    " until it is full; null: never); `refill_per_s`: what a bucket refills at now, from `rate_per_s` up to"
+    " `ceiling_per_s` by spare capacity. `binds_first`: the hard limit with the smallest share left. Beside"
+    " the list it has that one's id and `projected_exhaustion`: when it is used up if use goes on as it did"
     " (`p50`, `p90`: instants, null where that is not before its window turns), and its `basis`. With"
     " `end_user` (as requests name it) those of that one. Of limits on all tenants together only whether one"
     " has no room left, and when it resets.",
@@ -126,6 +127,7 @@ async def show_limit(
     " stays used. A first limit begins at zero: it counts what is under way and what comes, not what had"
     " ended before (`counts_since`). It is in force in every gateway when this is answered; `not_in_force_on`"
     " names those that have not confirmed it within 5 seconds."
+    f" `ceiling_per_s`: what a hard rate of tokens in tier batch refills at while capacity is spare."
     f" `meter`: {', '.join(Meter)}. `window`: {', '.join(Window)}. `mode`: {', '.join(LimitMode)}.",
 )
 async def set_limit(request: Request[Any, Any, Any]) -> Response[bytes]:

@@ -70,6 +70,7 @@ def use_as_json(state: LimitState, first: set[str]) -> dict[str, Any]:
         "held": state.held,
         "remaining": state.available,
         "reset_s": _or_never(state.reset_s),
+        "refill_per_s": state.refill_per_s,
         "binds_first": state.limit.identity in first,
     }
 

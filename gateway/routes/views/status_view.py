@@ -145,6 +145,7 @@ def _limit(state: LimitState) -> dict[str, Any]:
         "held": state.held,
         "available": state.available,
         "reset_s": state.reset_s,
+        "refill_per_s": state.refill_per_s,
     }
 
 

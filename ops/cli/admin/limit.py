@@ -36,6 +36,7 @@ def limit() -> None:
       fairgate limit set --tenant acme --meter cost_nanousd --window month --amount 5000000000 --soft
       fairgate limit set --tenant acme --each-end-user --meter requests --window day --amount 200
       fairgate limit set --platform --model large --tier batch --meter output_tokens --rate 5000 --burst 50000
+      fairgate limit set --tenant acme --tier batch --meter output_tokens --rate 50 --ceiling 400 --burst 500
       fairgate limit set --tenant acme --above 8000 --meter concurrency --amount 2
       fairgate limit override lim_… --amount 2000000 --for 12h --reason "launch day"
       fairgate limit list --tenant acme
@@ -85,6 +86,13 @@ def limit() -> None:
     help="Token bucket instead of a window: it refills at so much a second,",
 )
 @click.option("--burst", type=click.IntRange(min=1), help="up to so much.")
+@click.option(
+    "--ceiling",
+    "ceiling_per_s",
+    type=click.FloatRange(0, min_open=True),
+    help="Of a hard --rate of tokens in --tier batch: at so much a second while the engines have capacity to"
+    " spare (gateway.control acting); never below --rate.  [default: never faster]",
+)
 @click.option("--time-zone", default="UTC", show_default=True, help="Where the window's days begin.")
 @click.option("--soft", is_flag=True, help="Alert instead of refusing.")
 @click.option("--shadow", is_flag=True, help="Only count what it would have refused.")
@@ -108,8 +116,9 @@ def set_(
     --json answers:
       {"id": "lim_…", "tenant_id": "ten_…", "tenant": "acme", "kind": "tenant", "subject_id": "ten_…",
        "subject": "acme", "meter": "total_tokens", "window": "day", "time_zone": "UTC", "amount": 1000000,
-       "rate_per_s": null, "mode": "hard", "tier": null, "model": null, "above_tokens": 0, "end_user": null,
-       "thresholds": [], "override": null, "counts_since": "2026-01-31T12:00:00+00:00"}
+       "rate_per_s": null, "ceiling_per_s": null, "mode": "hard", "tier": null, "model": null,
+       "above_tokens": 0, "end_user": null, "thresholds": [], "override": null,
+       "counts_since": "2026-01-31T12:00:00+00:00"}
     Exit code 3: set, but a gateway has not confirmed it within 5 seconds; "not_in_force_on" names it.
     """
     if soft and shadow:
@@ -129,6 +138,8 @@ def set_(
         raise click.UsageError("--rate and --burst belong together: a bucket refills at --rate up to --burst")
     if rate is not None and (window or amount is not None):
         raise click.UsageError("--rate and --burst make a bucket: give no --window and no --amount with them")
+    if rate is None and rest["ceiling_per_s"] is not None:
+        raise click.UsageError("--ceiling belongs to --rate: it says how far a bucket's rate may be raised")
     if rate is None and amount is None:
         raise click.UsageError("give --window and --amount, or --rate and --burst")
     is_concurrency = rest["meter"] == Meter.CONCURRENCY.value
@@ -203,7 +214,8 @@ def override(limit_id: str, clear: bool, **given: Any) -> None:
 def in_words(limit: Limit) -> str:
     """`1,000,000 total_tokens a day (hard)`."""
     if limit.is_bucket:
-        shape = f"{limit.rate_per_s:g} {limit.meter.value} a second, bursts up to {limit.amount:,}"
+        ceiling = "" if limit.ceiling_per_s is None else f" (up to {limit.ceiling_per_s:g} by spare capacity)"
+        shape = f"{limit.rate_per_s:g} {limit.meter.value} a second{ceiling}, bursts up to {limit.amount:,}"
     elif limit.window is None:
         shape = f"{limit.amount:,} requests at once"
     elif limit.window is Window.LIFETIME:
@@ -217,12 +229,15 @@ def in_words(limit: Limit) -> str:
 
 
 def use_in_words(use: dict[str, Any] | None) -> str:
-    """`used 1,200, held 64, remaining 736, resets in 12 s, binds first`; empty where it is not known."""
+    """`used 1,200, held 64, remaining 736, resets in 12 s, binds first`, of a rate what it refills at now;
+    empty where it is not known."""
     if use is None:
         return ""
     if "end_users" in use:
         return f"{use['end_users']:,} of {use['most_end_users']:,} end users"
     words = [f"{name} {use[name]:,}" for name in ("used", "held", "remaining")]
+    if use["refill_per_s"] is not None:
+        words.append(f"refills at {use['refill_per_s']:g} a second now")
     if use["reset_s"]:
         words.append(f"resets in {timedelta(seconds=math.ceil(use['reset_s']))}")
     return ", ".join([*words, *(["binds first"] if use["binds_first"] else [])])
@@ -328,8 +343,9 @@ def show(limit_id: str, end_user: str | None) -> None:
 
     \b
     --json answers what `limit set` answers, with:
-      {…, "overridden": false, "in_force": {"amount": 1000000, "rate_per_s": null},
-       "usage": {"used": 1200, "held": 64, "remaining": 736, "reset_s": 11.5, "binds_first": true},
+      {…, "overridden": false, "in_force": {"amount": 1000000, "rate_per_s": null, "ceiling_per_s": null},
+       "usage": {"used": 1200, "held": 64, "remaining": 736, "reset_s": 11.5, "refill_per_s": null,
+                 "binds_first": true},
        "events": [{"window_start": "2026-01-31T00:00:00+00:00", "kind": "threshold", "level": 80,
                    "count": 12, "first": "…", "last": "…"}]}
     """

@@ -22,10 +22,11 @@ ENGINE_KNOBS: Mapping[Knob, Callable[[EngineKnobs, float], EngineKnobs]] = {
 
 
 def setters_of(pool: SimulatedPool, admission: SimulatedAdmission) -> Setters:
-    """By knob."""
+    """By knob: those that the pool has."""
+    lends: Setters = {} if pool.budget is None else {Knob.QUOTA: pool.budget.lend}
     return {
         **queue_setters(pool.flow),
-        Knob.LONG_SHARE: partial(setattr, pool.flow, "long_share"),
+        **lends,
         Knob.ADMISSION: partial(setattr, admission, "strictness"),
         **{knob: partial(_set_engines, pool, knob) for knob in ENGINE_KNOBS},
     }

@@ -8,7 +8,7 @@
 -- An ended window stays, as `identity@start_us`, while something is held or promised on it.
 -- One hash holds the tenant's holds by request id (MessagePack), one sorted set their lease ends.
 -- A hold is {limits = as text, ahead = by meter, on = one part for each limit}; a part is what its limit says
--- (name, shape, mode, meter, amount, scale, rate, lowest, home), the start of its window, and rules.LimitHold.
+-- (name, shape, mode, meter, amount, scale, rate, lowest, home, ceiling, model), the start of its window, and rules.LimitHold.
 -- Its home is 'p' (the counter is in the platform's hash, which a Redis Cluster has not), or an end user's id, or empty.
 -- One hash holds a record of each end user with counters (MessagePack): {holds = how many requests hold on them,
 -- rest = when they are at rest once none does, names = of the counters}; one sorted set those without holds, by
@@ -60,19 +60,39 @@ local function quotient(dividend, divisor)
   return (dividend - math.fmod(dividend, divisor)) / divisor
 end
 
+-- What the caller knows of spare capacity (spare.as_text), empty: nothing; decoded where a bucket has a ceiling.
+local told, decoded = '', nil
+
+-- rules.effective, spare.Spare.of: what a bucket goes by, the earliest first. Holds of earlier versions have no ceiling.
+local function history_of(limit)
+  if told == '' or not limit.ceiling or limit.ceiling <= limit.rate then
+    return {}
+  end
+  decoded = decoded or cjson.decode(told)
+  return decoded[limit.model] or {}
+end
+
+-- rules._flow
+local function flow(cap, level, rate, for_ms)
+  if for_ms > quotient(cap - level, rate) then
+    return cap
+  end
+  return level + rate * math.max(0, for_ms)
+end
+
 -- rules._refill
-local function refill(limit, level, since_ms)
-  local cap = limit.amount * limit.scale
+local function refill(limit, level, from_ms, to_ms)
+  local cap, in_force = limit.amount * limit.scale, limit.rate
   if level > cap then
     level = cap
   end
-  if since_ms > quotient(cap - level, limit.rate) then
-    return cap
+  for _, change in ipairs(history_of(limit)) do
+    local until_ms = math.min(to_ms, math.floor(now_us / 1000) - change[1])
+    level = flow(cap, level, in_force, until_ms - from_ms)
+    from_ms = math.max(from_ms, until_ms)
+    in_force = limit.rate + quotient((limit.ceiling - limit.rate) * change[2], 1000)
   end
-  if since_ms < 0 then
-    since_ms = 0
-  end
-  return level + limit.rate * since_ms
+  return flow(cap, level, in_force, to_ms - from_ms)
 end
 
 -- rules.advance for buckets.
@@ -82,7 +102,7 @@ local function advance_bucket(limit, counter, now_us)
     return {limit.amount * limit.scale, now_ms, 0}
   end
   local at_ms = counter[2]
-  return {refill(limit, counter[1], now_ms - at_ms), math.max(now_ms, at_ms), counter[3]}
+  return {refill(limit, counter[1], at_ms, now_ms), math.max(now_ms, at_ms), counter[3]}
 end
 
 -- rules.room
@@ -198,13 +218,14 @@ local function by_meter(from)
   return numbers
 end
 
--- An empty part, from the 15 arguments of one limit (listed in wire.py).
-local COLUMNS = 15
+-- An empty part, from the 17 arguments of one limit (listed in wire.py).
+local COLUMNS = 17
 local function read_part(i)
   return {
     name = ARGV[i], shape = ARGV[i + 1], mode = tonumber(ARGV[i + 2]), meter = tonumber(ARGV[i + 3]),
     exact = ARGV[i + 4] == '1', amount = tonumber(ARGV[i + 8]), scale = tonumber(ARGV[i + 11]),
     rate = tonumber(ARGV[i + 12]), lowest = tonumber(ARGV[i + 13]), home = ARGV[i + 14],
+    ceiling = tonumber(ARGV[i + 15]), model = ARGV[i + 16],
     start = 0, held = 0, charged = 0, most = 0,
   }
 end

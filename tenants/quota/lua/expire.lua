@@ -1,10 +1,11 @@
--- Drops holds whose lease has run out; returns their request ids, at most ARGV[3].
--- ARGV: now_us, epoch, most
+-- Drops holds whose lease has run out; returns their request ids, at most ARGV[4].
+-- ARGV: now_us, epoch, spare, most
 
 if is_lost() then
   return {'lost'}
 end
-local ended = redis.call('ZRANGEBYSCORE', keys.leases, '-inf', text(now_us), 'LIMIT', 0, ARGV[3])
+told = ARGV[3]
+local ended = redis.call('ZRANGEBYSCORE', keys.leases, '-inf', text(now_us), 'LIMIT', 0, ARGV[4])
 for _, request_id in ipairs(ended) do
   local hold = find_hold(request_id)
   if hold then

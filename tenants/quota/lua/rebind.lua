@@ -1,16 +1,17 @@
 -- Puts a live hold under the limits given, which are at least those that it is on.
--- ARGV: now_us, epoch, request id, 1 where it must fit, limits as text, its end user (or empty), the most end users,
+-- ARGV: now_us, epoch, spare, request id, 1 where it must fit, limits as text, its end user (or empty), the most end users,
 --   then for each limit the columns of reserve.lua, with held, charged, most in place of first, ahead, most
 
 if is_lost() then
   return {'lost'}
 end
-local request_id = ARGV[3]
+told = ARGV[3]
+local request_id = ARGV[4]
 local hold = find_hold(request_id)
 if not hold then
   return {'gone'}
 end
-local gives_way, no_place = place_for(ARGV[6], tonumber(ARGV[7]))
+local gives_way, no_place = place_for(ARGV[7], tonumber(ARGV[8]))
 if no_place then
   return no_place
 end
@@ -21,7 +22,7 @@ for _, part in ipairs(hold.on) do
 end
 local on, found, names, over, refused = {}, {}, {}, {}, false
 local to_fit, beside, wanted = {}, {}, {}
-for i = 8, #ARGV, COLUMNS do
+for i = 9, #ARGV, COLUMNS do
   local part, index = read_part(i), #on + 1
   local old, is_other = before[part.name], true
   local held, charged, most = tonumber(ARGV[i + 5]), tonumber(ARGV[i + 6]), tonumber(ARGV[i + 7])
@@ -60,7 +61,7 @@ for i = 8, #ARGV, COLUMNS do
   end
   on[index] = part
 end
-if refused and ARGV[4] == '1' then
+if refused and ARGV[5] == '1' then
   local current = {}
   for i, part in ipairs(on) do
     current[i] = redis.call('HGET', hash_of(part.home), part.name) or ''
@@ -80,7 +81,7 @@ for i, part in ipairs(on) do
   end
 end
 local had_user = user_of(hold)
-hold.on, hold.limits = on, ARGV[5]
+hold.on, hold.limits = on, ARGV[6]
 if not had_user then
   hold_on_user(hold)
 end

@@ -1,25 +1,26 @@
 -- Holds a request's amounts on every limit, or on none.
--- ARGV: now_us, epoch, request id, lease_us, limits as text, its end user (or empty), the most end users, ahead by
---   meter, then for each limit: name, shape, mode, meter, exact, first, ahead, most, amount, start_us, end_us, scale,
---   rate per ms, lowest, home
+-- ARGV: now_us, epoch, spare, request id, lease_us, limits as text, its end user (or empty), the most end users, ahead
+--   by meter, then for each limit: name, shape, mode, meter, exact, first, ahead, most, amount, start_us, end_us, scale,
+--   rate per ms, lowest, home, ceiling per ms, model
 
 if is_lost() then
   return {'lost'}
 end
-local request_id = ARGV[3]
+told = ARGV[3]
+local request_id = ARGV[4]
 local existing = find_hold(request_id)
 if existing then
   return granted(existing, {})
 end
 
-local gives_way, no_place = place_for(ARGV[6], tonumber(ARGV[7]))
+local gives_way, no_place = place_for(ARGV[7], tonumber(ARGV[8]))
 if no_place then
   return no_place
 end
 
-local hold = {limits = ARGV[5], ahead = by_meter(8), on = {}}
+local hold = {limits = ARGV[6], ahead = by_meter(9), on = {}}
 local found, over, raws, wishes, would_deny, refused = {}, {}, {}, {}, {}, false
-for i = 8 + METERS, #ARGV, COLUMNS do
+for i = 9 + METERS, #ARGV, COLUMNS do
   local part = read_part(i)
   local wish = {first = tonumber(ARGV[i + 5]), ahead = tonumber(ARGV[i + 6]), most = tonumber(ARGV[i + 7])}
   local index = #hold.on + 1
@@ -53,5 +54,5 @@ for i, part in ipairs(hold.on) do
 end
 hold_on_user(hold)
 store_hold(request_id, hold)
-redis.call('ZADD', keys.leases, text(now_us + tonumber(ARGV[4])), request_id)
+redis.call('ZADD', keys.leases, text(now_us + tonumber(ARGV[5])), request_id)
 return granted(hold, would_deny)

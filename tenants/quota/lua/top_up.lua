@@ -1,15 +1,16 @@
 -- Charges buckets with what was used, then raises a live hold on the limits it was reserved on, or on none.
--- ARGV: now_us, epoch, request id, used by meter, first by meter, ahead by meter
+-- ARGV: now_us, epoch, spare, request id, used by meter, first by meter, ahead by meter
 
 if is_lost() then
   return {'lost'}
 end
-local request_id = ARGV[3]
+told = ARGV[3]
+local request_id = ARGV[4]
 local hold = find_hold(request_id)
 if not hold then
   return {'gone'}
 end
-local used, first, ahead = by_meter(4), by_meter(4 + METERS), by_meter(4 + 2 * METERS)
+local used, first, ahead = by_meter(5), by_meter(5 + METERS), by_meter(5 + 2 * METERS)
 local too_much = overrun(hold, used)
 if too_much then
   return too_much

@@ -112,6 +112,8 @@ limits = Table(
     Column("above_tokens", BigInteger, nullable=False, server_default="0"),
     # The name of the end user that it is set on.
     Column("end_user", String(64), nullable=False, server_default=text("''")),
+    # What it refills at while capacity is spare; NULL: never faster than its rate.
+    Column("ceiling_milli", BigInteger),
     UniqueConstraint("kind", "subject_id", "meter", "shape", "tier", "model", "above_tokens"),
     Index("ix_limits_created_us_id", "created_us", "id"),
 )

@@ -57,7 +57,10 @@ def what_of(limit: Limit) -> str:
     """What is limited, without the amount: 'tokens a day (UTC)'."""
     what = METERS[limit.meter]
     if limit.rate_per_s is not None:
-        return f"{what}, refilled by {amount_text(limit.meter, limit.rate_per_s)} a second"
+        text = f"{what}, refilled by {amount_text(limit.meter, limit.rate_per_s)} a second"
+        if limit.ceiling_per_s is None:
+            return text
+        return f"{text} (up to {amount_text(limit.meter, limit.ceiling_per_s)} by spare capacity)"
     if limit.window is None:
         return what
     zone = "" if limit.window is Window.LIFETIME else f" ({limit.time_zone})"
@@ -114,7 +117,7 @@ def amount_of(meter: str, text: str) -> int:
     return int(nanousd)
 
 
-def rate_of(meter: str, text: str) -> float:
-    """A rate that was typed: of cost in dollars a second. Raises `Invalid`."""
-    value = decimal_typed("rate_per_s", text)
+def rate_of(meter: str, text: str, field: str = "rate_per_s") -> float:
+    """A rate that was typed: of cost in dollars a second. Raises `Invalid` for the field."""
+    value = decimal_typed(field, text)
     return float(value * NANO if meter == Meter.COST_NANOUSD else value)

@@ -33,6 +33,7 @@ FIELDS = (
     "window",
     "time_zone",
     "rate_per_s",
+    "ceiling_per_s",
     "mode",
     "tier",
     "model",
@@ -93,6 +94,7 @@ def set_of(form: Mapping[str, str], tenant_id: str) -> LimitSet:
         window=None if is_rate or is_concurrency else window,
         time_zone=form.get("time_zone", "").strip() or "UTC",
         rate_per_s=rate_of(meter, form.get("rate_per_s", "")) if is_rate and not is_concurrency else None,
+        ceiling_per_s=_ceiling_of(meter, form),
         mode=form.get("mode", ""),
         tier=form.get("tier") or None,
         model=form.get("model", "").strip() or None,
@@ -101,7 +103,8 @@ def set_of(form: Mapping[str, str], tenant_id: str) -> LimitSet:
 
 
 def same_with(limit: Limit, form: Mapping[str, str]) -> LimitSet:
-    """The command that puts the form's amount, rate and mode in the place of a limit's. Raises `Invalid`."""
+    """The command that puts the form's amount, rate, ceiling and mode in the place of a limit's. Raises
+    `Invalid`."""
     meter, mode = limit.meter.value, form.get("mode", "")
     return LimitSet(
         tenant=limit.tenant_id,
@@ -114,12 +117,18 @@ def same_with(limit: Limit, form: Mapping[str, str]) -> LimitSet:
         window=None if limit.window is None else limit.window.value,
         time_zone=limit.time_zone,
         rate_per_s=rate_of(meter, form.get("rate_per_s", "")) if limit.is_bucket else None,
+        ceiling_per_s=_ceiling_of(meter, form) if limit.is_bucket else None,
         mode=mode,
         tier=None if limit.tier is None else limit.tier.value,
         model=limit.model,
         above_tokens=limit.above_tokens,
         thresholds=list(limit.thresholds) if mode == "soft" and limit.thresholds else None,
     )
+
+
+def _ceiling_of(meter: str, form: Mapping[str, str]) -> float | None:
+    typed = form.get("ceiling_per_s", "").strip()
+    return rate_of(meter, typed, "ceiling_per_s") if typed else None
 
 
 def override_of(limit: Limit, form: Mapping[str, str]) -> LimitOverride:
@@ -140,5 +149,6 @@ def stored_in_form(limit: Limit) -> dict[str, str]:
     return {
         "amount": amount_typed(limit.meter, limit.amount),
         "rate_per_s": f"{shown:g}" if limit.is_bucket else "",
+        "ceiling_per_s": "" if limit.ceiling_per_s is None else f"{limit.ceiling_per_s:g}",
         "mode": limit.mode.value,
     }

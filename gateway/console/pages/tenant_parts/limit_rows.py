@@ -38,6 +38,8 @@ class LimitRow:
     """None: not known at the moment, or counted for each end user apart."""
     held: int
     used_words: str
+    refill_words: str
+    """What a bucket refills at now; empty: it is none, or that is not known."""
     resets_us: int | None
     """When its window turns; None: it has none, or it is not known."""
     binds_first: bool
@@ -80,6 +82,7 @@ def row_of(
         used=usage["used"] if usage is not None and known else None,
         held=usage["held"] if usage is not None and known else 0,
         used_words=_used_words(in_force, usage),
+        refill_words=_refill_words(in_force, usage),
         resets_us=resets_us,
         binds_first=bool(usage and usage.get("binds_first")),
         used_up_us=None if projection is None else _instant(projection.p50_s, now_us),
@@ -96,6 +99,11 @@ def _used_words(limit: Limit, usage: Mapping[str, Any] | None) -> str:
     text = f"{amount_text(limit.meter, usage['used'])} of {amount_text(limit.meter, limit.amount)} used"
     held = usage["held"]
     return f"{text}, {amount_text(limit.meter, held)} held by running requests" if held else text
+
+
+def _refill_words(limit: Limit, usage: Mapping[str, Any] | None) -> str:
+    refill_per_s = None if usage is None else usage.get("refill_per_s")
+    return "" if refill_per_s is None else f"{amount_text(limit.meter, refill_per_s)} a second"
 
 
 def _instant(in_s: float | None, now_us: int) -> int | None:

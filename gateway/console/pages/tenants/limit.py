@@ -27,7 +27,7 @@ from tenants.errors import Invalid, NotFound, PreconditionFailed
 from tenants.people.roles import Act
 
 PATH = f"{limits.PATH}/{{limit:str}}"
-CHANGED = ("amount", "rate_per_s", "mode")
+CHANGED = ("amount", "rate_per_s", "ceiling_per_s", "mode")
 OVERRIDDEN = ("override_amount", "override_rate", "for_h", "reason")
 OVERRIDE_FIELD = {"amount": "override_amount", "rate_per_s": "override_rate", "for_s": "for_h"}
 """Where the form of overrides has what its command calls otherwise."""

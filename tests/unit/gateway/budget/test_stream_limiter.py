@@ -34,6 +34,12 @@ def test_a_rate_feeds_as_many_streams_as_its_tokens_make(limit: Limit, streams: 
     assert list(fed_streams([limit], sizes, 50.0).values()) == [streams]
 
 
+def test_spare_capacity_feeds_more_streams() -> None:
+    rates = {bucket(200).identity: 800.0}
+    fed = fed_streams([bucket(200)], sizes, 50.0, lambda limit: rates[limit.identity])
+    assert list(fed.values()) == [8]
+
+
 def test_what_is_no_hard_rate_of_output_lets_everybody_pass() -> None:
     window = Limit("l", "t", SubjectKind.TENANT, "t", Meter.OUTPUT_TOKENS, 10, Window.DAY)
     others = [

@@ -33,6 +33,7 @@ class Engine:
 
     snapshot: Snapshot
     is_up: bool = True
+    ready: Any = None
 
 
 def snapshot_of(referenced: int, preemptions: int = 0) -> Snapshot:

@@ -31,7 +31,7 @@ class Load:
         self.flow: FlowController = queue()
         self.requests = Requests()
         self.engine: Any = Engine(snapshot_of(10))
-        self.engine.set_token_budget = self.budgets.append
+        self.engine.set_knobs = lambda knobs: self.budgets.append(knobs.token_share)
         self.lengths: Any = self
         lifecycle: Any = self.requests
         self.loop = ControlLoop(

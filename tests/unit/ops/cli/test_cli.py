@@ -215,7 +215,7 @@ def test_an_override_from_the_command_line(data_dir: str) -> None:
     assert (made["amount"], made["override"]["amount"], made["override"]["reason"]) == (1000, 5000, "launch")
     shown = answer_of("limit", "show", id_, *at)
     assert isinstance(shown, dict)
-    assert shown["in_force"] == {"amount": 5000, "rate_per_s": None}
+    assert shown["in_force"] == {"amount": 5000, "rate_per_s": None, "ceiling_per_s": None}
     assert (shown["overridden"], shown["events"]) == (True, [])
     assert answer_of("limit", "list", *at) == [shown]
     assert "5,000 until" in fairgate("limit", "list", *at[:2]).stdout

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -10,7 +12,7 @@ from ops.simulate.budget import SimulatedBudget
 from ops.simulate.pool import SimulatedPool
 from ops.simulate.traffic.requests import RequestLimits, SimulatedRequest
 from tenants.pricing.pricing import Price, PriceEntry, TokenWeights
-from tenants.types import Limit, Meter, SubjectKind, Window
+from tenants.types import Limit, Meter, SubjectKind, Tier, Window
 from tests.unit.ops.simulate.test_figures import machine
 
 PRICE = PriceEntry(Price(100, 50, 300), 1_000)
@@ -81,6 +83,24 @@ def test_a_stream_goes_no_faster_than_its_rate_and_longer_streams_wait_their_tur
     assert 18 <= records.last_s[1] <= 20.1
     free = served(request(0.0, output_tokens=100))
     assert free.records.e2e_s(0) < 1.2
+
+
+@pytest.mark.parametrize("model", [None, "large"])
+def test_a_stream_goes_faster_by_what_is_lent(model: str | None) -> None:
+    limit = replace(bucket(Meter.OUTPUT_TOKENS, 20, 10.0), ceiling_per_s=50.0, tier=Tier.BATCH, model=model)
+    asked = request(0.0, limit, output_tokens=100, max_tokens=100)
+    took_s = []
+    for share in (0.0, 0.5, 1.0):
+        pool = SimulatedPool(
+            "vtc", machine(places=8, kv_tokens=4000), budget=partial(SimulatedBudget, begins_s=NOON_S)
+        )
+        assert pool.budget is not None
+        pool.budget.lend(share)
+        pool.run([asked])
+        took_s.append(pool.records.e2e_s(0))
+    # Of 100 tokens the burst has up to 20.
+    for seconds, rate in zip(took_s, (10, 30, 50), strict=True):
+        assert 79 / rate <= seconds <= 101 / rate + 0.5
 
 
 def test_a_budget_is_used_to_its_last_token_and_then_refused() -> None:

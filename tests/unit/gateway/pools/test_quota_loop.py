@@ -1,0 +1,114 @@
+"""The control loop lends spare capacity to the quota store, and takes it back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from engine.entry import QueueEntry
+from engine.forecast.length.length import LengthForecast
+from engine.messages import ModelInfo, Ready, Snapshot
+from engine.scheduling.counters import ServiceCounters
+from engine.step_time.model import PRIOR
+from gateway.dispatch.admission import Admission
+from gateway.flow.control_rules import ControlMode, Knob
+from gateway.flow.controller import FlowController, Ticket
+from gateway.flow.routing import PrefixRouter
+from gateway.flow.window import WindowRule
+from gateway.pools.control_loop import EVERY_S, ControlLoop, setters_of, spare_share
+from tenants.quota.memory import MemoryQuotaStore
+from tenants.types import Tier
+from tests.support.quota import Clock, limit
+
+BUCKET = limit(amount=1_000, rate_per_s=10, ceiling_per_s=50, tier=Tier.BATCH)
+MODEL = ModelInfo("tiny", "tiny", 1, 1_024, 300, [2], "float32", "cpu", "reference")
+READY = Ready("a", MODEL, "hybrid", 16, 100, 4, 64, 1)
+"""Four places."""
+
+
+@dataclass
+class IdleEngine:
+    """Runs nothing."""
+
+    snapshot: Snapshot | None
+    ready: Ready | None = READY
+    is_up: bool = True
+
+    def set_token_budget(self, share: float) -> None:
+        """Not looked at here."""
+
+
+@dataclass
+class OwnKnobs:
+    """What a gateway's own knobs are turned on."""
+
+    admission: Admission
+    reserve_quantile: float = 0.9
+
+
+class Pool:
+    """One model's queue, idle engine and loop, in front of a quota store."""
+
+    def __init__(self, mode: ControlMode, *, is_shared: bool = False) -> None:
+        self.clock = Clock()
+        self.store = MemoryQuotaStore(self.clock)
+        self.flow = FlowController(
+            "vtc", ServiceCounters(), max_queued=9, max_queued_per_tenant=9, queue_ttl_s=[1e9] * 3,
+            window=WindowRule(2, 1.0), log_records=10, ageing_s=[1e9] * 3, scorer=PrefixRouter(),
+        )  # fmt: skip
+        self.engine = IdleEngine(Snapshot("a", 1, 1.0, [], [], 100, 0, 0, 100, PRIOR, {}, 0))
+        engines: list[Any] = [self.engine]
+        own: Any = OwnKnobs(Admission())
+        setters = setters_of(
+            self.flow, own, engines, is_shared=is_shared, quota=lambda share: self.lend("tiny", share)
+        )
+        self.loop = ControlLoop(mode, "tiny", self.flow, engines, LengthForecast(), setters)
+
+    def lend(self, model: str, share: float) -> None:
+        self.store.spare.set(model, share)
+
+    def look(self) -> float:
+        """Some seconds later; what the bucket refills at then."""
+        self.clock.advance(EVERY_S)
+        self.loop.look(self.clock())
+        return self.store.spare.rate_per_s(BUCKET)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_an_idle_engine_lends_and_a_waiting_request_takes_it_back(is_shared: bool) -> None:
+    pool = Pool(ControlMode.ACTING, is_shared=is_shared)
+    assert [pool.look() for _ in range(5)] == [20, 30, 40, 50, 50]
+    batch = Ticket(QueueEntry("b", "t", 0.0, 10, 10, 2), 1, 20)
+    assert pool.flow.enqueue(batch, 0.0) is None
+    assert pool.look() == 50, "batch itself is whom it is lent to"
+    higher = Ticket(QueueEntry("i", "t", 0.0, 10, 10, 0), 1, 20)
+    assert pool.flow.enqueue(higher, 0.0) is None
+    assert pool.look() == 10
+    assert pool.loop.control.moves[-1].reason.startswith("a higher tier waits")
+
+
+@pytest.mark.parametrize("mode", [ControlMode.ADVICE, ControlMode.OFF])
+def test_without_acting_every_bucket_refills_at_its_rate(mode: ControlMode) -> None:
+    pool = Pool(mode)
+    assert [pool.look() for _ in range(5)] == [10] * 5
+    advised = [move for move in pool.loop.control.moves if move.knob is Knob.QUOTA]
+    assert [move.is_made for move in advised] == [False] * (4 if mode is ControlMode.ADVICE else 0)
+
+
+def test_an_engine_that_says_nothing_has_nothing_to_spare() -> None:
+    pool = Pool(ControlMode.ACTING)
+    pool.engine.snapshot = None
+    assert pool.look() == 10
+    pool.engine.snapshot = Snapshot("a", 1, 1.0, [], [], 10, 0, 90, 100, PRIOR, {}, 0)
+    assert pool.look() == 10, "memory is nearly full"
+    pool.engine.is_up = False
+    assert pool.look() == 10
+
+
+def test_what_is_spare_is_the_less_of_places_and_memory() -> None:
+    assert spare_share(1, 4, 0.5) == 0.5
+    assert spare_share(3, 4, 0.5) == 0.25
+    assert spare_share(9, 4, 0.0) == 0.0, "more is sent than there are places"
+    assert spare_share(0, 0, 0.0) == 0.0, "no engine"
