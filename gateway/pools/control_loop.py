@@ -90,11 +90,13 @@ class ControlLoop:
         prefix_hits: Callable[[], float | None] = lambda: None,
         expected_late: Callable[[], float | None] = lambda: None,
         mistaken: Callable[[], float | None] = lambda: None,
+        on_moves: Callable[[Control, Sequence[Move]], None] = lambda control, moves: None,
     ) -> None:
         """`rests`: where the operator put knobs that do not rest where `DEFAULT_BOUNDS` say; `attainment`:
         the share of the last targets that were met; `prefix_hits`: of the last prompt tokens, found in a
         cache; `expected_late`: of the last requests, expected to miss their target; `mistaken`: of those
-        expected to keep it, that missed one; None: unknown."""
+        expected to keep it, that missed one; None: unknown. `on_moves` hears of every move, made or advised,
+        once it is applied."""
         self.control = Control(mode, bounds_of(mode, setters, rests or {}))
         self._setters = setters
         self._model = model
@@ -106,6 +108,7 @@ class ControlLoop:
         self._prefix_hits = prefix_hits
         self._expected_late = expected_late
         self._mistaken = mistaken
+        self._on_moves = on_moves
         self._preemptions = 0
 
     def look(self, now_s: float) -> list[Move]:
@@ -113,6 +116,11 @@ class ControlLoop:
         if self.control.mode is ControlMode.OFF:
             return []
         moves = self.control.look(self._observe(now_s), now_s)
+        self.apply(moves)
+        return moves
+
+    def apply(self, moves: Sequence[Move]) -> None:
+        """Applies the moves that are made, and reports all."""
         for move in moves:
             if move.is_made:
                 self._setters[move.knob](move.after)
@@ -125,7 +133,8 @@ class ControlLoop:
                 move.after,
                 move.reason,
             )
-        return moves
+        if moves:
+            self._on_moves(self.control, moves)
 
     def bound(self, knob: Knob, most: float) -> None:
         """Lets the knob stand at `most` at most, also where it stands higher now; no effect where this loop
