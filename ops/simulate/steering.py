@@ -8,15 +8,15 @@ and the schedulers.
 from __future__ import annotations
 
 from collections import deque
-from functools import partial
 
 from engine.step_time.model import predict_step_s
 from gateway.flow.control_rules import Control, ControlMode, Knob, Move, Observation
-from gateway.pools.control_loop import EVERY_S, Setters, bounds_of, length_spread, queue_setters
+from gateway.pools.control_loop import EVERY_S, Setters, bounds_of, length_spread
 from gateway.statistics import RecentShare
 from ops.simulate.admission import SimulatedAdmission
 from ops.simulate.pool import PoolObserver, SimulatedPool
 from ops.simulate.slo import SloLimits
+from ops.simulate.worth.knobs import knob_setters
 
 KEPT_LENGTHS = 500
 """Last answers that the spread of lengths is taken of."""
@@ -58,11 +58,7 @@ class Steering:
             return
         self._look_s = pool.now_s + EVERY_S
         if self._control is None:
-            self._setters = {
-                **queue_setters(pool.flow),
-                Knob.TOKEN_BUDGET: partial(_set_token_budget, pool),
-                Knob.ADMISSION: partial(setattr, self.admission, "strictness"),
-            }
+            self._setters = knob_setters(pool, self.admission)
             rests = {Knob.LOOKAHEAD: pool.flow.window.lookahead_sequences}
             self._control = Control(self._mode, bounds_of(self._mode, self._setters, rests))
         for move in self._control.look(self._observe(pool), pool.now_s):
@@ -102,8 +98,3 @@ class Steering:
         """p50 and p90 of the last lengths; 1 of none."""
         ordered = sorted(self._lengths) or [1]
         return ordered[(len(ordered) - 1) // 2], ordered[int(0.9 * (len(ordered) - 1))]
-
-
-def _set_token_budget(pool: SimulatedPool, share: float) -> None:
-    for member in pool.members:
-        member.engine.core.set_token_budget(share)

@@ -14,6 +14,7 @@ import click
 
 from ops.cli.base import Failure, answer, group, settings_now, wants_json
 from ops.cli.inspect.policy_live import set_policy, show
+from ops.cli.simulate.policy_moves import moves
 from ops.reporting import table
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def policy() -> None:
       fairgate policy list
       fairgate policy explain hybrid
       fairgate policy show
+      fairgate policy moves --worth
       fairgate policy set hybrid
       fairgate policy solve --max-batch 8 --slo-s 1.5 --out table.json
     """
@@ -440,3 +442,4 @@ def progress_bar(title: str) -> Iterator[Callable[[float], None]]:
 
 policy.add_command(show)
 policy.add_command(set_policy)
+policy.add_command(moves)
