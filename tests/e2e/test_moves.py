@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ops.cli.main import cli
+from tenants.ledger import timelines
+from tenants.storage.database import open_database
 from tests.support.server_process import MODEL, Server, server_process, until
 
 REQUESTS = 40
@@ -38,7 +41,17 @@ def acting(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterat
             answers = list(threads.map(lambda _: ask(server, patient).status_code, range(REQUESTS)))
         assert answers == [200] * REQUESTS
         until(lambda: server.admin("GET", "/policy/moves")["data"])
+        until(lambda: asyncio.run(recorded(server)) > REQUESTS)
         yield server
+
+
+async def recorded(server: Server) -> int:
+    """Requests that have been written."""
+    database = open_database(f"sqlite:///{server.data_dir / 'fairgate.db'}")
+    try:
+        return len(await timelines.recorded(database, from_us=0, to_us=2**60, most=1_000))
+    finally:
+        await database.close()
 
 
 def ask(server: Server, key: str) -> httpx.Response:
@@ -93,7 +106,8 @@ def test_what_a_move_was_worth_comes_from_the_traffic_that_the_server_recorded(a
     assert answered.exit_code == 0, answered.output
     found = [each for each in json.loads(answered.stdout)["data"] if each["knob"] == "admission"]
     worth = found[-1]["worth"]
-    assert worth["requests"] >= REQUESTS, worth
+    print(answered.stdout, asyncio.run(arrivals(acting)))
+    assert worth["requests"] >= REQUESTS, worth["why"]
     assert worth["verdict"] in ("worth it", "cost", "within the simulator's error")
     assert worth["recorded"]["attainment"] > 0.9
     assert 0 < worth["error"]["attainment"] < 1
@@ -108,3 +122,12 @@ def test_status_fails_where_no_server_runs(tmp_path: Path) -> None:
     answered = CliRunner().invoke(cli, ["status", "--data-dir", str(tmp_path)], prog_name="fairgate")
     assert answered.exit_code == 1
     assert "no server runs on this data directory" in answered.output
+
+
+async def arrivals(server: Server) -> list[object]:
+    from ops.simulate.recorded import read
+
+    database = open_database(f"sqlite:///{server.data_dir / 'fairgate.db'}")
+    rows = await timelines.recorded(database, from_us=0, to_us=2**60, most=1_000)
+    await database.close()
+    return [(each.tenant, each.arrived_us) for each in read(rows, "x", {}).served]

@@ -37,6 +37,7 @@ from tests.mutants.http import HTTP_MUTATIONS
 from tests.mutants.link import LINK_MUTATIONS
 from tests.mutants.lua import LUA_MUTATIONS
 from tests.mutants.money import MONEY_MUTATIONS
+from tests.mutants.moves import MOVE_MUTATIONS
 from tests.mutants.mutations import MUTATIONS, Mutation
 from tests.mutants.people import PEOPLE_MUTATIONS
 from tests.mutants.plugin import PLUGIN_MUTATIONS
@@ -66,6 +67,7 @@ EVERY = [
     *HTTP_MUTATIONS,
     *LINK_MUTATIONS,
     *MONEY_MUTATIONS,
+    *MOVE_MUTATIONS,
     *LUA_MUTATIONS,
     *STEP_MUTATIONS,
     *TARGET_MUTATIONS,

@@ -76,7 +76,7 @@ def page_of(shown: Mapping[str, Any], url: str, width: int = NARROW) -> Iterator
     frame = frame_of(shown)
     yield _headline(shown, url)
     yield Text(
-        f"waiting: {_counts(frame.queued)}; running: {frame.running};"
+        f"waiting: {_counts(frame.queued) or 'nothing'}; running: {frame.running};"
         f" settlements pending: {shown['settlements_pending']}"
     )
     for brake in shown["brakes"]:
