@@ -75,8 +75,9 @@ def page_of(shown: Mapping[str, Any], url: str, width: int = NARROW) -> Iterator
 
     frame = frame_of(shown)
     yield _headline(shown, url)
+    waiting = ", ".join(f"{tier} {number:,}" for tier, number in frame.queued.items() if number)
     yield Text(
-        f"waiting: {_counts(frame.queued) or 'nothing'}; running: {frame.running};"
+        f"waiting: {waiting or 'nothing'}; running: {frame.running};"
         f" settlements pending: {shown['settlements_pending']}"
     )
     for brake in shown["brakes"]:
@@ -84,7 +85,7 @@ def page_of(shown: Mapping[str, Any], url: str, width: int = NARROW) -> Iterator
         until = brake["until"][:16].replace("T", " ")
         share = f"{100 * brake['share']:.0f} %"
         yield Text(f"brake on {brake['tier']}: at most {share} until {until} UTC, by {brake['by']}{reason}")
-    yield Text(f"refused since the start: {_counts(frame.refusals, most=8) or 'none'}")
+    yield Text(f"refused since the start: {_counts(frame.refusals) or 'none'}")
     yield Text("")
     yield from grid(REPLICA_COLUMNS, list(replica_rows(frame.replicas)), "no replica")
     yield Text("")
