@@ -89,6 +89,7 @@ from gateway.quotes.quotes import Quotes, Wanted
 from gateway.records.access_recorder import AccessRecorder
 from gateway.records.calibration_recorder import CalibrationRecorder
 from gateway.records.key_use_recorder import KeyUseRecorder
+from gateway.records.move_recorder import MoveRecorder
 from gateway.records.refusal_recorder import RefusalRecorder
 from gateway.records.usage_check import UsageCheck
 from gateway.requests.inputs.large_bodies import LargeBodies
@@ -149,6 +150,8 @@ class Gateway:
         self.key_uses = KeyUseRecorder(deps.database, deps.wall_clock)
         self.usage_check = UsageCheck(deps.admin.verify_usage, deps.wall_clock)
         """Whether the sums of usage are what the ledger says."""
+        self.moves = MoveRecorder(deps.database, self.metrics.registry, deps.gateway_id, deps.wall_clock)
+        """Every move of a control loop is told to it."""
         self.calibration = CalibrationRecorder(deps.database, deps.wall_clock)
         """Told against happened."""
         self._replica_counts: list[Callable[[], None]] = []
@@ -442,6 +445,7 @@ class Gateway:
             expected_late=lambda: lifecycle.admission.expected_late.value,
             mistaken=lambda: lifecycle.admission.mistaken.value,
             feed=None if self.deps.sharing is None else self.deps.sharing.control(pool.flow),
+            on_moves=partial(self.moves.note, name),
         )
 
     def _count_replicas(self, spec: PoolSpec, recorder: RequestRecorder) -> None:
@@ -462,7 +466,7 @@ class Gateway:
         self.holds.start()
         self.progress.start()
         self.limit_events.start()
-        for recorder in (self.refusals, self.key_uses, self.calibration, self.accesses):
+        for recorder in (self.refusals, self.key_uses, self.moves, self.calibration, self.accesses):
             recorder.start()
         self.accesses.of_server("server.start", self.deps.gateway_id)
         self.timelines.start()
@@ -518,7 +522,7 @@ class Gateway:
         await self.progress.close()
         await self.limit_events.close()
         self.accesses.of_server("server.stop", self.deps.gateway_id)
-        for recorder in (self.refusals, self.key_uses, self.calibration, self.accesses):
+        for recorder in (self.refusals, self.key_uses, self.moves, self.calibration, self.accesses):
             await recorder.close()
         await self.timelines.close()
         await self.usage.close()

@@ -164,7 +164,7 @@ NO_REASON = "nothing speaks for it any more"
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One knob, moved or advised to."""
+    """One knob, moved or advised to. Raises ValueError without a reason."""
 
     at_s: float
     knob: Knob
@@ -172,6 +172,10 @@ class Move:
     after: float
     reason: str
     is_made: bool
+
+    def __post_init__(self) -> None:
+        if not self.reason:
+            raise ValueError(f"{self.knob.value} {self.before:g} -> {self.after:g}: a move needs its reason")
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,9 +208,7 @@ class Placement:
                     assert load.sequences[rank] == sum(each.live_sequences for each in mine), "sequences"
                     assert load.kv_tokens[rank] == sum(each.kv_tokens for each in mine), "KV tokens"
 
-    def _may_hold(
-        self, ticket: Ticket, rank: int, lane: int, replica: Replica, *, is_promised: bool
-    ) -> bool:
+    def _may_hold(self, ticket: Ticket, rank: int, lane: int, replica: Replica, *, is_promised: bool) -> bool:
         """Whether the request's tier, by its brake, and its lane may hold this much more of a replica."""
         if rank in self.brakes.shares:
             held = self.load(replica.replica_id)

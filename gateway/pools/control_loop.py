@@ -118,12 +118,14 @@ class ControlLoop:
         mistaken: Callable[[], float | None] = lambda: None,
         own_rests: Callable[[], Mapping[Knob, float]] | None = None,
         feed: ControlFeed | None = None,
+        on_moves: Callable[[Control, Sequence[Move]], None] = lambda control, moves: None,
     ) -> None:
         """`rests`: where the operator put knobs that do not rest where `DEFAULT_BOUNDS` say; `attainment`:
         the share of the last targets that were met; `prefix_hits`: of the last prompt tokens, found in a
         cache; `expected_late`: of the last requests, expected to miss their target; `mistaken`: of those
         expected to keep it, that missed one; None: unknown. `own_rests`: as `rests`, as of now (the policy
-        may have changed). `feed`: how gateways that share the queue agree; None: it is this one's own."""
+        may have changed). `feed`: how gateways that share the queue agree; None: it is this one's own.
+        `on_moves` hears of every move that this gateway decided, made or advised, once it is applied."""
         self.control = Control(mode, bounds_of(mode, setters, rests or {}))
         self.learned = LearnedActions(model, flow, upstreams, own_rests or (lambda: rests or {}))
         """What a learned policy's table says."""
@@ -147,6 +149,7 @@ class ControlLoop:
         self._prefix_hits = prefix_hits
         self._expected_late = expected_late
         self._mistaken = mistaken
+        self._on_moves = on_moves
         self._preemptions = 0
 
     async def turn(self, now_s: float) -> list[Move]:
@@ -227,6 +230,8 @@ class ControlLoop:
                 move.after,
                 move.reason,
             )
+        if moves:
+            self._on_moves(self.control, moves)
         return moves
 
     def _rest(self, now_s: float) -> list[Move]:

@@ -17,6 +17,7 @@ from tenants.quota.store import QuotaStoreRecovering, QuotaStoreUnavailable
 
 CHECK_TIMEOUT_S = 2.5
 """A little longer than Redis's own timeout, whose error says more."""
+READY = "ready"
 REBUILDING = "its counters are being rebuilt"
 SUPERSEDED = "superseded: another process runs under this gateway's id; give each its own data directory"
 LOCAL = "local: it cannot be reached, a slice of each limit is given out without it"
@@ -37,16 +38,19 @@ async def healthz() -> Response[bytes]:
     opt={"answers": {503: "Something is missing."}, "plain": 503},
 )
 async def readyz(request: Request[Any, Any, Any]) -> Response[bytes]:
-    gateway = gateway_of(request)
+    shown = await readiness_of(gateway_of(request))
+    return json_response(shown, 200 if shown["status"] == READY else 503)
+
+
+async def readiness_of(gateway: Gateway) -> dict[str, Any]:
+    """Whether everything is there that serving needs, and each check's answer."""
     database, quota_store = await asyncio.gather(
         _check(gateway.deps.database.ping()), _check_quota_store(gateway.holds)
     )
     engine = _check_engine(gateway)
     checks = {"database": database, "quota_store": quota_store, "engine": engine}
     ready = all(answer in ("ok", LOCAL) for answer in checks.values())
-    return json_response(
-        {"status": "ready" if ready else "not ready", "checks": checks}, 200 if ready else 503
-    )
+    return {"status": READY if ready else "not ready", "checks": checks}
 
 
 @get(

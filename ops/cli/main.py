@@ -21,7 +21,15 @@ COMMANDS = {
     path.rpartition(".")[2]: f"ops.cli.{path}:{path.rpartition('.')[2]}"
     for path in (
         *("run.serve", "run.demo", "run.engine", "run.db"),
-        *("inspect.top", "admin.tenant", "admin.project", "admin.key", "admin.limit", "admin.slo"),
+        *(
+            "inspect.top",
+            "inspect.status",
+            "admin.tenant",
+            "admin.project",
+            "admin.key",
+            "admin.limit",
+            "admin.slo",
+        ),
         *("admin.person",),
         *(
             "admin.brake",
@@ -57,6 +65,7 @@ def cli() -> None:
       fairgate key create --tenant acme          its API key, shown once
       fairgate limit set --tenant acme --meter total_tokens --window day --amount 1000000
       fairgate top                               who waits, runs and gets which share, live
+      fairgate status                            what an operator reads first
       fairgate brake --tier batch --share 0.1 --for 30m
       fairgate doctor                            what is wrong, and what to do
 

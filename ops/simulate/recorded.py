@@ -50,6 +50,10 @@ class RecordedAnswer:
 
     cached_tokens: Mapping[int, int] = field(default_factory=dict)
     """Prompt tokens found in a cache, by sequence."""
+    dispatched_us: int = 0
+    """Sent to an engine; 0: not recorded."""
+    is_refused: bool = False
+    """It was refused, and got nothing: see `worth/refused.py`."""
 
     def limits(self, cached_tokens: int) -> RequestLimits | None:
         """The limits that one of its sequences was held on."""
@@ -143,6 +147,7 @@ def served_of(row: RecordedTimeline, events: list[Event], terms: RequestTerms) -
         return None
     arrived_us = row.ended_us - ended.at_us
     queued = first(events, TimelineKind.QUEUED)
+    dispatched = first(events, TimelineKind.DISPATCHED)
     return RecordedAnswer(
         row.tenant,
         terms,
@@ -162,6 +167,7 @@ def served_of(row: RecordedTimeline, events: list[Event], terms: RequestTerms) -
             for each in events
             if each.kind == TimelineKind.ADMITTED
         },
+        0 if dispatched is None else arrived_us + dispatched.at_us,
     )
 
 
@@ -194,7 +200,12 @@ def records_of(recorded: Recorded, *, from_line: bool = False) -> Records:
     by_part = (each for each in recorded.served for _ in _parts(each))
     for served, request in zip(by_part, recorded, strict=True):
         row = records.arrive(request)
+        if served.is_refused:
+            records.refused[row] = 1
+            continue
         before_us = served.in_line_us - served.arrived_us if from_line else 0
+        if served.dispatched_us:
+            records.dispatched_s[row] = (served.dispatched_us - before_us - begun_us) / 1e6
         records.first_s[row] = (served.first_us - before_us - begun_us) / 1e6
         records.last_s[row] = (served.last_us - before_us - begun_us) / 1e6
     return records

@@ -37,6 +37,7 @@ from tenants.admin.lists.counts import CountReads
 from tenants.admin.lists.engine_time import EngineTimeReads
 from tenants.admin.lists.flow import FlowLists
 from tenants.admin.lists.history import HistoryLists
+from tenants.admin.lists.moves import MoveReads
 from tenants.admin.lists.objects import ObjectLists
 from tenants.admin.lists.refusals import RefusalReads
 from tenants.admin.lists.requests import RequestLists
@@ -100,6 +101,7 @@ class Admin(
     FlowLists,
     LedgerCommands,
     LimitCommands,
+    MoveReads,
     PeopleCommands,
     PolicyCommands,
     PriceCommands,

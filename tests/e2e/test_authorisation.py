@@ -74,6 +74,7 @@ RULES: dict[tuple[str, str], str] = {
     ("POST", "/admin/v1/usage/rebuild"): "admin:write",
     ("GET", "/admin/v1/policy"): "admin:read",
     ("POST", "/admin/v1/policy"): "admin:write",
+    ("GET", "/admin/v1/policy/moves"): "admin:read",
     ("GET", "/admin/v1/tenants"): "admin:read",
     ("POST", "/admin/v1/tenants"): "admin:write",
     ("GET", "/admin/v1/tenants/{tenant}"): "admin:read",

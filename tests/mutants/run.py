@@ -39,6 +39,7 @@ from tests.mutants.learn import LEARN_MUTATIONS
 from tests.mutants.link import LINK_MUTATIONS
 from tests.mutants.lua import LUA_MUTATIONS
 from tests.mutants.money import MONEY_MUTATIONS
+from tests.mutants.moves import MOVE_MUTATIONS
 from tests.mutants.mutations import MUTATIONS, Mutation
 from tests.mutants.people import PEOPLE_MUTATIONS
 from tests.mutants.plugin import PLUGIN_MUTATIONS
@@ -69,6 +70,7 @@ EVERY = [
     *HTTP_MUTATIONS,
     *LINK_MUTATIONS,
     *MONEY_MUTATIONS,
+    *MOVE_MUTATIONS,
     *LUA_MUTATIONS,
     *SPARE_MUTATIONS,
     *STEP_MUTATIONS,

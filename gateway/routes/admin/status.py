@@ -10,6 +10,7 @@ from litestar.params import FromQuery
 from gateway import errors
 from gateway.routes.admin.common import READ
 from gateway.routes.context import gateway_of, json_response
+from gateway.routes.health import readiness_of
 from gateway.routes.openapi_fields import between
 from gateway.routes.views.policy_view import tenant_names
 from gateway.routes.views.status_view import forecasts_of, status_of
@@ -23,10 +24,14 @@ MAX_LOG_PAGE = 5_000
     summary="Queue, tenants, engines and refusals, now",
     description="Each tenant's `tiers`: what waits and runs, its part of the tier's service of about the last"
     " minute (`share`) against the weighted max-min one (`fair_share`), and of its last requests the waits"
-    " that they were told and had. `active`: only tenants with something of that, without their limits.",
+    " that they were told and had. `readiness` is what `/readyz` says. `control`, of each model: where its"
+    " knobs stand, or would by its advice, and its last moves with their reasons. `active`: only tenants with"
+    " something that waits, runs or was served, without their limits and without `readiness`.",
 )
 async def status(request: Request[Any, Any, Any], active: FromQuery[bool] = False) -> Response[bytes]:
-    return json_response(await status_of(gateway_of(request), active_only=active))
+    gateway = gateway_of(request)
+    shown = await status_of(gateway, active_only=active)
+    return json_response(shown if active else shown | {"readiness": await readiness_of(gateway)})
 
 
 @get(

@@ -51,6 +51,8 @@ async def status_of(gateway: Gateway, *, active_only: bool = False) -> dict[str,
         "gateway_id": deps.gateway_id,
         "model": deps.model_name,
         "policy": gateway.policy.now.name,
+        "policy_from": "stored" if gateway.policy.is_stored else "settings",
+        "policy_problem": gateway.policy.problem,
         "clock_s": deps.clock(),
         "queued": {
             tier: sum(each.queued_by_tier()[rank] for each in queues) for tier, rank in TIER_RANKS.items()

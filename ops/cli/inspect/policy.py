@@ -15,6 +15,7 @@ import click
 from ops.cli.base import Failure, answer, group, settings_now, wants_json
 from ops.cli.inspect.policy_learn import learn
 from ops.cli.inspect.policy_live import set_policy, show
+from ops.cli.simulate.policy_moves import moves
 from ops.reporting import table
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def policy() -> None:
       fairgate policy list
       fairgate policy explain hybrid
       fairgate policy show
+      fairgate policy moves --worth
       fairgate policy set hybrid
       fairgate policy solve --max-batch 8 --slo-s 1.5 --out table.json
       fairgate policy learn --trace azure --gpu l40s --speed 1.3 --out learned.json
@@ -503,3 +505,4 @@ def progress_bar(title: str) -> Iterator[Callable[[float], None]]:
 policy.add_command(learn)
 policy.add_command(show)
 policy.add_command(set_policy)
+policy.add_command(moves)

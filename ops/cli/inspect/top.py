@@ -96,11 +96,11 @@ class Frame:
         yield Text(head, style="bold")
         room = max(FEWEST_ROWS, (options.max_height or 40) - LINES_BESIDE_TENANTS - len(self.replicas))
         most_name = MOST_NAME + max(0, options.max_width - NARROW)
-        rows = list(_tenant_rows(self.tenants[:room], most_name))
-        yield from _grid(TENANT_COLUMNS, rows, "no tenant is active")
+        rows = list(tenant_rows(self.tenants[:room], most_name))
+        yield from grid(TENANT_COLUMNS, rows, "no tenant is active")
         if len(self.tenants) > room:
             yield Text(f"… and {len(self.tenants) - room} more", style="dim")
-        yield from _grid(REPLICA_COLUMNS, list(_replica_rows(self.replicas)), "no replica")
+        yield from grid(REPLICA_COLUMNS, list(replica_rows(self.replicas)), "no replica")
         refused = ", ".join(f"{code} {number:,}" for code, number in self.refusals.items()) or "none"
         yield Text(f"refused since the start: {refused}", style="yellow" if self.refusals else "")
 
@@ -125,7 +125,7 @@ def frame_of(status: Mapping[str, Any]) -> Frame:
     rows.sort(key=lambda row: (order.index(row["tier"]), -row["queued"] - row["running"], row["name"]))
     engines = {each["replica_id"]: each for each in status["engines"]}
     replicas = [
-        _replica(model, each, engines[each["replica_id"]])
+        _replica(model, each, engines.get(each["replica_id"], {}))
         for model, pool in status["models"]["pools"].items()
         for each in pool["replicas"]
     ]
@@ -157,7 +157,8 @@ def _replica(model: str, shown: Mapping[str, Any], engine: Mapping[str, Any]) ->
     }
 
 
-def _tenant_rows(tenants: Sequence[Mapping[str, Any]], most_name: int) -> Iterator[tuple[str, ...]]:
+def tenant_rows(tenants: Sequence[Mapping[str, Any]], most_name: int) -> Iterator[tuple[str, ...]]:
+    """Cells of `TENANT_COLUMNS`."""
     for row in tenants:
         waits = row["waits"] or {}
         yield (
@@ -171,7 +172,8 @@ def _tenant_rows(tenants: Sequence[Mapping[str, Any]], most_name: int) -> Iterat
         )
 
 
-def _replica_rows(replicas: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+def replica_rows(replicas: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Cells of `REPLICA_COLUMNS`."""
     for row in replicas:
         yield (
             _short(row["replica_id"], MOST_NAME),
@@ -182,19 +184,20 @@ def _replica_rows(replicas: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, 
         )
 
 
-def _grid(columns: Sequence[str], rows: Sequence[tuple[str, ...]], empty: str) -> Iterator[Any]:
+def grid(columns: Sequence[str], rows: Sequence[tuple[str, ...]], empty: str) -> Iterator[Any]:
+    """A table for rich, or the words for an empty one."""
     from rich.table import Table
     from rich.text import Text
 
     if not rows:
         yield Text(empty, style="dim")
         return
-    grid = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
+    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     for column in columns:
-        grid.add_column(column, justify="left" if column in TEXTS else "right", no_wrap=True)
+        shown.add_column(column, justify="left" if column in TEXTS else "right", no_wrap=True)
     for row in rows:
-        grid.add_row(*row)
-    yield grid
+        shown.add_row(*row)
+    yield shown
 
 
 def percent(share: float | None) -> str:

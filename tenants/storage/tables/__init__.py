@@ -42,6 +42,7 @@ from tenants.storage.tables.ledger import (
     progress,
     redeemed_quotes,
 )
+from tenants.storage.tables.moves import control_moves
 from tenants.storage.tables.outbox import incidents, outbox, outbox_head, webhooks
 from tenants.storage.tables.people import people, person_links, person_sessions
 from tenants.storage.tables.refusals import calibration_counts, flushes, key_uses, refusal_counts, refusals
@@ -62,6 +63,7 @@ __all__ = [
     "audit_persons",
     "audit_tiles",
     "calibration_counts",
+    "control_moves",
     "counter_sets",
     "descriptions",
     "directory_revision",

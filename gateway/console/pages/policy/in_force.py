@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.flow.control_rules import Control, ControlMode
+from gateway.flow.control_rules import ControlMode
 from gateway.flow.dispatch_log import LogRecord
 from tenants.admin.audit import AuditRow
 from tenants.admin.brakes import Brake
 from tenants.directory.records import to_us
+from tenants.moves.move import StoredMove
 from tenants.types import Tier
 
 MOST_MOVES = 20
@@ -36,6 +37,16 @@ class PolicyChangeRow:
 
 
 @dataclass(frozen=True, slots=True)
+class LoopRow:
+    """The control loop of a model."""
+
+    model: str
+    mode: str
+    decides: str
+    """The gateway that decides for all that share the queue; empty: each for itself."""
+
+
+@dataclass(frozen=True, slots=True)
 class KnobRow:
     """Where a control loop has a knob."""
 
@@ -43,6 +54,8 @@ class KnobRow:
     mode: str
     knob: str
     value: float
+    rest: float | None
+    """None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +67,7 @@ class MoveRow:
     words: str
     reason: str
     is_made: bool
+    gateway_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,30 +117,34 @@ def changes_of(rows: Iterable[AuditRow]) -> list[PolicyChangeRow]:
     ]
 
 
-def knobs_of(controls: Mapping[str, Control]) -> list[KnobRow]:
+def loops_of(controls: Mapping[str, Mapping[str, Any]]) -> list[LoopRow]:
+    """The control loops, by model, of the status document's `control` parts."""
+    return [LoopRow(model, each["mode"], each.get("holder") or "") for model, each in controls.items()]
+
+
+def knobs_of(controls: Mapping[str, Mapping[str, Any]]) -> list[KnobRow]:
     """Where the control loops have their knobs, by model; of those that are off nothing."""
     return [
-        KnobRow(model, control.mode.value, knob.value.replace("_", " "), value)
-        for model, control in controls.items()
-        if control.mode is not ControlMode.OFF
-        for knob, value in control.values.items()
+        KnobRow(model, each["mode"], knob.replace("_", " "), value, each.get("rests", {}).get(knob))
+        for model, each in controls.items()
+        if each["mode"] != ControlMode.OFF.value
+        for knob, value in each["knobs"].items()
     ]
 
 
-def moves_of(controls: Mapping[str, Control], began_us: int) -> list[MoveRow]:
-    """The last moves, the newest first. `began_us`: when the gateway's clock was 0."""
-    found = [
+def moves_of(moves: Iterable[StoredMove]) -> list[MoveRow]:
+    """Moves as shown."""
+    return [
         MoveRow(
-            began_us + round(move.at_s * 1e6),
-            model,
-            f"{move.knob.value.replace('_', ' ')} {move.before:g} → {move.after:g}",
-            move.reason,
-            move.is_made,
+            each.at_us,
+            each.model,
+            f"{each.knob.replace('_', ' ')} {each.before:g} → {each.after:g}",
+            each.reason,
+            each.is_made,
+            each.gateway_id,
         )
-        for model, control in controls.items()
-        for move in control.moves
+        for each in moves
     ]
-    return sorted(found, key=lambda each: -each.at_us)[:MOST_MOVES]
 
 
 def brakes_of(brakes: Iterable[Brake]) -> list[BrakeRow]:

@@ -17,7 +17,9 @@ from gateway.domain.what_if import WhatIf, WhatIfBusy
 from gateway.gateway import Gateway
 from gateway.routes.context import gateway_of
 from gateway.routes.views.policy_view import policy_of, tenant_names
+from gateway.routes.views.status_view import models_of
 from tenants.admin.lists.audit import AuditQuery
+from tenants.admin.lists.moves import MoveQuery
 from tenants.errors import Invalid
 from tenants.people.roles import Act
 from tenants.types import Window
@@ -83,7 +85,8 @@ async def _shown(
     deps = gateway.deps
     began_us = round((deps.wall_clock() - deps.clock()) * 1e6)
     changes = await deps.admin.read_audit(AuditQuery(act="policy"), limit=MOST_CHANGES)
-    controls = {name: each.control for name, each in gateway.controls.items()}
+    moves = await deps.admin.read_moves(MoveQuery(), limit=in_force.MOST_MOVES)
+    controls = {name: each["control"] for name, each in models_of(gateway)["pools"].items()}
     logs = {
         name: list(pool.flow.log.since(pool.flow.log.next_index - in_force.LOOKED_AT, in_force.LOOKED_AT))
         for name, pool in gateway.pools.items()
@@ -98,8 +101,9 @@ async def _shown(
         words=in_force.words_of(shown),
         settings=in_force.words_of(shown["settings"]),
         changes=in_force.changes_of(changes.rows),
+        loops=in_force.loops_of(controls),
         knobs=in_force.knobs_of(controls),
-        moves=in_force.moves_of(controls, began_us),
+        moves=in_force.moves_of(moves.rows),
         brakes=in_force.brakes_of(gateway.brakes.now),
         dispatches=in_force.dispatches_of(logs, names, began_us),
         runs=[

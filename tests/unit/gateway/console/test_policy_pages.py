@@ -10,13 +10,13 @@ import pytest
 from gateway.console.pages.policy import apply_plan, in_force, what_if_report
 from gateway.console.pages.policy.what_if_form import FIELDS, asked_of
 from gateway.domain.what_if import RunState, WhatIfAsked, WhatIfRun
-from gateway.flow.control_rules import Control, ControlMode, Observation
 from gateway.flow.dispatch_log import LogRecord, Waiting
 from tenants.admin.audit import AuditRow
 from tenants.admin.policy import StoredPolicy
 from tenants.config_file.document import ConfigLimit, ConfigPolicy
 from tenants.config_file.steps import ConfigPlan, ConfigStep
 from tenants.errors import Invalid
+from tenants.moves.move import StoredMove
 
 NOON_US = int(datetime(2026, 3, 2, 12, tzinfo=UTC).timestamp() * 1e6)
 MINUTE_US = 60_000_000
@@ -226,14 +226,39 @@ def test_changes_and_turns_as_shown() -> None:
     assert (newest.why, older.why) == ("by its tier and the policy's order", "it had waited long")
 
 
+def control(mode: str, **more: object) -> dict[str, Any]:
+    return {"mode": mode, "knobs": {"batch_cap": 0.5}, "moves": []} | more
+
+
 def test_knobs_of_a_loop_that_is_off_are_not_shown() -> None:
-    controls = {"a": Control(ControlMode.OFF), "b": Control(ControlMode.ADVICE)}
-    assert {each.model for each in in_force.knobs_of(controls)} == {"b"}
-    control = controls["b"]
-    for at_s in (0.0, 1_000.0):
-        control.look(Observation(10.0, 0.0, 0.95, 0.0, 0.02, None, 5), at_s)
-    moves = in_force.moves_of(controls, NOON_US)
-    assert moves
-    assert moves[-1].at_us == NOON_US
-    assert not any(each.is_made for each in moves)
-    assert "→" in moves[0].words
+    shared = control("acting", rests={"batch_cap": 1.0}, holder="gw_2")
+    controls = {"a": control("off"), "b": control("advice"), "c": shared}
+    assert in_force.knobs_of(controls) == [
+        in_force.KnobRow("b", "advice", "batch cap", 0.5, None),
+        in_force.KnobRow("c", "acting", "batch cap", 0.5, 1.0),
+    ]
+    assert [(each.model, each.mode, each.decides) for each in in_force.loops_of(controls)] == [
+        ("a", "off", ""),
+        ("b", "advice", ""),
+        ("c", "acting", "gw_2"),
+    ]
+
+
+def test_moves_as_shown() -> None:
+    move = StoredMove(
+        "mov_1",
+        NOON_US,
+        "gw_2",
+        "small",
+        "batch_cap",
+        1.0,
+        0.875,
+        "KV nearly full (0.95)",
+        False,
+        "advice",
+        {},
+    )
+    [shown] = in_force.moves_of([move])
+    assert shown == in_force.MoveRow(
+        NOON_US, "small", "batch cap 1 → 0.875", "KV nearly full (0.95)", False, "gw_2"
+    )

@@ -14,7 +14,7 @@ from engine.messages import EngineKnobs, Snapshot
 from engine.scheduling.counters import ServiceCounters
 from engine.step_time.model import PRIOR
 from gateway.dispatch.admission import Admission
-from gateway.flow.control_rules import DEFAULT_BOUNDS, RULES, ControlMode, Knob
+from gateway.flow.control_rules import DEFAULT_BOUNDS, RULES, Control, ControlMode, Knob, Move
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.deadline_check import LENIENT, STRICT
 from gateway.flow.routing import PrefixRouter
@@ -81,6 +81,26 @@ def test_advice_has_all_knobs_and_changes_nothing(caplog: pytest.LogCaptureFixtu
     assert not any(move.is_made for move in moves)
     assert flow.window == WindowRule(2, 1.0)
     assert caplog.text.count("advises to move") == len(moves)
+
+
+@pytest.mark.parametrize("mode", [ControlMode.ACTING, ControlMode.ADVICE])
+def test_every_move_is_told_once_it_is_applied(mode: ControlMode) -> None:
+    told: list[tuple[int, list[Move]]] = []
+    flows: list[FlowController] = []
+
+    def on_moves(control: Control, moves: list[Move]) -> None:
+        told.append((flows[0].window.lookahead_sequences, list(moves)))
+
+    controlling, flow, engine = made(mode, 95, on_moves=on_moves)
+    flows.append(flow)
+    moves = controlling.look(0.0)
+    assert told == [(1 if mode is ControlMode.ACTING else 2, moves)]
+    engine.snapshot = Snapshot("a", 2, 2.0, [], [], 99, 0, 1, 100, PRIOR)
+    assert controlling.look(1.0) == []
+    assert len(told) == 1, "no move, no word"
+    resting = controlling.control.rest_at({Knob.AGEING: 0.5}, "the table says so", 2.0)
+    controlling.apply(resting)
+    assert (flow.ageing_factor, told[-1][1]) == (0.5, resting)
 
 
 def test_off_does_not_even_look() -> None:

@@ -49,7 +49,7 @@ def test_a_full_cache_turns_the_knobs_of_a_simulated_queue_and_advice_turns_noth
 
 
 def move(at_s: float, up: bool, knob: Knob = Knob.LOOKAHEAD) -> Move:
-    return Move(at_s, knob, 1.0, 2.0 if up else 0.0, "", True)
+    return Move(at_s, knob, 1.0, 2.0 if up else 0.0, "constructed", True)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from tests.support.documents import routes
 
 ROUTES: dict[str, tuple[str, ...]] = {
     "top": ("GET /admin/v1/status",),
+    "status": ("GET /admin/v1/status",),
     "tenant create": ("POST /admin/v1/tenants",),
     "tenant set": ("PATCH /admin/v1/tenants/{tenant}",),
     "tenant list": ("GET /admin/v1/tenants",),
@@ -66,6 +67,7 @@ ROUTES: dict[str, tuple[str, ...]] = {
     "ledger show": ("GET /admin/v1/ledger/{request_id}",),
     "ledger adjust": ("POST /admin/v1/ledger/adjust",),
     "policy show": ("GET /admin/v1/policy",),
+    "policy moves": ("GET /admin/v1/policy/moves",),
     "policy set": ("POST /admin/v1/policy",),
     "forecast report": ("GET /admin/v1/forecasts",),
     "export": ("GET /admin/v1/config",),

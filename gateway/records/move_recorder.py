@@ -1,0 +1,103 @@
+"""Keeps the moves of the control loops, made or advised, each with its reason, off the request path.
+
+`note` puts them on a list; a task writes it every second. While the database is away they wait; beyond
+`MAX_WAITING` the oldest are dropped, and the metric says how many. A process that is killed loses the last
+second. A move explains, and accounts for nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+from prometheus_client import CollectorRegistry, Counter
+
+from gateway.background import BackgroundWriter
+from gateway.flow.control_rules import Control, Move
+from tenants.errors import DatabaseUnavailable
+from tenants.moves import store
+from tenants.moves.move import MAX_MODEL_CHARACTERS, MAX_REASON_CHARACTERS, StoredMove
+from tenants.storage.database import Database
+
+PURGE_EVERY_S = 600.0
+MAX_WAITING = 5_000
+MAX_WRITTEN = 500
+"""Moves of one transaction."""
+
+log = logging.getLogger("fairgate.gateway.records")
+
+
+class MoveRecorder(BackgroundWriter):
+    """Use from one event loop."""
+
+    task_name = "gateway moves"
+    log = log
+    failed = "moves of the control loop could not be written; it is tried again"
+    unavailable = "moves of the control loop wait"
+    purge_every_s = PURGE_EVERY_S
+
+    def __init__(
+        self,
+        database: Database,
+        registry: CollectorRegistry,
+        gateway_id: str,
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._database = database
+        self._gateway_id = gateway_id
+        self._wall_clock = wall_clock
+        self._process = secrets.token_hex(6)
+        self._number = 0
+        self._waiting: deque[StoredMove] = deque()
+        self._dropped = Counter(
+            "fairgate_control_moves_dropped",
+            "Moves of the control loop that could not be written in time and are in no list.",
+            registry=registry,
+        )
+
+    def note(self, model: str, control: Control, moves: Sequence[Move]) -> None:
+        """The model's control loop has moved, or would have."""
+        at_us = round(self._wall_clock() * 1e6)
+        knobs = {knob.value: value for knob, value in control.in_force.items()}
+        for move in moves:
+            self._number += 1
+            self._waiting.append(
+                StoredMove(
+                    f"mov_{at_us:014x}{self._number % 2**24:06x}{self._process}",
+                    at_us,
+                    self._gateway_id,
+                    model[:MAX_MODEL_CHARACTERS],
+                    move.knob.value,
+                    move.before,
+                    move.after,
+                    move.reason[:MAX_REASON_CHARACTERS],
+                    move.is_made,
+                    control.mode.value,
+                    knobs,
+                )
+            )
+        while len(self._waiting) > MAX_WAITING:
+            self._waiting.popleft()
+            self._dropped.inc()
+
+    async def flush(self) -> None:
+        """Writes what waits; what is not answered stays, and is written again."""
+        while self._waiting:
+            chunk = list(islice(self._waiting, MAX_WRITTEN))
+            try:
+                await store.add(self._database, chunk)
+            except DatabaseUnavailable as error:
+                log.warning("%s: %s", self.unavailable, type(error).__name__)
+                return
+            # Some of them may have been dropped meanwhile.
+            written = {each.move_id for each in chunk}
+            while self._waiting and self._waiting[0].move_id in written:
+                self._waiting.popleft()
+
+    async def purge(self) -> None:
+        """Deletes what is too old, or too many."""
+        while await store.purge(self._database, self._wall_clock()) >= store.MAX_PURGED:
+            pass

@@ -1,0 +1,75 @@
+"""List of moves of control loops: filters, order and cursors."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from sqlalchemy import Connection
+from sqlalchemy.sql import ColumnElement
+
+from tenants.admin.cursor import Page, Text, beyond, checked_limit, decode_cursor, page_of
+from tenants.admin.lists.refusals import RENAMED, text
+from tenants.admin.lists.scans import between, end_of_scan
+from tenants.admin.transaction import AdminCommands
+from tenants.moves import store
+from tenants.moves.move import MAX_KNOB_CHARACTERS, MAX_MODEL_CHARACTERS, StoredMove
+from tenants.storage.tables import control_moves
+
+Instant = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+
+class MoveQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=RENAMED):
+    """Which moves. None: any."""
+
+    model: str | None = None
+    knob: str | None = None
+    made: bool | None = None
+    """True: those that were made; false: those that were only advised."""
+    since: str | None = None
+    """ISO 8601 with a time zone, inclusive."""
+    until: str | None = None
+    """The same, exclusive."""
+
+
+class MoveReads(AdminCommands):
+    """Reads of moves."""
+
+    async def read_moves(
+        self, query: MoveQuery, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[StoredMove]:
+        """Moves, newest first. Raises `Invalid`, `DatabaseUnavailable`."""
+        filters, most = msgspec.to_builtins(query), checked_limit(limit)
+        last = None if cursor is None else decode_cursor("moves", filters, cursor, tuple[Instant, Text])
+        order = (control_moves.c.at_us, control_moves.c.move_id)
+        filtered = _of_moves(query)
+        indexed, others = (
+            ([], filtered) if query.knob is query.model is None else (filtered[:1], filtered[1:])
+        )
+        conditions = indexed + between(control_moves.c.at_us, query.since, query.until)
+        if last is not None:
+            conditions.append(beyond(order, last, newest_first=True))
+
+        def read(connection: Connection) -> tuple[list[StoredMove], tuple[int | str, ...] | None]:
+            end, looked_at = None, list(conditions)
+            if others:
+                end = end_of_scan(connection, order, conditions)
+            if end is not None:
+                looked_at.append(~beyond(order, end, newest_first=True))
+            return store.where(connection, looked_at + others, most + 1), end
+
+        found, end = await self._database.read(read)
+        return page_of(found, most, "moves", filters, lambda row: (row.at_us, row.move_id), scanned_to=end)
+
+
+def _of_moves(query: MoveQuery) -> list[ColumnElement[bool]]:
+    """All but the time; first the one that has an index. Raises `Invalid` for a value that no move can
+    have."""
+    columns, found = control_moves.c, []
+    if query.knob is not None:
+        found.append(columns.knob == text("knob", query.knob, MAX_KNOB_CHARACTERS))
+    if query.model is not None:
+        found.append(columns.model == text("model", query.model, MAX_MODEL_CHARACTERS))
+    if query.made is not None:
+        found.append(columns.is_made.is_(query.made))
+    return found

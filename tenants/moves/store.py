@@ -1,0 +1,77 @@
+"""Storage of moves of control loops: written in batches, read newest first, purged by age and number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from sqlalchemy import Connection, delete, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.sql import ColumnElement
+
+from tenants.moves.move import StoredMove
+from tenants.storage.database import Database
+from tenants.storage.tables import control_moves
+
+KEPT_S = 90 * 86_400
+MAX_ROWS = 200_000
+MAX_PURGED = 20_000
+"""Rows removed by one statement, so that it does not block other writes for long."""
+
+
+async def add(database: Database, moves: Sequence[StoredMove]) -> None:
+    """Inserts moves; those that are there already stay as they are, so that a batch can be repeated. Raises
+    `DatabaseUnavailable`."""
+
+    def work(connection: Connection) -> None:
+        dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+        rows = [
+            msgspec.structs.asdict(each) | {"knobs": msgspec.json.encode(each.knobs).decode()}
+            for each in moves
+        ]
+        connection.execute(dialect.insert(control_moves).on_conflict_do_nothing(), rows)
+
+    if moves:
+        await database.write(work)
+
+
+def where(connection: Connection, conditions: Sequence[ColumnElement[bool]], most: int) -> list[StoredMove]:
+    """The first `most` moves, newest first."""
+    columns = [control_moves.c[name] for name in StoredMove.__struct_fields__]
+    order = (control_moves.c.at_us.desc(), control_moves.c.move_id.desc())
+    query = select(*columns).where(*conditions).order_by(*order).limit(most)
+    rows = [row._asdict() for row in connection.execute(query)]
+    return [
+        StoredMove(**row | {"knobs": msgspec.json.decode(row["knobs"], type=dict[str, float])})
+        for row in rows
+    ]
+
+
+async def purge(database: Database, now_s: float, most_rows: int = MAX_ROWS) -> int:
+    """Deletes moves older than `KEPT_S`, and the oldest beyond `most_rows`; at most `MAX_PURGED`. Returns how
+    many. Raises `DatabaseUnavailable`."""
+
+    def work(connection: Connection) -> int:
+        newest = select(control_moves.c.at_us, control_moves.c.move_id).order_by(
+            control_moves.c.at_us.desc(), control_moves.c.move_id.desc()
+        )
+        gone = 0
+        if (last := connection.execute(newest.offset(most_rows).limit(1)).first()) is not None:
+            too_many = (control_moves.c.at_us, control_moves.c.move_id)
+            gone += _delete_oldest(connection, _up_to(too_many, (last.at_us, last.move_id)))
+        return gone + _delete_oldest(connection, control_moves.c.at_us < round((now_s - KEPT_S) * 1e6))
+
+    return await database.write(work)
+
+
+def _up_to(
+    columns: tuple[ColumnElement[int], ColumnElement[str]], last: tuple[int, str]
+) -> ColumnElement[bool]:
+    at_us, move_id = columns
+    return (at_us < last[0]) | ((at_us == last[0]) & (move_id <= last[1]))
+
+
+def _delete_oldest(connection: Connection, condition: ColumnElement[bool]) -> int:
+    oldest = select(control_moves.c.move_id).where(condition)
+    oldest = oldest.order_by(control_moves.c.at_us, control_moves.c.move_id).limit(MAX_PURGED)
+    return connection.execute(delete(control_moves).where(control_moves.c.move_id.in_(oldest))).rowcount

@@ -1,0 +1,133 @@
+"""The moves of a running server's control loop: on its status page, in the list, and what they were worth."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from click.testing import CliRunner, Result
+
+from ops.cli.main import cli
+from tenants.ledger import timelines
+from tenants.storage.database import open_database
+from tests.support.server_process import MODEL, Server, server_process, until
+
+REQUESTS = 40
+BODY = {"model": MODEL, "prompt": "sun and rain", "max_tokens": 4, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def acting(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterator[Server]:
+    """A server whose loop has moved admission, and has answered requests before and after that."""
+    data_dir = tmp_path_factory.mktemp("acting")
+    with server_process(data_dir, chat_model, "--gateway-control", "acting") as server:
+        late, patient = server.tenant("late"), server.tenant("patient")
+        # It cannot be kept: to the forecast that is an overload.
+        made = server.admin(
+            "POST", "/slos", {"tier": "standard", "metric": "ttft", "target_s": 0.0001, "tenant": "late"}
+        )
+
+        def is_refused() -> bool:
+            answer = ask(server, late)
+            return answer.status_code == 503 and answer.json()["error"]["code"] == "target_unreachable"
+
+        until(is_refused)
+        server.admin("DELETE", f"/slos/{made['id']}")
+        until(lambda: server.admin("GET", "/policy/moves?knob=admission")["data"])
+        with ThreadPoolExecutor(4) as threads:
+            answers = list(threads.map(lambda _: ask(server, patient).status_code, range(REQUESTS)))
+        assert answers == [200] * REQUESTS
+        until(lambda: asyncio.run(recorded(server)) > REQUESTS)
+        yield server
+
+
+async def recorded(server: Server) -> int:
+    """Requests that have been written."""
+    database = open_database(f"sqlite:///{server.data_dir / 'fairgate.db'}")
+    try:
+        return len(await timelines.recorded(database, from_us=0, to_us=2**60, most=1_000))
+    finally:
+        await database.close()
+
+
+def ask(server: Server, key: str) -> httpx.Response:
+    with server.http(key) as client:
+        return client.post("/v1/completions", json=BODY)
+
+
+def fairgate(server: Server, *arguments: str) -> Result:
+    return CliRunner().invoke(
+        cli, [*arguments, "--data-dir", str(server.data_dir)], prog_name="fairgate", catch_exceptions=False
+    )
+
+
+def test_a_move_is_listed_with_its_reason(acting: Server) -> None:
+    shown = json.loads(fairgate(acting, "policy", "moves", "--knob", "admission", "--made", "--json").stdout)
+    first = shown["data"][-1]
+    gateway_id = acting.status()["gateway_id"]
+    assert (first["model"], first["gateway_id"], first["mode"]) == (MODEL, gateway_id, "acting")
+    assert (first["before"], first["after"] > 0, first["is_made"]) == (0, True, True)
+    assert first["knobs"]["admission"] == first["after"]
+    assert "targets about to be missed" in first["reason"] or "overload" in first["reason"]
+    assert shown["data"] == acting.admin("GET", "/policy/moves?knob=admission&made=true")["data"]
+    text = fairgate(acting, "policy", "moves").stdout
+    assert first["reason"] in text
+    assert "moved" in text
+    assert "moves: none" in fairgate(acting, "policy", "moves", "--advised").stdout
+    assert "moves: none" in fairgate(acting, "policy", "moves", "--model", "another").stdout
+    with acting.http() as client:
+        answer = client.get(f"{acting.admin_url}/admin/v1/policy/moves", params={"limit": 0})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "limit")
+
+
+def test_the_status_page_says_what_an_operator_reads_first(acting: Server) -> None:
+    answered = fairgate(acting, "status")
+    assert answered.exit_code == 0, answered.output
+    lines = answered.stdout.splitlines()
+    shown = acting.status()
+    assert lines[0] == f"{shown['gateway_id']} at {acting.url}: ready"
+    assert lines[1] == f"{MODEL}; policy hybrid"
+    assert "target_unreachable" in answered.stdout
+    assert f"control loop of {MODEL}: acting" in lines
+    [moved] = [line for line in lines if " admission " in line and " 0 -> " in line]
+    assert "moved" in moved
+    assert "ago" in moved
+    whole = json.loads(fairgate(acting, "status", "--json").stdout)
+    assert whole["readiness"]["checks"] == {"database": "ok", "quota_store": "ok", "engine": "ok"}
+    assert set(whole) == set(shown)
+
+
+def test_what_a_move_was_worth_comes_from_the_traffic_that_the_server_recorded(acting: Server) -> None:
+    asked = ("policy", "moves", "--knob", "admission", "--worth", "--slo", "ttft=20")
+    answered = fairgate(acting, *asked, "--json")
+    assert answered.exit_code == 0, answered.output
+    worth = json.loads(answered.stdout)["data"][-1]["worth"]
+    assert worth["requests"] >= REQUESTS, worth["why"]
+    assert worth["verdict"] in ("worth it", "cost", "within the simulator's error")
+    assert worth["recorded"]["attainment"] > 0.9
+    assert 0 < worth["error"]["attainment"] < 1
+    assert any(note.startswith("only ") and "10 minutes have passed" in note for note in worth["notes"])
+    text = fairgate(acting, *asked).stdout
+    assert f"of {worth['requests']} requests in the 10 min after it" in text
+
+
+def test_status_fails_while_the_server_is_not_ready(acting: Server) -> None:
+    acting.admin("POST", "/upstreams/engine-0/drain", {})
+    answered = fairgate(acting, "status")
+    assert answered.exit_code == 1
+    assert answered.stdout.splitlines()[0].endswith("NOT READY (engine: no engine is ready)")
+    shown = fairgate(acting, "status", "--json")
+    assert (shown.exit_code, json.loads(shown.stdout)["readiness"]["status"]) == (1, "not ready")
+    acting.admin("POST", "/upstreams/engine-0/resume", {})
+    assert fairgate(acting, "status").exit_code == 0
+
+
+def test_status_fails_where_no_server_runs(tmp_path: Path) -> None:
+    answered = CliRunner().invoke(cli, ["status", "--data-dir", str(tmp_path)], prog_name="fairgate")
+    assert answered.exit_code == 1
+    assert "no server runs on this data directory" in answered.output
