@@ -228,7 +228,7 @@ class Gateway:
             HashingCollector(deps.way_in.gate),
             CalibrationCollector(self._calibrations),
             LengthCollector(self.lengths, self._probes),
-            MacroStateCollector(lambda: self.controls),
+            MacroStateCollector(lambda: {name: each.learned.switch for name, each in self.controls.items()}),
             ControlCollector(lambda: {name: each.figures() for name, each in self.controls.items()}),
         ):
             self.metrics.registry.register(collector)
