@@ -206,11 +206,12 @@ class PluginLink:
             self._wake.set()
 
     def _turned(self, policy: PolicyChoice) -> PolicyChoice:
-        about, knobs = self.about, self._knobs
-        if about is not None and not self._own_slots:
-            self._own_slots = about.slots
+        knobs = self._knobs
+        if knobs.slot_share < 1 and not self._own_slots:
+            # None was turned since the policy was set: what it tells now is its own.
+            self._own_slots = 0 if self.about is None else self.about.slots
         if not self._own_slots:
-            # Shares of what is not known yet: with the next turn.
+            # A share of what is not known yet: with the next turn.
             knobs = replace(knobs, slot_share=1.0)
         options = options_of(policy.options)
         return PolicyChoice(policy.name, turned_options(options, knobs, self._own_slots).changed())
