@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from engine.messages import EngineKnobs, Explained, Inventory, Ready, RunningSequence, Submit, TenantShare
 from engine.scheduling.knobs import turned_options
+from engine.scheduling.options import parsed_options
 from engine.scheduling.policy import make_policy, options_of
 from engine.vllm_plugin.protocol import PROTOCOL_VERSION, About, Exchange, PluginReport, PolicyChoice
 from engine.vllm_plugin.signature import ChannelRefused, decode_report, encode_exchange, sign
@@ -213,7 +214,9 @@ class PluginLink:
         if not self._own_slots:
             # A share of what is not known yet: with the next turn.
             knobs = replace(knobs, slot_share=1.0)
-        options = options_of(policy.options)
+        if knobs == EngineKnobs():
+            return policy
+        options = parsed_options(policy.options)
         return PolicyChoice(policy.name, turned_options(options, knobs, self._own_slots).changed())
 
     async def collect(self, own: Callable[[], Sequence[RunningSequence]], *, adopt: bool) -> Inventory:
