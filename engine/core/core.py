@@ -44,7 +44,7 @@ from engine.messages import (
 )
 from engine.scheduling.brakes import Brakes
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.knobs import check_knobs, turned
+from engine.scheduling.knobs import turned
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import DEFAULT_POLICY, make_policy
 from engine.scheduling.room import attended_tokens
@@ -256,7 +256,6 @@ class EngineCore:
         """Turns all knobs from the next step on; what runs and waits, and what choices keep, stays as it is.
         A step may have no fewer tokens than `max_sequences`. Raises ValueError, before anything has changed,
         for a knob beyond its bounds."""
-        check_knobs(knobs)
         table, config = self.table, self.config
         self.knobs, table.policy = knobs, turned(table.policy, knobs, config.max_sequences)
         most, least = config.max_batched_tokens, config.max_sequences

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from engine.messages import Submit, TenantShare
+from engine.messages import EngineKnobs, Submit, TenantShare
 from engine.vllm_plugin.channel.unix_socket import serve_unix_socket
 from engine.vllm_plugin.signature import encode_refusal, verify
 from gateway.upstream.base import CountedOutcome, UpstreamFailed, UpstreamLost, UpstreamUnavailable, Wording
@@ -289,6 +289,20 @@ async def test_a_policy_reaches_the_plugin_and_comes_back_after_a_restart() -> N
         vllm.restart()
         assert vllm.scheduler.policy == "hybrid"
         await until(lambda: vllm.scheduler.policy == "vtc")
+
+
+async def test_knobs_turn_the_options_of_the_policy_that_was_asked_for() -> None:
+    vllm = PluggedVllm(slots=8)
+    async with vllm.peer, upstream_of(vllm) as upstream:
+        await upstream.set_policy("learned", {"cap_tokens": 64})
+
+        upstream.set_knobs(EngineKnobs(slot_share=0.5, reserve_permille=250, token_share=0.5))
+        turned = {"cap_tokens": 64, "slots": 4, "reserve_permille": 250}
+        await until(lambda: vllm.scheduler.options.changed() == turned)
+        vllm.restart()
+        await until(lambda: vllm.scheduler.options.changed() == turned)
+        upstream.set_knobs(EngineKnobs())
+        await until(lambda: vllm.scheduler.options.changed() == {"cap_tokens": 64})
 
 
 async def test_a_policy_for_a_server_that_is_away_is_set_when_it_comes() -> None:

@@ -36,6 +36,7 @@ from tests.mutants.fallback import FALLBACK_MUTATIONS
 from tests.mutants.flow import FLOW_MUTATIONS
 from tests.mutants.http import HTTP_MUTATIONS
 from tests.mutants.learn import LEARN_MUTATIONS
+from tests.mutants.learned_policy import LEARNED_POLICY_MUTATIONS
 from tests.mutants.link import LINK_MUTATIONS
 from tests.mutants.lua import LUA_MUTATIONS
 from tests.mutants.money import MONEY_MUTATIONS
@@ -68,6 +69,7 @@ EVERY = [
     *FALLBACK_MUTATIONS,
     *FLOW_MUTATIONS,
     *HTTP_MUTATIONS,
+    *LEARNED_POLICY_MUTATIONS,
     *LINK_MUTATIONS,
     *MONEY_MUTATIONS,
     *MOVE_MUTATIONS,

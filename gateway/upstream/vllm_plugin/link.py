@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from engine.messages import EngineKnobs, Explained, Inventory, Ready, RunningSequence, Submit, TenantShare
 from engine.scheduling.knobs import turned_options
+from engine.scheduling.options import parsed_options
 from engine.scheduling.policy import make_policy, options_of
 from engine.vllm_plugin.protocol import PROTOCOL_VERSION, About, Exchange, PluginReport, PolicyChoice
 from engine.vllm_plugin.signature import ChannelRefused, decode_report, encode_exchange, sign
@@ -206,13 +207,16 @@ class PluginLink:
             self._wake.set()
 
     def _turned(self, policy: PolicyChoice) -> PolicyChoice:
-        about, knobs = self.about, self._knobs
-        if about is not None and not self._own_slots:
-            self._own_slots = about.slots
+        knobs = self._knobs
+        if knobs.slot_share < 1 and not self._own_slots:
+            # None was turned since the policy was set: what it tells now is its own.
+            self._own_slots = 0 if self.about is None else self.about.slots
         if not self._own_slots:
-            # Shares of what is not known yet: with the next turn.
+            # A share of what is not known yet: with the next turn.
             knobs = replace(knobs, slot_share=1.0)
-        options = options_of(policy.options)
+        if knobs == EngineKnobs():
+            return policy
+        options = parsed_options(policy.options)
         return PolicyChoice(policy.name, turned_options(options, knobs, self._own_slots).changed())
 
     async def collect(self, own: Callable[[], Sequence[RunningSequence]], *, adopt: bool) -> Inventory:

@@ -1,4 +1,4 @@
-"""`fairgate policy list` and `explain` of the learned policy: its table in words, and what is wrong with it."""
+"""`fairgate policy list` and `explain` of the learned policy: its table in words, and bad ones."""
 
 from __future__ import annotations
 
