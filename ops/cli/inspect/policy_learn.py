@@ -79,8 +79,8 @@ def learn(
     \b
     On the simulator: one vector of actions for each of at most 12 macro-states, tried one change at a time on
     pieces of every other stretch of the trace (hours, where it has many); then pieces of the others, which
-    were held out, are served with the table and with hybrid, with several seeds. Minimised, over all submitted
-    requests (refused: longest wait, and missed):
+    were held out, are served with the table and with hybrid, with several seeds. Minimised, over all
+    submitted requests (refused: longest wait, and missed):
       0.25 x mean of min(TTFT / its target, 4) + 1 x share that misses --slo
       + 0.1 x (energy of an output token / hybrid's - 1), where the machine's power is known
     The same traffic, machine, seed and budget give the same table everywhere. Some minutes of one core.
