@@ -1,18 +1,22 @@
-"""`fairgate policy learn --days`: from the traffic that was recorded, for the server that ran it."""
+"""Recorded traffic: a table learned from it, and a replay of what a learned policy served."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 
+from gateway.domain.server_description import packed
 from ops.cli.main import cli
 from tenants.storage.database import Database
 from tests.integration import test_whatif
-from tests.integration.test_whatif import Book, book  # noqa: F401
+from tests.integration.test_whatif import NINE_TO_TEN, SERVER, Book, asked, book, reported  # noqa: F401
+from tests.support.learned_tables import learned_table
 
 ANSWERS = 420
 
@@ -49,3 +53,22 @@ async def test_the_server_and_the_model_of_a_table_are_those_that_served(
     assert not report["is_better"]
     assert "without energy" in report["objective"]
     assert report["judged"]["missed"]["hybrid"] == report["judged"]["missed"]["learned"]
+
+
+async def test_traffic_of_a_learned_policy_is_replayed_with_its_table(
+    book: Book,  # noqa: F811
+    database_url: str,
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "learned.json"
+    path.write_bytes(learned_table(model="small").encode())
+    server = packed(replace(SERVER, policy="learned", options={"learned_table": str(path)}))
+    for number in range(5):
+        await book.answer(number, server=server)
+    report = await reported(database_url)
+    assert report["policies"][0]["policy"] == "learned"
+    assert report["policies"][0]["requests"] == 5
+    path.unlink()
+    refused = await asked(database_url, *NINE_TO_TEN)
+    assert refused.exit_code == 2
+    assert f"{path} cannot be read" in refused.output
