@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +102,7 @@ def learn(
     """
     from ops.simulate.learn.learn import DEFAULT_BUDGET
     from ops.simulate.learn.learn import learn as learn_from
+    from ops.simulate.learn.segments import MOST_REQUESTS
     from ops.simulate.learn.show import report, show
     from ops.simulate.traffic.requests import BadTrace
 
@@ -113,7 +115,7 @@ def learn(
         traffic = _of_trace(trace, asked) if trace is not None else _of_days(days or 0, of_model, asked)
         setup = _setup(traffic, asked)
         source = cut(traffic.source, speed, None)
-        requests = list(source)
+        requests = list(islice(source, MOST_REQUESTS + 1))
         old, notes = _table_there(out, setup)
         with _progress(f"learning from {source.name}") as progress:
             outcome = learn_from(
