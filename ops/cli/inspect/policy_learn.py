@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,8 +80,8 @@ def learn(
     \b
     On the simulator: one vector of actions for each of at most 12 macro-states, tried one change at a time on
     pieces of every other stretch of the trace (hours, where it has many); then pieces of the others, which
-    were held out, are served with the table and with hybrid, with several seeds. Minimised, over all submitted
-    requests (refused: longest wait, and missed):
+    were held out, are served with the table and with hybrid, with several seeds. Minimised, over all
+    submitted requests (refused: longest wait, and missed):
       0.25 x mean of min(TTFT / its target, 4) + 1 x share that misses --slo
       + 0.1 x (energy of an output token / hybrid's - 1), where the machine's power is known
     The same traffic, machine, seed and budget give the same table everywhere. Some minutes of one core.
@@ -101,6 +102,7 @@ def learn(
     """
     from ops.simulate.learn.learn import DEFAULT_BUDGET
     from ops.simulate.learn.learn import learn as learn_from
+    from ops.simulate.learn.segments import MOST_REQUESTS
     from ops.simulate.learn.show import report, show
     from ops.simulate.traffic.requests import BadTrace
 
@@ -113,7 +115,7 @@ def learn(
         traffic = _of_trace(trace, asked) if trace is not None else _of_days(days or 0, of_model, asked)
         setup = _setup(traffic, asked)
         source = cut(traffic.source, speed, None)
-        requests = list(source)
+        requests = list(islice(source, MOST_REQUESTS + 1))
         old, notes = _table_there(out, setup)
         with _progress(f"learning from {source.name}") as progress:
             outcome = learn_from(

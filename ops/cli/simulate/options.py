@@ -178,11 +178,11 @@ def scenario_of(
         padded=asked["padded"],
         claims=dict(chosen.claims) if chosen else {},
         control=ControlMode(asked.get("control") or "off"),
-        learned=_learned(options.learned_table, machine.name),
+        learned=learned_table_at(options.learned_table, machine.name),
     )
 
 
-def _learned(path: str, machine: str) -> LearnedTable | None:
+def learned_table_at(path: str, machine: str) -> LearnedTable | None:
     """The learned table of that file; says so where it was fitted for another machine. Raises
     `BadLearnedTable`."""
     from gateway.flow.learned.table_file import LearnedTable

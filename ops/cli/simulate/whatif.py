@@ -16,6 +16,7 @@ from ops.cli.base import Failure, PageCommand, settings_now
 from ops.cli.options import Duration
 from ops.cli.simulate.options import (
     cut,
+    learned_table_at,
     machine_of,
     names_machine,
     options_asked,
@@ -187,16 +188,19 @@ def _as_served(
     from ops.simulate.replay import BaselineRun
 
     options, machine = options_asked(asked), server.machine()
+    served_options = server.options({})
+    learned = scenario.learned or learned_table_at(served_options.learned_table, machine.name)
     served = replace(
         scenario,
         source=recorded,
         machine=machine,
         replicas=server.replicas,
         predictions="learned",
-        options=server.options({}),
+        options=served_options,
         flow=partial(server.flow, machine, server.replicas),
         begins_s=recorded.begins_s,
         padded=False,
+        learned=learned,
     )
     with progress_of(served, [server.policy]) as (on_policy, on_rows):
         on_policy(server.policy)
@@ -209,6 +213,7 @@ def _as_served(
         options_by_policy={server.policy: server.options(options)},
         flow=partial(server.flow, scenario.machine, replicas),
         begins_s=recorded.begins_s,
+        learned=learned,
         # What another machine falls short of is not known.
         shortfall=None if names_machine(asked) else run.baseline.shortfall,
     )

@@ -18,6 +18,7 @@ LEAST_STRETCHES = 4
 """Two to learn from, two held out."""
 SHORTEST_S, USUAL_S, LONGEST_S = 60.0, 120.0, 3600.0
 LEAST_REQUESTS = 400
+MOST_REQUESTS = 1_000_000
 """Of the whole trace."""
 JITTER_S = 1.0
 """What seeds move arrivals by, at most, either way."""
@@ -63,7 +64,12 @@ class Split:
 
 
 def split(name: str, requests: Sequence[SimulatedRequest], *, has_prefixes: bool = False) -> Split:
-    """Every other stretch is held out. Raises `TraceTooShort`."""
+    """Every other stretch is held out. Raises `TraceTooShort`, and ValueError for more requests than
+    `MOST_REQUESTS`."""
+    if len(requests) > MOST_REQUESTS:
+        raise ValueError(
+            f"{name}: more than {MOST_REQUESTS:,} requests; take fewer days (--days), or cut the trace"
+        )
     span_s = requests[-1].arrival_s - requests[0].arrival_s if requests else 0.0
     if span_s < LEAST_STRETCHES * SHORTEST_S or len(requests) < LEAST_REQUESTS:
         raise TraceTooShort(

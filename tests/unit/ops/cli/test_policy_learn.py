@@ -17,7 +17,7 @@ from gateway.flow.learned.actions import HYBRID
 from gateway.flow.learned.macro_state import NUM_STATES
 from gateway.flow.learned.table_file import LearnedTable
 from ops.cli.main import cli
-from tests.support.bursty_traffic import STEP_TIME, TWO_PLACES, bursty, shuffled, write_trace
+from tests.support.bursty_traffic import STEP_TIME, TWO_PLACES, bursty, write_trace
 from tests.support.learned_tables import learned_table
 
 BUDGET = "3600"
@@ -131,14 +131,6 @@ def test_a_table_that_cannot_be_compared_is_said_and_replaced_by_one_that_beats_
     assert result.exit_code == 0, result.output
     assert said in json.loads(result.stdout)["notes"][0]
     assert LearnedTable.load(out).machine == "profile two.json"
-
-
-@pytest.mark.long
-def test_a_table_of_shuffled_arrivals_is_not_taken_over(where: Path, learned: dict[str, Any]) -> None:
-    write_trace(where / "shuffled.csv", shuffled(bursty()))
-    result = fairgate(*asked(where, "shuffled.csv", "--out", str(where / "shuffled.json")))
-    assert result.exit_code == 1
-    assert not (where / "shuffled.json").exists()
 
 
 @pytest.mark.parametrize(

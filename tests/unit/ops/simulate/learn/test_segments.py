@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ops.simulate.learn.segments import JITTER_S, LONGEST_S, TraceTooShort, some_of, split
+from ops.simulate.learn.segments import JITTER_S, LONGEST_S, MOST_REQUESTS, TraceTooShort, some_of, split
 from ops.simulate.traffic.requests import SimulatedRequest
 
 
@@ -49,6 +49,11 @@ def test_what_is_too_short_to_hold_any_out_is_refused_with_the_least(
 ) -> None:
     with pytest.raises(TraceTooShort, match=r"at least 400 requests over 240 s are needed; take a longer"):
         split("short", requests)
+
+
+def test_more_requests_than_a_search_can_hold_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"more than 1,000,000 requests; take fewer days"):
+        split("long", even(1.0, 1.0) * (MOST_REQUESTS + 1))
 
 
 def test_a_gap_that_leaves_too_few_stretches_is_refused() -> None:
