@@ -147,9 +147,9 @@ class Placement:
         roomy: list[tuple[Replica, ReplicaLoad]] = []
         blocked = Blocked.LANE if replicas else Blocked.WINDOW
         for replica in replicas:
-            if not ticket.needs <= replica.offers:
-                continue
-            if not self._may_hold(ticket, rank, lane, replica, is_promised=is_promised):
+            if not ticket.needs <= replica.offers or not self._may_hold(
+                ticket, rank, lane, replica, is_promised=is_promised
+            ):
                 continue
             load = self._loads[replica.replica_id]
             asked = (replica, load, rank, ticket.sequences, ticket.kv_tokens, kept.get(replica.replica_id))
@@ -208,9 +208,7 @@ class Placement:
                     assert load.sequences[rank] == sum(each.live_sequences for each in mine), "sequences"
                     assert load.kv_tokens[rank] == sum(each.kv_tokens for each in mine), "KV tokens"
 
-    def _may_hold(
-        self, ticket: Ticket, rank: int, lane: int, replica: Replica, *, is_promised: bool
-    ) -> bool:
+    def _may_hold(self, ticket: Ticket, rank: int, lane: int, replica: Replica, *, is_promised: bool) -> bool:
         """Whether the request's tier, by its brake, and its lane may hold this much more of a replica."""
         if rank in self.brakes.shares:
             held = self.load(replica.replica_id)
