@@ -3,7 +3,7 @@
 By what its client allows its estimate to be, and by the client's or the tier's deadline, always
 (`flow/deadline_check.py`); by the targets of tier and tenant only while the control loop says so, for many a
 client prefers a late answer to none. A redeemed quote is never refused for a target; nor is one in
-`TRIED_ONE_IN` of the requests that a target refuses.
+`TRIED_ONE_IN` of the requests that a target refuses, and in `DOUBTED_ONE_IN` where the median keeps it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from gateway.domain.call import Call
 from gateway.domain.estimate import Estimate
 from gateway.domain.fallback import NoneTook
 from gateway.flow.deadline_check import (
+    DOUBTED_ONE_IN,
     LENIENT,
     TRIED_ONE_IN,
     TimesAhead,
     TooLate,
     early_refusal,
+    is_doubtful,
     out_of_reach,
 )
 from gateway.statistics import RecentShare
@@ -100,6 +102,7 @@ class TargetGate:
         self.mistaken = RecentShare()
         """Of those that ended and were expected to keep their targets, those that missed one."""
         self._out_of_reach = 0
+        self._doubted = 0
 
     def keeps_out(self, ahead: TimesAhead, targets_s: Mapping[str, float]) -> TooLate | None:
         """Why an arriving request is refused; None: it may be queued."""
@@ -107,6 +110,10 @@ class TargetGate:
         late = out_of_reach(ahead, targets_s, self.strictness)
         if late is None:
             return None
+        if is_doubtful(ahead, targets_s):
+            self._doubted += 1
+            if self._doubted % DOUBTED_ONE_IN == 0:
+                return None
         self._out_of_reach += 1
         return late if self._out_of_reach % TRIED_ONE_IN else None
 

@@ -25,6 +25,10 @@ TRIED_ONE_IN = 20
 """One in this many refused by a target is admitted all the same: a forecast that is never tried is never put
 right."""
 
+DOUBTED_ONE_IN = 2
+"""One in this many, where the median keeps the target: what went wrong in a burst makes the 90th percentile
+large for long, and with few admitted nothing would show that the burst is over."""
+
 
 class TimesAhead(Protocol):
     """Times of a forecast or an estimate: (p50, p90) in seconds from its making."""
@@ -100,3 +104,10 @@ def out_of_reach(
         if strictness * expected_s > target_s:
             return TooLate(what, target_s, expected_s, max(1.0, expected_s - target_s / strictness))
     return None
+
+
+def is_doubtful(ahead: TimesAhead, targets_s: Mapping[str, float]) -> bool:
+    """By the median a request would keep its targets."""
+    return ahead.ttft_s[0] <= targets_s.get("ttft", math.inf) and ahead.e2e_s[0] <= targets_s.get(
+        "e2e", math.inf
+    )

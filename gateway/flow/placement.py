@@ -147,9 +147,9 @@ class Placement:
         roomy: list[tuple[Replica, ReplicaLoad]] = []
         blocked = Blocked.LANE if replicas else Blocked.WINDOW
         for replica in replicas:
-            if not ticket.needs <= replica.offers:
-                continue
-            if not self._may_hold(ticket, rank, lane, replica, is_promised=is_promised):
+            if not ticket.needs <= replica.offers or not self._may_hold(
+                ticket, rank, lane, replica, is_promised=is_promised
+            ):
                 continue
             load = self._loads[replica.replica_id]
             asked = (replica, load, rank, ticket.sequences, ticket.kv_tokens, kept.get(replica.replica_id))

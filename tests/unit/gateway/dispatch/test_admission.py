@@ -16,7 +16,7 @@ from gateway.domain.estimate import Estimate
 from gateway.domain.fallback import Fallback, NoneTook
 from gateway.error_mapping import as_api_error
 from gateway.errors import ApiError
-from gateway.flow.deadline_check import TRIED_ONE_IN
+from gateway.flow.deadline_check import DOUBTED_ONE_IN, TRIED_ONE_IN
 from tenants.pricing.pricing import Price, uniform_book
 from tenants.types import Principal, Tier
 
@@ -149,6 +149,18 @@ def test_some_are_let_in_all_the_same_so_that_the_forecast_learns() -> None:
         for _ in range(TRIED_ONE_IN - 1):
             refused(admission)
         admission.check(CALL, EXPECTED, 100.0)
+
+
+def test_where_the_median_keeps_the_target_half_are_let_in() -> None:
+    """Otherwise a 90th percentile that one burst made large would keep an idle pool empty."""
+    doubted = gate(ttft=7.0)
+    for _ in range(10):
+        for _ in range(DOUBTED_ONE_IN - 1):
+            refused(doubted)
+        doubted.check(CALL, EXPECTED, 100.0)
+    answers = gate(ttft=7.0, e2e=8.0)
+    for _ in range(TRIED_ONE_IN - 1):
+        refused(answers)
 
 
 def test_of_those_expected_in_time_it_counts_who_was_not() -> None:
