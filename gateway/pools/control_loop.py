@@ -121,7 +121,13 @@ class ControlLoop:
         """Observes once, and applies or reports the moves."""
         if self.control.mode is ControlMode.OFF:
             return []
-        moves = self.control.look(self._observe(now_s), now_s)
+        try:
+            moves = self.control.look(self._observe(now_s), now_s)
+        except Exception:
+            # What no loop looks after is not lent; the next look lends it again.
+            self._lend(0.0)
+            raise
+        self._lend(self.control.in_force.get(Knob.QUOTA, 0.0))
         for move in moves:
             if move.is_made:
                 self._setters[move.knob](move.after)
@@ -169,6 +175,10 @@ class ControlLoop:
             ),
             higher_waits=self._flow.queued_up_to(NUM_RANKS - 2) > 0,
         )
+
+    def _lend(self, share: float) -> None:
+        if Knob.QUOTA in self._setters:
+            self._setters[Knob.QUOTA](share)
 
     def _places(self) -> int:
         """Of the engines that tell what they run."""
