@@ -11,11 +11,12 @@ import msgspec
 
 from engine.messages import Decision, DecodeShare
 from gateway.domain.estimate import Estimate, Times
-from tenants.types import Amounts, Tier
+from tenants.types import Amounts, SubjectKind, Tier
 
 if TYPE_CHECKING:
     from gateway.domain.fallback import Fallback
     from gateway.domain.quote_redemption import Redemption
+    from tenants.quota.store import LimitState
 
 TOOK_A_PLACE = frozenset({"admit", "resume"})
 LOST_ITS_PLACE = frozenset({"pause", "suspend"})
@@ -32,6 +33,28 @@ class TierMove:
     """Since its arrival."""
     by: str
     """`tenant` or `operator`."""
+
+
+class Refill(msgspec.Struct, frozen=True):
+    """A rate with a ceiling that the request was held on, as it was admitted."""
+
+    meter: str
+    rate_per_s: float
+    ceiling_per_s: float
+    refill_per_s: float
+    """By the capacity that was spare then."""
+
+
+def refills_of(states: Iterable[LimitState]) -> tuple[Refill, ...]:
+    """Those among the limits' states; of limits on all tenants together a tenant reads no numbers."""
+    return tuple(
+        Refill(limit.meter.value, limit.rate_per_s, limit.ceiling_per_s, state.refill_per_s)
+        for state in states
+        if (limit := state.limit).rate_per_s is not None
+        and limit.ceiling_per_s is not None
+        and state.refill_per_s is not None
+        and limit.kind is not SubjectKind.PLATFORM
+    )
 
 
 class Account(msgspec.Struct, frozen=True):
@@ -68,6 +91,8 @@ class Account(msgspec.Struct, frozen=True):
     """What was cut in the middle: `tool_calls`, `json` or nothing (empty)."""
     fallback: Fallback | None = None
     """Which pool of its alias's chain took it; None: it asked for no chain."""
+    refills: Sequence[Refill] = ()
+    """Of the limits with a ceiling that it was held on."""
 
     def as_json(self) -> dict[str, Any]:
         """The `fairgate` object of the answer, to be encoded."""
@@ -123,6 +148,8 @@ class Account(msgspec.Struct, frozen=True):
             shown["quote"] = self.redemption.as_json()
         if self.fallback is not None:
             shown["fallback"] = self.fallback.as_json()
+        if self.refills:
+            shown["refills"] = [msgspec.structs.asdict(each) for each in self.refills]
         if self.stop_cause is not None:
             shown["stop_cause"] = self.stop_cause
         if self.incomplete:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from math import log
@@ -159,13 +160,15 @@ class ControlLoop:
             return []
         if self.feed is None or self.session is None or not self.is_shared:
             return self.look(now_s)
-        seen = self._observe(now_s)
-        look = self.session.look(seen, self._decide, now_s, alone=self.feed.is_alone())
-        return self._done(await self.feed.carry(look))
+        with self._lending():
+            seen = self._observe(now_s)
+            look = self.session.look(seen, self._decide, now_s, alone=self.feed.is_alone())
+            return self._done(await self.feed.carry(look))
 
     def look(self, now_s: float) -> list[Move]:
         """Observes once, and applies or reports the moves. A learned policy's table acts in every mode."""
-        return self._done(self._decide(self._observe(now_s), now_s))
+        with self._lending():
+            return self._done(self._decide(self._observe(now_s), now_s))
 
     async def leave(self) -> None:
         """Ends the loop, and lets another gateway decide at once."""
@@ -275,6 +278,18 @@ class ControlLoop:
             ),
             higher_waits=self._flow.queued_up_to(NUM_RANKS - 2) > 0,
         )
+
+    @contextmanager
+    def _lending(self) -> Iterator[None]:
+        """What no loop looks after is not lent: a look that fails takes back what buckets refill by above
+        their rates, and the next one lends it again."""
+        try:
+            yield
+        except Exception:
+            if Knob.QUOTA in self._setters:
+                self._stands[Knob.QUOTA] = 0.0
+                self._setters[Knob.QUOTA](0.0)
+            raise
 
     def _places(self) -> int:
         """Of the engines that tell what they run."""

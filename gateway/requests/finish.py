@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from gateway.budget.holds import Holds
 from gateway.budget.stream_limiter import StreamLimiter
 from gateway.dispatch.dispatcher import Dispatcher
-from gateway.domain.account import Account, decode_together
+from gateway.domain.account import Account, decode_together, refills_of
 from gateway.domain.fallback import Fallback
 from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.quote_redemption import JUDGED, Redemption, redemption_of
@@ -325,6 +325,7 @@ def _account(
         moves=run.moves,
         redemption=redemption,
         fallback=_fallback(run),
+        refills=refills_of(run.limit_states),
     )
 
 

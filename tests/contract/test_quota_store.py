@@ -74,6 +74,50 @@ async def counts(store: QuotaStore, *limits: Limit) -> list[tuple[int, int, int]
 # ---------------------------------------------------------------- holding and settling
 
 
+async def test_a_bucket_refills_by_spare_capacity_and_keeps_what_it_has(
+    store: QuotaStore, clock: Clock
+) -> None:
+    bucket = limit(amount=100, rate_per_s=1, ceiling_per_s=9, tier=Tier.BATCH, model="one")
+    await store.reserve("r", [bucket], whole(100), LEASE_S)
+    await store.settle("r", tokens(100))
+    clock.advance(2)
+    store.spare.set("one", 0.5)
+    clock.advance(4)
+    denied = await store.reserve("s", [bucket], whole(32), LEASE_S)
+    assert isinstance(denied, Denied)
+    assert (denied.available, denied.retry_after_s) == (2 * 1 + 4 * 5, 2.0)
+    assert [(each.refill_per_s, each.reset_s) for each in denied.states] == [(5.0, 15.6)]
+    granted = await store.reserve("s", [bucket], whole(20), LEASE_S)
+    assert isinstance(granted, Granted)
+    store.spare.set("one", 0.0)
+    assert await counts(store, bucket) == [(78, 20, 2)], "what it has and what is held stays"
+    clock.advance(1)
+    again = await raised(store, "s", 24, used=20)
+    assert isinstance(again, Denied)
+    assert (again.available, again.retry_after_s) == (3, 1.0)
+    clock.advance(1)
+    assert isinstance(await raised(store, "s", 24, used=20), Granted)
+
+
+async def test_a_running_request_comes_under_a_ceiling_and_loses_it_again(
+    store: QuotaStore, clock: Clock
+) -> None:
+    plain = limit(amount=100, rate_per_s=1, tier=Tier.BATCH)
+    higher = dataclasses.replace(plain, ceiling_per_s=9)
+    store.spare.set("one", 1.0)
+    await store.reserve("r", [plain], whole(100), LEASE_S)
+    await store.top_up("r", tokens(90), tokens(100), tokens(100))
+    clock.advance(2)
+    hold = whole(100)
+    assert isinstance(await store.rebind("r", [higher], hold, tokens(90), must_fit=False), Granted)
+    assert await counts(store, higher) == [(72, 10, 18)], "as another rate, it counts for the time since"
+    clock.advance(2)
+    await store.settle("r", tokens(100))
+    assert await counts(store, higher) == [(64, 0, 36)]
+    clock.advance(2)
+    assert await counts(store, plain) == [(62, 0, 38)]
+
+
 async def test_a_hold_becomes_a_charge_and_a_refund(store: QuotaStore) -> None:
     budget = limit(amount=100)
     granted = await store.reserve("r", [budget], whole(60), LEASE_S)

@@ -28,12 +28,21 @@ def shown(server: Server, limit_id: str) -> Any:
 
 
 def resets_s(server: Server, key: str, tokens: int) -> dict[str, int]:
-    """By limit what the headers of one more answer say until its bucket is full again; 0: it is full."""
+    """By limit what the headers of one more answer say until its bucket is full again; 0: it is full. Its
+    account says what was in force."""
     body = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": tokens, "ignore_eos": True}
     with server.http(key) as client:
         answer = client.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
     assert answer.json()["usage"]["completion_tokens"] == tokens
+    assert answer.json()["fairgate"]["refills"] == [
+        {
+            "meter": "output_tokens",
+            "rate_per_s": RATE,
+            "ceiling_per_s": CEILING,
+            "refill_per_s": CEILING,
+        }
+    ]
     return {
         entry.partition(";")[0].strip(' "'): int(entry.partition(";t=")[2] or 0)
         for entry in answer.headers["ratelimit"].split(",")

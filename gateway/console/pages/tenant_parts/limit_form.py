@@ -148,7 +148,7 @@ def stored_in_form(limit: Limit) -> dict[str, str]:
     shown = rate / 1e9 if limit.meter is Meter.COST_NANOUSD else rate
     return {
         "amount": amount_typed(limit.meter, limit.amount),
-        "rate_per_s": f"{shown:g}" if limit.is_bucket else "",
-        "ceiling_per_s": "" if limit.ceiling_per_s is None else f"{limit.ceiling_per_s:g}",
+        "rate_per_s": f"{shown:.15g}" if limit.is_bucket else "",
+        "ceiling_per_s": "" if limit.ceiling_per_s is None else f"{limit.ceiling_per_s:.15g}",
         "mode": limit.mode.value,
     }

@@ -67,14 +67,14 @@ def test_when_nothing_is_spare_any_more_and_nobody_waits_it_returns_as_other_kno
 
 def test_its_turns_keep_no_other_knob_from_turning() -> None:
     control = Control(ControlMode.ACTING)
-    control.look(replace(QUIET, kv_share=0.99), 0.0)
-    moved = [knob for knob, value in control.values.items() if value != Control().values[knob]]
-    assert Knob.BATCH_CAP in moved
-    for look in range(5):
-        # Each of these turns would take the minute of another knob.
-        quota(control, IDLE, 60.0 * look + 61.0)
-        quota(control, WAITING, 60.0 * look + 62.0)
-    assert control.values[Knob.BATCH_CAP] == 1.0
+    quota(control, IDLE, 0.0)
+    quota(control, WAITING, 1.0)
+    control.look(replace(QUIET, kv_share=0.99), 60.0)
+    assert control.values[Knob.BATCH_CAP] == 0.875
+    assert quota(control, IDLE, 150.0) == 0.25, "it turns"
+    assert control.values[Knob.BATCH_CAP] == 0.875, "who only returns to rest waits two minutes"
+    control.look(IDLE, 60.0 + 2 * REVERSAL_S)
+    assert control.values[Knob.BATCH_CAP] == 1.0, "and no third one for the other's sake"
 
 
 def test_advice_and_off_lend_nothing() -> None:

@@ -107,6 +107,17 @@ def test_an_engine_that_says_nothing_has_nothing_to_spare() -> None:
     assert pool.look() == 10
 
 
+def test_what_no_loop_looks_after_is_not_lent() -> None:
+    pool = Pool(ControlMode.ACTING)
+    assert [pool.look() for _ in range(4)] == [20, 30, 40, 50]
+    engine_says, pool.engine.snapshot = pool.engine.snapshot, "damaged"  # type: ignore[assignment]
+    with pytest.raises(AttributeError):
+        pool.look()
+    assert pool.store.spare.rate_per_s(BUCKET) == 10
+    pool.engine.snapshot = engine_says
+    assert pool.look() == 50, "it goes on where it was"
+
+
 def test_what_is_spare_is_the_less_of_places_and_memory() -> None:
     assert spare_share(1, 4, 0.5) == 0.5
     assert spare_share(3, 4, 0.5) == 0.25

@@ -198,6 +198,34 @@ def test_limits_of_all_subjects_from_the_command_line(data_dir: str) -> None:
     assert [(item["id"], item["usage"]) for item in shown] == [(each["id"], None), (amy["id"], None)]
 
 
+def test_a_ceiling_from_the_command_line(data_dir: str) -> None:
+    at = ("--data-dir", data_dir, "--json")
+    answer_of("tenant", "create", "acme", *at)
+    rate = ("limit", "set", "--tenant", "acme", "--meter", "output_tokens", "--rate", "50", "--burst", "500")
+    made = answer_of(*rate, "--tier", "batch", "--ceiling", "400.5", *at)
+    assert isinstance(made, dict)
+    assert (made["rate_per_s"], made["ceiling_per_s"]) == (50.0, 400.5)
+    words = "50 output_tokens a second (up to 400.5 by spare capacity), bursts up to 500 (hard, tier batch)"
+    assert words in fairgate("limit", "show", made["id"], *at[:2]).stdout
+    answer_of("limit", "override", made["id"], "--amount", "100", "--rate-per-s", "5", "--for", "2h",
+              "--reason", "incident", *at)  # fmt: skip
+    shown = answer_of("limit", "show", made["id"], *at)
+    assert isinstance(shown, dict)
+    assert shown["in_force"] == {"amount": 100, "rate_per_s": 5.0, "ceiling_per_s": None}
+    again = answer_of(*rate, "--tier", "batch", *at)
+    assert isinstance(again, dict)
+    assert (again["id"], again["ceiling_per_s"]) == (made["id"], None), "set again without one it has none"
+    for arguments, said in (
+        (("--tier", "batch", "--ceiling", "49"), "below rate_per_s, 50, which is promised"),
+        (("--tier", "standard", "--ceiling", "60"), "add tier batch"),
+        (("--tier", "batch", "--ceiling", "60", "--soft"), "a soft limit refuses nothing"),
+        (("--tier", "batch", "--ceiling", "60", "--each-end-user"), "add up without a bound"),
+    ):
+        refused = fairgate(*rate, *arguments, *at[:2])
+        assert refused.exit_code == 1
+        assert said in refused.stderr
+
+
 def test_an_override_from_the_command_line(data_dir: str) -> None:
     at = ("--data-dir", data_dir, "--json")
     answer_of("tenant", "create", "acme", *at)
@@ -349,6 +377,11 @@ def test_a_tenant_is_changed_from_the_command_line(data_dir: str) -> None:
             ("limit", "set", "--tenant", "a", "--meter", "requests", "--window", "day", "--amount", "5",
              "--soft", "--shadow"),
             "--soft",
+        ),
+        (
+            ("limit", "set", "--tenant", "a", "--meter", "output_tokens", "--window", "day", "--amount", "5",
+             "--ceiling", "9"),
+            "--ceiling belongs to --rate",
         ),
         (("frobnicate",), "frobnicate"),
     ],

@@ -54,6 +54,7 @@ def test_who_may_limit_what_goes_by_the_subject() -> None:
     [
         limit(Meter.COST_NANOUSD, 5_500_000_000, window=Window.MONTH, time_zone="Europe/Berlin"),
         limit(Meter.REQUESTS, 50, rate_per_s=2.5, tier=Tier.BATCH),
+        limit(amount=50, rate_per_s=2.5, ceiling_per_s=1_234_567.125, tier=Tier.BATCH),
         limit(Meter.CONCURRENCY, 5, kind=SubjectKind.KEY, subject_id="key_1"),
         limit(kind=SubjectKind.PROJECT, subject_id="prj_1", model="m", above_tokens=9),
         limit(kind=SubjectKind.END_USER),
@@ -64,6 +65,7 @@ def test_a_form_that_is_sent_as_it_was_filled_in_changes_nothing(stored: object)
     assert isinstance(stored, type(limit()))
     same = same_with(stored, stored_in_form(stored))
     assert (same.amount, same.rate_per_s, same.mode) == (stored.amount, stored.rate_per_s, stored.mode.value)
+    assert same.ceiling_per_s == stored.ceiling_per_s
     assert same.window == (stored.window.value if stored.window else None)
     assert (same.meter, same.time_zone) == (stored.meter.value, stored.time_zone)
     assert (same.tier, same.model) == (stored.tier.value if stored.tier else None, stored.model)
@@ -74,6 +76,15 @@ def test_a_form_that_is_sent_as_it_was_filled_in_changes_nothing(stored: object)
         "key": "key_1" if stored.kind is SubjectKind.KEY else None,
         "each": stored.is_default,
     }
+
+
+def test_a_ceiling_is_typed_beside_the_rate_and_empty_is_none() -> None:
+    rate = DAY | {"window": "rate", "rate_per_s": "5", "amount": "50", "tier": "batch"}
+    assert set_of(rate | {"ceiling_per_s": " 62.5 "}, "ten_a").ceiling_per_s == 62.5
+    assert set_of(rate | {"ceiling_per_s": " "}, "ten_a").ceiling_per_s is None
+    with pytest.raises(Invalid) as refused:
+        set_of(rate | {"ceiling_per_s": "fast"}, "ten_a")
+    assert refused.value.field == "ceiling_per_s"
 
 
 def test_an_override_ends_after_hours() -> None:
