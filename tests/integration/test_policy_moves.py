@@ -45,6 +45,7 @@ SERVER = ServerDescription(
     DescribedQueue.of(GatewayConfig()), StepTime(0.05, 0.0, 0.0, 0.0, samples=5_000, relative_error=0.1),
 )  # fmt: skip
 TERMS = packed(RequestTerms(1.0))
+RESTS = {"batch_cap": 1.0, "lookahead": 0.0, "token_budget": 1.0}
 DONE = OUTCOMES.index(RequestOutcome.COMPLETED)
 
 
@@ -91,7 +92,7 @@ class House:
         await timelines.add(self.database, stored, contents)
 
     async def moved(self, second: int, knob: str = "batch_cap", after: float = 0.125, **fields: Any) -> None:
-        knobs = {"batch_cap": 1.0, "lookahead": 0.0, "token_budget": 1.0, knob: after}
+        knobs = RESTS | {knob: after}
         move = StoredMove(
             f"mov_{second}{knob}", (self.minute_s + second) * 1_000_000, "gw_1", "small", knob, 1.0, after,
             "constructed (0.95)", True, "acting", knobs,
@@ -116,9 +117,9 @@ async def house(database: Database, pepper: bytes, database_url: str, tmp_path: 
     return House(database, tenant.tenant_id, flags)
 
 
-async def test_a_move_that_cost_is_said_to(house: House) -> None:
+async def test_a_move_that_would_have_cost_is_said_to(house: House) -> None:
     await house.served(range(60))
-    await house.moved(0)
+    await house.moved(0, is_made=False, mode="advice", knobs=RESTS)
     [worth] = await house.worths("--slo", "ttft=1")
     assert worth["verdict"] == "cost"
     assert worth["requests"] == worth["recorded"]["requests"] == 120
@@ -128,11 +129,13 @@ async def test_a_move_that_cost_is_said_to(house: House) -> None:
     [again] = await house.worths("--slo", "ttft=1")
     assert again == worth
     text = (await asyncio.to_thread(house.asked, "--worth", "--window", "1m", "--slo", "ttft=1")).stdout
-    head, verdict, figures, times = text.splitlines()
-    assert head.endswith("Z  small: moved batch_cap 1 -> 0.125 (constructed (0.95))")
+    head, verdict, figures, times, note = text.splitlines()
+    assert head.endswith("Z  small: advised batch_cap 1 -> 0.125 (constructed (0.95))")
     assert verdict == f"  cost: {worth['why']}"
     assert figures.startswith("  of 120 requests in the 1 min after it: met 100 % without, ")
-    assert times.startswith("  TTFT p90 0.")
+    assert times.startswith("  TTFT p90 0.1")
+    assert note == "  it was only advised: replayed as if it had been made, the other knobs as they stood"
+    assert worth["error"]["attainment"] < 0.05
 
 
 async def test_what_was_refused_as_late_is_replayed(house: House) -> None:
