@@ -120,13 +120,15 @@ class ControlLoop:
         own_rests: Callable[[], Mapping[Knob, float]] | None = None,
         feed: ControlFeed | None = None,
         on_moves: Callable[[Control, Sequence[Move]], None] = lambda control, moves: None,
+        may_lend: Callable[[], bool] = lambda: True,
     ) -> None:
         """`rests`: where the operator put knobs that do not rest where `DEFAULT_BOUNDS` say; `attainment`:
         the share of the last targets that were met; `prefix_hits`: of the last prompt tokens, found in a
         cache; `expected_late`: of the last requests, expected to miss their target; `mistaken`: of those
         expected to keep it, that missed one; None: unknown. `own_rests`: as `rests`, as of now (the policy
         may have changed). `feed`: how gateways that share the queue agree; None: it is this one's own.
-        `on_moves` hears of every move that this gateway decided, made or advised, once it is applied."""
+        `on_moves` hears of every move that this gateway decided, made or advised, once it is applied;
+        `may_lend`: a limit has a ceiling, so that spare capacity is of use to it."""
         self.control = Control(mode, bounds_of(mode, setters, rests or {}))
         self.learned = LearnedActions(model, flow, upstreams, own_rests or (lambda: rests or {}))
         """What a learned policy's table says."""
@@ -151,6 +153,7 @@ class ControlLoop:
         self._expected_late = expected_late
         self._mistaken = mistaken
         self._on_moves = on_moves
+        self._may_lend = may_lend
         self._preemptions = 0
 
     async def turn(self, now_s: float) -> list[Move]:
@@ -275,7 +278,9 @@ class ControlLoop:
             mistaken=self._mistaken() or 0.0,
             spare_share=spare_share(
                 sum(len(each.running) + len(each.waiting) for each in snapshots), self._places(), kv_share
-            ),
+            )
+            if self._may_lend()
+            else 0.0,
             higher_waits=self._flow.queued_up_to(NUM_RANKS - 2) > 0,
         )
 

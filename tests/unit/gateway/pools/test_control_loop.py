@@ -98,9 +98,6 @@ def test_every_move_is_told_once_it_is_applied(mode: ControlMode) -> None:
     engine.snapshot = Snapshot("a", 2, 2.0, [], [], 99, 0, 1, 100, PRIOR)
     assert controlling.look(1.0) == []
     assert len(told) == 1, "no move, no word"
-    resting = controlling.control.rest_at({Knob.AGEING: 0.5}, "the table says so", 2.0)
-    controlling.apply(resting)
-    assert (flow.ageing_factor, told[-1][1]) == (0.5, resting)
 
 
 def test_off_does_not_even_look() -> None:
@@ -196,7 +193,11 @@ def test_every_knob_of_a_gateway_and_its_engines_turns_what_it_is_called() -> No
     setters[Knob.RESERVE_QUANTILE](0.7)
     admission = requests.admission
     assert (admission.strictness, admission.factor, requests.reserve_quantile) == (0.25, 1.5, 0.7)
-    assert set(setters) >= MOVED_BY_RULES, "all that rules move"
+    assert set(setters) == set(DEFAULT_BOUNDS) - {Knob.QUOTA}, "all there are of a queue and its engines"
+    lent: list[float] = []
+    lending = setters_of(flow, lifecycle, [], quota=lent.append)
+    lending[Knob.QUOTA](0.25)
+    assert lent == [0.25]
     assert Knob.TOKEN_BUDGET not in setters_of(flow, lifecycle, []), "others' engines"
     foreign = setters_of(flow, lifecycle, [engine], is_foreign=True)
     assert set(setters) - set(foreign) == {Knob.TOKEN_BUDGET}, "our plug-in has no tokens of a step to give"

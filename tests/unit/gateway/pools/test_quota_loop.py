@@ -51,7 +51,7 @@ class OwnKnobs:
 class Pool:
     """One model's queue, idle engine and loop, in front of a quota store."""
 
-    def __init__(self, mode: ControlMode, *, is_shared: bool = False) -> None:
+    def __init__(self, mode: ControlMode) -> None:
         self.clock = Clock()
         self.store = MemoryQuotaStore(self.clock)
         self.flow = FlowController(
@@ -61,9 +61,7 @@ class Pool:
         self.engine = IdleEngine(Snapshot("a", 1, 1.0, [], [], 100, 0, 0, 100, PRIOR, {}, 0))
         engines: list[Any] = [self.engine]
         own: Any = OwnKnobs(Admission())
-        setters = setters_of(
-            self.flow, own, engines, is_shared=is_shared, quota=lambda share: self.lend("tiny", share)
-        )
+        setters = setters_of(self.flow, own, engines, quota=lambda share: self.lend("tiny", share))
         self.loop = ControlLoop(mode, "tiny", self.flow, engines, LengthForecast(), setters)
 
     def lend(self, model: str, share: float) -> None:
@@ -76,9 +74,8 @@ class Pool:
         return self.store.spare.rate_per_s(BUCKET)
 
 
-@pytest.mark.parametrize("is_shared", [False, True])
-def test_an_idle_engine_lends_and_a_waiting_request_takes_it_back(is_shared: bool) -> None:
-    pool = Pool(ControlMode.ACTING, is_shared=is_shared)
+def test_an_idle_engine_lends_and_a_waiting_request_takes_it_back() -> None:
+    pool = Pool(ControlMode.ACTING)
     assert [pool.look() for _ in range(5)] == [20, 30, 40, 50, 50]
     batch = Ticket(QueueEntry("b", "t", 0.0, 10, 10, 2), 1, 20)
     assert pool.flow.enqueue(batch, 0.0) is None
