@@ -40,7 +40,7 @@ COMMANDS = {
             "inspect.audit",
         ),
         *("admin.price", "admin.model", "admin.upstream", "admin.usage", "admin.webhook"),
-        *("inspect.ledger", "inspect.policy", "inspect.forecast"),
+        *("inspect.ledger", "policy.policy", "inspect.forecast"),
         *("config.export", "config.diff", "config.apply", "config.alerts"),
         *("simulate.simulate", "simulate.whatif", "run.doctor", "run.plugin"),
     )

@@ -15,6 +15,7 @@ from gateway.flow.control_rules import ControlMode
 from gateway.flow.learned.table_file import LearnedTable
 from ops.reporting import plain
 from ops.simulate.budget import SimulatedBudget
+from ops.simulate.control.steering import Steering
 from ops.simulate.figures.fairness import Fairness
 from ops.simulate.figures.figures import figures
 from ops.simulate.figures.shortfall import Shortfall
@@ -22,7 +23,6 @@ from ops.simulate.machines.machines import Machine
 from ops.simulate.pool import PoolObserver, SimulatedPool
 from ops.simulate.predictions import PREDICTIONS
 from ops.simulate.slo import SloLimits
-from ops.simulate.steering import Steering
 from ops.simulate.traffic.requests import Source
 
 MOST_REPLICAS = 256

@@ -34,7 +34,7 @@ _BROKEN: list[Broken] = [
         "tests/unit/ops/simulate/learn/test_objective.py",
     ),
     (
-        "ops/cli/inspect/policy_learn.py",
+        "ops/cli/policy/policy_learn.py",
         "a table that does not win is written",
         "    if not outcome.wins:\n        notes.append",
         "    if out is not None:\n        _write(out, outcome.table.encode())\n    if not outcome.wins:\n"
@@ -43,7 +43,7 @@ _BROKEN: list[Broken] = [
         "::test_a_table_that_does_not_win_is_not_written_and_the_answer_says_so",
     ),
     (
-        "ops/simulate/steering.py",
+        "ops/simulate/control/steering.py",
         "a table is in force outside of what it was fitted on",
         "rests = self._own_rests if self.switch.is_outside else actions.knobs()",
         "rests = self.switch.table.entries[-1].actions.knobs()",

@@ -18,11 +18,11 @@ from gateway.flow.control_rules import REVERSAL_S, ControlMode, Knob, Move
 from gateway.flow.deadline_check import LENIENT, STRICT
 from ops.bench.policies.published_settings import A10G_LLAMA_2_7B, PUBLISHED
 from ops.reporting import table
+from ops.simulate.control.steering import Steering
 from ops.simulate.machines.machines import Machine
 from ops.simulate.pool import LOOKAHEAD_SEQUENCES, SimulatedPool
 from ops.simulate.records import Records
 from ops.simulate.slo import SloLimits
-from ops.simulate.steering import Steering
 from ops.simulate.traffic.requests import SimulatedRequest, Source
 
 POLICY = "vtc"

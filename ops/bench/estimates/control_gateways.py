@@ -18,10 +18,10 @@ from gateway.flow.control_rules import ControlMode, Move
 from ops.bench.estimates.control import POLICY, ControlCase, dist_shift, most_reversals
 from ops.bench.estimates.shared_gateways import SharedPool
 from ops.reporting import table
+from ops.simulate.control.steering import Steering
 from ops.simulate.pool import SimulatedPool
 from ops.simulate.records import Records
 from ops.simulate.slo import SloLimits
-from ops.simulate.steering import Steering
 from ops.simulate.traffic.requests import Sped
 
 LOAD = 1.25

@@ -29,6 +29,7 @@ from gateway.flow.shared.mirror import Mirror
 from gateway.flow.shared.protocol import PoolSession
 from gateway.flow.window import Replica, WindowRule
 from gateway.pools.control_loop import EVERY_S, bounds_of, queue_setters
+from ops.simulate.control.steering import Steering
 from ops.simulate.pool import (
     KV_WINDOW,
     LOOKAHEAD_SEQUENCES,
@@ -38,7 +39,6 @@ from ops.simulate.pool import (
     SimulatedPool,
 )
 from ops.simulate.slo import SloLimits
-from ops.simulate.steering import Steering
 from ops.simulate.traffic.requests import SimulatedRequest
 
 PREFIX, POOL = "fairgate-simulated", "pool"

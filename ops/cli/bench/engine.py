@@ -189,7 +189,7 @@ def batch_or_wait(requests: int, seeds: int, line: str) -> None:
        "won": ["medium", "high", …], "not_won": ["low"], "lookup_us": 1.7, "ok": true, …}
     """
     from ops.bench.policies.batch_or_wait import run, show
-    from ops.cli.inspect.policy import progress_bar
+    from ops.cli.policy.policy import progress_bar
 
     with progress_bar("solving and trying") as progress:
         report = run(requests=requests, seeds=seeds, short_first=line == "length", progress=progress)

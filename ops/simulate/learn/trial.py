@@ -11,6 +11,7 @@ from gateway.flow.control_rules import ControlMode
 from gateway.flow.lanes import LaneRule, long_tokens_of
 from gateway.flow.learned.macro_state import NUM_STATES, Situation
 from gateway.flow.learned.table_file import LearnedTable
+from ops.simulate.control.steering import Steering
 from ops.simulate.figures.figures import energy
 from ops.simulate.learn.objective import LearningObjective, ServedSum, served_sum
 from ops.simulate.learn.segments import Piece
@@ -19,7 +20,6 @@ from ops.simulate.pool import SimulatedPool, busy
 from ops.simulate.predictions import PREDICTIONS
 from ops.simulate.run import few_collections
 from ops.simulate.slo import SloLimits
-from ops.simulate.steering import Steering
 
 NO_LOOKS = (0,) * NUM_STATES
 LONG_SHARE = 0.5

@@ -17,10 +17,10 @@ from typing import Any
 from engine.scheduling.policy import UnknownPolicy
 from gateway.flow.control_rules import Knob
 from ops.reporting import plain
-from ops.simulate.admission import SimulatedAdmission
 from ops.simulate.budget import SimulatedBudget
+from ops.simulate.control.admission import SimulatedAdmission
+from ops.simulate.control.knobs import setters_of
 from ops.simulate.figures.stated_error import Baseline
-from ops.simulate.learned.knobs import setters_of
 from ops.simulate.origin import ReplayedServer
 from ops.simulate.pool import PoolObserver, PoolStuck, SimulatedPool
 from ops.simulate.predictions import Learned

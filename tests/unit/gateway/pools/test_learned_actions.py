@@ -71,7 +71,7 @@ class Pool:
         setters = {**queue_setters(self.flow), **engine_setters(self.engine.set_knobs, lambda: self.own)}
         self.loop = ControlLoop(
             self.mode, "tiny", self.flow, [self.engine], alike_lengths(), setters,
-            rests=dict(self.own), own_rests=lambda: self.own,
+            rests=dict(self.own), own_rests=lambda: self.own, may_lend=lambda: False,
         )  # fmt: skip
         self.count = 0
 
@@ -220,7 +220,9 @@ def test_the_situation_is_what_waits_who_is_next_and_how_full_it_is() -> None:
 
 def test_knobs_without_a_setter_here_are_left_alone() -> None:
     pool = Pool()
-    loop = ControlLoop(ControlMode.ADVICE, "tiny", pool.flow, [pool.engine], alike_lengths(), {})
+    loop = ControlLoop(
+        ControlMode.ADVICE, "tiny", pool.flow, [pool.engine], alike_lengths(), {}, may_lend=lambda: False
+    )
     loop.learned.use(learned_table(dict.fromkeys(range(12), Actions(slots=0.5))))
     assert [loop.look(now_s) for now_s in (0.0, 2.0)] == [[], []]
     assert loop.control.in_force[Knob.SLOTS] == 1.0, "nothing is said that was not done"

@@ -13,9 +13,9 @@ from gateway.flow.deadline_check import STRICT
 from ops.bench.estimates import control
 from ops.bench.estimates.control import REST, SETTINGS, ControlCase, Setting, dist_shift, most_reversals, run
 from ops.cli.main import cli
+from ops.simulate.control.steering import Steering
 from ops.simulate.pool import PoolObserver, SimulatedPool
 from ops.simulate.slo import SloLimits
-from ops.simulate.steering import Steering
 from ops.simulate.traffic.requests import Sped
 from tests.unit.ops.simulate.test_figures import Listed, machine, request
 

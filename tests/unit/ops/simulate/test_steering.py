@@ -13,9 +13,9 @@ from gateway.flow.learned.actions import HYBRID, Actions
 from gateway.flow.learned.macro_state import NUM_STATES, SeenRange, Situation
 from gateway.flow.learned.switch import HOLDS_S
 from gateway.flow.learned.table_file import LearnedTable
+from ops.simulate.control.steering import Steering
 from ops.simulate.learn.trial import queue_as_served
 from ops.simulate.pool import SimulatedPool
-from ops.simulate.steering import Steering
 from tests.support.bursty_traffic import SETUP, bursty
 from tests.support.learned_tables import learned_table
 

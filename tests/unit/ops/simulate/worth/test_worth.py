@@ -19,7 +19,7 @@ from gateway.flow.control_rules import Knob
 from ops.simulate.origin import ReplayedServer
 from ops.simulate.recorded import Recorded, RecordedAnswer, records_of
 from ops.simulate.slo import SloLimits
-from ops.simulate.worth.knobs import NOT_SIMULATED, UNKNOWN
+from ops.simulate.worth.knobs import NOT_SIMULATED
 from ops.simulate.worth.paths import KnobChange, KnobPath, paths_of
 from ops.simulate.worth.refused import RefusedCount, with_refused
 from ops.simulate.worth.replay import (
@@ -164,7 +164,8 @@ def test_what_admission_refused_is_replayed_without_it() -> None:
     assert found.error.attainment < 0.05
     assert alone.without is not None
     assert found.without is not None
-    assert found.without.attainment < alone.without.attainment - 0.2, "there is more to do without it"
+    assert found.without.attainment < alone.without.attainment
+    assert found.without.wait_p90_s > 10 * alone.without.wait_p90_s, "there is more to do without it"
     assert found.notes == [
         f"{count} requests that were refused as late are replayed, too, with lengths of others: theirs are"
         " not known"

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ops.cli.base import Failure, answer, group, settings_now, wants_json
-from ops.cli.inspect.policy_learn import learn
-from ops.cli.inspect.policy_live import set_policy, show
+from ops.cli.policy.policy_learn import learn
+from ops.cli.policy.policy_live import set_policy, show
 from ops.cli.simulate.policy_moves import moves
 from ops.reporting import table
 

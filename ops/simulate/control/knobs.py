@@ -10,7 +10,7 @@ from msgspec.structs import replace as with_fields
 from engine.messages import EngineKnobs
 from gateway.flow.control_rules import Knob
 from gateway.pools.control_loop import Setters, queue_setters
-from ops.simulate.admission import SimulatedAdmission
+from ops.simulate.control.admission import SimulatedAdmission
 from ops.simulate.pool import SimulatedPool
 
 ENGINE_KNOBS: Mapping[Knob, Callable[[EngineKnobs, float], EngineKnobs]] = {

@@ -19,9 +19,9 @@ from gateway.flow.learned.table_file import LearnedTable
 from gateway.flow.window import NUM_RANKS
 from gateway.pools.control_loop import EVERY_S, Setters, bounds_of, length_spread, spare_share
 from gateway.statistics import RecentShare
-from ops.simulate.admission import SimulatedAdmission
-from ops.simulate.learned.knobs import rests_of, setters_of
-from ops.simulate.learned.pool_load import kv_share, situation_of
+from ops.simulate.control.admission import SimulatedAdmission
+from ops.simulate.control.knobs import rests_of, setters_of
+from ops.simulate.control.pool_load import kv_share, situation_of
 from ops.simulate.pool import PoolObserver, SimulatedPool
 from ops.simulate.slo import SloLimits
 
