@@ -224,7 +224,7 @@ class Gateway:
             HashingCollector(deps.way_in.gate),
             CalibrationCollector(self._calibrations),
             LengthCollector(self.lengths, self._probes),
-            MacroStateCollector(lambda: self.controls),
+            MacroStateCollector(lambda: {name: each.learned.switch for name, each in self.controls.items()}),
         ):
             self.metrics.registry.register(collector)
         if deps.tracer is not None:

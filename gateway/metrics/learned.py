@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.pools.control_loop import ControlLoop
+from gateway.flow.learned.switch import MacroStateSwitch
 
 NO_STATE = -1
 
@@ -16,8 +16,9 @@ class MacroStateCollector(Collector):
     """Read when it is asked for; a pool without a table in use has no series. Counts begin anew with each
     table."""
 
-    def __init__(self, controls: Callable[[], Mapping[str, ControlLoop]]) -> None:
-        self._controls = controls
+    def __init__(self, switches: Callable[[], Mapping[str, MacroStateSwitch | None]]) -> None:
+        """`switches`: by model; None: no table is in use there."""
+        self._switches = switches
 
     def collect(self) -> Iterator[Metric]:
         """The families, as they are now."""
@@ -37,8 +38,7 @@ class MacroStateCollector(Collector):
             "Times that the load left what a learned policy's table was fitted on.",
             labels=["model"],
         )
-        for model, control in self._controls().items():
-            switch = control.learned.switch
+        for model, switch in self._switches().items():
             if switch is not None:
                 states.add_metric([model], NO_STATE if switch.state is None else switch.state)
                 switches.add_metric([model], switch.switches)
