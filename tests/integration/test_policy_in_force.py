@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ import pytest
 from engine.scheduling.policy import UnknownPolicy, options_of
 from gateway.cluster.policy_in_force import PolicyInForce
 from gateway.deps import GatewayConfig
+from gateway.pools.learned_actions import LearnedActions
 from gateway.upstream.base import UpstreamLost
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
@@ -21,6 +23,7 @@ from tenants.directory.directory import Directory
 from tenants.errors import Invalid
 from tenants.storage.database import Database
 from tests.support.audited import audited
+from tests.support.learned_tables import learned_table
 
 ACTOR = Actor("cli:tester")
 
@@ -68,8 +71,11 @@ class House:
         deps = SimpleNamespace(
             config=config, admin=self.admin, directory=self.directory, upstreams=(self.engine, self.other)
         )
-        pool = SimpleNamespace(dispatcher=self.line, flow=self.line)
-        self.policy = PolicyInForce(cast(Any, deps), lambda: cast(Any, [pool]))
+        spec = SimpleNamespace(name="tiny", upstreams=())
+        pool = SimpleNamespace(dispatcher=self.line, flow=self.line, spec=spec)
+        self.learned = LearnedActions("tiny", cast(Any, self.line), [])
+        control = SimpleNamespace(learned=self.learned)
+        self.policy = PolicyInForce(cast(Any, deps), lambda: cast(Any, [pool]), lambda: cast(Any, [control]))
 
     async def start(self) -> None:
         await self.directory.refresh()
@@ -183,3 +189,67 @@ async def test_an_engine_that_is_away_does_not_stop_the_change(database: Databas
     await house.start()
     await house.policy.change(ACTOR, StoredPolicy("vtc"))
     assert (house.policy.now.name, house.line.order_name) == ("vtc", "vtc")
+
+
+async def test_a_learned_table_is_read_by_every_gateway_and_by_no_engine(
+    database: Database, pepper: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "table.json"
+    path.write_bytes(learned_table().encode())
+    here, there = House(database, pepper), House(database, pepper)
+    await here.start()
+    await there.start()
+    assert here.learned.as_json() is None, "another policy has no table"
+    wanted = StoredPolicy("learned", {"learned_table": str(path), "cap_tokens": 64})
+    await here.policy.change(ACTOR, wanted)
+    await there.look()
+    for house in (here, there):
+        assert house.engine.told[-1][0] == "learned"
+        assert "learned_table" not in house.engine.told[-1][1]
+        assert house.engine.told[-1][1]["cap_tokens"] == 64
+        shown = house.learned.as_json()
+        assert shown is not None
+        assert (shown["problem"], shown["table"]["model"]) == ("", "tiny")
+    await there.policy.change(ACTOR, None)
+    await here.look()
+    assert here.learned.as_json() is None
+
+
+async def test_a_learned_table_that_is_gone_at_the_next_start_leaves_the_policy_and_is_said(
+    database: Database, pepper: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "table.json"
+    path.write_bytes(learned_table().encode())
+    before = House(database, pepper)
+    await before.start()
+    await before.policy.change(ACTOR, StoredPolicy("learned", {"learned_table": str(path)}))
+    path.unlink()
+    after = House(database, pepper)
+    with caplog.at_level(logging.ERROR, "fairgate.gateway.control"):
+        await after.start()
+        await after.look()
+    assert (after.policy.now.name, after.policy.is_stored, after.policy.problem) == ("learned", True, "")
+    shown = after.learned.as_json()
+    assert shown is not None
+    assert f"{path} cannot be read: No such file" in shown["problem"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"policy learned, model tiny: {shown['problem']}; the actions of hybrid are in force"
+    ]
+
+
+@pytest.mark.parametrize("table", [None, "missing", "other model"])
+async def test_a_learned_table_that_cannot_be_used_changes_nothing(
+    database: Database, pepper: bytes, tmp_path: Path, table: str | None
+) -> None:
+    path = tmp_path / "table.json"
+    if table == "other model":
+        path.write_bytes(learned_table(model="other").encode())
+    house = House(database, pepper)
+    await house.start()
+    told = len(house.engine.told)
+    options = {} if table is None else {"learned_table": str(path)}
+    with pytest.raises(ValueError, match="fairgate policy learn"):
+        await house.policy.change(ACTOR, StoredPolicy("learned", cast(Any, options)))
+    assert house.policy.now.name == "fcfs"
+    assert len(house.engine.told) == told, "no engine was asked"
+    assert await house.admin.stored_policy() is None

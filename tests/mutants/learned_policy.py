@@ -8,6 +8,7 @@ SWITCH = "gateway/flow/learned/switch.py"
 SWITCH_TEST = "tests/unit/gateway/flow/learned/test_switch.py"
 ACTIONS = "gateway/pools/learned_actions.py"
 ACTIONS_TEST = "tests/unit/gateway/pools/test_learned_actions.py"
+IN_FORCE_TEST = "tests/integration/test_policy_in_force.py"
 KNOBS_TEST = "tests/property/test_engine_knobs.py"
 
 _BROKEN: list[Broken] = [
@@ -66,6 +67,20 @@ _BROKEN: list[Broken] = [
         "            self._due = OTHER_OWN if is_wanted else NOT_LEARNED\n",
         "            self._due = None\n",
         f"{ACTIONS_TEST}::test_another_policy_puts_the_knobs_back",
+    ),
+    (
+        "gateway/cluster/policy_in_force.py",
+        "engines are told of a file that only gateways have",
+        '        options.pop("learned_table", None)\n',
+        "",
+        f"{IN_FORCE_TEST}::test_a_learned_table_is_read_by_every_gateway_and_by_no_engine",
+    ),
+    (
+        "gateway/cluster/policy_in_force.py",
+        "a table that cannot be used is stored",
+        "        self._require_served(learned_table_of(asked.name, options))\n",
+        "",
+        f"{IN_FORCE_TEST}::test_a_learned_table_that_cannot_be_used_changes_nothing",
     ),
     (
         "engine/scheduling/knobs.py",
