@@ -14,6 +14,7 @@ import pytest
 from gateway.flow.learned.actions import HYBRID
 from gateway.flow.learned.macro_state import SeenRange
 from tests.e2e.test_policy import policy
+from tests.support.console import Browser
 from tests.support.learned_tables import STRICT_SLOTS, learned_table
 from tests.support.server_process import MODEL, Server, server_process, until
 from tests.support.warm_command import fairgate
@@ -54,6 +55,15 @@ def test_a_missing_table_at_the_start_leaves_hybrid_in_force_and_is_said_once(le
     with learning.http(key) as client:
         answer = client.post("/v1/completions", json={"model": MODEL, "prompt": "as ever", "max_tokens": 1})
     assert answer.status_code == 200, "it serves all the same"
+
+
+async def test_the_console_says_what_is_in_force(learning: Server) -> None:
+    link = learning.admin("POST", "/people", {"name": "reader", "role": "auditor"})["link"]
+    async with Browser(learning.url) as browser:
+        assert (await browser.redeem(link.partition("token=")[2])).status_code == 303
+        page = (await browser.get("/console/policy")).text
+    assert f"<dt>Learned, {MODEL}</dt>" in page
+    assert "missing.json cannot be read: No such file or directory" in page
 
 
 def test_learned_table(learning: Server, tmp_path: Path) -> None:

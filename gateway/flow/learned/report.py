@@ -64,6 +64,18 @@ def state_words(shown: dict[str, Any]) -> str:
     return "; ".join(shown["unlike_hybrid"]) or "as hybrid"
 
 
+def at_work_words(shown: dict[str, Any]) -> str:
+    """What a learned policy does now in one pool, of `LearnedActions.as_json`."""
+    if shown["problem"]:
+        return f"{shown['problem']}; the actions of hybrid are in force"
+    if shown["is_outside"]:
+        return "outside of what the table was fitted on; the actions of hybrid are in force"
+    if shown["macro_state"] is None:
+        return "no macro-state is taken on yet; the actions of hybrid are in force"
+    actions = ", ".join(f"{name} {value:g}" for name, value in shown["actions"].items())
+    return f"macro-state {shown['macro_state']} ({shown['words']}): {actions}"
+
+
 def verdict(judged: Judged | None) -> str:
     """Whether the table wins on requests that it had not seen, also where it does not."""
     if judged is None:

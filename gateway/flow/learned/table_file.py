@@ -105,6 +105,9 @@ class LearnedTable(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     def load(cls, path: Path) -> Self:
         """Reads the file. Raises `BadLearnedTable`, also for a file that cannot be read."""
         try:
+            if path.exists() and not path.is_file():
+                # A pipe would hold up who opens it.
+                raise BadLearnedTable("it is no file")
             with path.open("rb") as file:
                 content = file.read(MOST_FILE_BYTES + 1)
             if len(content) > MOST_FILE_BYTES:

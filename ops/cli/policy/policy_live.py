@@ -100,11 +100,13 @@ def _named(text: str) -> tuple[str, str]:
 
 def _headline(shown: dict[str, Any]) -> list[str]:
     """The policy, where it comes from, and what the settings say otherwise."""
+    from gateway.flow.learned.report import at_work_words
+
     lines = [f"policy {_described(shown)} (the queue's order: {shown['order']})"]
     if shown["problem"]:
         lines.append(shown["problem"])
     for model, learned in shown["learned"].items():
-        lines.append(f"{model}: {_macro_state(learned)}")
+        lines.append(f"{model}: {at_work_words(learned)}")
     if shown["from"] == "stored":
         lines.append("stored by `fairgate policy set`; it goes before the settings")
         if shown["settings"] != {"policy": shown["policy"], "options": shown["options"]}:
@@ -112,17 +114,6 @@ def _headline(shown: dict[str, Any]) -> list[str]:
                 f"the settings say {_described(shown['settings'])} (`fairgate policy set --from-settings`)"
             )
     return lines
-
-
-def _macro_state(learned: dict[str, Any]) -> str:
-    if learned["problem"]:
-        return f"{learned['problem']}; the actions of hybrid are in force"
-    if learned["is_outside"]:
-        return "outside of what the table was fitted on; the actions of hybrid are in force"
-    if learned["macro_state"] is None:
-        return "no macro-state is taken on yet; the actions of hybrid are in force"
-    actions = ", ".join(f"{name} {value:g}" for name, value in learned["actions"].items())
-    return f"macro-state {learned['macro_state']} ({learned['words']}): {actions}"
 
 
 def _described(policy: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from gateway.console.pages.policy import in_force, what_if_form
 from gateway.console.pages.policy.what_if_report import otherwise_of, progress_words
 from gateway.console.rendering import page_response, redirect
 from gateway.domain.what_if import WhatIf, WhatIfBusy
+from gateway.flow.learned.report import at_work_words
 from gateway.gateway import Gateway
 from gateway.routes.context import gateway_of
 from gateway.routes.views.policy_view import policy_of, tenant_names
@@ -99,6 +100,7 @@ async def _shown(
         problem=problem,
         policy=shown,
         words=in_force.words_of(shown),
+        learned={model: at_work_words(each) for model, each in shown["learned"].items()},
         settings=in_force.words_of(shown["settings"]),
         changes=in_force.changes_of(changes.rows),
         loops=in_force.loops_of(controls),

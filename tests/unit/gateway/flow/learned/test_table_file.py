@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,10 @@ def test_what_is_no_table_of_this_version_is_refused(content: bytes, complaint: 
 def test_a_file_that_is_missing_is_named_with_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(BadLearnedTable, match=r"no.json cannot be read: No such file.*fairgate policy learn"):
         LearnedTable.load(tmp_path / "no.json")
+
+
+def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
+        with pytest.raises(BadLearnedTable, match=f"{path}: it is no file; make one with"):
+            LearnedTable.load(path)
