@@ -78,6 +78,7 @@ def samples(now_us: int) -> dict[str, str]:
         "since": since,
         "to": until,
         "until": until,
+        "made": "true",
     }
 
 
@@ -213,6 +214,8 @@ async def test_no_route_reads_a_large_table_whole(two_urls: tuple[str, str], tmp
         "/admin/v1/refusals?tier=batch&next page",
         "/admin/v1/refusals/counts?",
         "/admin/v1/calibration?",
+        "/admin/v1/policy/moves?knob=batch_cap&next page",
+        "/admin/v1/policy/moves?made=true&next page",
         "/v1/refusals?limit_id=lim_1",
         "/admin/v1/tenants/t1?",
         "/v1/limits?",

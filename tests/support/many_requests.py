@@ -155,6 +155,14 @@ def fill(connection: Connection, sizes: Sizes, now_us: int) -> None:
         f" {model}, {code}, 'lim_' || ({key}), i % {RARE} = 0, 50, 7",
         sizes.requests,
     )
+    knob = one_of(("admission", "batch_cap", "ageing"), "i / 5")
+    insert(
+        "control_moves",
+        "move_id, at_us, gateway_id, model, knob, before, after, reason, is_made, mode, knobs",
+        f"'mov_' || i, {at_us}, 'gw_1', {model}, {knob}, 1.0, 0.5, 'KV nearly full (0.95)', i % {RARE} = 0,"
+        " 'acting', '{}'",
+        sizes.requests,
+    )
     insert(
         "audit",
         "seq, entry, at_us, actor, origin, action, target, tenant_id",

@@ -15,8 +15,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, event
 
-LARGE = frozenset({"ledger", "timelines", "refusals", "slo_misses", "audit"})
-"""Tables that grow with every request or act."""
+LARGE = frozenset({"ledger", "timelines", "refusals", "slo_misses", "audit", "control_moves"})
+"""Tables that grow with every request, act or move."""
 _ALIAS = re.compile(r"\b(\w+) AS (\w+)\b")
 _SCAN = re.compile(r"SCAN (\w+)")
 _SORT = re.compile(r"TEMP B-TREE FOR (?!LAST|RIGHT PART)")

@@ -97,7 +97,7 @@ def page_of(shown: Mapping[str, Any], url: str, width: int = NARROW) -> Iterator
         yield Text(f"… and {len(active) - MOST_TENANTS} more tenants and tiers (fairgate top)")
     for name, pool in shown["models"]["pools"].items():
         yield Text("")
-        yield from _loop(name, pool["control"], shown["clock_s"])
+        yield from _loop(name, pool["control"], shown["gateway_id"], shown["clock_s"])
 
 
 def _headline(shown: Mapping[str, Any], url: str) -> RenderableType:
@@ -127,7 +127,9 @@ def _counts(counts: Mapping[str, int], most: int = 8) -> str:
     return ", ".join([*words, f"and {len(found) - most} more"] if len(found) > most else words)
 
 
-def _loop(model: str, control: Mapping[str, Any], clock_s: float) -> Iterator[RenderableType]:
+def _loop(
+    model: str, control: Mapping[str, Any], gateway_id: str, clock_s: float
+) -> Iterator[RenderableType]:
     """The control loop of one model."""
     from rich.table import Table
     from rich.text import Text
@@ -143,7 +145,8 @@ def _loop(model: str, control: Mapping[str, Any], clock_s: float) -> Iterator[Re
     yield Text(f"  {knobs_in_words(control)}")
     moves = control["moves"][-MOST_MOVES:]
     if not moves:
-        yield Text("  no move yet")
+        elsewhere = holder is not None and holder != gateway_id
+        yield Text("  no move decided here (fairgate policy moves)" if elsewhere else "  no move yet")
         return
     listed = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False)
     for column in ("when", "what", "knob", "from, to", "why"):

@@ -95,6 +95,9 @@ def test_who_decides_and_which_knobs_stand_off_their_rest() -> None:
     assert "off their rest stand batch_cap at 0.875 (rest: 1)\n" in text
     assert knobs_in_words(control(rests={"batch_cap": 0.875, "ageing": 1.0})) == "all knobs rest"
     assert knobs_in_words(control()) == "knobs would stand at batch_cap 0.875, ageing 1"
+    follows = "\n".join(drawn(document(its | {"moves": []})))
+    assert "no move decided here (fairgate policy moves)" in follows
+    assert "no move yet" in "\n".join(drawn(document(control(moves=[]))))
     off = "\n".join(drawn(document(control("off", moves=[]))))
     assert "control loop of a-model-with-a-long-name: off" in off
     assert "knobs" not in off

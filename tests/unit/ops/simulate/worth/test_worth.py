@@ -19,7 +19,7 @@ from gateway.flow.control_rules import Knob
 from ops.simulate.origin import ReplayedServer
 from ops.simulate.recorded import Recorded, RecordedAnswer, records_of
 from ops.simulate.slo import SloLimits
-from ops.simulate.worth.knobs import NOT_SIMULATED
+from ops.simulate.worth.knobs import NOT_SIMULATED, UNKNOWN, not_simulated
 from ops.simulate.worth.paths import KnobChange, KnobPath, paths_of
 from ops.simulate.worth.refused import RefusedCount, with_refused
 from ops.simulate.worth.replay import (
@@ -223,6 +223,8 @@ def test_too_little_traffic_and_knobs_that_no_replay_shows_are_said() -> None:
     for knob, why in NOT_SIMULATED.items():
         with pytest.raises(CannotReplay, match=f"does not show what {knob.value} does: {why}"):
             worth_of(move(knob.value), [], enough, SERVER, SLO, WINDOW_S)
+    assert not_simulated(Knob.SLOTS, {Knob.AGEING}) == UNKNOWN
+    assert not_simulated(Knob.AGEING, {Knob.AGEING}) == ""
     with pytest.raises(CannotReplay, match="knows no knob 'flux'"):
         worth_of(move("flux"), [], enough, SERVER, SLO, WINDOW_S)
     of_another = ReplayedServer(replace_policy("lottery"))
