@@ -105,6 +105,18 @@ def test_a_late_holder_changes_nothing_and_follows(room: ControlRoom) -> None:
     assert west.control.in_force == in_force
 
 
+def test_a_late_holder_that_is_elected_again_goes_on_from_what_the_other_decided(room: ControlRoom) -> None:
+    east, west = pair(room)
+    east.look(NOON_S + 1, FULL)
+    west.look(NOON_S + 8, FULL)
+    assert (west.session.term, west.control.in_force[Knob.LOOKAHEAD]) == (2, 0)
+    # West dies as well; what east has is older.
+    assert east.control.in_force[Knob.LOOKAHEAD] == 1
+    east.look(NOON_S + 16)
+    assert (east.session.is_holder, east.session.term) == (True, 3)
+    assert east.control.in_force == west.control.in_force
+
+
 def test_what_was_decided_and_not_kept_is_taken_back(room: ControlRoom) -> None:
     east, _ = pair(room)
     before, moves = east.control.in_force, list(east.control.moves)

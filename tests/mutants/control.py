@@ -72,7 +72,7 @@ _BROKEN: list[Broken] = [
         "a reservation is shrunk by a knob in the pool",
         "        or not by_order and window_has_room(replica, ticket, rank, kept_here, false, true) then\n",
         "      then\n",
-        SHARED,
+        f"{SHARED}::test_a_reservation_in_the_pool_has_its_places_whatever_a_knob_says",
     ),
     (
         "gateway/dispatch/admission.py",
@@ -115,14 +115,14 @@ _BROKEN: list[Broken] = [
         "knobs of one that is dead count for ever",
         "if knobs.until_us < now_us then\n",
         "if false then\n",
-        SHARED,
+        f"{SHARED}::test_knobs_count_as_long_as_one_decides",
     ),
     (
         "gateway/flow/shared/lua/9_exchange.lua",
         "what waits does not age by the knob",
         "follow_ageing()\n",
         "",
-        SHARED,
+        f"{SHARED}::test_what_waits_already_ages_by_the_knob",
     ),
 ]
 

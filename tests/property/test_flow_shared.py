@@ -484,6 +484,25 @@ def test_knobs_count_as_long_as_one_decides(client: redis.Redis) -> None:
     history.teardown()
 
 
+def test_what_waits_already_ages_by_the_knob(client: redis.Redis) -> None:
+    """A batch request moves up beside a later one of the tier above, and goes first there."""
+    Histories.client = client
+    Histories.met = Counter()
+    history = Histories()
+    history.begin(order="fcfs")
+    history.knobs_turn(0, 0.25, 0, 1.0, LANES.batch_share, LANES.share_sequences)
+    history.arrive(at=0, tenant="one", tier=0, prompt=1, predicted=1, sequences=1, count=2)
+    history.arrive(at=1, tenant="three", tier=2, prompt=1, predicted=1, sequences=1, count=1)
+    history.arrive(at=0, tenant="one", tier=1, prompt=1, predicted=1, sequences=1, count=1)
+    assert sorted(history.waiting) == ["r3", "r4"]
+    history.knobs_turn(0, 0.25, 0, 0.25, LANES.batch_share, LANES.share_sequences)
+    history.time_passes(1, 350)
+    assert history.union.queue.place("r3")[0] == 1
+    _end_one(history, random.Random(1))
+    assert list(history.waiting) == ["r4"]
+    history.teardown()
+
+
 def test_a_reservation_in_the_pool_has_its_places_whatever_a_knob_says(client: redis.Redis) -> None:
     Histories.client = client
     Histories.met = Counter()
