@@ -261,10 +261,6 @@ class EngineCore:
         most, least = config.max_batched_tokens, config.max_sequences
         table.max_batched_tokens = min(most, max(least, round(knobs.token_share * most)))
 
-    def set_token_budget(self, share: float) -> None:
-        """As `set_knobs`, of the tokens of a step only."""
-        self.set_knobs(replace(self.knobs, token_share=share))
-
     def set_brakes(self, shares: Mapping[int, float]) -> None:
         """Bounds what tiers, by rank, may hold from the next step on. Raises ValueError for a share outside
         (0, 1]."""

@@ -28,7 +28,8 @@ from gateway.flow.shared.control_session import (
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.shared.protocol import PoolSession
 from gateway.flow.window import Replica, WindowRule
-from gateway.pools.control_loop import EVERY_S, bounds_of, queue_setters
+from gateway.pools.control_loop import EVERY_S, bounds_of
+from ops.simulate.control.knobs import setters_of
 from ops.simulate.control.steering import Steering
 from ops.simulate.pool import (
     KV_WINDOW,
@@ -193,11 +194,7 @@ class SharedSteering(Steering):
         self._view: Any = view
         self._redis = redis
         self._look_s = first_s
-        self._setters = {
-            **queue_setters(view.flow),
-            Knob.TOKEN_BUDGET: partial(_set_token_budget, view),
-            Knob.ADMISSION: partial(setattr, self.admission, "strictness"),
-        }
+        self._setters = setters_of(self._view, self.admission)
         rests = {Knob.LOOKAHEAD: LOOKAHEAD_SEQUENCES, Knob.LONG_SHARE: view.flow.long_share}
         control = self._control = Control(mode, bounds_of(mode, self._setters, rests))
         self.session = ControlSession(control, view.gateway_id, self.lines.append)
@@ -290,12 +287,6 @@ class SharedPool:
                     view.see_others(pool.now_s)
         for loop in self.loops.values():
             loop.turn()
-
-
-def _set_token_budget(view: Any, share: float) -> None:
-    # By every gateway: all say the same.
-    for member in view.members:
-        member.engine.core.set_token_budget(share)
 
 
 def _us(now_s: float) -> int:

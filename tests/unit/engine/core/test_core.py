@@ -477,12 +477,12 @@ def test_a_token_budget_makes_chunks_smaller_but_leaves_a_token_for_everybody() 
     replica.submit(make_submit(prompt_token_ids=list(range(1, 61)), max_tokens=2, lease_tokens=2))
     computed = []
     for share in (0.5, 0.01, 1.0):
-        replica.core.set_token_budget(share)
+        replica.core.set_knobs(EngineKnobs(token_share=share))
         computed.append(replica.step().num_tokens)
     assert computed == [8, 4, 16], "of 16 tokens and 4 sequences"
     for share in (0.0, -1.0, 1.01, float("nan")):
         with pytest.raises(ValueError, match="above 0 and at most 1"):
-            replica.core.set_token_budget(share)
+            replica.core.set_knobs(EngineKnobs(token_share=share))
 
 
 def test_knobs_outlast_a_change_of_the_policy_and_a_bad_one_changes_nothing() -> None:

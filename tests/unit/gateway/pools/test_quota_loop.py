@@ -9,7 +9,7 @@ import pytest
 
 from engine.entry import QueueEntry
 from engine.forecast.length.length import LengthForecast
-from engine.messages import ModelInfo, Ready, Snapshot
+from engine.messages import EngineKnobs, ModelInfo, Ready, Snapshot
 from engine.scheduling.counters import ServiceCounters
 from engine.step_time.model import PRIOR
 from gateway.dispatch.admission import Admission
@@ -36,7 +36,7 @@ class IdleEngine:
     ready: Ready | None = READY
     is_up: bool = True
 
-    def set_token_budget(self, share: float) -> None:
+    def set_knobs(self, knobs: EngineKnobs) -> None:
         """Not looked at here."""
 
 
