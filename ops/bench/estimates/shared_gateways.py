@@ -194,7 +194,8 @@ class SharedSteering(Steering):
         self._view: Any = view
         self._redis = redis
         self._look_s = first_s
-        self._setters = setters_of(self._view, self.admission)
+        as_pool: Any = view
+        self._setters = setters_of(as_pool, self.admission)
         rests = {Knob.LOOKAHEAD: LOOKAHEAD_SEQUENCES, Knob.LONG_SHARE: view.flow.long_share}
         control = self._control = Control(mode, bounds_of(mode, self._setters, rests))
         self.session = ControlSession(control, view.gateway_id, self.lines.append)
