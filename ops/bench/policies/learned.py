@@ -42,7 +42,8 @@ SETUP = LearningSetup(
 )
 REQUESTS = 900
 """Of each trace, at most: evenly spaced pieces of it."""
-LEARNED, ONE_VECTOR, CONTROL = "learned", "learned, one vector", "hybrid, control acting"
+LEARNED, ONE_VECTOR = "learned", "learned, one vector"
+CONTROL, BOTH = "hybrid, control acting", "learned, control acting"
 NO_BUDGET = 1 << 62
 
 COLUMNS = (
@@ -120,6 +121,7 @@ def learned(policies: Collection[str]) -> Report:
         **{policy: partial(trials.other, policy=policy) for policy in policies if policy != "hybrid"},
         "hybrid": trials.hybrid,
         CONTROL: partial(trials.other, policy="hybrid", control=ControlMode.ACTING),
+        BOTH: partial(trials.learned, table=table(), control=ControlMode.ACTING),
         LEARNED: partial(trials.learned, table=table()),
     }
     if not is_one_vector():

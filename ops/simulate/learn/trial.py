@@ -111,8 +111,10 @@ class Trials:
         served = self._hybrid[key]
         return TrialRun(served, self.setup.objective.of(served, served), NO_LOOKS, NO_LOOKS)
 
-    def learned(self, trial: LearningTrial, table: LearnedTable) -> TrialRun:
-        """Under `table`."""
+    def learned(
+        self, trial: LearningTrial, table: LearnedTable, control: ControlMode = ControlMode.OFF
+    ) -> TrialRun:
+        """Under `table`, with the control loop in this mode."""
         hybrid = self.hybrid(trial)
         looks, waits = [0] * NUM_STATES, [0.0] * NUM_STATES
 
@@ -121,7 +123,7 @@ class Trials:
             looks[state] += 1
             waits[state] += situation.queued_per_place
 
-        served = self._run(trial, Steering(ControlMode.OFF, self.setup.slo, table, on_situation=count))
+        served = self._run(trial, Steering(control, self.setup.slo, table, on_situation=count))
         value = self.setup.objective.of(served, hybrid.served)
         return TrialRun(served, value, tuple(looks), tuple(waits))
 

@@ -20,7 +20,7 @@ from ops.cli.main import cli
 from tests.support.bursty_traffic import STEP_TIME, TWO_PLACES, bursty, write_trace
 from tests.support.learned_tables import learned_table
 
-BUDGET = "3600"
+BUDGET = "3000"
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_the_table_that_is_there_stays_where_a_new_one_is_no_better(
 ) -> None:
     before = (where / "table.json").read_bytes()
     # The old one is served as well, so that the same search needs a third more to be judged by.
-    result = fairgate(*asked(where, "bursty.csv", "--out", str(where / "table.json"), "--budget", "4300"))
+    result = fairgate(*asked(where, "bursty.csv", "--out", str(where / "table.json"), "--budget", "3369"))
     assert result.exit_code == 1
     report = json.loads(result.stdout)
     assert report["judged"]["wins"]
