@@ -40,6 +40,9 @@ Z90 = 1.2816
 logger = logging.getLogger("fairgate.gateway.control")
 
 
+ENGINE_KNOBS = frozenset({Knob.TOKEN_BUDGET, Knob.SLOTS, Knob.PARTIAL_PREFILLS, Knob.RESERVE_PERMILLE})
+"""They stand inside engines."""
+
 Setters = Mapping[Knob, Callable[[float], None]]
 
 
@@ -207,11 +210,14 @@ class ControlLoop:
         return moves
 
     def _apply(self) -> None:
-        """Turns every knob that does not stand where it is to. Without acting brakes are not this loop's to
-        apply."""
+        """Turns every knob that does not stand where it is to; engines that gateways share are told at each
+        look where theirs are, unless they rest. Without acting, brakes are not this loop's to apply."""
         is_acting = self.control.mode is ControlMode.ACTING
-        for knob, value in (self.control.in_force if is_acting else self.control.rests).items():
-            if value != self._stands[knob] and knob in self._setters:
+        rests = self.control.rests
+        for knob, value in (self.control.in_force if is_acting else rests).items():
+            # An engine forgets what it heard of a gateway that it lost: the others say it again.
+            is_repeated = self.is_shared and knob in ENGINE_KNOBS and value != rests[knob]
+            if (value != self._stands[knob] or is_repeated) and knob in self._setters:
                 self._stands[knob] = value
                 self._setters[knob](value)
 
