@@ -117,6 +117,8 @@ class ControlLoop:
         """Its part where gateways share the queue."""
         self.moved: Counter[tuple[Knob, bool]] = Counter()
         """Moves that this gateway decided, by knob and whether they were made."""
+        self.has_table = False
+        """A policy's table says where knobs rest, in every mode: gateways of one queue have to agree."""
         self._has_left = False
         self._stands = self.control.rests
         """Where the knobs were turned to."""
@@ -145,7 +147,7 @@ class ControlLoop:
 
     def look(self, now_s: float) -> list[Move]:
         """Observes once, and applies or reports the moves."""
-        if self.control.mode is ControlMode.OFF:
+        if self.control.mode is ControlMode.OFF and not self.has_table:
             return []
         return self._done(self._decide(self._observe(now_s), now_s))
 
@@ -158,7 +160,7 @@ class ControlLoop:
     @property
     def is_shared(self) -> bool:
         """Other gateways turn the same knobs: one decides for all. Advice each gives for itself."""
-        return self.feed is not None and self.control.mode is ControlMode.ACTING
+        return self.feed is not None and (self.control.mode is ControlMode.ACTING or self.has_table)
 
     def describe(self) -> dict[str, Any]:
         """As the status page shows it."""

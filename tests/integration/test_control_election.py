@@ -287,3 +287,28 @@ async def test_every_gateway_turns_its_own_knobs_and_says_it_again_to_engines(re
     assert (west.loop.describe()["holder"], west.loop.describe()["term"]) == ("west", 2)
     assert west.flow.window.batch_cap <= 0.875
     await client.aclose()
+
+
+@pytest.mark.parametrize("mode", [ControlMode.OFF, ControlMode.ADVICE])
+async def test_where_a_table_says_that_knobs_rest_all_have_them_there_without_acting(
+    redis_url: str, mode: ControlMode
+) -> None:
+    client: Any = redis.asyncio.Redis.from_url(redis_url)
+    east, west = (
+        Load(feed=ControlFeed(client, "fairgate", "pool", name), mode=mode) for name in ("east", "west")
+    )
+    await east.loop.turn(0.0)
+    assert not await client.exists("fairgate:flow:{pool}:control"), "without one there is nothing to agree on"
+    for each in (east, west):
+        each.loop.has_table = True
+        await each.loop.turn(2.0)
+    east.loop.control.rest_at({Knob.LONG_SHARE: 0.25}, "a table", 3.0)
+    east.engine.snapshot = snapshot_of(99)
+    advised = await east.loop.turn(4.0)
+    assert bool(advised) == (mode is ControlMode.ADVICE)
+    assert not any(move.is_made for move in advised)
+    await west.loop.turn(4.0)
+    for each in (east, west):
+        assert each.flow.long_share == 0.25
+        assert (each.flow.window.batch_cap, each.budgets) == (1.0, []), "advice alone moves nothing"
+    await client.aclose()

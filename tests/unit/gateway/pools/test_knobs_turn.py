@@ -31,6 +31,7 @@ class Load:
     said: dict[str, Any] = field(default_factory=lambda: dict(CALM))
     budgets: list[float] = field(default_factory=list)
     feed: Any = None
+    mode: ControlMode = ControlMode.ACTING
 
     def __post_init__(self) -> None:
         self.flow: FlowController = queue()
@@ -39,7 +40,7 @@ class Load:
         self.engine.set_token_budget = self.budgets.append
         lifecycle = _any(self.requests)
         self.loop = ControlLoop(
-            ControlMode.ACTING,
+            self.mode,
             "m",
             self.flow,
             [self.engine],
