@@ -44,6 +44,9 @@ Z90 = 1.2816
 logger = logging.getLogger("fairgate.gateway.control")
 
 
+ENGINE_KNOBS = frozenset({Knob.TOKEN_BUDGET, Knob.SLOTS, Knob.PARTIAL_PREFILLS, Knob.RESERVE_PERMILLE})
+"""They stand inside engines."""
+
 Setters = Mapping[Knob, Callable[[float], None]]
 
 
@@ -139,6 +142,8 @@ class ControlLoop:
         """Its part where gateways share the queue."""
         self.moved: Counter[tuple[Knob, bool]] = Counter()
         """Moves that this gateway decided, by knob and whether they were made."""
+        self.has_table = False
+        """A policy's table says where knobs rest, in every mode: gateways of one queue have to agree."""
         self._has_left = False
         self._stands = self.control.rests
         """Where the knobs were turned to."""
@@ -170,6 +175,8 @@ class ControlLoop:
 
     def look(self, now_s: float) -> list[Move]:
         """Observes once, and applies or reports the moves. A learned policy's table acts in every mode."""
+        if self.control.mode is ControlMode.OFF and not self.learned.is_due:
+            return []
         with self._lending():
             return self._done(self._decide(self._observe(now_s), now_s))
 
@@ -250,11 +257,15 @@ class ControlLoop:
         return self.control.rest_at(reachable, reason, now_s)
 
     def _apply(self) -> None:
-        """Turns every knob that does not stand where it is to. Without acting brakes are not this loop's to
-        apply."""
+        """Turns every knob that does not stand where it is to; engines that gateways share are told at each
+        look where theirs are, unless they rest. Without acting, brakes are not this loop's to apply."""
         is_acting = self.control.mode is ControlMode.ACTING
-        for knob, value in (self.control.in_force if is_acting else self.control.rests).items():
-            if value != self._stands[knob] and knob in self._setters:
+        rests = self.control.rests
+        for knob, value in (self.control.in_force if is_acting else rests).items():
+            # An engine forgets what it heard of a gateway that it lost: the others say it again.
+            is_off_rest = value != rests[knob] or self.learned.is_wanted
+            is_repeated = self.is_shared and knob in ENGINE_KNOBS and is_off_rest
+            if (value != self._stands[knob] or is_repeated) and knob in self._setters:
                 self._stands[knob] = value
                 self._setters[knob](value)
 

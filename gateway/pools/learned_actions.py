@@ -59,6 +59,11 @@ class LearnedActions:
         self._due: str | None = None
         """Why knobs go back to where the settings put them, at the next look; None: they need not."""
 
+    @property
+    def is_due(self) -> bool:
+        """A look may move knobs: the policy is a learned one, or was until now."""
+        return self.is_wanted or self._due is not None
+
     def use(self, table: LearnedTable | None, problem: str = "", *, is_wanted: bool = True) -> None:
         """From the next look on. Without a table `problem` says why; not `is_wanted`: the policy is not a
         learned one."""

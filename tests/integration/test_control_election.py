@@ -8,15 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 import pytest
 import redis
+import redis.asyncio
 
+from gateway.dispatch.control_feed import ControlFeed
 from gateway.flow.control_rules import DEFAULT_BOUNDS, REVERSAL_S, Control, ControlMode, Knob
 from gateway.flow.deadline_check import STRICT
 from gateway.flow.shared.control_session import IN_FORCE_S, LOCK_S
 from tests.support.control_pool import ControlRoom, LoopGateway, observed
+from tests.unit.gateway.pools.test_control_loop import snapshot_of
+from tests.unit.gateway.pools.test_knobs_turn import Load
 
 NOON_S = 1_700_136_020.0
 LOOK_S = 2.0
@@ -252,3 +257,58 @@ def test_knobs_of_the_queue_stand_where_the_turns_are_given(room: ControlRoom) -
         "batch_cap": 0.875, "lookahead": 1, "ageing": 1, "batch_share": 1, "prefix_weight": 1,
         "long_share": 0.5,
     }  # fmt: skip
+
+
+# ---------------------------------------------------------------- whole loops, by the server's clock
+
+
+async def test_every_gateway_turns_its_own_knobs_and_says_it_again_to_engines(redis_url: str) -> None:
+    client: Any = redis.asyncio.Redis.from_url(redis_url)
+    feeds = [ControlFeed(client, "fairgate", "pool", name) for name in ("east", "west")]
+    east, west = (Load(feed=feed) for feed in feeds)
+    for each in (east, west):
+        assert await each.loop.turn(0.0) == []
+    assert (east.loop.describe()["holder"], west.loop.describe()["holder"]) == ("east", "east")
+    assert (east.loop.figures().decides, west.loop.figures().decides) == (True, False)
+    west.engine.snapshot = snapshot_of(99)
+    assert await west.loop.turn(2.0) == []
+    assert {move.knob for move in await east.loop.turn(2.0)} >= {Knob.TOKEN_BUDGET, Knob.BATCH_CAP}
+    assert await west.loop.turn(4.0) == []
+    for each in (east, west):
+        assert (each.flow.window.batch_cap, each.budgets[-1]) == (0.875, 0.875)
+    assert (sum(east.loop.moved.values()), sum(west.loop.moved.values())) == (4, 0), "one decided"
+    said = len(west.budgets)
+    await west.loop.turn(6.0)
+    assert west.budgets[said:] == [0.875], "as an engine may have lost who said it"
+    # It leaves: no lock has to end first.
+    await east.loop.leave()
+    assert await east.loop.turn(8.0) == [], "it looks no more"
+    await west.loop.turn(8.0)
+    assert (west.loop.describe()["holder"], west.loop.describe()["term"]) == ("west", 2)
+    assert west.flow.window.batch_cap <= 0.875
+    await client.aclose()
+
+
+@pytest.mark.parametrize("mode", [ControlMode.OFF, ControlMode.ADVICE])
+async def test_where_a_table_says_that_knobs_rest_all_have_them_there_without_acting(
+    redis_url: str, mode: ControlMode
+) -> None:
+    client: Any = redis.asyncio.Redis.from_url(redis_url)
+    east, west = (
+        Load(feed=ControlFeed(client, "fairgate", "pool", name), mode=mode) for name in ("east", "west")
+    )
+    await east.loop.turn(0.0)
+    assert not await client.exists("fairgate:flow:{pool}:control"), "without one there is nothing to agree on"
+    for each in (east, west):
+        each.loop.learned.is_wanted = True
+        await each.loop.turn(2.0)
+    east.loop.control.rest_at({Knob.LONG_SHARE: 0.25}, "a table", 3.0)
+    east.engine.snapshot = snapshot_of(99)
+    advised = await east.loop.turn(4.0)
+    assert bool(advised) == (mode is ControlMode.ADVICE)
+    assert not any(move.is_made for move in advised)
+    await west.loop.turn(4.0)
+    for each in (east, west):
+        assert each.flow.long_share == 0.25
+        assert (each.flow.window.batch_cap, set(each.budgets)) == (1.0, {1.0}), "advice alone moves nothing"
+    await client.aclose()

@@ -48,7 +48,7 @@ _BROKEN: list[Broken] = [
     (
         "gateway/pools/control_loop.py",
         "advice turns knobs",
-        "(self.control.in_force if is_acting else self.control.rests).items()",
+        "(self.control.in_force if is_acting else rests).items()",
         "self.control.values.items()",
         "tests/unit/gateway/pools/test_control_loop.py",
     ),
@@ -109,6 +109,13 @@ _BROKEN: list[Broken] = [
         "            self.control.take_back(moves, before, now_s)\n",
         "",
         ELECTION,
+    ),
+    (
+        "gateway/pools/control_loop.py",
+        "an engine that lost a gateway forgets its knobs",
+        "            is_repeated = self.is_shared and knob in ENGINE_KNOBS and value != rests[knob]\n",
+        "            is_repeated = False\n",
+        f"{ELECTION}::test_every_gateway_turns_its_own_knobs_and_says_it_again_to_engines",
     ),
     (
         "gateway/flow/shared/lua/1_state.lua",

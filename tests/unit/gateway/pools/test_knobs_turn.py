@@ -20,31 +20,37 @@ from tests.unit.gateway.pools.test_control_loop import Engine, Requests, queue, 
 CALM: dict[str, Any] = {"attainment": 1.0, "hits": 0.0, "late": 0.0, "mistaken": 0.0, "blocks": 10, "p90": 20}
 
 
+def _any(stands_in: object) -> Any:
+    return stands_in
+
+
 @dataclass
 class Load:
     """What the gateway's figures say; `tells` sets them."""
 
     said: dict[str, Any] = field(default_factory=lambda: dict(CALM))
     budgets: list[float] = field(default_factory=list)
+    feed: Any = None
+    mode: ControlMode = ControlMode.ACTING
 
     def __post_init__(self) -> None:
         self.flow: FlowController = queue()
         self.requests = Requests()
-        self.engine: Any = Engine(snapshot_of(10))
+        self.engine = _any(Engine(snapshot_of(10)))
         self.engine.set_knobs = lambda knobs: self.budgets.append(knobs.token_share)
-        self.lengths: Any = self
-        lifecycle: Any = self.requests
+        lifecycle = _any(self.requests)
         self.loop = ControlLoop(
-            ControlMode.ACTING,
+            self.mode,
             "m",
             self.flow,
             [self.engine],
-            self.lengths,
+            _any(self),
             setters_of(self.flow, lifecycle, [self.engine]),
             attainment=lambda: self.said["attainment"],
             prefix_hits=lambda: self.said["hits"],
             expected_late=lambda: self.said["late"],
             mistaken=lambda: self.said["mistaken"],
+            feed=self.feed,
         )
         assert self.flow.enqueue(Ticket(QueueEntry("r", "t", 0.0, 10, 10, 1), 1, 20), 0.0) is None
         self.now_s = 0.0
