@@ -338,7 +338,7 @@ class Control:
         return {knob: each.rest for knob, each in self._bounds.items()}
 
     def let_go(self, reason: str, now_s: float) -> list[Move]:
-        """All knobs to rest, at once: there is nobody to decide. The moves are to be applied."""
+        """All knobs to rest, at once: no gateway decides. The moves are to be applied."""
         stood = self.in_force
         self._values = self.rests
         moves = [

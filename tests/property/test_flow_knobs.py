@@ -108,7 +108,7 @@ def test_two_backlogged_tenants_stay_within_the_bound_while_knobs_move(
 
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=8, deadline=None, derandomize=True)
-def test_nobody_starves_while_knobs_move(seed: int) -> None:
+def test_no_tenant_starves_while_knobs_move(seed: int) -> None:
     """A batch request, and one that is long, under an endless flood of the highest tier: at the latest when
     they have aged by the operator's times, which no knob makes longer."""
     turned = TurnedPool(seed, ageing_s=AGEING_S)

@@ -330,7 +330,7 @@ class Histories(RuleBasedStateMachine):
         batch_share: float,
         long_share: float,
     ) -> None:
-        """Whoever decides in the control loop has turned knobs: in Redis, and in the one controller."""
+        """The control loop has turned knobs: in Redis, and in the one controller."""
         knobs = {
             Knob.BATCH_CAP: batch_cap,
             Knob.LOOKAHEAD: float(lookahead),

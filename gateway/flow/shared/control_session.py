@@ -190,7 +190,7 @@ class ControlSession:
         if state is not None:
             self.control.adopt(state, now_s - answer.decided_ago_s)
         elif now_s - self._known_s > IN_FORCE_S:
-            self.control.let_go(f"nobody has decided for {IN_FORCE_S:g} s", now_s)
+            self.control.let_go(f"no gateway has decided for {IN_FORCE_S:g} s", now_s)
         if answer.is_elected:
             self._tell(_why_elected(answer))
         elif held:

@@ -148,7 +148,7 @@ class SharedFlow:
 
     def dispatch(self, now_s: float, sizes: Sequence[Replica]) -> list[Dispatch]:
         turns: list[Dispatch] = []
-        # What frees a place is told by when somebody waits for one.
+        # What frees a place is told once a request waits for one.
         while len(self):
             new = [turn for each in self._gateways for turn in each.exchange(now_s, sizes)]
             turns += new
