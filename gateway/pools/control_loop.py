@@ -37,8 +37,10 @@ if TYPE_CHECKING:
     from gateway.dispatch.control_feed import ControlFeed
 
 EVERY_S = 2.0
-NOBODY = "\0nobody"
+NO_TENANT = "\0"
 """A tenant without answers of its own: lengths are its model's."""
+LEAST_LENGTHS = 20
+"""Answers from which on their spread is looked at."""
 Z90 = 1.2816
 
 logger = logging.getLogger("fairgate.gateway.control")
@@ -275,10 +277,9 @@ class ControlLoop:
         preemptions = sum(each.preemptions for each in snapshots)
         evictions, self._preemptions = max(0, preemptions - self._preemptions), preemptions
         kv_share = sum(each.referenced_blocks for each in snapshots) / blocks if blocks else 0.0
-        p50, p90 = (self._lengths.quantile(NOBODY, self._model, quantile) for quantile in (0.5, 0.9))
         return Observation(
             arrivals_per_s=self._arrivals_per_s(now_s),
-            length_spread=length_spread(p50, p90),
+            length_spread=self._length_spread(),
             kv_share=kv_share,
             prefix_hit_share=self._prefix_hits() or 0.0,
             step_s=max(map(_step_s, snapshots), default=0.0),
@@ -306,6 +307,13 @@ class ControlLoop:
                 self._stands[Knob.QUOTA] = 0.0
                 self._setters[Knob.QUOTA](0.0)
             raise
+
+    def _length_spread(self) -> float:
+        """Of the answers that were seen; 0 while these are few, for the prior is wide of itself."""
+        if self._lengths.model_samples(self._model) < LEAST_LENGTHS:
+            return 0.0
+        p50, p90 = (self._lengths.quantile(NO_TENANT, self._model, quantile) for quantile in (0.5, 0.9))
+        return length_spread(p50, p90)
 
     def _places(self) -> int:
         """Of the engines that tell what they run."""

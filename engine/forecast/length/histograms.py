@@ -143,6 +143,11 @@ class LengthSketches:
         sketch = self._tenants.get((tenant_id, model_id))
         return sketch.samples if sketch is not None else 0
 
+    def model_samples(self, model_id: str) -> int:
+        """Answers of this model that were seen; 0: forecasts come from the prior."""
+        sketch = self._models.get(model_id)
+        return sketch.samples if sketch is not None else 0
+
     def quantiles(self, tenant_id: str, model_id: str, qs: Sequence[float], generated: int = 0) -> list[int]:
         """For each of `qs`, the length that such a share of answers does not exceed, given that `generated`
         tokens are out and more will come: at least `generated + 1`."""

@@ -69,6 +69,10 @@ class LengthForecast:
         """Answers of this tenant that were seen; 0: forecasts come from the model's or the prior."""
         return self.sketches.samples(tenant_id, model_id)
 
+    def model_samples(self, model_id: str) -> int:
+        """Answers of this model that were seen, of all tenants."""
+        return self.sketches.model_samples(model_id)
+
     def layer(self, tenant_id: str, model_id: str) -> str:
         """Which of `LAYERS` answers for a request with features."""
         return LAYERS[self.gate.layer((tenant_id, model_id), model_id)]

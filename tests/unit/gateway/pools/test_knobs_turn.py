@@ -14,7 +14,7 @@ from gateway.dispatch.admission import Admission
 from gateway.flow.control_rules import DEFAULT_BOUNDS, RULES, ControlMode, Knob
 from gateway.flow.controller import FlowController, Ticket
 from gateway.metrics.control import ControlCollector
-from gateway.pools.control_loop import EVERY_S, ControlLoop, setters_of
+from gateway.pools.control_loop import EVERY_S, LEAST_LENGTHS, ControlLoop, setters_of
 from tests.unit.gateway.pools.test_control_loop import Engine, Requests, queue, snapshot_of
 
 CALM: dict[str, Any] = {"attainment": 1.0, "hits": 0.0, "late": 0.0, "mistaken": 0.0, "blocks": 10, "p90": 20}
@@ -54,6 +54,10 @@ class Load:
         )
         assert self.flow.enqueue(Ticket(QueueEntry("r", "t", 0.0, 10, 10, 1), 1, 20), 0.0) is None
         self.now_s = 0.0
+
+    def model_samples(self, model: str) -> int:
+        """Answers that were seen."""
+        return LEAST_LENGTHS
 
     def quantile(self, tenant_id: str, model: str, q: float) -> int:
         """Of lengths: as `LengthForecast`, whose sketches a few answers would not spread."""
