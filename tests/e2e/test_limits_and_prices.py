@@ -199,7 +199,14 @@ def test_of_the_platforms_limit_a_tenant_reads_only_that_it_binds(server: Server
         assert not found["data"][0]["usage"]["binds_first"]
         assert found["binds_first"] is None
         listed = {each["id"]: each["usage"] for each in command(server, "limit", "list")}
-        use = {"used": 12, "held": 0, "remaining": 0, "reset_s": None, "binds_first": True}
+        use = {
+            "used": 12,
+            "held": 0,
+            "remaining": 0,
+            "reset_s": None,
+            "binds_first": True,
+            "refill_per_s": None,
+        }
         assert listed[limit["id"]] == use
         assert server.status()["platform_limits"][0]["used"] == 12
         assert command(server, "ledger", "verify")["problems"] == []
