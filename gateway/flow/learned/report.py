@@ -16,7 +16,7 @@ UNLIKE_WORDS = {
     "token_budget": "{0:.0%} of a step's tokens",
     "partial_prefills": "at most {0:g} unfinished prompts of a tenant",
     "long_share": "the long lane may hold {0:.0%} of an engine",
-    "admission": "admission takes targets {0:g} times as strictly as the forecast",
+    "admission": "requests are refused whose expected time, times {0:g}, is beyond their target",
     "reserve_permille": "memory is set aside for {0:g} thousandths of the predicted output",
     "ageing": "requests move up a tier after {0:.0%} of the time",
 }

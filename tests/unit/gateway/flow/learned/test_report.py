@@ -30,7 +30,7 @@ def test_every_action_has_words() -> None:
     strict = unlike_hybrid(Actions(admission=1.0, partial_prefills=1))
     assert strict == [
         "at most 1 unfinished prompts of a tenant",
-        "admission takes targets 1 times as strictly as the forecast",
+        "requests are refused whose expected time, times 1, is beyond their target",
     ]
 
 
