@@ -25,7 +25,7 @@ TRIED_ONE_IN = 20
 """One in this many refused by a target is admitted all the same: a forecast that is never tried is never put
 right."""
 
-DOUBTED_ONE_IN = 2
+DOUBTED_ONE_IN = 8
 """One in this many, where the median keeps the target: what went wrong in a burst makes the 90th percentile
 large for long, and with few admitted nothing would show that the burst is over."""
 
