@@ -308,8 +308,17 @@ def test_one_gateway_decides_in_the_control_loop_and_both_name_it(gateways: list
 
 
 def test_where_the_one_that_decides_dies_another_does_and_names_it(gateways: list[Server]) -> None:
-    # Nothing is known of lengths: they may be widely spread, and requests move up sooner.
-    until(lambda: all(control_of(each)["in_force"]["ageing"] == 0.25 for each in gateways))
+    # A target that cannot be kept: to both gateways' forecasts that is an overload.
+    key = gateways[0].tenant("late")
+    slo = {"tier": "standard", "metric": "ttft", "target_s": 0.0001, "tenant": "late"}
+    made = gateways[0].admin("POST", "/slos", slo)
+
+    def is_refused(gateway: Server) -> bool:
+        answer = ask(gateway, key)
+        return answer.status_code == 503 and answer.json()["error"]["code"] == "target_unreachable"
+
+    until(lambda: all([is_refused(each) for each in gateways]))
+    gateways[0].admin("DELETE", f"/slos/{made['id']}")
     before = control_of(gateways[0])
     [dead] = [each for each in gateways if value_of(each, "fairgate_control_holder")]
     [living] = [each for each in gateways if each is not dead]
@@ -320,6 +329,7 @@ def test_where_the_one_that_decides_dies_another_does_and_names_it(gateways: lis
         assert after["term"] > before["term"]
         assert after["holder"] != before["holder"]
         assert after["in_force"] == before["in_force"], "it goes on from there"
+        assert after["in_force"]["admission"] > after["rests"]["admission"]
         assert f"{before['holder']}, which decided, has said nothing for" in living.log()
     finally:
         dead.start()

@@ -69,7 +69,9 @@ def test_a_streamed_displaced_request_that_its_budget_ends(house: House) -> None
     every = ["interactive", "standard", "batch"]
     slow = house.server.tenant("slow", tiers=every)
     quick = house.server.tenant("quick", tier="interactive", tiers=every)
-    house.server.limit("slow", "output_tokens", 500, rate_per_s=2_000)  # held piece by piece
+    house.server.limit(
+        "slow", "output_tokens", 500, rate_per_s=1_000_000
+    )  # held piece by piece, and never paused
     house.server.admin("POST", "/slos", {
         "tenant": "slow", "tier": "batch", "metric": "e2e", "target_s": 0.0001, "percentile": 95
     })  # fmt: skip
@@ -84,7 +86,9 @@ def test_a_streamed_displaced_request_that_its_budget_ends(house: House) -> None
         ) as answer,
     ):
         heard = events(answer.iter_lines())
-        next(heard)
+        # Past its first small lease, with which it may have stood still, its place free.
+        for _ in range(100):
+            next(heard)
         taker = other.post("/v1/completions", json=SHORT, headers=traceparent(OTHER_TRACE))
         # Only now, however slow the machine: the stream ran until here, and ends at its next piece.
         house.server.limit("slow", "output_tokens", 1, window="lifetime")
@@ -226,8 +230,8 @@ def test_while_the_collector_is_away_nothing_is_lost_but_spans(house: House) -> 
             for number in range(3):
                 headers = traceparent(f"{number + 16:032x}")
                 assert client.post("/v1/completions", json=body, headers=headers).status_code == 200
-        until(lambda: lost("collector") == before[0] + 3)
-        until(lambda: lost_by_engine() == before[2] + 3)
+        until(lambda: lost("collector") >= before[0] + 3)
+        until(lambda: lost_by_engine() >= before[2] + 3)
     finally:
         house.collector.status = 200
     until(house.server.is_idle)
