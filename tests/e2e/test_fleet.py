@@ -317,7 +317,7 @@ def test_where_the_one_that_decides_dies_another_does_and_names_it(gateways: lis
         answer = ask(gateway, key)
         return answer.status_code == 503 and answer.json()["error"]["code"] == "target_unreachable"
 
-    until(lambda: all([is_refused(each) for each in gateways]))
+    until(lambda: all(is_refused(each) for each in gateways))
     gateways[0].admin("DELETE", f"/slos/{made['id']}")
     before = control_of(gateways[0])
     [dead] = [each for each in gateways if value_of(each, "fairgate_control_holder")]
