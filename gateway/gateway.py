@@ -446,13 +446,8 @@ class Gateway:
             mistaken=lambda: lifecycle.admission.mistaken.value,
             feed=None if self.deps.sharing is None else self.deps.sharing.control(pool.flow),
             on_moves=partial(self.moves.note, name),
-            may_lend=self._has_ceilings,
+            may_lend=lambda: self.deps.directory.has_ceilings,
         )
-
-    def _has_ceilings(self) -> bool:
-        """Whether a limit in force may refill faster than at its rate."""
-        limits = self.deps.directory.limits(self.deps.wall_clock())
-        return any(each.ceiling_per_s is not None for each in limits)
 
     def _count_replicas(self, spec: PoolSpec, recorder: RequestRecorder) -> None:
         recorder.serving(self.deps.clock(), sum(takes_turns(upstream) for upstream in spec.upstreams))

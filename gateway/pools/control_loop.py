@@ -27,7 +27,7 @@ from gateway.flow.controller import FlowController
 from gateway.flow.shared.control_session import ControlSession
 from gateway.flow.window import NUM_RANKS
 from gateway.metrics.control import ControlFigures
-from gateway.pools.engine_knobs import engine_setters
+from gateway.pools.engine_knobs import ENGINE_KNOBS, engine_setters
 from gateway.pools.learned_actions import LearnedActions
 from gateway.requests.lifecycle import Lifecycle
 from gateway.upstream.base import Upstream
@@ -45,9 +45,6 @@ Z90 = 1.2816
 
 logger = logging.getLogger("fairgate.gateway.control")
 
-
-ENGINE_KNOBS = frozenset({Knob.TOKEN_BUDGET, Knob.SLOTS, Knob.PARTIAL_PREFILLS, Knob.RESERVE_PERMILLE})
-"""They stand inside engines."""
 
 Setters = Mapping[Knob, Callable[[float], None]]
 

@@ -12,6 +12,8 @@ from gateway.flow.control_rules import Knob
 
 SHARES = {Knob.TOKEN_BUDGET: "token_share", Knob.SLOTS: "slot_share"}
 NUMBERS = {Knob.PARTIAL_PREFILLS: "partial_prefills", Knob.RESERVE_PERMILLE: "reserve_permille"}
+ENGINE_KNOBS = frozenset({*SHARES, *NUMBERS})
+"""They stand inside engines."""
 
 
 def engine_setters(

@@ -180,6 +180,12 @@ class Directory:
         return [limit.at(now_s) for limits in chosen for limit in limits]
 
     @property
+    def has_ceilings(self) -> bool:
+        """Whether a limit may refill faster than at its rate, while no override keeps it from that."""
+        held = (self._platform, *(state.limits for state in self._tenants.values()))
+        return any(limit.ceiling_per_s is not None for limits in held for limit in limits)
+
+    @property
     def prices(self) -> PriceBook:
         """The price book in force."""
         return self._prices
