@@ -37,7 +37,6 @@ BENCH = (
     "2",
     "--steps",
     "100",
-    "--no-granularity",
 )
 FORECAST = ("forecast", "report", "--data-dir")
 

@@ -104,21 +104,19 @@ def engine(workload: Path | None, no_roofline: bool, **given: Any) -> None:
 @listed("--tenants", metavar="N,…", default="1,1000", parse=counts_given, help="Their tenants.")
 @listed("--policy", "policies", metavar="NAME,…", default="hybrid,vtc,fcfs", parse=names_given, help="Which.")
 @whole("--steps", least=100, most=1_000_000, default=1000, help="Timed of each.")
-@click.option("--no-granularity", is_flag=True, help="Leave out the table of step and chunk sizes.")
-def scheduler(no_granularity: bool, **given: Any) -> None:
-    """What a scheduling step costs without a model, and what too fine and too coarse steps cost.
+def scheduler(**given: Any) -> None:
+    """What a scheduling step costs without a model.
 
     \b
-    Steady states: sequences decode, now and then one ends and the next is admitted. Then, on virtual time,
-    step and chunk sizes against throughput and latencies. Measure when nothing else runs.
+    Steady states: sequences decode, now and then one ends and the next is admitted. Measure when nothing
+    else runs.
     --json answers:
       {"cases": [{"policy": "hybrid", "running": 256, "waiting": 10000, "tenants": 1000,
        "schedule_us": {"p50": 180.0, "p99": 390.0, "most": 700.0}, "books_us": {…}, "step_us": {…}, …}, …],
-       "growth": [{"policy": "hybrid", "tenants": 1000, "waiting": [1000, 10000], "ratio": 1.04}, …],
-       "granularity": {"rows": [{"step_tokens": 512, "chunk_tokens": 64, "ttft_p99_s": 2.8, …}, …]}}
+       "growth": [{"policy": "hybrid", "tenants": 1000, "waiting": [1000, 10000], "ratio": 1.04}, …]}
     """
     from engine.scheduling.policy import UnknownPolicy
-    from ops.bench.engine import scheduler_cost, scheduler_granularity
+    from ops.bench.engine import scheduler_cost
 
     try:
         report = scheduler_cost.run(**given)
@@ -126,15 +124,7 @@ def scheduler(no_granularity: bool, **given: Any) -> None:
         raise click.BadParameter(str(error), param_hint="--policy") from None
     except RuntimeError as error:
         raise Failure(str(error)) from None
-    if not no_granularity:
-        report["granularity"] = scheduler_granularity.run(given["policies"][0])
-
-    def show() -> None:
-        scheduler_cost.show(report)
-        if not no_granularity:
-            scheduler_granularity.show(report["granularity"])
-
-    answer(report, show)
+    answer(report, lambda: scheduler_cost.show(report))
 
 
 @command()

@@ -1,4 +1,4 @@
-"""`fairgate bench forecast|step-time|fidelity|control`: forecasts, simulator and control loop."""
+"""`fairgate bench forecast|fidelity|control`: forecasts, simulator and control loop."""
 
 from __future__ import annotations
 
@@ -40,27 +40,6 @@ def forecast(**given: Any) -> None:
     from ops.bench.estimates import forecast as measuring
 
     with counting_bar("answers") as progress:
-        report = measuring.run(progress=progress, **given)
-    verdict(report, lambda: measuring.show(report))
-
-
-@command("step-time")
-@whole("--steps", least=100, most=100_000, default=1500, help="To learn from; as many again are foretold.")
-@whole("--threads", least=1, most=256, default=1, help="CPU threads.")
-@click.option("--seed", type=int, default=1, show_default=True)
-@MODEL_OPTION
-def step_time(**given: Any) -> None:
-    """The step-time model against the clock: by shape of the step, what it took and what was foretold.
-
-    \b
-    --json answers:
-      {"shapes": [{"shape": "decode, up to 16 sequences, context up to 128", "steps": 210,
-       "measured_p50_s": 0.0041, "predicted_p50_s": 0.0042, "mape": 0.06}, …],
-       "steps": 1500, "mape": 0.08, "median_error": 0.05, "whole_time_error": -0.01, "fit": {…}, "ok": true}
-    """
-    from ops.bench.engine import step_time as measuring
-
-    with counting_bar("steps") as progress:
         report = measuring.run(progress=progress, **given)
     verdict(report, lambda: measuring.show(report))
 

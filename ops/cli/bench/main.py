@@ -14,7 +14,6 @@ COMMANDS = {
     "policies": "engine:policies",
     "batch-or-wait": "engine:batch_or_wait",
     "forecast": "forecast:forecast",
-    "step-time": "forecast:step_time",
     "fidelity": "forecast:fidelity",
     "control": "forecast:control",
     "ledger": "gateway:ledger",
@@ -40,7 +39,6 @@ def bench() -> None:
       fairgate bench engine --model tiny --peers transformers,openvino
       fairgate bench scheduler
       fairgate bench forecast
-      fairgate bench step-time
       fairgate bench fidelity --policy vtc,fcfs
       fairgate bench control --trace day.csv.gz --replicas 2
       fairgate bench policies --case mixed

@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from engine.scheduling.policy import UnknownPolicy
-from ops.bench.engine import scheduler_granularity
 from ops.bench.engine.scheduler_cost import SchedulerCase, SteadyState, growth, measure_case, run
-from ops.bench.engine.scheduler_granularity import LONG_EVERY, LONG_PROMPT_TOKENS, mixed_arrivals
 
 
 def test_the_state_stays_what_it_is() -> None:
@@ -56,24 +54,3 @@ def test_growth_is_that_from_the_least_to_the_most_waiting() -> None:
     cases = [_case("a", 100, 3.0), _case("a", 10, 2.0), _case("a", 50, 9.0), _case("b", 10, 1.0)]
     found = growth(cases)
     assert [(each["policy"], each["waiting"], each["ratio"]) for each in found] == [("a", [10, 100], 1.5)]
-
-
-def test_every_eighth_prompt_is_long() -> None:
-    arrivals = mixed_arrivals(16, rate_per_s=2.0)
-    long = [number for number, arrival in enumerate(arrivals) if arrival.input_tokens == LONG_PROMPT_TOKENS]
-    assert long == [0, LONG_EVERY]
-    assert arrivals[-1].arrival_s > 0
-    assert {arrival.arrival_s for arrival in mixed_arrivals(16, rate_per_s=None)} == {0.0}
-
-
-def test_too_fine_and_too_coarse_both_show() -> None:
-    report = scheduler_granularity.run(
-        "fcfs", step_tokens=(128, 2048), chunk_tokens=(16, 256, 0), requests=60
-    )
-    rows = {(row["step_tokens"], row["chunk_tokens"]): row for row in report["rows"]}
-    assert (128, 256) not in rows, "a chunk is smaller than its step"
-    fine, middle, coarse = rows[2048, 16], rows[2048, 256], rows[2048, 0]
-    assert fine["output_tokens_per_s"] < 0.8 * middle["output_tokens_per_s"]
-    assert fine["ttft_p99_s"] > 2 * middle["ttft_p99_s"]
-    assert coarse["longest_gap_p99_s"] > 1.5 * middle["longest_gap_p99_s"]
-    assert rows[128, 0]["output_tokens_per_s"] < 0.8 * coarse["output_tokens_per_s"]

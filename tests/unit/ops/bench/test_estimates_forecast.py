@@ -1,4 +1,4 @@
-"""Templates of the forecast benchmark, and steps by shape."""
+"""Templates of the forecast benchmark."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import random
 import pytest
 
 from engine.forecast.length.features import features_of
-from engine.step_time.model import StepTimeModel
-from ops.bench.engine.step_time import SeenStep, report, shape_of
 from ops.bench.estimates import forecast_groups
 from ops.bench.estimates.forecast import PARTS, deal
 from ops.bench.estimates.forecast_queue import WAYS, Foretold, measure_waits
@@ -62,18 +60,6 @@ def test_no_template_is_in_two_parts_and_each_part_has_some_of_a_family() -> Non
             len({part for each, part in zip(answered, parts, strict=True) if each.template == template}) == 1
         )
     assert {part for each, part in zip(answered, parts, strict=True) if each.family == "count"} == {0, 1, 2}
-
-
-def test_steps_are_told_apart_by_shape_and_errors_are_relative() -> None:
-    assert shape_of(SeenStep(8, 800, 8, 1.0, 1.0)) == "decode, up to  8 sequences, context up to  128"
-    assert shape_of(SeenStep(300, 9999, 9, 1.0, 1.0)) == "with prompts, up to 16 sequences, tokens up to  512"
-    found = report(
-        [SeenStep(1, 10, 1, 0.010, 0.011), SeenStep(1, 10, 1, 0.020, 0.018), SeenStep(4, 99, 4, 0.1, 0.1)],
-        StepTimeModel(),
-    )
-    assert found["mape"] == pytest.approx(0.2 / 3)
-    assert [shape["steps"] for shape in found["shapes"]] == [2, 1]
-    assert found["ok"]
 
 
 def test_on_the_committed_traces_users_and_conversations_lower_the_loss() -> None:

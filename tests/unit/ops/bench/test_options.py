@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from ops.bench.budgets.run import BudgetBenchOptions
-from ops.bench.engine import scheduler_cost, step_time
+from ops.bench.engine import scheduler_cost
 from ops.bench.engine.run import EngineBenchOptions
 from ops.bench.estimates import estimates, forecast
 from ops.bench.estimates.fidelity import FidelityOptions
@@ -41,13 +41,12 @@ def test_an_option_that_a_benchmark_would_ignore_is_refused(arguments: list[str]
     ("command", "target", "own"),
     [
         (engine_cli.engine, EngineBenchOptions, {"no_roofline"}),
-        (engine_cli.scheduler, scheduler_cost.run, {"no_granularity"}),
+        (engine_cli.scheduler, scheduler_cost.run, set()),
         (fairness_cli.fairness, live.run, {"virtual", "decode"}),
         (fairness_cli.estimates, estimates.run, set()),
         (gateway_cli.contract, BudgetBenchOptions, {"json_file"}),
         (gateway_cli.gateway, GatewayBenchOptions, {"json_file"}),
         (forecast_cli.forecast, forecast.run, set()),
-        (forecast_cli.step_time, step_time.run, set()),
         (forecast_cli.fidelity, FidelityOptions, set()),
     ],
 )
