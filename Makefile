@@ -32,7 +32,7 @@ STAMP_LLAMA_CPP := $(PEERS)/llama_cpp/.installed
 STAMP_SERVE := $(PEERS)/transformers/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: pictures vendor help install plugin-in-vllm demo serve test test-long test-sdks test-floor fuzz check mutants format bench-fairness bench-estimates bench-peers \
+.PHONY: pictures lock vendor help install plugin-in-vllm demo serve test test-long test-sdks test-floor fuzz check mutants format bench-fairness bench-estimates bench-peers \
   bench-engine bench-scheduler bench-contract bench-fidelity bench-gateway bench-versus bench-vllm bench-upstreams clean
 
 help: ## list the targets
@@ -45,14 +45,16 @@ $(BIN)/python:
 	  echo "The Python module 'venv' is missing. On Debian or Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# torch first and by itself: a later install then finds it and does not choose another build.
+# A file of a locked package with another hash is refused (ops/locked.py). torch by itself: its build is the machine's.
+LOCKED := install -q --require-hashes --no-deps -r
 $(STAMP_DEMO): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) $(LOCKED) constraints.txt
 	$(PIP) install -q "torch==$(TORCH_VERSION)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
-	$(PIP) install -q -c constraints.txt -e '.[engine]'
+	$(PIP) install -q --no-deps -e .
 	@touch $@
 
-$(STAMP_TEST): $(STAMP_DEMO)
-	$(PIP) install -q -c constraints.txt -e '.[test,dev]'
+$(STAMP_TEST): $(STAMP_DEMO) constraints-test.txt
+	$(PIP) $(LOCKED) constraints-test.txt
 	@touch $@
 
 install: $(STAMP_DEMO) ## create .venv and install the gateway and the engine
@@ -86,7 +88,8 @@ test-sdks: $(STAMP_TEST) ## streams and tools of other SDKs: older majors of ope
 fuzz: $(STAMP_TEST) ## the parsers of what peers send, with many more random inputs than the suite (PYTEST_ARGS="-k engine ...")
 	$(BIN)/python -m pytest --hypothesis-profile fuzz --timeout 0 tests/property/test_fuzz_*.py $(PYTEST_ARGS)
 
-check: $(STAMP_TEST) ## format, lint, types and import rules
+check: $(STAMP_TEST) ## the lock of packages, format, lint, types and import rules
+	$(BIN)/python -m ops.locked
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -194,6 +197,10 @@ bench-upstreams: $(STAMP_DEMO) $(VLLM)/.installed $(STAMP_LLAMA_CPP) $(STAMP_SER
 # `fairgate bench calibration --json > docs/figures/calibration.json` (some minutes).
 pictures: $(STAMP_DEMO) ## draw the charts in docs/ anew, from docs/figures/ and a short simulation
 	$(BIN)/python -m ops.pictures
+
+lock: $(STAMP_TEST) ## lock the packages that are installed, with their hashes
+	$(PIP) install -q uv
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m ops.locked --write
 
 vendor: $(STAMP_TEST) ## fetch the console's third-party files anew, by version and hash
 	$(BIN)/python -m ops.vendored

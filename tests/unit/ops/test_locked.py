@@ -1,0 +1,30 @@
+"""The lock of packages: each required one at its version, with hashes."""
+
+from __future__ import annotations
+
+import pytest
+
+from ops.locked import LOCKS, ROOT, pins, problems
+
+PINNED = "a-b==1.0 \\\n    --hash=sha256:" + "0" * 64 + " \\\n    --hash=sha256:" + "1" * 64 + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "needed", "wrong"),
+    [
+        (PINNED, {"a-b": "1.0"}, []),
+        (PINNED, {"a-b": "1.0", "c": "2"}, ["c 2 is required and not locked"]),
+        ("a_b==1.0\n", {"a-b": "1.0"}, ["a-b 1.0 is locked without a hash"]),
+        (PINNED, {"a-b": "1.1"}, ["a-b is locked at 1.0; installed: 1.1"]),
+    ],
+)
+def test_a_lock_that_is_wrong_says_how(text: str, needed: dict[str, str], wrong: list[str]) -> None:
+    assert list(problems(pins(text), needed)) == wrong
+
+
+def test_every_locked_package_has_hashes_and_stands_in_one_file() -> None:
+    first, second = (pins((ROOT / file).read_text()) for file in LOCKS)
+    assert all(hashes for _, hashes in (first | second).values())
+    assert len(first) > 40
+    assert len(second) > 40
+    assert not first.keys() & second.keys()
