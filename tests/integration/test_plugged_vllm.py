@@ -16,7 +16,14 @@ import pytest
 from engine.messages import EngineKnobs, Submit, TenantShare
 from engine.vllm_plugin.channel.unix_socket import serve_unix_socket
 from engine.vllm_plugin.signature import encode_refusal, verify
-from gateway.upstream.base import CountedOutcome, UpstreamFailed, UpstreamLost, UpstreamUnavailable, Wording
+from gateway.upstream.base import (
+    CountedDelta,
+    CountedOutcome,
+    UpstreamFailed,
+    UpstreamLost,
+    UpstreamUnavailable,
+    Wording,
+)
 from gateway.upstream.openai.config import OpenAIServer
 from gateway.upstream.openai.request import PriorityStyle
 from gateway.upstream.openai.upstream import OpenAIUpstream
@@ -115,6 +122,24 @@ async def test_a_spent_budget_ends_what_rests_with_the_servers_own_count(wording
         assert [(each.finish, each.emitted_tokens) for each in found.outcomes] == [("budget", 16)]
         upstream.acknowledge(["s"])
         assert (await upstream.collect()).outcomes == []
+
+
+async def test_what_the_stream_of_a_resting_sequence_lacks_counts_when_its_reader_has_read() -> None:
+    async with plugged() as (vllm, upstream):
+        vllm.held_back = 4
+        deltas = upstream.run(submit(), STREAMED)
+        first = await anext(deltas)  # the rest comes after this
+        await until(lambda: upstream.describe()["plugin"]["parked"] == 1)
+        async with asyncio.timeout(10):
+            while (await upstream.collect()).running[0].emitted_tokens < 12:
+                pass
+        await upstream.probe()
+        assert (await upstream.collect()).running[0].emitted_tokens == 12, "it was not read"
+        await text_of(deltas, 12 - len(first.text))
+        assert await anext(deltas) == CountedDelta("s", 12, [0] * 4, "", [])
+        upstream.cancel("s", "budget")
+        text, outcome = await answer_of(deltas)
+        assert (text, outcome.emitted_tokens) == ("aaaa", 16)
 
 
 async def test_a_cancelled_sequence_is_counted_to_the_last_token_that_the_server_emitted() -> None:
