@@ -23,14 +23,6 @@ _BROKEN: list[Broken] = [
         f"{BOUNDS}::test_a_full_memory_refuses_rather_than_lets_twice",
     ),
     (
-        "engine/vllm_plugin/channel/replay.py",
-        "a clock that goes forward and back makes what was used good again",
-        "            self._floor_s, oldest = heapq.heappop(self._by_time)\n",
-        "            signed_s, oldest = heapq.heappop(self._by_time)\n"
-        "            if len(self._seen) > self._most:\n                self._floor_s = signed_s\n",
-        f"{BOUNDS}::test_a_clock_that_goes_forward_and_back_makes_nothing_good_twice",
-    ),
-    (
         "engine/vllm_plugin/channel/gateways.py",
         "service is told once, heard or not",
         "        if heard >= self._told_at:\n            self._told = {}\n",

