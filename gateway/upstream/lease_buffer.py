@@ -75,6 +75,8 @@ class LeaseBuffer:
         self.held_bytes = 0
         """Size of the pieces that wait for their lease."""
         self._taken_tokens = 0
+        self._ahead_tokens = 0
+        """Emitted by the server's own word, whose content is still to come."""
         self._end: End | None = None
 
     @property
@@ -89,17 +91,32 @@ class LeaseBuffer:
 
     def push(self, piece: BufferedChunk) -> None:
         """Adds what the server sent."""
+        known = min(piece.tokens, self._ahead_tokens)
+        piece.tokens -= known
+        self._ahead_tokens -= known
         self._held.append(piece)
         self.held_bytes += piece.size
         self._taken_tokens += piece.tokens
 
+    def emitted(self, tokens: int) -> None:
+        """The server has emitted `tokens` in all. What was not pushed of them counts from now on; its content
+        comes later."""
+        missing = tokens - self._taken_tokens
+        if missing > 0:
+            self._held.append(BufferedChunk(missing))
+            self._taken_tokens += missing
+            self._ahead_tokens += missing
+
     def end(self, end: End) -> None:
         """The server is done. Tokens that it counts beyond what was pushed are passed on before the end, so
-        that they are covered as well."""
+        that they are covered as well; what was pushed beyond its count needs no lease."""
         if self._end is None:
-            missing = end.tokens - self._taken_tokens
-            if missing > 0:
-                self.push(BufferedChunk(missing))
+            self.emitted(end.tokens)
+            beyond = self._taken_tokens - end.tokens
+            for piece in reversed(self._held):
+                less = min(piece.tokens, max(0, beyond))
+                piece.tokens -= less
+                beyond -= less
             self._end = end
 
     def top_up(self, lease_tokens: int) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,7 @@ def arguments(toml: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def vllm() -> Iterator[PluggedVllm]:
     found = PluggedVllm(slots=16)
+    found.held_back = 20
     with in_thread(found.peer):
         yield found
 
@@ -152,16 +155,33 @@ def test_a_stream_is_topped_up_and_ends_at_its_budget(gateway: Server, vllm: Plu
     assert sequence.terms.submit.lease_tokens < 700, "it was topped up"
 
 
+def test_of_two_streams_the_second_ends_with_what_the_first_left(gateway: Server, vllm: PluggedVllm) -> None:
+    key = gateway.tenant("plugged-two")
+    gateway.limit("plugged-two", "output_tokens", 400, window="day")
+    before = len(vllm.all)
+    with ThreadPoolExecutor() as beside:
+        first = beside.submit(stream, gateway, key, max_tokens=60)
+        until(lambda: len(vllm.all) > before and vllm.all[-1].emitted_tokens)
+        ended = [stream(gateway, key, max_tokens=None), first.result()]
+    assert [each["usage"]["completion_tokens"] for each in ended] == [340, 60]
+    finishes = [(each["choices"][0]["finish_reason"], each["fairgate"].get("stop_cause")) for each in ended]
+    assert finishes == [("length", "budget"), ("length", None)]
+    assert sum(row["output_tokens"] for row in settled(gateway, "plugged-two")) == 400
+
+
 def stream(gateway: Server, key: str, **fields: Any) -> Any:
-    """The last event of a stream."""
+    """What the events of a stream said last, field by field; it ends within 20 s."""
     asked = body(stream=True, stream_options={"include_usage": True}, **fields)
-    last: Any = None
+    said: dict[str, Any] = {}
+    end_s = time.monotonic() + 20
     with gateway.http(key) as client, client.stream("POST", "/v1/chat/completions", json=asked) as response:
         assert response.status_code == 200
         for line in response.iter_lines():
+            assert time.monotonic() < end_s, "the stream does not end"
             if line.startswith("data: {"):
-                last = json.loads(line.removeprefix("data: "))
-    return last
+                event = json.loads(line.removeprefix("data: "))
+                said |= {name: value for name, value in event.items() if value}
+    return said
 
 
 def test_a_policy_sets_queue_and_server(gateway: Server, vllm: PluggedVllm) -> None:

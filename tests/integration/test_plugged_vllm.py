@@ -117,6 +117,25 @@ async def test_a_spent_budget_ends_what_rests_with_the_servers_own_count(wording
         assert (await upstream.collect()).outcomes == []
 
 
+async def test_what_the_stream_of_a_resting_sequence_lacks_counts_when_its_reader_has_read() -> None:
+    async with plugged() as (vllm, upstream):
+        vllm.held_back = 4
+        deltas = upstream.run(submit(), STREAMED)
+        first = await anext(deltas)  # the rest comes after this
+        await until(lambda: upstream.describe()["plugin"]["parked"] == 1)
+        async with asyncio.timeout(10):
+            while (await upstream.collect()).running[0].emitted_tokens < 12:
+                pass
+        await upstream.probe()
+        assert (await upstream.collect()).running[0].emitted_tokens == 12, "it was not read"
+        await text_of(deltas, 12 - len(first.text))
+        lacked = await asyncio.wait_for(anext(deltas), 10)
+        assert (lacked.text, len(lacked.token_ids)) == ("", 4)
+        upstream.cancel("s", "budget")
+        text, outcome = await answer_of(deltas)
+        assert (text, outcome.emitted_tokens) == ("aaaa", 16)
+
+
 async def test_a_cancelled_sequence_is_counted_to_the_last_token_that_the_server_emitted() -> None:
     async with plugged() as (vllm, upstream):
         deltas = upstream.run(submit(lease=4000, most=4000), STREAMED)

@@ -32,6 +32,8 @@ class PluggedVllm:
         """All that came."""
         self.bodies: list[dict[str, Any]] = []
         self.has_plugin = True
+        self.held_back = 0
+        """The last tokens of a stream that are not sent before others follow, as by vLLM's parsers."""
         self.drops = 0
         """So many exchanges more lose their connection."""
         self._core: asyncio.Task[None] | None = None
@@ -112,7 +114,7 @@ class PluggedVllm:
         sent = 0
         while True:
             is_over = self.scheduler.live.get(sequence_id) is not sequence
-            emitted = sequence.emitted_tokens
+            emitted = max(sent, sequence.emitted_tokens - (0 if is_over else self.held_back))
             if is_streamed and (emitted > sent or is_over):
                 text = "a" * (emitted - sent)
                 await request.events(self._chunk(text, "length" if is_over else None, emitted))

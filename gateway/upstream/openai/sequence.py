@@ -140,6 +140,14 @@ class OpenAISequence:
         self._lease.top_up(lease_tokens)
         self._pass_on()
 
+    def rests(self, emitted_tokens: int) -> None:
+        """The server has emitted so many in all and waits for a longer lease. Its stream may lack some of
+        them: parsers of tool calls and reasoning send a token's text only when they know what it belongs to.
+        They count once its reader has taken all that came: one that is slow gets no longer lease."""
+        if not self._is_over and not self._deltas:
+            self._lease.emitted(emitted_tokens)
+            self._pass_on()
+
     @property
     def has_failed(self) -> bool:
         """It ended without an outcome."""

@@ -116,6 +116,7 @@ class OpenAIUpstream:
                 server.plugin_key,
                 transport_of(server.plugin_socket, target_of(server.url), server.api_key),
                 on_change=self._notify,
+                on_rest=self._rests,
             )
         self.is_drained = False
         self._watchers: list[Callable[[], None]] = []
@@ -450,6 +451,10 @@ class OpenAIUpstream:
                 sequence.stopping(cause)
                 return
         sequence.cancel(cause)
+
+    def _rests(self, sequence_id: str, emitted_tokens: int) -> None:
+        if (sequence := self._sequences.get(sequence_id)) is not None:
+            sequence.rests(emitted_tokens)
 
     def _cache_salt(self, tenant_id: str) -> str:
         return openai_request.cache_salt(self._cache_secret, tenant_id) if self.is_salted else ""

@@ -242,6 +242,11 @@ class ChannelState:
         begun = self._begun.get(sequence_id)
         return NEVER_REPORTED if begun is None else self._news.get(begun.wire_id, NEVER_REPORTED)
 
+    def resting(self) -> dict[str, int]:
+        """Sequences of this gateway that have used up their leases: their emitted tokens."""
+        news = {sequence_id: self.news(sequence_id) for sequence_id in self._begun}
+        return {name: each.emitted_tokens for name, each in news.items() if each.state == "parked"}
+
     def orphans(self) -> list[SequenceOutcome]:
         """Outcomes that nothing here reads: of an earlier life, of other gateways, and of lost answers."""
         mine = {begun.wire_id for begun in self._begun.values()}

@@ -63,14 +63,17 @@ class PluginLink:
         transport: Transport,
         *,
         on_change: Callable[[], None],
+        on_rest: Callable[[str, int], None],
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """`key` is shared with the plug-in. `on_change` is called when it comes up or is lost, and while it
-        holds outcomes that nothing here reads."""
+        holds outcomes that nothing here reads; `on_rest` at each report with the emitted tokens of each
+        sequence that has used up its lease."""
         self._replica_id = replica_id
         self._key = key
         self._transport = transport
         self._on_change = on_change
+        self._on_rest = on_rest
         self._wall_clock = wall_clock
         self.state = ChannelState(gateway_id, secrets.token_hex(8))
         self.on_service: Callable[[Mapping[str, TenantShare]], None] = lambda service: None
@@ -297,6 +300,8 @@ class PluginLink:
             log.error("%s does not take the policy: %.400s", self._replica_id, report.policy_refusal)
         if report.service:
             self.on_service(report.service)
+        for sequence_id, emitted_tokens in self.state.resting().items():
+            self._on_rest(sequence_id, emitted_tokens)
         now_s = time.monotonic()
         has_orphans = bool(self.state.orphans()) and now_s - self._orphans_told_s >= ORPHANS_EVERY_S
         if has_orphans:

@@ -310,17 +310,20 @@ def test_log_probabilities_carry_no_more_than_their_tokens() -> None:
 @given(
     sizes=st.lists(st.integers(0, 5), max_size=30),
     leases=st.lists(st.integers(0, 60), max_size=10),
+    emitted=st.lists(st.integers(0, 60), max_size=5),
     counted=st.integers(0, 80),
     cut_at=st.integers(0, 50),
 )
 @settings(max_examples=300, deadline=None)
 def test_whatever_comes_no_token_passes_its_lease_and_none_is_lost(
-    sizes: list[int], leases: list[int], counted: int, cut_at: int
+    sizes: list[int], leases: list[int], emitted: list[int], counted: int, cut_at: int
 ) -> None:
     stream = LeaseBuffer(leases[0] if leases else 3)
     steps: list[tuple[str, int]] = [("push", size) for size in sizes]
     for index, lease in enumerate(leases):
         steps.insert((index * 7) % (len(steps) + 1), ("lease", lease))
+    for index, tokens in enumerate(emitted):
+        steps.insert((index * 5) % (len(steps) + 1), ("emitted", tokens))
     passed, text = 0, ""
     for number, (kind, value) in enumerate(steps):
         if number == cut_at:
@@ -332,21 +335,25 @@ def test_whatever_comes_no_token_passes_its_lease_and_none_is_lost(
             return
         if kind == "push":
             stream.push(BufferedChunk(value, f"<{number}>"))
+        elif kind == "emitted":
+            stream.emitted(value)
         else:
             stream.top_up(value)
         for piece in stream.take():
             passed += piece.tokens
             text += piece.text
         assert passed == stream.passed_tokens <= max(stream.lease_tokens, 0)
+    total = max(passed, counted)
     stream.end(End("stop", counted, "upstream"))
     for piece in stream.take():
         passed += piece.tokens
+        text += piece.text
     assert (stream.ended() is None) == (stream.held > 0)
     stream.top_up(10**6)
     for piece in stream.take():
         passed += piece.tokens
         text += piece.text
-    assert passed == max(sum(sizes), counted)
+    assert passed == total, "what counts, or was passed on"
     assert text == "".join(f"<{number}>" for number, (kind, _) in enumerate(steps) if kind == "push")
     assert stream.ended() == End("stop", counted, "upstream")
 
@@ -357,6 +364,18 @@ def test_a_piece_that_is_covered_in_part_counts_and_waits() -> None:
     assert [(each.tokens, each.text) for each in stream.take()] == [(2, "")]
     stream.top_up(3)
     assert [(each.tokens, each.text) for each in stream.take()] == [(1, "abc")]
+
+
+def test_what_a_server_says_it_has_emitted_counts_once_and_before_its_content() -> None:
+    stream = LeaseBuffer(5)
+    passed: list[BufferedChunk] = []
+    for step in (lambda: stream.push(BufferedChunk(3, "abc")), lambda: stream.emitted(5),
+                 lambda: stream.push(BufferedChunk(1, "d")), lambda: stream.push(BufferedChunk(2, "ef")),
+                 lambda: stream.end(End("budget", 5, "upstream"))):  # fmt: skip
+        step()
+        passed += stream.take()
+    assert [(each.tokens, each.text) for each in passed] == [(3, "abc"), (2, ""), (0, "d"), (0, "ef")]
+    assert stream.ended() == End("budget", 5, "upstream")
 
 
 # ---------------------------------------------------------------- bounds

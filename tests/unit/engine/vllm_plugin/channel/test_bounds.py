@@ -47,6 +47,22 @@ def test_a_full_memory_refuses_rather_than_lets_twice() -> None:
     assert seen.is_first("younger", 121.0, 121.0)
 
 
+def test_a_clock_that_goes_forward_and_back_makes_nothing_good_twice() -> None:
+    seen = SeenOnce()
+    assert seen.is_first("old", 100.0, 100.0)
+    assert seen.is_first("ahead", 300.0, 300.0)
+    assert not seen.is_first("old", 100.0, 101.0)
+    assert seen.is_first("next", 101.0, 101.0)
+
+
+def test_names_signed_by_a_fast_clock_that_fill_the_memory_keep_no_other_out() -> None:
+    seen = SeenOnce(most=10)
+    for number in range(10):
+        assert seen.is_first(f"fast {number}", 100.0 + SKEW_S, 100.0)
+    assert all(seen.is_first(str(second), 100.0 + second, 100.0 + second) for second in range(20))
+    assert not any(seen.is_first(str(second), 100.0 + second, 120.0) for second in range(20))
+
+
 def test_early_words_are_bounded_in_number_and_time() -> None:
     gateway = ChannelGateway("gw", "", 0.0)
     for number in range(MAX_EARLY + 5):
