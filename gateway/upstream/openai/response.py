@@ -5,8 +5,11 @@ Pure. Deviations of servers from OpenAI's API are handled only here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import StrEnum
+from ipaddress import ip_address
 from typing import Any
 
 import msgspec
@@ -251,6 +254,46 @@ def one_line(text: str, most: int) -> str:
     """At most `most` printable characters of a text that a server sent."""
     words = "".join(each if each.isprintable() else " " for each in text[: 4 * most]).split()
     return " ".join(words)[:most]
+
+
+_TELLTALE = re.compile(
+    r"""\b\w{2,10}://[^\s"'<>]+"""  # a URL
+    r"|(?<![\w.])(?:[\w-]{1,63}\.){1,8}[\w-]{1,63}:\d{2,5}\b"  # a host, or an IPv4 address, and a port
+    r"|(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.]*\w)"
+    r"|(?<![\w:])\[?(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{0,4}(?:\]:\d{1,5}|\])?(?![\w:])"  # perhaps IPv6
+    r"|\bBearer\s+[^\s\"',;]+|\b(?:[srp]k|fg_live|fg_test)[-_][\w*.-]{4,}|[\w+/=-]{33,}",
+    re.IGNORECASE,
+)
+_KEY_START = re.compile(r"bearer\s|[srp]k[-_]|fg_", re.IGNORECASE)
+_RANDOM = re.compile(r"(?=[^0-9]*[0-9])(?=.*[A-Za-z0-9+=]{20})")
+"""What a long run of base64 has and a path or the name of a model has not."""
+LEAST_CUT = 4
+"""Characters of the beginning of a key that are one, at the end of a text that was cut."""
+
+
+def without_secrets(text: str, *known: str) -> str:
+    """A server's text without keys and addresses: those in `known`, and whatever looks like one."""
+    for key in filter(None, known):
+        text = text.replace(key, "(its key)")
+        for length in range(min(len(key), len(text)), LEAST_CUT - 1, -1):
+            if text.endswith(key[:length]):
+                text = text[:-length] + "(its key)"
+                break
+    return _TELLTALE.sub(_hidden, text)
+
+
+def _hidden(found: re.Match[str]) -> str:
+    text = found[0]
+    if _KEY_START.match(text):
+        return "(a key)"
+    if ":" not in text and "." not in text:
+        return "(a key)" if _RANDOM.match(text) else text
+    if text.count(":") > 1 and "://" not in text:  # an IPv6 address, or the time of day
+        with suppress(ValueError):
+            ip_address(text.lstrip("[").partition("]")[0])
+            return "(an address)"
+        return text
+    return "(an address)"
 
 
 def _error_in(data: bytes) -> object:

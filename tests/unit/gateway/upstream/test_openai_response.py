@@ -198,6 +198,30 @@ def test_a_refusal_reaches_clients_in_our_words_only() -> None:
 # ---------------------------------------------------------------- counts
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("Incorrect API key: sk-proj-ab*****9f.", "Incorrect API key: (a key)"),
+        ("'Authorization: Bearer abc.def' is refused", "'Authorization: (a key)' is refused"),
+        ("fg_live_ab12_cd34, not hf_overrides", "(a key), not hf_overrides"),
+        ("token 0123456789abcdef0123456789abcdef01", "token (a key)"),
+        ("signed 9aZ/rT0+qWm4xKcV7bN1yLpE5sD8hJ2fG6u==", "signed (a key)"),
+        ("its key my secret is wrong", "its key (its key) is wrong"),
+        ("cut in the middle: my sec", "cut in the middle: (its key)"),
+        ("cannot reach http://10.0.0.7:8000/v1, try", "cannot reach (an address) try"),
+        ("10.0.0.7:8000 or 10.0.0.8 or llm-7.prod.svc:8000", "(an address) or (an address) or (an address)"),
+        ("[fe80::1]:80 or 2001:db8::7", "(an address) or (an address)"),
+        ("at 12:34:56 with vLLM 0.11.2: std::bad_alloc", None),
+        ("Pointer '/properties/customers/items/properties/address2' does not exist", None),
+        ("no model meta-llama/Llama-3.3-70B-Instruct-AWQ-INT4", None),
+        ("id chatcmpl-550e8400-e29b-41d4-a716-446655440000", None),
+        ("a" * 100_000, None),
+    ],
+)
+def test_a_servers_words_lose_keys_and_addresses_and_nothing_else(said: str, told: str | None) -> None:
+    assert response.without_secrets(said, "", "my secret") == (said if told is None else told)
+
+
 def test_a_count_in_mid_stream_is_never_more_than_there_were() -> None:
     count = TokenCount(100, None)
     assert [count.saw(Chunk("Hello")), count.saw(Chunk("x" * 64)), count.saw(Chunk())] == [1, 4, 0]
