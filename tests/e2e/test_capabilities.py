@@ -258,7 +258,8 @@ def test_a_server_that_can_no_longer_is_noticed_by_its_refusal(house: House) -> 
     refused = house.post(key, "changing", **TOOLS)
     error = refused.json()["error"]
     assert (refused.status_code, error["code"]) == (400, "invalid_request")
-    assert "refuses the field 'tools'" in error["message"]
+    reason = "refuses the field 'tools': tools is switched off, (a key)."
+    assert (error["param"], error["message"]) == ("tools", f"The server that runs this model {reason}")
     until(lambda: "tools" not in house.replica("changing-a")["capabilities"])
     assert house.post(key, "changing", **TOOLS).json()["error"]["param"] == "tools"
     assert [row["output_tokens"] for row in settled(house.server, "changing")] == [2, 0]

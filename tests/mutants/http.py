@@ -28,6 +28,21 @@ ACTS = "tests/integration/test_acts_in_force.py"
 ASKED = "test_another_gateways_question_is_answered_about_the_askers_own_requests_only"
 
 _BROKEN: list[Broken] = [
+    # ---- what another server says of a request
+    (
+        "gateway/upstream/openai/response.py",
+        "a server's reason reaches a client with its keys",
+        "    reason, field = without_secrets(said(error), *known), _field_of(error)\n",
+        "    reason, field = said(error), _field_of(error)\n",
+        STREAM,
+    ),
+    (
+        "gateway/upstream/openai/sequence.py",
+        "a server's words that repeat a prompt go into the log",
+        'f"it refuses the request ({error.code})" if isinstance(error, SequenceRefused) else str(error)',
+        "str(error)",
+        UPSTREAM,
+    ),
     # ---- what is written nowhere
     (
         "gateway/routes/context.py",

@@ -380,7 +380,7 @@ class OpenAIUpstream:
         if wording.most_tokens is not None and link is None:
             # A plug-in stops at the lease, and goes on from there.
             most_tokens = max(1, min(most_tokens, wording.most_tokens()))
-        answer = self._reader(submit, wording, most_tokens)
+        answer, salt = self._reader(submit, wording, most_tokens), self._cache_salt(submit.tenant_id)
         is_whole, timeouts = answer.is_whole, server.timeouts
         sequence = OpenAISequence(
             submit,
@@ -401,6 +401,7 @@ class OpenAIUpstream:
             on_over=partial(self._over, submit.sequence_id),
             waits_there=None if link is None else partial(link.waits_there, submit.sequence_id),
             repeats=partial(openai_request.repeats, wording),
+            withheld=(server.api_key, salt),
         )
         self._sequences[submit.sequence_id] = sequence
         self.requests += 1
@@ -415,7 +416,7 @@ class OpenAIUpstream:
             # With leases every chunk's count has to be the server's.
             usage=server.usage if link is None else UsageWish.EACH,
             stream=not is_whole,
-            cache_salt=self._cache_salt(submit.tenant_id),
+            cache_salt=salt,
             claims="" if link is None else link.begin(submit),
         )
         request = self._client.request("POST", openai_request.path(wording), body, wording.trace_headers)
