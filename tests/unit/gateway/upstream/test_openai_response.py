@@ -322,6 +322,9 @@ def test_text_that_fits_holds_no_more_tokens_than_were_asked_for(
             kept += text[: count.fits]
             is_whole = is_whole and count.fits in (None, len(text))
     everything = "".join(pieces)
+    at_once = TokenCount(most, tokenize)
+    at_once.saw(Chunk(everything))
+    assert count.is_overrun or (count.final(), count.text_tokens) == (at_once.final(), at_once.text_tokens)
     assert everything.startswith(kept)
     assert count.tokens <= most
     if tokenize is None:

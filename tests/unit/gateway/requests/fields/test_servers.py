@@ -72,8 +72,8 @@ def test_the_message_names_each_server_what_it_lacks_and_the_way_out() -> None:
     assert error.message == (
         "No server of the model 'm' takes this request: vllm-a does not take 'tools' (start it with"
         " --enable-auto-tool-choice and --tool-call-parser) and 'response_format' and images (it says: 400"
-        " not a multimodal model); llama-b does not take 'response_format' and images (start it with --mmproj; it"
-        " says: 500 no mmproj). Where a server does take it, its operator can say so with capabilities or"
+        " not a multimodal model); llama-b does not take 'response_format' and images (start it with --mmproj"
+        "; it says: 500 no mmproj). Where a server does take it, its operator can say so with capabilities or"
         " fields in its [[upstreams]] table."
     )
     many = model(*((f"s{index}", PLAIN, True) for index in range(5)))
