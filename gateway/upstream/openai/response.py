@@ -262,7 +262,7 @@ def _field_of(error: object) -> str | None:
         steps = re.findall(r"\w+", found[1]) if found is not None else []
     if not steps or steps[0] not in REFUSABLE:
         return None
-    field = steps[0]
+    field: str = steps[0]
     for step in steps[1:MAX_FIELD_STEPS]:
         if not re.fullmatch(r"\d{1,6}|[a-z_]{1,32}", step):
             break  # the name of a type, or no name at all
