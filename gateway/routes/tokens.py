@@ -1,6 +1,6 @@
-"""Routes that turn text into tokens and back by the model's own tokenizer, in vLLM's form: uncharged.
+"""Routes that turn text into tokens and back, in vLLM's form. Uncharged.
 
-Where the tokenizer is known here, the gateway answers; else a server of the model is asked.
+By the model's tokenizer where it is known here, else by a server of the model.
 """
 
 from __future__ import annotations
@@ -48,19 +48,20 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 class Tokens(msgspec.Struct):
-    """What is answered to the first, beside the model's context; also what is read of a server's answer."""
+    """The answer to the first; of a server's, what is read. Raises ValueError."""
 
     count: int
     tokens: list[TokenId]
     token_strs: list[str] | None = None
+    max_model_len: int = 0
 
     def __post_init__(self) -> None:
-        if self.count != len(self.tokens) or len(self.token_strs or self.tokens) != self.count:
+        if not self.count == len(self.tokens) == len(self.token_strs or self.tokens):
             raise ValueError("the count is not the number of its tokens")
 
 
 class Text(msgspec.Struct):
-    """What is answered to the second."""
+    """The answer to the second."""
 
     prompt: str
 
@@ -73,6 +74,9 @@ OPTIONS: dict[str, Any] = {
         502: "The server that was asked failed.",
     },
 }
+OWN_FORM = (
+    "Send either 'prompt' or 'messages'; 'add_special_tokens' is for prompts: a template writes a chat's."
+)
 
 
 @post(
@@ -84,29 +88,24 @@ OPTIONS: dict[str, Any] = {
 )
 async def tokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
     body, asked, served = await _asked(request, TokenizeRequest)
-    if (asked.prompt is None) == (asked.messages is None):
-        raise errors.bad_request("Send exactly one of 'prompt' and 'messages'.", "prompt")
-    if asked.messages is not None and asked.add_special_tokens:
-        raise errors.unsupported_parameter(
-            "add_special_tokens", "A chat's special tokens are written by its template: leave it out."
-        )
-    text, has_frame, is_opened = asked.prompt or "", asked.add_special_tokens is not False, True
-    fields: dict[str, Any] = {"prompt": text, "add_special_tokens": has_frame}
-    messages: list[dict[str, Any]] = []
-    if asked.messages is not None:
-        is_opened = asked.add_generation_prompt
+    if (asked.prompt is None) == (asked.messages is None) or (asked.messages and asked.add_special_tokens):
+        raise errors.bad_request(OWN_FORM, "prompt")
+    fields: dict[str, Any] = {"return_token_strs": asked.return_token_strs}
+    if asked.messages is None:
+        fields |= {"prompt": asked.prompt, "add_special_tokens": asked.add_special_tokens is not False}
+    else:
         messages = chat_messages(asked.messages, gateway_of(request).deps.config, served)
-        fields = {"messages": messages, "add_generation_prompt": is_opened}
+        fields |= {"messages": messages, "add_generation_prompt": asked.add_generation_prompt}
 
     def own(renderer: PromptRenderer) -> Tokens:
-        if messages:
-            ids = renderer.chat_tokens(uncounted.as_counted(messages), is_opened=is_opened)
+        if asked.messages is None:
+            ids = renderer.text_tokens(fields["prompt"], has_frame=fields["add_special_tokens"])
         else:
-            ids = renderer.text_tokens(text, has_frame=has_frame)
+            counted = uncounted.as_counted(fields["messages"])
+            ids = renderer.chat_tokens(counted, is_opened=asked.add_generation_prompt)
         return Tokens(len(ids), ids, renderer.token_texts(ids) if asked.return_token_strs else None)
 
     has_images = images.first_image(asked.messages or ()) is not None
-    fields["return_token_strs"] = asked.return_token_strs
     return await _answer(request, body, served, "/tokenize", fields, Tokens, None if has_images else own)
 
 
@@ -121,9 +120,8 @@ async def detokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
     body, asked, served = await _asked(request, DetokenizeRequest)
 
     def own(renderer: PromptRenderer) -> Text:
-        if wrong := [each for each in asked.tokens if each >= renderer.vocabulary]:
-            message = f"Invalid 'tokens': {wrong[0]} is not in 0..{renderer.vocabulary - 1}."
-            raise errors.bad_request(message, "tokens")
+        if (highest := max(asked.tokens, default=0)) >= renderer.vocabulary:
+            raise PromptRefused(f"token id {highest} is not in 0..{renderer.vocabulary - 1}", "tokens")
         return Text(renderer.text_of(asked.tokens))
 
     return await _answer(request, body, served, "/detokenize", {"tokens": asked.tokens}, Text, own)
@@ -139,8 +137,7 @@ async def _asked(request: Request[Any, Any, Any], into: type[S]) -> tuple[bytes,
     if not may_use(request, asked.model):
         raise errors.model_not_found(asked.model)
     chain = gateway.catalogue.chain(asked.model)
-    name = asked.model if chain is None else chain.pools[0]
-    return body, asked, gateway.served(name, begin(request.scope))
+    return body, asked, gateway.served(chain.pools[0] if chain else asked.model, begin(request.scope))
 
 
 async def _answer(
@@ -152,30 +149,28 @@ async def _answer(
     form: type[Tokens] | type[Text],
     own: Callable[[PromptRenderer], Tokens | Text] | None,
 ) -> Response[bytes]:
-    """What the model's tokenizer here says (`own`; None: it cannot), or else a server of the model."""
+    """What the model's tokenizer here says (`own`; None: it cannot), or else one of its servers."""
     spec = gateway_of(request).pools[served.pool].spec
     renderer = spec.renderer
 
     def told(found: Tokens | Text) -> bytes:
-        context = {"max_model_len": served.context_tokens} if isinstance(found, Tokens) else {}
-        return msgspec.json.encode(msgspec.structs.asdict(found) | context)
+        if isinstance(found, Tokens):
+            found.max_model_len = served.context_tokens
+        return msgspec.json.encode(found)
 
-    if own is not None and isinstance(renderer, PromptRenderer):
-        try:
-            text = await off_the_loop(request, body, lambda: told(own(renderer)))
-        except PromptRefused as refused:
-            param = refused.field or next(iter(fields))
-            raise errors.bad_request(f"Invalid '{param}': {refused}.", param) from None
-        return Response(text, media_type="application/json")
-    servers = [each for each in spec.upstreams if isinstance(each, OpenAIUpstream)]
-    up = [each for each in servers if takes_turns(each)]
-    if servers and not up:
-        raise errors.engine_unavailable()
     try:
-        if not up:
-            raise CapabilityLost(path)
-        answer = await up[0].ask(path, fields)
-        text = await off_the_loop(request, answer, lambda: told(msgspec.json.decode(answer, type=form)))
+        if own is not None and isinstance(renderer, PromptRenderer):
+            text = await off_the_loop(request, body, lambda: told(own(renderer)))
+        else:
+            servers = [each for each in spec.upstreams if isinstance(each, OpenAIUpstream)]
+            up = next((each for each in servers if takes_turns(each)), None)
+            if servers and up is None:
+                raise errors.engine_unavailable()
+            answer = b"" if up is None else await up.ask(path, fields)
+            text = await off_the_loop(request, answer, lambda: told(msgspec.json.decode(answer, type=form)))
+    except PromptRefused as refused:
+        param = refused.field or ("messages" if "messages" in fields else "prompt")
+        raise errors.bad_request(f"Invalid '{param}': {refused}.", param) from None
     except (CapabilityLost, *NOT_JSON):
         raise errors.no_server_can(
             "model",

@@ -54,7 +54,7 @@ def test_messages_have_the_tokens_that_a_chat_is_charged_for(server: Server) -> 
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),
-        ("/tokenize", {"messages": MESSAGES, "add_special_tokens": True}, "add_special_tokens"),
+        ("/tokenize", {"messages": MESSAGES, "add_special_tokens": True}, "prompt"),
         ("/tokenize", {"prompt": "a", "tools": []}, "tools"),
         ("/detokenize", {"tokens": [1, -1]}, "tokens[1]"),
         ("/detokenize", {"tokens": [10**6]}, "tokens"),
