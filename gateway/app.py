@@ -34,6 +34,7 @@ from gateway.routes import (
     quotes,
     refusals,
     requests,
+    tokens,
     usage,
     vectors,
 )
@@ -47,6 +48,7 @@ _ROUTES = [
     *inference.HANDLERS,
     *vectors.HANDLERS,
     *quotes.HANDLERS,
+    *tokens.HANDLERS,
     *requests.HANDLERS,
     *usage.HANDLERS,
     *refusals.HANDLERS,

@@ -394,3 +394,5 @@ class GatewayConfig(GatewaySettings, frozen=True, kw_only=True):
     estimate_cache_s: Annotated[float, Meta(ge=0)] = 0.05
     quotes_per_s: Seconds = 5.0
     """`POST /v1/quotes` per tenant, sustained; bursts of twice that."""
+    token_calls_per_s: Seconds = 20.0
+    """`/tokenize` and `/detokenize` per tenant, sustained; bursts of twice that."""

@@ -113,9 +113,9 @@ def as_api_error(exception: BaseException, request_id: str) -> ApiError:
             return errors.upstream_error(0)
         case UpstreamLost():
             return errors.engine_unavailable()
-        case SequenceRefused(code=code, message=message):
+        case SequenceRefused(code=code, message=message, param=param):
             if code in _ENGINE_REFUSALS:
-                return errors.bad_request(_sentence(message), _ENGINE_REFUSALS[code], code=code)
+                return errors.bad_request(_sentence(message), param or _ENGINE_REFUSALS[code], code=code)
             if code != "engine_full":
                 log.error("request %s: the engine refuses it: %s: %s", request_id, code, message)
             return errors.engine_unavailable()

@@ -322,6 +322,7 @@ _INCORRECT = "Incorrect API key provided"
 """What clients look for in OpenAI's 401."""
 _KEY_MESSAGES = {
     "missing": "You didn't provide an API key. Send it as 'Authorization: Bearer fg_live_...'.",
+    "two_keys": "The headers 'Authorization' and 'api-key' hold different keys. Send one of them.",
     "malformed": f"{_INCORRECT}: it is malformed. Keys look like 'fg_live_<public id>_<secret>'.",
     "unknown": f"{_INCORRECT}: there is none like it. Ask the operator of this server for one.",
     "revoked": f"{_INCORRECT}: it has been revoked. Ask the operator of this server for another.",
@@ -558,12 +559,12 @@ def queue_timeout(tier: str, waited_s: float, retry_after_s: float) -> ApiError:
 
 
 def engine_unavailable(retry_after_s: float = RETRY_SOON_S, *, is_drained: bool = False) -> ApiError:
-    """No engine serves at the moment. `is_drained`: an operator has taken those that would out of
-    rotation."""
+    """Nothing that runs the model serves at the moment. `is_drained`: an operator has taken out of rotation
+    what would."""
     because = (
         "Every server of this model that is up has been drained by an operator"
         if is_drained
-        else "No engine is ready to serve this model at the moment"
+        else "Nothing that runs this model is ready at the moment"
     )
     return ApiError(
         503,
@@ -595,7 +596,7 @@ def engine_lost(charged_tokens: int) -> ApiError:
     return ApiError(
         503,
         "engine_lost",
-        "The engine stopped while it generated this answer."
+        "The server that runs this model stopped while it generated this answer."
         f" The {charged_tokens} tokens that arrived were charged, nothing else.",
         type=SERVER_ERROR,
         retry_after_s=RETRY_SOON_S,
@@ -622,7 +623,7 @@ def engine_failed() -> ApiError:
     return ApiError(
         500,
         "engine_failed",
-        "The engine failed to generate this answer.",
+        "The server that runs this model failed to generate this answer.",
         type=SERVER_ERROR,
         should_retry=False,
     )

@@ -104,7 +104,7 @@ from tenants.storage.task_stop import stop
 from tenants.types import Tier
 
 SAVE_LENGTHS_EVERY_S = 30.0
-MAX_QUOTE_BUCKETS = 10_000
+MAX_FREE_BUCKETS = 10_000
 RECOVERY_RETRY_S = 2.0
 PURGE_EVERY_S = 60.0
 LAG_EVERY_S = 0.02
@@ -277,7 +277,8 @@ class Gateway:
             deps.wall_clock,
         )
         """Of the requests that run."""
-        self._quote_buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._free_buckets: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
+        """Of what is not charged, by tenant: level, and when it was that."""
         self._tasks: list[asyncio.Task[None]] = []
         self.is_taken = asyncio.Event()
         """Set when another process serves under this gateway's id: this one must stop (`taken` says why)."""
@@ -833,16 +834,22 @@ class Gateway:
     def take_quote(self, tenant_id: str) -> None:
         """Counts one fresh replay against the tenant's rate. Raises `ApiError` (429)."""
         self.quotes.require_room(tenant_id)
-        rate = self.deps.config.quotes_per_s
+        self._take("quotes", self.deps.config.quotes_per_s, tenant_id)
+
+    def take_token_call(self, tenant_id: str) -> None:
+        """Counts one look at a tokenizer against the tenant's rate. Raises `ApiError` (429)."""
+        self._take("tokenizer answers", self.deps.config.token_calls_per_s, tenant_id)
+
+    def _take(self, what: str, rate: float, tenant_id: str) -> None:
         burst = 2 * rate
         now_s = self.deps.clock()
-        level, at_s = self._quote_buckets.pop(tenant_id, (burst, now_s))
+        level, at_s = self._free_buckets.pop((what, tenant_id), (burst, now_s))
         level = min(burst, level + (now_s - at_s) * rate)
         allowed = level >= 1
-        self._quote_buckets[tenant_id] = (level - 1 if allowed else level, now_s)
-        if len(self._quote_buckets) > MAX_QUOTE_BUCKETS:
-            self._quote_buckets.popitem(last=False)
+        self._free_buckets[what, tenant_id] = (level - 1 if allowed else level, now_s)
+        if len(self._free_buckets) > MAX_FREE_BUCKETS:
+            self._free_buckets.popitem(last=False)
         if not allowed:
             raise errors.rate_limited(
-                f"A tenant may ask for {rate:g} quotes per second.", "requests", (1 - level) / rate
+                f"A tenant may ask for {rate:g} {what} per second.", "requests", (1 - level) / rate
             )

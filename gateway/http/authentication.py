@@ -8,6 +8,7 @@ networks is refused from any other address.
 from __future__ import annotations
 
 import hmac
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from litestar.connection import ASGIConnection
@@ -44,10 +45,19 @@ CONTROL = Principal(
 """The local CLI on a running server: may administer, not infer."""
 
 
-def bearer(authorization: str | None) -> str:
-    """The credential of an Authorization header. Raises `ApiError` (401)."""
-    if not authorization:
-        raise errors.invalid_api_key("missing")
+def credential_of(headers: Mapping[str, str]) -> str:
+    """The credential in `Authorization: Bearer`, or in `api-key`, as Azure's clients send it; with both they
+    must say the same, or it would depend on the order of looking who pays. Raises `ApiError` (401)."""
+    found = [headers[name] for name in ("authorization", "api-key") if name in headers]
+    if "api-key" in headers:
+        found[-1] = f"Bearer {found[-1].strip()}"
+    credentials = {_of_bearer(each) for each in found}
+    if len(credentials) > 1:
+        raise errors.invalid_api_key("two_keys")
+    return credentials.pop() if credentials else _of_bearer("")
+
+
+def _of_bearer(authorization: str) -> str:
     scheme, _, credential = authorization.strip().partition(" ")
     credential = credential.strip()
     if scheme.lower() != "bearer" or not credential:
@@ -57,10 +67,9 @@ def bearer(authorization: str | None) -> str:
     return credential
 
 
-def authenticate(deps: GatewayDeps, authorization: str | None) -> Principal:
-    """The principal behind a header. Raises `KeyRejected`, and `ApiError`: 401 for what is no key, 503 when
-    the directory cannot be trusted."""
-    credential = bearer(authorization)
+def authenticate(deps: GatewayDeps, credential: str) -> Principal:
+    """The principal behind a credential. Raises `KeyRejected`, and `ApiError`: 401 for what is no key, 503
+    when the directory cannot be trusted."""
     if deps.control_token and hmac.compare_digest(credential.encode(), deps.control_token.encode()):
         return CONTROL
     return deps.directory.authenticate(credential, deps.wall_clock())
@@ -76,11 +85,11 @@ async def require_scope(connection: ASGIConnection[Any, Any, Any, Any], handler:
     if scope is None:
         return
     deps: GatewayDeps = connection.app.state.gateway.deps
-    authorization = headers_of(connection.scope).get("authorization")
+    credential = credential_of(headers_of(connection.scope))
     try:
-        principal = authenticate(deps, authorization)
+        principal = authenticate(deps, credential)
     except KeyRejected as rejected:
-        principal = await _authenticate_again(connection.scope, deps, authorization, rejected)
+        principal = await _authenticate_again(connection.scope, deps, credential, rejected)
     connection.scope["state"]["caller"] = principal.ids
     connection.scope["state"][ASKER] = principal
     if principal.allow_from:
@@ -99,12 +108,12 @@ async def require_scope(connection: ASGIConnection[Any, Any, Any, Any], handler:
 
 
 async def _authenticate_again(
-    scope: Scope, deps: GatewayDeps, authorization: str | None, rejected: KeyRejected
+    scope: Scope, deps: GatewayDeps, credential: str, rejected: KeyRejected
 ) -> Principal:
     """Looks again for an unknown key: it may have been created a moment ago. Raises `ApiError` (401, 403)."""
     try:
         if rejected.reason == "unknown" and await deps.directory.look_again():
-            return authenticate(deps, authorization)
+            return authenticate(deps, credential)
     except KeyRejected as again:
         rejected = again
     scope["state"]["caller"] = rejected.ids

@@ -64,12 +64,12 @@ class ChatTemplate:
         source = _template_source(config, model_dir)
         return None if source is None else cls(source, _named_tokens(config, model_dir))
 
-    def render(self, messages: Sequence[dict[str, Any]]) -> str:
-        """The conversation, with the opening of an answer. Raises `PromptRefused` with the template's own
-        message."""
+    def render(self, messages: Sequence[dict[str, Any]], *, is_opened: bool = True) -> str:
+        """The conversation, with the opening of an answer (`is_opened`). Raises `PromptRefused` with the
+        template's own message."""
         try:
             return self._template.render(
-                messages=list(messages), add_generation_prompt=True, tools=None, **self._named_tokens
+                messages=list(messages), add_generation_prompt=is_opened, tools=None, **self._named_tokens
             )
         except jinja2.TemplateError as error:
             raise PromptRefused(f"the model's chat template does not take it: {error}") from None

@@ -16,7 +16,7 @@ from gateway.domain.call import Call, ServedModel
 from gateway.domain.tiers import tier_of
 from gateway.requests.fields.passed import Passed, passed_of_chat, passed_of_text
 from gateway.requests.fields.sampling import integer, sampling_of
-from gateway.requests.fields.servers import may_run_in_own_engine, require_servers
+from gateway.requests.fields.servers import endpoint_needs, may_run_in_own_engine, require_servers
 from gateway.requests.fields.tools import require_name
 from gateway.requests.fields.traits import traits_of
 from gateway.requests.inputs import images, uncounted
@@ -31,7 +31,7 @@ from gateway.requests.schemas import (
 )
 from gateway.trace_context import TraceContext
 from gateway.upstream.base import Wording
-from gateway.upstream.capabilities import Capability
+from gateway.upstream.capabilities import Capability, Endpoint
 from gateway.upstream.openai.server_kinds import PROMPT_FIELDS
 from tenants.types import MAX_END_USER_CHARS, Labels, Principal
 
@@ -89,6 +89,7 @@ def parse_chat(request: ChatCompletionRequest, context: RequestContext) -> Call:
     passed = passed_of_chat(request)
     if (field := images.first_image(request.messages)) is not None:
         passed.needs[Capability.IMAGES] = field
+    passed.needs.update(endpoint_needs(context.model, Endpoint.CHAT, "messages"))
     require_servers(context.model, passed.needs)
     if may_run_in_own_engine(context.model):
         passed.leave_out_idle_tools()
@@ -120,6 +121,7 @@ def parse_text(request: CompletionRequest, context: RequestContext) -> Call:
     if request.best_of is not None and request.best_of != (1 if request.n is None else request.n):
         raise errors.unsupported_parameter("best_of", "'best_of' must equal 'n' or be left out.")
     passed = passed_of_text(request)
+    passed.needs.update(endpoint_needs(context.model, Endpoint.TEXT, "prompt"))
     require_servers(context.model, passed.needs)
     logprobs: int | None = None
     if request.logprobs is not None:

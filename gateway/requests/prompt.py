@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -89,8 +90,11 @@ class PromptRenderer:
         """
         return self._render(self._for_template(messages))
 
-    def chat_tokens(self, messages: Sequence[dict[str, Any]], fits: Fits | None = None) -> list[int]:
-        """Token ids of a conversation; the template alone writes special tokens, unless clients may.
+    def chat_tokens(
+        self, messages: Sequence[dict[str, Any]], fits: Fits | None = None, *, is_opened: bool = True
+    ) -> list[int]:
+        """Token ids of a conversation, with the opening of an answer (`is_opened`); the template alone writes
+        special tokens, unless clients may.
 
         Rendered and encoded whole, unless a client's text spells a special token: that text is encoded apart.
         Raises `PromptRefused`.
@@ -98,26 +102,36 @@ class PromptRenderer:
         messages = self._for_template(messages)
         if not self._is_foreign:
             self._require_tools(messages)
-        rendered = self._render(messages)
+        render = partial(self._render, is_opened=is_opened)
+        rendered = render(messages)
         self._may_fit(rendered, fits)
-        placed = self._spelling(messages, rendered) if self._special is not None else []
+        placed = self._spelling(messages, rendered, render) if self._special is not None else []
         if not placed:
             return self._encode([rendered], fits)
         return self._encode_apart(rendered, placed, fits)
 
-    def text_tokens(self, text: str, fits: Fits | None = None) -> list[int]:
-        """Token ids of a plain prompt, with the special tokens that the tokenizer itself adds. Raises
-        `PromptRefused`."""
+    def text_tokens(self, text: str, fits: Fits | None = None, *, has_frame: bool = True) -> list[int]:
+        """Token ids of a plain prompt, with the special tokens that the tokenizer itself adds (`has_frame`).
+        Raises `PromptRefused`."""
         self._may_fit(text, fits)
         if self._special is None or not (spelled := self._special.spelled(text)):
-            return self._encode([text], fits, add_special_tokens=True)
+            return self._encode([text], fits, add_special_tokens=has_frame)
         if self._refuses:
             raise _spells(spelled[0], "prompt")
         (found,) = self._special.encode_as_text([text])
         if fits is not None:
             fits(len(found), True)
         self._plain_ids(found, "prompt")
-        return list(self._tokenizer.post_process(found).ids)
+        return list((self._tokenizer.post_process(found) if has_frame else found).ids)
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """The tokens as the vocabulary writes them."""
+        return [self._tokenizer.id_to_token(each) or "" for each in ids]
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """The text that these tokens are, special ones included."""
+        text: str = self._tokenizer.decode_batch([ids], skip_special_tokens=False)[0]
+        return text
 
     def count(self, text: str) -> int:
         """How many tokens `text` is, without special ones."""
@@ -148,11 +162,11 @@ class PromptRenderer:
         except ValueError as error:
             raise PromptRefused("it must be a JSON object, written as text", str(error)) from None
 
-    def _render(self, messages: Sequence[dict[str, Any]]) -> str:
+    def _render(self, messages: Sequence[dict[str, Any]], *, is_opened: bool = True) -> str:
         """Of messages in template form."""
         if self._template is None:
             raise PromptRefused("this model has no chat template; use /v1/completions")
-        return self._template.render(messages)
+        return self._template.render(messages, is_opened=is_opened)
 
     def _require_tools(self, messages: Sequence[dict[str, Any]]) -> None:
         """Raises `PromptRefused` where the template leaves out tool calls, or what tools answered."""
@@ -187,7 +201,12 @@ class PromptRenderer:
                     field,
                 )
 
-    def _spelling(self, messages: Sequence[dict[str, Any]], rendered: str) -> list[Placed]:
+    def _spelling(
+        self,
+        messages: Sequence[dict[str, Any]],
+        rendered: str,
+        render: Callable[[Sequence[dict[str, Any]]], str],
+    ) -> list[Placed]:
         """Where texts of the client stand that spell special tokens. Raises `PromptRefused`."""
         special = self._special
         assert special is not None
@@ -209,7 +228,7 @@ class PromptRenderer:
         placed: list[Placed] = []
         if suspects:
             placeholders = Placeholders()
-            marked = self._render(
+            marked = render(
                 _map_all(
                     messages, lambda field, text: placeholders.put(field, text) if text in suspects else text
                 )
@@ -228,7 +247,7 @@ class PromptRenderer:
             if placed and self._refuses:
                 raise _spells(spans[0][2], placed[0].field)
         if not placed and self._template is not None and self._template.rewrites:
-            marked = self._render(_map_all(messages, Placeholders().put))
+            marked = render(_map_all(messages, Placeholders().put))
             if special.spelled(marked) != special.spelled(rendered):
                 raise PromptRefused("the model's chat template makes a special token of what these texts say")
         return placed

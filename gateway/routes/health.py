@@ -69,7 +69,7 @@ def _check_engine(gateway: Gateway) -> str:
     # Also where other servers do the work: two processes with one id would settle each other's requests.
     if any(each.describe().get("refusal_code") == "superseded" for each in gateway.deps.upstreams):
         return SUPERSEDED
-    return "ok" if gateway.has_engine else "no engine is ready"
+    return "ok" if gateway.has_engine else "nothing that runs a model is ready"
 
 
 async def _check_quota_store(holds: Holds) -> str:

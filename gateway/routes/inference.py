@@ -90,7 +90,7 @@ COMPLETES: dict[str, Any] = {
         " redeemed; or the estimate is above what the request allows, with the quotes of its tiers.",
         429: "A limit refuses it, or too many of the tenant's requests wait; the headers say what to do.",
         499: "It was cancelled.",
-        500: "The engine gave up on it.",
+        500: "The server that runs the model gave up on it.",
         502: "Another server that was to answer it failed.",
     },
 }
@@ -256,6 +256,7 @@ def _model_object(name: str, context_tokens: int, capabilities: Sequence[str]) -
         "created": MODEL_CREATED,
         "owned_by": "fairgate",
         "context_tokens": context_tokens,
+        "max_model_len": context_tokens,  # as vLLM has it, which clients read
         "capabilities": capabilities,
     }
 

@@ -54,13 +54,16 @@ async def docs(request: Request[Any, Any, Any]) -> Response[bytes]:
 def openapi_config() -> OpenAPIConfig:
     """Settings of the framework's document."""
     bearer = SecurityScheme(type="http", scheme="bearer", description="fg_live_<public id>_<secret>")
+    azure = SecurityScheme(
+        type="apiKey", name="api-key", security_scheme_in="header", description="The same."
+    )
     return OpenAPIConfig(
         title="Fairgate",
         version=API_VERSION,
         summary="OpenAI-compatible inference, shared by contract.",
         description="Token budgets, fair queueing, estimates and accounts in front of one engine pool.",
-        components=Components(security_schemes={"key": bearer}),
-        security=[{"key": []}],
+        components=Components(security_schemes={"key": bearer, "azure": azure}),
+        security=[{"key": []}, {"azure": []}],
         tags=[Tag("inference"), Tag("operation"), Tag("admin")],
         render_plugins=[],  # its pages load a renderer from a CDN
     )
@@ -135,7 +138,7 @@ _OF_KEYS = {
     401: "The key is missing, malformed, unknown, revoked or expired.",
     403: "The key lacks the scope, may not use the tier, or not from this address, or its tenant or project"
     " is suspended.",
-    503: "Database, quota store or engine is away; the headers say when to try again.",
+    503: "Database, quota store or all that runs the model is away; the headers say when to try again.",
 }
 _OF_BODIES = {
     400: "The body, a field or a header cannot be taken; `param` names it.",

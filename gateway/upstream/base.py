@@ -64,12 +64,14 @@ class CapabilityLost(UpstreamUnavailable):
 
 
 class SequenceRefused(Exception):
-    """The upstream will never run this sequence. `code` is stable, `message` is fit for people."""
+    """The upstream will never run this sequence. `code` is stable, `message` is fit for the client, whose
+    request it may quote; `param` is the field to blame, where that is known."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.param = param
 
 
 class ReaderTooSlow(Exception):

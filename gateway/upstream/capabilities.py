@@ -6,7 +6,7 @@ only to servers that lack none of its needs.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 
 import msgspec
@@ -40,6 +40,14 @@ class Capability(StrEnum):
     """`POST /v1/rerank`."""
 
 
+class Endpoint(StrEnum):
+    """Needs of plain text: few servers refuse one of them, and those that do are found by trial."""
+
+    CHAT = "endpoint:chat"
+    TEXT = "endpoint:text"
+    """`POST /v1/completions`."""
+
+
 COUNTED_BY_SERVER = frozenset(
     {Capability.TOOLS, Capability.FORCED_TOOLS, Capability.REASONING, Capability.IMAGES}
 )
@@ -65,11 +73,20 @@ class Capabilities(msgspec.Struct, frozen=True):
     """What it runs, as `ServerKind` names it; empty: our own engine."""
     tells_usage: bool = True
     """Its answers have its own token counts; otherwise nothing of `COUNTED_BY_SERVER` is among `words`."""
+    refused: frozenset[str] = frozenset()
+    """Of `Endpoint`: what it answers only the other of."""
+    reasons: Mapping[str, str] = {}
+    """By word that it cannot: why not, in its own words, a line without keys and addresses."""
     offers: frozenset[str] = frozenset()
     """All needs that it meets (derived)."""
 
     def __post_init__(self) -> None:
-        force_setattr(self, "offers", self.words.union(map(need_of_field, self.fields)))
+        endpoints = frozenset(Endpoint) - self.refused
+        force_setattr(self, "offers", self.words.union(map(need_of_field, self.fields), endpoints))
+
+    def does_as(self, other: Capabilities) -> bool:
+        """Whether it can do what `other` can, whatever it says of the rest."""
+        return (self.offers, self.untried, self.kind) == (other.offers, other.untried, other.kind)
 
     def lacks(self, needs: Collection[str]) -> str | None:
         """The first by name of these needs that it does not meet; None: it meets all."""
@@ -78,8 +95,13 @@ class Capabilities(msgspec.Struct, frozen=True):
     def without_usage(self, counted_fields: frozenset[str]) -> Capabilities:
         """The same of a server whose answers have no token counts. `counted_fields`: request fields whose
         effect only such a count tells."""
-        words, untried = self.words - COUNTED_BY_SERVER, self.untried - COUNTED_BY_SERVER
-        return Capabilities(words, self.fields - counted_fields, untried, self.kind, tells_usage=False)
+        return msgspec.structs.replace(
+            self,
+            words=self.words - COUNTED_BY_SERVER,
+            fields=self.fields - counted_fields,
+            untried=self.untried - COUNTED_BY_SERVER,
+            tells_usage=False,
+        )
 
     def may_turn_out_to_meet(self, needs: Collection[str]) -> bool:
         """Whether it meets these needs, or all that it lacks of them is untried."""

@@ -31,6 +31,8 @@ class CallText:
     def __init__(self) -> None:
         self._rest = ""
         """An escape that the last fragment broke off in."""
+        self._ended_blank = False
+        """The last fragment ended with marks: those of the next one belong to them."""
 
     def words(self, fragment: str) -> str:
         """The words of a fragment."""
@@ -39,7 +41,11 @@ class CallText:
         found = _OPEN_ESCAPE.search(text, end)
         self._rest = "" if found is None else found.group()
         text = text[: len(text) - len(self._rest)]
-        return _STRUCTURE.sub(" ", _ESCAPES.sub(_unescaped, text))
+        words = _STRUCTURE.sub(" ", _ESCAPES.sub(_unescaped, text))
+        if self._ended_blank:
+            words = words.removeprefix(" ")
+        self._ended_blank = words.endswith(" ") if words else self._ended_blank
+        return words
 
 
 def _unescaped(found: re.Match[str]) -> str:

@@ -133,6 +133,7 @@ def use_inference(server: Server, key: str) -> None:
         cut = json.dumps(plain)[:-5].encode()
         headers = {"content-type": "application/json"}
         assert client.post("/v1/completions", content=cut, headers=headers).status_code == 400
+        assert client.post("/v1/completions", json=plain, headers={"api-key": key}).is_success
         over = client.post("/v1/completions", json=plain | {"max_tokens": 200})
         assert over.status_code == 429
 
@@ -145,7 +146,14 @@ def ask_every_route(server: Server, key: str) -> None:
             body = (
                 {"api_key": key, "password": WRONG_PASSWORD} if method in ("POST", "PATCH", "PUT") else None
             )
-            for headers in ({}, {"authorization": f"Basic {key}"}, {"authorization": f"Bearer {key}x"}):
+            wrong = {"authorization": f"Bearer {key}x"}
+            for headers in (
+                {},
+                {"authorization": f"Basic {key}"},
+                wrong,
+                {"api-key": key},
+                wrong | {"api-key": key},
+            ):
                 owner.request(method, f"{filled}?api_key={key}", json=body, headers=headers)
 
 

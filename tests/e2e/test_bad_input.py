@@ -204,22 +204,46 @@ def test_a_large_body_of_unknown_length_is_cut_at_the_limit(client: httpx.Client
     refused(response, 413, "request_too_large")
 
 
+UNKNOWN_KEY = "fg_live_AAAAAAAAAAAA_" + "B" * 43
+
+
 @pytest.mark.parametrize(
-    ("authorization", "words"),
+    ("headers", "words"),
     [
-        (None, "didn't provide"),
-        ("", "didn't provide"),
-        ("Basic dXNlcjpwYXNz", "didn't provide"),
-        ("Bearer sk-something", "malformed"),
-        ("Bearer " + "x" * 5000, "malformed"),
-        ("Bearer fg_live_AAAAAAAAAAAA_" + "B" * 43, "Incorrect"),
+        ({}, "didn't provide"),
+        ({"authorization": ""}, "didn't provide"),
+        ({"authorization": "Basic dXNlcjpwYXNz"}, "didn't provide"),
+        ({"authorization": "Bearer sk-something"}, "malformed"),
+        ({"authorization": "Bearer " + "x" * 5000}, "malformed"),
+        ({"authorization": f"Bearer {UNKNOWN_KEY}"}, "Incorrect"),
+        ({"api-key": ""}, "didn't provide"),
+        ({"api-key": "two words"}, "malformed"),
+        ({"api-key": UNKNOWN_KEY}, "there is none like it"),
+        ({"authorization": f"Bearer {UNKNOWN_KEY}", "api-key": UNKNOWN_KEY}, "there is none like it"),
+        ({"authorization": "Basic dXNlcjpwYXNz", "api-key": UNKNOWN_KEY}, "didn't provide"),
     ],
 )
-def test_a_missing_or_wrong_key_is_refused(server: Server, authorization: str | None, words: str) -> None:
-    headers = {} if authorization is None else {"authorization": authorization}
+def test_a_missing_or_wrong_key_is_refused(server: Server, headers: dict[str, str], words: str) -> None:
     with httpx.Client(base_url=server.url, headers=headers) as client:
         message = refused(client.post(CHAT, json=chat()), 401, "invalid_api_key")
     assert words in message or "Incorrect" in message
+
+
+def test_a_key_may_stand_in_the_header_of_azures_clients_and_never_beside_another(server: Server) -> None:
+    first, second = server.tenant("azure-first"), server.tenant("azure-second")
+    bearer = {"authorization": f"Bearer {first}"}
+    with httpx.Client(base_url=server.url) as client:
+        for headers in ({"api-key": first}, bearer | {"api-key": first}):
+            answer = client.post(CHAT, json=chat(), headers=headers)
+            assert (answer.status_code, answer.headers["x-fairgate-tenant"]) == (200, "azure-first")
+        for headers in (
+            bearer | {"api-key": second},
+            bearer | {"api-key": UNKNOWN_KEY},
+            bearer | {"api-key": ""},
+        ):
+            refused(client.post(CHAT, json=chat(), headers=headers), 401, "invalid_api_key")
+        different = client.post(CHAT, json=chat(), headers=bearer | {"api-key": second})
+        assert "hold different keys" in different.text
 
 
 def test_a_revoked_an_expired_and_a_suspended_key_are_refused_within_a_second(server: Server) -> None:

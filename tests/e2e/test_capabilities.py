@@ -23,6 +23,9 @@ from tests.support.faulty_servers import Peer, PeerRequest, in_thread, piece, us
 from tests.support.server_process import Server, server_process, until
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
+IMAGE: Any = [
+    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}
+]
 TOOL: Any = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
 TOOLS: dict[str, Any] = {"tools": [TOOL]}
 SCHEMA: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}
@@ -49,6 +52,8 @@ class StandIn:
         content = (body.get("messages") or HELLO)[-1]["content"]
         if isinstance(content, list) and any(part["type"] == "image_url" for part in content):
             asked |= {"images"}
+        if request.path == "/v1/completions" and "images" not in self.can:
+            return await request.json({"detail": "Not Found"}, 404)
         missing = sorted(asked - self.can)
         if request.path in ("/v1/embeddings", "/v1/rerank"):
             return await request.json({"error": {"message": "no such route"}}, 404)
@@ -186,6 +191,11 @@ def test_a_refusal_names_the_server_and_the_way_out_and_the_server_is_not_asked(
         ({"response_format": SCHEMA}, "response_format", "capabilities or fields in its [[upstreams]]"),
         ({"reasoning_effort": "high"}, "reasoning_effort", "plain-a does not take 'reasoning_effort'"),
         ({"stop_token_ids": [1]}, "stop_token_ids", "no field of a server of the kind vllm"),
+        (
+            {"messages": IMAGE},
+            "messages[0].content[0]",
+            "plain-a does not take images (it says: 400 images is",
+        ),
     ]
     before = len(house.servers["plain-a"].served())
     for fields, param, way_out in asked:
@@ -201,6 +211,22 @@ def test_a_refusal_names_the_server_and_the_way_out_and_the_server_is_not_asked(
         pytest.raises(BadRequestError, match="plain-a does not take 'tools'"),
     ):
         client.chat.completions.create(model="plain", messages=HELLO, tools=[TOOL])
+
+
+def test_a_text_completion_for_servers_of_chats_is_refused_and_chats_go_on(house: House) -> None:
+    key, server = house.key("to-chats"), house.servers["plain-a"]
+    body = {"model": "plain", "prompt": "Hello", "max_tokens": 5}
+    before = len(server.served())
+    with house.server.http(key) as client:
+        for _ in range(6):
+            error = client.post("/v1/completions", json=body).json()["error"]
+            assert (error["code"], error["param"]) == ("unsupported_parameter", "prompt")
+            assert (
+                "plain-a does not take text completions: send it to /v1/chat/completions" in error["message"]
+            )
+        assert client.post("/v1/completions", json=body | {"model": "all"}).status_code == 200
+    assert len(server.served()) == before
+    assert house.post(key, "plain").status_code == 200
 
 
 HISTORY: Any = [
@@ -258,7 +284,8 @@ def test_a_server_that_can_no_longer_is_noticed_by_its_refusal(house: House) -> 
     refused = house.post(key, "changing", **TOOLS)
     error = refused.json()["error"]
     assert (refused.status_code, error["code"]) == (400, "invalid_request")
-    assert "refuses the field 'tools'" in error["message"]
+    reason = "refuses the field 'tools': tools is switched off, (a key)."
+    assert (error["param"], error["message"]) == ("tools", f"The server that runs this model {reason}")
     until(lambda: "tools" not in house.replica("changing-a")["capabilities"])
     assert house.post(key, "changing", **TOOLS).json()["error"]["param"] == "tools"
     assert [row["output_tokens"] for row in settled(house.server, "changing")] == [2, 0]

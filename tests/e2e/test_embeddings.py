@@ -31,11 +31,25 @@ left = threading.Event()
 """The stand-in's connection was closed under a request."""
 both_came = asyncio.Event()
 met: list[int] = []
+COUNTED = {"count": 2, "tokens": [7, 8], "token_strs": None}
+TOKENS_BY_TEXT: dict[str | int, tuple[Any, int]] = {
+    "two": (COUNTED | {"max_model_len": 9, "secret": "x"}, 200),
+    "miscounted": (COUNTED | {"count": 3}, 200),
+    "negative": (COUNTED | {"tokens": [7, -8]}, 200),
+    "other form": ({"tokens": [7]}, 200),
+    "no route": ({"detail": "Not Found"}, 404),
+    "refused": ({"error": {"message": "prompt is odd, Bearer s3cret", "param": "prompt"}}, 400),
+    "broken": ({}, 500),
+    7: ({"prompt": "two", "secret": "x"}, 200),
+}
+"""The stand-in's answers and their status, by what it is asked for."""
 
 
 async def answer(request: PeerRequest) -> None:
     """What the stand-in does."""
     body = request.body
+    if request.path in ("/tokenize", "/detokenize"):
+        return await request.json(*TOKENS_BY_TEXT[body.get("prompt", body.get("tokens", [0])[0])])
     if request.path == "/v1/embeddings":
         if "stall" in body["input"]:
             await request.until_gone()
@@ -221,6 +235,42 @@ def test_a_client_that_leaves_is_charged_its_prompt(gateway: Server, peer: Peer)
     assert row["input_tokens"] > 0
     assert row["output_tokens"] == 0
     assert left.wait(20)
+
+
+def test_where_the_tokenizer_is_not_known_the_server_is_asked_and_only_its_count_comes_back(
+    gateway: Server, peer: Peer
+) -> None:
+    asked: dict[str | int, tuple[int, Any]] = {
+        "two": (200, COUNTED | {"max_model_len": 1024}),
+        7: (200, {"prompt": "two"}),
+        "miscounted": (400, "its operator can set tokenizer_dir"),
+        "negative": (400, "its operator can set tokenizer_dir"),
+        "other form": (400, "its operator can set tokenizer_dir"),
+        "no route": (400, "its operator can set tokenizer_dir"),
+        "refused": (400, "refuses the field 'prompt': prompt is odd, (a key)"),
+        "broken": (502, "did not answer as it should"),
+    }
+    with gateway.http(gateway.tenant("asks-for-tokens")) as client:
+        for what, (status, said) in asked.items():
+            is_text = isinstance(what, str)
+            body = {"model": CHAT} | ({"prompt": what} if is_text else {"tokens": [what]})
+            answer = client.post("/tokenize" if is_text else "/detokenize", json=body)
+            assert answer.status_code == status, answer.text
+            if status == 200:
+                assert answer.json() == said
+            else:
+                assert said in answer.json()["error"]["message"]
+        sent = peer.requests[-1].body
+        assert sent == {
+            "model": CHAT,
+            "prompt": "broken",
+            "add_special_tokens": True,
+            "return_token_strs": False,
+        }
+        before = len(peer.requests)
+        assert client.post("/tokenize", json={"model": "counted", "prompt": "two"}).json()["count"] > 0
+    assert len(peer.requests) == before, "the gateway has that tokenizer"
+    assert settled(gateway, "asks-for-tokens") == []
 
 
 def test_models_say_what_they_are_for_and_refuse_anything_else_by_the_servers_name(

@@ -121,7 +121,7 @@ def test_status_fails_while_the_server_is_not_ready(acting: Server) -> None:
     acting.admin("POST", "/upstreams/engine-0/drain", {})
     answered = fairgate(acting, "status")
     assert answered.exit_code == 1
-    assert answered.stdout.splitlines()[0].endswith("NOT READY (engine: no engine is ready)")
+    assert answered.stdout.splitlines()[0].endswith("NOT READY (engine: nothing that runs a model is ready)")
     shown = fairgate(acting, "status", "--json")
     assert (shown.exit_code, json.loads(shown.stdout)["readiness"]["status"]) == (1, "not ready")
     acting.admin("POST", "/upstreams/engine-0/resume", {})

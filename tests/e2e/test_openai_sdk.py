@@ -262,7 +262,9 @@ def test_service_tier_chooses_the_tier_and_the_answer_says_which(
 
 def test_models_are_listed_and_described(client: OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
-    assert client.models.retrieve(MODEL).owned_by == "fairgate"
+    described = client.models.retrieve(MODEL)
+    assert described.owned_by == "fairgate"
+    assert described.max_model_len == described.context_tokens > 0  # type: ignore[attr-defined]
 
 
 # ---------------------------------------------------------------- error classes

@@ -10,7 +10,7 @@ import pytest
 
 from engine.messages import Submit
 from gateway.upstream.base import CapabilityLost, SequenceRefused, Wording
-from gateway.upstream.capabilities import Capability
+from gateway.upstream.capabilities import Capability, Endpoint
 from gateway.upstream.openai.config import OpenAIServer
 from gateway.upstream.openai.upstream import OpenAIUpstream
 from tests.support.engine_process import until
@@ -193,8 +193,54 @@ async def test_trials_that_show_nothing_new_become_rarer() -> None:
         for _ in range(7):
             await upstream.try_capabilities()
             pauses.append(trials.pause_s)
-        assert pauses == [5, 10, 20, 40, 80, 160, 300, 300]
+        assert pauses == [5, 10, 20, 40, 60, 60, 60, 60], "within a minute, while something is untried"
         server.status = lambda body, path: 200
         await upstream.try_capabilities()
         assert not upstream.capabilities.untried
-        assert trials.pause_s == 5
+        pauses = [trials.pause_s]
+        for number in range(7):
+            server.said = f"no, says request {number}"
+            server.status = refuses("tools")
+            await upstream.try_capabilities()
+            pauses.append(trials.pause_s)
+        assert pauses == [5, 5, 10, 20, 40, 80, 160, 300], "other words for the same are nothing new"
+        assert upstream.capabilities.reasons["tools"] == "400 no, says request 6"
+
+
+async def test_what_a_broken_trial_left_open_is_tried_again_within_a_minute() -> None:
+    server = Server()
+
+    def breaks(body: dict[str, Any], path: str) -> int:
+        if path == "/v1/embeddings":
+            raise ConnectionResetError
+        return 200
+
+    server.status = breaks
+    async with upstream_of(server) as upstream:
+        trials = upstream._monitor.trials
+        for _ in range(9):
+            await upstream.try_capabilities()
+            assert upstream.capabilities.untried == {"embeddings"}
+        assert trials.pause_s == 60
+        server.status = lambda body, path: 200
+        await upstream.try_capabilities()
+        assert "embeddings" in words(upstream)
+
+
+@pytest.mark.parametrize(
+    ("path", "endpoint"),
+    [("/v1/completions", Endpoint.TEXT), ("/v1/chat/completions", Endpoint.CHAT)],
+)
+async def test_an_endpoint_that_a_server_refuses_is_known_until_it_answers_there(
+    path: str, endpoint: Endpoint
+) -> None:
+    server = Server()
+    async with upstream_of(server) as upstream:
+        for status, refused in ((404, {endpoint}), (503, {endpoint}), (200, set()), (405, {endpoint})):
+            server.status = lambda body, at, status=status: status if at == path else 200
+            await upstream.try_capabilities()
+            assert upstream.capabilities.refused == refused
+            assert "text" in words(upstream)
+        server.status = lambda body, at: 400
+        await upstream.try_capabilities()
+        assert not upstream.capabilities.refused, "what it refuses altogether is refused in its own words"

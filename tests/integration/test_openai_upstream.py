@@ -629,9 +629,16 @@ async def test_a_request_that_the_server_refuses_is_the_clients_affair() -> None
         assert upstream.failures == 0
 
 
-@pytest.mark.parametrize("status", [400, 500])
-async def test_the_servers_own_words_are_for_the_log_and_its_key_is_not(
-    caplog: pytest.LogCaptureFixture, status: int
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        (400, "the server that runs this model refuses the request: [31mno room for (its key) of acme"),
+        (413, "the server that runs this model refuses the request: [31mno room for (its key) of acme"),
+        (500, "it answered with status 500"),
+    ],
+)
+async def test_a_refusals_own_words_reach_the_client_a_failures_only_the_log_and_the_key_neither(
+    caplog: pytest.LogCaptureFixture, status: int, told: str
 ) -> None:
     async def answer(request: PeerRequest) -> None:
         await request.json({"error": {"message": "\x1b[31mno room for s3cret-key of acme"}}, status)
@@ -640,9 +647,28 @@ async def test_the_servers_own_words_are_for_the_log_and_its_key_is_not(
     async with Peer(answer) as peer, upstream_of(peer, api_key="s3cret-key") as upstream:
         with pytest.raises((SequenceRefused, NotBegun)) as failed:
             await answer_of(upstream.run(sequence(), CHAT))
-    assert "acme" not in str(failed.value)
+    assert str(failed.value) == told
     assert "it says: [31mno room for (its key) of acme" in caplog.text
     assert "s3cret" not in caplog.text
+
+
+async def test_a_refusal_repeats_the_request_and_its_salt_to_its_client_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wording = Wording([{"role": "user", "content": "a long and private question"}])
+
+    async def answer(request: PeerRequest) -> None:
+        said = f"salt {request.body['cache_salt']}: {request.body['messages'][0]['content']}"
+        await request.json({"error": {"message": said}}, 400)
+
+    caplog.set_level("DEBUG")
+    async with Peer(answer, owned_by="vllm") as peer, upstream_of(peer) as upstream:
+        with pytest.raises(SequenceRefused) as refused:
+            await answer_of(upstream.run(sequence(), wording))
+        salt = peer.requests[0].body["cache_salt"]
+    assert refused.value.message.endswith("the request: salt (its key): a long and private question")
+    assert "private" not in caplog.text
+    assert salt not in caplog.text
 
 
 # ---------------------------------------------------------------- what never ends, or lies

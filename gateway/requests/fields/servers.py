@@ -12,6 +12,7 @@ from gateway.upstream.capabilities import (
     PLAIN_TEXT,
     Capabilities,
     Capability,
+    Endpoint,
     ServerOffer,
 )
 from gateway.upstream.openai.server_kinds import COUNTED_FIELDS, ServerKind
@@ -34,8 +35,18 @@ TASKS: Mapping[str, str] = {
     Capability.TEXT: "generate text",
     Capability.EMBEDDINGS: "compute embeddings",
     Capability.RERANK: "rerank",
+    Endpoint.CHAT: "take chats: send it to /v1/completions",
+    Endpoint.TEXT: "take text completions: send it to /v1/chat/completions",
 }
 """What a whole request needs."""
+NAMES: Mapping[str, str] = {Capability.IMAGES: "images"}
+"""What clients call a need, where the field to blame is but a place in the request."""
+
+
+def endpoint_needs(model: ServedModel, endpoint: Endpoint, param: str) -> dict[str, str]:
+    """What a request to one of the endpoints of text needs: nothing, where all servers answer both."""
+    answers = all(endpoint in each.capabilities.offers for each in model.servers)
+    return {} if answers else {endpoint: param}
 
 
 def require_servers(model: ServedModel, needs: Mapping[str, str]) -> None:
@@ -50,11 +61,14 @@ def require_servers(model: ServedModel, needs: Mapping[str, str]) -> None:
     param = _to_blame(needs, up or servers)
     if able:
         if up:
-            raise errors.capability_unavailable(param, f"{_names(able)} can, and is away", param)
+            raise errors.capability_unavailable(
+                _what(needs, param), f"{_names(able)} can, and is away", param
+            )
         return
     untried = [each for each in up if each.capabilities.may_turn_out_to_meet(needs)]
     if untried:
-        raise errors.capability_unavailable(param, f"{_names(untried)} is being asked whether it can", param)
+        asked = f"{_names(untried)} is being asked whether it can"
+        raise errors.capability_unavailable(_what(needs, param), asked, param)
     if not up and any(each.capabilities.may_turn_out_to_meet(needs) for each in servers):
         return
     raise errors.no_server_can(param, _refusal(model, needs, servers, param))
@@ -78,10 +92,11 @@ def _refusal(
 ) -> str:
     if all(not each.capabilities.kind for each in servers):
         if param == "model":
-            return "The engine that serves this model only generates text: ask for another model."
+            return "Our own engine, which runs this model, only generates text: ask for another model."
+        what = _what(needs, param)
         return (
-            f"'{param}' is not supported: the engine that serves this model generates plain text only. Leave"
-            " it out, or ask for a model on a server that takes it."
+            f"{what[:1].upper()}{what[1:]} cannot be taken: our own engine, which runs this model, generates"
+            " plain text only. Leave that out, or ask for a model on a server that takes it."
         )
     said = [_lacking(each, needs) for each in servers[:MOST_NAMED]]
     if len(servers) > MOST_NAMED:
@@ -106,12 +121,20 @@ def _lacking(server: ServerOffer, needs: Mapping[str, str]) -> str:
 def _with_remedy(found: Capabilities, need: str, field: str) -> str:
     counted = field in COUNTED_FIELDS or need in COUNTED_BY_SERVER
     if counted and not found.tells_usage:
-        return f"'{field}' ({NO_USAGE})"
-    if need.startswith(FIELD_NEED):
-        kind = found.kind or "our own engine"
-        return f"'{field}' (no field of a server of the kind {kind})"
-    remedy = REMEDIES.get((found.kind, need))
-    return f"'{field}'" if remedy is None else f"'{field}' ({remedy})"
+        notes = [NO_USAGE]
+    elif need.startswith(FIELD_NEED):
+        notes = [f"no field of a server of the kind {found.kind or 'our own engine'}"]
+    else:
+        said = found.reasons.get(need)
+        notes = [*filter(None, [REMEDIES.get((found.kind, need)), said and f"it says: {said}"])]
+    what = _what({need: field}, field)
+    return f"{what} ({'; '.join(notes)})" if notes else what
+
+
+def _what(needs: Mapping[str, str], param: str) -> str:
+    """What a client calls the need that a field has."""
+    named = (name for need, name in NAMES.items() if needs.get(need) == param)
+    return next(named, f"'{param}'")
 
 
 def _names(servers: list[ServerOffer]) -> str:

@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 
-from gateway.upstream.capabilities import Capabilities, Capability
+from gateway.upstream.capabilities import Capabilities, Capability, Endpoint
 from gateway.upstream.http.client import ConnectFailed, FetchFailed, HttpClient
 from gateway.upstream.openai.capability_trial import (
     Trial,
@@ -23,6 +23,7 @@ from gateway.upstream.openai.capability_trial import (
     vector_trials,
 )
 from gateway.upstream.openai.config import AUTO, OpenAIServer
+from gateway.upstream.openai.response import without_secrets
 from gateway.upstream.openai.server_kinds import KIND_FIELDS, ServerKind
 
 TRY_EVERY_S = 300.0
@@ -31,6 +32,8 @@ AGAIN_AFTER_S = 5.0
 """At the earliest because of refusals, which clients cause; and while something is untried. Twice as long
 after each time that showed nothing new, up to `TRY_EVERY_S`: neither a client that is refused again and again
 nor a path that never gives a clear answer costs the server more."""
+UNTRIED_AFTER_S = 60.0
+"""At the latest while something is untried: requests that need it are told to come again."""
 MOST_TRIAL_S = 30.0
 VECTORS = frozenset({Capability.EMBEDDINGS, Capability.RERANK})
 TRIED = frozenset(Capability) - {Capability.TEXT}
@@ -77,7 +80,8 @@ class CapabilityProbe:
             if self.is_set:
                 self._now(self._set_by_operator())
             else:
-                self._now(self._with(*self.found.words, untried=self.found.untried))
+                before = self.found
+                self._now(self._with(*before.words, untried=before.untried, refused=before.refused))
                 self.want()
 
     def want(self) -> None:
@@ -123,12 +127,18 @@ class CapabilityProbe:
                 reasons[word] = reason
 
         result, reason = await self._tried(chat, None)
-        is_chat = result is TrialResult.CAN
-        if result is TrialResult.CANNOT:
-            result, _ = await self._tried(text, None)
+        is_chat, refused = result is TrialResult.CAN, self.found.refused
+        if result is not TrialResult.UNKNOWN:
+            of_text, _ = await self._tried(text, chat if is_chat else None)
+            if not is_chat:
+                result, refused = of_text, frozenset({Endpoint.CHAT})
+            elif of_text is not TrialResult.UNKNOWN:
+                refused = frozenset() if of_text is TrialResult.CAN else frozenset({Endpoint.TEXT})
         note(Capability.TEXT, result, reason)
         if result is TrialResult.UNKNOWN:
             return
+        if result is not TrialResult.CAN:
+            refused = frozenset()
         plan, plain = vector_trials(model), None
         if result is TrialResult.CAN:
             plan += trials(model, kind, is_chat=is_chat)
@@ -139,8 +149,9 @@ class CapabilityProbe:
             words.add(Capability.TEXT)  # what else would it be for: its own refusal says more
         gone = TRIED.difference(trial.word for trial in plan)
         self.reasons, before = reasons, self.found
-        self._now(self._with(*words - gone, untried=frozenset(untried - gone)))
-        self.pause_s = min(TRY_EVERY_S, 2 * self.pause_s) if self.found == before else AGAIN_AFTER_S
+        self._now(self._with(*words - gone, untried=frozenset(untried - gone), refused=refused))
+        longest_s = UNTRIED_AFTER_S if self.found.untried else TRY_EVERY_S
+        self.pause_s = min(longest_s, 2 * self.pause_s) if self.found.does_as(before) else AGAIN_AFTER_S
 
     async def _tried(self, trial: Trial, plain: Trial | None) -> tuple[TrialResult, str]:
         """One trial's result. An error of the server's own counts as a refusal where it still answers
@@ -159,9 +170,7 @@ class CapabilityProbe:
         except (ConnectFailed, FetchFailed) as error:
             return TrialResult.UNKNOWN, str(error)
         result, reason = result_of(status, body)
-        if key := self._server.api_key:
-            reason = reason.replace(key, "(its key)")
-        return result, reason
+        return result, without_secrets(reason, self._server.api_key)
 
     def _set_by_operator(self) -> Capabilities:
         words = {Capability(each) for each in self._server.capabilities}
@@ -171,18 +180,30 @@ class CapabilityProbe:
             words.add(Capability.FORCED_TOOLS)
         return self._with(*words)
 
-    def _with(self, *words: str, untried: frozenset[str] = frozenset()) -> Capabilities:
+    def _with(
+        self, *words: str, untried: frozenset[str] = frozenset(), refused: frozenset[str] = frozenset()
+    ) -> Capabilities:
         fields = KIND_FIELDS.get(self._kind, frozenset()) if Capability.EXTRA_FIELDS in words else frozenset()
         kind = ServerKind.OTHER if self._kind is ServerKind.AUTO else self._kind
-        return Capabilities(frozenset(words), fields.union(self._server.fields), untried, kind)
+        reasons = {word.value: reason for word, reason in self.reasons.items()}
+        return Capabilities(
+            frozenset(words),
+            fields.union(self._server.fields),
+            untried,
+            kind,
+            refused=refused,
+            reasons=reasons,
+        )
 
     def _now(self, found: Capabilities) -> None:
         before, self.found = self.found, found
-        if found == before:
+        if found.does_as(before):
             return
         for word in sorted(before.words - found.words):
             reason = self.reasons.get(Capability(word), "")
             log.warning("upstream %s cannot do %s any more: %s", self._server.name, word, reason)
+        for endpoint in sorted(found.refused - before.refused):
+            log.warning("upstream %s refuses what needs %s", self._server.name, endpoint)
         if added := found.words - before.words - {Capability.TEXT}:
             log.info("upstream %s can do %s", self._server.name, ", ".join(sorted(added)))
         self._on_change()

@@ -36,11 +36,11 @@ def of_head(headers: Mapping[str, str], wanted: str) -> NotBegun | None:
     return None
 
 
-def of_refusal(status: int, body: bytes) -> tuple[CallVerdict, Exception]:
-    """An answer with another status than 200."""
+def of_refusal(status: int, body: bytes, *known: str) -> tuple[CallVerdict, Exception]:
+    """An answer with another status than 200. `known`: keys that no client may read."""
     match meaning(status):
         case Meaning.REFUSED:
-            return CallVerdict.REFUSED, SequenceRefused(*refusal(body))
+            return CallVerdict.REFUSED, SequenceRefused(*refusal(body, *known))
         case Meaning.BUSY:
             return CallVerdict.BUSY, UpstreamUnavailable("it is full (429)")
         case Meaning.OURS:

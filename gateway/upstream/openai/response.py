@@ -5,8 +5,11 @@ Pure. Deviations of servers from OpenAI's API are handled only here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import StrEnum
+from ipaddress import ip_address
 from typing import Any
 
 import msgspec
@@ -222,18 +225,49 @@ REFUSABLE = frozenset(
 """Fields of our requests that a refusal may name."""
 
 
-def refusal(data: bytes) -> tuple[str, str]:
-    """Code and message of a body that refuses the request. The message is ours: the server's own may hold
-    its key, its addresses, or what other clients sent. It names the field that the server names."""
+_LOCATION = re.compile(r"'loc': [\[(]'body', ([^\])]{1,400})")
+"""A field in the words of a validation error that vLLM quotes as Python writes it."""
+MAX_FIELD_STEPS = 8
+
+
+def refusal(data: bytes, *known: str) -> tuple[str, str, str | None]:
+    """Code, message and parameter of a body that refuses the request: the server's own reason in a line,
+    without addresses and keys, those in `known` among them, and the field of ours that it names."""
     error = _error_in(data)
-    code, field = (error.get(key) if isinstance(error, dict) else None for key in ("code", "param"))
-    if code == "context_length_exceeded" or "context length" in said(error).lower():
-        return (
-            "context_length_exceeded",
-            "the prompt and max_tokens are longer than the context of the server that runs this model",
-        )
-    what = f"the field {field!r}" if isinstance(field, str) and field in REFUSABLE else "the request"
-    return "invalid_request", f"the server that runs this model refuses {what}"
+    reason, field = without_secrets(said(error), *known), _field_of(error)
+    code = error.get("code") if isinstance(error, dict) else None
+    if code == "context_length_exceeded" or "context length" in reason.lower():
+        code = "context_length_exceeded"
+        what = "the prompt and max_tokens are longer than the context of the server that runs this model"
+    else:
+        code = "invalid_request"
+        refused = "the request" if field is None else f"the field {field!r}"
+        what = f"the server that runs this model refuses {refused}"
+    return code, f"{what}: {reason}" if reason else what, field
+
+
+def _field_of(error: object) -> str | None:
+    """The field of ours that a refusal names, as a path into the request: as `param`, or as the `loc` of a
+    validation error."""
+    if not isinstance(error, dict):
+        return None
+    detail, param = error.get("detail"), error.get("param")
+    if isinstance(param, str):
+        steps = re.findall(r"\w+", param)
+    elif isinstance(detail, list) and detail and isinstance(detail[0], dict):
+        location = detail[0].get("loc")
+        steps = [str(each) for each in location if each != "body"] if isinstance(location, list) else []
+    else:
+        found = _LOCATION.search(str(error.get("message"))[: 16 * MAX_MESSAGE_CHARACTERS])
+        steps = re.findall(r"\w+", found[1]) if found is not None else []
+    if not steps or steps[0] not in REFUSABLE:
+        return None
+    field: str = steps[0]
+    for step in steps[1:MAX_FIELD_STEPS]:
+        if not re.fullmatch(r"\d{1,6}|[a-z_]{1,32}", step):
+            break  # the name of a type, or no name at all
+        field += f"[{step}]" if step.isdigit() else f".{step}"
+    return field
 
 
 def said_in(data: bytes) -> str:
@@ -243,7 +277,9 @@ def said_in(data: bytes) -> str:
 
 def said(error: object) -> str:
     """The message of an error object, cut to a line of printable characters."""
-    message = error.get("message") if isinstance(error, dict) else error
+    message = error.get("message", error.get("detail")) if isinstance(error, dict) else error
+    if isinstance(message, list) and message and isinstance(message[0], dict):
+        message = message[0].get("msg")
     return one_line(message, MAX_MESSAGE_CHARACTERS) if isinstance(message, str) else ""
 
 
@@ -251,6 +287,46 @@ def one_line(text: str, most: int) -> str:
     """At most `most` printable characters of a text that a server sent."""
     words = "".join(each if each.isprintable() else " " for each in text[: 4 * most]).split()
     return " ".join(words)[:most]
+
+
+_TELLTALE = re.compile(
+    r"""\b\w{2,10}://[^\s"'<>]+"""  # a URL
+    r"|(?<![\w.])(?:[\w-]{1,63}\.){1,8}[\w-]{1,63}:\d{2,5}\b"  # a host, or an IPv4 address, and a port
+    r"|(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.]*\w)"
+    r"|(?<![\w:])\[?(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{0,4}(?:\]:\d{1,5}|\])?(?![\w:])"  # perhaps IPv6
+    r"|\bBearer\s+[^\s\"',;]+|\b(?:[srp]k|fg_live|fg_test)[-_][\w*.-]{4,}|[\w+/=-]{33,}",
+    re.IGNORECASE,
+)
+_KEY_START = re.compile(r"bearer\s|[srp]k[-_]|fg_", re.IGNORECASE)
+_RANDOM = re.compile(r"(?=[^0-9]*[0-9])(?=.*[A-Za-z0-9+=]{20})")
+"""What a long run of base64 has and a path or the name of a model has not."""
+LEAST_CUT = 4
+"""Characters of the beginning of a key that are one, at the end of a text that was cut."""
+
+
+def without_secrets(text: str, *known: str) -> str:
+    """A server's text without keys and addresses: those in `known`, and whatever looks like one."""
+    for key in filter(None, known):
+        text = text.replace(key, "(its key)")
+        for length in range(min(len(key), len(text)), LEAST_CUT - 1, -1):
+            if text.endswith(key[:length]):
+                text = text[:-length] + "(its key)"
+                break
+    return _TELLTALE.sub(_hidden, text)
+
+
+def _hidden(found: re.Match[str]) -> str:
+    text = found[0]
+    if _KEY_START.match(text):
+        return "(a key)"
+    if ":" not in text and "." not in text:
+        return "(a key)" if _RANDOM.match(text) else text
+    if text.count(":") > 1 and "://" not in text:  # an IPv6 address, or the time of day
+        with suppress(ValueError):
+            ip_address(text.lstrip("[").partition("]")[0])
+            return "(an address)"
+        return text
+    return "(an address)"
 
 
 def _error_in(data: bytes) -> object:

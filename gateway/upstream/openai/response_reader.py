@@ -243,7 +243,9 @@ def _pieces_with_parts(
     within, beyond = [first], [BufferedChunk(0)]
     room = count.fits
     for part, length in zip((*chunk.before, None, *chunk.after), count.lengths, strict=True):
-        if room is None or length <= room:
+        # Without room, marks of a call that count for nothing do not overtake what stands before them.
+        is_behind = room == 0 and part is not None and part.is_generated
+        if room is None or (length <= room and not is_behind):
             _add(within, chunk.text if part is None else part.value)
             room = None if room is None else room - length
         elif part is None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from engine.messages import Delta, Submit
 from gateway.asyncio_helpers import IdleTimeout
 from gateway.fair_threads import INLINE_BYTES, FairThreads
-from gateway.upstream.base import CountedDelta, CountedOutcome, NotBegun, UpstreamFailed
+from gateway.upstream.base import CountedDelta, CountedOutcome, NotBegun, SequenceRefused, UpstreamFailed
 from gateway.upstream.http.connection import Connection
 from gateway.upstream.lease_buffer import BufferedChunk, End, LeaseBuffer, runs
 from gateway.upstream.openai import classify
@@ -57,6 +57,7 @@ class OpenAISequence:
         on_over: Callable[[], None],
         waits_there: Callable[[], bool] | None = None,
         repeats: Callable[[str], bool] = lambda _: False,
+        withheld: Sequence[str] = (),
     ) -> None:
         """`most_tokens` were asked for; `first_byte_s`: timeout of the answer's first content, of a whole
         answer of its first byte. `is_prompt_counted`: by the model's tokenizer, not by an estimate.
@@ -67,8 +68,9 @@ class OpenAISequence:
         has come to its end; `on_over` once, when the reader has been
         given everything. `waits_there`: whether the server sends nothing because the sequence waits for its
         turn or its lease there; None: it knows no leases. `repeats`: whether words of the server are the
-        client's own."""
+        client's own. `withheld`: what no client may read in them, such as the server's key."""
         self._repeats = repeats
+        self._withheld = withheld
         self.submit = submit
         self.most_tokens = most_tokens
         self.answer = answer
@@ -373,7 +375,8 @@ class OpenAISequence:
         return classify.failure(code, message, has_begun=self._has_begun)
 
     def _refused(self) -> None:
-        self._fail(*classify.of_refusal(self._status, self._refusal), said_in(self._refusal))
+        refused = classify.of_refusal(self._status, self._refusal, *self._withheld)
+        self._fail(*refused, said_in(self._refusal))
 
     def _fail(self, verdict: CallVerdict, error: Exception, said: str = "") -> None:
         """`said`: the server's own words, for the log only; a log has no prompts, so those that repeat the
@@ -382,7 +385,11 @@ class OpenAISequence:
             return
         if said and self._repeats(said):
             said = "(words of the request)"
-        self._over(verdict, f"{error}; it says: {said}" if said else str(error))
+        # The message of a refusal quotes the server.
+        reason = (
+            f"it refuses the request ({error.code})" if isinstance(error, SequenceRefused) else str(error)
+        )
+        self._over(verdict, f"{reason}; it says: {said}" if said else reason)
         self._abort()
         # What is covered was passed on already; the rest is of no use without an end.
         self._error = error

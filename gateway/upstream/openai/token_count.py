@@ -8,7 +8,8 @@ the tokens that were asked for does not fit (`fits`), whatever the server says o
 
 At the end the server's usage decides, unless the text holds more tokens than that; without it the text is
 counted by the model's tokenizer, which takes long for a long text; without that it is estimated by bytes,
-with a margin. Pure.
+with a margin. However an answer was cut into chunks, and in whichever order the texts of its parts came, the
+count at its end is the same: each text is counted for itself, in segments of one length. Pure.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from engine.messages import TokenLogprob
+from gateway.upstream.answer_parts import AnswerPart
 from gateway.upstream.openai.response import Chunk, Usage
 from gateway.upstream.part_text import CallText
 
@@ -32,6 +34,9 @@ MARGIN_TOKENS = 4
 """An eighth and this many more tokens in a text are no contradiction: it can be cut in several ways."""
 BYTES_MARGIN_TOKENS = 32
 """The same without a tokenizer: a few tokens are longer than `LONGEST_TOKEN_BYTES`."""
+CONTENT, FIRST_CALL = 1, 4
+_RANKS = {"reasoning_content": 0, "reasoning": 0, "refusal": 2}
+"""Places of an answer's texts in it; before the calls is a legacy `function_call`."""
 MARK_TOKENS = 32
 """Estimate of the marks around tool calls and reasoning, where the server does not count them."""
 OVERRUN_FACTOR = 2
@@ -43,6 +48,22 @@ def estimated_tokens(num_bytes: int) -> int:
     return -(-num_bytes // BYTES_PER_TOKEN)
 
 
+class _Text:
+    """One text of an answer: its content, its reasoning, the words of one call."""
+
+    __slots__ = ("call", "pieces", "rest", "rest_tokens", "settled")
+
+    def __init__(self) -> None:
+        self.call = CallText()
+        self.pieces: list[str] = []
+        self.settled = 0
+        """Tokens before `rest`."""
+        self.rest = ""
+        """The last segment so far."""
+        self.rest_tokens: int | None = 0
+        """None: it was not counted since."""
+
+
 class TokenCount:
     """The count of one sequence. `tokens` never falls, and never exceeds `most`: what was asked for."""
 
@@ -51,12 +72,12 @@ class TokenCount:
         self.most = most
         """Tokens that were asked for."""
         self._tokenize = tokenize
-        self._text: list[str] = []
+        self._texts: dict[int, _Text] = {CONTENT: _Text()}
+        """By rank, the order in which they are in a whole answer."""
+        self._ranks: Sequence[int] = ()
+        """Of the texts in `lengths`."""
         self._bytes = 0
         self._usage: Usage | None = None
-        self._settled = 0
-        """Tokens of the text before `_rest`."""
-        self._rest = ""
         self._check_at_bytes = most + 1
         """With fewer bytes the text cannot hold more than `most` tokens: a byte makes at most one."""
         self._num_logprobs = 0
@@ -75,16 +96,17 @@ class TokenCount:
         """It has said more than text: its model wrote marks around that, which nobody here can count."""
         self.uncounted = 0
         """Characters of parts that count for no tokens."""
-        self._call_text = CallText()
         self._said_bytes = 0
         """Of the text and all parts as they were sent, however they were cut into chunks."""
 
     def saw(self, chunk: Chunk) -> int:
         """Takes a chunk; returns its number of tokens, as far as is known now. Sets `fits` and `lengths`."""
         fragments = 0
-        text = chunk.text
+        text, texts = chunk.text, [chunk.text]
+        self._ranks = (CONTENT,)
         if chunk.before or chunk.after:
-            text, fragments = self._counted_text(chunk)
+            texts, fragments = self._counted_texts(chunk)
+            text = "".join(texts)
             self.has_parts = self.has_parts or fragments > 0
         size = len(text) if text.isascii() else len(text.encode())
         if not chunk.before and not chunk.after:
@@ -99,8 +121,7 @@ class TokenCount:
                 least = size // LONGEST_TOKEN_BYTES
                 self.fits = self._measure(text)
             else:
-                self._text.append(text)
-                self.fits = self._count(text, size)
+                self._count(texts, size)
             self.tokens += max(1, least, len(chunk.logprobs))
         if chunk.usage is not None:
             self._usage = chunk.usage
@@ -108,21 +129,23 @@ class TokenCount:
         self.tokens = min(self.most, max(before, self.tokens, self.text_tokens))
         return self.tokens - before
 
-    def _counted_text(self, chunk: Chunk) -> tuple[str, int]:
-        """The texts of a chunk that has parts, one after the other, and how many of its parts the model
-        made."""
+    def _counted_texts(self, chunk: Chunk) -> tuple[list[str], int]:
+        """The texts of a chunk that has parts, and how many of its parts the model made."""
+        parts = (*chunk.before, None, *chunk.after)
+        self._ranks = [CONTENT if part is None else _rank(part) for part in parts]
         texts, fragments = [], 0
-        for part in (*chunk.before, None, *chunk.after):
+        for part, rank in zip(parts, self._ranks, strict=True):
             if part is None:
                 texts.append(chunk.text)
                 self._said_bytes += len(chunk.text.encode())
                 continue
-            texts.append(part.text if part.is_plain else self._call_text.words(part.text))
+            text = self._texts.setdefault(rank, _Text())
+            texts.append(part.text if part.is_plain else text.call.words(part.text))
             self._said_bytes += len(part.text.encode())
             fragments += part.is_generated
             self.uncounted += part.uncounted
         self.lengths = [len(each) for each in texts]
-        return "".join(texts), fragments
+        return texts, fragments
 
     def fitting(self, logprobs: Sequence[TokenLogprob]) -> Sequence[TokenLogprob]:
         """Of the last chunk's log probabilities those of the first `most` tokens."""
@@ -140,14 +163,14 @@ class TokenCount:
         """Size of the text that `final` has to tokenise; 0: none."""
         if self._tokenize is None:
             return 0
-        self._count_rest()
+        self._count_to_the_end()
         return 0 if self._is_usage_believed or self.is_overrun else self._bytes
 
     def final(self) -> tuple[int, str]:
         """Tokens in all when the stream has ended properly, never more than were asked for, and the count's
         source."""
         if self._tokenize is not None:
-            self._count_rest()
+            self._count_to_the_end()
         if self._usage is not None and self._is_usage_believed:
             return min(self.most, self._usage.completion_tokens), "upstream"
         if self.is_overrun:
@@ -156,7 +179,8 @@ class TokenCount:
             estimated = estimated_tokens(self._said_bytes) + MARK_TOKENS
             return min(self.most, estimated), "estimate"
         if self._tokenize is not None:
-            return min(self.most, max(1, self._tokenize("".join(self._text)))), "tokenizer"
+            texts = ["".join(text.pieces) for _, text in sorted(self._texts.items())]
+            return min(self.most, max(1, self._tokenize("".join(texts)))), "tokenizer"
         return min(self.most, max(1, estimated_tokens(self._bytes))), "estimate"
 
     @property
@@ -201,42 +225,70 @@ class TokenCount:
         data = text.encode()
         return len(data[: max(0, len(data) - beyond)].decode(errors="ignore"))
 
-    def _count(self, text: str, size: int) -> int | None:
-        """With a tokenizer: in segments, and whenever the text may hold more than was asked for. Returns how
-        many characters fit; None: all."""
+    def _count(self, texts: Sequence[str], size: int) -> None:
+        """With a tokenizer: in segments, and whenever the texts may hold more than was asked for. Sets
+        `fits`."""
         self._bytes += size
         if self.text_tokens > self.most:
-            if self.is_overrun:
-                return 0
-            fits: int | None = 0
-        elif len(self._rest) + len(text) < SEGMENT_CHARACTERS and self._bytes < self._check_at_bytes:
-            self._rest += text
-            return None
-        else:
-            fits = None
-        for start in range(0, len(text), SEGMENT_CHARACTERS):
-            part = text[start : start + SEGMENT_CHARACTERS]
-            before, self._rest = self._rest, self._rest + part
-            self._count_rest()
+            self.fits = 0
+        start = 0
+        for rank, said in zip(self._ranks, texts, strict=True):
+            text = self._texts[rank]
+            text.pieces.append(said)
+            if self.fits is not None and self.is_overrun:
+                return
+            if (
+                self.fits is None
+                and len(text.rest) + len(said) < SEGMENT_CHARACTERS
+                and self._bytes < self._check_at_bytes
+            ):
+                text.rest, text.rest_tokens = text.rest + said, None
+            else:
+                self._count_segments(text, said, start)
+            start += len(said)
+
+    def _count_segments(self, text: _Text, said: str, start: int) -> None:
+        """Counts what is `said` to the end of a text; it begins at `start` of the chunk."""
+        others = self._others(text)
+        at = 0
+        while at < len(said):
+            before, part = text.rest, said[at : at + SEGMENT_CHARACTERS - len(text.rest)]
+            text.rest += part
+            tokens = text.rest_tokens = self._tokens_of(text.rest)
+            self.text_tokens = max(self.text_tokens, others + text.settled + tokens)
             if self.text_tokens > self.most:
-                if fits is None:
-                    fits = start + self._fitting(before, part)
+                if self.fits is None:
+                    self.fits = start + at + self._fitting(others + text.settled, before, part)
                 if self.is_overrun:
-                    return fits
-            if len(self._rest) >= SEGMENT_CHARACTERS:
-                self._settled, self._rest = max(0, self.text_tokens - BORDER_TOKENS), ""
+                    return
+            if len(text.rest) == SEGMENT_CHARACTERS:
+                text.settled += max(0, tokens - BORDER_TOKENS)
+                text.rest, text.rest_tokens = "", 0
+            at += len(part)
         self._check_at_bytes = self._bytes + max(0, self.most - self.text_tokens) + 1
-        return fits
 
-    def _count_rest(self) -> None:
-        self.text_tokens = max(self.text_tokens, self._settled + self._tokens_of(self._rest))
+    def _others(self, text: _Text | None = None) -> int:
+        """Tokens of all texts but this one."""
+        found = 0
+        for each in self._texts.values():
+            if each is not text:
+                if each.rest_tokens is None:
+                    each.rest_tokens = self._tokens_of(each.rest)
+                found += each.settled + each.rest_tokens
+        return found
 
-    def _fitting(self, before: str, part: str) -> int:
-        """The most characters of `part` with which the text, `before` at its end, has `most` tokens."""
+    def _count_to_the_end(self) -> None:
+        """Anew: on the way a text may have seemed longer, as its next letters make one token of several."""
+        if not self.is_overrun:
+            self.text_tokens = self._others()
+
+    def _fitting(self, settled: int, before: str, part: str) -> int:
+        """The most characters of `part` with which a text, `before` at its end after `settled` tokens, has
+        `most` tokens."""
         fits, over = 0, len(part)
         while over - fits > 1:
             middle = (fits + over) // 2
-            if self._settled + self._tokens_of(before + part[:middle]) <= self.most:
+            if settled + self._tokens_of(before + part[:middle]) <= self.most:
                 fits = middle
             else:
                 over = middle
@@ -249,3 +301,11 @@ class TokenCount:
         if not bad:
             return self._tokenize(text)
         return self._tokenize(text.replace(REPLACEMENT, "")) + bad // LONGEST_TOKEN_BYTES
+
+
+def _rank(part: AnswerPart) -> int:
+    """The place of a part's text in a whole answer."""
+    name = next(iter(part.value))
+    if name == "tool_calls":
+        return FIRST_CALL + int(part.value[name][0]["index"])
+    return _RANKS.get(name, FIRST_CALL - 1)

@@ -40,17 +40,18 @@ from gateway.upstream.base import (
     CapabilityLost,
     OnService,
     RequestTask,
+    UpstreamFailed,
     UpstreamLost,
     UpstreamUnavailable,
     Wording,
 )
 from gateway.upstream.capabilities import Capabilities, Capability
 from gateway.upstream.failover import next_replica, until_begun
-from gateway.upstream.http.client import ConnectFailed, HttpClient
+from gateway.upstream.http.client import ConnectFailed, FetchFailed, HttpClient
 from gateway.upstream.http.target import target_of
 from gateway.upstream.openai import request as openai_request
 from gateway.upstream.openai.capability_probe import described
-from gateway.upstream.openai.classify import CallVerdict
+from gateway.upstream.openai.classify import CallVerdict, of_refusal
 from gateway.upstream.openai.config import OpenAIServer, PrefixCache
 from gateway.upstream.openai.load_estimate import LoadEstimate, running
 from gateway.upstream.openai.monitor import ServerMonitor, now
@@ -64,6 +65,8 @@ from gateway.upstream.vllm_plugin.link import PluginLink, explained
 from gateway.upstream.vllm_plugin.transport import transport_of
 from tenants.storage.task_stop import stop
 
+MOST_ASKED = 4
+"""Of `SPARE_CONNECTIONS`, for questions beside sequences."""
 SPARE_CONNECTIONS = 16
 """Beyond `max_concurrent`: for requests with many choices, and for probes."""
 USAGE_AGAIN_AFTER_S = 300.0
@@ -131,6 +134,7 @@ class OpenAIUpstream:
         self._usage_timers: list[asyncio.TimerHandle] = []
         self._limited: tuple[Capabilities, Capabilities] | None = None
         """What was found that it can do, and what of it without its token counts."""
+        self._asked = asyncio.Semaphore(MOST_ASKED)
         self.requests = 0
         self.whole_requests = 0
         """Of these, those whose answers were asked for whole."""
@@ -279,6 +283,22 @@ class OpenAIUpstream:
             await self._link.close()
         self._client.close()
 
+    async def ask(self, path: str, fields: Mapping[str, Any]) -> bytes:
+        """The body of its answer to a question beside its sequences, which says nothing of its health: a few
+        at a time. Raises `CapabilityLost` where it has no such path, `SequenceRefused`, `UpstreamFailed`."""
+        timeout_s = self.server.timeouts.probe_s
+        body = openai_request.encode({**fields, "model": self.server.model})
+        try:
+            async with asyncio.timeout(timeout_s), self._asked:
+                status, answer = await self._client.post(path, body, timeout_s)
+        except (TimeoutError, ConnectFailed, FetchFailed) as error:
+            raise UpstreamFailed(f"it does not answer {path}: {error}") from None
+        if status == 200:
+            return answer
+        if status in (404, 405, 501):
+            raise CapabilityLost(path)
+        raise of_refusal(status, answer, self.server.api_key)[1]
+
     # ------------------------------------------------------------ sequences
 
     def run(self, submit: Submit, wording: Wording) -> AsyncIterator[Delta]:
@@ -381,7 +401,7 @@ class OpenAIUpstream:
         if wording.most_tokens is not None and link is None:
             # A plug-in stops at the lease, and goes on from there.
             most_tokens = max(1, min(most_tokens, wording.most_tokens()))
-        answer = self._reader(submit, wording, most_tokens)
+        answer, salt = self._reader(submit, wording, most_tokens), self._cache_salt(submit.tenant_id)
         is_whole, timeouts = answer.is_whole, server.timeouts
         sequence = OpenAISequence(
             submit,
@@ -402,6 +422,7 @@ class OpenAIUpstream:
             on_over=partial(self._over, submit.sequence_id),
             waits_there=None if link is None else partial(link.waits_there, submit.sequence_id),
             repeats=partial(openai_request.repeats, wording),
+            withheld=(server.api_key, salt),
         )
         self._sequences[submit.sequence_id] = sequence
         self.requests += 1
@@ -416,7 +437,7 @@ class OpenAIUpstream:
             # With leases every chunk's count has to be the server's.
             usage=server.usage if link is None else UsageWish.EACH,
             stream=not is_whole,
-            cache_salt=self._cache_salt(submit.tenant_id),
+            cache_salt=salt,
             claims="" if link is None else link.begin(submit),
         )
         request = self._client.request("POST", openai_request.path(wording), body, wording.trace_headers)

@@ -140,6 +140,10 @@ def test_what_an_sdk_would_try_again_says_whether_and_when(name: str, error: Api
     }
 
 
+def test_no_refusal_calls_another_server_an_engine() -> None:
+    assert [name for name, error in CASES if "engine" in error.message.lower()] == []
+
+
 def test_what_was_charged_is_never_tried_again_by_itself() -> None:
     charged = [
         errors.engine_lost(7),

@@ -73,6 +73,14 @@ def test_a_conversation_becomes_the_tokens_that_transformers_makes_of_it(tmp_pat
     )
     expected = reference.apply_chat_template(CONVERSATION, add_generation_prompt=True)["input_ids"]
     assert ours.chat_tokens(CONVERSATION) == list(expected)
+    closed = reference.apply_chat_template(CONVERSATION, add_generation_prompt=False)["input_ids"]
+    assert ours.chat_tokens(CONVERSATION, is_opened=False) == list(closed) != list(expected)
+    assert ours.text_of(closed) == reference.decode(closed)
+    assert ours.token_texts(closed) == reference.convert_ids_to_tokens(closed)
+    for has_frame in (True, False):
+        ids = reference("Hello, wörld </s>", add_special_tokens=has_frame)["input_ids"]
+        allowing = PromptRenderer(path, "allow")
+        assert allowing.text_tokens("Hello, wörld </s>", has_frame=has_frame) == ids
     assert ours.text_tokens("Hello, wörld") == reference("Hello, wörld")["input_ids"]
 
 

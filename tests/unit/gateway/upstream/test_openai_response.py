@@ -177,25 +177,87 @@ def test_refusals_mean_what_they_say() -> None:
     assert [status for status, each in means.items() if each is Meaning.OURS] == [302, 401, 404]
     assert [status for status, each in means.items() if each is Meaning.FAILED] == [500, 503]
     assert response.refusal(b"<html>")[0] == "invalid_request"
-    assert response.refusal(b'{"object": "error", "message": "maximum context length is 5"}')[0] == (
-        "context_length_exceeded"
-    )
+    code, message, _ = response.refusal(b'{"object": "error", "message": "maximum context length is 5"}')
+    assert code == "context_length_exceeded"
+    assert message.endswith("of the server that runs this model: maximum context length is 5")
 
 
-def test_a_refusal_reaches_clients_in_our_words_only() -> None:
-    error = {"message": "key sk-1234 at 10.0.0.7\x1b[2J\n" + "x" * 5000, "code": "bad", "param": "top_k"}
-    body = json.dumps({"error": error}).encode()
-    assert response.refusal(body) == (
-        "invalid_request", "the server that runs this model refuses the field 'top_k'",
-    )  # fmt: skip
-    in_log = response.said_in(body)
-    assert len(in_log) == response.MAX_MESSAGE_CHARACTERS
-    assert in_log.startswith("key sk-1234 at 10.0.0.7 [2J x")
-    error["param"] = "sk-1234"
-    assert "sk-1234" not in response.refusal(json.dumps({"error": error}).encode())[1]
+REFUSES = "the server that runs this model refuses "
+
+
+@pytest.mark.parametrize(
+    ("body", "what", "param"),
+    [
+        # vLLM
+        (
+            {"error": {"message": "Grammar error: Pointer '/nope' does not exist", "param": None}},
+            "the request: Grammar error: Pointer '/nope' does not exist",
+            None,
+        ),
+        (
+            {"message": "1 error:\n  {'loc': ('body', 'messages', 0, 'User', 'role'), 'msg': 'no'}"},
+            "the field 'messages[0]': 1 error: {'loc': ('body', 'messages', 0, 'User', 'role'), 'msg': 'no'}",
+            "messages[0]",
+        ),
+        # OpenAI
+        (
+            {"error": {"message": "too large", "code": "bad", "param": "messages.[0].content"}},
+            "the field 'messages[0].content': too large",
+            "messages[0].content",
+        ),
+        # FastAPI, SGLang, text-embeddings-inference
+        (
+            {"detail": [{"loc": ["body", "stop", 2], "msg": "Input should be a string", "input": 5}]},
+            "the field 'stop[2]': Input should be a string",
+            "stop[2]",
+        ),
+        ({"object": "error", "message": "no", "param": "min_p"}, "the field 'min_p': no", "min_p"),
+        ({"error": "it is empty", "error_type": "Validation"}, "the request: it is empty", None),
+        # what is none of our fields, or no refusal at all
+        ({"error": {"message": "no", "param": "sk-1234.content"}}, "the request: no", None),
+        ({"error": {"message": "no", "param": f"stop.{'x' * 99}"}}, "the field 'stop': no", "stop"),
+        ({"detail": [{"loc": 5, "msg": {}}]}, "the request", None),
+        ({"error": {"message": 5, "param": 5}}, "the request", None),
+        ([], "the request", None),
+    ],
+)  # fmt: skip
+def test_a_servers_reason_reaches_the_client_with_the_field(body: Any, what: str, param: str | None) -> None:
+    assert response.refusal(json.dumps(body).encode()) == ("invalid_request", REFUSES + what, param)
+
+
+def test_a_servers_reason_is_one_short_line_without_keys_and_addresses() -> None:
+    said = "key sk-1234 at http://10.0.0.7/v1 of its own s3cret,\x1b[2J\n" + "x " * 5000
+    body = json.dumps({"error": {"message": said, "code": "context_length_exceeded"}}).encode()
+    told = response.refusal(body, "", "its own s3cret")[1].partition(": ")[2]
+    assert told.startswith("key (a key) at (an address) of (its key), [2J x x")
+    assert len(told) <= response.MAX_MESSAGE_CHARACTERS
 
 
 # ---------------------------------------------------------------- counts
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("Incorrect API key: sk-proj-ab*****9f.", "Incorrect API key: (a key)"),
+        ("'Authorization: Bearer abc.def' is refused", "'Authorization: (a key)' is refused"),
+        ("fg_live_ab12_cd34, not hf_overrides", "(a key), not hf_overrides"),
+        ("token 0123456789abcdef0123456789abcdef01", "token (a key)"),
+        ("signed 9aZ/rT0+qWm4xKcV7bN1yLpE5sD8hJ2fG6u==", "signed (a key)"),
+        ("its key my secret is wrong", "its key (its key) is wrong"),
+        ("cut in the middle: my sec", "cut in the middle: (its key)"),
+        ("cannot reach http://10.0.0.7:8000/v1, try", "cannot reach (an address) try"),
+        ("10.0.0.7:8000 or 10.0.0.8 or llm-7.prod.svc:8000", "(an address) or (an address) or (an address)"),
+        ("[fe80::1]:80 or 2001:db8::7", "(an address) or (an address)"),
+        ("at 12:34:56 with vLLM 0.11.2: std::bad_alloc", None),
+        ("Pointer '/properties/customers/items/properties/address2' does not exist", None),
+        ("no model meta-llama/Llama-3.3-70B-Instruct-AWQ-INT4", None),
+        ("id chatcmpl-550e8400-e29b-41d4-a716-446655440000", None),
+        ("a" * 100_000, None),
+    ],
+)
+def test_a_servers_words_lose_keys_and_addresses_and_nothing_else(said: str, told: str | None) -> None:
+    assert response.without_secrets(said, "", "my secret") == (said if told is None else told)
 
 
 def test_a_count_in_mid_stream_is_never_more_than_there_were() -> None:
@@ -260,6 +322,9 @@ def test_text_that_fits_holds_no_more_tokens_than_were_asked_for(
             kept += text[: count.fits]
             is_whole = is_whole and count.fits in (None, len(text))
     everything = "".join(pieces)
+    at_once = TokenCount(most, tokenize)
+    at_once.saw(Chunk(everything))
+    assert count.is_overrun or (count.final(), count.text_tokens) == (at_once.final(), at_once.text_tokens)
     assert everything.startswith(kept)
     assert count.tokens <= most
     if tokenize is None:

@@ -6,8 +6,8 @@ import pytest
 
 from gateway.domain.call import ServedModel
 from gateway.errors import ApiError, ServerLacks
-from gateway.requests.fields.servers import require_servers
-from gateway.upstream.capabilities import PLAIN_TEXT, Capabilities, ServerOffer
+from gateway.requests.fields.servers import endpoint_needs, require_servers
+from gateway.upstream.capabilities import PLAIN_TEXT, Capabilities, Endpoint, ServerOffer
 from gateway.upstream.openai.server_kinds import COUNTED_FIELDS
 
 TOOLS = {"tools": "tools", "text": "model"}
@@ -60,17 +60,20 @@ def test_untried_fields_of_a_kind_may_turn_out_to_pass() -> None:
 
 
 def test_the_message_names_each_server_what_it_lacks_and_the_way_out() -> None:
-    other = Capabilities(frozenset({"text", "tools"}), kind="llama.cpp")
+    other = Capabilities(
+        frozenset({"text", "tools"}), kind="llama.cpp", reasons={"images": "500 no mmproj", "rerank": "404"}
+    )
+    plain = Capabilities(PLAIN.words, kind="vllm", reasons={"images": "400 not a multimodal model"})
     error = refusal(
-        model(("vllm-a", PLAIN, True), ("llama-b", other, True)),
+        model(("vllm-a", plain, True), ("llama-b", other, True)),
         {"tools": "tools", "json_schema": "response_format", "images": "messages[0].content[0]"},
     )
     assert error.param == "response_format"
     assert error.message == (
         "No server of the model 'm' takes this request: vllm-a does not take 'tools' (start it with"
-        " --enable-auto-tool-choice and --tool-call-parser) and 'response_format' and"
-        " 'messages[0].content[0]'; llama-b does not take 'response_format' and 'messages[0].content[0]'"
-        " (start it with --mmproj). Where a server does take it, its operator can say so with capabilities or"
+        " --enable-auto-tool-choice and --tool-call-parser) and 'response_format' and images (it says: 400"
+        " not a multimodal model); llama-b does not take 'response_format' and images (start it with --mmproj"
+        "; it says: 500 no mmproj). Where a server does take it, its operator can say so with capabilities or"
         " fields in its [[upstreams]] table."
     )
     many = model(*((f"s{index}", PLAIN, True) for index in range(5)))
@@ -82,8 +85,30 @@ def test_our_own_engine_generates_plain_text_only() -> None:
     for found in (model(), model(("engine-0", PLAIN_TEXT, True))):
         assert "generates plain text only" in refusal(found, TOOLS).message
     assert "only generates text" in refusal(model(), {"embeddings": "model"}).message
+    image = refusal(model(), {"images": "messages[3].content[1]", "text": "model"})
+    assert image.message.startswith("Images cannot be taken: our own engine, which runs this model,")
+    assert image.param == "messages[3].content[1]"
     vectors = Capabilities(frozenset({"embeddings"}), kind="vllm")
     assert "a does not generate text" in refusal(model(("a", vectors, True)), {"text": "model"}).message
+
+
+def test_an_endpoint_is_needed_where_a_server_refuses_it_and_the_message_names_the_other() -> None:
+    chats = Capabilities(PLAIN.words, refused=frozenset({Endpoint.TEXT}), kind="vllm")
+    texts = Capabilities(PLAIN.words, refused=frozenset({Endpoint.CHAT}), kind="vllm")
+    found = model(("a", chats, True), ("b", texts, True))
+    needs = endpoint_needs(found, Endpoint.TEXT, "prompt")
+    assert needs == {Endpoint.TEXT: "prompt"}
+    require_servers(found, needs)
+    assert [each.capabilities.lacks(needs) for each in found.servers] == [Endpoint.TEXT, None]
+    for only, endpoint, way_out in (
+        (chats, Endpoint.TEXT, "chat/completions"),
+        (texts, Endpoint.CHAT, "completions"),
+    ):
+        error = refusal(model(("a", only, True)), {endpoint: "prompt", "text": "model"})
+        assert (error.status, error.code, error.param) == (400, "unsupported_parameter", "prompt")
+        assert f"send it to /v1/{way_out}." in error.message
+    assert endpoint_needs(model(("a", chats, True)), Endpoint.CHAT, "messages") == {}
+    assert endpoint_needs(model(), Endpoint.TEXT, "prompt") == {}
 
 
 def test_fields_that_hide_output_or_change_the_prompt_need_the_servers_own_count() -> None:

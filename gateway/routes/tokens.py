@@ -1,0 +1,183 @@
+"""Routes that turn text into tokens and back, in vLLM's form. Uncharged.
+
+By the model's tokenizer where it is known here, else by a server of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+from litestar import Request, Response, post
+
+from gateway import errors
+from gateway.domain.call import ServedModel
+from gateway.http.asgi import begin
+from gateway.http.authentication import principal_of
+from gateway.requests.inputs import images, uncounted
+from gateway.requests.parse import chat_messages
+from gateway.requests.prompt import PromptRefused, PromptRenderer
+from gateway.requests.schemas import ChatMessage, decode
+from gateway.routes.context import S, body_of, gateway_of, may_use, note_asked, off_the_loop
+from gateway.upstream.base import CapabilityLost, takes_turns
+from gateway.upstream.openai.response import NOT_JSON
+from gateway.upstream.openai.upstream import OpenAIUpstream
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /tokenize`."""
+
+    model: str
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    """Those that the tokenizer puts around a prompt; None: yes. A chat's are written by its template."""
+    add_generation_prompt: bool = True
+    """The opening of an answer, after messages."""
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /detokenize`."""
+
+    model: str
+    tokens: list[TokenId]
+
+
+class Tokens(msgspec.Struct):
+    """The answer to the first; of a server's, what is read. Raises ValueError."""
+
+    count: int
+    tokens: list[TokenId]
+    token_strs: list[str] | None = None
+    max_model_len: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.count == len(self.tokens) == len(self.token_strs or self.tokens):
+            raise ValueError("the count is not the number of its tokens")
+
+
+class Text(msgspec.Struct):
+    """The answer to the second."""
+
+    prompt: str
+
+
+OPTIONS: dict[str, Any] = {
+    "scope": "inference",
+    "answers": {
+        404: "There is no such model, or the key may not use it.",
+        429: "Too many of these requests.",
+        502: "The server that was asked failed.",
+    },
+}
+OWN_FORM = (
+    "Send either 'prompt' or 'messages'; 'add_special_tokens' is for prompts: a template writes a chat's."
+)
+
+
+@post(
+    ["/tokenize", "/v1/tokenize"],
+    status_code=200,
+    opt=OPTIONS | {"body": TokenizeRequest},
+    summary="Turn a prompt or messages into tokens",
+    description="vLLM's form: `count`, `max_model_len`, `tokens` and `token_strs`. Not charged.",
+)
+async def tokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
+    body, asked, served = await _asked(request, TokenizeRequest)
+    if (asked.prompt is None) == (asked.messages is None) or (asked.messages and asked.add_special_tokens):
+        raise errors.bad_request(OWN_FORM, "prompt")
+    fields: dict[str, Any] = {"return_token_strs": asked.return_token_strs}
+    if asked.messages is None:
+        fields |= {"prompt": asked.prompt, "add_special_tokens": asked.add_special_tokens is not False}
+    else:
+        messages = chat_messages(asked.messages, gateway_of(request).deps.config, served)
+        fields |= {"messages": messages, "add_generation_prompt": asked.add_generation_prompt}
+
+    def own(renderer: PromptRenderer) -> Tokens:
+        if asked.messages is None:
+            ids = renderer.text_tokens(fields["prompt"], has_frame=fields["add_special_tokens"])
+        else:
+            counted = uncounted.as_counted(fields["messages"])
+            ids = renderer.chat_tokens(counted, is_opened=asked.add_generation_prompt)
+        return Tokens(len(ids), ids, renderer.token_texts(ids) if asked.return_token_strs else None)
+
+    has_images = images.first_image(asked.messages or ()) is not None
+    return await _answer(request, body, served, "/tokenize", fields, Tokens, None if has_images else own)
+
+
+@post(
+    ["/detokenize", "/v1/detokenize"],
+    status_code=200,
+    opt=OPTIONS | {"body": DetokenizeRequest},
+    summary="Turn tokens into text",
+    description="vLLM's form: `prompt`. Not charged.",
+)
+async def detokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
+    body, asked, served = await _asked(request, DetokenizeRequest)
+
+    def own(renderer: PromptRenderer) -> Text:
+        if (highest := max(asked.tokens, default=0)) >= renderer.vocabulary:
+            raise PromptRefused(f"token id {highest} is not in 0..{renderer.vocabulary - 1}", "tokens")
+        return Text(renderer.text_of(asked.tokens))
+
+    return await _answer(request, body, served, "/detokenize", {"tokens": asked.tokens}, Text, own)
+
+
+async def _asked(request: Request[Any, Any, Any], into: type[S]) -> tuple[bytes, S, ServedModel]:
+    """The body, as it came and decoded, and the model; of a chain of models the first one."""
+    gateway = gateway_of(request)
+    gateway.take_token_call(principal_of(request).tenant_id)
+    body = await body_of(request)
+    asked: Any = await off_the_loop(request, body, lambda: decode(body, into))
+    note_asked(request, asked.model, "")
+    if not may_use(request, asked.model):
+        raise errors.model_not_found(asked.model)
+    chain = gateway.catalogue.chain(asked.model)
+    return body, asked, gateway.served(chain.pools[0] if chain else asked.model, begin(request.scope))
+
+
+async def _answer(
+    request: Request[Any, Any, Any],
+    body: bytes,
+    served: ServedModel,
+    path: str,
+    fields: dict[str, Any],
+    form: type[Tokens] | type[Text],
+    own: Callable[[PromptRenderer], Tokens | Text] | None,
+) -> Response[bytes]:
+    """What the model's tokenizer here says (`own`; None: it cannot), or else one of its servers."""
+    spec = gateway_of(request).pools[served.pool].spec
+    renderer = spec.renderer
+
+    def told(found: Tokens | Text) -> bytes:
+        if isinstance(found, Tokens):
+            found.max_model_len = served.context_tokens
+        return msgspec.json.encode(found)
+
+    try:
+        if own is not None and isinstance(renderer, PromptRenderer):
+            text = await off_the_loop(request, body, lambda: told(own(renderer)))
+        else:
+            servers = [each for each in spec.upstreams if isinstance(each, OpenAIUpstream)]
+            up = next((each for each in servers if takes_turns(each)), None)
+            if servers and up is None:
+                raise errors.engine_unavailable()
+            answer = b"" if up is None else await up.ask(path, fields)
+            text = await off_the_loop(request, answer, lambda: told(msgspec.json.decode(answer, type=form)))
+    except PromptRefused as refused:
+        param = refused.field or ("messages" if "messages" in fields else "prompt")
+        raise errors.bad_request(f"Invalid '{param}': {refused}.", param) from None
+    except (CapabilityLost, *NOT_JSON):
+        raise errors.no_server_can(
+            "model",
+            f"No server of the model '{served.name[:128]}' answers this at {path} in vLLM's form, and its"
+            " tokenizer is not here: its operator can set tokenizer_dir in its [[upstreams]] table.",
+        ) from None
+    return Response(text, media_type="application/json")
+
+
+HANDLERS = [tokenize, detokenize]
