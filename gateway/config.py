@@ -88,11 +88,12 @@ class GatewaySettings(Bounded, frozen=True, kw_only=True):
         Meta(ge=1024, le=2**30, extra={"unit": "bytes"}),
         "Largest image in a request, as base64; a larger one is refused.",
     ] = field(default=10 * 2**20, name="image_limit")
-    takes_image_addresses: Annotated[
-        bool,
-        "Whether an image may be an http or https address. The server that runs the model fetches it, this"
-        " gateway never does; see its own setting for hosts that it may fetch from.",
-    ] = field(default=True, name="image_addresses")
+    image_addresses: Annotated[
+        Literal["no", "public", "yes"],
+        "Whether an image may be an http or https address: none, one of a full name in the internet, any. The"
+        " server that runs the model looks the name up and fetches it, this gateway never does; see its own"
+        " setting for hosts that it may fetch from.",
+    ] = "public"
     large_bodies_bytes: Annotated[
         int,
         Meta(ge=2**20, le=2**40, extra={"unit": "bytes"}),

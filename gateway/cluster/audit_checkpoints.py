@@ -69,8 +69,18 @@ class AuditCheckpoints(BackgroundWriter):
         return next((f"{what}: {why}" for what, why in self._complaints.items()), "")
 
     async def flush(self) -> None:
-        """Closes a span of the ledger, signs the head and checks the whole audit, where each is due. Raises
-        `DatabaseUnavailable`."""
+        """Checks the whole audit, closes a span of the ledger and signs the head, where each is due. Raises
+        `DatabaseUnavailable`, and `AuditDamaged` where there is no head."""
+        try:
+            if self._wall_clock() - self._verified_at_s >= self._verify_s:
+                found = await self._audit.damage()
+                self._verified_at_s = self._wall_clock()
+                self._note("the audit is damaged", "" if found is None else str(found))
+            await self._sign_what_is_due()
+        finally:
+            self._damaged.set(any(what in self._complaints for what in OF_THE_LOG))
+
+    async def _sign_what_is_due(self) -> None:
         if self._audit.can_sign:
             await self._close_span()
         state = await self._audit.state()
@@ -80,11 +90,6 @@ class AuditCheckpoints(BackgroundWriter):
         if due and self._audit.can_sign and await self._sign():
             age_s = 0.0
         self._age.set(0.0 if state.size == state.signed else max(0.0, age_s))
-        if self._wall_clock() - self._verified_at_s >= self._verify_s:
-            found = await self._audit.damage()
-            self._verified_at_s = self._wall_clock()
-            self._note("the audit is damaged", "" if found is None else str(found))
-        self._damaged.set(any(what in self._complaints for what in OF_THE_LOG))
 
     async def _sign(self) -> bool:
         try:
@@ -116,5 +121,5 @@ class AuditCheckpoints(BackgroundWriter):
         """Signs the last rows, if they are due and the database lets it."""
         try:
             await super().close()
-        except DatabaseUnavailable as error:
+        except (AuditDamaged, DatabaseUnavailable) as error:
             self.log.warning("%s: %s", self.unavailable, type(error).__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from sqlalchemy import Connection, select
 
@@ -10,7 +11,7 @@ from tenants.audit.entry import FIELDS
 from tenants.audit.key_history import ACTION, TARGET, SignerChange, change_from
 from tenants.audit.note import PublicKey
 from tenants.audit.store import stored_head
-from tenants.audit.verify import Head, LogRow, LogVerifier, Verdict
+from tenants.audit.verify import AuditFinding, Damage, Head, LogRow, LogVerifier, Verdict
 from tenants.storage.tables import audit, audit_checkpoints, audit_tiles
 
 PAGE = 1_000
@@ -29,8 +30,14 @@ def verify_stored(connection: Connection, keys: Sequence[PublicKey], kept: Seque
         tiles=[(number, root) for number, root in connection.execute(tiles)],
         changes=key_changes(connection),
     )
-    for row in rows(connection, -(2**62)):
-        verifier.add(row)
+    try:
+        for row in rows(connection, -(2**62)):
+            verifier.add(row)
+    except ValueError as error:  # SQLite keeps any text in a column of JSON
+        verdict = verifier.verdict()
+        first, last = verdict.rows, max(verdict.rows, min(verdict.rows + PAGE, head.size) - 1)
+        unread = AuditFinding(Damage.EDITED, first, last, f"a column cannot be read: {error}")
+        return replace(verdict, finding=unread)
     return verifier.verdict(Head(head.size, head.root, head.frontier))
 
 

@@ -180,6 +180,11 @@ def test_a_follower_accepts_what_extends_the_last_and_nothing_else(
     second = json.loads(follow().stdout)
     assert second["size"] >= size > second["before"] == json.loads(first.stdout)["size"]
     kept = state.read_text()
+    server.admin("POST", "/tenants", {"name": "log-unsigned"})
+    late = fairgate(server, *asked, "--public-key", public, "--max-age", "0")
+    [rows, signed] = re.findall(r"[0-9,]+(?= rows|, and)", late.output)
+    assert (late.exit_code, int(rows) > int(signed) >= size) == (1, True), late.output
+    assert follow().exit_code == 0
     stranger = follow(str(PublicKey(PublicKey.parse(public).name, bytes(32))))
     assert (stranger.exit_code, "no known key" in stranger.output) == (1, True)
     assert state.read_text() == kept

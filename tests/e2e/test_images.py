@@ -218,7 +218,7 @@ def test_a_quote_holds_what_the_request_will_hold(gateway: Server) -> None:
 def test_no_address_is_fetched_by_the_gateway(gateway: Server, peer: Peer) -> None:
     key = gateway.tenant("fetches")
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}/image.png"
+        url = f"http://image.example.org:{listener.getsockname()[1]}/image.png"
         assert ask(gateway, key, says("look"), image(url)).status_code == 200
         assert peer.requests[-1].body["messages"][0]["content"][1]["image_url"]["url"] == url
         with gateway.http(key) as client:
@@ -230,8 +230,14 @@ def test_no_address_is_fetched_by_the_gateway(gateway: Server, peer: Peer) -> No
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "gopher://127.0.0.1/", "data:text/html;base64,PGI+"])
-def test_other_schemes_are_refused_by_name(gateway: Server, peer: Peer, url: str) -> None:
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("file:///etc/passwd", "gopher://127.0.0.1/", "data:text/html;base64,PGI+"),
+        "http://169.254.169.254/latest",
+    ],
+)
+def test_other_schemes_and_hosts_are_refused_by_name(gateway: Server, peer: Peer, url: str) -> None:
     before = len(peer.requests)
     refused = ask(gateway, gateway.tenant(f"schemes-{url[:4]}"), image(url))
     assert refused.status_code == 400

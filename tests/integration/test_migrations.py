@@ -128,6 +128,31 @@ def test_audit_rows_that_are_there_become_the_first_leaves(empty_database_url: s
     engine.dispose()
 
 
+def test_on_sqlite_an_entry_that_is_text_becomes_bytes_and_no_other_comes(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/fairgate.db"
+    insert = "INSERT INTO audit (seq, at_us, actor, origin, action, target, after, entry) VALUES"
+    row = insert + " ({}, 1, 'a', 'o', 'x', 't', 'null', {})"
+    engine = create_sql_engine(url, writing=True)
+
+    def lies() -> list[tuple[object, ...]]:
+        query = "SELECT seq, after, CAST(entry AS BLOB), typeof(entry), request_id FROM audit ORDER BY seq"
+        with engine.connect() as connection:
+            return [tuple(found) for found in connection.execute(text(query))]
+
+    runner.upgrade(url, "0020")
+    with engine.begin() as connection:
+        connection.exec_driver_sql(row.format(0, "x'7b7d'"))
+        connection.exec_driver_sql(row.format(1, "'{\"é\"}'"))
+    for revision in ("head", "0020", "head"):
+        (runner.downgrade if revision == "0020" else runner.upgrade)(url, revision)
+        assert lies() == [(0, "null", b"{}", "blob", None), (1, "null", '{"é"}'.encode(), "blob", None)]
+    with pytest.raises(DBAPIError, match="entry_is_blob"), engine.begin() as connection:
+        connection.exec_driver_sql(row.format(2, "'{}'"))
+    with pytest.raises(DBAPIError, match="append-only"), engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM audit")
+    engine.dispose()
+
+
 def test_concurrent_upgrades_upgrade_once(empty_database_url: str) -> None:
     failures: list[BaseException] = []
 
@@ -182,13 +207,14 @@ def test_what_is_append_only_cannot_be_changed(database_url: str, table: str, ch
         " output_nanousd, multiplier, input_weight, cached_input_weight, output_weight, reasoning_weight,"
         " created_us) VALUES (1, 'm', 'batch', 1, 1, 1, 1, 1, 1, 1, 1, 1)",
         "audit": "INSERT INTO audit (seq, at_us, actor, origin, action, target, entry)"
-        " VALUES (0, 1, 'a', 'o', 'x', 't', '')",
+        " VALUES (0, 1, 'a', 'o', 'x', 't', :entry)",
         "audit_tiles": "INSERT INTO audit_tiles (number, root) VALUES (0, '')",
         "audit_checkpoints": "INSERT INTO audit_checkpoints (size, note, at_us) VALUES (1, 'n', 1)",
     }
     engine = create_sql_engine(database_url, writing=True)
     with engine.begin() as connection:
-        connection.execute(text(rows[table]))
+        given = {"entry": b""} if table == "audit" else {}
+        connection.execute(text(rows[table]), given)
     with pytest.raises(DBAPIError, match="append-only"), engine.begin() as connection:
         connection.execute(text(change.format(table, column, column)))
     engine.dispose()

@@ -6,6 +6,7 @@ never does. Neither is text: they are in no prompt that is counted here, and in 
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,6 +16,14 @@ from gateway.config import GatewayConfig
 from gateway.requests.schemas import ChatMessage, ContentPart, ImageUrl
 
 MAX_ADDRESS_CHARACTERS = 8_192
+PUBLIC_HOST = re.compile(
+    r"https?://(?:[a-z0-9_-]{1,63}\.)+(?P<top>[a-z][a-z0-9-]{1,62})\.?(?::[0-9]{1,5})?(?:[/?#]|\Z)"
+)
+PRIVATE_TOPS = frozenset(
+    ("arpa", "corp", "home", "internal", "intranet", "invalid", "lan", "local", "localdomain", "localhost")
+    + ("private", "test")
+)
+"""Of networks of one's own (RFC 6761, 6762, 8375; ICANN's internal, and what is used as if it were)."""
 DETAILS = ("auto", "low", "high")
 ID_RANGE = 2**15
 """Of the ids that stand for an image in a prompt; they are no token ids."""
@@ -64,7 +73,7 @@ def _require_url(url: str, path: str, config: GatewayConfig) -> None:
         raise errors.bad_request(
             f"Invalid '{path}': it has {name}; an image is a data URL, or has an http or https address.", path
         )
-    if not config.takes_image_addresses:
+    if config.image_addresses == "no":
         raise errors.bad_request(
             f"Invalid '{path}': this server takes no addresses of images; send the image as a data URL.", path
         )
@@ -74,6 +83,19 @@ def _require_url(url: str, path: str, config: GatewayConfig) -> None:
             " spaces.",
             path,
         )
+    if config.image_addresses == "public" and not _has_public_name(url):
+        raise errors.bad_request(
+            f"Invalid '{path}': the host of an address needs a full name of the internet, such as"
+            " images.example.org, and no number or name of a private network; send the image as a data URL.",
+            path,
+        )
+
+
+def _has_public_name(url: str) -> bool:
+    """By its spelling, and more strictly than servers read URLs: no number in any notation, no user, no encoded
+    letter. What the name stands for only the server that asks for it knows."""
+    name = PUBLIC_HOST.match(url.lower())
+    return name is not None and name["top"] not in PRIVATE_TOPS
 
 
 def first_image(messages: Sequence[ChatMessage]) -> str | None:

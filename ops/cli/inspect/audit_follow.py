@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from tenants.audit.note import PublicKey
 
 TIMEOUT_S = 30.0
+MAX_AGE_S = 120.0
+"""Twice the setting audit.checkpoint_every, where nothing else is set."""
 
 
 @click.command(cls=Command)
@@ -26,21 +30,34 @@ TIMEOUT_S = 30.0
     required=True,
     help="File that keeps the last checkpoint; made at the first run.",
 )
+@click.option(
+    "--max-age",
+    type=click.FloatRange(min=0),
+    default=MAX_AGE_S,
+    show_default=True,
+    help="Seconds that rows may wait unsigned: twice the server's audit.checkpoint_every.",
+)
 @PUBLIC_KEY
-def follow(url: str, key_file: Path, state: Path, public_keys: tuple[str, ...]) -> None:
-    """Fails unless the newest checkpoint of a server extends the one kept before, and keeps it.
+def follow(url: str, key_file: Path, state: Path, max_age: float, public_keys: tuple[str, ...]) -> None:
+    """Fails unless the newest checkpoint of a server extends the one kept before, and keeps it; and where the
+    rows after it wait longer than --max-age to be signed.
 
     Run it now and then, from a machine that the operator of the server does not control.
 
     \b
     --json answers:
-      {"size": 1812, "before": 1700, "state": "audit.checkpoint"}
+      {"size": 1812, "before": 1700, "rows": 1815, "state": "audit.checkpoint"}
     """
     keys = parsed_keys(public_keys)
     if not keys:
         raise click.UsageError("--public-key is needed: `fairgate audit key` prints it")
-    found = _follow(url.rstrip("/"), read_key(key_file), state, keys)
-    answer(found, f"{found['size']:,} rows, which extend the {found['before']:,} of before")
+    base, secret = url.rstrip("/"), read_key(key_file)
+    found = _follow(base, secret, state, keys)
+    _require_signing(base, secret, found["size"], found["rows"], max_age)
+    answer(
+        found,
+        f"{found['size']:,} rows of {found['rows']:,} are signed; they extend the {found['before']:,} of before",
+    )
 
 
 def _follow(url: str, secret: str, state: Path, keys: list[PublicKey]) -> dict[str, Any]:
@@ -49,10 +66,13 @@ def _follow(url: str, secret: str, state: Path, keys: list[PublicKey]) -> dict[s
     from tenants.errors import Invalid
 
     try:
-        told = _get(url, secret, "/log", {}).get("checkpoint")
+        log = _get(url, secret, "/log", {})
+        told, rows = log.get("checkpoint"), log.get("size")
         if not isinstance(told, dict) or not isinstance(told.get("note"), str):
             raise Failure(f"{url} has no checkpoint: its audit is not signed")
         new = open_checkpoint(told["note"], keys)
+        if not isinstance(rows, int) or rows < new.size:
+            raise Failure(f"the audit was cut off: {new.size:,} rows are signed, and it has {rows}")
         old = open_checkpoint(text_of(state), keys) if state.exists() else None
         if old is not None:
             if new.size < old.size:
@@ -72,7 +92,24 @@ def _follow(url: str, secret: str, state: Path, keys: list[PublicKey]) -> dict[s
         partial.replace(state)
     except OSError as error:
         raise Failure(f"{state} cannot be written: {error.strerror}") from None
-    return {"size": new.size, "before": 0 if old is None else old.size, "state": str(state)}
+    before = 0 if old is None else old.size
+    return {"size": new.size, "before": before, "rows": rows, "state": str(state)}
+
+
+def _require_signing(url: str, secret: str, size: int, rows: int, max_age_s: float) -> None:
+    """Fails where the first row that no checkpoint covers is older than that, by the clock here."""
+    if rows == size:
+        return
+    try:
+        [row] = _get(url, secret, "/entries", {"first": size, "limit": 1})["data"]
+        age_s = time.time() - json.loads(row["entry"])["at_us"] / 1e6
+    except (LookupError, TypeError, ValueError):
+        raise Failure(f"row {size:,}, the first that is not signed, cannot be read: is it damaged?") from None
+    if age_s > max_age_s:
+        raise Failure(
+            f"the audit is no longer signed: it has {rows:,} rows, its newest checkpoint speaks of {size:,},"
+            f" and the first of the others waits for {age_s:,.0f} s; at most --max-age {max_age_s:g} is allowed"
+        )
 
 
 def _get(url: str, secret: str, path: str, query: dict[str, int]) -> dict[str, Any]:

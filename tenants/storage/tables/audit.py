@@ -6,6 +6,7 @@ from __future__ import annotations
 from sqlalchemy import (
     JSON,
     BigInteger,
+    CheckConstraint,
     Column,
     Index,
     Integer,
@@ -15,7 +16,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-from tenants.storage.tables.base import ID, SERIAL, metadata
+from tenants.storage.tables.base import ID, SERIAL, ExactBytes, metadata
 
 audit = Table(
     "audit",
@@ -31,12 +32,13 @@ audit = Table(
     Column("before", JSON(none_as_null=True)),
     Column("after", JSON(none_as_null=True)),
     # The leaf: the same, as it was hashed. The columns beside it are for searching.
-    Column("entry", LargeBinary, nullable=False),
+    Column("entry", ExactBytes, nullable=False),
     # Of the request that it was made by; NULL: of none.
     Column("request_id", String(40)),
     Column("trace_id", String(32)),
     Index("ix_audit_tenant_id_seq", "tenant_id", "seq"),
     Index("ix_audit_target_seq", "target", "seq"),
+    CheckConstraint("typeof(entry) = 'blob'", name="entry_is_blob").ddl_if(dialect="sqlite"),
 )
 
 # One row, id 1: the tree over all rows. It moves in the transaction of each row.
@@ -46,8 +48,8 @@ audit_head = Table(
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("size", BigInteger, nullable=False),
     # Roots of the complete subtrees that the tree is made of, 32 bytes each, the largest first.
-    Column("frontier", LargeBinary, nullable=False),
-    Column("root", LargeBinary, nullable=False),
+    Column("frontier", ExactBytes, nullable=False),
+    Column("root", ExactBytes, nullable=False),
 )
 
 # Roots of each 256 rows, so that proofs need not read all rows.
@@ -55,7 +57,7 @@ audit_tiles = Table(
     "audit_tiles",
     metadata,
     Column("number", BigInteger, primary_key=True, autoincrement=False),
-    Column("root", LargeBinary, nullable=False),
+    Column("root", ExactBytes, nullable=False),
 )
 
 # Signed heads, by the number of rows that they speak of.

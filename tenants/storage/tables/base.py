@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Integer, MetaData, String
+from typing import Any
+
+from sqlalchemy import BigInteger, Dialect, Integer, LargeBinary, MetaData, String, TypeDecorator
 
 metadata = MetaData(
     naming_convention={
@@ -19,3 +21,14 @@ NAME = String(64)
 WORD = String(16)
 #: SQLite autoincrements only columns of exactly the type INTEGER.
 SERIAL = BigInteger().with_variant(Integer, "sqlite")
+
+
+class ExactBytes(TypeDecorator[bytes]):
+    """Bytes that hashes are made of. SQLite keeps text in a column of bytes: it is read as no bytes at all, which
+    is what was hashed of no row."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> bytes | None:
+        return value if value is None or isinstance(value, bytes) else b""

@@ -113,10 +113,60 @@ def test_the_number_of_images_is_bounded() -> None:
 
 
 def test_addresses_can_be_turned_off() -> None:
-    config = GatewayConfig(takes_image_addresses=False)
+    config = GatewayConfig(image_addresses="no")
     assert seen(PIXEL, config=config).wordings[0].is_uncountable
     with pytest.raises(ApiError, match="takes no addresses of images"):
         seen("https://example.org/a.png", config=config)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *(
+            "127.0.0.1",
+            "127.1",
+            "2130706433",
+            "0x7f000001",
+            "0x7f.1",
+            "0177.0.0.1",
+            "169.254.169.254",
+            "93.184.216.34",
+        ),
+        *(
+            "[::1]",
+            "[2606:4700::1111]",
+            "[::ffff:127.0.0.1]",
+            "127%2e0.0.1",
+            "example.org%2f.x",
+            "１２７.0.0.1",
+        ),
+        *(
+            "localhost",
+            "redis",
+            "a.localhost",
+            "a.LOCAL",
+            "metadata.google.internal",
+            "internal.",
+            "x.internal.",
+        ),
+        *("example.org@127.0.0.1", "user:word@example.org", "127.0.0.1\\@example.org", "example.org\\.x"),
+        *("", ".", "..", ".org", "a..org", "example.org:", "example.org:x", "example.org:80@127.0.0.1"),
+    ],
+)
+def test_only_full_names_of_the_internet_are_addresses_unless_all_are_allowed(host: str) -> None:
+    for url in (f"http://{host}/a.png", f"HTTPS://{host}"):
+        with pytest.raises(ApiError, match=r"needs a full name of the internet.*data URL") as refused:
+            seen(url)
+        assert refused.value.param == "messages[0].content[1].image_url.url"
+    assert seen(f"http://{host}/a.png", config=GatewayConfig(image_addresses="yes")).wordings[0].messages
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["example.org", "a_b.example.co.uk:8443/a?b=c#d", "xn--bcher-kva.example.", "1.1.1.1.example.org?x"],
+)
+def test_a_full_name_is_an_address_of_an_image(address: str) -> None:
+    assert seen(f"HTTPS://{address}").wordings[0].is_uncountable
 
 
 def test_the_bytes_of_images_are_known_before_the_request_is_understood() -> None:
