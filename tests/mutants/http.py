@@ -54,11 +54,11 @@ _BROKEN: list[Broken] = [
         "tests/unit/gateway/requests/inputs/test_large_bodies.py",
     ),
     (
-        "gateway/requests/inputs/images.py",
+        "gateway/requests/inputs/media.py",
         "any scheme is an image's address",
         '    if scheme not in ("http", "https") or not rest.startswith("//"):\n',
         "    if not colon:\n",
-        "tests/unit/gateway/requests/inputs/test_images.py",
+        "tests/unit/gateway/requests/inputs/test_media.py",
     ),
     (
         "gateway/upstream/openai/vectors.py",

@@ -27,6 +27,7 @@ REMEDIES: Mapping[tuple[str, str], str] = {
     (ServerKind.LLAMA_CPP, Capability.TOOLS): "start it with --jinja",
     (ServerKind.LLAMA_CPP, Capability.FORCED_TOOLS): "start it with --jinja",
     (ServerKind.LLAMA_CPP, Capability.IMAGES): "start it with --mmproj",
+    (ServerKind.LLAMA_CPP, Capability.AUDIO): "start it with --mmproj",
 }
 """By kind of server and need: what its operator can do. What is not here depends on the model."""
 NO_USAGE = "its answers have no usage, by which that is charged: set usage to end or each for it"
@@ -104,12 +105,14 @@ def _lacking(server: ServerOffer, needs: Mapping[str, str]) -> str:
 
 
 def _with_remedy(found: Capabilities, need: str, field: str) -> str:
-    counted = field in COUNTED_FIELDS or need in COUNTED_BY_SERVER
+    counted = need.removeprefix(FIELD_NEED) in COUNTED_FIELDS or need in COUNTED_BY_SERVER
     if counted and not found.tells_usage:
         return f"'{field}' ({NO_USAGE})"
     if need.startswith(FIELD_NEED):
         kind = found.kind or "our own engine"
-        return f"'{field}' (no field of a server of the kind {kind})"
+        name = need.removeprefix(FIELD_NEED)
+        what = f"'{field}'" if name == field else f"'{field}' of type '{name}'"
+        return f"{what} (no field of a server of the kind {kind})"
     remedy = REMEDIES.get((found.kind, need))
     return f"'{field}'" if remedy is None else f"'{field}' ({remedy})"
 
