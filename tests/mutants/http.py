@@ -54,6 +54,13 @@ _BROKEN: list[Broken] = [
         "tests/unit/gateway/requests/inputs/test_large_bodies.py",
     ),
     (
+        "gateway/upstream/openai/response_reader.py",
+        "an echoed prompt counts as output",
+        "        return [echoed], replace(chunk, text=text[length:], logprobs=())\n",
+        "        return [], chunk\n",
+        PARTS,
+    ),
+    (
         "gateway/requests/inputs/media.py",
         "any scheme is an image's address",
         '    if scheme not in ("http", "https") or not rest.startswith("//"):\n',

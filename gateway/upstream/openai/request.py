@@ -122,9 +122,10 @@ def fields_for(fields: Mapping[str, Any], server: Capabilities, max_tokens: int)
 
 
 def wants_json(wording: Wording) -> bool:
-    """The answer's text is to be JSON."""
+    """The answer's text, and nothing before it, is to be JSON."""
     wanted = wording.fields.get("response_format")
-    return isinstance(wanted, Mapping) and wanted.get("type") in ("json_object", "json_schema")
+    is_json = isinstance(wanted, Mapping) and wanted.get("type") in ("json_object", "json_schema")
+    return is_json and not wording.fields.get("echo")
 
 
 def path(wording: Wording) -> str:

@@ -55,7 +55,7 @@ from gateway.upstream.openai.config import OpenAIServer, PrefixCache
 from gateway.upstream.openai.load_estimate import LoadEstimate, running
 from gateway.upstream.openai.monitor import ServerMonitor, now
 from gateway.upstream.openai.request import PriorityStyle, UsageWish
-from gateway.upstream.openai.response_reader import ResponseReader, StreamedResponse, WholeResponse
+from gateway.upstream.openai.response_reader import Echo, ResponseReader, StreamedResponse, WholeResponse
 from gateway.upstream.openai.sequence import OpenAISequence
 from gateway.upstream.openai.server_kinds import COUNTED_FIELDS
 from gateway.upstream.openai.token_count import TokenCount
@@ -433,8 +433,11 @@ class OpenAIUpstream:
         if wording.task is not RequestTask.COMPLETE:
             return VectorsResponse(wording)
         count = TokenCount(most_tokens, self._tokenize)
+        echo = Echo(wording.prompt) if wording.fields.get("echo") else None
         is_covered = most_tokens <= min(self.server.whole_tokens, submit.lease_tokens)
-        return WholeResponse(count) if is_covered and not wording.is_streamed else StreamedResponse(count)
+        if not wording.is_streamed and (is_covered or "prompt_logprobs" in wording.fields):
+            return WholeResponse(count, echo)  # no stream has those
+        return StreamedResponse(count, echo)
 
     @property
     def _refusal(self) -> str:
