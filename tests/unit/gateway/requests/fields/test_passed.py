@@ -24,6 +24,7 @@ from gateway.upstream.openai.server_kinds import (
     REFUSED_FIELDS,
     TEMPLATE_ARGUMENTS_REFUSED,
 )
+from tests.support.documents import ROOT
 
 TOOL: Any = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
 SCHEMA: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
@@ -192,6 +193,14 @@ def test_the_lists_of_fields_go_together() -> None:
     for kind, fields in KIND_TRIALS.items():
         assert fields.keys() <= KIND_FIELDS[kind]
     assert "chat_template" in TEMPLATE_ARGUMENTS_REFUSED
+
+
+def test_the_docs_say_of_every_field_what_becomes_of_it() -> None:
+    page = (ROOT / "docs" / "upstreams.md").read_text().partition("### Every field of a request")[2]
+    section = page.partition("\n## ")[0]
+    for kind in (ChatCompletionRequest, CompletionRequest):
+        missing = {name for name in kind.__struct_fields__ if f"`{name}`" not in section}
+        assert not missing
 
 
 def test_a_body_nested_as_deep_as_json_is_read_is_refused_and_does_no_harm() -> None:
