@@ -435,8 +435,10 @@ class OpenAIUpstream:
         count = TokenCount(most_tokens, self._tokenize)
         echo = Echo(wording.prompt) if wording.fields.get("echo") else None
         is_covered = most_tokens <= min(self.server.whole_tokens, submit.lease_tokens)
-        if not wording.is_streamed and (is_covered or "prompt_logprobs" in wording.fields):
-            return WholeResponse(count, echo)  # no stream has those
+        # No stream has those of a prompt; a plug-in's lease grows with what comes of one.
+        must_be = "prompt_logprobs" in wording.fields and self._link is None
+        if not wording.is_streamed and (is_covered or must_be):
+            return WholeResponse(count, echo)
         return StreamedResponse(count, echo)
 
     @property
