@@ -43,7 +43,7 @@ RANGES = {
 
 
 class MediaUrl(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """An image, a sound or a film: a data URL or an address."""
+    """An image, a sound or a video: a data URL or an address."""
 
     url: str
     detail: str | None = None

@@ -1,6 +1,6 @@
 """Parts of messages that are no text: checked and bounded, passed on as they came, held with a margin.
 
-Images, sounds, films and files. Most are a URL: their bytes in base64 (`data:`), or an address, which their
+Images, sounds, videos and files. Most are a URL: their bytes in base64 (`data:`), or an address, which their
 server fetches and this gateway never does. They are in no prompt that is counted here, and in no log. Pure.
 """
 
@@ -21,7 +21,7 @@ MAX_ADDRESS_CHARACTERS = 8_192
 MAX_WORD_CHARACTERS = 256
 """Of a file's name and a sound's format."""
 CHARACTERS_PER_TOKEN = 128
-"""Of the base64 of what is no image: a second of film or speech is kilobytes and tens of tokens."""
+"""Of the base64 of what is no image: a second of video or speech is kilobytes and tens of tokens."""
 DETAILS = ("auto", "low", "high")
 ID_RANGE = 2**15
 """Of the ids that stand for an image in a prompt; they are no token ids."""
@@ -43,7 +43,6 @@ TYPES = {
     "video_url": MediaType("url", "video/"),
     "file": MediaType("file_data", ""),
 }
-EXAMPLES = {"image/": "png", "audio/": "wav", "video/": "mp4", "": "pdf"}
 
 
 def media_part(part: ContentPart, path: str, config: GatewayConfig) -> dict[str, Any]:
@@ -77,9 +76,7 @@ def _require_url(url: str, path: str, kind: str, config: GatewayConfig) -> None:
         head = url[:128].lower()
         if not head.startswith(f"data:{kind}") or ";base64," not in head:
             raise errors.bad_request(
-                f"Invalid '{path}': a data URL must be of the form 'data:{kind or 'application/'}"
-                f"{EXAMPLES[kind]};base64,...'.",
-                path,
+                f"Invalid '{path}': a data URL must be of the form 'data:{kind}...;base64,...'.", path
             )
         _require_size(url, path, kind, config)
         return
