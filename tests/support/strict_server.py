@@ -88,7 +88,7 @@ def _pieces(body: dict[str, Any], is_chat: bool) -> Iterator[dict[str, Any]]:
             choice = {"index": 0, "text": text, "finish_reason": "length" if number else None}
             if body.get("logprobs") is not None:
                 count = 4 if number == 0 and body.get("echo") else 1
-                values = [None, *[-1.0] * count][-count:]
+                values = [None if count > 1 else -1.0, *[-1.0] * (count - 1)]
                 tops = [None if each is None else {text: each} for each in values]
                 names = {"tokens": [text] * count, "token_logprobs": values, "top_logprobs": tops}
                 choice["logprobs"] = names

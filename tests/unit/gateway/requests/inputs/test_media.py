@@ -150,7 +150,7 @@ def part(name: str, content: Any) -> dict[str, Any]:
         ("file", {"file_data": "data:text/plain;base64,aGk="}),
     ],
 )
-def test_sounds_films_and_files_are_passed_as_they_came_and_held_by_their_length(
+def test_sounds_videos_and_files_are_passed_as_they_came_and_held_by_their_length(
     name: str, content: dict[str, str]
 ) -> None:
     call = seen(part(name, content))
@@ -188,7 +188,7 @@ def test_a_part_goes_only_to_servers_that_take_it(name: str) -> None:
         ("video_url", None, "video_url"),
     ],
 )
-def test_what_is_no_sound_film_or_file_is_refused_by_its_field(name: str, content: Any, field: str) -> None:
+def test_what_is_no_sound_video_or_file_is_refused_by_its_field(name: str, content: Any, field: str) -> None:
     with pytest.raises(ApiError) as refused:
         seen(part(name, content), config=GatewayConfig(max_image_bytes=1024))
     param = str(refused.value.param).replace("messages.content", "messages[0].content[1]")
