@@ -114,6 +114,8 @@ def _joined(pieces: list[dict[str, Any]]) -> dict[str, Any]:
                 message = whole.setdefault("message", {})
                 content = message.get("content", "") + value["content"] if "content" in value else None
                 message |= value | {"content": content}
+                for call in message.get("tool_calls", ()):
+                    call.pop("index", None)
             elif name in ("text", "token_ids"):
                 whole[name] = whole[name] + value if name in whole else value
             elif name == "logprobs":

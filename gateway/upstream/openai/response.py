@@ -168,7 +168,7 @@ def _parts(words: Said, *, is_whole: bool) -> tuple[list[AnswerPart], list[Answe
 
 
 def _choice_fields(answer: _Answer, choice: _Choice) -> dict[str, Any]:
-    named = {
+    named: dict[str, Any] = {
         "token_ids": choice.token_ids,
         "prompt_token_ids": answer.prompt_token_ids or choice.prompt_token_ids,
         "prompt_logprobs": answer.prompt_logprobs or choice.prompt_logprobs,

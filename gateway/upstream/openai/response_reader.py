@@ -147,9 +147,10 @@ class _Ended:
         if chunk.finish is not None:
             self.finish = response.finish_of(chunk.finish)
             self.finish_word = chunk.finish if chunk.finish in response.TELLING_FINISHES else ""
-        ids = self.choice_fields.get("token_ids", [])
-        ids += chunk.choice_fields.get("token_ids", ())[: self.count.most - len(ids)]
-        self.choice_fields |= chunk.choice_fields | ({"token_ids": ids} if ids else {})
+        if chunk.choice_fields:
+            ids = self.choice_fields.get("token_ids", [])
+            ids += chunk.choice_fields.get("token_ids", ())[: self.count.most - len(ids)]
+            self.choice_fields |= chunk.choice_fields | ({"token_ids": ids} if ids else {})
 
     def _end_overrun(self) -> None:
         self.finish, self.finish_word, self.choice_fields = "length", "", {}

@@ -240,7 +240,9 @@ def _beside_text(found: _Set) -> None:
     """What adds to an answer, and hints that do not."""
     found.text("prompt echoed", echo=True, max_tokens=4)
     found.text("prompt echoed with log probabilities", echo=True, logprobs=1, max_tokens=2)
-    found.text("prompt of ids echoed", prompt=[20, 21, 22], echo=True, logprobs=1, max_tokens=2)
+    found.text(
+        "prompt of ids echoed", prompt=[20, 21, 22, 23, 24, 25, 26], echo=True, logprobs=1, max_tokens=2
+    )
     found.text("ids of a text's tokens", return_token_ids=True, max_tokens=4)
     found.chat("ids of tokens", return_token_ids=True, max_tokens=4)
     found.chat("log probabilities of the prompt", prompt_logprobs=1, max_tokens=2, streamed=False)
