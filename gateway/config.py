@@ -82,11 +82,13 @@ class GatewaySettings(Bounded, frozen=True, kw_only=True):
     max_inputs: Annotated[
         int, Meta(ge=1, le=2_048), "Most inputs in one request to /v1/embeddings, or documents to /v1/rerank."
     ] = 2_048
-    max_images: Annotated[int, Meta(ge=1, le=1_024), "Most images in one request."] = 16
+    max_images: Annotated[
+        int, Meta(ge=1, le=1_024), "Most images, sounds, videos and files in one request."
+    ] = 16
     max_image_bytes: Annotated[
         int,
         Meta(ge=1024, le=2**30, extra={"unit": "bytes"}),
-        "Largest image in a request, as base64; a larger one is refused.",
+        "Largest image, sound, video or file in a request, as base64; a larger one is refused.",
     ] = field(default=10 * 2**20, name="image_limit")
     image_addresses: Annotated[
         Literal["no", "public", "yes"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from gateway.domain.ids import completion_id
 from gateway.domain.tiers import TIER_NAMES
 from gateway.errors import ApiError
 from gateway.http.chat_message import message
-from gateway.upstream.base import CountedOutcome, Part, ServerLogprob
+from gateway.upstream.base import ABOUT_PROMPT, CountedOutcome, Part, ServerLogprob
 
 encode = msgspec.json.encode
 
@@ -100,7 +101,7 @@ def whole_body(call: Call, choices: Sequence[Choice], account: Account) -> dict[
         else:
             item["text"] = text
         item["logprobs"] = _logprobs(call, choice.logprobs, 0)
-        item |= _end(choice.finish or "", choice.outcome)
+        item |= _end(call, choice.finish or "", choice.outcome)
         shown.append(item)
     body = {
         "id": response_id(call),
@@ -112,21 +113,28 @@ def whole_body(call: Call, choices: Sequence[Choice], account: Account) -> dict[
         "service_tier": TIER_NAMES[call.tier],
         "fairgate": account.as_json(),
     }
-    return body | _fingerprint(*(choice.outcome for choice in choices))
+    return body | _beside_choices(call, *(choice.outcome for choice in choices))
 
 
-def _end(finish: str, outcome: SequenceOutcome | None) -> dict[str, Any]:
+def _end(call: Call, finish: str, outcome: SequenceOutcome | None) -> dict[str, Any]:
     """How a choice ended: in the server's own word where that says more, with what it sent beside it."""
     reason = FINISH_REASONS.get(finish, "stop")
     if not isinstance(outcome, CountedOutcome):
         return {"finish_reason": reason}
-    return {"finish_reason": outcome.finish_word or reason, **outcome.choice_fields}
+    fields = outcome.choice_fields
+    if call.chat:
+        fields = {name: value for name, value in fields.items() if name not in ABOUT_PROMPT}
+    return {"finish_reason": outcome.finish_word or reason, **fields}
 
 
-def _fingerprint(*outcomes: SequenceOutcome | None) -> dict[str, Any]:
-    """The `system_fingerprint` of the server that ran the first choice, where it sent one."""
-    found = next((each.fingerprint for each in outcomes if isinstance(each, CountedOutcome)), "")
-    return {"system_fingerprint": found} if found else {}
+def _beside_choices(call: Call, *outcomes: SequenceOutcome | None) -> dict[str, Any]:
+    """What the server that ran the first choice said of itself and, of a chat, of the prompt."""
+    first = next((each for each in outcomes if isinstance(each, CountedOutcome)), None)
+    if first is None:
+        return {}
+    found = {name: first.choice_fields[name] for name in ABOUT_PROMPT if name in first.choice_fields}
+    fingerprint = {"system_fingerprint": first.fingerprint} if first.fingerprint else {}
+    return fingerprint | (found if call.chat else {})
 
 
 def _chunk(call: Call, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -193,8 +201,8 @@ def finish_chunk(
     else:
         item["text"] = ""
     item["logprobs"] = None
-    item |= _end(finish, outcome)
-    return _chunk(call, [item]) | _fingerprint(outcome)
+    item |= _end(call, finish, outcome)
+    return _chunk(call, [item]) | _beside_choices(call, outcome)
 
 
 def usage_chunk(call: Call, account: Account) -> dict[str, Any]:
@@ -242,7 +250,8 @@ def _top_with_sampled(item: TokenLogprob) -> list[tuple[int, str, float]]:
 
 
 def _text_logprobs(logprobs: Sequence[TokenLogprob], characters_before: int) -> dict[str, Any]:
-    """The legacy shape of `/v1/completions`; offsets count characters of the answer."""
+    """The legacy shape of `/v1/completions`; offsets count characters of the answer. The first token of an
+    echoed prompt has no probability: NaN is written as null."""
     offsets: list[int] = []
     position = characters_before
     for item in logprobs:
@@ -253,7 +262,10 @@ def _text_logprobs(logprobs: Sequence[TokenLogprob], characters_before: int) -> 
         "token_logprobs": [item.logprob for item in logprobs],
         # Two tokens may read alike (pieces of a character): of these the sampled one is shown.
         "top_logprobs": [
-            {text: logprob for _, text, logprob in item.top} | {item.text: item.logprob} for item in logprobs
+            None
+            if math.isnan(item.logprob)
+            else {text: logprob for _, text, logprob in item.top} | {item.text: item.logprob}
+            for item in logprobs
         ],
         "text_offset": offsets,
     }

@@ -19,7 +19,7 @@ from gateway.requests.lifecycle import Lifecycle
 from gateway.requests.parse import Renderer
 from gateway.requests.run import Run
 from gateway.upstream.base import Upstream, takes_turns
-from gateway.upstream.capabilities import Capability, ServerOffer
+from gateway.upstream.capabilities import MEDIA_NEEDS, ServerOffer
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,10 @@ class ModelPool:
         return _context_tokens(self._announced())
 
     def body_limit(self, ordinary_bytes: int) -> int:
-        """Bytes of the largest body of a request, which `ordinary_bytes` is where no replica takes images."""
-        takes = any(Capability.IMAGES in each.capabilities.words for each in self.spec.upstreams)
+        """Bytes of the largest body of a request, which `ordinary_bytes` is where no replica takes more than
+        text in messages."""
+        needs = set(MEDIA_NEEDS.values())
+        takes = any(needs & each.capabilities.offers for each in self.spec.upstreams)
         return max(ordinary_bytes, self.spec.max_body_bytes) if takes else ordinary_bytes
 
     def fit_lanes(self) -> None:

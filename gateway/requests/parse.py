@@ -19,7 +19,7 @@ from gateway.requests.fields.sampling import integer, sampling_of
 from gateway.requests.fields.servers import endpoint_needs, may_run_in_own_engine, require_servers
 from gateway.requests.fields.tools import require_name
 from gateway.requests.fields.traits import traits_of
-from gateway.requests.inputs import images, uncounted
+from gateway.requests.inputs import media, uncounted
 from gateway.requests.inputs.uncounted import margin_ids
 from gateway.requests.prompt import Fits, PromptRefused
 from gateway.requests.schemas import (
@@ -28,10 +28,11 @@ from gateway.requests.schemas import (
     CompletionRequest,
     Sampling,
     ToolCall,
+    user_of,
 )
 from gateway.trace_context import TraceContext
 from gateway.upstream.base import Wording
-from gateway.upstream.capabilities import Capability, Endpoint
+from gateway.upstream.capabilities import Endpoint
 from gateway.upstream.openai.server_kinds import PROMPT_FIELDS
 from tenants.types import MAX_END_USER_CHARS, Labels, Principal
 
@@ -39,7 +40,10 @@ DEFAULT_TEXT_TOKENS = 16
 """`max_tokens` of a text completion that names none, as OpenAI has it."""
 MAX_TOOL_CALLS = 128
 """Of one message."""
-MAX_TOOL_CALL_ID = 256
+MAX_TOOL_CALL_ID = 4096
+"""Characters: some services put a signature of the reasoning there."""
+LEFT_OUT_PARTS = ("refusal", "thinking", "redacted_thinking")
+"""Parts of an assistant's message that clients send back as an answer had them, and no server here reads."""
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64
@@ -87,12 +91,10 @@ def parse_chat(request: ChatCompletionRequest, context: RequestContext) -> Call:
     """A chat completion. Raises `ApiError`."""
     check_model(request.model, context)
     passed = passed_of_chat(request)
-    if (field := images.first_image(request.messages)) is not None:
-        passed.needs[Capability.IMAGES] = field
+    passed.needs.update(media.needs_of(request.messages))
     passed.needs.update(endpoint_needs(context.model, Endpoint.CHAT, "messages"))
     require_servers(context.model, passed.needs)
-    if may_run_in_own_engine(context.model):
-        passed.leave_out_idle_tools()
+    passed.leave_out_idle(_offers(context.model))
     messages = chat_messages(request.messages, context.config, context.model)
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise errors.bad_request(
@@ -114,24 +116,30 @@ def parse_chat(request: ChatCompletionRequest, context: RequestContext) -> Call:
 def parse_text(request: CompletionRequest, context: RequestContext) -> Call:
     """A text completion. Raises `ApiError`."""
     check_model(request.model, context)
-    if request.echo:
-        raise errors.unsupported_parameter("echo", "'echo' is not supported; leave it out or send false.")
-    if request.suffix:
-        raise errors.unsupported_parameter("suffix", "'suffix' is not supported; leave it out.")
     if request.best_of is not None and request.best_of != (1 if request.n is None else request.n):
         raise errors.unsupported_parameter("best_of", "'best_of' must equal 'n' or be left out.")
     passed = passed_of_text(request)
     passed.needs.update(endpoint_needs(context.model, Endpoint.TEXT, "prompt"))
     require_servers(context.model, passed.needs)
+    passed.leave_out_idle(_offers(context.model))
     logprobs: int | None = None
     if request.logprobs is not None:
         logprobs = integer(request.logprobs, "logprobs", 0, context.config.max_top_logprobs)
     items = _prompt_items(request.prompt, context.config)
     prompts = _prompts(items, context)
+    if more := _margin(context.renderer, passed.fields, "prompt"):
+        prompts = [[*prompt, *more] for prompt in prompts]
     wordings = tuple(_wording(passed, prompt=item) for item in items)
     return _call(
         request, False, prompts, wordings, request.max_tokens, "max_tokens", "prompt", logprobs, context
     )  # fmt: skip
+
+
+def _offers(model: ServedModel) -> frozenset[str]:
+    """The needs that some server meets; none where our own engine may run it, with the ids counted here."""
+    if may_run_in_own_engine(model):
+        return frozenset()
+    return frozenset().union(*(each.capabilities.offers for each in model.servers))
 
 
 def _wording(
@@ -163,13 +171,21 @@ def chat_prompt(
         prompt = renderer.chat_tokens(uncounted.as_counted(messages), fits)
     except PromptRefused as refused:
         raise _prompt_refused(refused, "messages") from None
+    margin = _margin(renderer, fields, "tools" if "tools" in fields else "messages", messages)
+    margin += media.media_ids(messages, model.image_tokens)
+    return [*prompt, *margin] if margin else prompt
+
+
+def _margin(
+    renderer: Renderer, fields: Mapping[str, Any], param: str, messages: Sequence[dict[str, Any]] = ()
+) -> list[int]:
+    """What is held for what a server writes into the prompt of these fields, and of what messages have beside
+    their text. Raises `ApiError`."""
     try:
         margin = margin_ids(fields, PROMPT_FIELDS, renderer) if fields else []
-        margin += uncounted.message_margin_ids(messages, renderer)
+        return margin + uncounted.message_margin_ids(messages, renderer)
     except PromptRefused as refused:
-        raise _prompt_refused(refused, "tools" if "tools" in fields else "messages") from None
-    margin += images.image_ids(messages, model.image_tokens)
-    return [*prompt, *margin] if margin else prompt
+        raise _prompt_refused(refused, param) from None
 
 
 def text_prompt(renderer: Renderer, text: str, fits: Fits | None = None, param: str = "prompt") -> list[int]:
@@ -259,21 +275,21 @@ def _call(
 class FromEndUser(Protocol):
     """A body that may name an end user."""
 
-    user: str | None
+    user: Any
     safety_identifier: str | None
 
 
 def end_user_of(request: FromEndUser) -> str:
     """The end user that the request names; empty: none. Raises `ApiError`."""
-    for name in ("safety_identifier", "user"):
-        value = getattr(request, name)
+    named = {"safety_identifier": request.safety_identifier, "user": user_of(request.user)}
+    for name, value in named.items():
         if value is not None and len(value) > MAX_END_USER_CHARS:
             raise errors.bad_request(
                 f"Invalid '{name}': it has {len(value)} characters; the most is {MAX_END_USER_CHARS}. Send a"
                 " digest of a longer one.",
                 name,
             )
-    return request.safety_identifier or request.user or ""
+    return named["safety_identifier"] or named["user"] or ""
 
 
 def labels_of(metadata: Mapping[str, str] | None, declared: Labels) -> dict[str, str]:
@@ -321,8 +337,8 @@ def check_model(name: str, context: RequestContext) -> None:
 def chat_messages(
     messages: list[ChatMessage], config: GatewayConfig, model: ServedModel
 ) -> list[dict[str, Any]]:
-    """Checked messages in the form that templates take; where only other servers run the model, with
-    thoughts and with texts in parts as they came. Raises `ApiError`."""
+    """Checked messages in the form that templates take; where only other servers run the model, with what an
+    answer has beside its text and with texts in parts as they came. Raises `ApiError`."""
     if not messages:
         raise errors.bad_request("'messages' must hold at least one message.", "messages")
     if len(messages) > config.max_messages:
@@ -333,13 +349,12 @@ def chat_messages(
     checked = [
         _message(message, f"messages[{index}]", config, as_sent) for index, message in enumerate(messages)
     ]
-    images.require_number(checked, config.max_images)
+    media.require_number(checked, config.max_images)
     return checked
 
 
 def _message(message: ChatMessage, path: str, config: GatewayConfig, as_sent: bool) -> dict[str, Any]:
-    refused = ("audio", "function_call") if as_sent else ("refusal", "annotations", "audio", "function_call")
-    for field in refused:
+    for field in ("audio", "function_call"):
         if getattr(message, field):
             raise errors.unsupported_parameter(
                 f"{path}.{field}", f"'{path}.{field}' is not supported; leave it out, or say it in 'content'."
@@ -362,13 +377,8 @@ def _message(message: ChatMessage, path: str, config: GatewayConfig, as_sent: bo
                 raise errors.bad_request(
                     f"'{path}.{name}' is only allowed in a message of role 'assistant'.", f"{path}.{name}"
                 )
-            if not as_sent:
-                raise errors.unsupported_parameter(
-                    f"{path}.{name}",
-                    f"'{path}.{name}' is not supported: our own engine, which runs this model, reads none."
-                    " Leave it out.",
-                )
-            rendered[name] = said
+            if as_sent:
+                rendered[name] = said
     if message.tool_calls:
         if message.role != "assistant":
             raise errors.bad_request(
@@ -387,8 +397,8 @@ def _message(message: ChatMessage, path: str, config: GatewayConfig, as_sent: bo
 def _content(
     message: ChatMessage, path: str, config: GatewayConfig, as_sent: bool
 ) -> str | list[dict[str, Any]] | None:
-    """The text of a message, its parts each on lines of its own; with images, or `as_sent`, its parts as they
-    came; None: it only calls tools. Raises `ApiError`."""
+    """The text of a message, its parts each on lines of its own; with images and the like, or `as_sent`, its
+    parts as they came; None: it only calls tools. Raises `ApiError`."""
     if message.content is None:
         if message.role != "assistant":
             raise errors.bad_request(
@@ -401,12 +411,14 @@ def _content(
     parts: list[dict[str, Any]] = []
     for position, part in enumerate(message.content):
         at = f"{path}.content[{position}]"
-        if part.type == "image_url":
-            parts.append(images.image_part(part, at, config))
+        if part.type in media.TYPES:
+            parts.append(media.media_part(part, at, config))
+        elif part.type in LEFT_OUT_PARTS and message.role == "assistant":
+            continue
         elif part.type != "text":
             raise errors.bad_request(
-                f"'{at}' is of type '{part.type[:64]}': only parts of the types 'text' and 'image_url' can be"
-                " taken, no audio or files.",
+                f"'{at}' is of type '{part.type[:64]}': only parts of the types 'text' and"
+                f" {', '.join(map(repr, media.TYPES))} can be taken.",
                 f"{at}.type",
             )
         elif part.text is None:
@@ -415,8 +427,8 @@ def _content(
             )
         else:
             parts.append({"type": "text", "text": part.text})
-    has_images = any(part["type"] != "text" for part in parts)
-    return parts if has_images or as_sent else images.text_of(parts)
+    is_plain = all(part["type"] == "text" for part in parts)
+    return media.text_of(parts) if not parts or (is_plain and not as_sent) else parts
 
 
 def _tool_calls(calls: Sequence[ToolCall], path: str) -> list[dict[str, Any]]:

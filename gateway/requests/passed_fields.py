@@ -6,7 +6,7 @@ request needs a server for; `gateway/upstream/openai/server_kinds.py` has the li
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -32,7 +32,9 @@ class PassedFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     guided_regex: str | None = None
     guided_whitespace_pattern: str | None = None
     include_stop_str_in_output: bool | None = None
+    prompt_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
     repetition_detection: dict[str, Any] | None = None
+    return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     spaces_between_special_tokens: bool | None = None
     structural_tag: dict[str, Any] | str | None = None
@@ -69,8 +71,11 @@ class PassedFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 CHAT_FIELDS = (
     "add_generation_prompt", "chat_template_kwargs", "continue_final_message", "documents",
-    "include_reasoning", "reasoning_format", "separate_reasoning", "stream_reasoning",
+    "enable_thinking", "include_reasoning", "reasoning", "reasoning_format", "separate_reasoning",
+    "stream_reasoning", "thinking",
 )  # fmt: skip
 """Fields of a kind of server that only chats have (`ChatCompletionRequest`)."""
+TEXT_FIELDS = ("echo", "suffix")
+"""The same of text completions (`CompletionRequest`)."""
 KIND_FIELD_NAMES = tuple(name for name in PassedFields.__struct_fields__ if name not in ("response_format",))
 """Fields of a kind of server that both have."""

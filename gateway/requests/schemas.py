@@ -42,24 +42,47 @@ RANGES = {
 """Of sampling parameters; of `logit_bias` each value's."""
 
 
-class ImageUrl(msgspec.Struct, forbid_unknown_fields=True):
-    """An image: a data URL or an address."""
+class MediaUrl(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """An image, a sound or a video: a data URL or an address."""
 
     url: str
     detail: str | None = None
+    """Of an image."""
+
+
+class InputAudio(msgspec.Struct, forbid_unknown_fields=True):
+    """A sound."""
+
+    data: str
+    """In base64."""
+    format: str
+
+
+class InputFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A file by its content. An id of one is of its server's store, where tenants are not kept apart."""
+
+    file_data: str
+    filename: str | None = None
 
 
 class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
-    """One part of a message: `text`, or `image_url` where the model takes images."""
+    """One part of a message: `text`, or what is none where the model takes it (`inputs/media.py`)."""
 
     type: str
     text: str | None = None
-    image_url: ImageUrl | str | None = None
+    image_url: MediaUrl | str | None = None
     """A text is the URL itself, as vLLM takes it, too."""
-    # Known to OpenAI, of parts that cannot be taken.
+    audio_url: MediaUrl | str | None = None
+    video_url: MediaUrl | str | None = None
+    input_audio: InputAudio | None = None
+    file: InputFile | None = None
+    # Taken and left out: hints, names in a server's cache, and what assistants' parts have beside text.
+    cache_control: Any = None
+    uuid: Any = None
     refusal: Any = None
-    input_audio: Any = None
-    file: Any = None
+    thinking: Any = None
+    signature: Any = None
+    data: Any = None
 
 
 class ToolFunction(msgspec.Struct, forbid_unknown_fields=True):
@@ -94,11 +117,20 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     reasoning_content: str | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
+    # Taken and left out.
     parsed: Any = None
-    """Not used."""
+    reasoning_details: Any = None
+    cache_control: Any = None
+    prefix: bool | None = None
     # Known to OpenAI; refused when they say something.
     audio: Any = None
     function_call: Any = None
+
+
+def user_of(user: str | dict[str, Any] | None) -> str | None:
+    """The end user's name in `user`."""
+    found = user.get("id") if isinstance(user, dict) else user
+    return found if isinstance(found, str) else None
 
 
 class StreamOptions(msgspec.Struct):
@@ -124,10 +156,13 @@ class Sampling(PassedFields, kw_only=True, forbid_unknown_fields=True):
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     service_tier: str | None = None
-    user: str | None = None
+    user: str | dict[str, Any] | None = None
+    """An object is its `id`, where it has one."""
     safety_identifier: str | None = None
     """The end user, before `user`."""
     metadata: dict[str, str] | None = None
+    cache_control: Any = None
+    """Not used."""
     top_k: int | None = None
     """Vendor extra, as vLLM and SGLang have it; 0 or -1: off."""
     min_p: float | None = None
@@ -140,7 +175,7 @@ class Sampling(PassedFields, kw_only=True, forbid_unknown_fields=True):
     @property
     def end_user(self) -> str | None:
         """Whom the client asks for, as it says. Only forecasts of lengths go by it."""
-        return self.user
+        return user_of(self.user)
 
 
 class ChatCompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
@@ -160,12 +195,16 @@ class ChatCompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | float | None = None
     verbosity: str | None = None
-    # Of vLLM, SGLang and llama.cpp (`passed_fields.CHAT_FIELDS`), likewise.
+    # Of vLLM, SGLang, llama.cpp and services (`passed_fields.CHAT_FIELDS`), likewise.
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     documents: list[dict[str, str]] | None = None
+    enable_thinking: bool | None = None
     include_reasoning: bool | None = None
+    reasoning: dict[str, Any] | None = None
+    """OpenRouter; `{"effort": ...}` is `reasoning_effort`."""
+    thinking: dict[str, Any] | None = None
     reasoning_format: str | None = None
     separate_reasoning: bool | None = None
     stream_reasoning: bool | None = None
@@ -179,7 +218,7 @@ class ChatCompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def end_user(self) -> str | None:
-        return self.safety_identifier or self.user
+        return self.safety_identifier or user_of(self.user)
 
 
 class CompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):

@@ -30,7 +30,7 @@ from gateway.http.completion_response import CompletionResponse
 from gateway.http.idempotent_response import IdempotentResponse
 from gateway.quotes import quotes
 from gateway.requests import queue_progress
-from gateway.requests.inputs import images
+from gateway.requests.inputs import media
 from gateway.requests.parse import FromEndUser, RequestContext, end_user_of, parse_chat, parse_text
 from gateway.requests.schemas import ChatCompletionRequest, CompletionRequest, decode
 from gateway.response_headers import contract_headers
@@ -109,9 +109,9 @@ async def chat_completions(request: Request[Any, Any, Any]) -> ASGIApp:
     async with contextlib.AsyncExitStack() as stack:
         body = await stack.enter_async_context(large_body_of(request))
         asked = await off_the_loop(request, body, lambda: decode(body, ChatCompletionRequest))
-        image_bytes = images.image_bytes(asked.messages)
+        media_bytes = media.media_bytes(asked.messages)
         call = await understood(
-            request, asked, body, lambda context: parse_chat(asked, context), image_bytes=image_bytes
+            request, asked, body, lambda context: parse_chat(asked, context), media_bytes=media_bytes
         )
         return then_closing(await answer(request, call, body), stack.pop_all())
 
@@ -169,7 +169,7 @@ async def understood(
     parse: Callable[[RequestContext], Call],
     *,
     least_output_tokens: int = 1,
-    image_bytes: int = 0,
+    media_bytes: int = 0,
 ) -> Call:
     """The call, for the model that is asked for, or the first of its chain that it fits. Raises `ApiError`,
     `NoEngineAvailable`, `NoneTook`, `TooManyWaiting`, `DatabaseUnavailable`."""
@@ -181,7 +181,7 @@ async def understood(
         is_looked_at = not await gateway.idempotency.is_known(principal_of(request).key_id, key)
 
     async def parsed(model: ServedModel) -> Call:
-        gateway.require_body(model.pool, len(body), image_bytes)
+        gateway.require_body(model.pool, len(body), media_bytes)
         context = _context(request, model)
         if is_looked_at and may_use(request, asked.model):
             lifecycle = gateway.pools[model.pool].lifecycle

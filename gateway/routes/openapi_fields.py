@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from gateway.domain.tiers import SERVICE_TIERS
-from gateway.requests.inputs import images
-from gateway.requests.parse import MAX_METADATA, ROLES
+from gateway.requests.inputs import media
+from gateway.requests.parse import LEFT_OUT_PARTS, MAX_METADATA, ROLES
 from gateway.requests.schemas import RANGES, Range
 from gateway.requests.vectors import calls
 from tenants.admin import validation
@@ -51,8 +51,8 @@ FIELDS: dict[str, dict[str, Any]] = {name: _range(bounds) for name, bounds in RA
     "role": one_of(sorted(ROLES)),
     "user": {"maxLength": MAX_END_USER_CHARS},
     "safety_identifier": {"maxLength": MAX_END_USER_CHARS},
-    "ContentPart.type": one_of(["text", "image_url"]),
-    "ImageUrl.detail": one_of(images.DETAILS),
+    "ContentPart.type": one_of(["text", *media.TYPES, *LEFT_OUT_PARTS]),
+    "MediaUrl.detail": one_of(media.DETAILS),
     "encoding_format": one_of(calls.ENCODINGS),
     "dimensions": between(1, calls.MAX_DIMENSIONS),
     "top_n": between(1),

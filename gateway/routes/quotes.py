@@ -16,7 +16,7 @@ from gateway.http.authentication import principal_of
 from gateway.quotes.offered import offered
 from gateway.quotes.quotes import Wanted
 from gateway.requests.fields.servers import require_servers
-from gateway.requests.inputs import images
+from gateway.requests.inputs import media
 from gateway.requests.parse import (
     DEFAULT_TEXT_TOKENS,
     Renderer,
@@ -70,13 +70,13 @@ async def _quoted(request: Request[Any, Any, Any], body: bytes) -> Response[byte
     else:
         tiers = [tier_of(asked.service_tier, principal)]
 
-    image_bytes = images.image_bytes(asked.messages or ())
+    media_bytes = media.media_bytes(asked.messages or ())
 
     async def sized(served: ServedModel) -> _Sized:
-        gateway.require_body(served.pool, len(body), image_bytes)
+        gateway.require_body(served.pool, len(body), media_bytes)
         renderer, config = gateway.pools[served.pool].spec.renderer, gateway.deps.config
         prompt = await off_the_loop(request, body, lambda: _prompt(request, asked, renderer, served))
-        is_estimated = served.is_estimated or image_bytes > 0
+        is_estimated = served.is_estimated or media_bytes > 0
         return _Sized(
             served, prompt, *_sizes(asked, served, len(prompt), config.max_choices, is_estimated=is_estimated)
         )
@@ -156,10 +156,7 @@ def _prompt(
             given[0] if given else "messages",
         )
     deps = gateway_of(request).deps
-    needs: dict[str, str] = {}
-    if (field := images.first_image(asked.messages or ())) is not None:
-        needs[Capability.IMAGES] = field
-    require_servers(served, needs | {Capability.TEXT: "model"})
+    require_servers(served, media.needs_of(asked.messages or ()) | {Capability.TEXT: "model"})
     if asked.prompt_tokens is not None:
         if asked.prompt_tokens < 1:
             raise errors.bad_request(

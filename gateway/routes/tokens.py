@@ -15,7 +15,7 @@ from gateway import errors
 from gateway.domain.call import ServedModel
 from gateway.http.asgi import begin
 from gateway.http.authentication import principal_of
-from gateway.requests.inputs import images, uncounted
+from gateway.requests.inputs import media, uncounted
 from gateway.requests.parse import chat_messages
 from gateway.requests.prompt import PromptRefused, PromptRenderer
 from gateway.requests.schemas import ChatMessage, decode
@@ -105,8 +105,8 @@ async def tokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
             ids = renderer.chat_tokens(counted, is_opened=asked.add_generation_prompt)
         return Tokens(len(ids), ids, renderer.token_texts(ids) if asked.return_token_strs else None)
 
-    has_images = images.first_image(asked.messages or ()) is not None
-    return await _answer(request, body, served, "/tokenize", fields, Tokens, None if has_images else own)
+    has_media = media.needs_of(asked.messages or ())
+    return await _answer(request, body, served, "/tokenize", fields, Tokens, None if has_media else own)
 
 
 @post(

@@ -15,7 +15,9 @@ from gateway.upstream.base import Part
 MAX_CALLS = 128
 """Tool calls of one answer, and fragments of them in one chunk."""
 MAX_WORD_CHARACTERS = 256
-"""Of an id, a type or a function's name."""
+"""Of a type or a function's name."""
+MAX_ID_CHARACTERS = 4096
+"""Some services put a signature of the reasoning there."""
 MAX_ANNOTATION_BYTES = 64 * 1024
 MAX_DEPTH = 16
 """Of nested values in an annotation."""
@@ -119,7 +121,7 @@ def _tool_call(call: SaidCall, position: int, *, is_whole: bool) -> AnswerPart:
     words = {"id": call.id, "type": call.type}
     for name, word in words.items():
         if word is not None:
-            shown[name] = _bounded(word)
+            shown[name] = _bounded(word, MAX_ID_CHARACTERS if name == "id" else MAX_WORD_CHARACTERS)
     function = _function(call.function) if call.function is not None else {}
     if function:
         shown["function"] = function
@@ -136,9 +138,9 @@ def _text(function: dict[str, str]) -> str:
     return function.get("name", "") + function.get("arguments", "")
 
 
-def _bounded(word: str) -> str:
-    if len(word) > MAX_WORD_CHARACTERS:
-        raise MalformedPart(f"a word of a tool call is longer than {MAX_WORD_CHARACTERS} characters")
+def _bounded(word: str, most: int = MAX_WORD_CHARACTERS) -> str:
+    if len(word) > most:
+        raise MalformedPart(f"a word of a tool call is longer than {most} characters")
     return word
 
 

@@ -151,13 +151,18 @@ class CountedOutcome(SequenceOutcome, frozen=True, omit_defaults=True):
     """The server's own finish reason where it says more than `finish`: `tool_calls`, `function_call`,
     `content_filter`, `repetition`."""
     choice_fields: Mapping[str, Any] = {}
-    """Further fields of the choice that the server sent with its end, such as `stop_reason`."""
+    """Further fields of the choice that the server sent with its end, such as `stop_reason`, or beside its
+    text, such as `token_ids`; of a chat those `ABOUT_PROMPT` stand beside the choices."""
     fingerprint: str = ""
     """The server's `system_fingerprint`."""
     reasoning_tokens: int = 0
     """Emitted tokens that were reasoning, as the server says."""
     incomplete: str = ""
     """What was cut in the middle: `tool_calls`, `json` (an answer that was to be JSON) or nothing (empty)."""
+
+
+ABOUT_PROMPT = ("prompt_token_ids", "prompt_logprobs")
+"""Fields of an answer that say something of its prompt."""
 
 
 def basis_of(outcomes: Sequence[SequenceOutcome]) -> str:

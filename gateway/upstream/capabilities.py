@@ -32,6 +32,8 @@ class Capability(StrEnum):
     """`reasoning_effort`."""
     IMAGES = "images"
     """Image parts in messages."""
+    AUDIO = "audio"
+    """Parts of sound in messages."""
     EXTRA_FIELDS = "extra_fields"
     """The request fields of its kind of server (`openai/server_kinds.py`)."""
     EMBEDDINGS = "embeddings"
@@ -49,7 +51,13 @@ class Endpoint(StrEnum):
 
 
 COUNTED_BY_SERVER = frozenset(
-    {Capability.TOOLS, Capability.FORCED_TOOLS, Capability.REASONING, Capability.IMAGES}
+    {
+        Capability.TOOLS,
+        Capability.FORCED_TOOLS,
+        Capability.REASONING,
+        Capability.IMAGES,
+        Capability.AUDIO,
+    }
 )
 """What only the server can count the tokens of: it is charged by the server's usage, so a server that sends
 none is not given it."""
@@ -58,6 +66,17 @@ none is not given it."""
 def need_of_field(name: str) -> str:
     """The need of a server that takes this request field."""
     return FIELD_NEED + name
+
+
+MEDIA_NEEDS: Mapping[str, str] = {
+    "image_url": Capability.IMAGES,
+    "input_audio": Capability.AUDIO,
+    "audio_url": Capability.AUDIO,
+    "video_url": need_of_field("video_url"),
+    "file": need_of_field("file"),
+}
+"""What a part of a message that is no text needs, by its type. Nothing small shows whether a server takes
+videos and files: its operator names them in `fields`."""
 
 
 class Capabilities(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any
@@ -17,8 +18,9 @@ MAX_ALTERNATIVES = 20
 
 def logprobs_of(found: dict[str, Any]) -> Sequence[TokenLogprob]:
     """Of a choice's `logprobs`, in the shape of chats or of text completions. Token ids are 0: the API names
-    tokens by their text. Raises what reading a value of another shape raises (KeyError, TypeError,
-    ValueError, AttributeError, OverflowError)."""
+    tokens by their text; what has no probability, as the first token of a prompt, has NaN. Raises what
+    reading a value of another shape raises (KeyError, TypeError, ValueError, AttributeError,
+    OverflowError)."""
     if found.get("content") is not None:
         return [_chat_logprob(item) for item in found["content"]]
     if not found.get("tokens"):
@@ -28,14 +30,13 @@ def logprobs_of(found: dict[str, Any]) -> Sequence[TokenLogprob]:
         TokenLogprob(
             0,
             _token(token),
-            float(logprob),
+            math.nan if logprob is None else float(logprob),
             [
                 (0, _token(text), float(value))
                 for text, value in islice((top or {}).items(), MAX_ALTERNATIVES)
             ],
         )
         for token, logprob, top in zip(found["tokens"], found["token_logprobs"], tops, strict=True)
-        if logprob is not None
     ]
 
 

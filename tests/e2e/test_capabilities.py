@@ -50,7 +50,7 @@ class StandIn:
         body = request.body
         asked = EVERYTHING & body.keys()
         content = (body.get("messages") or HELLO)[-1]["content"]
-        if isinstance(content, list) and any(part["type"] == "image_url" for part in content):
+        if isinstance(content, list) and any(part["type"] != "text" for part in content):
             asked |= {"images"}
         if request.path == "/v1/completions" and "images" not in self.can:
             return await request.json({"detail": "Not Found"}, 404)
@@ -139,7 +139,7 @@ def test_what_a_server_can_do_is_found_with_one_token_each_and_charged_to_none(h
     able, plain = house.replica("all-a"), house.replica("plain-a")
     assert able["server"] == plain["server"] == "vllm"
     every = ["extra_fields", "forced_tools", "images", "json_object", "json_schema", "reasoning", "text"]
-    assert able["capabilities"] == sorted([*every, "tools"])
+    assert able["capabilities"] == sorted([*every, "audio", "tools"])
     assert sorted(able["cannot"]) == ["embeddings", "rerank"]
     assert "min_tokens" in able["fields"]
     assert (plain["capabilities"], plain["fields"]) == (["text"], [])
@@ -315,7 +315,7 @@ def test_what_weighs_itself_up_reads_other_caches_or_is_not_metered_never_passes
     key, before = house.key("refused-by-name"), len(house.servers["all-a"].served())
     for name, value in {
         "cache_salt": "x", "priority": -100, "vllm_xargs": {"fairgate": "x"}, "use_beam_search": True,
-        "prompt_logprobs": 1, "max_new_tokens": 9, "request_id": "x", "kv_transfer_params": {},
+        "max_new_tokens": 9, "request_id": "x", "kv_transfer_params": {},
     }.items():  # fmt: skip
         refused = house.post(key, "all", **{name: value})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)

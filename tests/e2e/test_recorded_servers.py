@@ -18,9 +18,11 @@ from sqlalchemy import create_engine, text
 from ops.bench.upstreams.difference import differences, fields
 from ops.bench.upstreams.models import save_text_tokenizer
 from ops.bench.upstreams.recording import RecordedRequest, Recording, ServerAnswer, load, servers
-from ops.bench.upstreams.request_set import TOKENS
+from ops.bench.upstreams.request_set import TOKENS, every_field
+from tests.support.faulty_servers import Peer
 from tests.support.recorded_server import Change, RecordedServer, plain, recorded_server
 from tests.support.server_process import PRICE, Server, server_process, until
+from tests.support.strict_server import MODEL, strict_server
 
 SERVERS = servers()
 FORMS = ("whole", "streamed", "whole-of-a-stream")
@@ -68,11 +70,58 @@ LIES: dict[str, Change] = {
 }
 
 
+STRICT: dict[str, Any] = {
+    "model": MODEL,
+    "server": "vllm",
+    "capabilities": [
+        "tools", "forced_tools", "json_schema", "json_object", "extra_fields", "reasoning", "images", "audio",
+    ],
+    "fields": ["reasoning", "suffix", "video_url", "file"],
+}  # fmt: skip
+LEFT_OUT = frozenset(
+    {
+        "user", "safety_identifier", "metadata", "store", "prompt_cache_key", "prompt_cache_retention",
+        "cache_control", "uuid", "reasoning_details", "prefix",
+    }
+)  # fmt: skip
+"""Fields that no server is sent, of a request, a message, a part or a tool."""
+LEFT_OUT_PARTS = ("thinking", "redacted_thinking", "refusal")
+ADDED = ("cache_salt", "max_tokens", "stream_options")
+"""Fields that a server is sent where the client said none."""
+SAMPLING = frozenset(
+    {
+        "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
+        "frequency_penalty", "seed", "ignore_eos",
+    }
+)  # fmt: skip
+"""Not compared."""
+
+
+def as_passed(value: Any) -> Any:
+    """What reaches a server of a request or a part of one, as docs/upstreams.md says."""
+    if isinstance(value, list):
+        kept = [
+            each for each in value if not isinstance(each, dict) or each.get("type") not in LEFT_OUT_PARTS
+        ]
+        return [as_passed(each) for each in kept]
+    if not isinstance(value, dict):
+        return value
+    found = {name: as_passed(each) for name, each in value.items() if name not in LEFT_OUT}
+    if isinstance(found.get("reasoning"), dict) and found["reasoning"].keys() == {"effort"}:
+        found["reasoning_effort"] = found.pop("reasoning")["effort"]
+    return {
+        RENAMED.get(name, name): each
+        for name, each in found.items()
+        if name not in DEFAULTS or DEFAULTS[name] != each
+    }
+
+
 class Front:
     """The gateway, and the stand-ins behind it."""
 
-    def __init__(self, server: Server, behind: dict[str, RecordedServer]) -> None:
+    def __init__(self, server: Server, behind: dict[str, RecordedServer], strict: Peer) -> None:
         self.server = server
+        self.strict = strict
         self.behind = behind
         self.client = server.http(server.tenant("recorded"))
 
@@ -127,11 +176,15 @@ def front(tmp_path_factory: pytest.TempPathFactory, recordings: dict[str, Record
             put(f"{name}-whole-of-a-stream", recording, whole_tokens=0)
         for name, change in LIES.items():
             put(f"lie-{name}", recordings["vllm"], change)
+        strict = stack.enter_context(strict_server())
+        for pool, whole_tokens in ((MODEL, 512), (f"{MODEL}-whole-of-a-stream", 0)):
+            more = {"name": pool, "pool": pool, "url": f"{strict.url}/v1", "whole_tokens": whole_tokens}
+            upstreams.append(STRICT | more)
         prices = ",".join([PRICE, *(f"{each['pool']}=100/300/50" for each in upstreams)])
         arguments = ["--engine-serve", "no", "--upstreams", json.dumps(upstreams), "--prices", prices]
         server = stack.enter_context(server_process(home / "data", home / "text", *arguments))
         until(lambda: httpx.get(f"{server.url}/readyz").is_success)
-        found = Front(server, behind)
+        found = Front(server, behind, strict)
         with found.client:
             yield found
 
@@ -209,6 +262,42 @@ def test_what_a_client_asks_for_reaches_the_server(
                 if plain(came) != plain(value):
                     lost[f"{recorded.name}: {field}"] = (value, came)
     assert lost == {}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_strict_server_gets_what_was_said_and_its_client_what_it_answers(front: Front, form: str) -> None:
+    """Every field of the set, but for what docs/upstreams.md lists; and it pays for two tokens."""
+    found: dict[str, object] = {}
+    answers: dict[str, str] = {}
+    pool = f"{MODEL}-{form}" if form == "whole-of-a-stream" else MODEL
+    for asked in every_field():
+        if form == "streamed" and not asked.is_streamed:
+            continue
+        recorded = RecordedRequest(asked.name, asked.path, asked.body, ServerAnswer(0, ""))
+        through, request_id = front.ask(recorded, pool, form == "streamed")
+        arrived = front.strict.requests[-1].body
+        passed = as_passed(asked.body) | ({"stream": True} if arrived.get("stream") else {})
+        names = (arrived.keys() | passed.keys()) - SAMPLING - {"model"}
+        lost = {
+            name: (passed.get(name), arrived.get(name))
+            for name in names
+            if plain(passed.get(name)) != plain(arrived.get(name))
+            and not (name in ADDED and name not in passed)
+        }
+        direct = httpx.post(f"{front.strict.url}{asked.path}", json=passed | {"model": MODEL})
+        is_stream = direct.headers["content-type"] == "text/event-stream"
+        same = differences(
+            ServerAnswer(direct.status_code, direct.text, is_stream),
+            through,
+            ignored=("object", "choices.*.index", "choices.*.logprobs.text_offset"),
+        )
+        if lost or same or direct.status_code != 200:
+            found[asked.name] = (lost, [str(each) for each in same], through.body[:300], direct.text[:300])
+        answers[request_id] = asked.name
+    assert not found, "\n".join(f"{name}: {each}" for name, each in found.items())
+    until(front.server.is_idle)
+    rows = front.rows()
+    assert {charged(rows[each])[::2] for each in answers} == {(7, 2)}, "no word of a prompt is output"
 
 
 @pytest.mark.parametrize("lie_name", LIES)

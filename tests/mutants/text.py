@@ -43,6 +43,13 @@ _BROKEN: list[Broken] = [
         SPECIAL,
     ),
     (
+        "gateway/requests/schemas.py",
+        "a message with a hint for a cache is refused",
+        "    cache_control: Any = None\n    prefix: bool | None = None\n",
+        "    prefix: bool | None = None\n",
+        "tests/unit/gateway/requests/test_parse.py",
+    ),
+    (
         "gateway/requests/fields/tools.py",
         "a name may hold markup",
         "NAME.fullmatch(name) is None:\n",

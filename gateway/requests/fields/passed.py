@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from gateway import errors
 from gateway.requests.fields.bounds import require_bounded
 from gateway.requests.fields.tools import format_needs, tool_fields
-from gateway.requests.passed_fields import CHAT_FIELDS, KIND_FIELD_NAMES
+from gateway.requests.passed_fields import CHAT_FIELDS, KIND_FIELD_NAMES, TEXT_FIELDS
 from gateway.requests.schemas import ChatCompletionRequest, CompletionRequest, Sampling
 from gateway.upstream.capabilities import Capability, need_of_field
 from gateway.upstream.openai.server_kinds import (
     PROMPT_FIELDS,
     TEMPLATE_ARGUMENTS_REFUSED,
-    TOOL_FIELDS,
+    is_idle,
+    taken_of,
 )
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -23,7 +24,7 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 MAX_WORD_CHARACTERS = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Passed:
     """The part of a request that only its server understands."""
 
@@ -36,31 +37,37 @@ class Passed:
         """The server renders another prompt than the one that is counted here."""
         return not PROMPT_FIELDS.isdisjoint(self.fields)
 
-    def leave_out_idle_tools(self) -> None:
-        """Removes tools that may not be called: our own engine's prompt has none of them."""
-        if self.fields.get("tool_choice") == "none":
-            for name in TOOL_FIELDS:
-                self.fields.pop(name, None)
+    def leave_out_idle(self, offers: Collection[str]) -> None:
+        """Removes what asks for nothing and no server takes: nothing is held for it, and our own engine's
+        prompt has none of it. `offers`: the needs that servers meet."""
+        self.fields = taken_of(self.fields, offers)
 
 
 def passed_of_chat(request: ChatCompletionRequest) -> Passed:
     """Of a chat completion. Raises `ApiError`."""
     _require_nothing_else(request)
     fields, needs = tool_fields(request)
-    if request.reasoning_effort is not None:
-        fields["reasoning_effort"] = _effort(request.reasoning_effort)
-        needs[Capability.REASONING] = "reasoning_effort"
+    effort, said_in = request.reasoning_effort, "reasoning_effort"
+    of_kind = [*CHAT_FIELDS, *KIND_FIELD_NAMES]
+    if effort is None and request.reasoning is not None and request.reasoning.keys() == {"effort"}:
+        effort, said_in = request.reasoning["effort"], "reasoning"
+        of_kind.remove("reasoning")
+    if effort is not None:
+        fields["reasoning_effort"] = _effort(effort, said_in)
+        if effort != "none":
+            needs[Capability.REASONING] = said_in
     if request.verbosity is not None:
         fields["verbosity"] = _word(request.verbosity, "verbosity")
-        needs[need_of_field("verbosity")] = "verbosity"
+        if not is_idle("verbosity", request.verbosity):
+            needs[need_of_field("verbosity")] = "verbosity"
     if request.chat_template_kwargs is not None:
         _require_template_arguments(request.chat_template_kwargs)
-    return _with_common(request, (*CHAT_FIELDS, *KIND_FIELD_NAMES), fields, needs)
+    return _with_common(request, of_kind, fields, needs)
 
 
 def passed_of_text(request: CompletionRequest) -> Passed:
     """Of a text completion. Raises `ApiError`."""
-    return _with_common(request, KIND_FIELD_NAMES, {}, {})
+    return _with_common(request, (*TEXT_FIELDS, *KIND_FIELD_NAMES), {}, {})
 
 
 def _with_common(
@@ -74,7 +81,8 @@ def _with_common(
         value = getattr(request, name)
         if value is not None:
             fields[name] = value
-            needs[need_of_field(name)] = name
+            if not is_idle(name, value):
+                needs[need_of_field(name)] = name
     for name, value in fields.items():
         require_bounded(name, value)
     needs[Capability.TEXT] = "model"
@@ -97,13 +105,15 @@ def _require_nothing_else(request: ChatCompletionRequest) -> None:
             )
 
 
-def _effort(effort: str | float) -> str | float:
-    if effort in EFFORTS or (isinstance(effort, float | int) and 0 <= effort < 1):
+def _effort(effort: object, field: str) -> str | float:
+    if isinstance(effort, float | int) and 0 <= effort < 1:
+        return effort
+    if isinstance(effort, str) and effort in EFFORTS:
         return effort
     raise errors.bad_request(
-        f"Invalid 'reasoning_effort': it must be one of {', '.join(EFFORTS)}, or, for SGLang, a number from"
+        f"Invalid '{field}': it must be one of {', '.join(EFFORTS)}, or, for SGLang, a number from"
         " 0 to below 1.",
-        "reasoning_effort",
+        field,
     )
 
 

@@ -28,6 +28,7 @@ REMEDIES: Mapping[tuple[str, str], str] = {
     (ServerKind.LLAMA_CPP, Capability.TOOLS): "start it with --jinja",
     (ServerKind.LLAMA_CPP, Capability.FORCED_TOOLS): "start it with --jinja",
     (ServerKind.LLAMA_CPP, Capability.IMAGES): "start it with --mmproj",
+    (ServerKind.LLAMA_CPP, Capability.AUDIO): "start it with --mmproj",
 }
 """By kind of server and need: what its operator can do. What is not here depends on the model."""
 NO_USAGE = "its answers have no usage, by which that is charged: set usage to end or each for it"
@@ -39,7 +40,7 @@ TASKS: Mapping[str, str] = {
     Endpoint.TEXT: "take text completions: send it to /v1/chat/completions",
 }
 """What a whole request needs."""
-NAMES: Mapping[str, str] = {Capability.IMAGES: "images"}
+NAMES: Mapping[str, str] = {Capability.IMAGES: "images", Capability.AUDIO: "audio"}
 """What clients call a need, where the field to blame is but a place in the request."""
 
 
@@ -119,7 +120,7 @@ def _lacking(server: ServerOffer, needs: Mapping[str, str]) -> str:
 
 
 def _with_remedy(found: Capabilities, need: str, field: str) -> str:
-    counted = field in COUNTED_FIELDS or need in COUNTED_BY_SERVER
+    counted = need.removeprefix(FIELD_NEED) in COUNTED_FIELDS or need in COUNTED_BY_SERVER
     if counted and not found.tells_usage:
         notes = [NO_USAGE]
     elif need.startswith(FIELD_NEED):
@@ -128,6 +129,9 @@ def _with_remedy(found: Capabilities, need: str, field: str) -> str:
         said = found.reasons.get(need)
         notes = [*filter(None, [REMEDIES.get((found.kind, need)), said and f"it says: {said}"])]
     what = _what({need: field}, field)
+    name = need.removeprefix(FIELD_NEED)
+    if need.startswith(FIELD_NEED) and name != field:
+        what += f" of type '{name}'"
     return f"{what} ({'; '.join(notes)})" if notes else what
 
 

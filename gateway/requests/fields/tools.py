@@ -48,7 +48,7 @@ def tool_fields(request: ChatCompletionRequest) -> tuple[dict[str, Any], dict[st
         raise errors.bad_request(f"'tools' holds {len(tools)} tools; the most is {MAX_TOOLS}.", "tools")
     for index, tool in enumerate(tools):
         _require_tool(tool, f"tools[{index}]")
-    fields: dict[str, Any] = {"tools": tools}
+    fields: dict[str, Any] = {"tools": [_without_hints(tool) for tool in tools]}
     if choice is not None:
         fields["tool_choice"] = choice
     if request.parallel_tool_calls is not None:
@@ -114,6 +114,13 @@ def _forced(choice: str | dict[str, Any], tools: list[dict[str, Any]] | None) ->
         is_required = isinstance(allowed, dict) and allowed.get("mode") == "required"
         return Capability.FORCED_TOOLS if is_required else None
     raise errors.bad_request(_CHOICE_FORM, "tool_choice")
+
+
+def _without_hints(tool: dict[str, Any]) -> dict[str, Any]:
+    """Without `cache_control`, which says nothing to these servers."""
+    plain = {name: value for name, value in tool.items() if name != "cache_control"}
+    plain["function"] = {name: value for name, value in tool["function"].items() if name != "cache_control"}
+    return plain
 
 
 def _name_of(tool: dict[str, Any]) -> object:

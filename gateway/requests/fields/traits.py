@@ -11,7 +11,7 @@ from typing import Any
 from engine.forecast.length.features import Features, features_of
 from engine.messages import SamplingParams
 from gateway.flow.prefix_index import prefix_hashes
-from gateway.requests.inputs import images
+from gateway.requests.inputs import media
 from gateway.upstream.base import Wording
 
 
@@ -44,4 +44,4 @@ def traits_of(
 
 def last_asked(messages: Sequence[Mapping[str, Any]]) -> str:
     """The text of the last message of a conversation; empty where there is none."""
-    return images.text_of(messages[-1].get("content")) if messages else ""
+    return media.text_of(messages[-1].get("content")) if messages else ""

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from gateway.requests.inputs.images import text_of, urls_of
+from gateway.requests.inputs.media import contents_of, text_of
 
 FIXED_TOKENS = {"tools": 512}
 """Held beyond a field's JSON: what templates explain about tools."""
@@ -19,7 +19,8 @@ OTHER_TOKENS = 64
 """The same of any other field."""
 THOUGHTS = ("reasoning", "reasoning_content")
 OF_ANSWERS = (*THOUGHTS, "refusal", "annotations")
-"""Fields of an assistant's message that SDKs send back: some templates write them, others leave them out."""
+"""Fields of an assistant's message that SDKs send back: some servers' templates write them, others' and our
+own engine's leave them out."""
 PART_TOKENS = 8
 """Held for each text of a message that has several."""
 PART_MORE = 4
@@ -60,7 +61,7 @@ def as_counted(messages: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
 
 def is_rendered_there(messages: Sequence[dict[str, Any]]) -> bool:
     """Whether a part of the conversation becomes text by the server's own rules."""
-    return any(_beside_text(each) or _text_parts(each) > 1 for each in messages) or any(urls_of(messages))
+    return any(_beside_text(each) or _text_parts(each) > 1 for each in messages) or any(contents_of(messages))
 
 
 def message_margin_ids(messages: Sequence[dict[str, Any]], counter: TextCounter) -> list[int]:

@@ -19,6 +19,7 @@ from gateway.upstream.openai.server_kinds import KIND_TRIALS, ServerKind
 
 IMAGE_SIDE = 56
 """Pixels of the trial's image: some vision models take none that is smaller."""
+SAMPLE_HZ, SOUND_SAMPLES = 8_000, 1_000
 MAX_TOKENS = 1
 
 
@@ -100,6 +101,17 @@ def white_image(side: int) -> str:
     return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + chunks).decode()
 
 
+def silence(samples: int) -> str:
+    """A WAV of silence, in base64: one channel of 8 bits at `SAMPLE_HZ`."""
+    form = struct.pack("<IHHIIHH", 16, 1, 1, SAMPLE_HZ, SAMPLE_HZ, 1, 8)
+    body = b"WAVEfmt " + form + b"data" + struct.pack("<I", samples) + b"\x80" * samples
+    return base64.b64encode(b"RIFF" + struct.pack("<I", len(body)) + body).decode()
+
+
+def _with(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}, part]}]}
+
+
 def _chat(model: str) -> dict[str, Any]:
     return {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": MAX_TOKENS}
 
@@ -112,13 +124,8 @@ _OBJECT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required
 _TOOLS = [
     {"type": "function", "function": {"name": "probe", "description": "A probe.", "parameters": _OBJECT}}
 ]
-_IMAGE_MESSAGE = {
-    "role": "user",
-    "content": [
-        {"type": "text", "text": "Hi"},
-        {"type": "image_url", "image_url": {"url": white_image(IMAGE_SIDE)}},
-    ],
-}
+_IMAGE = {"type": "image_url", "image_url": {"url": white_image(IMAGE_SIDE)}}
+_SOUND = {"type": "input_audio", "input_audio": {"data": silence(SOUND_SAMPLES), "format": "wav"}}
 _FIELDS: Mapping[Capability, Mapping[str, Any]] = {
     Capability.TOOLS: {"tools": _TOOLS, "tool_choice": "auto"},
     Capability.FORCED_TOOLS: {"tools": _TOOLS, "tool_choice": "required"},
@@ -127,6 +134,7 @@ _FIELDS: Mapping[Capability, Mapping[str, Any]] = {
         "response_format": {"type": "json_schema", "json_schema": {"name": "probe", "schema": _OBJECT}}
     },
     Capability.REASONING: {"reasoning_effort": "low"},
-    Capability.IMAGES: {"messages": [_IMAGE_MESSAGE]},
+    Capability.IMAGES: _with(_IMAGE),
+    Capability.AUDIO: _with(_SOUND),
 }
 _OF_TEXT = (Capability.JSON_OBJECT, Capability.JSON_SCHEMA, Capability.EXTRA_FIELDS)

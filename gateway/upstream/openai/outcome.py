@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from msgspec.structs import replace
 
 from engine.messages import Submit
-from gateway.upstream.base import CountedOutcome
+from gateway.upstream.base import ABOUT_PROMPT, CountedOutcome
 from gateway.upstream.lease_buffer import End
 from gateway.upstream.openai.response import Usage
 from gateway.upstream.openai.response_reader import ResponseReader
@@ -63,6 +66,14 @@ def outcome_of(
     return replace(
         found,
         finish_word=answer.finish_word if end.finish == "stop" else "",
-        choice_fields=answer.choice_fields if end.finish in ("stop", "length") else {},
+        choice_fields=_passed_on(answer.choice_fields, end),
         fingerprint=answer.fingerprint,
     )
+
+
+def _passed_on(fields: Mapping[str, Any], end: End) -> Mapping[str, Any]:
+    """Of an answer that we cut what is of its prompt, and the ids of the tokens that were passed on."""
+    if end.finish in ("stop", "length"):
+        return fields
+    kept = {name: fields[name] for name in ABOUT_PROMPT if name in fields}
+    return kept | ({"token_ids": fields["token_ids"][: end.tokens]} if "token_ids" in fields else {})

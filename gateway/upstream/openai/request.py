@@ -17,8 +17,8 @@ import msgspec
 from engine.messages import SamplingParams, Submit
 from engine.vllm_plugin.protocol import CLAIMS_NAME
 from gateway.upstream.base import RequestTask, Wording
-from gateway.upstream.capabilities import Capabilities, Capability
-from gateway.upstream.openai.server_kinds import TOOL_FIELDS
+from gateway.upstream.capabilities import Capabilities
+from gateway.upstream.openai.server_kinds import taken_of
 
 encode = msgspec.json.encode
 
@@ -61,7 +61,6 @@ class UsageWish(StrEnum):
 SHORTEST_REPEATED = 16
 MAX_COMPARED = 16_384
 """Characters of a request that are looked through for a server's words."""
-_TOOL_WORDS = (Capability.TOOLS, Capability.FORCED_TOOLS)
 _DEFAULTS = SamplingParams()
 _SAME_NAMES = tuple(
     (name, getattr(_DEFAULTS, name))
@@ -114,21 +113,19 @@ def cache_salt(secret: bytes, tenant_id: str) -> str:
 
 
 def fields_for(fields: Mapping[str, Any], server: Capabilities, max_tokens: int) -> dict[str, Any]:
-    """The fields of a request as this server is passed them. Tools that may not be called are left out where
-    it takes none; `min_tokens` is at most `max_tokens`, which a budget may have made smaller."""
-    found = dict(fields)
-    if found.get("tool_choice") == "none" and server.words.isdisjoint(_TOOL_WORDS):
-        for name in TOOL_FIELDS:
-            found.pop(name, None)
+    """The fields of a request as this server is passed them. `min_tokens` is at most `max_tokens`, which a
+    budget may have made smaller."""
+    found = taken_of(fields, server.offers)
     if found.get("min_tokens") is not None:
         found["min_tokens"] = min(found["min_tokens"], max_tokens)
     return found
 
 
 def wants_json(wording: Wording) -> bool:
-    """The answer's text is to be JSON."""
+    """The answer's text, and nothing before it, is to be JSON."""
     wanted = wording.fields.get("response_format")
-    return isinstance(wanted, Mapping) and wanted.get("type") in ("json_object", "json_schema")
+    is_json = isinstance(wanted, Mapping) and wanted.get("type") in ("json_object", "json_schema")
+    return is_json and not wording.fields.get("echo")
 
 
 def path(wording: Wording) -> str:

@@ -72,11 +72,22 @@ class Chunk(msgspec.Struct):
     """Parts that stand before the text."""
     after: Sequence[AnswerPart] = ()
     choice_fields: dict[str, Any] = {}
-    """Further fields of the choice: `stop_reason`, `matched_stop`."""
+    """Further fields of the choice: `stop_reason`, `matched_stop`, and what was asked for beside its text:
+    `token_ids`, `prompt_token_ids`, `prompt_logprobs`."""
     fingerprint: str = ""
 
 
-class _Choice(msgspec.Struct):
+PromptLogprobs = list[dict[str, dict[str, float | int | str | None]] | None]
+
+
+class _AboutPrompt(msgspec.Struct):
+    """What vLLM says of a prompt: of a text completion in the choice, of a chat beside the choices."""
+
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+class _Choice(_AboutPrompt):
     delta: Said | None = None
     """Of a chat's stream."""
     message: Said | None = None
@@ -88,6 +99,7 @@ class _Choice(msgspec.Struct):
     """vLLM: the stop string or token id that ended it."""
     matched_stop: int | str | None = None
     """The same of SGLang."""
+    token_ids: list[int] | None = None
 
 
 class _Details(msgspec.Struct):
@@ -102,7 +114,7 @@ class _Usage(msgspec.Struct):
     completion_tokens_details: _Details | None = None
 
 
-class _Answer(msgspec.Struct):
+class _Answer(_AboutPrompt):
     choices: list[_Choice] = []
     usage: _Usage | None = None
     system_fingerprint: str | None = None
@@ -142,7 +154,7 @@ def chunk(data: bytes) -> Chunk:
             logprobs = logprobs_of(choice.logprobs)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
             raise Garbage("its logprobs are not in OpenAI's shape") from None
-    fields = _choice_fields(choice) if choice.finish_reason is not None else {}
+    fields = _choice_fields(found, choice)
     return Chunk(text, logprobs, choice.finish_reason, usage, before, after, fields, fingerprint)
 
 
@@ -158,8 +170,14 @@ def _parts(words: Said, *, is_whole: bool) -> tuple[list[AnswerPart], list[Answe
     return before, after
 
 
-def _choice_fields(choice: _Choice) -> dict[str, Any]:
-    named = {"stop_reason": choice.stop_reason, "matched_stop": choice.matched_stop}
+def _choice_fields(answer: _Answer, choice: _Choice) -> dict[str, Any]:
+    named: dict[str, Any] = {
+        "token_ids": choice.token_ids,
+        "prompt_token_ids": answer.prompt_token_ids or choice.prompt_token_ids,
+        "prompt_logprobs": answer.prompt_logprobs or choice.prompt_logprobs,
+    }
+    if choice.finish_reason is not None:
+        named |= {"stop_reason": choice.stop_reason, "matched_stop": choice.matched_stop}
     return {
         name: value[:MAX_STOP_CHARACTERS] if isinstance(value, str) else value
         for name, value in named.items()

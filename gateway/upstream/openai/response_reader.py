@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from gateway.upstream.base import Part
 from gateway.upstream.http.sse import EventTooLarge, SseParser
 from gateway.upstream.lease_buffer import BufferedChunk
@@ -59,7 +61,7 @@ class ResponseReader(Protocol):
 
     @property
     def choice_fields(self) -> dict[str, Any]:
-        """What it sent with the finish reason."""
+        """What it sent with the finish reason, and beside its text so far."""
         ...
 
     @property
@@ -97,11 +99,38 @@ class ResponseReader(Protocol):
         ...
 
 
+class Echo:
+    """The prompt that a text completion begins with where that was asked for (`echo`).
+
+    It passes with its log probabilities, never counts as output and is never cut. Of a prompt of token ids
+    nobody here knows the text: all that the first chunk has passes, and the server's usage counts.
+    """
+
+    def __init__(self, prompt: str | Sequence[int] = "") -> None:
+        """`prompt`: as it was sent; empty: none is asked for."""
+        self._rest = prompt
+        self.has_begun = False
+
+    def split(self, chunk: Chunk, size: int) -> tuple[list[BufferedChunk], Chunk]:
+        """A chunk's part of the prompt, and the chunk without it."""
+        rest, text = self._rest, chunk.text
+        if not rest or not (text or chunk.logprobs):
+            return [], chunk
+        length = len(text)
+        if isinstance(rest, str) and not rest.startswith(text):
+            length = len(rest) if text.startswith(rest) else 0
+        self._rest = rest[length:] if isinstance(rest, str) and length == len(text) else ""
+        self.has_begun = True
+        echoed = BufferedChunk(0, text[:length], chunk.logprobs, size)
+        return [echoed], replace(chunk, text=text[length:], logprobs=())
+
+
 class _Ended:
     """How an answer ended, as both readers tell it."""
 
-    def __init__(self, count: TokenCount) -> None:
+    def __init__(self, count: TokenCount, echo: Echo | None = None) -> None:
         self.count = count
+        self._echo = echo or Echo()
         self.finish: str | None = None
         self.finish_word = ""
         self.choice_fields: dict[str, Any] = {}
@@ -118,11 +147,21 @@ class _Ended:
         if chunk.finish is not None:
             self.finish = response.finish_of(chunk.finish)
             self.finish_word = chunk.finish if chunk.finish in response.TELLING_FINISHES else ""
-            self.choice_fields = chunk.choice_fields
+        if chunk.choice_fields:
+            ids = self.choice_fields.get("token_ids", [])
+            ids += chunk.choice_fields.get("token_ids", ())[: self.count.most - len(ids)]
+            self.choice_fields |= chunk.choice_fields | ({"token_ids": ids} if ids else {})
 
     def _end_overrun(self) -> None:
         self.finish, self.finish_word, self.choice_fields = "length", "", {}
         self.is_complete = True
+
+    def _pieces(self, chunk: Chunk, size: int) -> tuple[list[BufferedChunk], list[BufferedChunk]]:
+        """A chunk's content within the tokens that were asked for, and what is beyond them. Raises
+        `Garbage`."""
+        echoed, chunk = self._echo.split(chunk, size)
+        pieces, beyond = _pieces(chunk, self.count, size)
+        return echoed + pieces, beyond
 
 
 class StreamedResponse(_Ended):
@@ -131,15 +170,15 @@ class StreamedResponse(_Ended):
     content_type = "text/event-stream"
     is_whole = False
 
-    def __init__(self, count: TokenCount) -> None:
-        super().__init__(count)
+    def __init__(self, count: TokenCount, echo: Echo | None = None) -> None:
+        super().__init__(count, echo)
         self._events = SseParser()
         self._beyond: list[BufferedChunk] = []
         """Text that does not fit, until the end shows whether the server stopped where it was to."""
 
     @property
     def has_begun(self) -> bool:
-        return self.count.chunks > 0
+        return self.count.chunks > 0 or self._echo.has_begun
 
     def feed(self, data: bytes) -> Sequence[BufferedChunk]:
         pieces: list[BufferedChunk] = []
@@ -150,7 +189,7 @@ class StreamedResponse(_Ended):
                     self._done()
                     break
                 chunk = response.chunk(event)
-                found, beyond = _pieces(chunk, count, len(event))
+                found, beyond = self._pieces(chunk, len(event))
                 pieces += found
                 if count.is_overrun:
                     self._end_overrun()
@@ -183,8 +222,8 @@ class WholeResponse(_Ended):
     content_type = "application/json"
     is_whole = True
 
-    def __init__(self, count: TokenCount) -> None:
-        super().__init__(count)
+    def __init__(self, count: TokenCount, echo: Echo | None = None) -> None:
+        super().__init__(count, echo)
         self._body = bytearray()
 
     @property
@@ -207,7 +246,7 @@ class WholeResponse(_Ended):
 
     def _read(self, body: bytes) -> Sequence[BufferedChunk]:
         found: Chunk = response.chunk(body)
-        pieces, beyond = _pieces(found, self.count, len(body))
+        pieces, beyond = self._pieces(found, len(body))
         if found.finish is None:
             raise Garbage("its answer does not say how it ended")
         self._take_end(found)
@@ -219,7 +258,6 @@ class WholeResponse(_Ended):
 
 
 def _pieces(chunk: Chunk, count: TokenCount, size: int) -> tuple[list[BufferedChunk], list[BufferedChunk]]:
-    """A chunk's content within the tokens that were asked for, and what is beyond them. Raises `Garbage`."""
     tokens = count.saw(chunk)
     logprobs = count.fitting(chunk.logprobs) if chunk.logprobs else ()
     if chunk.before or chunk.after:

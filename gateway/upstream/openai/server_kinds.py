@@ -7,9 +7,11 @@ reason. Names are those of vLLM 0.32, SGLang 0.5 and llama.cpp's server.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import Any
+
+from gateway.upstream.capabilities import MEDIA_NEEDS, Capability, need_of_field
 
 
 class ServerKind(StrEnum):
@@ -35,27 +37,29 @@ KIND_FIELDS: Mapping[ServerKind, frozenset[str]] = {
     ServerKind.VLLM: frozenset(
         {
             "add_generation_prompt", "add_special_tokens", "allowed_token_ids", "bad_words",
-            "chat_template_kwargs", "continue_final_message", "documents", "guided_choice", "guided_grammar",
-            "guided_json", "guided_regex", "guided_whitespace_pattern", "include_reasoning",
-            "include_stop_str_in_output", "min_tokens", "repetition_detection", "return_tokens_as_token_ids",
-            "skip_special_tokens", "spaces_between_special_tokens", "stop_token_ids", "structural_tag",
-            "structured_outputs", "thinking_token_budget", "truncate_prompt_tokens", "truncation_side",
+            "chat_template_kwargs", "continue_final_message", "documents", "echo", "enable_thinking",
+            "guided_choice", "guided_grammar", "guided_json", "guided_regex", "guided_whitespace_pattern",
+            "include_reasoning", "include_stop_str_in_output", "min_tokens", "prompt_logprobs",
+            "repetition_detection", "return_token_ids", "return_tokens_as_token_ids", "skip_special_tokens",
+            "spaces_between_special_tokens", "stop_token_ids", "structural_tag", "structured_outputs",
+            "thinking", "thinking_token_budget", "truncate_prompt_tokens", "truncation_side",
         }
     ),
     ServerKind.SGLANG: frozenset(
         {
-            "chat_template_kwargs", "continue_final_message", "ebnf", "json_schema", "min_tokens",
-            "no_stop_trim", "regex", "separate_reasoning", "skip_special_tokens", "stop_regex",
-            "stop_token_ids", "stream_reasoning", "structural_tag",
+            "chat_template_kwargs", "continue_final_message", "ebnf", "echo", "enable_thinking",
+            "json_schema", "min_tokens", "no_stop_trim", "reasoning", "regex", "separate_reasoning",
+            "skip_special_tokens", "stop_regex", "stop_token_ids", "stream_reasoning", "structural_tag",
+            "suffix", "thinking",
         }
     ),
     ServerKind.LLAMA_CPP: frozenset(
         {
             "add_generation_prompt", "chat_template_kwargs", "dry_allowed_length", "dry_base",
             "dry_multiplier", "dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent",
-            "dynatemp_range", "grammar", "json_schema", "mirostat", "mirostat_eta", "mirostat_tau",
-            "reasoning_format", "repeat_last_n", "repeat_penalty", "samplers", "top_n_sigma", "typical_p",
-            "xtc_probability", "xtc_threshold",
+            "dynatemp_range", "enable_thinking", "grammar", "json_schema", "mirostat", "mirostat_eta",
+            "mirostat_tau", "reasoning_format", "repeat_last_n", "repeat_penalty", "samplers", "thinking",
+            "top_n_sigma", "typical_p", "xtc_probability", "xtc_threshold",
         }
     ),
 }  # fmt: skip
@@ -84,14 +88,14 @@ REFUSED_FIELDS: Mapping[str, str] = {
     "request_id": _ROUTE, "rid": _ROUTE, "kv_transfer_params": _ROUTE, "ec_transfer_params": _ROUTE,
     "bootstrap_host": _ROUTE, "bootstrap_port": _ROUTE, "bootstrap_room": _ROUTE,
     "routed_dp_rank": _ROUTE, "data_parallel_rank": _ROUTE, "disagg_prefill_dp_rank": _ROUTE,
-    "use_beam_search": _METER, "length_penalty": _METER, "prompt_logprobs": _METER,
+    "use_beam_search": _METER, "length_penalty": _METER,
     "max_new_tokens": _LENGTH, "n_predict": _LENGTH, "t_max_predict_ms": _LENGTH,
     "prompt_embeds": _PROMPT, "input_ids": _PROMPT, "input_embeds": _PROMPT, "n_keep": _PROMPT,
     "mm_processor_kwargs": _PROMPT, "media_io_kwargs": _PROMPT, "images_config": _PROMPT,
     "max_dynamic_patch": _PROMPT, "min_dynamic_patch": _PROMPT, "use_audio_in_video": _PROMPT,
     "chat_template": _CODE, "custom_logit_processor": _CODE, "logits_processors": _CODE,
     "lora_path": _CODE, "lora": _CODE,
-    "return_hidden_states": _SHAPE, "return_routed_experts": _SHAPE, "return_token_ids": _SHAPE,
+    "return_hidden_states": _SHAPE, "return_routed_experts": _SHAPE,
     "return_prompt_text": _SHAPE, "return_prompt_token_ids": _SHAPE, "return_meta_info": _SHAPE,
     "return_tokens": _SHAPE, "logprob_token_ids": _SHAPE, "n_probs": _SHAPE, "timings_per_token": _SHAPE,
     "stream_interval": _SHAPE,
@@ -110,14 +114,17 @@ TEMPLATE_ARGUMENTS_REFUSED = frozenset(
 PROMPT_FIELDS = frozenset(
     {
         "add_generation_prompt", "add_special_tokens", "chat_template_kwargs", "continue_final_message",
-        "documents", "reasoning_effort", "tools", "truncate_prompt_tokens", "truncation_side",
+        "documents", "enable_thinking", "reasoning", "reasoning_effort", "suffix", "thinking", "tools",
+        "truncate_prompt_tokens", "truncation_side",
     }
 )  # fmt: skip
 """Passed fields that change what the server renders: its prompt is not the one that is counted here."""
 
-COUNTED_FIELDS = PROMPT_FIELDS | {"include_reasoning", "separate_reasoning", "stream_reasoning"}
-"""Passed fields that change the prompt, or hide what is generated: only the server's own count tells how
-much that is."""
+COUNTED_FIELDS = PROMPT_FIELDS | {
+    "include_reasoning", "separate_reasoning", "stream_reasoning", "echo", *MEDIA_NEEDS
+}  # fmt: skip
+"""Passed fields that change the prompt, hide what is generated or stand before it: only the server's own
+count tells how much that is."""
 
 TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
 
@@ -130,3 +137,34 @@ OPENAI_FIELDS = frozenset(
 
 PASSED_FIELDS = OPENAI_FIELDS.union(*KIND_FIELDS.values())
 """Every field that some server may be passed."""
+
+IDLE_VALUES: Mapping[str, Any] = {
+    "add_generation_prompt": True, "bad_words": [], "chat_template_kwargs": {},
+    "continue_final_message": False, "documents": [], "echo": False, "enable_thinking": False,
+    "include_reasoning": True, "include_stop_str_in_output": False, "min_tokens": 0, "no_stop_trim": False,
+    "reasoning": {}, "reasoning_effort": "none", "return_token_ids": False,
+    "return_tokens_as_token_ids": False, "separate_reasoning": True, "skip_special_tokens": True,
+    "spaces_between_special_tokens": True, "stop_token_ids": [], "stream_reasoning": True, "suffix": "",
+    "thinking": {"type": "disabled"}, "verbosity": "medium",
+}  # fmt: skip
+"""Values that ask for nothing special: a server that does not take the field is sent the request without."""
+
+_NEEDS = {"reasoning_effort": Capability.REASONING, **dict.fromkeys(TOOL_FIELDS, Capability.TOOLS)}
+
+
+def is_idle(name: str, value: object) -> bool:
+    """Whether a field asks for nothing that a server without it does not do."""
+    return name in IDLE_VALUES and value == IDLE_VALUES[name]
+
+
+def taken_of(fields: Mapping[str, Any], offers: Collection[str]) -> dict[str, Any]:
+    """The fields for a server that meets the needs `offers`: without those that ask for nothing, and tools
+    that may not be called, where it does not take them."""
+    idle = {name for name, value in fields.items() if is_idle(name, value)}
+    if fields.get("tool_choice") == "none":
+        idle.update(TOOL_FIELDS)
+    return {
+        name: value
+        for name, value in fields.items()
+        if name not in idle or _NEEDS.get(name, need_of_field(name)) in offers
+    }

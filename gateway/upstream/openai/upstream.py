@@ -56,7 +56,7 @@ from gateway.upstream.openai.config import OpenAIServer, PrefixCache
 from gateway.upstream.openai.load_estimate import LoadEstimate, running
 from gateway.upstream.openai.monitor import ServerMonitor, now
 from gateway.upstream.openai.request import PriorityStyle, UsageWish
-from gateway.upstream.openai.response_reader import ResponseReader, StreamedResponse, WholeResponse
+from gateway.upstream.openai.response_reader import Echo, ResponseReader, StreamedResponse, WholeResponse
 from gateway.upstream.openai.sequence import OpenAISequence
 from gateway.upstream.openai.server_kinds import COUNTED_FIELDS
 from gateway.upstream.openai.token_count import TokenCount
@@ -455,8 +455,13 @@ class OpenAIUpstream:
         if wording.task is not RequestTask.COMPLETE:
             return VectorsResponse(wording)
         count = TokenCount(most_tokens, self._tokenize)
+        echo = Echo(wording.prompt) if wording.fields.get("echo") else None
         is_covered = most_tokens <= min(self.server.whole_tokens, submit.lease_tokens)
-        return WholeResponse(count) if is_covered and not wording.is_streamed else StreamedResponse(count)
+        # No stream has those of a prompt; a plug-in's lease grows with what comes of one.
+        must_be = "prompt_logprobs" in wording.fields and self._link is None
+        if not wording.is_streamed and (is_covered or must_be):
+            return WholeResponse(count, echo)
+        return StreamedResponse(count, echo)
 
     @property
     def _refusal(self) -> str:

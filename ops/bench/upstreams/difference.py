@@ -123,8 +123,8 @@ def _add_choice(whole: dict[str, Any], event: dict[str, Any]) -> None:
             _add_words(whole.setdefault("message", {}), value)
         elif name == "logprobs":
             _add_logprobs(whole.setdefault("logprobs", {}), value)
-        elif name == "text":
-            whole["text"] = whole.get("text", "") + value
+        elif name in ("text", "token_ids"):
+            whole[name] = whole[name] + value if name in whole else value
         else:
             whole[name] = value
 

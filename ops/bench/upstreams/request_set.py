@@ -80,6 +80,10 @@ def picture(red: int, green: int, blue: int, side: int = 4) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
+HINT: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
+"""For Anthropic's cache; clients of several services send it to all of them."""
+
+
 def _says(text: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": text}]
 
@@ -228,6 +232,63 @@ def vllm() -> list[SetRequest]:
         tool_choice={"type": "function", "function": {"name": "divide"}},
         streamed=False,
     )
+    _beside_text(found)
+    return found.asked
+
+
+def _beside_text(found: _Set) -> None:
+    """What adds to an answer, and hints that do not."""
+    found.text("prompt echoed", echo=True, max_tokens=4)
+    found.text("prompt echoed with log probabilities", echo=True, logprobs=1, max_tokens=2)
+    found.text(
+        "prompt of ids echoed", prompt=[20, 21, 22, 23, 24, 25, 26], echo=True, logprobs=1, max_tokens=2
+    )
+    found.text("ids of a text's tokens", return_token_ids=True, max_tokens=4)
+    found.chat("ids of tokens", return_token_ids=True, max_tokens=4)
+    found.chat("log probabilities of the prompt", prompt_logprobs=1, max_tokens=2, streamed=False)
+    found.chat("hint for a cache", [{"role": "user", "content": [{"type": "text", "text": "Hm."} | HINT]}])
+
+
+def every_field() -> list[SetRequest]:
+    """Of a server that takes everything: what all know, and each field and kind of part beside that."""
+    found = _Set()
+    for add in (_sampling, _penalties, _logprobs, _tools, _schemas, _completions, _beside_text):
+        add(found)
+    idle: dict[str, Any] = {
+        "reasoning_effort": "none", "skip_special_tokens": True, "add_generation_prompt": True,
+        "include_reasoning": True, "continue_final_message": False, "enable_thinking": False,
+    }  # fmt: skip
+    for fields in (
+        {}, idle, {"temperature": None, "max_tokens": None}, {"reasoning_effort": "low"},
+        {"reasoning": {"effort": "high"}}, {"reasoning": {"effort": "high", "exclude": True}},
+        {"thinking": {"type": "enabled"}}, {"enable_thinking": True}, {"user": {"id": "ann"}},
+        {"user": "ann", "safety_identifier": "a", "metadata": {"a": "b"}, "store": True},
+        {"prompt_cache_key": "x", "prompt_cache_retention": "24h"} | HINT,
+        CALL | {"tools": [tool() | HINT]}, {"max_tokens": None, "max_completion_tokens": 5},
+    ):  # fmt: skip
+        found.chat(f"fields {', '.join(fields)}", **fields)
+    found.text("text that is filled in", suffix="the end")
+    sound = base64.b64encode(b"RIFF").decode()
+    media = {
+        "input_audio": {"data": sound, "format": "wav"},
+        "audio_url": {"url": f"data:audio/wav;base64,{sound}"},
+        "video_url": {"url": f"data:video/mp4;base64,{sound}"},
+        "file": {"filename": "a.pdf", "file_data": f"data:application/pdf;base64,{sound}"},
+    }
+    parts = [picture(1, 2, 3) | {"uuid": "x"}, *({"type": name, name: each} for name, each in media.items())]
+    for part in parts:
+        asked = {"type": "text", "text": "What is it?"} | HINT
+        found.chat(part["type"], [{"role": "user", "content": [asked, part]} | HINT])
+    thought = {"type": "thinking", "thinking": "hm", "signature": "x"}
+    echoes = {"reasoning_details": [{"type": "x"}], "prefix": False, "refusal": "no", "annotations": [{}]}
+    answer = [thought, {"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "So."}]
+    answer.append({"type": "refusal", "refusal": "no"})
+    said = {"role": "assistant", "content": answer, "reasoning": "hm"} | echoes
+    found.chat("an answer sent back", [*_says("Well?"), said, *_says("And?")])
+    long = "i" * 4096
+    call = HISTORY[1]["tool_calls"][0] | {"id": long}
+    called = [HISTORY[0], HISTORY[1] | {"tool_calls": [call]}, HISTORY[2] | {"tool_call_id": long}]
+    found.chat("a signature as a call's id", called)
     return found.asked
 
 

@@ -166,20 +166,46 @@ def test_tool_calls_of_the_past_reach_the_template_and_other_servers_as_they_are
     assert call.wording_of(0).messages == renderer.messages
 
 
+HINT = {"cache_control": {"type": "ephemeral"}}
+THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "x"}
+ECHOED = {
+    "parsed": {}, "reasoning_details": [{"type": "reasoning.text", "text": "hm"}], "prefix": False, **HINT
+}  # fmt: skip
+"""What is taken of an assistant's message and left out for any server."""
+
+
 def test_what_sdks_send_back_of_an_answer_is_taken_and_left_out() -> None:
     called = CALLED | {"index": 0, "function": CALLED["function"] | {"parsed_arguments": {"a": 1}}}
-    message = {"role": "assistant", "content": "x", "parsed": {}}
-    call = chat(Letters(), messages=[message | {"tool_calls": [called]}])
-    assert call.wording_of(0).messages == [{"role": "assistant", "content": "x", "tool_calls": [CALLED]}]
+    parts = [
+        THOUGHT, {"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "x", **HINT},
+        {"type": "refusal", "refusal": "no"},
+    ]  # fmt: skip
+    for said in ({}, {"refusal": "no", "annotations": [{}], "reasoning": "a", "reasoning_content": "b"}):
+        message = {"role": "assistant", "content": parts, **ECHOED, **said, "tool_calls": [called]}
+        call = chat(Letters(), messages=[message, {"role": "user", "content": "y", **HINT}], **HINT)
+        assert call.wording_of(0).messages == [
+            {"role": "assistant", "content": "x", "tool_calls": [CALLED]},
+            {"role": "user", "content": "y"},
+        ]
+    only_thoughts = [{"role": "assistant", "content": [THOUGHT]}, {"role": "user", "content": "y"}]
+    assert chat(Letters(), messages=only_thoughts).wording_of(0).messages[0]["content"] == ""  # type: ignore[index]
+
+
+def test_a_tool_calls_id_may_hold_a_signature() -> None:
+    called = CALLED | {"id": "i" * 4096}
+    answer = {"role": "tool", "content": "2", "tool_call_id": "i" * 4096}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [called]}, answer]
+    assert chat(Letters(), messages=messages).wording_of(0).messages == messages
+    with pytest.raises(ApiError, match="1 to 4096"):
+        chat(messages=[answer | {"tool_call_id": "i" * 4097}])
 
 
 @pytest.mark.parametrize(
     ("message", "code", "param"),
     [
-        ({"role": "user", "content": "x", "cache_control": {}}, "unknown_parameter", ".cache_control"),
         ({"role": "assistant", "content": "x", "thoughts": "y"}, "unknown_parameter", ".thoughts"),
-        ({"role": "assistant", "content": "x", "reasoning": "y"}, "unsupported_parameter", ".reasoning"),
-        ({"role": "assistant", "refusal": "no"}, "unsupported_parameter", ".refusal"),
+        ({"role": "user", "content": [THOUGHT]}, "invalid_value", ".content[0].type"),
+        ({"role": "user", "content": "x", "reasoning": "y"}, "invalid_value", ".reasoning"),
         ({"role": "assistant", "function_call": {"name": "f"}}, "unsupported_parameter", ".function_call"),
         ({"role": "user", "content": "x", "tool_calls": [CALLED]}, "invalid_value", ".tool_calls"),
         ({"role": "user", "content": "x", "tool_call_id": "y"}, "invalid_value", ".tool_call_id"),
@@ -199,9 +225,9 @@ def test_what_sdks_send_back_of_an_answer_is_taken_and_left_out() -> None:
         ),
         ({"role": "assistant", "tool_calls": [CALLED] * 129}, "invalid_value", ".tool_calls"),
         (
-            {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}]},
+            {"role": "user", "content": [{"type": "text", "text": "x", "cache": {}}]},
             "unknown_parameter",
-            ".content[0].cache_control",
+            ".content[0].cache",
         ),
     ],
 )
@@ -242,6 +268,8 @@ def test_the_end_user_is_the_safety_identifier_else_the_user() -> None:
         ({"user": "u"}, "u"),
         ({"user": "u", "safety_identifier": "s" * 64}, "s" * 64),
         ({"user": "u", "safety_identifier": ""}, "u"),
+        ({"user": {"id": "u", "email": "u@example.org"}}, "u"),
+        ({"user": {"id": 5}}, ""),
     ):
         assert chat(**fields).end_user == text(prompt="a", **fields).end_user == named
     for name in ("user", "safety_identifier"):

@@ -17,12 +17,13 @@ from gateway.upstream.answer_parts import (
     MAX_ANNOTATION_BYTES,
     MAX_CALLS,
     MAX_DEPTH,
+    MAX_ID_CHARACTERS,
     MAX_WORD_CHARACTERS,
 )
 from gateway.upstream.lease_buffer import BufferedChunk, runs
 from gateway.upstream.openai import response
 from gateway.upstream.openai.response import Garbage
-from gateway.upstream.openai.response_reader import ResponseReader, StreamedResponse, WholeResponse
+from gateway.upstream.openai.response_reader import Echo, ResponseReader, StreamedResponse, WholeResponse
 from gateway.upstream.openai.token_count import MARK_TOKENS, TokenCount, estimated_tokens
 from gateway.upstream.part_text import CallText, Completeness, JsonEnd
 
@@ -220,7 +221,7 @@ for _ in range(MAX_DEPTH + 1):
         {"tool_calls": [call("{}")] * (MAX_CALLS + 1)},
         {"tool_calls": [{"index": 0}]},
         {"tool_calls": [call("{}", name="x" * (MAX_WORD_CHARACTERS + 1))]},
-        {"tool_calls": [call("{}") | {"id": "x" * (MAX_WORD_CHARACTERS + 1)}]},
+        {"tool_calls": [call("{}") | {"id": "x" * (MAX_ID_CHARACTERS + 1)}]},
         {"tool_calls": [{"function": {"name": "f", "arguments": {"city": "Paris"}}}]},
         {"tool_calls": {"0": call("{}")}},
         {"reasoning": ["hm"]},
@@ -302,6 +303,78 @@ def test_a_tool_call_that_is_too_long_is_not_cut_in_two() -> None:
         found = message_of(read(reader, data))
         assert found == {"role": "assistant", "content": "efgh", "refusal": None, "reasoning": "abcd" * 4}
         assert (reader.finish, reader.finish_word, reader.is_overrun) == ("length", "", True)
+
+
+# ---------------------------------------------------------------- beside the text
+
+
+PROMPT = "one two, three four"
+REST = " five six"
+IDS = list(range(6))
+
+
+def echoed(prompt: str, *, as_stream: bool, usage: bool = True) -> bytes:
+    """A text completion that begins with its prompt, as vLLM sends it: the first event has all of that."""
+    tokens = prompt.split() + REST.split()
+    pieces = [prompt + REST[:5], REST[5:]] if as_stream else [prompt + REST]
+    choices: list[Answer] = [{"text": text, "finish_reason": None} for text in pieces]
+    choices[0]["logprobs"] = {"tokens": tokens, "token_logprobs": [None, *[-1.0] * (len(tokens) - 1)]}
+    choices[-1]["finish_reason"] = "length"
+    counted = {"usage": {"prompt_tokens": 4, "completion_tokens": 2}} if usage else {}
+    events = [{"choices": [choice]} for choice in choices]
+    events[-1] |= counted
+    if not as_stream:
+        return json.dumps(events[0]).encode()
+    return "".join(f"data: {json.dumps(event)}\n\n" for event in events).encode() + b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize("tokenize", [words_in, None])
+@pytest.mark.parametrize("as_stream", [False, True])
+@pytest.mark.parametrize("sent", [PROMPT, IDS])
+def test_an_echoed_prompt_passes_whole_and_is_no_output(
+    tokenize: Callable[[str], int] | None, as_stream: bool, sent: str | list[int]
+) -> None:
+    kind = StreamedResponse if as_stream else WholeResponse
+    reader = kind(TokenCount(2, tokenize), Echo(sent))
+    pieces = read(reader, echoed(PROMPT, as_stream=as_stream))
+    assert "".join(piece.text for piece in pieces) == PROMPT + REST
+    assert (pieces[0].tokens, len(pieces[0].logprobs)) == (0, 6), "with its log probabilities"
+    assert sum(piece.tokens for piece in pieces) <= 2
+    assert (reader.count.final(), reader.count.contradiction) == ((2, "upstream"), "")
+    assert pieces[0].text == PROMPT if sent == PROMPT else pieces[0].text.startswith(PROMPT)
+
+
+def test_what_is_no_echo_counts_as_output() -> None:
+    """Of a server that takes the field and echoes nothing, or something else."""
+    reader = WholeResponse(TokenCount(100, words_in), Echo("something else"))
+    read(reader, echoed(PROMPT, as_stream=False, usage=False))
+    assert reader.count.final() == (words_in(PROMPT + REST), "tokenizer")
+    in_pieces = Echo("abcdef")
+    found = [in_pieces.split(response.Chunk(text), 1) for text in ("abc", "def", "ghi")]
+    assert [[piece.text for piece in passed] for passed, _ in found] == [["abc"], ["def"], []]
+    assert found[-1][1].text == "ghi"
+
+
+def test_ids_and_log_probabilities_of_tokens_stand_beside_an_answer() -> None:
+    about = {"prompt_token_ids": [1, 2], "prompt_logprobs": [None, {"2": {"logprob": -1.5, "rank": 1}}]}
+    choice = {"message": {"content": "a b"}, "token_ids": [3, 4, 5], "finish_reason": "length"}
+    in_whole = json.dumps({"choices": [choice]} | about).encode()
+    events: list[Answer] = [
+        {"choices": [{"delta": {"content": ""}}]} | about,
+        {"choices": [{"delta": {"content": "a "}, "token_ids": [3]}]},
+        {"choices": [{"delta": {"content": "b"}, "token_ids": [4, 5], "finish_reason": "length"}]},
+    ]
+    in_stream = "".join(f"data: {json.dumps(event)}\n\n" for event in events).encode()
+    for reader, data in zip(asked(2, words_in), (in_stream, in_whole), strict=True):
+        read(reader, data)
+        assert reader.choice_fields == about | {"token_ids": [3, 4]}, "as many as were asked for"
+        assert reader.count.final()[0] == 2
+
+
+@pytest.mark.parametrize("wrong", [{"token_ids": "x"}, {"prompt_logprobs": [{"1": {"a": [[1]]}}]}])
+def test_ids_and_log_probabilities_of_another_shape_are_garbage(wrong: Answer) -> None:
+    with pytest.raises(Garbage):
+        response.chunk(json.dumps({"choices": [{"text": "a"} | wrong]}).encode())
 
 
 # ---------------------------------------------------------------- incomplete answers

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
+import wave
 import zlib
 
 import pytest
@@ -14,6 +16,7 @@ from gateway.upstream.capabilities import Capabilities, Capability
 from gateway.upstream.openai.capability_trial import (
     TrialResult,
     result_of,
+    silence,
     text_trials,
     trials,
     vector_trials,
@@ -69,6 +72,12 @@ def test_the_image_is_a_png_of_white() -> None:
     begin = data.index(b"IDAT") + 4
     rows = zlib.decompress(data[begin : data.index(b"IEND") - 8])
     assert rows == (b"\0" + b"\xff" * 168) * 56
+
+
+def test_the_sound_is_a_wav_of_silence() -> None:
+    with wave.open(io.BytesIO(base64.b64decode(silence(300)))) as found:
+        assert (found.getnchannels(), found.getsampwidth(), found.getframerate()) == (1, 1, 8000)
+        assert found.readframes(301) == b"\x80" * 300
 
 
 @pytest.mark.parametrize(

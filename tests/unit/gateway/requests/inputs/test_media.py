@@ -1,4 +1,4 @@
-"""Image parts of messages: what is taken, what is counted of them, what is held for them."""
+"""Parts of messages that are no text: what is taken, what is counted of them, what is held for them."""
 
 from __future__ import annotations
 
@@ -11,23 +11,27 @@ import pytest
 from gateway.config import GatewayConfig
 from gateway.domain.call import Call
 from gateway.errors import ApiError
-from gateway.requests.inputs.images import first_image, image_bytes
+from gateway.requests.inputs.media import CHARACTERS_PER_TOKEN, TYPES, media_bytes, needs_of
 from gateway.requests.parse import parse_chat
 from gateway.requests.schemas import ChatCompletionRequest, decode
-from gateway.upstream.capabilities import Capabilities, Capability, ServerOffer
+from gateway.upstream.capabilities import MEDIA_NEEDS, Capabilities, Capability, ServerOffer
 from tests.unit.gateway.requests.test_parse import MODEL, Letters, context
 
 PIXEL = "data:image/png;base64,iVBORw0KGgo="
 EACH = 20
-WORDS = frozenset({Capability.TEXT, Capability.IMAGES})
-SEES = dataclasses.replace(
-    MODEL, image_tokens=EACH, servers=(ServerOffer("a", Capabilities(WORDS), is_up=True),)
-)
+WORDS = frozenset({Capability.TEXT, Capability.IMAGES, Capability.AUDIO})
+TAKES_ALL = Capabilities(WORDS, frozenset({"video_url", "file"}), kind="vllm")
+SEES = dataclasses.replace(MODEL, image_tokens=EACH, servers=(ServerOffer("a", TAKES_ALL, is_up=True),))
+SOUND = {"data": "UklGRg==", "format": "wav"}
+PDF = {"filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERi0="}
 
 
 def request(*parts: Any, **fields: Any) -> ChatCompletionRequest:
     content = [
-        {"type": "image_url", "image_url": {"url": part} if isinstance(part, str) else part} for part in parts
+        part
+        if "type" in part and isinstance(part, dict)
+        else {"type": "image_url", "image_url": {"url": part} if isinstance(part, str) else part}
+        for part in parts
     ]
     body = {
         "model": "m",
@@ -62,7 +66,7 @@ def test_a_prompt_without_images_is_counted_as_ever() -> None:
     call = seen()
     assert (call.input_tokens, call.wordings[0].is_uncountable) == (4, False)
     assert call.wordings[0].messages is not None
-    assert call.wordings[0].messages[0]["content"] == "what"
+    assert call.wordings[0].messages[0]["content"] == [{"type": "text", "text": "what"}]
 
 
 def test_the_same_image_is_held_alike_and_another_one_is_not() -> None:
@@ -103,12 +107,12 @@ def test_what_is_no_image_is_refused_by_its_field(part: Any, field: str) -> None
 
 
 def test_a_scheme_is_named_and_the_way_out() -> None:
-    with pytest.raises(ApiError, match="the scheme 'file'; an image is a data URL, or has an http or https"):
+    with pytest.raises(ApiError, match="the scheme 'file'; send a data URL, or an http or https"):
         seen("file:///etc/passwd")
 
 
 def test_the_number_of_images_is_bounded() -> None:
-    with pytest.raises(ApiError, match="hold 3 images; the most is 2"):
+    with pytest.raises(ApiError, match="hold 3 images and the like; the most is 2"):
         seen(PIXEL, PIXEL, PIXEL, config=GatewayConfig(max_images=2))
 
 
@@ -171,6 +175,71 @@ def test_a_full_name_is_an_address_of_an_image(address: str) -> None:
 
 def test_the_bytes_of_images_are_known_before_the_request_is_understood() -> None:
     asked = request(PIXEL, "https://example.org/a.png")
-    assert image_bytes(asked.messages) == len(PIXEL) + len("https://example.org/a.png")
-    assert first_image(asked.messages) == "messages[0].content[1]"
-    assert first_image(request().messages) is None
+    assert media_bytes(asked.messages) == len(PIXEL) + len("https://example.org/a.png")
+    assert needs_of(asked.messages) == {"images": "messages[0].content[1]"}
+    assert needs_of(request().messages) == {}
+    heard = request(part("input_audio", SOUND), part("audio_url", "https://a.example/b"), part("file", PDF))
+    assert media_bytes(heard.messages) == len(SOUND["data"] + "https://a.example/b" + PDF["file_data"])
+    assert needs_of(heard.messages) == {
+        "audio": "messages[0].content[1]",
+        "field:file": "messages[0].content[3]",
+    }
+
+
+def part(name: str, content: Any) -> dict[str, Any]:
+    return {"type": name, name: content}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("input_audio", SOUND),
+        ("audio_url", {"url": "data:audio/wav;base64,UklGRg=="}),
+        ("video_url", {"url": "https://example.org/a.mp4"}),
+        ("file", PDF),
+        ("file", {"file_data": "data:text/plain;base64,aGk="}),
+    ],
+)
+def test_sounds_videos_and_files_are_passed_as_they_came_and_held_by_their_length(
+    name: str, content: dict[str, str]
+) -> None:
+    call = seen(part(name, content))
+    assert call.wordings[0].messages is not None
+    assert call.wordings[0].messages[0]["content"][1] == part(name, content)
+    assert call.wordings[0].is_uncountable
+    assert call.input_tokens == len("what") + EACH
+    key = TYPES[name].key
+    if content[key].startswith("http"):
+        return
+    call = seen(part(name, content | {key: content[key] + "A" * 40 * CHARACTERS_PER_TOKEN}))
+    assert call.input_tokens == len("what") + 40
+
+
+@pytest.mark.parametrize("name", MEDIA_NEEDS)
+def test_a_part_goes_only_to_servers_that_take_it(name: str) -> None:
+    plain = ServerOffer("a", Capabilities(frozenset({"text"}), kind="vllm"), is_up=True)
+    asked = dataclasses.replace(context(), model=dataclasses.replace(SEES, servers=(plain,)))
+    content = {"input_audio": SOUND, "file": PDF}.get(name, "https://example.org/a")
+    with pytest.raises(ApiError, match="a does not take") as refused:
+        parse_chat(request(part(name, content)), asked)
+    assert refused.value.param == "messages[0].content[1]"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "field"),
+    [
+        ("audio_url", "data:image/png;base64,AAAA", "audio_url.url"),
+        ("video_url", "file:///etc/passwd", "video_url.url"),
+        ("input_audio", SOUND | {"data": "A" * 2000}, "input_audio.data"),
+        ("input_audio", SOUND | {"format": "w" * 300}, "input_audio.format"),
+        ("file", PDF | {"filename": "a" * 300}, "file.filename"),
+        ("file", PDF | {"file_data": "JVBERi0="}, "file.file_data"),
+        ("file", PDF | {"file_id": "file-1"}, "file.file_id"),
+        ("video_url", None, "video_url"),
+    ],
+)
+def test_what_is_no_sound_video_or_file_is_refused_by_its_field(name: str, content: Any, field: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        seen(part(name, content), config=GatewayConfig(max_image_bytes=1024))
+    param = str(refused.value.param).replace("messages.content", "messages[0].content[1]")
+    assert (refused.value.status, param) == (400, f"messages[0].content[1].{field}")
