@@ -13,13 +13,14 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import create_engine, text
 
 from ops.bench.upstreams.difference import differences, fields
 from ops.bench.upstreams.models import save_text_tokenizer
 from ops.bench.upstreams.recording import RecordedRequest, Recording, ServerAnswer, load, servers
 from ops.bench.upstreams.request_set import TOKENS
-from tests.support.recorded_server import Change, RecordedServer, plain, recorded_server
+from tests.support.recorded_server import Change, RecordedServer, named, plain, recorded_server
 from tests.support.server_process import PRICE, Server, server_process, until
 
 SERVERS = servers()
@@ -42,6 +43,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "llama_cpp_embeddings": {"server": "llama.cpp", "capabilities": ["embeddings"]},
     "transformers": {"server": "other", "capabilities": [], "usage": "none"},
 }
+NEUTRAL: dict[str, Any] = {
+    "temperature": 1, "top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1, "ignore_eos": False,
+}  # fmt: skip
+OURS = ("model", "stream", "stream_options", "cache_salt")
+"""Fields that the gateway decides."""
 RENAMED = {"max_completion_tokens": "max_tokens"}
 """Fields that the gateway sends by their other name."""
 DEFAULTS = {"response_format": {"type": "text"}}
@@ -209,6 +215,21 @@ def test_what_a_client_asks_for_reaches_the_server(
                 if plain(came) != plain(value):
                     lost[f"{recorded.name}: {field}"] = (value, came)
     assert lost == {}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("said", [{}, NEUTRAL, {"temperature": 0.5, "seed": 7, "stop": "x"}])
+def test_of_sampling_a_server_gets_what_was_said_and_nothing_else(
+    front: Front, recordings: dict[str, Recording], said: dict[str, Any], form: str
+) -> None:
+    pool = f"vllm-{form}" if form == "whole-of-a-stream" else "vllm"
+    for name in ("plain text", "text completion"):
+        recorded = named(recordings["vllm"], name)
+        prompt = {field: recorded.body[field] for field in ("messages", "prompt") if field in recorded.body}
+        asked = replace(recorded, body=prompt | {"max_tokens": TOKENS} | said)
+        assert front.ask(asked, pool, form == "streamed")[0].status == 200
+        came = front.behind[pool].arrived[name][-1]
+        assert {field: value for field, value in came.items() if field not in OURS} == asked.body
 
 
 @pytest.mark.parametrize("lie_name", LIES)
