@@ -30,6 +30,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "server": "vllm",
         "capabilities": ["tools", "forced_tools", "json_schema", "json_object", "extra_fields"],
     },
+    "vllm_defaults": {"server": "vllm", "capabilities": ["extra_fields"]},
     "vllm_images": {
         "server": "vllm",
         "tokenizer_dir": "",
