@@ -41,7 +41,9 @@ def model_defaults(model_dir: Path) -> SamplingParams:
         return OPENAI_DEFAULTS
     try:
         said = msgspec.structs.asdict(msgspec.json.decode(file.read_bytes(), type=_GenerationConfig))
-        checked = {name: _number(value, name, default=0) for name, value in said.items() if value is not None}
+        checked: dict[str, Any] = {
+            name: _number(value, name, default=0) for name, value in said.items() if value is not None
+        }
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Invalid("model", f"{file}: {error}") from None
     except errors.ApiError as error:
