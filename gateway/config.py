@@ -109,6 +109,11 @@ class GatewaySettings(Bounded, frozen=True, kw_only=True):
         " text: it is read as plain text, the request is refused, or it counts as if the template had"
         " written it.",
     ] = "text"
+    sampling_defaults: Annotated[
+        Literal["model", "openai"],
+        "Whose defaults our own engine takes for the temperature, top_p, top_k, min_p and repetition_penalty"
+        " that a request does not say: those of the model's generation_config.json, or OpenAI's.",
+    ] = "model"
     max_queued: Annotated[
         int, Meta(ge=1, le=1_000_000), "Most requests that wait in the queue, all tenants together."
     ] = 2_048

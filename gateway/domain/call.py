@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from tenants.pricing.pricing import PriceBook
 
 
+OPENAI_DEFAULTS = SamplingParams()
+"""Of sampling."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """What parsing needs to know of a model."""
@@ -40,6 +44,8 @@ class ServedModel:
     """What its servers can do; empty: our own engine alone, which generates plain text."""
     image_tokens: int = 0
     """Held for each image."""
+    sampling: SamplingParams = OPENAI_DEFAULTS
+    """In our own engine, of a request that says nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.messages import Ready
+from engine.messages import Ready, SamplingParams
 from gateway.dispatch.dispatcher import Dispatcher, NoEngineAvailable
-from gateway.domain.call import Call, ServedModel
+from gateway.domain.call import OPENAI_DEFAULTS, Call, ServedModel
 from gateway.estimates.estimator import Estimator
 from gateway.flow.controller import FlowController
 from gateway.flow.lanes import long_tokens_of
@@ -41,6 +41,8 @@ class PoolSpec:
     is_token_fair: bool = True
     """Every replica shares its steps by weight, stops at leases and keeps outcomes: an engine of ours, or a
     server with our plug-in. Otherwise sharing ends at the dispatch."""
+    sampling: SamplingParams = OPENAI_DEFAULTS
+    """In our own engine, of a request that says nothing."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ class ModelPool:
                 for each in self.spec.upstreams
             ),
             image_tokens=self.spec.image_tokens,
+            sampling=self.spec.sampling,
         )
 
     def _announced(self) -> list[Ready]:

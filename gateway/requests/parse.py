@@ -15,7 +15,7 @@ from gateway.config import GatewayConfig
 from gateway.domain.call import Call, ServedModel
 from gateway.domain.tiers import tier_of
 from gateway.requests.fields.passed import Passed, passed_of_chat, passed_of_text
-from gateway.requests.fields.sampling import integer, sampling_of
+from gateway.requests.fields.sampling import integer, said_sampling, sampling_of
 from gateway.requests.fields.servers import endpoint_needs, may_run_in_own_engine, require_servers
 from gateway.requests.fields.tools import require_name
 from gateway.requests.fields.traits import traits_of
@@ -109,7 +109,9 @@ def parse_chat(request: ChatCompletionRequest, context: RequestContext) -> Call:
         raise errors.bad_request("'top_logprobs' needs 'logprobs': true.", "top_logprobs")
     fits = fits_context(context.model, "messages", context.require_budget)
     prompt = chat_prompt(context.renderer, messages, context.model, fits, passed.fields)
-    wording = _wording(passed, messages=messages, is_rendered_there=uncounted.is_rendered_there(messages))
+    wording = _wording(
+        request, passed, messages=messages, is_rendered_there=uncounted.is_rendered_there(messages)
+    )
     return _call(request, True, [prompt], (wording,), asked, param, "messages", logprobs, context)
 
 
@@ -129,7 +131,7 @@ def parse_text(request: CompletionRequest, context: RequestContext) -> Call:
     prompts = _prompts(items, context)
     if more := _margin(context.renderer, passed.fields, "prompt"):
         prompts = [[*prompt, *more] for prompt in prompts]
-    wordings = tuple(_wording(passed, prompt=item) for item in items)
+    wordings = tuple(_wording(request, passed, prompt=item) for item in items)
     return _call(
         request, False, prompts, wordings, request.max_tokens, "max_tokens", "prompt", logprobs, context
     )  # fmt: skip
@@ -143,6 +145,7 @@ def _offers(model: ServedModel) -> frozenset[str]:
 
 
 def _wording(
+    request: Sampling,
     passed: Passed,
     *,
     messages: list[dict[str, Any]] | None = None,
@@ -153,6 +156,7 @@ def _wording(
         messages,
         prompt=prompt,
         fields=passed.fields,
+        sampling=said_sampling(request),
         needs=frozenset(passed.needs),
         is_uncountable=is_rendered_there or passed.changes_prompt,
     )

@@ -101,6 +101,8 @@ class Wording(msgspec.Struct, frozen=True):
     """The client reads its tokens as they come; False: only the whole answer is of use."""
     fields: Mapping[str, Any] = {}
     """Request fields that are passed to the server as they are: tools, response format, fields of its own."""
+    sampling: Mapping[str, Any] = {}
+    """Sampling fields as the client said them. What it did not say is the server's to choose."""
     needs: frozenset[str] = frozenset()
     """What the request needs of a server, see `Capabilities`."""
     is_uncountable: bool = False

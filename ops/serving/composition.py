@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
 from litestar import Litestar
 from msgspec.structs import asdict, replace
 
 from engine.client.client import EngineClient
 from engine.client.keys import KeysRefused, gateway_keys
+from engine.messages import SamplingParams
 from engine.process.options import EngineOptions
 from engine.scheduling.batch_or_wait.table_file import BadTable
 from engine.scheduling.options import PolicyOptions
@@ -33,11 +35,13 @@ from gateway.cluster import identity
 from gateway.config import GatewayConfig
 from gateway.deps import GatewayDeps
 from gateway.dispatch.queue_sharing import QueueSharing
+from gateway.domain.call import OPENAI_DEFAULTS
 from gateway.fair_threads import FairThreads
 from gateway.flow.shared.mirror import require_shared
 from gateway.gateway import Gateway
 from gateway.pools.catalogue import Catalogue
 from gateway.pools.pool import PoolSpec
+from gateway.requests.fields.sampling import model_defaults
 from gateway.requests.prompt import PromptRenderer
 from gateway.tracing.decision import TraceRule
 from gateway.tracing.tracer import Tracer
@@ -290,6 +294,16 @@ async def open_engine(
     return supervisor, LocalEngine(options.engine_id, client, settings.model.resolve().name)
 
 
+def engine_sampling(settings: Settings) -> SamplingParams:
+    """How our own engine samples a request that says nothing. Raises `Invalid`."""
+    if settings.gateway.sampling_defaults == "openai":
+        return OPENAI_DEFAULTS
+    found = model_defaults(settings.model)
+    if said := msgspec.to_builtins(found):
+        log.info("what requests do not say of sampling is as generation_config.json says: %s", said)
+    return found
+
+
 async def open_upstreams(servers: Sequence[OpenAIUpstream], closing: contextlib.AsyncExitStack) -> None:
     """Probes every server once; those that do not answer join when they do."""
     for server in servers:
@@ -337,6 +351,7 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
                 settings.served_model_name,
                 engines,
                 PromptRenderer(settings.model, config.special_tokens_in_text),
+                sampling=engine_sampling(settings),
             )
         threads = FairThreads(
             config.prompt_threads,

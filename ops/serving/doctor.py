@@ -29,6 +29,7 @@ from gateway.requests.prompt import PromptRenderer, TokenizerMissing
 from migrations import runner
 from ops.serving import audit_key, datadir
 from ops.serving.capability_words import can
+from ops.serving.composition import engine_sampling
 from ops.serving.hub_model import ModelMissing, with_local_model
 from ops.serving.listeners import StartFailed
 from ops.serving.plugin_findings import plugin_detail, plugin_faults
@@ -38,7 +39,7 @@ from ops.settings.telemetry import BadTelemetry, span_target
 from tenants.admin.admin import Admin
 from tenants.audit.log import AuditLog
 from tenants.directory.gateways import GatewayRegistry, IdentityTaken, Instance
-from tenants.errors import TenancyError
+from tenants.errors import Invalid, TenancyError
 from tenants.quota.store import QuotaStoreRecovering, QuotaStoreUnavailable
 from tenants.storage.database import open_database
 
@@ -305,9 +306,10 @@ async def _model(settings: Settings) -> Finding:
     try:
         check_model(with_local_model(settings, download=False).model)
         renderer = PromptRenderer(settings.model)
+        engine_sampling(settings)
     except ModelMissing as error:
         return Finding("model", False, str(error), "`fairgate serve` downloads it where there is a network")
-    except (StartFailed, TokenizerMissing) as error:
+    except (StartFailed, TokenizerMissing, Invalid) as error:
         return Finding(
             "model", False, str(error), "name a complete model directory with --model (FAIRGATE_MODEL)"
         )

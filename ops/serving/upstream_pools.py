@@ -8,6 +8,7 @@ from pathlib import Path
 from msgspec.structs import asdict
 
 from engine.vllm_plugin.key_file import read_key
+from gateway.domain.call import OPENAI_DEFAULTS
 from gateway.fair_threads import FairThreads
 from gateway.pools.pool import PoolSpec
 from gateway.requests.parse import Renderer
@@ -114,6 +115,7 @@ def pools_of(
             # Whichever replica gets it, it takes it.
             max_body_bytes=min(each.max_body_bytes for each in mine),
             is_token_fair=all(replica.has_plugin for replica in replicas),
+            sampling=earlier.sampling if earlier is not None else OPENAI_DEFAULTS,
         )
     if not specs:
         raise Invalid(

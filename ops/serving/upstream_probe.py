@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from engine.messages import SamplingParams, Submit
+from engine.messages import Submit
 from gateway.requests.prompt import EstimatedRenderer, PromptRenderer
 from gateway.upstream.base import CountedOutcome, SequenceRefused, UpstreamLost, UpstreamUnavailable, Wording
 from gateway.upstream.openai.monitor import CONTRADICTIONS
@@ -63,9 +63,13 @@ async def _ask(
         prompt_token_ids=renderer.chat_tokens(messages) if is_chat else renderer.text_tokens(prompt),
         max_tokens=MAX_TOKENS,
         lease_tokens=MAX_TOKENS,
-        sampling=SamplingParams(temperature=0.0),
     )
-    wording = Wording(messages if is_chat else None, prompt=prompt, is_streamed=is_streamed)
+    wording = Wording(
+        messages if is_chat else None,
+        prompt=prompt,
+        is_streamed=is_streamed,
+        sampling={"temperature": 0.0},
+    )
     outcome = None
     async for delta in upstream.run(submit, wording):
         outcome = delta.outcome or outcome

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import create_engine, text
 
 from ops.bench.upstreams.difference import differences, fields
@@ -20,7 +21,7 @@ from ops.bench.upstreams.models import save_text_tokenizer
 from ops.bench.upstreams.recording import RecordedRequest, Recording, ServerAnswer, load, servers
 from ops.bench.upstreams.request_set import TOKENS, every_field
 from tests.support.faulty_servers import Peer
-from tests.support.recorded_server import Change, RecordedServer, plain, recorded_server
+from tests.support.recorded_server import Change, RecordedServer, named, plain, recorded_server
 from tests.support.server_process import PRICE, Server, server_process, until
 from tests.support.strict_server import MODEL, strict_server
 
@@ -31,6 +32,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "server": "vllm",
         "capabilities": ["tools", "forced_tools", "json_schema", "json_object", "extra_fields"],
     },
+    "vllm_defaults": {"server": "vllm", "capabilities": ["extra_fields"]},
     "vllm_images": {
         "server": "vllm",
         "tokenizer_dir": "",
@@ -44,6 +46,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "llama_cpp_embeddings": {"server": "llama.cpp", "capabilities": ["embeddings"]},
     "transformers": {"server": "other", "capabilities": [], "usage": "none"},
 }
+NEUTRAL: dict[str, Any] = {
+    "temperature": 1, "top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1, "ignore_eos": False,
+}  # fmt: skip
+OURS = ("model", "stream", "stream_options", "cache_salt")
+"""Fields that the gateway decides."""
 RENAMED = {"max_completion_tokens": "max_tokens"}
 """Fields that the gateway sends by their other name."""
 DEFAULTS = {"response_format": {"type": "text"}}
@@ -88,13 +95,6 @@ LEFT_OUT = frozenset(
 LEFT_OUT_PARTS = ("thinking", "redacted_thinking", "refusal")
 ADDED = ("cache_salt", "max_tokens", "stream_options")
 """Fields that a server is sent where the client said none."""
-SAMPLING = frozenset(
-    {
-        "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
-        "frequency_penalty", "seed", "ignore_eos",
-    }
-)  # fmt: skip
-"""Not compared."""
 
 
 def as_passed(value: Any) -> Any:
@@ -277,7 +277,7 @@ def test_a_strict_server_gets_what_was_said_and_its_client_what_it_answers(front
         through, request_id = front.ask(recorded, pool, form == "streamed")
         arrived = front.strict.requests[-1].body
         passed = as_passed(asked.body) | ({"stream": True} if arrived.get("stream") else {})
-        names = (arrived.keys() | passed.keys()) - SAMPLING - {"model"}
+        names = (arrived.keys() | passed.keys()) - {"model"}
         lost = {
             name: (passed.get(name), arrived.get(name))
             for name in names
@@ -298,6 +298,21 @@ def test_a_strict_server_gets_what_was_said_and_its_client_what_it_answers(front
     until(front.server.is_idle)
     rows = front.rows()
     assert {charged(rows[each])[::2] for each in answers} == {(7, 2)}, "no word of a prompt is output"
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("said", [{}, NEUTRAL, {"temperature": 0.5, "seed": 7, "stop": "x"}])
+def test_of_sampling_a_server_gets_what_was_said_and_nothing_else(
+    front: Front, recordings: dict[str, Recording], said: dict[str, Any], form: str
+) -> None:
+    pool = f"vllm-{form}" if form == "whole-of-a-stream" else "vllm"
+    for name in ("plain text", "text completion"):
+        recorded = named(recordings["vllm"], name)
+        prompt = {field: recorded.body[field] for field in ("messages", "prompt") if field in recorded.body}
+        asked = replace(recorded, body=prompt | {"max_tokens": TOKENS} | said)
+        assert front.ask(asked, pool, form == "streamed")[0].status == 200
+        came = front.behind[pool].arrived[name][-1]
+        assert {field: value for field, value in came.items() if field not in OURS} == asked.body
 
 
 @pytest.mark.parametrize("lie_name", LIES)

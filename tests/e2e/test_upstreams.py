@@ -10,6 +10,7 @@ import json
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,40 @@ def test_an_answer_through_two_gateways_is_the_same_and_costs_the_same(
     account = through["fairgate"]
     assert (account["upstream"], account["basis"]) == ("b", "upstream")
     assert "fair at dispatch only" in account["estimate"]["basis"]
+
+
+def test_a_model_with_defaults_of_its_own_has_them_directly_and_through_another_gateway(
+    tmp_path: Path,
+) -> None:
+    own: dict[str, Any] = {"temperature": 0.01, "top_k": 1, "repetition_penalty": 1.3}
+    neutral: dict[str, Any] = {"temperature": 1, "top_k": -1, "repetition_penalty": 1, "seed": 3}
+    model_dir = save_chat_model(tmp_path / "model")
+    (model_dir / "generation_config.json").write_text(json.dumps(own | {"do_sample": True}))
+    with ExitStack() as stack:
+        behind = stack.enter_context(server_process(tmp_path / "behind", model_dir))
+        key = behind.tenant("direct")
+        stack.enter_context(pytest.MonkeyPatch.context()).setenv(KEY_VARIABLE, key)
+        toml = config(tmp_path / "a.toml", behind.url, model_dir)
+        arguments = ["--engine-serve", "no", "--config", str(toml), "--prices", PRICES]
+        front = stack.enter_context(server_process(tmp_path / "front", model_dir, *arguments))
+        clients = [stack.enter_context(each) for each in (behind.http(key), front.http(front.tenant("x")))]
+
+        def texts(said: dict[str, Any]) -> list[str]:
+            """Of a chat and of a text completion, directly and through the other gateway."""
+            common = {"model": MODEL, "max_tokens": 24, "ignore_eos": True} | said
+            chats = [
+                client.post("/v1/chat/completions", json=common | {"messages": HELLO}) for client in clients
+            ]
+            plain = [client.post("/v1/completions", json=common | {"prompt": "Hello"}) for client in clients]
+            found = [each.json()["choices"][0]["message"]["content"] for each in chats]
+            return found + [each.json()["choices"][0]["text"] for each in plain]
+
+        unsaid, said, drawn, greedy = (texts(each) for each in ({}, own, neutral, {"repetition_penalty": 1}))
+    for found in (unsaid, said, drawn, greedy):
+        assert found[::2] == found[1::2]
+    assert unsaid == said
+    assert all(a != b for a, b in zip(unsaid, drawn, strict=True))
+    assert greedy not in (unsaid, drawn), "what is said goes before, field by field"
 
 
 def test_streams_pass_through_piece_by_piece(gateway: Server) -> None:

@@ -120,8 +120,9 @@ async def test_an_answer_is_streamed_and_counted_as_the_server_counts_it() -> No
         Peer(well("Hel", "lo", count=usage(3, 3, 2))) as peer,
         upstream_of(peer, prefix_cache=PrefixCache.SHARED) as upstream,
     ):
-        submit = sequence(sampling=SamplingParams(temperature=0.5, top_p=0.9, seed=7, stop=("x",)))
-        text, outcome = await answer_of(upstream.run(submit, CHAT))
+        submit = sequence(sampling=SamplingParams(temperature=0.5, top_p=1.0, seed=7, stop=("x",)))
+        said = msgspec.structs.replace(CHAT, sampling={"temperature": 0.5, "top_p": 1.0, "stop": "x"})
+        text, outcome = await answer_of(upstream.run(submit, said))
         (request,) = peer.requests
     assert text == "Hello"
     assert (outcome.emitted_tokens, outcome.cached_tokens, outcome.computed_tokens) == (3, 2, 1)
@@ -134,9 +135,9 @@ async def test_an_answer_is_streamed_and_counted_as_the_server_counts_it() -> No
         "stream": True,
         "stream_options": {"include_usage": True},
         "temperature": 0.5,
-        "top_p": 0.9,
+        "top_p": 1.0,
         "seed": 7,
-        "stop": ["x"],
+        "stop": "x",
     }
 
 

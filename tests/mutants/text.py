@@ -73,9 +73,17 @@ _BROKEN: list[Broken] = [
     (
         "gateway/upstream/openai/request.py",
         "a client's field goes before what the gateway decides",
-        '    found: dict[str, Any] = {**wording.fields, "model": model}\n',
-        '    found: dict[str, Any] = {"model": model, **wording.fields}\n',
+        '    found: dict[str, Any] = {**wording.fields, **wording.sampling, "model": model}\n',
+        '    found: dict[str, Any] = {"model": model, **wording.fields, **wording.sampling}\n',
         "tests/unit/gateway/upstream/test_capability_trial.py",
+    ),
+    (
+        "gateway/upstream/openai/request.py",
+        "a default is sent though the client did not say it",
+        '    found["max_tokens"] = max_tokens\n',
+        '    found["max_tokens"] = max_tokens\n'
+        '    found.setdefault("temperature", submit.sampling.temperature)\n',
+        "tests/unit/gateway/upstream/test_openai_response.py::test_only_what_was_asked_for_is_sent",
     ),
 ]
 

@@ -17,7 +17,10 @@ from tests.support.faulty_servers import Peer, PeerRequest, in_thread
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 """What becomes of an answer, or of an event of one, before it is sent."""
 
-OWNERS = {"vllm": "vllm", "vllm_images": "vllm", "llama_cpp": "llamacpp", "llama_cpp_embeddings": "llamacpp"}
+OWNERS = {
+    "vllm": "vllm", "vllm_defaults": "vllm", "vllm_images": "vllm", "llama_cpp": "llamacpp",
+    "llama_cpp_embeddings": "llamacpp",
+}  # fmt: skip
 """What the servers call themselves in their lists of models."""
 
 

@@ -1,34 +1,80 @@
-"""Checks the sampling parameters of a request. Pure."""
+"""Checks the sampling parameters of a request, and reads a model's own defaults of them."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from engine.messages import SamplingParams
 from gateway import errors
 from gateway.config import GatewayConfig
-from gateway.domain.call import ServedModel
+from gateway.domain.call import OPENAI_DEFAULTS, ServedModel
 from gateway.requests.schemas import RANGES, Sampling
+from tenants.errors import Invalid
 
 SMALLEST_TOP_P = 1e-9
 _SEED_RANGE = range(-(2**63), 2**63)
+_NAMES = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "logit_bias", "seed", "stop", "ignore_eos", "logprobs", "top_logprobs",
+)  # fmt: skip
+
+
+class _GenerationConfig(msgspec.Struct):
+    """What is taken of a `generation_config.json`: as vLLM does, which has no use for `do_sample`."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+def model_defaults(model_dir: Path) -> SamplingParams:
+    """The sampling of a request that says nothing, by the directory's `generation_config.json`; where it has
+    none, OpenAI's. Raises `Invalid` naming file and field."""
+    file = model_dir / "generation_config.json"
+    if not file.is_file():
+        return OPENAI_DEFAULTS
+    try:
+        said = msgspec.structs.asdict(msgspec.json.decode(file.read_bytes(), type=_GenerationConfig))
+        checked: dict[str, Any] = {
+            name: _number(value, name, default=0) for name, value in said.items() if value is not None
+        }
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Invalid("model", f"{file}: {error}") from None
+    except errors.ApiError as error:
+        raise Invalid("model", f"{file}: {error.message}") from None
+    return SamplingParams(**checked)
+
+
+def said_sampling(request: Sampling) -> dict[str, Any]:
+    """The sampling fields of a request as its client said them, for servers with defaults of their own."""
+    return {name: value for name in _NAMES if (value := getattr(request, name, None)) is not None}
 
 
 def sampling_of(
     request: Sampling, logprobs: int | None, model: ServedModel, config: GatewayConfig
 ) -> SamplingParams:
-    """The sampling of a request. Raises `ApiError`."""
-    top_k = int(_number(request.top_k, "top_k", default=0))
-    top_p = _number(request.top_p, "top_p", default=1.0)
+    """The sampling of a request in our own engine. Raises `ApiError`."""
+    unsaid = model.sampling
+    top_k = int(_number(request.top_k, "top_k", default=unsaid.top_k))
+    top_p = _number(request.top_p, "top_p", default=unsaid.top_p)
+    repetition_penalty = _number(
+        request.repetition_penalty, "repetition_penalty", default=unsaid.repetition_penalty
+    )
     seed = request.seed
     if seed is not None and seed not in _SEED_RANGE:
         raise errors.bad_request("Invalid 'seed': it must fit in 64 bits with a sign.", "seed")
     return SamplingParams(
-        temperature=_number(request.temperature, "temperature", default=1.0),
+        temperature=_number(request.temperature, "temperature", default=unsaid.temperature),
         top_p=max(top_p, SMALLEST_TOP_P),
         top_k=min(max(0, top_k), model.vocabulary),
-        min_p=_number(request.min_p, "min_p", default=0.0),
-        repetition_penalty=_number(request.repetition_penalty, "repetition_penalty", default=1.0),
+        min_p=_number(request.min_p, "min_p", default=unsaid.min_p),
+        repetition_penalty=repetition_penalty,
         presence_penalty=_number(request.presence_penalty, "presence_penalty", default=0.0),
         frequency_penalty=_number(request.frequency_penalty, "frequency_penalty", default=0.0),
         logit_bias=_logit_bias(request.logit_bias, model, config),

@@ -23,8 +23,8 @@ PUBLIC_HOST = re.compile(
     r"https?://(?:[a-z0-9_-]{1,63}\.)+(?P<top>[a-z][a-z0-9-]{1,62})\.?(?::[0-9]{1,5})?(?:[/?#]|\Z)"
 )
 PRIVATE_TOPS = frozenset(
-    "arpa corp home internal intranet invalid lan local localdomain localhost private test".split()
-)
+    ("arpa", "corp", "home", "internal", "intranet", "invalid", "lan", "local", "localdomain", "localhost")
+).union(("private", "test"))
 """Of networks of one's own (RFC 6761, 6762, 8375; ICANN's internal, and what is used as if it were)."""
 MAX_WORD_CHARACTERS = 256
 """Of a file's name and a sound's format."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from engine.messages import SamplingParams, Submit
+from engine.messages import Submit
 from engine.vllm_plugin.protocol import CLAIMS_NAME
 from gateway.upstream.base import RequestTask, Wording
 from gateway.upstream.capabilities import Capabilities
@@ -61,21 +61,6 @@ class UsageWish(StrEnum):
 SHORTEST_REPEATED = 16
 MAX_COMPARED = 16_384
 """Characters of a request that are looked through for a server's words."""
-_DEFAULTS = SamplingParams()
-_SAME_NAMES = tuple(
-    (name, getattr(_DEFAULTS, name))
-    for name in (
-        "top_p",
-        "top_k",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "seed",
-        "ignore_eos",
-    )
-)
-"""Fields with the same name in OpenAI's API, and their defaults."""
 
 
 def repeats(wording: Wording, said: str) -> bool:
@@ -151,10 +136,10 @@ def body(
     claims: str = "",
 ) -> bytes:
     """The request's body. `cache_salt`: prompts share cached prefixes only under the same one; empty: not
-    sent. Fields at their OpenAI defaults are left out, but for the temperature: some servers
-    apply the model's own default. What the gateway decides goes before `wording.fields`.
+    sent. Of sampling what the client said is sent and nothing else: the defaults are the server's. What the
+    gateway decides goes before `wording.fields`.
     `claims`: signed, for Fairgate's plug-in; empty: it has none."""
-    found: dict[str, Any] = {**wording.fields, "model": model}
+    found: dict[str, Any] = {**wording.fields, **wording.sampling, "model": model}
     if wording.task is RequestTask.COMPLETE:
         _add_completion(found, submit, wording, max_tokens, usage, is_streamed=stream)
     if cache_salt:
@@ -180,10 +165,10 @@ def _add_completion(
     *,
     is_streamed: bool,
 ) -> None:
-    """Adds what a completion says of its prompt, its sampling and its answer."""
-    sampling = submit.sampling
+    """Adds what a completion says of its prompt and its answer, and its choice's own seed."""
     found["max_tokens"] = max_tokens
-    found["temperature"] = sampling.temperature
+    if submit.sampling.seed is not None:
+        found["seed"] = submit.sampling.seed
     if wording.messages is None:
         found["prompt"] = wording.prompt
     else:
@@ -194,17 +179,3 @@ def _add_completion(
             found["stream_options"] = {"include_usage": True}
             if usage is UsageWish.EACH:
                 found["stream_options"]["continuous_usage_stats"] = True
-    for name, default in _SAME_NAMES:
-        value = getattr(sampling, name)
-        if value != default:
-            found[name] = value
-    if sampling.stop:
-        found["stop"] = list(sampling.stop)
-    if sampling.logit_bias:
-        found["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias.items()}
-    if sampling.logprobs is not None:
-        if wording.messages is None:
-            found["logprobs"] = sampling.logprobs
-        else:
-            found["logprobs"] = True
-            found["top_logprobs"] = sampling.logprobs

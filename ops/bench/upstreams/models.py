@@ -130,6 +130,12 @@ def save_image_model(model_dir: Path) -> Path:
     return model_dir
 
 
+def save_defaults(model_dir: Path, defaults: dict[str, Any]) -> None:
+    """Adds sampling defaults to a model's `generation_config.json`."""
+    file = model_dir / "generation_config.json"
+    _save(file, **json.loads(file.read_text(encoding="utf-8")) | {"do_sample": True} | defaults)
+
+
 def save_text_tokenizer(model_dir: Path) -> int:
     """Of the text model, with its template; returns the number of the shipped tokenizer's tokens."""
     return _save_tokenizer(model_dir, (TOOL_TOKEN,))

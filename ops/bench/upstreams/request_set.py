@@ -107,6 +107,9 @@ FORCED: dict[str, Any] = CALL | {
     "logit_bias": {str(TOOL_BEGIN): 100} | COMPACT["logit_bias"],
 }
 """llama.cpp lets text come before the call; the bias makes the call come at once, without spaces."""
+OWN_DEFAULTS: dict[str, Any] = {"temperature": 0.01, "top_k": 1, "repetition_penalty": 1.3}
+"""Of a model's `generation_config.json`."""
+NEUTRAL: dict[str, Any] = {"temperature": 1, "top_k": -1, "top_p": 1, "repetition_penalty": 1}
 WORD = {"word": {"enum": ["one", "two", "three"]}}
 
 
@@ -119,15 +122,20 @@ class _Set:
     def chat(
         self, name: str, messages: list[dict[str, Any]] | None = None, *, streamed: bool = True, **fields: Any
     ) -> None:
-        first = len(self.asked) + 1
-        body = {"messages": messages or _says(f"Count from {first} to {first + 7}.")} | GREEDY | fields
-        given = {field: value for field, value in body.items() if value is not None}
-        self.asked.append(SetRequest(name, given, CHAT, streamed))
+        body = {"messages": messages or _says(self._task())} | GREEDY | fields
+        self._add(name, body, CHAT, streamed)
 
     def text(self, name: str, *, streamed: bool = True, **fields: Any) -> None:
+        prompt = f"<|im_start|>user\n{self._task()}<|im_end|>\n<|im_start|>assistant\n"
+        self._add(name, {"prompt": prompt} | GREEDY | fields, COMPLETIONS, streamed)
+
+    def _task(self) -> str:
         first = len(self.asked) + 1
-        prompt = f"<|im_start|>user\nCount from {first} to {first + 7}.<|im_end|>\n<|im_start|>assistant\n"
-        self.asked.append(SetRequest(name, {"prompt": prompt} | GREEDY | fields, COMPLETIONS, streamed))
+        return f"Count from {first} to {first + 7}."
+
+    def _add(self, name: str, body: dict[str, Any], path: str, is_streamed: bool) -> None:
+        given = {field: value for field, value in body.items() if value is not None}
+        self.asked.append(SetRequest(name, given, path, is_streamed))
 
 
 # ---------------------------------------------------------------- sets
@@ -289,6 +297,18 @@ def every_field() -> list[SetRequest]:
     call = HISTORY[1]["tool_calls"][0] | {"id": long}
     called = [HISTORY[0], HISTORY[1] | {"tool_calls": [call]}, HISTORY[2] | {"tool_call_id": long}]
     found.chat("a signature as a call's id", called)
+    return found.asked
+
+
+def vllm_defaults() -> list[SetRequest]:
+    """Of vLLM with a model that has sampling defaults of its own."""
+    found = _Set()
+    for ask, kind in ((found.chat, ""), (found.text, ", as a text completion")):
+        ask(f"nothing of sampling{kind}", temperature=None)
+        ask(f"the defaults said{kind}", **OWN_DEFAULTS)
+        ask(f"neutral values{kind}", **NEUTRAL, seed=SEED)
+        ask(f"neutral penalty{kind}", temperature=None, repetition_penalty=1)
+        ask(f"more candidates{kind}", temperature=None, top_k=50, seed=SEED)
     return found.asked
 
 

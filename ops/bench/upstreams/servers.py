@@ -18,7 +18,7 @@ from typing import Any
 from ops.bench.common.errors import CannotBench, PeerMissing
 from ops.bench.common.processes import end
 from ops.bench.upstreams import request_set
-from ops.bench.upstreams.models import CONTEXT_TOKENS, save_image_model, save_text_model
+from ops.bench.upstreams.models import CONTEXT_TOKENS, save_defaults, save_image_model, save_text_model
 from ops.bench.upstreams.request_set import SetRequest
 from ops.bench.vllm.server import vllm_home, wait_until_served
 from ops.sandbox.free_port import free_port
@@ -43,6 +43,8 @@ class OtherKind:
     requests: Callable[[], list[SetRequest]]
     health: str = "/v1/models"
     has_images: bool = False
+    defaults: dict[str, Any] = field(default_factory=dict)
+    """Of sampling, in its model's `generation_config.json`."""
     arguments: Sequence[str] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     """Of the upstream in the gateway in front of it."""
@@ -60,6 +62,14 @@ KINDS = (
             "hermes",
             "--enable-prompt-tokens-details",
         ),
+    ),
+    OtherKind(
+        "vllm_defaults",
+        VLLM,
+        "vllm_cpu",
+        request_set.vllm_defaults,
+        defaults=request_set.OWN_DEFAULTS,
+        arguments=("--enable-prompt-tokens-details",),
     ),
     OtherKind(
         "vllm_images",
@@ -122,6 +132,8 @@ async def other_server(kind: OtherKind, peers_dir: Path, directory: Path) -> Asy
     """Starts one and waits until it answers. Raises `PeerMissing` and `CannotBench`."""
     home = _installed(kind, peers_dir)
     model_dir = (save_image_model if kind.has_images else save_text_model)(directory / "model")
+    if kind.defaults:
+        save_defaults(model_dir, kind.defaults)
     port = free_port()
     command, environment = _command(kind, home, model_dir, port)
     log_path = directory / "server.log"

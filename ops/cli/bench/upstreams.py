@@ -19,7 +19,7 @@ MAX_FIELDS = 6
     "--servers",
     metavar="NAMES",
     parse=names_given,
-    help="Of vllm, vllm_images, llama_cpp, llama_cpp_embeddings, transformers; empty: none."
+    help="Of vllm, vllm_defaults, vllm_images, llama_cpp, llama_cpp_embeddings, transformers; empty: none."
     "  [default: those installed]",
 )
 @PEERS_DIR_OPTION
