@@ -20,8 +20,20 @@ PUBLIC_HOST = re.compile(
     r"https?://(?:[a-z0-9_-]{1,63}\.)+(?P<top>[a-z][a-z0-9-]{1,62})\.?(?::[0-9]{1,5})?(?:[/?#]|\Z)"
 )
 PRIVATE_TOPS = frozenset(
-    ("arpa", "corp", "home", "internal", "intranet", "invalid", "lan", "local", "localdomain", "localhost")
-    + ("private", "test")
+    [
+        "arpa",
+        "corp",
+        "home",
+        "internal",
+        "intranet",
+        "invalid",
+        "lan",
+        "local",
+        "localdomain",
+        "localhost",
+        "private",
+        "test",
+    ]
 )
 """Of networks of one's own (RFC 6761, 6762, 8375; ICANN's internal, and what is used as if it were)."""
 DETAILS = ("auto", "low", "high")
@@ -92,8 +104,8 @@ def _require_url(url: str, path: str, config: GatewayConfig) -> None:
 
 
 def _has_public_name(url: str) -> bool:
-    """By its spelling, and more strictly than servers read URLs: no number in any notation, no user, no encoded
-    letter. What the name stands for only the server that asks for it knows."""
+    """By its spelling, and more strictly than servers read URLs: no number in any notation, no user, no
+    encoded letter. What the name stands for only the server that asks for it knows."""
     name = PUBLIC_HOST.match(url.lower())
     return name is not None and name["top"] not in PRIVATE_TOPS
 
