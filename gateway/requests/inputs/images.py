@@ -21,18 +21,8 @@ PUBLIC_HOST = re.compile(
 )
 PRIVATE_TOPS = frozenset(
     [
-        "arpa",
-        "corp",
-        "home",
-        "internal",
-        "intranet",
-        "invalid",
-        "lan",
-        "local",
-        "localdomain",
-        "localhost",
-        "private",
-        "test",
+        *("arpa", "corp", "home", "internal", "intranet", "invalid"),
+        *("lan", "local", "localdomain", "localhost", "private", "test"),
     ]
 )
 """Of networks of one's own (RFC 6761, 6762, 8375; ICANN's internal, and what is used as if it were)."""
