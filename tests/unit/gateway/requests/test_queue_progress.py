@@ -63,7 +63,7 @@ def test_the_least_of_the_deadlines_counts(
 
 
 def test_a_deadline_above_a_day_is_refused() -> None:
-    with pytest.raises(ApiError, match="'86401'.*at most 86400 seconds") as refused:
+    with pytest.raises(ApiError, match=r"'86401'.*at most 86400 seconds") as refused:
         timeout_s("86401", None)
     assert (refused.value.status, refused.value.param) == (400, "X-Fairgate-Timeout-S")
 
