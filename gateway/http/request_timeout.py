@@ -21,9 +21,12 @@ def timeout_s(asked: str | None, sdk_read_timeout: str | None) -> float | None:
     """Seconds from arrival; None: no header says. Raises `ApiError` (400) naming the header."""
     found: list[float] = []
     if asked is not None:
-        found.append(_seconds(HEADER, asked))
+        said_s = _seconds(HEADER, asked)
+        if said_s > LONGEST_S:
+            raise errors.bad_header(HEADER, asked, f"It must be at most {LONGEST_S:.0f} seconds, a day.")
+        found.append(said_s)
     if sdk_read_timeout is not None:
-        read_s = _seconds(SDK_HEADER, sdk_read_timeout)
+        read_s = min(_seconds(SDK_HEADER, sdk_read_timeout), LONGEST_S)
         found.append(read_s - min(MARGIN_S, read_s / 10))
     return min(found, default=None)
 
@@ -34,4 +37,4 @@ def _seconds(name: str, text: str) -> float:
         raise errors.bad_header(
             name, text, "It must be a number of seconds above 0; a deadline that has passed cannot be met."
         )
-    return min(value, LONGEST_S)
+    return value

@@ -238,6 +238,9 @@ def _call(
     if request.stream_options is not None and not request.stream:
         raise errors.bad_request("'stream_options' is only allowed when 'stream' is true.", "stream_options")
     sampling = sampling_of(request, logprobs, model, config)
+    if is_estimated:  # margins may come to many contexts; what does not fit there its server refuses
+        most = max(1, model.context_tokens - min(max_tokens, model.context_tokens // 8))
+        prompts = [prompt[:most] for prompt in prompts]
     return Call(
         request_id=context.request_id,
         chat=chat,

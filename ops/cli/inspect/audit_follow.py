@@ -56,7 +56,7 @@ def follow(url: str, key_file: Path, state: Path, max_age: float, public_keys: t
     _require_signing(base, secret, found["size"], found["rows"], max_age)
     answer(
         found,
-        f"{found['size']:,} rows of {found['rows']:,} are signed; they extend the {found['before']:,} of before",
+        f"{found['size']:,} rows of {found['rows']:,} are signed, and extend the {found['before']:,} before",
     )
 
 
@@ -108,7 +108,7 @@ def _require_signing(url: str, secret: str, size: int, rows: int, max_age_s: flo
     if age_s > max_age_s:
         raise Failure(
             f"the audit is no longer signed: it has {rows:,} rows, its newest checkpoint speaks of {size:,},"
-            f" and the first of the others waits for {age_s:,.0f} s; at most --max-age {max_age_s:g} is allowed"
+            f" and the first of the others waits for {age_s:,.0f} s; --max-age is {max_age_s:g} s"
         )
 
 

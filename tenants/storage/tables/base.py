@@ -24,8 +24,8 @@ SERIAL = BigInteger().with_variant(Integer, "sqlite")
 
 
 class ExactBytes(TypeDecorator[bytes]):
-    """Bytes that hashes are made of. SQLite keeps text in a column of bytes: it is read as no bytes at all, which
-    is what was hashed of no row."""
+    """Bytes that hashes are made of. SQLite keeps text in a column of bytes: it is read as no bytes at all,
+    which is what was hashed of no row."""
 
     impl = LargeBinary
     cache_ok = True

@@ -14,7 +14,7 @@ from gateway.domain.estimate import Estimate, Times
 from gateway.domain.usage import SequenceUse
 from gateway.errors import ApiError
 from gateway.flow.controller import Ticket
-from gateway.http.request_timeout import LONGEST_S, timeout_s
+from gateway.http.request_timeout import LONGEST_S, MARGIN_S, timeout_s
 from gateway.requests.queue_progress import outlook, told_in_s, wants_progress
 from gateway.requests.run import Events, Run
 from gateway.requests.tier_change import tier_price
@@ -52,13 +52,20 @@ ESTIMATE = Estimate(
         (None, "2", 1.8),
         ("12.5", "600", 12.5),
         ("900", "600", 599.0),
-        ("1e9", None, LONGEST_S),
+        ("86400", None, LONGEST_S),
+        (None, "1e9", LONGEST_S - MARGIN_S),
     ],
 )
 def test_the_least_of_the_deadlines_counts(
     asked: str | None, sdk: str | None, expected: float | None
 ) -> None:
     assert timeout_s(asked, sdk) == expected
+
+
+def test_a_deadline_above_a_day_is_refused() -> None:
+    with pytest.raises(ApiError, match=r"'86401'.*at most 86400 seconds") as refused:
+        timeout_s("86401", None)
+    assert (refused.value.status, refused.value.param) == (400, "X-Fairgate-Timeout-S")
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "soon", "", "nan", "12,5", "inf", "-inf", "1_0", "1e999"])
