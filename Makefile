@@ -68,7 +68,7 @@ serve: $(STAMP_DEMO) ## serve the model that ships with the project (SERVE_ARGS=
 test: $(STAMP_TEST) ## the suite, real PostgreSQL and Redis included; without the long sweeps
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder -m "not long" $(PYTEST_ARGS)
 
-test-long: $(STAMP_TEST) ## the sweeps of histories on virtual time that `make test` leaves out
+test-long: $(STAMP_TEST) ## what `make test` leaves out: sweeps of histories on virtual time, and a soak with faults (15 minutes)
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m long $(PYTEST_ARGS)
 
 test-floor: ## the suite with the oldest supported transformers, in an environment of its own
