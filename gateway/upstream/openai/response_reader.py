@@ -54,7 +54,7 @@ class ResponseReader(Protocol):
 
     @property
     def finish_word(self) -> str:
-        """The server's own finish reason where it says more."""
+        """The server's own finish reason where it says more, or is none that is known."""
         ...
 
     @property
@@ -116,8 +116,7 @@ class _Ended:
     def _take_end(self, chunk: Chunk) -> None:
         self.fingerprint = chunk.fingerprint or self.fingerprint
         if chunk.finish is not None:
-            self.finish = response.finish_of(chunk.finish)
-            self.finish_word = chunk.finish if chunk.finish in response.TELLING_FINISHES else ""
+            self.finish, self.finish_word = response.finish_of(chunk.finish)
             self.choice_fields = chunk.choice_fields
 
     def _end_overrun(self) -> None:
