@@ -13,6 +13,7 @@ from gateway.budget.holds import BudgetDenied, EndUserRefused
 from gateway.budget.top_up import AccountsLost
 from gateway.dispatch.admission import DeadlineUnreachable, EstimateExceeds, TargetUnreachable
 from gateway.dispatch.dispatcher import Closing, NoEngineAvailable, QueueExpired, QueueRefused
+from gateway.dispatch.failing_tenants import TenantHeldOff
 from gateway.domain.fallback import NoneTook
 from gateway.domain.outcomes import RequestOutcome
 from gateway.errors import LONGEST_RETRY_S, ApiError, Lacked
@@ -24,7 +25,9 @@ from gateway.requests.tier_change import NotWaiting, TierHasLimits
 from gateway.response_headers import go_duration, limit_headers
 from gateway.upstream.base import (
     CapabilityLost,
+    NotBegun,
     SequenceRefused,
+    UpstreamBusy,
     UpstreamFailed,
     UpstreamLost,
     UpstreamUnavailable,
@@ -105,12 +108,16 @@ def as_api_error(exception: BaseException, request_id: str) -> ApiError:
             )
         case NoEngineAvailable(is_drained=is_drained):
             return errors.engine_unavailable(is_drained=is_drained)
+        case UpstreamBusy():
+            return errors.upstream_full()
         case UpstreamUnavailable():
             return errors.engine_unavailable()
+        case TenantHeldOff(failures=failures, why=why, retry_after_s=retry_after_s):
+            return errors.requests_keep_failing(failures, why, retry_after_s)
         case Closing():
             return errors.shutting_down()
         case UpstreamFailed():
-            return errors.upstream_error(0)
+            return _upstream_failed(exception, 0)
         case UpstreamLost():
             return errors.engine_unavailable()
         case SequenceRefused(code=code, message=message, param=param):
@@ -162,8 +169,8 @@ def refusal_of(run: Run, closed: Closed) -> ApiError | None:
             return errors.settlement_pending()
         case AccountsLost(cause=cause):
             return as_api_error(cause, run.call.request_id)
-        case UpstreamFailed():
-            return errors.upstream_error(run.output_tokens)
+        case UpstreamFailed() as failed:
+            return _upstream_failed(failed, run.output_tokens)
         case StoppedByEngine(finish="cancelled") | UpstreamLost():
             return errors.engine_lost(run.output_tokens)
         case StoppedByEngine():
@@ -174,6 +181,12 @@ def refusal_of(run: Run, closed: Closed) -> ApiError | None:
     if isinstance(closed.cause, SettlementFailed) or closed.account.outcome == RequestOutcome.FAILED.value:
         return errors.internal(run.call.request_id)  # logged where it happened
     return as_api_error(closed.cause, run.call.request_id)
+
+
+def _upstream_failed(failed: UpstreamFailed, charged_tokens: int) -> ApiError:
+    if isinstance(failed, NotBegun) and failed.code == "key":
+        return errors.upstream_key_refused()
+    return errors.upstream_error(charged_tokens, failed.message if failed.is_requests else "")
 
 
 def budget_denied(denied: Denied, fitting_max_tokens: int | None = None) -> ApiError:

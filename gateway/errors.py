@@ -604,17 +604,60 @@ def engine_lost(charged_tokens: int) -> ApiError:
     )
 
 
-def upstream_error(charged_tokens: int) -> ApiError:
+def upstream_error(charged_tokens: int, requests_own: str = "") -> ApiError:
     """A server that is not ours failed to answer properly. As with an engine that died, the caller decides
-    whether to pay for another attempt."""
+    whether to pay for another attempt. `requests_own`: how it failed, where it answers other requests."""
+    what = (
+        f"The server that runs this model answers other requests, and failed at this one: {requests_own}."
+        if requests_own
+        else "The server that runs this model did not answer as it should."
+    )
     return ApiError(
         502,
-        "upstream_error",
-        "The server that runs this model did not answer as it should."
-        f" The {charged_tokens} tokens that arrived were charged, nothing else.",
+        "upstream_request_failed" if requests_own else "upstream_error",
+        f"{what} The {charged_tokens} tokens that arrived were charged, nothing else.",
         type=SERVER_ERROR,
         retry_after_s=RETRY_SOON_S,
         should_retry=charged_tokens == 0,
+    )
+
+
+def upstream_key_refused() -> ApiError:
+    """A server that is not ours does not take the gateway's key: a retry never helps."""
+    return ApiError(
+        502,
+        "upstream_error",
+        "The server that runs this model does not take this gateway's key (401); nothing was charged. Only"
+        " the operator of this gateway can correct that (api_key_env).",
+        type=SERVER_ERROR,
+        should_retry=False,
+    )
+
+
+def upstream_full() -> ApiError:
+    """A server that is not ours has as many requests as it takes, also of others."""
+    return ApiError(
+        503,
+        "upstream_full",
+        "The server that runs this model is full: it has as many requests as it takes (429). Nothing was"
+        " charged. Try again shortly.",
+        type=SERVER_ERROR,
+        retry_after_s=RETRY_SOON_S,
+        should_retry=True,
+    )
+
+
+def requests_keep_failing(failures: int, why: str, retry_after_s: float) -> ApiError:
+    """429: too many of the tenant's own requests failed in a row at a server that answers others."""
+    return ApiError(
+        429,
+        "requests_keep_failing",
+        f"The last {failures} requests of your tenant to this model failed at the server that runs it, which"
+        f" answers other requests. Of the last one it says: {why}. Nothing was charged. Mend the request, and"
+        f" try again in {retry_after_s:.3g} s; one that succeeds ends the pauses.",
+        type="requests",
+        retry_after_s=retry_after_s,
+        should_retry=True,
     )
 
 

@@ -89,6 +89,8 @@ class Account(msgspec.Struct, frozen=True):
     """Of the output, as other servers say."""
     incomplete: str = ""
     """What was cut in the middle: `tool_calls`, `json` or nothing (empty)."""
+    unknown_finish: str = ""
+    """The finish reason of a server that is none that is known: shown as `stop`; empty: none."""
     fallback: Fallback | None = None
     """Which pool of its alias's chain took it; None: it asked for no chain."""
     refills: Sequence[Refill] = ()
@@ -154,6 +156,8 @@ class Account(msgspec.Struct, frozen=True):
             shown["stop_cause"] = self.stop_cause
         if self.incomplete:
             shown["incomplete"] = self.incomplete
+        if self.unknown_finish:
+            shown["server_finish_reason"] = self.unknown_finish
         return shown
 
 

@@ -28,7 +28,14 @@ from gateway.metrics.registry import Metrics
 from gateway.requests.observer import RequestObserver
 from gateway.requests.run import Closed, Run
 from gateway.statistics import RecentShare
-from gateway.upstream.base import basis_of, incomplete, reasoning_tokens, served_by, uncertain_tokens
+from gateway.upstream.base import (
+    basis_of,
+    incomplete,
+    reasoning_tokens,
+    served_by,
+    uncertain_tokens,
+    unknown_finish,
+)
 from tenants.pricing.metering import counted
 from tenants.types import NOTHING, Amounts
 
@@ -317,6 +324,7 @@ def _account(
         cached_tokens=use.cached_tokens,
         reasoning_tokens=reasoning_tokens(outcomes),
         incomplete=incomplete(outcomes),
+        unknown_finish=unknown_finish(outcomes),
         preemptions=sum(each.preemptions for each in outcomes),
         upstream=served_by(turn.upstream if turn is not None else None, outcomes),
         basis=basis,

@@ -50,6 +50,7 @@ from gateway.dispatch.admission import (
     require_bounds,
 )
 from gateway.dispatch.dispatcher import Closing, Dispatcher, NoEngineAvailable, QueueExpired, QueueRefused
+from gateway.dispatch.failing_tenants import FailingTenants, TenantHeldOff
 from gateway.domain.call import Call
 from gateway.domain.estimate import Times
 from gateway.domain.fallback import NoneTook
@@ -169,6 +170,7 @@ class Lifecycle:
         self.reserve_quantile = limits.reserve_quantile
         """Of the predicted output, held before a request runs."""
         self.admission = admission or Admission()
+        self.failing = FailingTenants()
         self.prefix_hits = RecentShare()
         """Of prompt tokens, found in a cache."""
         self._stream_limiter = StreamLimiter(max_waiting=limits.max_fed_waiting)
@@ -356,9 +358,12 @@ class Lifecycle:
                 self._forget(run)
             await pool._wait_for_turn(run)
             outcome = await pool._execution.decode(run)
+            pool.failing.succeeded(run.call.principal.tenant_id)
         except BaseException as exception:
             outcome, cause = outcome_of(exception), exception
             self.admission.refused(run.call, exception)
+            if isinstance(exception, UpstreamFailed) and exception.is_requests:
+                pool._note_failing(run.call.principal, exception.message)
             if outcome is RequestOutcome.FAILED:
                 log.error("request %s failed", run.call.request_id, exc_info=exception)
             if not isinstance(exception, Exception):
@@ -366,6 +371,10 @@ class Lifecycle:
         finally:
             pool._estimates.gone(run.call.request_id)
             await pool._finisher.settle(run, outcome, cause)
+
+    def _note_failing(self, principal: Principal, why: str) -> None:
+        if self.failing.failed(principal.tenant_id, why, self._clock()):
+            log.warning("tenant %s is held off: its requests keep failing: %s", principal.tenant_name, why)
 
     async def _admitted(self, run: Run) -> Lifecycle:
         """3 and 4, here or in the next pool of its chain that takes it; returns the lifecycle that goes on.
@@ -393,6 +402,7 @@ class Lifecycle:
     async def _admit(self, run: Run) -> None:
         """3 and 4, in this pool."""
         call, now_s = run.call, self._clock()
+        self.failing.check(call.principal.tenant_id, now_s)
         run.predicted_output_tokens, run.predicted_high_tokens, run.predicted_tokens_to_hold = (
             self._estimates.predicted_lengths(call, (0.5, 0.9, self.reserve_quantile))
         )
@@ -702,7 +712,7 @@ def outcome_of(cause: BaseException) -> RequestOutcome:
         case (
             ApiError() | NotInTime() | EstimateExceeds() | BudgetDenied() | EndUserRefused()
             | LimitNotKept() | QueueRefused() | SequenceRefused() | QuotaStoreUnavailable()
-            | DatabaseUnavailable() | UnknownPrice() | TooManyWaiting()
+            | DatabaseUnavailable() | UnknownPrice() | TooManyWaiting() | TenantHeldOff()
         ):  # fmt: skip
             return RequestOutcome.REFUSED
     return RequestOutcome.FAILED

@@ -6,6 +6,7 @@ speaks OpenAI's API.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
@@ -39,19 +40,30 @@ class UpstreamFailed(UpstreamLost):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+        self.proof: asyncio.Future[bool] | None = None
+        """Resolves to whether the server answered the gateway's own request after this; None: it is not
+        asked."""
+        self.is_requests = False
+        """It did: it was this request that failed."""
 
 
 class NotBegun(UpstreamFailed):
     """It failed before its first token: the same sequence may be sent to another replica. `code` says how:
-    `connect`, `first_byte`, `status`, `closed` or `garbage`."""
+    `connect`, `away` (502 to 504) or `key` (401), which no request causes; `first_byte`, `status`, `closed`
+    or `garbage`. `refusal`: what it is instead where the server answers others."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, refusal: SequenceRefused | None = None) -> None:
         super().__init__(message)
         self.code = code
+        self.refusal = refusal
 
 
 class UpstreamUnavailable(Exception):
     """The upstream does not serve now; nothing was sent."""
+
+
+class UpstreamBusy(UpstreamUnavailable):
+    """It is up, and has as many requests as it takes (429)."""
 
 
 class CapabilityLost(UpstreamUnavailable):
@@ -152,6 +164,8 @@ class CountedOutcome(SequenceOutcome, frozen=True, omit_defaults=True):
     finish_word: str = ""
     """The server's own finish reason where it says more than `finish`: `tool_calls`, `function_call`,
     `content_filter`, `repetition`."""
+    unknown_finish: str = ""
+    """Its own finish reason where it is none that is known, in a line; `finish` is `stop` then."""
     choice_fields: Mapping[str, Any] = {}
     """Further fields of the choice that the server sent with its end, such as `stop_reason`, or beside its
     text, such as `token_ids`; of a chat those `ABOUT_PROMPT` stand beside the choices."""
@@ -188,6 +202,11 @@ def incomplete(outcomes: Sequence[SequenceOutcome]) -> str:
     """What of a request's answers was cut in the middle; empty: nothing."""
     found = {each.incomplete for each in outcomes if isinstance(each, CountedOutcome)}
     return next((what for what in ("tool_calls", "json") if what in found), "")
+
+
+def unknown_finish(outcomes: Sequence[SequenceOutcome]) -> str:
+    """How the first of a request's answers ended whose server has a word of its own for that; empty: none."""
+    return next((each.unknown_finish for each in outcomes if isinstance(each, CountedOutcome)), "")
 
 
 def served_by(upstream: Upstream | None, outcomes: Sequence[SequenceOutcome]) -> str | None:

@@ -2,20 +2,25 @@
 
 On another one, where there is one, a few times and never after the first token: what a client has seen is not
 repeated, and what was generated is not generated twice. On the same one only where its failure may have been
-the connection's: a server may close an idle connection at the moment of its use.
+the connection's: a server may close an idle connection at the moment of its use. What may be the request's
+own fault (an error of the server's, garbage, silence) is tried on one other replica, and then it is.
 
 The dispatcher's window counts a moved sequence where it was sent first: that is rare and short.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 from engine.messages import Delta
-from gateway.upstream.base import NotBegun, UpstreamUnavailable
+from gateway.upstream.base import NotBegun, UpstreamFailed, UpstreamUnavailable
 
 MOST_ATTEMPTS = 3
+MOST_OF_REQUESTS_OWN = 2
+"""Attempts that may fail by the request's own fault."""
+SERVERS_OWN = frozenset({"connect", "away", "key"})
+"""Failures that no request causes."""
 AGAIN = frozenset({"closed", "connect"})
 """Failures after which the same server is worth another try."""
 
@@ -36,11 +41,19 @@ class Candidate(Protocol):
 Replica = TypeVar("Replica", bound=Candidate)
 
 
-def next_replica(tried: Sequence[Replica], others: Sequence[Replica], error: Exception) -> Replica | None:
-    """The replica for the next attempt; None: the error stands. `tried`: the failed ones, the last one
-    last."""
-    if len(tried) >= MOST_ATTEMPTS:
+def may_be_requests(error: Exception) -> bool:
+    """Whether a failure may be its request's own fault."""
+    return isinstance(error, UpstreamFailed) and getattr(error, "code", "") not in SERVERS_OWN
+
+
+def next_replica(
+    tried: Sequence[Replica], others: Sequence[Replica], errors: Sequence[Exception]
+) -> Replica | None:
+    """The replica for the next attempt; None: the error stands. `tried`: the replicas so far, the last one
+    last; `errors`: of all attempts."""
+    if len(tried) >= MOST_ATTEMPTS or sum(map(may_be_requests, errors)) >= MOST_OF_REQUESTS_OWN:
         return None
+    error = errors[-1]
     for other in others:
         if other.is_up and not other.is_drained and other not in tried:
             return other
@@ -52,10 +65,12 @@ def next_replica(tried: Sequence[Replica], others: Sequence[Replica], error: Exc
 async def until_begun(
     first: AsyncIterator[Delta],
     again: Callable[[Exception], AsyncIterator[Delta] | None],
+    settled: Callable[[Exception], Awaitable[Exception]],
     over: Callable[[], object],
 ) -> AsyncIterator[Delta]:
-    """The deltas of the first attempt that begins. `again` starts another one after an error, or returns None
-    to give up; its `UpstreamUnavailable` counts as one more attempt. `over` is called at the end."""
+    """The deltas of the first attempt that begins. `again` starts another one after an error before its first
+    token, or returns None to give up; its `UpstreamUnavailable` counts as one more attempt. `settled` makes
+    what is raised of the last error. `over` is called at the end."""
     deltas = first
     try:
         while True:
@@ -63,8 +78,10 @@ async def until_begun(
                 async for delta in deltas:
                     yield delta
                 return
-            except (NotBegun, UpstreamUnavailable) as failed:
+            except (UpstreamFailed, UpstreamUnavailable) as failed:
                 error: Exception = failed
+            if isinstance(error, UpstreamFailed) and not isinstance(error, NotBegun):
+                raise await settled(error)
             while True:
                 try:
                     found = again(error)
@@ -72,7 +89,7 @@ async def until_begun(
                 except UpstreamUnavailable as unavailable:
                     error = unavailable
             if found is None:
-                raise error
+                raise await settled(error)
             deltas = found
     finally:
         over()

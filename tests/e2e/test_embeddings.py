@@ -175,7 +175,7 @@ def test_without_a_servers_count_what_was_held_is_charged(gateway: Server) -> No
 def test_what_is_no_embedding_is_not_passed_on(gateway: Server, inputs: list[str]) -> None:
     refused = embed(gateway, gateway.tenant(f"garbage-{len(inputs)}"), inputs)
     assert refused.status_code == 502, refused.text
-    assert refused.json()["error"]["code"] == "upstream_error"
+    assert refused.json()["error"]["code"] == "upstream_request_failed"
 
 
 def test_documents_are_scored_and_each_is_held_with_the_query(gateway: Server) -> None:

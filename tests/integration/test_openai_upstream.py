@@ -446,12 +446,7 @@ async def stalls(request: PeerRequest) -> None:
     await request.until_gone()
 
 
-async def gives_up(request: PeerRequest) -> None:
-    await request.head()
-    await request.events(piece("a"), piece("", "abort"))
-
-
-@pytest.mark.parametrize("answer", [bad_json, error_event, closes, ends_early, stalls, gives_up])
+@pytest.mark.parametrize("answer", [bad_json, error_event, closes, ends_early, stalls])
 async def test_an_answer_that_breaks_off_fails_after_what_came(answer: Handler) -> None:
     async with Peer(answer) as first, Peer(well("other")) as second, upstream_of(first, second) as upstream:
         deltas = upstream.run(sequence(), CHAT)
@@ -551,7 +546,11 @@ async def test_what_runs_on_a_replica_when_it_is_drained_goes_on_and_is_counted_
         await request.events(piece("b"), piece("", "stop"), usage(1, 2))
         await request.last()
 
-    async with Peer(fails) as first, Peer(answer) as second, upstream_of(first, second) as upstream:
+    async with (
+        Peer(fails, is_sound=True) as first,
+        Peer(answer) as second,
+        upstream_of(first, second) as upstream,
+    ):
         [other], changes = upstream.stand_ins, 0
 
         def changed() -> None:
@@ -939,11 +938,7 @@ async def stands_still(request: PeerRequest) -> None:
     await request.until_gone()
 
 
-async def gave_it_up(request: PeerRequest) -> None:
-    await request.json(whole("something", "abort"))
-
-
-@pytest.mark.parametrize("answer", [breaks_off, stands_still, gave_it_up])
+@pytest.mark.parametrize("answer", [breaks_off, stands_still])
 async def test_a_whole_answer_of_which_something_came_is_not_repeated(answer: Handler) -> None:
     other = either_way("other")
     async with Peer(answer) as first, Peer(other) as second, upstream_of(first, second) as upstream:
@@ -962,28 +957,108 @@ def test_a_whole_answer_may_take_as_long_as_a_slow_stream_of_it() -> None:
 # ---------------------------------------------------------------- health
 
 
-async def test_a_server_that_fails_in_a_row_is_left_alone_and_tried_again() -> None:
-    is_broken = True
+async def test_a_server_that_gives_no_token_is_left_alone_until_it_gives_one() -> None:
+    is_broken, rule = True, BreakerRule(ask_every_s=0.05, first_open_s=0.2)
 
     async def answer(request: PeerRequest) -> None:
-        await (fails if is_broken else well("ok", count=usage(1, 1)))(request)
+        await (fails if is_broken else either_way("ok", count=usage(1, 1)))(request)
 
-    rule = BreakerRule(failures=3, first_open_s=0.2)
     async with Peer(answer) as peer, upstream_of(peer, breaker=rule) as upstream:
-        for number in range(3):
-            with pytest.raises(NotBegun):
-                await answer_of(upstream.run(sequence(number), CHAT))
-        assert not upstream.is_up
+        with pytest.raises(NotBegun) as failed:
+            await answer_of(upstream.run(sequence(), CHAT))
+        assert not failed.value.is_requests
+        assert (upstream.is_up, peer.asked) == (False, 1)
+        assert "does not give a token that the gateway asks for: 500" in upstream.describe()["refusal"]
+        await until(lambda: upstream.describe()["breaker"] == "half_open")
         with pytest.raises(UpstreamUnavailable):
-            upstream.run(sequence(3), CHAT)
-        assert len(peer.requests) == 3, "nothing is sent while it is open"
+            upstream.run(sequence(1), CHAT)
+        await until(lambda: peer.asked >= 2)
+        assert len(peer.requests) == 1, "no client's request is sent to find out"
         is_broken = False
         await until(lambda: upstream.is_up)
-        assert upstream.ready is not None
-        assert upstream.ready.max_sequences == 1, "one call finds out"
-        await answer_of(upstream.run(sequence(4), CHAT))
-        assert upstream.describe()["breaker"] == "closed"
-        assert upstream.ready.max_sequences == 32
+        assert (upstream.describe()["breaker"], upstream.describe()["refusal"]) == ("closed", "")
+        await answer_of(upstream.run(sequence(2), CHAT))
+
+
+@pytest.mark.parametrize("answer", [not_http, closes_at_once, says_nothing, fails, stalls, ends_early])
+async def test_a_request_that_fails_where_the_server_answers_others_is_to_blame_itself(
+    answer: Handler,
+) -> None:
+    async with Peer(answer, is_sound=True) as peer, upstream_of(peer) as upstream:
+        failed = await asyncio.gather(
+            *(answer_of(upstream.run(sequence(number), CHAT)) for number in range(8)), return_exceptions=True
+        )
+        assert all(isinstance(each, UpstreamFailed) and each.is_requests for each in failed)
+        assert upstream.is_up
+        assert 1 <= peer.asked <= 2, "however many fail it is asked once a second"
+
+
+@pytest.mark.parametrize("status", [403, 404, 405])
+@pytest.mark.parametrize("is_sound", [True, False])
+async def test_a_forbidden_request_is_refused_where_the_server_answers_others(
+    status: int, is_sound: bool
+) -> None:
+    async def answer(request: PeerRequest) -> None:
+        await request.json({"error": {"message": "no"}}, status)
+
+    async with Peer(answer, is_sound=is_sound) as peer, upstream_of(peer) as upstream:
+        with pytest.raises(SequenceRefused if is_sound else NotBegun, match=f"status {status}"):
+            await answer_of(upstream.run(sequence(), CHAT))
+        assert upstream.is_up == is_sound
+
+
+async def test_a_failed_request_is_tried_on_one_other_replica_and_an_absent_servers_on_all() -> None:
+    async def is_away(request: PeerRequest) -> None:
+        await request.json({}, 503)
+
+    for answer, attempts in ((fails, 2), (is_away, 3)):
+        async with (
+            Peer(answer, is_sound=True) as first,
+            Peer(answer, is_sound=True) as second,
+            Peer(answer, is_sound=True) as third,
+            upstream_of(first, second, third) as upstream,
+        ):
+            with pytest.raises(NotBegun):
+                await answer_of(upstream.run(sequence(), CHAT))
+            assert sum(len(each.requests) for each in (first, second, third)) == attempts
+
+
+async def test_a_wrong_key_closes_a_server_only_where_another_one_serves(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with Peer(knows_us_not) as first, Peer(well("b", count=usage(1, 1)), is_sound=True) as second:
+        async with upstream_of(first) as alone:
+            for number in range(3):
+                with pytest.raises(NotBegun) as failed:
+                    await answer_of(alone.run(sequence(number), CHAT))
+                assert failed.value.code == "key"
+            await until(lambda: first.asked >= 1)
+            assert alone.is_up
+        async with upstream_of(first, second) as upstream:
+            assert (await answer_of(upstream.run(sequence(), CHAT)))[0] == "b"
+            await until(lambda: not upstream.is_up)
+    assert "it does not take the gateway's key (401)" in caplog.text
+
+
+async def test_the_server_is_asked_as_it_was_found_to_answer() -> None:
+    async def only_texts(request: PeerRequest) -> None:
+        is_text = request.path == "/v1/completions" and request.body["prompt"] == "Hi"
+        await request.json({"choices": []} if is_text else {}, 200 if is_text else 404)
+
+    async with Peer(only_texts) as peer, upstream_of(peer, breaker=BreakerRule(ask_every_s=0.01)) as upstream:
+        for number, asked in enumerate((2, 3)):
+            with pytest.raises(SequenceRefused):
+                await answer_of(upstream.run(sequence(number), CHAT))
+            assert (peer.asked, upstream.is_up) == (asked, True)
+
+
+@pytest.mark.parametrize("asks", [CHAT, WHOLE])
+async def test_a_finish_reason_that_nobody_knows_is_a_stop_that_is_told(asks: Wording) -> None:
+    finish = "eos\x1b" + "s" * 100
+    async with Peer(either_way("a", finish=finish, count=usage(1, 1))) as peer, upstream_of(peer) as upstream:
+        text, outcome = await answer_of(upstream.run(sequence(), asks))
+        assert (text, outcome.finish, outcome.finish_word, upstream.failures) == ("a", "stop", "", 0)
+        assert outcome.unknown_finish == "eos " + "s" * 36
 
 
 async def test_a_replica_with_another_model_does_not_join(caplog: pytest.LogCaptureFixture) -> None:

@@ -568,10 +568,10 @@ _BROKEN: list[Broken] = [
     ),
     (
         "gateway/upstream/health/breaker.py",
-        "calls from before it opened close it",
-        "        if epoch == self._epoch:\n            self._failures = self._openings = 0\n",
-        "        if True:\n            self._failures = self._openings = 0\n",
-        BREAKER,
+        "a request that failed opens it",
+        "        self._is_suspected = True\n",
+        "        self._is_suspected, self._open_until_s = True, math.inf\n",
+        f"{BREAKER}::test_failed_requests_alone_never_open_it",
     ),
     (
         "gateway/upstream/health/breaker.py",
@@ -581,18 +581,18 @@ _BROKEN: list[Broken] = [
         BREAKER,
     ),
     (
-        "gateway/upstream/health/breaker.py",
-        "half open it lets everything through",
-        "self.state(now_s) is BreakerState.HALF_OPEN and self._trials < self._rule.trials",
-        "self.state(now_s) is BreakerState.HALF_OPEN",
-        BREAKER,
+        "gateway/upstream/openai/monitor.py",
+        "half open a client's request is let through",
+        "        return self._answers and self._breaker.is_closed\n",
+        "        return self._answers and self._breaker.state(now()) is not BreakerState.OPEN\n",
+        f"{UPSTREAM}::test_a_server_that_gives_no_token_is_left_alone_until_it_gives_one",
     ),
     (
-        "gateway/upstream/health/breaker.py",
-        "a client that leaves keeps a trial",
-        "            self._trials = max(0, self._trials - 1)\n",
-        "            pass\n",
-        BREAKER,
+        "gateway/dispatch/failing_tenants.py",
+        "another tenant waits for one whose requests keep failing",
+        "        found = self._tenants.get(tenant_id)\n",
+        "        found = next(iter(self._tenants.values()), None)\n",
+        "tests/unit/gateway/dispatch/test_failing_tenants.py",
     ),
     # ---- large prompts
     (

@@ -99,6 +99,10 @@ class Peer:
     """What it calls itself in its list of models."""
     page: str = ""
     """Its Prometheus page."""
+    is_sound: bool = False
+    """It answers the gateway's own question for one token well, whatever `answer` does with others."""
+    asked: int = 0
+    """How often it was asked for one token of a plain text, or for one vector, by a gateway."""
     requests: list[PeerRequest] = field(default_factory=list)
     """Completions that were asked for."""
     connections: int = 0
@@ -164,9 +168,25 @@ class Peer:
                 f"HTTP/1.1 200 x\r\ncontent-type: text/plain\r\ncontent-length: {len(page)}\r\n\r\n".encode(),
                 page,
             )
+        elif _is_question(request.body):
+            self.asked += 1
+            await (_one_token if self.is_sound else self.answer)(request)
         else:
             self.requests.append(request)
             await self.answer(request)
+
+
+def _is_question(body: Any) -> bool:
+    match body:
+        case {"messages": [{"content": "Hi"}]} | {"prompt": "Hi"}:
+            return set(body) <= {"model", "messages", "prompt", "max_tokens"} and body["max_tokens"] == 1
+    return body in ({"model": MODEL, "input": "Hi"},)
+
+
+async def _one_token(request: PeerRequest) -> None:
+    message = {"role": "assistant", "content": "1"}
+    choice = {"index": 0, "message": message, "text": "1", "finish_reason": "length"}
+    await request.json({"choices": [choice], "usage": usage(1, 1)["usage"]})
 
 
 @contextmanager

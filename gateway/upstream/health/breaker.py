@@ -1,18 +1,20 @@
-"""Circuit breaker of one server.
+"""Circuit breaker of one server, decided by the gateway's own requests.
 
-Closed (everything passes), open after a number of failures in a row (nothing passes), half open after a pause
-(a few calls pass: the first success closes it, the first failure opens it for twice as long). Pure: time is
-passed in.
+Closed (everything passes), open (nothing passes), half open after a pause (still nothing passes, and the
+gateway asks the server for one token). A request that fails is only a suspicion: its tenant may have caused
+it. The gateway then asks for one token, at most one request at a time and one a `ask_every_s`, and only where
+that fails the breaker opens; each further failure doubles the pause. Pure: time is passed in.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class BreakerState(StrEnum):
-    """What the breaker lets pass."""
+    """Clients' requests pass only while it is closed."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -21,32 +23,28 @@ class BreakerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BreakerRule:
-    """The number of failures in a row that opens it, and for how long."""
+    """How often a server is asked, and how long it is left alone."""
 
-    failures: int = 5
+    ask_every_s: float = 1.0
     first_open_s: float = 2.0
     longest_open_s: float = 60.0
-    trials: int = 3
-    """Calls that may be under way while it is half open."""
 
 
 class Breaker:
-    """The breaker of one server. Every call that was begun ends in `succeeded`, `failed` or `abandoned`,
-    once."""
+    """The breaker of one server. What `ask_in_s` calls for begins with `asking` and ends with `answered`."""
 
     def __init__(self, rule: BreakerRule | None = None) -> None:
         self._rule = rule or BreakerRule()
-        self._failures = 0
-        self._openings = 0
-        """Failures in a row."""
         self._open_until_s: float | None = None
-        self._trials = 0
-        self._epoch = 0
-        """Calls begun before the last change of state do not count."""
+        self._openings = 0
+        """In a row."""
+        self._is_suspected = False
+        self._is_asked = False
+        self._asked_s = -math.inf
 
     @property
     def is_closed(self) -> bool:
-        """Closed: the usual state, whatever the time."""
+        """Clients' requests pass, whatever the time."""
         return self._open_until_s is None
 
     def state(self, now_s: float) -> BreakerState:
@@ -55,49 +53,33 @@ class Breaker:
             return BreakerState.CLOSED
         return BreakerState.OPEN if now_s < self._open_until_s else BreakerState.HALF_OPEN
 
-    def allows(self, now_s: float) -> bool:
-        """Whether a call may begin."""
-        if self.is_closed:
-            return True
-        return self.state(now_s) is BreakerState.HALF_OPEN and self._trials < self._rule.trials
-
     def retry_in_s(self, now_s: float) -> float:
-        """Seconds until a call may begin; 0 where it may now."""
+        """Seconds until the server is asked whether it serves again; 0 where nothing keeps it from that."""
         return max(0.0, self._open_until_s - now_s) if self._open_until_s is not None else 0.0
 
-    def begin(self, now_s: float) -> int:
-        """A call begins; returns the epoch for its end."""
-        if self.state(now_s) is BreakerState.HALF_OPEN:
-            self._trials += 1
-        return self._epoch
+    def suspect(self) -> None:
+        """A request failed there."""
+        self._is_suspected = True
 
-    def succeeded(self, epoch: int) -> int:
-        """The server answered properly, however late. Returns the epoch for a later failure of the same call,
-        in mid-answer."""
-        if epoch == self._epoch:
-            self._failures = self._openings = 0
-            if self._open_until_s is not None:
-                self._change(None)
-        return self._epoch
+    def ask_in_s(self, now_s: float) -> float | None:
+        """Seconds until the server should be asked for one token; None: there is no reason to, or it is being
+        asked."""
+        if self._is_asked or (self.is_closed and not self._is_suspected):
+            return None
+        return max(self.retry_in_s(now_s), self._asked_s + self._rule.ask_every_s - now_s, 0.0)
 
-    def failed(self, epoch: int, now_s: float) -> None:
-        """The server did not answer, or not properly."""
-        if epoch != self._epoch:
+    def asking(self, now_s: float) -> None:
+        """The server is asked. What fails from now on is a suspicion of its own."""
+        self._is_asked, self._is_suspected, self._asked_s = True, False, now_s
+
+    def answered(self, is_well: bool, now_s: float) -> None:
+        """The server gave its token, or did not."""
+        self._is_asked = False
+        if is_well:
+            self._open_until_s, self._openings = None, 0
             return
-        self._failures += 1
-        if self._open_until_s is None and self._failures < self._rule.failures:
-            return
-        pause_s = min(self._rule.longest_open_s, self._rule.first_open_s * 2.0 ** min(self._openings, 30))
+        rule = self._rule
+        self._open_until_s = now_s + min(
+            rule.longest_open_s, rule.first_open_s * 2.0 ** min(self._openings, 30)
+        )
         self._openings += 1
-        self._change(now_s + pause_s)
-
-    def abandoned(self, epoch: int) -> None:
-        """The call ended without a result: its client left."""
-        if epoch == self._epoch and self._open_until_s is not None:
-            self._trials = max(0, self._trials - 1)
-
-    def _change(self, open_until_s: float | None) -> None:
-        self._open_until_s = open_until_s
-        self._failures = 0
-        self._trials = 0
-        self._epoch += 1

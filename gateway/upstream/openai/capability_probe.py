@@ -23,7 +23,7 @@ from gateway.upstream.openai.capability_trial import (
     vector_trials,
 )
 from gateway.upstream.openai.config import AUTO, OpenAIServer
-from gateway.upstream.openai.response import without_secrets
+from gateway.upstream.openai.response import Meaning, meaning, without_secrets
 from gateway.upstream.openai.server_kinds import KIND_FIELDS, ServerKind
 
 TRY_EVERY_S = 300.0
@@ -63,6 +63,8 @@ class CapabilityProbe:
         self.pause_s = AGAIN_AFTER_S
         """Until it is tried again because of a refusal, or because something is untried."""
         self._kind = server.kind
+        self._plain: Trial | None = None
+        """What it was found to answer of the least that it can be asked."""
         self.reasons: dict[Capability, str] = {}
         """Why it cannot: its own words, in a line."""
         self.found = self._set_by_operator() if self.is_set else self._with(Capability.TEXT, untried=TRIED)
@@ -153,6 +155,30 @@ class CapabilityProbe:
         longest_s = UNTRIED_AFTER_S if self.found.untried else TRY_EVERY_S
         self.pause_s = min(longest_s, 2 * self.pause_s) if self.found.does_as(before) else AGAIN_AFTER_S
 
+    async def one_token(self) -> tuple[int, str]:
+        """Asks it for the least that it can do, a token or a vector, in the way that it is known to take. The
+        status (0: none came), and why that is no sign of life; empty: it is one, as a refusal is."""
+        found, model = self.found, self._server.model
+        least = [
+            trial
+            for trial in (*text_trials(model), *vector_trials(model))
+            if trial.word in found.words | found.untried
+        ]
+        status, reason, is_alive = 0, "", False
+        for trial in sorted(least, key=lambda each: each != self._plain):
+            try:
+                status, body = await self._client.post(trial.path, trial.body, self._timeout_s)
+            except (ConnectFailed, FetchFailed) as error:
+                return 0, str(error)
+            result, reason = result_of(status, body)
+            if result is TrialResult.CAN:
+                self._plain = trial
+                return status, ""
+            is_alive |= meaning(status) in (Meaning.REFUSED, Meaning.BUSY)
+            if result is not TrialResult.CANNOT:
+                break
+        return status, "" if is_alive else without_secrets(reason, self._server.api_key)
+
     async def _tried(self, trial: Trial, plain: Trial | None) -> tuple[TrialResult, str]:
         """One trial's result. An error of the server's own counts as a refusal where it still answers
         `plain`."""
@@ -164,13 +190,16 @@ class CapabilityProbe:
         return TrialResult.UNKNOWN, reason
 
     async def _sent(self, trial: Trial) -> tuple[TrialResult, str]:
-        timeout_s = min(self._server.timeouts.first_byte_s, MOST_TRIAL_S)
         try:
-            status, body = await self._client.post(trial.path, trial.body, timeout_s)
+            status, body = await self._client.post(trial.path, trial.body, self._timeout_s)
         except (ConnectFailed, FetchFailed) as error:
             return TrialResult.UNKNOWN, str(error)
         result, reason = result_of(status, body)
         return result, without_secrets(reason, self._server.api_key)
+
+    @property
+    def _timeout_s(self) -> float:
+        return min(self._server.timeouts.first_byte_s, MOST_TRIAL_S)
 
     def _set_by_operator(self) -> Capabilities:
         words = {Capability(each) for each in self._server.capabilities}

@@ -1,7 +1,7 @@
 """Classifies the end of a call to another server, for its sequence and for the server.
 
-Pure. A failure before the first token may be retried elsewhere (`NotBegun`); a later one may not. The
-server's circuit breaker is notified (`gateway/upstream/openai/monitor.py`).
+Pure. A failure before the first token may be retried elsewhere (`NotBegun`); a later one may not. Either
+makes the server suspect, and the gateway asks it itself (`gateway/upstream/openai/monitor.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
-from gateway.upstream.base import NotBegun, SequenceRefused, UpstreamFailed, UpstreamUnavailable
+from gateway.upstream.base import NotBegun, SequenceRefused, UpstreamBusy, UpstreamFailed
 from gateway.upstream.openai.response import Meaning, StreamError, meaning, refusal
 from gateway.upstream.openai.response_reader import CutShort
 
@@ -22,7 +22,7 @@ class CallVerdict(StrEnum):
     """It answers, and will not run this request."""
     BUSY = "busy"
     FAILED = "failed"
-    OURS = "ours"
+    """By its own fault, the request's or the gateway's: not known yet."""
     ABANDONED = "abandoned"
 
 
@@ -42,9 +42,15 @@ def of_refusal(status: int, body: bytes, *known: str) -> tuple[CallVerdict, Exce
         case Meaning.REFUSED:
             return CallVerdict.REFUSED, SequenceRefused(*refusal(body, *known))
         case Meaning.BUSY:
-            return CallVerdict.BUSY, UpstreamUnavailable("it is full (429)")
-        case Meaning.OURS:
-            return CallVerdict.OURS, NotBegun("status", f"it does not take the gateway's requests ({status})")
+            return CallVerdict.BUSY, UpstreamBusy("it is full (429)")
+        case Meaning.KEY:
+            return CallVerdict.FAILED, NotBegun("key", f"it does not take the gateway's key ({status})")
+        case Meaning.UNSURE:
+            code, message, param = refusal(body, *known)
+            refused = SequenceRefused(code, f"{message} (status {status})", param)
+            return CallVerdict.FAILED, NotBegun("status", f"it answered with status {status}", refused)
+        case Meaning.AWAY:
+            return CallVerdict.FAILED, NotBegun("away", f"it answered with status {status}")
         case Meaning.FAILED:
             return CallVerdict.FAILED, NotBegun("status", f"it answered with status {status}")
 

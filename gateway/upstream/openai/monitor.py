@@ -1,7 +1,8 @@
 """Health checks and capacity of an OpenAI-compatible server.
 
-Its list of models is probed regularly, its Prometheus page is read where it has one, and a circuit breaker is
-notified of every call's end. From these follow whether it is up, and its size as a window of this gateway.
+Its list of models is probed regularly, its Prometheus page is read where it has one, and where a call fails
+it is asked for one token: that, and no client's request, opens and closes its circuit breaker. From these
+follow whether it is up, and its size as a window of this gateway.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from gateway.upstream.openai.capability_probe import CapabilityProbe
 from gateway.upstream.openai.classify import CallVerdict
 from gateway.upstream.openai.config import OpenAIServer, PrefixCache
 from gateway.upstream.openai.request import MODELS_PATH
-from gateway.upstream.openai.response import ListedModel, one_line
+from gateway.upstream.openai.response import ListedModel, one_line, without_secrets
 from gateway.upstream.openai.server_kinds import kind_of_owner
 from tenants.storage.task_stop import stop
 
 PROBE_EVERY_S = 5.0
 PROBE_DOWN_EVERY_S = 1.0
 READ_METRICS_EVERY_S = 1.0
+UNAUTHORIZED = 401
 BUSY_S = 1.0
 """After a 429 it gets no more than it has for this time."""
 BLOCK_TOKENS = 16
@@ -58,16 +60,24 @@ class ServerMonitor:
         *,
         vocabulary: int,
         running: Callable[[], int],
+        has_stand_in: Callable[[], bool],
         on_change: Callable[[], None],
     ) -> None:
-        """`running`: the number of this gateway's sequences there. `on_change` is called when the window or
-        `is_up` has changed."""
+        """`running`: the number of this gateway's sequences there. `has_stand_in`: whether another replica
+        serves. `on_change` is called when the window or `is_up` has changed."""
         self._server = server
         self._client = client
         self._vocabulary = vocabulary
         self._running = running
+        self._has_stand_in = has_stand_in
         self._on_change = on_change
         self._breaker = Breaker(server.breaker)
+        self._asking: asyncio.Task[None] | None = None
+        self._proof: asyncio.Future[bool] | None = None
+        """For the calls that failed since it was asked last: whether it answers then."""
+        self._answers_given = 0
+        self.silence = ""
+        """Why the breaker is open."""
         self._ready: Ready | None = None
         self._answers = False
         """The last probe found the server, and the model there."""
@@ -93,13 +103,12 @@ class ServerMonitor:
 
     @property
     def is_up(self) -> bool:
-        """It is there, has the model, and did not fail too often."""
-        return self._answers and (self._breaker.is_closed or self._breaker.allows(now()))
+        """It is there, has the model, and answers."""
+        return self._answers and self._breaker.is_closed
 
     @property
     def ready(self) -> Ready | None:
-        """Its size as a window of this gateway: it shrinks while the server is full of others' work, and to
-        one while it is tried again."""
+        """Its size as a window of this gateway: it shrinks while the server is full of others' work."""
         if self._ready is not None:
             size = self.window()
             if size != self._ready.max_sequences:
@@ -118,45 +127,71 @@ class ServerMonitor:
 
     @property
     def retry_in_s(self) -> float:
-        """Seconds until the breaker lets a call pass."""
+        """Seconds until it is asked whether it serves again, while the breaker is open."""
         return self._breaker.retry_in_s(now())
 
     def window(self) -> int:
         """The number of sequences that this gateway may have there."""
         now_s, own = now(), self._running()
-        if self._breaker.state(now_s) is not BreakerState.CLOSED:
-            return 1
         most = saturation.window(self.seen, self._server.max_concurrent, own)
         return max(1, min(most, own)) if now_s < self._busy_until_s else most
 
     # ------------------------------------------------------------ results of calls
 
-    def begin(self) -> int:
-        """A call begins; returns the epoch for `verdict`."""
-        return self._breaker.begin(now())
-
-    def verdict(self, epoch: int, verdict: CallVerdict, reason: str) -> int:
-        """Notes a call's verdict on the server; returns the epoch for its next verdict. `reason` goes into
-        the log, without the server's key."""
-        now_s = now()
+    def verdict(self, verdict: CallVerdict, reason: str) -> asyncio.Future[bool] | None:
+        """Notes a call's verdict on the server. Returns the proof of whose fault a failure is: whether the
+        server then answers the gateway. `reason` goes into the log, without keys and addresses."""
         if reason:
-            level = logging.WARNING if verdict in (CallVerdict.FAILED, CallVerdict.OURS) else logging.DEBUG
-            if key := self._server.api_key:
-                reason = reason.replace(key, "(its key)")
-            log.log(level, "upstream %s: %s", self._server.name, reason)
+            level = logging.WARNING if verdict is CallVerdict.FAILED else logging.DEBUG
+            log.log(
+                level, "upstream %s: %s", self._server.name, without_secrets(reason, self._server.api_key)
+            )
         match verdict:
-            case CallVerdict.ANSWERS | CallVerdict.REFUSED:
-                epoch = self._breaker.succeeded(epoch)
+            case CallVerdict.ANSWERS:
+                self._answers_given += 1
             case CallVerdict.BUSY:
-                self._breaker.abandoned(epoch)
-                self._busy_until_s = now_s + BUSY_S
-            case CallVerdict.FAILED | CallVerdict.OURS:
+                self._busy_until_s = now() + BUSY_S
+            case CallVerdict.FAILED:
                 self.failures += 1
-                self._breaker.failed(epoch, now_s)
-            case CallVerdict.ABANDONED:
-                self._breaker.abandoned(epoch)
+                self._notify()
+                return self._suspect()
         self._notify()
-        return epoch
+        return None
+
+    def _suspect(self) -> asyncio.Future[bool]:
+        self._breaker.suspect()
+        if self._proof is None:
+            self._proof = asyncio.get_running_loop().create_future()
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._keep_asking())
+        return self._proof
+
+    async def _keep_asking(self) -> None:
+        """While it is suspected, and until the breaker is closed again."""
+        while (in_s := self._breaker.ask_in_s(now())) is not None:
+            if in_s > 0 or not self._answers:
+                await asyncio.sleep(in_s or PROBE_DOWN_EVERY_S)
+            else:
+                await self._ask()
+
+    async def _ask(self) -> None:
+        """Asks it for one token, and opens or closes the breaker by its answer."""
+        proof, self._proof, before = self._proof, None, self._answers_given
+        self._breaker.asking(now())
+        status, why = await self.trials.one_token()
+        if why and self._answers_given != before:
+            why = ""  # meanwhile it answered a client: it is slow, or does not take what the gateway asks
+        is_open = bool(why) and (status != UNAUTHORIZED or self._has_stand_in())
+        # Without another replica each client is told at once that the key is wrong, rather than wait for one.
+        if is_open and not self.silence:
+            log.warning("upstream %s is not used: asked for one token it fails: %s", self._server.name, why)
+        elif self.silence and not is_open:
+            log.info("upstream %s answers again", self._server.name)
+        self.silence = f"it does not give a token that the gateway asks for: {why}" if is_open else ""
+        self._breaker.answered(not is_open, now())
+        if proof is not None and not proof.done():
+            proof.set_result(not why)
+        self._notify()
 
     def contradicted(self, kind: str) -> None:
         """Notes that an answer's count contradicts itself."""
@@ -183,7 +218,7 @@ class ServerMonitor:
 
     async def close(self) -> None:
         """Stops probing."""
-        await stop(self._tasks)
+        await stop(self._tasks if self._asking is None else [*self._tasks, self._asking])
 
     async def wait_until_up(self, timeout_s: float) -> bool:
         """Whether it came up in time."""

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from engine.messages import Submit
 from gateway.upstream.base import ABOUT_PROMPT, CountedOutcome
 from gateway.upstream.lease_buffer import End
-from gateway.upstream.openai.response import Usage
+from gateway.upstream.openai.response import TELLING_FINISHES, Usage
 from gateway.upstream.openai.response_reader import ResponseReader
 
 
@@ -63,9 +63,11 @@ def outcome_of(
     if answer is None:
         return found
     # Where we cut it, it has not come to the end that the server says.
+    word = answer.finish_word if end.finish == "stop" else ""
     return replace(
         found,
-        finish_word=answer.finish_word if end.finish == "stop" else "",
+        finish_word=word if word in TELLING_FINISHES else "",
+        unknown_finish="" if word in TELLING_FINISHES else word,
         choice_fields=_passed_on(answer.choice_fields, end),
         fingerprint=answer.fingerprint,
     )

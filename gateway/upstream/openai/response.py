@@ -36,7 +36,8 @@ FINISHES = {
     "eos_token": "stop",
     "repetition": "stop",
 }
-"""The server's finish reason to ours; any other (`abort`, `error`) is a failure."""
+"""The server's finish reason to ours; any other is a `stop` that keeps the server's word."""
+MAX_FINISH_CHARACTERS = 40
 TELLING_FINISHES = frozenset({"content_filter", "tool_calls", "function_call", "repetition"})
 """Those that say more than ours."""
 
@@ -155,7 +156,7 @@ def chunk(data: bytes) -> Chunk:
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
             raise Garbage("its logprobs are not in OpenAI's shape") from None
     fields = _choice_fields(found, choice)
-    return Chunk(text, logprobs, choice.finish_reason, usage, before, after, fields, fingerprint)
+    return Chunk(text, logprobs, choice.finish_reason or None, usage, before, after, fields, fingerprint)
 
 
 def _parts(words: Said, *, is_whole: bool) -> tuple[list[AnswerPart], list[AnswerPart]]:
@@ -176,7 +177,7 @@ def _choice_fields(answer: _Answer, choice: _Choice) -> dict[str, Any]:
         "prompt_token_ids": answer.prompt_token_ids or choice.prompt_token_ids,
         "prompt_logprobs": answer.prompt_logprobs or choice.prompt_logprobs,
     }
-    if choice.finish_reason is not None:
+    if choice.finish_reason:
         named |= {"stop_reason": choice.stop_reason, "matched_stop": choice.matched_stop}
     return {
         name: value[:MAX_STOP_CHARACTERS] if isinstance(value, str) else value
@@ -185,12 +186,11 @@ def _choice_fields(answer: _Answer, choice: _Choice) -> dict[str, Any]:
     }
 
 
-def finish_of(word: str) -> str:
-    """Our finish reason. Raises `StreamError` for an answer that was given up."""
-    finish = FINISHES.get(word)
-    if finish is None:
-        raise StreamError(f"it gave the answer up ({word[:40]!r})")
-    return finish
+def finish_of(word: str) -> tuple[str, str]:
+    """Our finish reason, and the server's where that says more or is none that is known, in a line."""
+    if word in FINISHES:
+        return FINISHES[word], word if word in TELLING_FINISHES else ""
+    return "stop", one_line(word, MAX_FINISH_CHARACTERS)
 
 
 def _usage(found: _Usage) -> Usage:
@@ -215,9 +215,14 @@ class Meaning(StrEnum):
     BUSY = "busy"
     """It is full: not now, and not its fault."""
     FAILED = "failed"
-    """Its own fault; another replica may succeed."""
-    OURS = "ours"
-    """It rejects the gateway: a wrong key, a wrong path, a model that it does not have."""
+    """Its own fault, or the request's; another replica may succeed."""
+    AWAY = "away"
+    """What stands before it answers for it: no request's fault."""
+    KEY = "key"
+    """It does not take the gateway's key."""
+    UNSURE = "unsure"
+    """It refuses this request where it answers others; otherwise it rejects the gateway: a wrong path, a
+    model that it does not have."""
 
 
 def meaning(status: int) -> Meaning:
@@ -226,9 +231,11 @@ def meaning(status: int) -> Meaning:
         return Meaning.REFUSED
     if status == 429:
         return Meaning.BUSY
-    if status in (401, 403, 404, 405) or 300 <= status < 400:
-        return Meaning.OURS
-    return Meaning.FAILED
+    if status == 401:
+        return Meaning.KEY
+    if status in (403, 404, 405):
+        return Meaning.UNSURE
+    return Meaning.AWAY if status in (502, 503, 504) else Meaning.FAILED
 
 
 REFUSABLE = frozenset(

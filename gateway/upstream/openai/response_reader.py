@@ -56,7 +56,7 @@ class ResponseReader(Protocol):
 
     @property
     def finish_word(self) -> str:
-        """The server's own finish reason where it says more."""
+        """The server's own finish reason where it says more, or is none that is known."""
         ...
 
     @property
@@ -145,8 +145,7 @@ class _Ended:
     def _take_end(self, chunk: Chunk) -> None:
         self.fingerprint = chunk.fingerprint or self.fingerprint
         if chunk.finish is not None:
-            self.finish = response.finish_of(chunk.finish)
-            self.finish_word = chunk.finish if chunk.finish in response.TELLING_FINISHES else ""
+            self.finish, self.finish_word = response.finish_of(chunk.finish)
         if chunk.choice_fields:
             ids = self.choice_fields.get("token_ids", [])
             ids += chunk.choice_fields.get("token_ids", ())[: self.count.most - len(ids)]

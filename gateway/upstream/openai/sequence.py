@@ -51,7 +51,7 @@ class OpenAISequence:
         is_cache_told: bool,
         is_json: bool,
         threads: FairThreads,
-        on_verdict: Callable[[CallVerdict, str], None],
+        on_verdict: Callable[[CallVerdict, str], asyncio.Future[bool] | None],
         on_contradiction: Callable[[str], None],
         on_complete: Callable[[ResponseReader], None],
         on_over: Callable[[], None],
@@ -63,7 +63,8 @@ class OpenAISequence:
         answer of its first byte. `is_prompt_counted`: by the model's tokenizer, not by an estimate.
         `is_cache_told`: what the server found in its prefix cache may be passed on to the tenant. `is_json`:
         its text is to be JSON. `threads`: for long answers that have to be tokenised.
-        `on_verdict` is called when the answer begins and when it ends, in any way; `on_contradiction` when
+        `on_verdict` is called when the answer begins and when it ends, in any way, and returns the proof of
+        whose fault a failure is (`UpstreamFailed.proof`); `on_contradiction` when
         its count contradicts itself (`TokenCount.contradiction`); `on_complete` with any other answer that
         has come to its end; `on_over` once, when the reader has been
         given everything. `waits_there`: whether the server sends nothing because the sequence waits for its
@@ -389,7 +390,9 @@ class OpenAISequence:
         reason = (
             f"it refuses the request ({error.code})" if isinstance(error, SequenceRefused) else str(error)
         )
-        self._over(verdict, f"{reason}; it says: {said}" if said else reason)
+        proof = self._over(verdict, f"{reason}; it says: {said}" if said else reason)
+        if isinstance(error, UpstreamFailed):
+            error.proof = proof
         self._abort()
         # What is covered was passed on already; the rest is of no use without an end.
         self._error = error
@@ -398,13 +401,13 @@ class OpenAISequence:
 
     # ------------------------------------------------------------ life cycle
 
-    def _over(self, verdict: CallVerdict, reason: str) -> None:
+    def _over(self, verdict: CallVerdict, reason: str) -> asyncio.Future[bool] | None:
         """The call is over for the server."""
         self._is_over = True
         self._idle_timeout.end()
         if self._stop_timer is not None:
             self._stop_timer.cancel()
-        self._on_verdict(verdict, reason)
+        return self._on_verdict(verdict, reason)
 
     def _leave(self) -> None:
         if not self._is_done:

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -38,6 +38,7 @@ from engine.vllm_plugin.protocol import PolicyChoice
 from gateway.fair_threads import FairThreads
 from gateway.upstream.base import (
     CapabilityLost,
+    NotBegun,
     OnService,
     RequestTask,
     UpstreamFailed,
@@ -46,7 +47,7 @@ from gateway.upstream.base import (
     Wording,
 )
 from gateway.upstream.capabilities import Capabilities, Capability
-from gateway.upstream.failover import next_replica, until_begun
+from gateway.upstream.failover import may_be_requests, next_replica, until_begun
 from gateway.upstream.http.client import ConnectFailed, FetchFailed, HttpClient
 from gateway.upstream.http.target import target_of
 from gateway.upstream.openai import request as openai_request
@@ -73,6 +74,9 @@ USAGE_AGAIN_AFTER_S = 300.0
 """A server that sent no usage is given what only it can count again: where nothing else is asked of it, no
 other answer could show that it does now."""
 UNKNOWN_VOCABULARY = 2**31 - 1
+PROOF_WAIT_S = 5.0
+"""Longest wait of a request that failed for the proof of whose fault that is. Without it the server is to
+blame."""
 
 log = logging.getLogger("fairgate.gateway.upstream")
 
@@ -108,6 +112,7 @@ class OpenAIUpstream:
             self._client,
             vocabulary=vocabulary or UNKNOWN_VOCABULARY,
             running=self._sequences.__len__,
+            has_stand_in=lambda: any(each.is_up for each in self.stand_ins),
             on_change=self._notify,
         )
         self._link: PluginLink | None = None
@@ -309,7 +314,12 @@ class OpenAIUpstream:
         except UpstreamUnavailable:
             del self._moving[sequence_id]
             raise
-        return until_begun(first, partial(self._move, moving), lambda: self._moving.pop(sequence_id, None))
+        return until_begun(
+            first,
+            partial(self._move, moving),
+            partial(self._settled, moving),
+            lambda: self._moving.pop(sequence_id, None),
+        )
 
     def top_up(self, sequence_id: str, lease_tokens: int, lease_gpu_us: int | None) -> None:
         if (moving := self._moving.get(sequence_id)) is not None:
@@ -321,7 +331,7 @@ class OpenAIUpstream:
 
     def cancel(self, sequence_id: str, cause: str) -> None:
         if (moving := self._moving.get(sequence_id)) is not None:
-            moving.is_cancelled = True
+            moving.cancelled.set()
             if (sequence := moving.at._sequences.get(sequence_id)) is not None:
                 moving.at._stop(sequence, cause)
         elif self._link is not None:
@@ -380,7 +390,9 @@ class OpenAIUpstream:
     def _move(self, moving: _FailoverSequence, error: Exception) -> OpenAISequence | None:
         """Another attempt, on any replica."""
         able = [each for each in self.stand_ins if each.capabilities.lacks(moving.wording.needs) is None]
-        replica = None if moving.is_cancelled else next_replica(moving.tried, able, error)
+        moving.errors.append(error)
+        is_cancelled = moving.cancelled.is_set()
+        replica = None if is_cancelled else next_replica(moving.tried, able, moving.errors)
         if replica is None:
             return None
         log.info("sequence %s goes to %s: %s", moving.submit.sequence_id, replica.replica_id, error)
@@ -388,10 +400,25 @@ class OpenAIUpstream:
         submit = msgspec.structs.replace(moving.submit, lease_tokens=moving.lease_tokens)
         return replica._begin(submit, moving.wording)
 
+    async def _settled(self, moving: _FailoverSequence, error: Exception) -> Exception:
+        """The error that a request ends with: with whose fault it is, once the server has shown whether it
+        answers others, or as the refusal that it is then."""
+        if not isinstance(error, UpstreamFailed) or error.proof is None or not may_be_requests(error):
+            return error
+        proof, left = error.proof, asyncio.ensure_future(moving.cancelled.wait())
+        waiting: set[asyncio.Future[Any]] = {proof, left}
+        try:
+            await asyncio.wait(waiting, timeout=PROOF_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            left.cancel()
+        error.is_requests = proof.done() and not proof.cancelled() and proof.result()
+        refusal = error.refusal if isinstance(error, NotBegun) and error.is_requests else None
+        return refusal or error
+
     def _begin(self, submit: Submit, wording: Wording) -> OpenAISequence:
         """One attempt, on this server."""
         if not self.is_up:
-            raise UpstreamUnavailable(self._refusal or "it failed too often; it is tried again shortly")
+            raise UpstreamUnavailable(self._refusal or "it is tried again shortly")
         if (lacking := self.capabilities.lacks(wording.needs)) is not None:
             raise CapabilityLost(lacking)
         server = self.server
@@ -414,9 +441,7 @@ class OpenAIUpstream:
             is_cache_told=self._monitor.prefix_cache is not PrefixCache.HIDDEN,
             is_json=openai_request.wants_json(wording),
             threads=self._threads,
-            on_verdict=_Call(
-                self._monitor, has_fields=bool(wording.fields or wording.needs - {Capability.TEXT})
-            ).verdict,
+            on_verdict=partial(self._verdict, bool(wording.fields or wording.needs - {Capability.TEXT})),
             on_contradiction=self._monitor.contradicted,
             on_complete=self._complete,
             on_over=partial(self._over, submit.sequence_id),
@@ -466,7 +491,8 @@ class OpenAIUpstream:
     @property
     def _refusal(self) -> str:
         """Why it is not used."""
-        return self._monitor.refusal or ("" if self._link is None else self._link.refusal)
+        monitor = self._monitor
+        return monitor.refusal or monitor.silence or ("" if self._link is None else self._link.refusal)
 
     def _stop(self, sequence: OpenAISequence, cause: str) -> None:
         """Ends a sequence. A plug-in ends it within a step, and the stream brings the last word."""
@@ -492,6 +518,12 @@ class OpenAIUpstream:
             sequence.not_connected(str(error))
         else:
             sequence.connected(connection)
+
+    def _verdict(self, has_fields: bool, verdict: CallVerdict, reason: str) -> asyncio.Future[bool] | None:
+        """A call's verdict. `has_fields`: it asks for more than plain text."""
+        if has_fields and verdict in (CallVerdict.REFUSED, CallVerdict.FAILED):
+            self._monitor.trials.doubt()
+        return self._monitor.verdict(verdict, reason)
 
     def _over(self, sequence_id: str) -> None:
         sequence = self._sequences.pop(sequence_id, None)
@@ -541,7 +573,9 @@ class _FailoverSequence:
     wording: Wording
     tried: list[OpenAIUpstream]
     lease_tokens: int = 0
-    is_cancelled: bool = False
+    errors: list[Exception] = field(default_factory=list)
+    """Of all attempts so far."""
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.lease_tokens = self.submit.lease_tokens
@@ -550,20 +584,3 @@ class _FailoverSequence:
     def at(self) -> OpenAIUpstream:
         """Where it is now."""
         return self.tried[-1]
-
-
-class _Call:
-    """One call, and the monitor's epoch for its end."""
-
-    __slots__ = ("_epoch", "_has_fields", "_monitor")
-
-    def __init__(self, monitor: ServerMonitor, *, has_fields: bool) -> None:
-        """`has_fields`: it asks for more than plain text."""
-        self._monitor = monitor
-        self._has_fields = has_fields
-        self._epoch = monitor.begin()
-
-    def verdict(self, verdict: CallVerdict, reason: str) -> None:
-        if self._has_fields and verdict in (CallVerdict.REFUSED, CallVerdict.FAILED):
-            self._monitor.trials.doubt()
-        self._epoch = self._monitor.verdict(self._epoch, verdict, reason)

@@ -96,6 +96,14 @@ CASES: list[tuple[str, ApiError]] = [
     ("queue_full", errors.queue_full("full", 2.0, tenant=False)),
     ("engine_lost", errors.engine_lost(0)),
     ("engine_lost", errors.engine_lost(7)),
+    ("requests_keep_failing", errors.requests_keep_failing(5, "it answered with status 500", 1.5)),
+    *(
+        ("upstream_error", errors.upstream_error(tokens, why))
+        for tokens in (0, 7)
+        for why in ("", "it failed")
+    ),
+    ("upstream_key_refused", errors.upstream_key_refused()),
+    ("upstream_full", errors.upstream_full()),
 ]
 
 

@@ -9,6 +9,10 @@ _SENTENCES: tuple[tuple[str, str], ...] = (
         " window, or ask for fewer tokens.",
     ),
     ("rate_limit_exceeded", "Come back after the time that the answer names, or raise the limit."),
+    (
+        "requests_keep_failing upstream_request_failed",
+        "The server of the model answers other requests and fails at these: the message says how.",
+    ),
     ("too_many_end_users", "Wait until a counter of another end user is free."),
     ("limit_not_kept", "The quota store cannot keep this limit: an operator changes the limit or the store."),
     (
@@ -67,7 +71,7 @@ _SENTENCES: tuple[tuple[str, str], ...] = (
         "Too many connections or large bodies at a time: use fewer, or try again later.",
     ),
     (
-        "capability_unavailable engine_unavailable engine_failed engine_lost upstream_error"
+        "capability_unavailable engine_unavailable engine_failed engine_lost upstream_error upstream_full"
         " database_unavailable quota_store_unavailable settlement_pending shutting_down internal_error",
         "Something here was away or failed: try again shortly; operators find it under Upstreams and in the"
         " log.",

@@ -1,84 +1,78 @@
-"""States and transitions of the circuit breaker."""
+"""States and transitions of the circuit breaker, on virtual time."""
 
 from __future__ import annotations
 
 from gateway.upstream.health.breaker import Breaker, BreakerRule, BreakerState
 
-RULE = BreakerRule(failures=3, first_open_s=2.0, longest_open_s=7.0, trials=2)
+RULE = BreakerRule(ask_every_s=1.0, first_open_s=2.0, longest_open_s=7.0)
+
+
+def ask(breaker: Breaker, now_s: float, *, is_well: bool) -> None:
+    assert breaker.ask_in_s(now_s) == 0.0
+    breaker.asking(now_s)
+    assert breaker.ask_in_s(now_s) is None, "one at a time"
+    breaker.answered(is_well, now_s)
 
 
 def opened(at_s: float = 0.0) -> Breaker:
     breaker = Breaker(RULE)
-    for _ in range(RULE.failures):
-        breaker.failed(breaker.begin(at_s), at_s)
+    breaker.suspect()
+    ask(breaker, at_s, is_well=False)
     return breaker
 
 
-def test_it_opens_after_so_many_failures_in_a_row() -> None:
+def test_failed_requests_alone_never_open_it() -> None:
     breaker = Breaker(RULE)
-    for _ in range(RULE.failures - 1):
-        breaker.failed(breaker.begin(0.0), 0.0)
-    assert breaker.state(0.0) is BreakerState.CLOSED
-    breaker.succeeded(breaker.begin(0.0))
-    for _ in range(RULE.failures - 1):
-        breaker.failed(breaker.begin(0.0), 0.0)
-    assert breaker.allows(0.0), "a success between them starts the count anew"
-    breaker.failed(breaker.begin(0.0), 0.0)
-    assert breaker.state(0.0) is BreakerState.OPEN
-    assert not breaker.allows(1.99)
-    assert breaker.retry_in_s(0.5) == 1.5
+    assert breaker.ask_in_s(0.0) is None, "without a failure the server is not asked"
+    for now_s in range(100):
+        breaker.suspect()
+        ask(breaker, now_s, is_well=True)
+        assert breaker.is_closed
+    breaker.suspect()
+    assert breaker.state(100.0) is BreakerState.CLOSED
 
 
-def test_half_open_it_lets_few_through_and_the_first_success_closes_it() -> None:
-    breaker = opened()
-    assert breaker.state(2.0) is BreakerState.HALF_OPEN
-    trials = []
-    while breaker.allows(2.0) and len(trials) <= RULE.trials:
-        trials.append(breaker.begin(2.0))
-    assert len(trials) == RULE.trials
-    breaker.succeeded(trials[0])
-    assert breaker.state(2.0) is BreakerState.CLOSED
-    breaker.failed(trials[1], 2.0)
-    breaker.failed(trials[1], 2.0)
-    breaker.failed(trials[1], 2.0)
-    assert breaker.state(2.0) is BreakerState.CLOSED, "a call of before says nothing about now"
+def test_however_many_fail_the_server_is_asked_once_a_second() -> None:
+    breaker, asked = Breaker(RULE), []
+    for tenth in range(50):
+        breaker.suspect()
+        if breaker.ask_in_s(tenth / 10) == 0.0:
+            ask(breaker, tenth / 10, is_well=True)
+            asked.append(tenth / 10)
+    assert asked == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
-def test_a_failed_trial_opens_it_for_twice_as_long_up_to_a_bound() -> None:
-    breaker = opened()
-    now_s, pauses = 0.0, [breaker.retry_in_s(0.0)]
-    for _ in range(4):
+def test_it_opens_where_the_server_does_not_answer_and_waits_twice_as_long_each_time() -> None:
+    breaker, now_s = opened(), 0.0
+    pauses = [breaker.retry_in_s(0.0)]
+    for _ in range(3):
+        assert breaker.state(now_s) is BreakerState.OPEN
         now_s += breaker.retry_in_s(now_s)
-        breaker.failed(breaker.begin(now_s), now_s)
+        ask(breaker, now_s, is_well=False)
         pauses.append(breaker.retry_in_s(now_s))
-    assert pauses == [2.0, 4.0, 7.0, 7.0, 7.0]
+    assert pauses == [2.0, 4.0, 7.0, 7.0]
     now_s += 7.0
-    breaker.succeeded(breaker.begin(now_s))
-    for _ in range(RULE.failures):
-        breaker.failed(breaker.begin(now_s), now_s)
-    assert breaker.retry_in_s(now_s) == 2.0, "after a success it begins with the short pause again"
+    ask(breaker, now_s, is_well=True)
+    breaker.suspect()
+    ask(breaker, now_s + 1.0, is_well=False)
+    assert breaker.retry_in_s(now_s + 1.0) == 2.0, "once it has answered it begins with the short pause again"
 
 
-def test_an_abandoned_call_gives_its_trial_back() -> None:
+def test_half_open_nothing_passes_until_the_server_has_answered() -> None:
     breaker = opened()
-    first, _ = breaker.begin(2.0), breaker.begin(2.0)
-    assert not breaker.allows(2.0)
-    breaker.abandoned(first)
-    assert breaker.allows(2.0)
+    assert (breaker.state(1.99), breaker.ask_in_s(1.5)) == (BreakerState.OPEN, 0.5)
+    assert (breaker.state(2.0), breaker.ask_in_s(2.0)) == (BreakerState.HALF_OPEN, 0.0)
+    breaker.asking(2.0)
+    assert not breaker.is_closed
+    breaker.answered(True, 2.5)
+    assert breaker.state(2.5) is BreakerState.CLOSED
+    assert breaker.ask_in_s(9.0) is None
 
 
-def test_a_success_of_a_call_begun_before_it_opened_does_not_close_it() -> None:
+def test_what_fails_while_it_is_asked_is_a_suspicion_of_its_own() -> None:
     breaker = Breaker(RULE)
-    early = breaker.begin(0.0)
-    for _ in range(RULE.failures):
-        breaker.failed(breaker.begin(0.0), 0.0)
-    breaker.succeeded(early)
-    assert breaker.state(0.0) is BreakerState.OPEN
-
-
-def test_an_answer_that_fails_later_is_a_failure_of_now() -> None:
-    breaker = opened()
-    later = breaker.succeeded(breaker.begin(2.0))
-    for _ in range(RULE.failures):
-        breaker.failed(later, 3.0)
-    assert breaker.state(3.0) is BreakerState.OPEN
+    breaker.suspect()
+    breaker.asking(0.0)
+    breaker.suspect()
+    breaker.answered(True, 0.4)
+    assert breaker.ask_in_s(0.4) == 0.6

@@ -164,11 +164,15 @@ def test_garbage_is_garbage(data: bytes) -> None:
 
 
 def test_refusals_mean_what_they_say() -> None:
-    means = {status: response.meaning(status) for status in (302, 400, 401, 404, 413, 422, 429, 500, 503)}
+    means = {
+        status: response.meaning(status) for status in (302, 400, 401, 403, 404, 405, 413, 422, 429, 500, 503)
+    }
     assert [status for status, each in means.items() if each is Meaning.REFUSED] == [400, 413, 422]
     assert [status for status, each in means.items() if each is Meaning.BUSY] == [429]
-    assert [status for status, each in means.items() if each is Meaning.OURS] == [302, 401, 404]
-    assert [status for status, each in means.items() if each is Meaning.FAILED] == [500, 503]
+    assert [status for status, each in means.items() if each is Meaning.KEY] == [401]
+    assert [status for status, each in means.items() if each is Meaning.UNSURE] == [403, 404, 405]
+    assert [status for status, each in means.items() if each is Meaning.AWAY] == [503]
+    assert [status for status, each in means.items() if each is Meaning.FAILED] == [302, 500]
     assert response.refusal(b"<html>")[0] == "invalid_request"
     code, message, _ = response.refusal(b'{"object": "error", "message": "maximum context length is 5"}')
     assert code == "context_length_exceeded"

@@ -1,0 +1,93 @@
+"""Back-off of tenants whose requests keep failing at a server that answers others.
+
+Counted are failures in a row that were the request's own by the server's proof
+(`UpstreamFailed.is_requests`). From `free` on the tenant's requests to this model are refused: one is let in
+after each pause, and each one that fails doubles the pause. A success, or a long time without a failure,
+forgets everything. Pure: time is passed in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BackOffRule:
+    """How many failures in a row are free, and how long the pauses after them are."""
+
+    free: int = 5
+    first_s: float = 1.0
+    longest_s: float = 30.0
+    forget_after_s: float = 120.0
+    most_tenants: int = 1024
+    """Remembered; of more the one that failed longest ago is forgotten."""
+
+
+class TenantHeldOff(Exception):
+    """Too many of this tenant's requests failed in a row. `why`: what became of the last one."""
+
+    def __init__(self, failures: int, why: str, retry_after_s: float) -> None:
+        super().__init__(f"{failures} requests of this tenant failed in a row: {why}")
+        self.failures = failures
+        self.why = why
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(slots=True)
+class _Failing:
+    failures: int
+    why: str
+    failed_s: float
+    pauses: int = 0
+    """So far; 0: it does not wait."""
+    until_s: float = 0.0
+    is_tried: bool = False
+    """A request was let in after the last pause."""
+
+
+class FailingTenants:
+    """Those of one pool. One writer."""
+
+    def __init__(self, rule: BackOffRule | None = None) -> None:
+        self._rule = rule or BackOffRule()
+        self._tenants: dict[str, _Failing] = {}
+        """The one that failed last is the last one."""
+
+    def __len__(self) -> int:
+        return len(self._tenants)
+
+    def check(self, tenant_id: str, now_s: float) -> None:
+        """A request arrives. Raises `TenantHeldOff` while its tenant waits."""
+        found = self._tenants.get(tenant_id)
+        if found is None or not found.pauses:
+            return
+        if now_s - found.failed_s > self._rule.forget_after_s:
+            del self._tenants[tenant_id]
+            return
+        if now_s < found.until_s:
+            raise TenantHeldOff(found.failures, found.why, found.until_s - now_s)
+        # This one is let in; the others wait for what becomes of it, or for as long again.
+        found.is_tried, found.until_s = True, now_s + self._pause_s(found.pauses)
+
+    def succeeded(self, tenant_id: str) -> None:
+        """A request was answered."""
+        self._tenants.pop(tenant_id, None)
+
+    def failed(self, tenant_id: str, why: str, now_s: float) -> bool:
+        """A request failed by its own fault; whether its tenant waits from now on and did not before."""
+        found = self._tenants.pop(tenant_id, None)
+        if found is None or now_s - found.failed_s > self._rule.forget_after_s:
+            found = _Failing(0, why, now_s)
+        self._tenants[tenant_id] = found
+        if len(self._tenants) > self._rule.most_tenants:
+            del self._tenants[next(iter(self._tenants))]
+        found.failures, found.why, found.failed_s = found.failures + 1, why, now_s
+        # What came in before the pause counts, and does not lengthen it.
+        if not found.is_tried and (found.pauses or found.failures < self._rule.free):
+            return False
+        found.pauses, found.is_tried = found.pauses + 1, False
+        found.until_s = now_s + self._pause_s(found.pauses)
+        return found.pauses == 1
+
+    def _pause_s(self, pauses: int) -> float:
+        return min(self._rule.longest_s, self._rule.first_s * 2.0 ** min(pauses - 1, 30))
