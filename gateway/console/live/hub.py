@@ -9,23 +9,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from typing import Any, Generic, TypeVar, cast
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import Counter as CounterMetric
 
+from tenants.people.person import Person
+from tenants.people.roles import Role
 from tenants.storage.task_stop import stop
 
 TICK_S = 1.0
 MAX_WATCHERS = 200
 """Of one gateway: each is an open connection and a page that is made once a second."""
+OWNERS_PART = 40
+"""Of these, kept for owners: whoever else watches, one who has to act can look."""
+MOST_OF_PERSON = 20
 
 T = TypeVar("T")
 log = logging.getLogger("fairgate.gateway.console")
 
 
 class HubFull(Exception):
-    """As many watch already as may."""
+    """As many watch already as may, or as this person may."""
 
 
 class Topic(Generic[T]):
@@ -89,8 +96,9 @@ class LiveHub:
         self.tick_s = tick_s
         self.is_closed = False
         self._most = most
+        self._of_person: Counter[str] = Counter()
         self._topics: dict[Hashable, Topic[Any]] = {}
-        self._made = Counter(
+        self._made = CounterMetric(
             "fairgate_console_snapshots",
             "Snapshots made for pages of the console that are watched or opened.",
             registry=registry,
@@ -104,10 +112,12 @@ class LiveHub:
         """How many watch now."""
         return sum(each.watchers for each in self._topics.values())
 
-    @property
-    def has_room(self) -> bool:
-        """Whether one more may watch."""
-        return not self.is_closed and self.watchers < self._most
+    def refusal(self, person: Person) -> str:
+        """Why this person may not watch one more page; empty: they may."""
+        if self._of_person[person.person_id] >= MOST_OF_PERSON:
+            return f"You have {MOST_OF_PERSON} live pages open, which is the most: close one."
+        kept = 0 if person.role is Role.OWNER else OWNERS_PART
+        return "Too many live pages are open." if self.is_closed or self.watchers >= self._most - kept else ""
 
     async def look(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
         """One snapshot, which is no older than a tick. Raises what `make` does."""
@@ -117,12 +127,15 @@ class LiveHub:
             return topic.latest
 
     @contextlib.asynccontextmanager
-    async def watch(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> AsyncIterator[Topic[T]]:
-        """A topic that is renewed every tick while this lasts. Raises `HubFull`."""
-        if not self.has_room:
-            raise HubFull
+    async def watch(
+        self, key: Hashable, make: Callable[[], Awaitable[T]], person: Person
+    ) -> AsyncIterator[Topic[T]]:
+        """A topic that is renewed every tick while this lasts. Raises `HubFull` with the refusal."""
+        if refusal := self.refusal(person):
+            raise HubFull(refusal)
         async with self._topic(key, make) as topic:
             topic.watchers += 1
+            self._of_person[person.person_id] += 1
             self._watching.set(self.watchers)
             if topic.task is None:
                 topic.task = asyncio.create_task(self._tick(topic), name="console snapshots")
@@ -130,6 +143,7 @@ class LiveHub:
                 yield topic
             finally:
                 topic.watchers -= 1
+                self._of_person -= Counter([person.person_id])  # none of a person is no entry
                 self._watching.set(self.watchers)
                 if not topic.watchers and topic.task is not None:
                     topic.task.cancel()

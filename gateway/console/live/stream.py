@@ -124,7 +124,7 @@ async def _events(
     began_s = looked_s = deps.clock()
     number = 0
     try:
-        async with hub.watch(key, make) as topic:
+        async with hub.watch(key, make, session.person) as topic:
             while await topic.after(number):
                 number = topic.number
                 now_s = deps.clock()
@@ -140,9 +140,8 @@ async def _events(
     except DatabaseUnavailable:
         # No session can be looked up. The browser connects again, and is let in when that is over.
         return
-    except HubFull:
-        why = "Too many live pages are open: this one shows what was so when it was opened."
-        yield last_event(why, page, "Look again")
+    except HubFull as full:
+        yield last_event(f"{full} This one shows what was so when it was opened.", page, "Look again")
 
 
 async def _is_open(request: Request[Any, Any, Any], session: Session) -> bool:

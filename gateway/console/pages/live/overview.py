@@ -92,7 +92,13 @@ async def overview_page(request: Request[Any, Any, Any]) -> Response[str]:
     hub, deps = hub_of(request), gateway_of(request).deps
     shown = OverviewWriter().shown(await hub.look(TOPIC, maker_of(request).make))
     past = await read_past_hour(deps.admin, deps.directory, shown["now"].at_us)
-    return page_response("live/overview.html", visit_of(request), is_live=hub.has_room, past=past, **shown)
+    return page_response(
+        "live/overview.html",
+        visit_of(request),
+        full=hub.refusal(visit_of(request).person),
+        past=past,
+        **shown,
+    )
 
 
 @page(f"{PATH}{LIVE}", act=Act.READ_PLATFORM)

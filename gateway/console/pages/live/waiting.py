@@ -131,7 +131,7 @@ async def waiting_page(request: Request[Any, Any, Any]) -> Response[str]:
     return page_response(
         "live/waiting.html",
         visit_of(request),
-        is_live=hub.has_room,
+        full=hub.refusal(visit_of(request).person),
         stream=with_query(f"{PATH}{LIVE}", question.query),
         typed=question.query,
         tiers=tuple(Tier),

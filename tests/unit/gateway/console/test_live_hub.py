@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.console.live.hub import HubFull, LiveHub
+from gateway.console.live.hub import MOST_OF_PERSON, OWNERS_PART, HubFull, LiveHub
 from gateway.console.live.stream import streamed
+from tenants.people.person import Person
+from tenants.people.roles import Role
 
 TICKS = 5
+OWNER = Person("a", "Ann", Role.OWNER, frozenset(), "active", True, 1, 0)
 
 
 class Counted:
@@ -37,7 +42,7 @@ async def test_fifty_watchers_get_the_same_snapshots_and_each_is_made_once() -> 
 
     async def watch() -> list[int]:
         seen: list[int] = []
-        async with hub.watch("all", counted.make) as topic:
+        async with hub.watch("all", counted.make, OWNER) as topic:
             while len(seen) < TICKS and await topic.after(topic.number if seen else 0):
                 seen.append(topic.latest)
         return seen
@@ -63,19 +68,32 @@ async def test_pages_opened_together_share_one_snapshot() -> None:
     assert await hub.look("one tenant's", counted.make) == 2
 
 
-async def test_one_more_than_may_watch_is_refused_and_a_place_is_given_back() -> None:
-    hub = LiveHub(CollectorRegistry(), tick_s=60.0, most=1)
-    async with hub.watch("a", Counted().make):
-        assert not hub.has_room
-        with pytest.raises(HubFull):
-            async with hub.watch("b", Counted().make):
-                pass
-    assert hub.has_room
+async def test_one_person_has_so_many_places_and_owners_have_some_that_no_other_takes() -> None:
+    hub = LiveHub(CollectorRegistry(), tick_s=60.0, most=OWNERS_PART + 2 * MOST_OF_PERSON)
+    async with AsyncExitStack() as open_pages:
+
+        async def opens(who: Person, pages: int) -> None:
+            for _ in range(pages):
+                await open_pages.enter_async_context(hub.watch("a", Counted().make, who))
+
+        first, second = (replace(OWNER, person_id=name, role=Role.MEMBER) for name in ("b", "c"))
+        await opens(first, MOST_OF_PERSON)
+        with pytest.raises(HubFull, match=f"You have {MOST_OF_PERSON} live pages open"):
+            await opens(first, 1)
+        await opens(second, MOST_OF_PERSON)
+        with pytest.raises(HubFull, match="Too many live pages are open"):
+            await opens(replace(first, person_id="d"), 1)
+        assert not hub.refusal(OWNER)
+        await opens(OWNER, MOST_OF_PERSON)
+        await opens(replace(OWNER, person_id="e"), OWNERS_PART - MOST_OF_PERSON)
+        assert hub.refusal(replace(OWNER, person_id="f"))
+    assert not hub.refusal(first)  # a place is given back
+    assert hub.watchers == 0
 
 
 async def test_a_gateway_that_stops_ends_all_who_wait_and_takes_no_more() -> None:
     hub = LiveHub(CollectorRegistry(), tick_s=60.0)
-    async with hub.watch("a", Counted().make) as topic:
+    async with hub.watch("a", Counted().make, OWNER) as topic:
         assert await topic.after(0)
         waiting = asyncio.create_task(topic.after(topic.number))
         await asyncio.sleep(0)
@@ -83,7 +101,7 @@ async def test_a_gateway_that_stops_ends_all_who_wait_and_takes_no_more() -> Non
         hub.end_streams()
         assert await waiting is False
         with pytest.raises(HubFull):
-            async with hub.watch("a", Counted().make):
+            async with hub.watch("a", Counted().make, OWNER):
                 pass
     await hub.close()
 
@@ -98,7 +116,7 @@ async def test_a_snapshot_that_fails_ends_no_stream() -> None:
         return len(made)
 
     hub = LiveHub(CollectorRegistry(), tick_s=0.0)
-    async with hub.watch("a", make) as topic:
+    async with hub.watch("a", make, OWNER) as topic:
         assert await topic.after(0)
         assert topic.latest == 2
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tenants.config_file.errors import ConfigInvalid, as_text, place_of
-from tenants.config_file.yaml_reader import MAX_DEPTH, MAX_FILE_BYTES, BadFile, read_file, read_yaml
+from tenants.config_file.yaml_reader import (
+    MAX_DEPTH,
+    MAX_FILE_BYTES,
+    MAX_ITEMS,
+    BadFile,
+    read_file,
+    read_yaml,
+)
 
 BEGIN = "version: 1\ntenants:\n"
 
@@ -66,6 +73,13 @@ def test_a_bomb_of_anchors_ends_at_its_first_anchor() -> None:
         for before, name in zip("abcdefgh", "bcdefghi", strict=True)
     )
     assert refusal(bomb).line == 1
+
+
+def test_a_file_of_too_many_values_is_read_no_further_than_that() -> None:
+    lines = MAX_ITEMS // 10
+    error = refusal("version: 1\nx:\n" + "- [a,a,a,a,a,a,a,a,a]\n" * (2 * lines))
+    assert f"more than {MAX_ITEMS} keys and values" in str(error)
+    assert error.line == lines + 2
 
 
 def test_a_file_that_is_too_large_is_not_parsed() -> None:
