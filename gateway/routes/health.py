@@ -36,7 +36,8 @@ async def healthz() -> Response[bytes]:
     description="503 with the checks that fail: database (it answers, and stored what was last written),"
     " quota store, engine (also while another process runs under this gateway's id), and where gateways share"
     " queues `shared_queue`. A quota store that is away does not fail while slices of the limits are given"
-    " out without it, nor a broken queue while this gateway decides alone; the check then begins with `local`.",
+    " out without it, nor a broken queue while this gateway decides alone; the check then begins with"
+    " `local`.",
     opt={"answers": {503: "Something is missing."}, "plain": 503},
 )
 async def readyz(request: Request[Any, Any, Any]) -> Response[bytes]:

@@ -328,6 +328,19 @@ def test_a_key_that_is_lost_or_spoilt_costs_no_request(redis_url: str, how: str)
                 load.end()
 
 
+def test_a_tenant_that_is_missing_is_not_taken_for_a_new_one(redis_url: str) -> None:
+    """It would begin with no charge, and its lines with a count below nothing."""
+    with redis.Redis.from_url(redis_url) as client:
+        load = Load(client)
+        for tenant in ("rich", "poor"):
+            client.hdel(load.house.pool.keys[1], tenant)
+        load.house.east.finish(load.house.running(load.house.east)[0], 100, 50, load.house.now_s)
+        with pytest.raises(ResponseError, match="has lost"):
+            load.house.east.exchange(load.house.now_s)
+        load.house.east.session.refused()
+        load.end()
+
+
 CUT = """
 local calls = 0
 local redis = {pcall = redis.pcall, call = function(...)
@@ -348,11 +361,15 @@ def _cut_after(client: Any, calls: int) -> bool:
     message = east.session.message(now_s, east.replicas)
     assert message is not None
     arguments = [*message.arguments(round(now_s * 1e6), "east"), calls]
+    meta = load.house.pool.keys[0]
+    epoch = client.hget(meta, "epoch")
     try:
         east.session.answered(client.eval(CUT + codec.script(), 16, *load.house.pool.keys, *arguments), now_s)
     except ResponseError:
         east.session.refused()
         load.end()
+        # The first two read what is there, and say that this call has begun.
+        assert calls < 2 or client.hget(meta, "epoch") != epoch, "half of it was relied on"
         return True
     return False
 

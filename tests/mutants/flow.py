@@ -262,7 +262,7 @@ _BROKEN: list[Broken] = [
         "a tenant that is missing begins with nothing",
         "      return get(id, true) or error(hash .. ' has lost ' .. tostring(id))\n",
         "      return get(id)\n",
-        f"{HOUSE}::test_a_key_that_is_lost_or_spoilt_costs_no_request",
+        f"{HOUSE}::test_a_tenant_that_is_missing_is_not_taken_for_a_new_one",
     ),
     (
         f"{LUA}/1_state.lua",

@@ -266,8 +266,8 @@ class PoolSession:
         self._acts, self._progress, self._foreseen, self._confirmed = [], {}, {}, []
         self._served, self._serials, self._lifts = {}, {}, {}
         self._is_urgent = False
-        # Gateways that are refused at the same time delete once: who is late does not know the new epoch. Where
-        # that was not enough, this gateway may have missed an epoch, and deletes whatever is there.
+        # Gateways that are refused at the same time delete once: who is late does not know the new epoch.
+        # Where that was not enough, this gateway may have missed an epoch, and deletes whatever is there.
         ends = (self._epoch if self.refusals == BROKEN_AFTER else "") or EVERY_EPOCH
         ends_epoch = ends if self.is_broken else ""
         return PoolMessage(self._epoch, self._life, self._number, packed, ends_epoch)
@@ -293,8 +293,8 @@ class PoolSession:
         return self.refusals >= BROKEN_AFTER
 
     def answered(self, packed: bytes, now_s: float) -> PoolNews:
-        """The answer to the message that is out. Raises `msgspec.DecodeError`, and `UnknownPolicy` for an order
-        that no gateway has set."""
+        """The answer to the message that is out. Raises `msgspec.DecodeError`, and `UnknownPolicy` for an
+        order that no gateway has set."""
         answer = codec.answer(packed)
         self._out, self._is_out = None, False
         if answer.status != "ok":
