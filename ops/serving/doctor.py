@@ -311,7 +311,7 @@ async def _redis(settings: Settings) -> Finding:
 
 
 async def _eviction_policy(url: str) -> str | None:
-    """What Redis drops where memory is short, by INFO (managed servers refuse CONFIG); None: it does not say."""
+    """What Redis drops where memory is short, by INFO (managed ones refuse CONFIG); None: it does not say."""
     from redis.asyncio import Redis
     from redis.exceptions import RedisError
 
