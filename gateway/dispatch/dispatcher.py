@@ -176,7 +176,7 @@ class Dispatcher:
         caller's `finish` ends it.
 
         The future, or this call, raises `QueueRefused`, `QueueExpired`, `NoEngineAvailable`,
-        `CapabilityLost`, `Closing`.
+        `CapabilityLost`, `QuotaStoreUnavailable`, `Closing`.
         """
         if self._closing:
             raise Closing

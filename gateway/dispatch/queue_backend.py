@@ -42,7 +42,8 @@ class QueueBackend(Protocol):
         ...
 
     def enqueue(self, ticket: Ticket, now_s: float) -> QueueFull | None:
-        """Queues a request, or refuses it. Raises `ValueError` when its id is known already."""
+        """Queues a request, or refuses it. Raises `ValueError` when its id is known already,
+        `QuotaStoreUnavailable` where a shared queue is broken."""
         ...
 
     def cancel(self, entry_id: str, now_s: float) -> bool:

@@ -64,6 +64,11 @@ class QueueSharing:
         self.queues.append(queue)
         return queue
 
+    @property
+    def is_broken(self) -> bool:
+        """Redis takes nothing from this gateway for some queue."""
+        return any(queue.is_broken for queue in self.queues)
+
     def control(self, flow: FlowController) -> ControlFeed | None:
         """How gateways agree on the knobs of the queue of which `flow` is this one's part; None: it is this
         one's own."""

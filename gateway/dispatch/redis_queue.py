@@ -8,7 +8,8 @@ heartbeat shows that this gateway lives, and brings what a broken subscription m
 
 While Redis does not answer no request is dispatched, unless this gateway may go on alone (`store_failure:
 local`): then its own controller decides about its own requests. When Redis answers again the gateway joins
-anew with everything it has; counters that were lost begin equal.
+anew with everything it has; counters that were lost begin equal. Redis that answers and refuses what it is
+told is away, too; after `BROKEN_AFTER` refusals in a row the queue is broken, and its keys are deleted.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +28,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from engine.messages import TenantShare
+from engine.scheduling.policy import UnknownPolicy
 from gateway.background import every
 from gateway.dispatch.control_feed import ControlFeed
 from gateway.dispatch.load_feed import TELL_EVERY_S, LoadFeed
@@ -33,10 +36,11 @@ from gateway.dispatch.queue_backend import OnRefused, OnTurns
 from gateway.flow.controller import QueueFull, Ticket
 from gateway.flow.shared import codec
 from gateway.flow.shared.mirror import Mirror, require_shared
-from gateway.flow.shared.protocol import PoolMessage, PoolSession
+from gateway.flow.shared.protocol import BROKEN_AFTER, PoolMessage, PoolSession
 from gateway.flow.types import Deadlines
 from gateway.flow.window import Replica
 from tenants.quota.redis import Passenger
+from tenants.quota.store import QuotaStoreUnavailable
 from tenants.storage.redis_options import redis_options
 from tenants.storage.task_stop import stop
 
@@ -46,6 +50,9 @@ VIEWS_S = 0.25
 """Service that is heard of is told to the pool at the latest after this time: what tenants had, as other
 gateways see it, is older by no more."""
 RETRY_S = 0.25
+MOST_DOUBLINGS = 7
+"""Of that pause, for a gateway that goes on being refused: each of its tries may cost the others a second."""
+TELL_REFUSAL_EVERY_S = 60.0
 LOOK_S = 0.5
 """How often forecasts learn what waits at other gateways."""
 LOOK_TENANTS = 64
@@ -84,6 +91,8 @@ class RedisQueue:
         self._gateway_id = gateway_id
         self._keys = codec.keys(prefix, pool)
         self._channel = codec.channel(prefix, pool, gateway_id)
+        self._epochs = self._keys[0]
+        """The channel in which a gateway says that the pool has begun anew with it."""
         # An exchange is repeated by the session, under its number, never by the client library.
         self._redis: Any = redis_client.Redis.from_url(
             url, retry=Retry(NoBackoff(), 0), **redis_options(timeout_s)
@@ -102,7 +111,10 @@ class RedisQueue:
         self._views: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.is_away = False
-        """Redis does not answer."""
+        """Redis does not answer, or refuses what it is told."""
+        self._pause_s = RETRY_S
+        self._refusal_told_s = {False: -math.inf, True: -math.inf}
+        """When a refusal was logged last: the first ones, and those of a broken queue."""
         self.is_listening = False
         """The subscription to this gateway's channel works."""
         self._replicas: Callable[[], Sequence[Replica]] = list
@@ -118,6 +130,11 @@ class RedisQueue:
     def belongs(self) -> bool:
         """The pool knows this gateway."""
         return self._session.belongs
+
+    @property
+    def is_broken(self) -> bool:
+        """Redis answers, and takes nothing from this gateway."""
+        return self._session.is_broken
 
     @property
     def is_alone(self) -> bool:
@@ -166,6 +183,8 @@ class RedisQueue:
     # ------------------------------------------------------------ what happens here
 
     def enqueue(self, ticket: Ticket, now_s: float) -> QueueFull | None:
+        if self.is_broken and not self.is_alone:
+            raise QuotaStoreUnavailable("the shared queue (Redis) is broken")
         full = self.flow.enqueue(ticket, now_s)
         if full is None and not self.is_alone:
             self._session.arrived(ticket)
@@ -281,7 +300,7 @@ class RedisQueue:
                 log.exception("the shared queue's exchange failed; it goes on")
                 self._failed()
             if self.is_away:
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(self._pause_s)
                 self._news.set()
 
     async def _exchange(self) -> None:
@@ -291,25 +310,23 @@ class RedisQueue:
         self.round_trips += 1
         try:
             self._arrived(await self._script(keys=self._keys, args=self._arguments(message)))
-        except ResponseError:
-            # Redis answers and rejects this message: everything is sent anew instead.
-            log.exception("the shared queue (Redis) refuses what this gateway says")
-            self._session.lost()
-            self._failed()
+        except (ResponseError, msgspec.DecodeError, UnknownPolicy) as error:
+            self._refused(error)
         except (RedisError, OSError, TimeoutError) as error:
             if not self.is_away:
                 log.warning("the shared queue (Redis) is away: %s", type(error).__name__)
+            self._pause_s = RETRY_S
             self._failed()
 
     def _arguments(self, message: PoolMessage) -> list[Any]:
         now_us = 0 if self._virtual_clock is None else round(self._virtual_clock() * 1e6)
-        return [now_us, message.epoch, self._gateway_id, message.life, message.number, message.packed]
+        return message.arguments(now_us, self._gateway_id)
 
     def _arrived(self, packed: bytes) -> None:
+        heard = self._session.answered(packed, self._clock())
         if self.is_away:
             log.warning("the shared queue (Redis) answers again")
-            self.is_away = False
-        heard = self._session.answered(packed, self._clock())
+            self.is_away, self._pause_s = False, RETRY_S
         for entry_id, full in heard.refused:
             self._on_refused(entry_id, full)
         if heard.turns:
@@ -320,6 +337,16 @@ class RedisQueue:
             self._news.set()
         elif self._session.has_news:
             self._defer()
+
+    def _refused(self, error: Exception) -> None:
+        """Redis rejects the message, or its answer is not understood: everything is sent anew instead."""
+        self._session.refused()
+        self._pause_s = RETRY_S * 2 ** min(max(0, self._session.refusals - BROKEN_AFTER), MOST_DOUBLINGS)
+        if self._clock() - self._refusal_told_s[self.is_broken] >= TELL_REFUSAL_EVERY_S:
+            self._refusal_told_s[self.is_broken] = self._clock()
+            what = "is broken, and built anew: it refuses" if self.is_broken else "refuses"
+            log.error("the shared queue (Redis) %s what this gateway says: %s", what, error)
+        self._failed()
 
     def _failed(self) -> None:
         self._session.failed()
@@ -348,15 +375,17 @@ class RedisQueue:
         while True:
             try:
                 async with self._redis.pubsub() as subscription:
-                    await subscription.subscribe(self._channel)
+                    await subscription.subscribe(self._channel, self._epochs)
                     while True:
                         heard = await subscription.get_message(timeout=self._heartbeat_s)
                         if heard is None:
                             continue
                         if heard["type"] == "subscribe":
                             self.is_listening = True
-                        elif heard["type"] == "message":
+                        elif heard["type"] == "message" and heard["channel"].decode() == self._channel:
                             self._published(heard["data"])
+                        elif heard["type"] == "message" and heard["data"].decode() != self._gateway_id:
+                            self._news.set()
             except (RedisError, OSError, TimeoutError):
                 self.is_listening = False
                 # It may have lost everything: rejoin soon.

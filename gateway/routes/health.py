@@ -21,6 +21,8 @@ READY = "ready"
 REBUILDING = "its counters are being rebuilt"
 SUPERSEDED = "superseded: another process runs under this gateway's id; give each its own data directory"
 LOCAL = "local: it cannot be reached, a slice of each limit is given out without it"
+BROKEN = "broken: Redis refuses what this gateway says, and is asked again; the log has the reason"
+BROKEN_LOCAL = "local: Redis refuses what this gateway says, which decides about its own requests"
 
 
 @get(["/healthz", "/health"], summary="The process is up")
@@ -32,8 +34,9 @@ async def healthz() -> Response[bytes]:
     "/readyz",
     summary="Everything that serving needs is there",
     description="503 with the checks that fail: database (it answers, and stored what was last written),"
-    " quota store, engine (also while another process runs under this gateway's id). A quota store that is"
-    " away does not fail while slices of the limits are given out without it; its check then begins with"
+    " quota store, engine (also while another process runs under this gateway's id), and where gateways share"
+    " queues `shared_queue`. A quota store that is away does not fail while slices of the limits are given"
+    " out without it, nor a broken queue while this gateway decides alone; the check then begins with"
     " `local`.",
     opt={"answers": {503: "Something is missing."}, "plain": 503},
 )
@@ -49,7 +52,10 @@ async def readiness_of(gateway: Gateway) -> dict[str, Any]:
     )
     engine = _check_engine(gateway)
     checks = {"database": database, "quota_store": quota_store, "engine": engine}
-    ready = all(answer in ("ok", LOCAL) for answer in checks.values())
+    if (sharing := gateway.deps.sharing) is not None and sharing.queues:
+        broken = BROKEN_LOCAL if sharing.may_go_alone else BROKEN
+        checks["shared_queue"] = broken if sharing.is_broken else "ok"
+    ready = all(answer in ("ok", LOCAL, BROKEN_LOCAL) for answer in checks.values())
     return {"status": READY if ready else "not ready", "checks": checks}
 
 

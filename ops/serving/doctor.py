@@ -289,17 +289,41 @@ async def _redis(settings: Settings) -> Finding:
     from tenants.quota.redis import RedisQuotaStore
 
     store = RedisQuotaStore(settings.redis_url)
+    says = "answers"
     try:
         await store.ping()
     except QuotaStoreRecovering:
-        return Finding("redis", True, "answers; the next gateway fills its counters from the ledger")
+        says = "answers; the next gateway fills its counters from the ledger"
     except QuotaStoreUnavailable as error:
         return Finding(
             "redis", False, explain(error, settings), "start it, or correct --redis-url (FAIRGATE_REDIS_URL)"
         )
     finally:
         await store.close()
-    return Finding("redis", True, "answers")
+    policy = await _eviction_policy(settings.redis_url)
+    if policy not in (None, "noeviction"):
+        return Finding(
+            "redis",
+            False,
+            f"{says}, and drops counters and queues where its memory is full (maxmemory-policy {policy})",
+            "set maxmemory-policy noeviction (redis.conf, CONFIG SET, or the provider's parameters)",
+        )
+    return Finding("redis", True, says)
+
+
+async def _eviction_policy(url: str) -> str | None:
+    """What Redis drops where memory is short, by INFO (managed ones refuse CONFIG); None: it does not say."""
+    from redis.asyncio import Redis
+    from redis.exceptions import RedisError
+
+    from tenants.storage.redis_options import redis_options
+
+    try:
+        async with Redis.from_url(url, **redis_options(2.0)) as client:
+            policy = (await client.info("memory")).get("maxmemory_policy")
+    except (RedisError, OSError, TimeoutError):
+        return None
+    return None if policy is None else str(policy)
 
 
 async def _model(settings: Settings) -> Finding:

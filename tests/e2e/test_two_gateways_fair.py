@@ -260,3 +260,31 @@ def test_a_policy_that_cannot_be_shared_is_refused_with_the_way_out(house: tuple
     assert "fcfs, vtc, hybrid, not drr" in answer.text
     assert "gateway_queue=own" in answer.text
     assert one.status()["policy"] == "hybrid"
+
+
+def test_a_queue_that_takes_nothing_is_not_ready_and_one_that_lost_a_key_serves(
+    house: tuple[list[Server], str],
+) -> None:
+    (one, _), redis_url = house
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 4}
+
+    def answer() -> httpx.Response:
+        return client.post("/v1/completions", json=body)
+
+    def shared_queue() -> tuple[int, str]:
+        ready = client.get("/readyz")
+        return ready.status_code, ready.json()["checks"]["shared_queue"]
+
+    with redis.Redis.from_url(redis_url) as keys, one.http(one.tenant("patient")) as client:
+        assert (answer().status_code, shared_queue()) == (200, (200, "ok"))
+        for key in list(keys.scan_iter("fairgate:flow:*:gateways")):
+            keys.set(key, "garbage")
+        assert answer().status_code == 200
+        keys.execute_command("ACL", "SETUSER", "default", "-zrangebylex")
+        until(lambda: shared_queue()[0] == 503)
+        assert shared_queue()[1].startswith("broken")
+        refused = answer()
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "quota_store_unavailable")
+        keys.execute_command("ACL", "SETUSER", "default", "+zrangebylex")
+        until(lambda: shared_queue() == (200, "ok"), deadline_s=60)
+        assert answer().status_code == 200

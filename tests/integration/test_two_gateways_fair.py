@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count, takewhile
+from typing import Any
 
 import pytest
 import redis
+from redis.exceptions import ResponseError
 
 from engine.entry import COUNTER_SCALE, QueueEntry
 from engine.scheduling.counters import ServiceCounters
+from engine.scheduling.policy import UnknownPolicy
 from gateway.flow.controller import Ticket
+from gateway.flow.shared import codec
 from gateway.flow.shared.codec import FALL, PoolRule, script
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.window import OWED_PART, Replica, WindowRule
@@ -239,6 +244,164 @@ def test_a_redis_that_forgot_everything_is_told_again_and_counters_begin_equal(h
     assert abs((len(house.east.turns) - seen[0]) - (len(house.west.turns) - seen[1])) <= 2
 
 
+def _lose_an_entry(client: Any, key: str) -> None:
+    kind = client.type(key)
+    if kind == b"hash":
+        client.hdel(key, min(client.hkeys(key)))
+    elif kind == b"zset":
+        client.zremrangebyrank(key, 0, 0)
+
+
+SPOIL: dict[str, Callable[[Any, str], object]] = {
+    "lost": lambda client, key: client.delete(key),
+    "a string": lambda client, key: client.set(key, "garbage"),
+    "a list": lambda client, key: (client.delete(key), client.rpush(key, "garbage")),
+    "a set": lambda client, key: (client.delete(key), client.sadd(key, "garbage")),
+    "a hash": lambda client, key: (client.delete(key), client.hset(key, "garbage", "garbage")),
+    "a sorted set": lambda client, key: (client.delete(key), client.zadd(key, {"garbage": 0})),
+    "without an entry": _lose_an_entry,
+}
+OF_ENTRIES = ("tenants", "tickets", "lines")
+SERVED_WITHIN_S = 5.0
+TIERS = (1, 1, 2, 1, 1, 0, 1, 1, 2, 1, 1, 0, 1, 1)
+MOST_RUNNING = PLACES + OWED + 2 * TIERS.count(0)
+"""A tier's window counts what is of its rank and above."""
+
+
+class Load:
+    """Requests of two tenants wait and run at both gateways of a house, one of them with a reservation."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.house = house = House(client)
+        house.hear()
+        self.gateways = (house.east, house.west)
+        self.names: list[str] = []
+        for number, tier in enumerate(TIERS):
+            for gateway, tenant in zip(self.gateways, ("rich", "poor"), strict=True):
+                name = f"{tenant}-{number}"
+                entry = QueueEntry(name, tenant, house.now_s, 100, 50, tier)
+                rate = 1.0 if tenant == "poor" else 0.0
+                gateway.arrive(Ticket(entry, 1, 150, reserved_cost_per_s=rate), house.now_s)
+                gateway.exchange(house.now_s)
+                self.names.append(name)
+        house.hear()
+        assert all(house.waiting(each) and house.running(each) for each in self.gateways)
+
+    def speak(self, gateway: PoolGateway) -> None:
+        try:
+            gateway.exchange(self.house.now_s)
+        except ResponseError:
+            gateway.session.refused()
+
+    def end(self) -> None:
+        """One request after another ends, until each has had its turn: soon, once, and within the windows."""
+        house, spoilt_s = self.house, self.house.now_s
+        had = sum(len(each.turns) for each in self.gateways)
+        while any(house.running(each) or house.waiting(each) for each in self.gateways):
+            house.now_s += 0.25
+            for gateway in self.gateways:
+                self.speak(gateway)
+                gateway.listen(house.now_s)
+                assert sum(len(house.running(each)) for each in self.gateways) <= MOST_RUNNING
+                for name in house.running(gateway)[:1]:
+                    gateway.finish(name, 100, 50, house.now_s)
+            turns = [turn.ticket.entry.entry_id for each in self.gateways for turn in each.turns]
+            assert len(turns) > had or house.now_s < spoilt_s + SERVED_WITHIN_S
+            assert house.now_s < spoilt_s + 60, "some wait for ever"
+        assert sorted(turns) == sorted(self.names)
+        for gateway in self.gateways:
+            self.speak(gateway)
+            gateway.close()
+        assert not house.client.hlen(house.pool.keys[2]), "nothing is left of them"
+
+
+@pytest.mark.parametrize("how", SPOIL)
+def test_a_key_that_is_lost_or_spoilt_costs_no_request(redis_url: str, how: str) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        for number in range(codec.NUM_KEYS):
+            load = Load(client)
+            key = load.house.pool.keys[number]
+            # A hash of other loads is believed until something ends there.
+            is_believed = how == "a hash" and key.endswith("loads")
+            if key.endswith(OF_ENTRIES) or (how != "without an entry" and not is_believed):
+                SPOIL[how](client, key)
+                load.end()
+
+
+def test_a_tenant_that_is_missing_is_not_taken_for_a_new_one(redis_url: str) -> None:
+    """It would begin with no charge, and its lines with a count below nothing."""
+    with redis.Redis.from_url(redis_url) as client:
+        load = Load(client)
+        client.hdel(load.house.pool.keys[1], "rich")
+        load.house.east.finish(load.house.running(load.house.east)[0], 100, 50, load.house.now_s)
+        with pytest.raises(ResponseError, match="has lost"):
+            load.house.east.exchange(load.house.now_s)
+        load.house.east.session.refused()
+        load.end()
+
+
+CUT = """
+local calls = 0
+local redis = {pcall = redis.pcall, call = function(...)
+  calls = calls + 1
+  if calls > tonumber(ARGV[8]) then
+    error('cut')
+  end
+  return redis.call(...)
+end}
+"""
+
+
+def _cut_after(client: Any, calls: int) -> bool:
+    """Whether an exchange failed after so many commands of its script; half of it cost no request."""
+    load = Load(client)
+    east, now_s = load.house.east, load.house.now_s
+    east.finish(load.house.running(east)[0], 100, 50, now_s)
+    message = east.session.message(now_s, east.replicas)
+    assert message is not None
+    arguments = [*message.arguments(round(now_s * 1e6), "east"), calls]
+    meta = load.house.pool.keys[0]
+    epoch = client.hget(meta, "epoch")
+    try:
+        east.session.answered(client.eval(CUT + codec.script(), 16, *load.house.pool.keys, *arguments), now_s)
+    except ResponseError:
+        east.session.refused()
+        load.end()
+        # The first two read what is there, and say that this call has begun.
+        assert calls < 2 or client.hget(meta, "epoch") != epoch, "half of it was relied on"
+        return True
+    return False
+
+
+@pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.long)])
+def test_a_call_that_fails_half_way_costs_no_request(redis_url: str, step: int) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        failed = list(takewhile(lambda calls: _cut_after(client, calls), count(1, step)))
+    assert len(failed) * step > 25
+
+
+def test_who_is_refused_again_and_again_deletes_the_queue_once(house: House) -> None:
+    """What it says is right, and an entry that no check looks at is not: the name of the order."""
+    house.send(house.east, "rich", 20)
+    house.send(house.west, "poor", 20)
+    epochs = [house.client.hget(house.pool.keys[0], "epoch")]
+    house.client.hset(house.pool.keys[0], "order", "garbage")
+    for _ in range(6):
+        house.now_s += 0.25
+        for gateway in (house.east, house.west):
+            try:
+                gateway.exchange(house.now_s)
+            except UnknownPolicy:
+                gateway.session.refused()
+            epochs.append(house.client.hget(house.pool.keys[0], "epoch"))
+    assert len(set(epochs)) == 2, "the second one joins what the first has begun"
+    assert not house.east.session.is_broken
+    house.now_s += 1
+    house.east.finish(house.running(house.east)[0], 100, 50, house.now_s)
+    house.hear()
+    assert len(house.running(house.east)) + len(house.running(house.west)) >= PLACES
+
+
 def test_clocks_of_gateways_do_not_matter(house: House) -> None:
     """Each gateway has a clock of its own; the pool's time is the server's. Who came first goes first."""
     client = house.client
@@ -407,5 +570,5 @@ def test_the_script_runs_on_every_redis_found_here_and_in_a_cluster() -> None:
 
 def test_only_commands_of_redis_6_2_are_used() -> None:
     known = {"TIME", "HGET", "HGETALL", "HSET", "HDEL", "HKEYS", "HLEN", "PUBLISH"}
-    known |= {"ZADD", "ZREM", "ZRANGE", "ZRANGEBYSCORE", "ZRANGEBYLEX"}
-    assert set(re.findall(r"redis\.call\('(\w+)'", script())) == known
+    known |= {"ZADD", "ZREM", "ZRANGE", "ZRANGEBYSCORE", "ZRANGEBYLEX", "ZCARD", "EXISTS", "DEL"}
+    assert set(re.findall(r"redis\.p?call\('(\w+)'", script())) == known

@@ -23,8 +23,10 @@ from gateway.flow.shared.codec import PoolRule
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.shared.protocol import PoolSession
 from gateway.flow.window import Replica, WindowRule
+from ops.serving import doctor
+from ops.settings.settings import Settings
 from tenants.quota.redis import RedisQuotaStore
-from tenants.quota.store import Granted
+from tenants.quota.store import Granted, QuotaStoreUnavailable
 from tenants.types import Amounts
 from tests.support import services
 from tests.support.engine_process import DEADLINE_S, until
@@ -232,23 +234,47 @@ async def test_a_server_that_forgot_the_script_is_told_it_again(
             assert client.hlen("fairgate:flow:{pool}:tickets") <= 1
 
 
-async def test_a_message_that_redis_refuses_is_not_said_for_ever(redis_url: str) -> None:
-    """(Its keys were spoilt from outside: once they are right again, all goes on.)"""
-    gateway = Gateway(redis_url, "east", 2)
-    async with running(gateway):
+async def test_a_queue_that_is_spoilt_begins_anew_for_both_gateways(redis_url: str) -> None:
+    """Who has nothing to say is told, so that what runs there is counted before the next turn."""
+    east, west = Gateway(redis_url, "east", 2), Gateway(redis_url, "west", 2)
+    async with running(east, west):
+        west.arrive("runs")
+        west.arrive("runs too")
+        await west.has_turns(2)
         with redis.Redis.from_url(redis_url) as client:
-            client.delete("fairgate:flow:{pool}:lines")
-            client.set("fairgate:flow:{pool}:lines", "not a line")
+            client.set("fairgate:flow:{pool}:meta", "garbage")
+        east.arrive("first")
+        await until(lambda: east.queue.pool_queued[2] == 1 and west.queue.pool_queued[2] == 1)
+        assert east.turns == []
+        west.finish("runs")
+        await east.has_turns(1)
+
+
+@pytest.mark.parametrize("may_go_alone", [False, True])
+async def test_a_queue_that_takes_nothing_is_broken_until_it_does(
+    own_redis: services.Service, caplog: pytest.LogCaptureFixture, may_go_alone: bool
+) -> None:
+    gateway = Gateway(own_redis.url, "east", 1, may_go_alone=may_go_alone)
+    async with running(gateway):
+        with redis.Redis.from_url(own_redis.url) as client:
             gateway.arrive("first")
-            await until(lambda: gateway.queue.is_away)
-            assert gateway.turns == []
-            for key in client.scan_iter("fairgate:flow:*"):
-                client.delete(key)
-        await gateway.has_turns(1)
-        gateway.finish("first")
-        gateway.arrive("second")
-        await gateway.has_turns(2)
-        assert gateway.turns == ["first", "second"]
+            await gateway.has_turns(1)
+            gateway.arrive("second")
+            client.execute_command("ACL", "SETUSER", "default", "-zrangebylex")
+            await until(lambda: gateway.queue.is_broken)
+            if may_go_alone:
+                gateway.finish("first")
+                await gateway.has_turns(2)
+            else:
+                with pytest.raises(QuotaStoreUnavailable):
+                    gateway.arrive("refused")
+            client.execute_command("ACL", "SETUSER", "default", "+zrangebylex")
+            await until(lambda: not gateway.queue.is_broken)
+            gateway.finish(gateway.turns[-1])
+            gateway.arrive("third")
+            await gateway.has_turns(2 if not may_go_alone else 3)
+    said = [each.getMessage() for each in caplog.records if "refuses what this gateway says" in each.message]
+    assert ["broken" in line for line in said] == [False, True], "once a minute each"
 
 
 @pytest.fixture
@@ -307,6 +333,18 @@ async def test_alone_a_gateway_goes_on_by_itself_and_joins_again(own_redis: serv
         east.finish("r2")
         await east.has_turns(5)
         assert east.turns == [f"r{number}" for number in range(5)]
+
+
+@pytest.mark.parametrize("policy", ["noeviction", "allkeys-lru", "volatile-ttl", "CONFIG is refused"])
+async def test_the_doctor_wants_a_redis_that_drops_nothing(own_redis: services.Service, policy: str) -> None:
+    with redis.Redis.from_url(own_redis.url) as client:
+        if policy == "CONFIG is refused":
+            client.execute_command("ACL", "SETUSER", "default", "-config")
+        else:
+            client.config_set("maxmemory-policy", policy)
+    found = await doctor._redis(Settings(redis_url=own_redis.url))
+    assert found.ok is (policy in ("noeviction", "CONFIG is refused"))
+    assert found.ok or (policy in found.detail and "noeviction" in found.advice)
 
 
 def test_an_order_that_cannot_be_shared_is_refused_by_name() -> None:

@@ -60,9 +60,7 @@ class Pool:
         """One round trip."""
         self.exchanges += 1
         self.sent.setdefault(gateway_id, deque(maxlen=MAX_SENT)).append(message)
-        arguments: list[Any] = [
-            round(now_s * 1e6), message.epoch, gateway_id, message.life, message.number, message.packed
-        ]  # fmt: skip
+        arguments = message.arguments(round(now_s * 1e6), gateway_id)
         answer: bytes = self.script(keys=self.keys, args=arguments)
         self.given |= {turn.entry_id: turn for turn in codec.answer(answer).turns}
         return answer

@@ -28,6 +28,10 @@ from gateway.flow.shared.mirror import Mirror
 from gateway.flow.types import Reason
 from gateway.flow.window import NUM_RANKS, Replica
 
+BROKEN_AFTER = 3
+"""Refusals in a row after which nothing of the pool is relied on any more."""
+EVERY_EPOCH = "any"
+
 
 @dataclass(frozen=True, slots=True)
 class PoolMessage:
@@ -37,6 +41,12 @@ class PoolMessage:
     life: int
     number: int
     packed: bytes
+    ends_epoch: str = ""
+    """The pool's keys are deleted first if they are of this epoch."""
+
+    def arguments(self, now_us: int, gateway_id: str) -> list[Any]:
+        """Of the script; `now_us`: 0 for the server's clock."""
+        return [now_us, self.epoch, gateway_id, self.life, self.number, self.packed, self.ends_epoch]
 
 
 @dataclass(slots=True)
@@ -61,6 +71,8 @@ class PoolSession:
         self.rule = rule
         self.queued = [0] * 6
         """Waiting requests of the whole pool, as of the last answer: tier by tier, ordinary and long."""
+        self.refusals = 0
+        """Messages in a row that Redis rejected, or answered with what is not understood."""
         self._life = life
         self._names = dict(replica_names or {})
         self._own_names = {shared: own for own, shared in self._names.items()}
@@ -213,7 +225,8 @@ class PoolSession:
             self._number = 0
             self._has_engine = bool(replicas)
             brakes = _shares(self.mirror.brakes)
-            passage = codec.Joining(self.rule, self.mirror.order_name, brakes, bool(self._epoch))
+            returns = bool(self._epoch) or self.is_broken
+            passage = codec.Joining(self.rule, self.mirror.order_name, brakes, returns)
             acts = [
                 ["run", flight.ticket.entry.entry_id, self._about_running(flight, now_s)]
                 for flight in self.mirror.in_flight()
@@ -253,7 +266,11 @@ class PoolSession:
         self._acts, self._progress, self._foreseen, self._confirmed = [], {}, {}, []
         self._served, self._serials, self._lifts = {}, {}, {}
         self._is_urgent = False
-        return PoolMessage(self._epoch, self._life, self._number, packed)
+        # Gateways that are refused at the same time delete once: who is late does not know the new epoch.
+        # Where that was not enough, this gateway may have missed an epoch, and deletes whatever is there.
+        ends = (self._epoch if self.refusals == BROKEN_AFTER else "") or EVERY_EPOCH
+        ends_epoch = ends if self.is_broken else ""
+        return PoolMessage(self._epoch, self._life, self._number, packed, ends_epoch)
 
     def failed(self) -> None:
         """The message in flight got no answer: it will be repeated."""
@@ -263,8 +280,21 @@ class PoolSession:
         """Redis was away too long; others may have declared this gateway dead: rejoin."""
         self._belongs = False
 
+    def refused(self) -> None:
+        """Redis rejects the message that is out: all is sent anew, to a pool that begins anew where this goes
+        on."""
+        self.refusals += 1
+        self.failed()
+        self.lost()
+
+    @property
+    def is_broken(self) -> bool:
+        """The pool takes nothing from this gateway."""
+        return self.refusals >= BROKEN_AFTER
+
     def answered(self, packed: bytes, now_s: float) -> PoolNews:
-        """The answer to the message that is out. Raises `msgspec.DecodeError`."""
+        """The answer to the message that is out. Raises `msgspec.DecodeError`, and `UnknownPolicy` for an
+        order that no gateway has set."""
         answer = codec.answer(packed)
         self._out, self._is_out = None, False
         if answer.status != "ok":
@@ -280,6 +310,7 @@ class PoolSession:
             if self.mirror.cancel(each.entry_id, now_s):
                 full = QueueFull(each.of_tenant, each.limit, each.retry_after_s)
                 heard.refused.append((each.entry_id, full))
+        self.refusals = 0
         return heard
 
     def looked(self, packed: bytes, now_s: float) -> None:

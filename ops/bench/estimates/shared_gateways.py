@@ -69,8 +69,8 @@ class SharedRedis:
         """One message of a gateway's queue, and its answer."""
         message = session.message(now_s, sizes)
         assert message is not None, "one is out"
-        about = [message.epoch, gateway_id, message.life, message.number, message.packed]
-        return bytes(self._said(self._exchange, codec.keys(PREFIX, POOL), [_us(now_s), *about]))
+        arguments = message.arguments(_us(now_s), gateway_id)
+        return bytes(self._said(self._exchange, codec.keys(PREFIX, POOL), arguments))
 
     def look(self) -> bytes:
         """What waits in the whole pool."""

@@ -3,7 +3,7 @@
 -- KEYS, all in the slot of {pool}:
 --   1 meta      hash: epoch, order, rule, brakes (a share by rank), knobs (of the
 --               control loop, see ../control.lua), and numbers that count up (seq, begun, turns, falls, queued1..6,
---               kv, served, began0..2)
+--               kv, served, began0..2); busy: 1 while a call works, and after one that failed
 --   2 tenants   hash: tenant id -> counter, lifts, requests that wait by place, reservation (MessagePack)
 --   3 tickets   hash: request id -> a request that waits or runs (MessagePack)
 --   4 lines     sorted by name: place, tenant, arrival, request id; the lines of waiting requests
@@ -47,7 +47,7 @@ local now_s = now_us / 1000000
 
 local meta, changed_meta = {}, {}
 do
-  local flat = redis.call('HGETALL', K.meta)
+  local flat = redis.pcall('HGETALL', K.meta)
   for i = 1, #flat, 2 do
     meta[flat[i]] = flat[i + 1]
   end
@@ -66,6 +66,34 @@ local function add_to(name, amount)
   set_meta(name, text(number))
   return number
 end
+
+-- What every call leaves: whose each request is, a line for all that wait, and who stands where. A key that was lost
+-- (evicted, deleted) or has another type shows here, before anything goes by it.
+local function is_whole()
+  local waiting, keys = 0, {K.tenants}
+  for place = 1, PLACES do
+    local queued = tonumber(meta['queued' .. place] or '0')
+    if not queued then
+      return false
+    end
+    waiting = waiting + queued
+    keys[#keys + 1] = queued > 0 and standing_key(place) or nil
+  end
+  local known = redis.pcall('HLEN', K.tickets)
+  if redis.pcall('ZCARD', K.owned) ~= known or redis.pcall('ZCARD', K.lines) ~= waiting then
+    return false
+  end
+  keys[#keys + 1] = known > waiting and K.loads or nil
+  return known == 0 or redis.call('EXISTS', unpack(keys)) == #keys
+end
+
+-- Of a call that failed, half is written. Nothing of such a queue can be relied on: it begins anew, in another epoch,
+-- from what its gateways say. So it does where a gateway is refused again and again, unless another one was faster.
+if not meta.epoch or meta.busy == '1' or ARGV[7] == 'any' or ARGV[7] == meta.epoch or not is_whole() then
+  redis.call('DEL', unpack(KEYS))
+  meta = {}
+end
+redis.call('HSET', K.meta, 'busy', '1')
 
 -- Where the control loop has its knobs; none once the gateway that decides has been silent for too long.
 local knobs = meta.knobs and cmsgpack.unpack(meta.knobs) or {until_us = 0}
@@ -102,16 +130,21 @@ end
 
 local function records(hash, make)
   local known, changed = {}, {}
+  local function get(id, is_there)
+    local found = known[id]
+    if found == nil then
+      local packed = redis.call('HGET', hash, id)
+      found = packed and cmsgpack.unpack(packed) or make and not is_there and make(id) or false
+      known[id] = found
+    end
+    return found
+  end
   return {
     known = known,
-    get = function(id)
-      local found = known[id]
-      if found == nil then
-        local packed = redis.call('HGET', hash, id)
-        found = packed and cmsgpack.unpack(packed) or make and make(id) or false
-        known[id] = found
-      end
-      return found
+    get = get,
+    -- Of what has to be there. Without it the call fails, and the next one begins anew.
+    need = function(id)
+      return get(id, true) or error(hash .. ' has lost ' .. tostring(id))
     end,
     put = function(id, record)
       known[id], changed[id] = record, true
@@ -154,9 +187,11 @@ local function flush()
   tickets.flush()
   loads.flush()
   gateways.flush()
+  local words = {'busy', '0'}
   for name, value in pairs(changed_meta) do
-    redis.call('HSET', K.meta, name, value)
+    words[#words + 1], words[#words + 2] = name, value
   end
+  redis.call('HSET', K.meta, unpack(words))
 end
 
 local function num_waiting(tenant)

@@ -61,7 +61,7 @@ end
 
 -- `gateway`: that of the in-flight request which is charged, if any.
 local function charge(tenant_id, weight, cost, gateway)
-  local tenant = tenants.get(tenant_id)
+  local tenant = tenants.need(tenant_id)
   tenant.counter = tenant.counter + scaled(cost, weight)
   if gateway then
     charge_ahead(tenant, gateway, scaled(cost, weight))
@@ -75,7 +75,7 @@ local function charge(tenant_id, weight, cost, gateway)
   end
 end
 
--- Bounds the number of tenants: of those without waiting requests the lowest counters are dropped, and the
+-- Bounds the number of tenants: of those that have no request the lowest counters are dropped, and the
 -- floor, where unknown tenants start, rises to the largest of them.
 local function forget(most)
   if redis.call('HLEN', K.tenants) <= most then
@@ -84,7 +84,7 @@ local function forget(most)
   local idle = {}
   for _, id in ipairs(redis.call('HKEYS', K.tenants)) do
     local tenant = tenants.get(id)
-    if tenant and num_waiting(tenant) == 0 and not (tenant.reserved and tenant.reserved.running > 0) then
+    if tenant and num_waiting(tenant) == 0 and tenant.under_way == 0 then
       idle[#idle + 1] = {tenant.counter, id}
     end
   end

@@ -21,7 +21,7 @@ local function firsts_in(place, tenant_id, most, tier)
   local limit = tier and -1 or most
   for _, member in ipairs(redis.call('ZRANGEBYLEX', K.lines, '[' .. line, '(' .. line .. '\127', 'LIMIT', 0, limit)) do
     local id = id_of(member)
-    if not tier or tickets.get(id).tier == tier then
+    if not tier or tickets.need(id).tier == tier then
       ids[#ids + 1] = id
       if #ids == most then
         break
@@ -47,7 +47,7 @@ local function next_of(place, tenant_id, tier)
   local clock, since = number_of('served'), number_of('hybrid_since')
   local best, highest, seen = nil, -1, {}
   for _, id in ipairs(firsts_in(place, tenant_id, MOST_COMPARED, tier)) do
-    local ticket = tickets.get(id)
+    local ticket = tickets.need(id)
     local size = math.max(1, ticket.cost - rule.output_cost * ticket.predicted)
     local class = math.floor(CLASSES_PER_DOUBLING * math.log(size) / math.log(2))
     if not seen[class] then
@@ -66,7 +66,7 @@ local function standing(tenant_id, tenant, place)
   if is_fair() then
     return counter_in(tenant, place)
   end
-  return tickets.get(first_of(place, tenant_id)).arrived_us
+  return tickets.need(first_of(place, tenant_id)).arrived_us
 end
 
 -- The next request of a place, nil where none waits: of the tenants with the lowest standing the one whose
@@ -76,12 +76,12 @@ local function head(place)
   if #lowest == 0 then
     return nil
   elseif #lowest == 2 or lowest[2] ~= lowest[4] then
-    return next_of(place, lowest[1])
+    return next_of(place, lowest[1]) or error(standing_key(place) .. ' has one that does not wait: ' .. lowest[1])
   end
   local best, best_at, best_begun
   for _, tenant_id in ipairs(redis.call('ZRANGEBYSCORE', standing_key(place), lowest[2], lowest[2])) do
     local id = next_of(place, tenant_id)
-    local first, begun = tickets.get(id), tenants.get(tenant_id).begun[place]
+    local first, begun = tickets.need(id), tenants.need(tenant_id).begun[place]
     begun = is_fair() and begun or first.number
     local at = meta.order == 'hybrid' and 0 or first.arrived_us
     if not best or at < best_at or (at == best_at and begun < best_begun) then
@@ -123,7 +123,7 @@ end
 
 -- The tenant of a waiting request, and where it stands.
 local function tenant_of(id)
-  return id and tenants.get(tickets.get(id).tenant)
+  return id and tenants.need(tickets.need(id).tenant)
 end
 
 local function counter_of(id, place)
@@ -182,7 +182,7 @@ end
 
 local function leave_line(id, ticket)
   local place, tenant_id = ticket.place, ticket.tenant
-  local tenant = tenants.get(tenant_id)
+  local tenant = tenants.need(tenant_id)
   redis.call('ZREM', K.lines, member_of(ticket, id))
   count(tenant, ticket, -1)
   tenants.put(tenant_id, tenant)
@@ -205,7 +205,7 @@ local function set_order(name)
   for place = 1, PLACES do
     local firsts = {}
     for _, tenant_id in ipairs(redis.call('ZRANGE', standing_key(place), 0, -1)) do
-      local first = tickets.get(first_of(place, tenant_id))
+      local first = tickets.need(first_of(place, tenant_id))
       firsts[#firsts + 1] = {first.arrived_us, first.number, tenant_id}
     end
     table.sort(firsts, function(one, other)
@@ -213,7 +213,7 @@ local function set_order(name)
     end)
     for _, first in ipairs(firsts) do
       local tenant_id = first[3]
-      local tenant = tenants.get(tenant_id)
+      local tenant = tenants.need(tenant_id)
       tenant.begun[place] = add_to('begun', 1)
       tenants.put(tenant_id, tenant)
       redis.call('ZADD', standing_key(place), standing(tenant_id, tenant, place), tenant_id)

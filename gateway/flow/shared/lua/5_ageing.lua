@@ -38,7 +38,7 @@ local function follow_ageing()
   end
   set_meta('ageing', factor)
   for _, id in ipairs(redis.call('HKEYS', K.tickets)) do
-    local ticket = tickets.get(id)
+    local ticket = tickets.need(id)
     if not ticket.runs then
       watch_ageing(id, ticket)
     end
@@ -62,7 +62,7 @@ local function age()
   local due = redis.call('ZRANGEBYSCORE', K.ages, '-inf', now_s)
   local moves = {}
   for order, id in ipairs(due) do
-    local ticket = tickets.get(id)
+    local ticket = tickets.need(id)
     moves[order] = {place_of(effective_tier(ticket), lane_of(ticket.place)), ticket.arrived_us, order, id}
   end
   table.sort(moves, function(one, other)
@@ -76,7 +76,7 @@ local function age()
   local firsts = {}
   for _, move in ipairs(moves) do
     local place, id = move[1], move[4]
-    local ticket = tickets.get(id)
+    local ticket = tickets.need(id)
     step_out(id, ticket)
     ticket.place = place
     -- In a single line: the first one before any moved.

@@ -14,7 +14,7 @@ local function ahead_of_rank(sequences, kv, rank)
 end
 
 local function add_load(ticket, sequences, kv)
-  local load, index = loads.get(ticket.replica), ticket.rank + 1
+  local load, index = sequences < 0 and loads.need(ticket.replica) or loads.get(ticket.replica), ticket.rank + 1
   load.sequences[index], load.kv[index] = load.sequences[index] + sequences, load.kv[index] + kv
   if ticket.is_long then
     load.long_sequences[index] = load.long_sequences[index] + sequences
@@ -60,11 +60,11 @@ local function is_within_share(replica, ticket, rank)
   local running = loads.get(replica.id).live or {}
   local own = running[ticket.tenant]
   local live = ticket.sequences + (own and own[rank + 1] or 0)
-  local most, weights, seen = replica.max_sequences * tenants.get(ticket.tenant).weight, 0, {}
+  local most, weights, seen = replica.max_sequences * tenants.need(ticket.tenant).weight, 0, {}
   local function fits(tenant_id)
     if not seen[tenant_id] then
       seen[tenant_id] = true
-      weights = weights + tenants.get(tenant_id).weight
+      weights = weights + tenants.need(tenant_id).weight
     end
     return live * weights <= most
   end
@@ -177,7 +177,7 @@ end
 
 -- A replica, or nil and what is in the way. `by_order`: not by a reservation, whose service is promised.
 local function find(ticket, rank, lane, kept, is_owed, by_order)
-  local replicas = gateways.get(ticket.gateway).replicas
+  local replicas = gateways.need(ticket.gateway).replicas
   local roomy, blocked = {}, #replicas > 0 and BY_LANE or BY_WINDOW
   for _, replica in ipairs(replicas) do
     if may_hold(replica, ticket, rank, lane, not by_order) then
@@ -201,7 +201,7 @@ end
 -- Keeps the room for a request that found none, on the least loaded replica that is not kept yet.
 local function keep_room(ticket, rank, lane, kept, is_promised)
   local best, best_score
-  for _, replica in ipairs(gateways.get(ticket.gateway).replicas) do
+  for _, replica in ipairs(gateways.need(ticket.gateway).replicas) do
     if not kept[replica.id] and may_hold(replica, ticket, rank, lane, is_promised) then
       local score = least_loaded(replica, rank)
       if not best or is_less(score, best_score) then

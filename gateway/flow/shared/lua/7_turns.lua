@@ -20,8 +20,8 @@ local function heads(band)
     local place = place_of(band, lane)
     local id = head(place)
     if id then
-      local ticket = tickets.get(id)
-      local stands = is_fair() and counter_in(tenants.get(ticket.tenant), place) or 0
+      local ticket = tickets.need(id)
+      local stands = is_fair() and counter_in(tenants.need(ticket.tenant), place) or 0
       found[#found + 1] = {stands, ticket.arrived_us, lane, id}
     end
   end
@@ -36,16 +36,16 @@ end
 local function is_owed(ticket, band)
   local began = meta['began' .. band]
   return began ~= nil and is_fair()
-    and counter_in(tenants.get(ticket.tenant), ticket.place) + scaled(ticket.cost, ticket.weight) <= tonumber(began)
+    and counter_in(tenants.need(ticket.tenant), ticket.place) + scaled(ticket.cost, ticket.weight) <= tonumber(began)
 end
 
 local function give_turn(id, ticket, replica, rank, is_reserved, owed)
   local place, tenant_id = ticket.place, ticket.tenant
   if not is_reserved and not owed and lane_of(place) ~= LONG then
-    set_meta('began' .. band_of(place), text(counter_in(tenants.get(tenant_id), place)))
+    set_meta('began' .. band_of(place), text(counter_in(tenants.need(tenant_id), place)))
   end
   step_out(id, ticket)
-  local tenant = tenants.get(tenant_id)
+  local tenant = tenants.need(tenant_id)
   begin_ahead(tenant, ticket.gateway)
   charge(tenant_id, ticket.weight, ticket.cost, ticket.gateway)
   tenant.under_way = tenant.under_way + 1
@@ -70,8 +70,8 @@ local function give_turn(id, ticket, replica, rank, is_reserved, owed)
   if is_reserved then
     -- At the engine it must not stand behind requests that wait here: those would be sent for ever.
     for _, each in ipairs(heads(RESERVED_RANK)) do
-      local waiting = tickets.get(each[4])
-      local lowest = counter_in(tenants.get(waiting.tenant), waiting.place)
+      local waiting = tickets.need(each[4])
+      local lowest = counter_in(tenants.need(waiting.tenant), waiting.place)
       ticket.place_counter = math.min(ticket.place_counter, lowest)
     end
     ticket.had = math.min(ticket.had, ticket.place_counter)
@@ -94,11 +94,11 @@ end
 
 -- A tenant's own first of each band and lane that its reservation is for, the highest band first, lanes by arrival.
 local function firsts_of(tenant_id)
-  local tenant, firsts = tenants.get(tenant_id), {}
+  local tenant, firsts = tenants.need(tenant_id), {}
   for place = 1, PLACES do
     local id = tenant.count[place] > 0 and next_of(place, tenant_id, tenant.reserved.tier)
     if id then
-      firsts[#firsts + 1] = {band_of(place), tickets.get(id).arrived_us, lane_of(place), id}
+      firsts[#firsts + 1] = {band_of(place), tickets.need(id).arrived_us, lane_of(place), id}
     end
   end
   table.sort(firsts, is_less)
@@ -115,7 +115,7 @@ local function give_due(kept)
     local is_over = true
     for _, first in ipairs(firsts_of(tenant_id)) do
       local lane, id = first[3], first[4]
-      local ticket = tickets.get(id)
+      local ticket = tickets.need(id)
       local replica, blocked = find(ticket, RESERVED_RANK, lane, kept)
       if replica then
         give_turn(id, ticket, replica, RESERVED_RANK, true, false)
@@ -145,7 +145,7 @@ local function give_by_order(kept)
         break
       end
       local lane, id = first[3], first[4]
-      local ticket = tickets.get(id)
+      local ticket = tickets.need(id)
       local owed = lane ~= LONG and is_owed(ticket, band)
       local replica, blocked = find(ticket, band, lane, kept, owed, true)
       if replica then

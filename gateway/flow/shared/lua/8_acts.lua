@@ -28,7 +28,7 @@ local function stop(id, ticket, cost)
   if ticket.reserved then
     reservation_ended(ticket.tenant)
   end
-  local tenant = tenants.get(ticket.tenant)
+  local tenant = tenants.need(ticket.tenant)
   end_ahead(tenant, ticket.gateway, scaled(cost or ticket.charged, ticket.weight))
   tenant.under_way = math.max(0, tenant.under_way - 1)
   tenant.ended = tenant.under_way == 0 and number_of('served')
@@ -247,7 +247,7 @@ function acts.brakes(shares)
   set_meta('brakes', cmsgpack.pack(shares))
   local above = {}
   for _, id in ipairs(any and redis.call('HKEYS', K.tickets) or {}) do
-    local ticket = tickets.get(id)
+    local ticket = tickets.need(id)
     if not ticket.runs and turned[ticket.tier + 1] then
       watch_ageing(id, ticket)
       if is_braked(ticket.tier) and band_of(ticket.place) < ticket.tier then
@@ -258,7 +258,7 @@ function acts.brakes(shares)
   table.sort(above, is_less)
   for _, each in ipairs(above) do
     local id = each[5]
-    local ticket = tickets.get(id)
+    local ticket = tickets.need(id)
     step_out(id, ticket)
     ticket.place = place_of(each[1], each[2])
     stand(id, ticket, head(ticket.place))

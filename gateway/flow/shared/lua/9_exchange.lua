@@ -1,6 +1,7 @@
 -- One exchange: applies everything that happened at one gateway since its last one, and returns its turns.
 -- ARGV: now_us (0: the server's clock), epoch, gateway id, life, number of this message, then as MessagePack:
---   {replicas, confirmed turns, acts, then where it joins {rule, order, brakes, returns}, where it leaves 'leaves'}
+--   {replicas, confirmed turns, acts, then where it joins {rule, order, brakes, returns}, where it leaves 'leaves'},
+--   and the epoch that ends with this message ('any': every one, '': none), see 1_state.lua
 -- A message that was applied already (its answer was lost) changes nothing.
 
 local MAX_PAST = 8
@@ -30,7 +31,7 @@ end
 -- Everything of a gateway leaves: what waits, and what runs with the charge that it has.
 local function leave_all(gateway)
   for _, id in ipairs(of_gateway(K.owned, gateway)) do
-    local ticket = tickets.get(id)
+    local ticket = tickets.need(id)
     if ticket.runs then
       stop(id, ticket)
     else
@@ -63,6 +64,7 @@ if joins then
   rule, promised = turned(joins.rule), cmsgpack.unpack(meta.rule)
   if not meta.epoch then
     set_meta('epoch', text(now_us))
+    redis.call('PUBLISH', K.meta, own)
     if joins.returns then
       -- Everything was lost: in-flight requests of other gateways take up room, too, and must be reported first.
       set_meta('held_until_us', text(now_us + rule.hold_us))
@@ -77,6 +79,7 @@ if joins then
 end
 local me = meta.epoch and gateways.get(own)
 if not me or me.life ~= life or (not joins and meta.epoch ~= epoch) then
+  redis.call('HSET', K.meta, 'busy', '0')
   return cmsgpack.pack({'lost', meta.epoch or '', now_us, {}, {}, {}, {}, 0, '', 0})
 end
 
@@ -103,7 +106,7 @@ end
 give_turns()
 local turns = {}
 for i, id in ipairs(of_gateway(K.outbox, own)) do
-  turns[i] = turn_of(id, tickets.get(id))
+  turns[i] = turn_of(id, tickets.need(id))
 end
 if passage == 'leaves' then
   leave_all(own)
