@@ -99,8 +99,12 @@ def create_app(deps: GatewayDeps) -> Litestar:
     live = LiveHub(gateway.metrics.registry)
 
     @contextlib.asynccontextmanager
-    async def lifespan(_: Litestar) -> AsyncIterator[None]:
-        await gateway.start()
+    async def lifespan(app: Litestar) -> AsyncIterator[None]:
+        try:
+            await gateway.start()
+        except Exception as error:
+            app.state.start_failure = error  # the server would only log it, in the group of Litestar's tasks
+            raise
         try:
             yield
         finally:

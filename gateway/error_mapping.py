@@ -40,6 +40,7 @@ from tenants.errors import (
     Invalid,
     KeyRejected,
     NotFound,
+    NotWritten,
     PreconditionFailed,
     UnknownPrice,
 )
@@ -128,6 +129,8 @@ def as_api_error(exception: BaseException, request_id: str) -> ApiError:
             return errors.engine_unavailable()
         case QuotaStoreUnavailable():
             return errors.accounts_unavailable("quota_store")
+        case NotWritten(reason=reason):
+            return errors.accounts_unavailable("database", f"cannot be written: {reason}")
         case DatabaseUnavailable():
             return errors.accounts_unavailable("database")
         case UnknownPrice():

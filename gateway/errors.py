@@ -672,13 +672,12 @@ def engine_failed() -> ApiError:
     )
 
 
-def accounts_unavailable(what: str) -> ApiError:
+def accounts_unavailable(what: str, why: str = "cannot be reached") -> ApiError:
     """Database or quota store down: fail closed, never unmetered."""
     return ApiError(
         503,
         f"{what}_unavailable",
-        f"The {what.replace('_', ' ')} cannot be reached, and nothing is served unmetered."
-        " Try again shortly.",
+        f"The {what.replace('_', ' ')} {why}, and nothing is served unmetered. Try again shortly.",
         type=SERVER_ERROR,
         retry_after_s=RETRY_SOON_S,
         should_retry=True,

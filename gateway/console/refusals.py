@@ -16,7 +16,7 @@ from gateway.console.rendering import HTML, SECURITY_HEADERS, page_response, red
 from gateway.console.return_path import LOG_IN, LOG_OUT, START, log_in_for
 from gateway.error_mapping import as_api_error
 from gateway.routes.context import gateway_of
-from tenants.errors import DatabaseUnavailable, NotFound, PersonChanged, TooManyLogIns
+from tenants.errors import DatabaseUnavailable, NotFound, NotWritten, PersonChanged, TooManyLogIns
 
 RETRY_S = 5
 
@@ -71,6 +71,8 @@ def _page(
             headers = {"allow": (allowed or {}).get("allow", "")}
         case DatabaseUnavailable():
             status, title = 503, "The database cannot be reached"
+            if isinstance(exception, NotWritten):
+                title = f"The database cannot be written: {exception.reason}"
             message = (
                 "Sessions and people are kept there, so no page can be shown now. If you sent a form, look"
                 " afterwards whether it took effect. Requests of tenants are answered on their own."

@@ -44,7 +44,7 @@ from ops.settings.settings import BadSetting, Settings
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
 from tenants.admin.commands import KeyCreate, TenantCreate
-from tenants.errors import DatabaseUnavailable, TenancyError
+from tenants.errors import DatabaseUnavailable, NotWritten, TenancyError
 from tenants.people.links import link_path
 from tenants.quota.store import QuotaStoreUnavailable
 from tenants.types import SCOPES, Tier
@@ -156,10 +156,10 @@ def explain(error: Exception, settings: Settings) -> str:
             " or leave it out to keep the counters in the process"
         )
     if isinstance(error, DatabaseUnavailable):
-        return (
-            f"database {_without_password(settings.resolved_database_url)}: {error};"
-            " start it or correct --database-url"
-        )
+        way_out = "start it or correct --database-url"
+        if isinstance(error, NotWritten):
+            way_out = "its disk needs room, and must be writable"
+        return f"database {_without_password(settings.resolved_database_url)}: {error}; {way_out}"
     if isinstance(error, EngineStartFailed):
         return f"the engine did not start: {error}"
     if isinstance(error, OSError):
@@ -183,8 +183,11 @@ def _without_password(url: str) -> str:
 class _Server(uvicorn.Server):
     """uvicorn without its own signal handling: it would raise the signal again before the cleanup."""
 
-    def __init__(self, config: uvicorn.Config, front: HttpFront) -> None:
+    def __init__(
+        self, config: uvicorn.Config, front: HttpFront, start_failure: Callable[[], Exception]
+    ) -> None:
         super().__init__(config)
+        self._start_failure = start_failure
         self.up = asyncio.Event()
         self._front = front
 
@@ -194,7 +197,15 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        """Raises what the application's start raised, which uvicorn logs and exits for."""
+        uvicorn_log = logging.getLogger("uvicorn.error")
+        uvicorn_log.disabled = True
+        try:
+            await super().startup(sockets)
+        except SystemExit:
+            raise self._start_failure() from None
+        finally:
+            uvicorn_log.disabled = False
         self.up.set()
 
     @contextlib.contextmanager
@@ -239,7 +250,7 @@ async def _run(
             backlog=limits.backlog,
             timeout_graceful_shutdown=max(1, round(settings.gateway.shutdown_grace_s)),
         )
-        server = signals.server = _Server(config, front)
+        server = signals.server = _Server(config, front, lambda: running.app.state.start_failure)
         sockets = [listener] if admin_listener is None else [listener, admin_listener]
         serving = asyncio.create_task(server.serve(sockets=sockets))
         try:
@@ -248,7 +259,6 @@ async def _run(
             up.cancel()
             if not server.started:
                 await serving
-                raise StartFailed("the gateway did not start; the log above says why")
             # Not before everything works: a refused start leaves no new pepper, and the key is shown once.
             datadir.keep_pepper(settings, pepper)
             owner_key = await _owner_key(running.admin)
