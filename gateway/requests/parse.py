@@ -28,6 +28,7 @@ from gateway.requests.schemas import (
     CompletionRequest,
     Sampling,
     ToolCall,
+    require_number,
     user_of,
 )
 from gateway.trace_context import TraceContext
@@ -238,8 +239,8 @@ def _call(
     if request.stream_options is not None and not request.stream:
         raise errors.bad_request("'stream_options' is only allowed when 'stream' is true.", "stream_options")
     sampling = sampling_of(request, logprobs, model, config)
-    if is_estimated:  # margins may come to many contexts; what does not fit there its server refuses
-        most = max(1, model.context_tokens - min(max_tokens, model.context_tokens // 8))
+    if is_estimated:
+        most = most_held(max_tokens, model.context_tokens)
         prompts = [prompt[:most] for prompt in prompts]
     return Call(
         request_id=context.request_id,
@@ -333,6 +334,12 @@ def context_left_of(context_tokens: int, prompt_tokens: int, *, is_estimated: bo
     return max(left, context_tokens // 8, 1) if is_estimated else left
 
 
+def most_held(max_tokens: int, context_tokens: int) -> int:
+    """Tokens that are held for a prompt that is only estimated, at most: its margins may come to many
+    contexts, and what does not fit into one its server refuses."""
+    return max(1, context_tokens - min(max_tokens, context_tokens // 8))
+
+
 def check_model(name: str, context: RequestContext) -> None:
     """Raises `ApiError` (404) for a model that the key may not use."""
     allowed = context.principal.models
@@ -348,10 +355,7 @@ def chat_messages(
     answer has beside its text and with texts in parts as they came. Raises `ApiError`."""
     if not messages:
         raise errors.bad_request("'messages' must hold at least one message.", "messages")
-    if len(messages) > config.max_messages:
-        raise errors.bad_request(
-            f"'messages' holds {len(messages)} messages; the most is {config.max_messages}.", "messages"
-        )
+    require_number("messages", len(messages), config.max_messages)
     as_sent = not may_run_in_own_engine(model)
     checked = [
         _message(message, f"messages[{index}]", config, as_sent) for index, message in enumerate(messages)
@@ -525,7 +529,7 @@ def fits_context(
     prompts."""
 
     def fits(tokens: int, is_exact: bool) -> None:
-        if tokens >= model.context_tokens and not model.is_estimated:
+        if tokens >= model.context_tokens and not (model.is_estimated and is_exact):
             raise errors.context_too_long(model.context_tokens, tokens, None, param, is_least=not is_exact)
         if require_budget is not None:
             require_budget(before + tokens)

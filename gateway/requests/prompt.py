@@ -287,6 +287,9 @@ class EstimatedRenderer:
 
     BYTES_PER_TOKEN = 2
     """A token of text is rarely shorter: English has about four, Chinese and code three."""
+    LONGEST_TOKEN_BYTES = 128
+    """Some vocabularies have a token of so many blanks: a text of more than that for each token of the
+    context is too long for certain."""
     MESSAGE_TOKENS = 8
     """What a chat template adds to a message, and once to all of them."""
     has_chat_template = True
@@ -302,6 +305,7 @@ class EstimatedRenderer:
             texts.append(parts)
         if fits is not None:
             overhead = self.MESSAGE_TOKENS * (1 + len(messages))
+            fits(sum(map(num_bytes, chain.from_iterable(texts))) // self.LONGEST_TOKEN_BYTES, False)
             fits(overhead + sum(map(self._count, chain.from_iterable(texts))), True)
         ids = [0] * self.MESSAGE_TOKENS
         for parts in texts:
@@ -313,6 +317,7 @@ class EstimatedRenderer:
     def text_tokens(self, text: str, fits: Fits | None = None) -> list[int]:
         """Ids of a plain prompt."""
         if fits is not None:
+            fits(num_bytes(text) // self.LONGEST_TOKEN_BYTES, False)
             fits(self._count(text), True)
         data = text.encode("utf-8", "surrogatepass")
         return list(memoryview(data + b"\0" * (len(data) % 2)).cast("H"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -275,6 +276,7 @@ class PolicyChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
 _MISSING_FIELD = re.compile(r"Object missing required field `(?P<name>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
 _AT_PATH = re.compile(r"^(?P<what>.*?) - at `(?P<path>[^`]*)`$", re.DOTALL)
+LEAST_MESSAGE_BYTES = len('{"role":"tool"},')
 MAX_EXPLAINED_BYTES = 64 * 1024
 """A larger body is not read once more, by slower means, to say what is wrong with it."""
 _DECODERS: dict[type[msgspec.Struct], msgspec.json.Decoder[Any]] = {}
@@ -294,6 +296,25 @@ def decode(body: bytes, into: type[T]) -> T:
     except RecursionError:
         raise errors.broken_json("it is nested too deeply.") from None
     return value
+
+
+def require_number(param: str, found: int, most: int) -> None:
+    """Raises `ApiError` for a list of more entries than are taken."""
+    if found > most:
+        raise errors.bad_request(f"'{param}' holds {found} {param}; the most is {most}.", param)
+
+
+class _Outline(msgspec.Struct):
+    """As much of a chat as shows how long it is."""
+
+    messages: list[msgspec.Raw] = []
+
+
+def require_few_messages(body: bytes, most: int) -> None:
+    """Raises `ApiError` for a chat of too many messages before any of them is decoded."""
+    if len(body) > most * LEAST_MESSAGE_BYTES:
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # `decode` says what is wrong
+            require_number("messages", len(msgspec.json.decode(body, type=_Outline).messages), most)
 
 
 def _parameter(path: str) -> str:

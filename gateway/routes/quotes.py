@@ -24,6 +24,7 @@ from gateway.requests.parse import (
     chat_prompt,
     context_left_of,
     fits_context,
+    most_held,
     text_prompt,
 )
 from gateway.requests.schemas import QuoteRequest, decode
@@ -77,9 +78,11 @@ async def _quoted(request: Request[Any, Any, Any], body: bytes) -> Response[byte
         renderer, config = gateway.pools[served.pool].spec.renderer, gateway.deps.config
         prompt = await off_the_loop(request, body, lambda: _prompt(request, asked, renderer, served))
         is_estimated = served.is_estimated or media_bytes > 0
-        return _Sized(
-            served, prompt, *_sizes(asked, served, len(prompt), config.max_choices, is_estimated=is_estimated)
-        )
+        sizes = _sizes(asked, served, len(prompt), config.max_choices, is_estimated=is_estimated)
+        choices, max_tokens = sizes
+        if is_estimated and asked.prompt_tokens is None:
+            prompt = prompt[: most_held(max_tokens, served.context_tokens)]
+        return _Sized(served, prompt, choices, max_tokens)
 
     chain, fallback = gateway.catalogue.chain(asked.model), None
     if chain is None:

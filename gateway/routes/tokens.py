@@ -60,7 +60,7 @@ class Tokens(msgspec.Struct):
             raise ValueError("the count is not the number of its tokens")
 
 
-class Text(msgspec.Struct):
+class DetokenizedText(msgspec.Struct):
     """The answer to the second."""
 
     prompt: str
@@ -119,12 +119,12 @@ async def tokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
 async def detokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
     body, asked, served = await _asked(request, DetokenizeRequest)
 
-    def own(renderer: PromptRenderer) -> Text:
+    def own(renderer: PromptRenderer) -> DetokenizedText:
         if (highest := max(asked.tokens, default=0)) >= renderer.vocabulary:
             raise PromptRefused(f"token id {highest} is not in 0..{renderer.vocabulary - 1}", "tokens")
-        return Text(renderer.text_of(asked.tokens))
+        return DetokenizedText(renderer.text_of(asked.tokens))
 
-    return await _answer(request, body, served, "/detokenize", {"tokens": asked.tokens}, Text, own)
+    return await _answer(request, body, served, "/detokenize", {"tokens": asked.tokens}, DetokenizedText, own)
 
 
 async def _asked(request: Request[Any, Any, Any], into: type[S]) -> tuple[bytes, S, ServedModel]:
@@ -146,14 +146,14 @@ async def _answer(
     served: ServedModel,
     path: str,
     fields: dict[str, Any],
-    form: type[Tokens] | type[Text],
-    own: Callable[[PromptRenderer], Tokens | Text] | None,
+    form: type[Tokens] | type[DetokenizedText],
+    own: Callable[[PromptRenderer], Tokens | DetokenizedText] | None,
 ) -> Response[bytes]:
     """What the model's tokenizer here says (`own`; None: it cannot), or else one of its servers."""
     spec = gateway_of(request).pools[served.pool].spec
     renderer = spec.renderer
 
-    def told(found: Tokens | Text) -> bytes:
+    def told(found: Tokens | DetokenizedText) -> bytes:
         if isinstance(found, Tokens):
             found.max_model_len = served.context_tokens
         return msgspec.json.encode(found)

@@ -119,7 +119,7 @@ class _Prompt:
                 param,
             )
         self.tokens += beside
-        self.tokens += found
+        self.tokens += found[: max(1, self._context.model.context_tokens - len(beside))]
         self.tokens += [0] * MARGIN_TOKENS
 
     def tokens_of(self, item: str | list[int], param: str, beside: int = 0) -> list[int]:
@@ -128,7 +128,8 @@ class _Prompt:
         model, before = self._context.model, len(self.tokens) + beside
 
         def fits(tokens: int, is_exact: bool) -> None:
-            if beside + tokens > model.context_tokens and not (model.is_estimated or self._is_cut):
+            is_unsure = self._is_cut or (model.is_estimated and is_exact)
+            if beside + tokens > model.context_tokens and not is_unsure:
                 raise errors.input_too_long(model.context_tokens, beside + tokens, param)
             if self._context.require_budget is not None:
                 self._context.require_budget(before + tokens)

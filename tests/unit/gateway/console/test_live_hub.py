@@ -40,14 +40,15 @@ async def test_fifty_watchers_get_the_same_snapshots_and_each_is_made_once() -> 
     registry, counted = CollectorRegistry(), Counted()
     hub = LiveHub(registry, tick_s=0.0)
 
-    async def watch() -> list[int]:
+    async def watch(number: int) -> list[int]:
         seen: list[int] = []
-        async with hub.watch("all", counted.make, OWNER) as topic:
+        who = replace(OWNER, person_id=str(number))
+        async with hub.watch("all", counted.make, who) as topic:
             while len(seen) < TICKS and await topic.after(topic.number if seen else 0):
                 seen.append(topic.latest)
         return seen
 
-    seen = await asyncio.gather(*(watch() for _ in range(50)))
+    seen = await asyncio.gather(*(watch(number) for number in range(50)))
     assert all(each == sorted(set(each)) and len(each) == TICKS for each in seen)
     most = max(max(each) for each in seen)
     assert counted.made in (most, most + 1), "one a tick; the last may be made for no one any more"

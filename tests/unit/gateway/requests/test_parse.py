@@ -15,8 +15,13 @@ from gateway.domain.call import Call, ServedModel
 from gateway.errors import ApiError
 from gateway.requests.inputs.uncounted import OTHER_TOKENS
 from gateway.requests.parse import RequestContext, parse_chat, parse_text
-from gateway.requests.prompt import Fits
-from gateway.requests.schemas import ChatCompletionRequest, CompletionRequest, decode
+from gateway.requests.prompt import EstimatedRenderer, Fits
+from gateway.requests.schemas import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    decode,
+    require_few_messages,
+)
 from gateway.upstream.capabilities import Capabilities, ServerOffer
 from tenants.types import Limit, Meter, Principal, SubjectKind, Tier, Window, end_user_id
 
@@ -67,6 +72,31 @@ def text(**fields: Any) -> Call:
         decode(json.dumps({"model": "m", "prompt": "hello"} | fields).encode(), CompletionRequest),
         context(),
     )
+
+
+@pytest.mark.parametrize(("letters", "is_refused"), [(128 * 100, True), (128 * 100 - 1, False)])
+def test_a_text_that_no_vocabulary_makes_short_is_refused_before_any_work_and_no_other(
+    letters: int, is_refused: bool
+) -> None:
+    """Of a model whose tokenizer is not known: 128 bytes a token at the most, held up to the context."""
+    served = dataclasses.replace(
+        context(), model=dataclasses.replace(MODEL, is_estimated=True), renderer=EstimatedRenderer()
+    )
+    asked = CompletionRequest(model="m", prompt=" " * letters)
+    if is_refused:
+        with pytest.raises(ApiError, match="100 tokens") as refused:
+            parse_text(asked, served)
+        assert refused.value.code == "context_length_exceeded"
+    else:
+        assert parse_text(asked, served).input_tokens == 100 - 12
+
+
+def test_a_chat_of_too_many_messages_is_refused_before_one_is_decoded() -> None:
+    body = b'{"model": "m", "messages": [' + b'{"role":"nonsense","x":1},' * 20_000 + b"0]}"
+    with pytest.raises(ApiError, match="'messages' holds 20001 messages; the most is 2048"):
+        require_few_messages(body, 2048)
+    require_few_messages(body.replace(b"]}", b""), 2048)  # what is no JSON `decode` refuses
+    require_few_messages(b'{"messages": 5}' + b" " * 2**16, 2048)
 
 
 def test_without_max_tokens_the_whole_rest_of_the_context_is_reserved() -> None:

@@ -136,8 +136,8 @@ def test_an_estimate_is_judged_by_what_it_comes_to() -> None:
     renderer, told = EstimatedRenderer(), list[tuple[int, bool]]()
     ids = renderer.chat_tokens(CONVERSATION, lambda *each: told.append(each))
     ids += renderer.text_tokens("Hëllo", lambda *each: told.append(each))
-    assert [is_exact for _, is_exact in told] == [True, True]
-    assert sum(tokens for tokens, _ in told) == len(ids)
+    assert [is_exact for _, is_exact in told] == [False, True, False, True]
+    assert sum(tokens for tokens, is_exact in told if is_exact) == len(ids)
 
 
 def test_a_directory_without_a_usable_tokenizer_is_named(tmp_path: Path) -> None:
