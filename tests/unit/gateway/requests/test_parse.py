@@ -79,9 +79,8 @@ def test_a_text_that_no_vocabulary_makes_short_is_refused_before_any_work_and_no
     letters: int, is_refused: bool
 ) -> None:
     """Of a model whose tokenizer is not known: 128 bytes a token at the most, held up to the context."""
-    served = dataclasses.replace(
-        context(), model=dataclasses.replace(MODEL, is_estimated=True), renderer=EstimatedRenderer()
-    )
+    model = dataclasses.replace(MODEL, is_estimated=True, vocabulary=EstimatedRenderer.vocabulary)
+    served = dataclasses.replace(context(), model=model, renderer=EstimatedRenderer())
     asked = CompletionRequest(model="m", prompt=" " * letters)
     if is_refused:
         with pytest.raises(ApiError, match="100 tokens") as refused:
