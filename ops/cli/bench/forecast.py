@@ -1,4 +1,4 @@
-"""`fairgate bench forecast|fidelity|control`: forecasts, simulator and control loop."""
+"""`fairgate bench fidelity|control`: simulator and control loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from ops.cli.base import Failure
 from ops.cli.bench.options import (
     MODEL_OPTION,
     command,
-    counting_bar,
     listed,
     names_given,
     tell,
@@ -20,28 +19,6 @@ from ops.cli.bench.options import (
 
 if TYPE_CHECKING:
     from ops.simulate.slo import SloLimits
-
-
-@command()
-@whole("--answers", least=300, most=50_000, default=3000, help="Instructions that the model answers.")
-@whole("--threads", least=1, most=256, default=2, help="CPU threads.")
-@click.option("--seed", type=int, default=1, show_default=True)
-@MODEL_OPTION
-def forecast(**given: Any) -> None:
-    """Each layer of the length forecast on wordings it has never seen, at temperature 1.
-
-    \b
-    The shipped model answers its own instructions; those of a third of the templates are forecast by layers
-    that learned from the other two thirds, in turn. Some two minutes on two cores.
-    --json answers:
-      {"answers": 3000, "templates": 48, "layers": {"1 sketches": {"pinball_tokens": 11.0, …}, …},
-       "probe_error_share": 0.21, "later": {"16": […], …}, "gate": {"excess": 0.004, …}, "ok": true}
-    """
-    from ops.bench.estimates import forecast as measuring
-
-    with counting_bar("answers") as progress:
-        report = measuring.run(progress=progress, **given)
-    verdict(report, lambda: measuring.show(report))
 
 
 @command()

@@ -13,7 +13,6 @@ COMMANDS = {
     "scheduler": "engine:scheduler",
     "policies": "engine:policies",
     "batch-or-wait": "engine:batch_or_wait",
-    "forecast": "forecast:forecast",
     "fidelity": "forecast:fidelity",
     "control": "forecast:control",
     "ledger": "gateway:ledger",
@@ -38,7 +37,6 @@ def bench() -> None:
       fairgate bench calibration
       fairgate bench engine --model tiny --peers transformers,openvino
       fairgate bench scheduler
-      fairgate bench forecast
       fairgate bench fidelity --policy vtc,fcfs
       fairgate bench control --trace day.csv.gz --replicas 2
       fairgate bench policies --case mixed

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,14 +77,3 @@ def counts_given(ctx: click.Context, param: click.Parameter, value: str) -> tupl
     if not all(part.isdecimal() and 1 <= int(part) <= 1_000_000 for part in parts):
         raise click.BadParameter(f"{value!r} is not a list of numbers from 1 to 1000000 such as 1000,10000")
     return tuple(int(part) for part in parts)
-
-
-@contextlib.contextmanager
-def counting_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr; call it with (done, all)."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task(what, total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)

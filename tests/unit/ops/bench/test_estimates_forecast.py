@@ -1,17 +1,26 @@
-"""Templates of the forecast benchmark."""
+"""Templates of the traffic that forecasts learn from, and what sketches of users and conversations bring."""
 
 from __future__ import annotations
 
+import csv
 import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from engine.forecast.length.features import features_of
-from ops.bench.estimates import forecast_groups
-from ops.bench.estimates.forecast import PARTS, deal
-from ops.bench.estimates.forecast_queue import WAYS, Foretold, measure_waits
-from ops.bench.estimates.forecast_traffic import FAMILY_SHARES, AnsweredInstruction, template_of
+import ops.bench
+from engine.forecast.length.features import Features, features_of
+from engine.forecast.length.length import LengthForecast
+from engine.forecast.length.scores import QUANTILES, LayerScore
+from ops.bench.estimates.forecast_traffic import FAMILY_SHARES, template_of
+from ops.bench.routing import read_trace
 from ops.demo.training.instructions import make_instruction
+
+USERS_FILE = Path(ops.bench.__file__).parent / "data" / "users.csv"
+ANSWERS = 2000
+LEARNED_FIRST = 200
+"""Answers that are not scored: until then there is next to nothing to tell apart."""
 
 
 @pytest.mark.parametrize(
@@ -45,46 +54,35 @@ def test_other_words_are_other_templates_and_there_are_not_many() -> None:
     assert 40 <= len(found) <= 80
 
 
-def test_no_template_is_in_two_parts_and_each_part_has_some_of_a_family() -> None:
-    rng = random.Random(2)
-    features = features_of("x", prompt_tokens=1)
-    answered = []
-    for _ in range(600):
-        family = rng.choice(list(FAMILY_SHARES))
-        template = template_of(family, make_instruction(family, rng, held_out=None).prompt)
-        answered.append(AnsweredInstruction(family, template, features, 3, ()))
-    parts = deal(answered)
-    assert set(parts) == set(range(PARTS))
-    for template in {each.template for each in answered}:
-        assert (
-            len({part for each, part in zip(answered, parts, strict=True) if each.template == template}) == 1
-        )
-    assert {part for each, part in zip(answered, parts, strict=True) if each.family == "count"} == {0, 1, 2}
+def _conversations() -> Iterator[tuple[Features, int]]:
+    for each in read_trace(ANSWERS):
+        # Full blocks only: the last one may be partial.
+        yield features_of("", prompt_tokens=each.input_tokens, blocks=each.blocks[:-1]), each.output_tokens
 
 
-def test_on_the_committed_traces_users_and_conversations_lower_the_loss() -> None:
-    report = forecast_groups.run()
-    assert report["ok"]
-    for group, at_most in (("conversation", 1.0), ("user", 0.5)):
-        found = report[group]
-        assert found["used"] == group
-        assert found["with"]["samples"] == found["without"]["samples"] == 1800
-        assert found["with"]["pinball_tokens"] < at_most * found["without"]["pinball_tokens"]
+def _users() -> Iterator[tuple[Features, int]]:
+    with USERS_FILE.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            yield features_of("", prompt_tokens=1, user=row["user"]), int(row["output_tokens"])
 
 
-def test_waits_are_foretold_the_better_the_more_is_known_of_what_goes_first() -> None:
-    rng = random.Random(3)
-    lengths = [rng.choice((4, 300)) for _ in range(400)]
-    unsure = [Foretold(length, (40, 300), (length, length + 1)) for length in lengths]
-    sure = [Foretold(length, (length, length + 1), (length, length + 1)) for length in lengths]
-    learned = [
-        AnsweredInstruction("count", "t", features_of("x", prompt_tokens=1), each, ()) for each in lengths
-    ]
-    errors = [
-        [each["mean_error_s"] for each in measure_waits(told, learned, random.Random(1))["ways"].values()]
-        for told in (unsure, sure)
-    ]
-    assert len(errors[0]) == len(WAYS)
-    assert errors[0][1] < errors[0][0]
-    assert errors[0][2] == errors[0][1], "a guess is not gone by"
-    assert errors[1][2] < 0.3 * errors[1][0]
+@pytest.mark.parametrize(
+    ("traced", "layer", "at_most"), [(_conversations, "conversation", 1.0), (_users, "user", 0.5)]
+)
+def test_on_the_committed_traces_users_and_conversations_lower_the_loss(
+    traced: Callable[[], Iterator[tuple[Features, int]]], layer: str, at_most: float
+) -> None:
+    """Beside the same requests that name no user and whose prompts are unlike each other; each answer is
+    foretold before it is learned from."""
+    forecasts = {"without": LengthForecast(), "with": LengthForecast()}
+    scores = {name: LayerScore() for name in forecasts}
+    for number, (features, length) in enumerate(traced()):
+        bare = Features(features.places, features.values)
+        for (name, forecast), said in zip(forecasts.items(), (bare, features), strict=True):
+            if number >= LEARNED_FIRST:
+                scores[name].observe(forecast.quantiles("t", "m", QUANTILES, features=said), length)
+            forecast.observe("t", "m", length, said)
+    assert forecasts["with"].layer("t", "m") == layer
+    found = {name: score.report() for name, score in scores.items()}
+    assert found["with"]["samples"] == found["without"]["samples"] == ANSWERS - LEARNED_FIRST
+    assert found["with"]["pinball_tokens"] < at_most * found["without"]["pinball_tokens"]

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from ops.bench.budgets.run import BudgetBenchOptions
 from ops.bench.engine import scheduler_cost
 from ops.bench.engine.run import EngineBenchOptions
-from ops.bench.estimates import estimates, forecast
+from ops.bench.estimates import estimates
 from ops.bench.estimates.fidelity import FidelityOptions
 from ops.bench.fairness import live
 from ops.bench.gateway.run import GatewayBenchOptions
@@ -46,7 +46,6 @@ def test_an_option_that_a_benchmark_would_ignore_is_refused(arguments: list[str]
         (fairness_cli.estimates, estimates.run, set()),
         (gateway_cli.contract, BudgetBenchOptions, {"json_file"}),
         (gateway_cli.gateway, GatewayBenchOptions, {"json_file"}),
-        (forecast_cli.forecast, forecast.run, set()),
         (forecast_cli.fidelity, FidelityOptions, set()),
     ],
 )
