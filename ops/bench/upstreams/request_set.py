@@ -116,8 +116,9 @@ WORD = {"word": {"enum": ["one", "two", "three"]}}
 class _Set:
     """Collects the requests of a server; each has a prompt of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, task: str = "Count from {first} to {last}.") -> None:
         self.asked: list[SetRequest] = []
+        self._form = task
 
     def chat(
         self, name: str, messages: list[dict[str, Any]] | None = None, *, streamed: bool = True, **fields: Any
@@ -131,7 +132,7 @@ class _Set:
 
     def _task(self) -> str:
         first = len(self.asked) + 1
-        return f"Count from {first} to {first + 7}."
+        return self._form.format(first=first, last=first + 7)
 
     def _add(self, name: str, body: dict[str, Any], path: str, is_streamed: bool) -> None:
         given = {field: value for field, value in body.items() if value is not None}
@@ -301,8 +302,9 @@ def every_field() -> list[SetRequest]:
 
 
 def vllm_defaults() -> list[SetRequest]:
-    """Of vLLM with a model that has sampling defaults of its own."""
-    found = _Set()
+    """Of vLLM with a model that has sampling defaults of its own. The model was not taught the tasks, so that
+    another temperature or number of candidates gives another text."""
+    found = _Set("Why {first} and not {last}?")
     for ask, kind in ((found.chat, ""), (found.text, ", as a text completion")):
         ask(f"nothing of sampling{kind}", temperature=None)
         ask(f"the defaults said{kind}", **OWN_DEFAULTS)
