@@ -110,16 +110,15 @@ class _Prompt:
 
     def add(self, item: str | list[int], param: str, beside: Sequence[int] = ()) -> None:
         """Adds an input, and what the model reads `beside` it. Raises `ApiError`, and `BudgetDenied`."""
-        found = self.tokens_of(item, param, len(beside))
-        held = len(self.tokens) + len(beside) + len(found) + MARGIN_TOKENS
+        found = [*beside, *self.tokens_of(item, param, len(beside))][: self._context.model.context_tokens]
+        held = len(self.tokens) + len(found) + MARGIN_TOKENS
         if held > MAX_HELD_TOKENS:
             raise errors.bad_request(
                 f"The inputs up to '{param}' have {held} tokens together; the most in one request is"
                 f" {MAX_HELD_TOKENS}: send fewer of them at a time.",
                 param,
             )
-        self.tokens += beside
-        self.tokens += found[: max(1, self._context.model.context_tokens - len(beside))]
+        self.tokens += found
         self.tokens += [0] * MARGIN_TOKENS
 
     def tokens_of(self, item: str | list[int], param: str, beside: int = 0) -> list[int]:
@@ -128,9 +127,10 @@ class _Prompt:
         model, before = self._context.model, len(self.tokens) + beside
 
         def fits(tokens: int, is_exact: bool) -> None:
-            is_unsure = self._is_cut or (model.is_estimated and is_exact)
-            if beside + tokens > model.context_tokens and not is_unsure:
-                raise errors.input_too_long(model.context_tokens, beside + tokens, param)
+            # Of an estimate only what is the least is certain.
+            known = beside + tokens if not model.is_estimated else 0 if is_exact else tokens
+            if known > model.context_tokens and not self._is_cut:
+                raise errors.input_too_long(model.context_tokens, known, param)
             if self._context.require_budget is not None:
                 self._context.require_budget(before + tokens)
 
