@@ -310,11 +310,12 @@ class _Outline(msgspec.Struct):
     messages: list[msgspec.Raw] = []
 
 
-def require_few_messages(body: bytes, most: int) -> None:
-    """Raises `ApiError` for a chat of too many messages before any of them is decoded."""
+def decode_chat(body: bytes, most: int) -> ChatCompletionRequest:
+    """A chat. One of more messages than `most` is refused before any is decoded. Raises `ApiError`."""
     if len(body) > most * LEAST_MESSAGE_BYTES:
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # `decode` says what is wrong
             require_number("messages", len(msgspec.json.decode(body, type=_Outline).messages), most)
+    return decode(body, ChatCompletionRequest)
 
 
 def _parameter(path: str) -> str:

@@ -32,7 +32,7 @@ from gateway.quotes import quotes
 from gateway.requests import queue_progress
 from gateway.requests.inputs import media
 from gateway.requests.parse import FromEndUser, RequestContext, end_user_of, parse_chat, parse_text
-from gateway.requests.schemas import ChatCompletionRequest, CompletionRequest, decode, require_few_messages
+from gateway.requests.schemas import ChatCompletionRequest, CompletionRequest, decode, decode_chat
 from gateway.response_headers import contract_headers
 from gateway.routes.context import (
     body_of,
@@ -108,8 +108,8 @@ COMPLETES: dict[str, Any] = {
 async def chat_completions(request: Request[Any, Any, Any]) -> ASGIApp:
     async with contextlib.AsyncExitStack() as stack:
         body = await stack.enter_async_context(large_body_of(request))
-        require_few_messages(body, gateway_of(request).deps.config.max_messages)
-        asked = await off_the_loop(request, body, lambda: decode(body, ChatCompletionRequest))
+        most = gateway_of(request).deps.config.max_messages
+        asked = await off_the_loop(request, body, lambda: decode_chat(body, most))
         media_bytes = media.media_bytes(asked.messages)
         call = await understood(
             request, asked, body, lambda context: parse_chat(asked, context), media_bytes=media_bytes

@@ -24,7 +24,7 @@ TICK_S = 1.0
 MAX_WATCHERS = 200
 """Of one gateway: each is an open connection and a page that is made once a second."""
 OWNERS_PART = 40
-"""Of these, kept for owners: whoever else watches, one who has to act can look."""
+"""Of these, kept for owners, who have to act: others cannot take them all."""
 MOST_OF_PERSON = 20
 
 T = TypeVar("T")

@@ -103,7 +103,7 @@ class Echo:
     """The prompt that a text completion begins with where that was asked for (`echo`).
 
     It passes with its log probabilities, never counts as output and is never cut. Of a prompt of token ids
-    nobody here knows the text: all that the first chunk has passes, and the server's usage counts.
+    the gateway does not know the text: all that the first chunk has passes, and the server's usage counts.
     """
 
     def __init__(self, prompt: str | Sequence[int] = "") -> None:
@@ -159,7 +159,7 @@ class _Ended:
         """A chunk's content within the tokens that were asked for, and what is beyond them. Raises
         `Garbage`."""
         echoed, chunk = self._echo.split(chunk, size)
-        pieces, beyond = _pieces(chunk, self.count, size)
+        pieces, beyond = _counted_pieces(chunk, self.count, size)
         return echoed + pieces, beyond
 
 
@@ -256,7 +256,10 @@ class WholeResponse(_Ended):
         return pieces + beyond
 
 
-def _pieces(chunk: Chunk, count: TokenCount, size: int) -> tuple[list[BufferedChunk], list[BufferedChunk]]:
+def _counted_pieces(
+    chunk: Chunk, count: TokenCount, size: int
+) -> tuple[list[BufferedChunk], list[BufferedChunk]]:
+    """The same of a chunk without an echo."""
     tokens = count.saw(chunk)
     logprobs = count.fitting(chunk.logprobs) if chunk.logprobs else ()
     if chunk.before or chunk.after:

@@ -20,7 +20,7 @@ from gateway.requests.schemas import (
     ChatCompletionRequest,
     CompletionRequest,
     decode,
-    require_few_messages,
+    decode_chat,
 )
 from gateway.upstream.capabilities import Capabilities, ServerOffer
 from tenants.types import Limit, Meter, Principal, SubjectKind, Tier, Window, end_user_id
@@ -93,9 +93,11 @@ def test_a_text_that_no_vocabulary_makes_short_is_refused_before_any_work_and_no
 def test_a_chat_of_too_many_messages_is_refused_before_one_is_decoded() -> None:
     body = b'{"model": "m", "messages": [' + b'{"role":"nonsense","x":1},' * 20_000 + b"0]}"
     with pytest.raises(ApiError, match="'messages' holds 20001 messages; the most is 2048"):
-        require_few_messages(body, 2048)
-    require_few_messages(body.replace(b"]}", b""), 2048)  # what is no JSON `decode` refuses
-    require_few_messages(b'{"messages": 5}' + b" " * 2**16, 2048)
+        decode_chat(body, 2048)
+    for broken in (body.replace(b"]}", b""), b'{"messages": 5}' + b" " * 2**16):
+        with pytest.raises(ApiError) as refused:  # by what is wrong with it
+            decode_chat(broken, 2048)
+        assert "the most is" not in refused.value.message
 
 
 def test_without_max_tokens_the_whole_rest_of_the_context_is_reserved() -> None:
