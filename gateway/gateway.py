@@ -717,7 +717,7 @@ class Gateway:
         try:
             pool = self.catalogue.choose(name, draw, lambda each: self.pools[each].has_engine)
         except KeyError:
-            raise errors.model_not_found(name) from None
+            raise errors.model_not_found(name=name) from None
         return self.pools[pool].served(name)
 
     def walk(
@@ -765,9 +765,9 @@ class Gateway:
         ordinary = self.deps.config.max_body_bytes
         most = self.pools[pool].body_limit(ordinary)
         if body_bytes > most:
-            raise errors.body_too_large(most)
+            raise errors.body_too_large(max_body_bytes=most)
         if body_bytes - image_bytes > ordinary:
-            raise errors.text_too_large(ordinary)
+            raise errors.text_too_large(max_text_bytes=ordinary)
 
     def context_tokens(self, name: str) -> int | None:
         """The context that every model behind a name accepts, of a chain the longest of those known; None

@@ -56,7 +56,7 @@ class ConnectionTable(Generic[T]):
             displaced = next((each for group in self._resting for each in group), None)
             if displaced is None:
                 self.give_back(address)
-                raise errors.too_many_connections(self.limits.max_connections)
+                raise errors.too_many_connections(most=self.limits.max_connections)
             self.leave(displaced)
         self._open[connection] = address
         self._resting[False][connection] = until_s

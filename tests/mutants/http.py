@@ -336,14 +336,8 @@ _BROKEN: list[Broken] = [
     (
         "gateway/errors.py",
         "a stream that was charged is tried again",
-        '        "The server that runs this model stopped while it generated this answer."\n'
-        '        f" The {charged_tokens} tokens that arrived were charged, nothing else.",\n'
-        "        type=SERVER_ERROR,\n        retry_after_s=RETRY_SOON_S,\n"
-        "        should_retry=charged_tokens == 0,\n",
-        '        "The server that runs this model stopped while it generated this answer."\n'
-        '        f" The {charged_tokens} tokens that arrived were charged, nothing else.",\n'
-        "        type=SERVER_ERROR,\n        retry_after_s=RETRY_SOON_S,\n"
-        "        should_retry=True,\n",
+        '            should_retry = values["charged_tokens"] == 0\n',
+        "            should_retry = True\n",
         REFUSALS,
     ),
     (
@@ -391,8 +385,8 @@ _BROKEN: list[Broken] = [
     (
         "gateway/error_mapping.py",
         "a driver speaks to the client",
-        "    return errors.internal(request_id)\n",
-        '    return errors.internal(f"{request_id} {exception}")\n',
+        "    return errors.internal(request_id=request_id)\n",
+        '    return errors.internal(request_id=f"{request_id} {exception}")\n',
         HEADERS,
     ),
     (
