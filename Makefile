@@ -32,7 +32,7 @@ STAMP_LLAMA_CPP := $(PEERS)/llama_cpp/.installed
 STAMP_SERVE := $(PEERS)/transformers/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: pictures lock vendor help install plugin-in-vllm demo serve test test-long test-sdks test-floor fuzz check mutants format bench-fairness bench-estimates bench-peers \
+.PHONY: pictures lock vendor help install plugin-in-vllm demo serve test test-long test-sdks test-floor fuzz check mutants mutmut format bench-fairness bench-estimates bench-peers \
   bench-engine bench-scheduler bench-contract bench-fidelity bench-gateway bench-versus bench-vllm bench-upstreams clean
 
 help: ## list the targets
@@ -97,6 +97,11 @@ check: $(STAMP_TEST) ## the lock of packages, format, lint, types and import rul
 
 mutants: $(STAMP_TEST) ## break rules on purpose, in copies: does each one's test fail? (MUTANT_ARGS="NAME ...")
 	$(BIN)/python -m tests.mutants.run $(MUTANT_ARGS)
+
+mutmut: $(STAMP_TEST) ## every small change to one pure room: which does no test notice? (ROOM="engine.scheduling.counters.*")
+	$(PIP) install -q --target $(SDKS)/mutmut mutmut==3.8.1
+	PYTHONPATH=$(SDKS)/mutmut $(BIN)/python -m mutmut run $(ROOM)
+	PYTHONPATH=$(SDKS)/mutmut $(BIN)/python -m mutmut results
 
 format: $(STAMP_TEST) ## rewrite the files as `make check` wants them
 	$(BIN)/ruff format .
@@ -206,4 +211,4 @@ vendor: $(STAMP_TEST) ## fetch the console's third-party files anew, by version 
 	$(BIN)/python -m ops.vendored
 
 clean: ## remove the environments and caches
-	rm -rf $(VENV) .venv-floor $(PEERS) $(SDKS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) mutants .venv-floor $(PEERS) $(SDKS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
