@@ -38,6 +38,7 @@ from gateway.cluster.liveness import Liveness
 from gateway.cluster.policy_in_force import FOLLOW_EVERY_S, PolicyInForce
 from gateway.cluster.progress_writer import ProgressWriter
 from gateway.cluster.usage_folder import UsageFolder
+from gateway.config import AGEING_S
 from gateway.deps import GatewayDeps, RecoveryReport
 from gateway.dispatch.admission import Admission
 from gateway.dispatch.dispatcher import Dispatcher
@@ -311,7 +312,7 @@ class Gateway:
             queue_ttl_s=[config.queue_ttl_s[tier] for tier in Tier],
             window=WindowRule(config.lookahead_sequences, config.kv_window),
             log_records=config.dispatch_log_records,
-            ageing_s=[config.ageing_s[tier] for tier in Tier],
+            ageing_s=[AGEING_S[tier] for tier in Tier],
             lanes=LaneRule(
                 config.long_tokens or long_tokens_of(None),
                 config.long_share_sequences,
