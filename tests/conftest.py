@@ -1,6 +1,6 @@
 """What all tests share: Hypothesis profiles, and collection that is cheap.
 
-Fixtures are in plugins (`tests/support/database_fixtures.py`, `server_fixtures.py`) that the folders register.
+Fixtures are in plugins (`tests/support/database_fixtures.py`, `server_fixtures.py`) that folders register.
 """
 
 from __future__ import annotations

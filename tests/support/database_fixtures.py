@@ -1,6 +1,6 @@
 """Pytest plugin: fixtures of databases and of Redis, real ones; see `tests/support/services.py`.
 
-The `conftest.py` of each folder whose tests use them registers it: unit tests need not import what it imports.
+The `conftest.py` of a folder whose tests use them registers it; others need not import what it imports.
 """
 
 from __future__ import annotations

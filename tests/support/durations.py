@@ -1,8 +1,8 @@
 """Pytest plugin: records what each test file costs, in seconds of wall and of processor time.
 
-`pytest -p tests.support.durations --durations-file tests/durations.txt [FILES]`. Rows of files that did not run
-stay; rows of files that no longer exist go. Processor time is this process's and its descendants'. What several
-files share (a server, imports) is charged to the first that asks for it.
+`pytest -p tests.support.durations --durations-file tests/durations.txt [FILES]`. Rows of files that did not
+run stay; rows of files that no longer exist go. Processor time is this process's and its descendants'. What
+several files share (a server, imports) is charged to the first that asks for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-HEADER = "# Seconds of processor time, of wall time, and tests, by file; `make durations` measures them anew.\n"
+HEADER = (
+    "# Seconds of processor time, of wall time, and tests, by file; `make durations` measures them anew.\n"
+)
 
 
 @dataclass(frozen=True)

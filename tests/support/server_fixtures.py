@@ -1,6 +1,6 @@
 """Pytest plugin: a server that tests share, its model, and a browser in front of it.
 
-The `conftest.py` of each folder whose tests use them registers it: other tests need not import what it imports.
+The `conftest.py` of a folder whose tests use them registers it; others need not import what it imports.
 """
 
 from __future__ import annotations
