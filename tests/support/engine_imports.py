@@ -4,9 +4,10 @@ Numba fills its registries at the first compiled function, transformers imports 
 load: both take a process longer than to load the tiny model.
 """
 
+# ruff: noqa: F401
 import gc
 
-import pytest  # noqa: F401  multiprocessing imports the main module in each fork: `pytest.__main__`
+import pytest  # multiprocessing imports the main module in each fork: `pytest.__main__`
 import transformers.models.llama.modeling_llama
 from numba.core.registry import cpu_target
 
@@ -15,7 +16,7 @@ import engine.model.probe_attachment
 import engine.process.server
 import kernels.cpu.decoder
 import kernels.cpu.layers
-import kernels.cpu.products  # noqa: F401
+import kernels.cpu.products
 
 cpu_target.typing_context.refresh()
 cpu_target.target_context.refresh()
