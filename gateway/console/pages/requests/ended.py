@@ -81,7 +81,6 @@ async def _found(
 
 @page(PATH, act=Act.READ_TENANT)
 async def ended_requests(request: Request[Any, Any, Any]) -> Response[str]:
-    """One page of the list."""
     filters = filters_of(request, PATH, NAMES)
     scope = await tenant_scope(request, filters.get("tenant"))
     try:
@@ -119,7 +118,6 @@ async def _shown(
 
 @page(f"{PATH}/{NEW}", act=Act.READ_TENANT)
 async def new_requests(request: Request[Any, Any, Any]) -> Response[str]:
-    """How many have ended since the list was loaded."""
     filters = filters_of(request, PATH, NAMES)
     scope = await tenant_scope(request, filters.get("tenant"))
     return new_rows(await _found(request, filters, scope, limit=MOST_NEW))
@@ -127,7 +125,6 @@ async def new_requests(request: Request[Any, Any, Any]) -> Response[str]:
 
 @page(FILE, act=Act.READ_TENANT)
 async def requests_file(request: Request[Any, Any, Any]) -> Response[str]:
-    """The list as a file, exact."""
     filters = filters_of(request, PATH, NAMES)
     scope = await tenant_scope(request, filters.get("tenant"))
 

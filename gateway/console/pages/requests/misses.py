@@ -69,7 +69,6 @@ async def _found(
 
 @page(PATH, act=Act.READ_TENANT)
 async def missed_targets(request: Request[Any, Any, Any]) -> Response[str]:
-    """One page of the list."""
     filters = filters_of(request, PATH, NAMES)
     scope = await tenant_scope(request, filters.get("tenant"))
     try:
@@ -106,7 +105,6 @@ async def _shown(
 
 @page(f"{PATH}/{NEW}", act=Act.READ_TENANT)
 async def new_misses(request: Request[Any, Any, Any]) -> Response[str]:
-    """How many there are since the list was loaded."""
     filters = filters_of(request, PATH, NAMES)
     scope = await tenant_scope(request, filters.get("tenant"))
     return new_rows(await _found(request, filters, scope, limit=MOST_NEW))
@@ -114,7 +112,6 @@ async def new_misses(request: Request[Any, Any, Any]) -> Response[str]:
 
 @page(FILE, act=Act.READ_TENANT)
 async def misses_file(request: Request[Any, Any, Any]) -> Response[str]:
-    """The list as a file, exact, with the evidence."""
     filters = filters_of(request, PATH, NAMES)
     scope = await tenant_scope(request, filters.get("tenant"))
 

@@ -88,7 +88,6 @@ async def _found(
 
 @page(PATH, act=Act.READ_TENANT)
 async def refused_requests(request: Request[Any, Any, Any]) -> Response[str]:
-    """One page of the list."""
     filters = filters_of(request, PATH, NAMES)
     scope = await tenant_scope(request, filters.get("tenant"))
     try:
@@ -129,7 +128,6 @@ async def _shown(
 
 @page(f"{PATH}/{NEW}", act=Act.READ_TENANT)
 async def new_refusals(request: Request[Any, Any, Any]) -> Response[str]:
-    """How many there are since the list was loaded."""
     filters = filters_of(request, PATH, NAMES)
     scope = await tenant_scope(request, filters.get("tenant"))
     return new_rows(await _found(request, filters, scope, limit=MOST_NEW))
@@ -137,7 +135,6 @@ async def new_refusals(request: Request[Any, Any, Any]) -> Response[str]:
 
 @page(FILE, act=Act.READ_TENANT)
 async def refusals_file(request: Request[Any, Any, Any]) -> Response[str]:
-    """The list as a file, exact."""
     filters = filters_of(request, PATH, NAMES)
     scope = await tenant_scope(request, filters.get("tenant"))
 
