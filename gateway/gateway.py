@@ -38,6 +38,7 @@ from gateway.cluster.liveness import Liveness
 from gateway.cluster.policy_in_force import FOLLOW_EVERY_S, PolicyInForce
 from gateway.cluster.progress_writer import ProgressWriter
 from gateway.cluster.usage_folder import UsageFolder
+from gateway.config import AGEING_S
 from gateway.deps import GatewayDeps, RecoveryReport
 from gateway.dispatch.admission import Admission
 from gateway.dispatch.dispatcher import Dispatcher
@@ -311,7 +312,7 @@ class Gateway:
             queue_ttl_s=[config.queue_ttl_s[tier] for tier in Tier],
             window=WindowRule(config.lookahead_sequences, config.kv_window),
             log_records=config.dispatch_log_records,
-            ageing_s=[config.ageing_s[tier] for tier in Tier],
+            ageing_s=[AGEING_S[tier] for tier in Tier],
             lanes=LaneRule(
                 config.long_tokens or long_tokens_of(None),
                 config.long_share_sequences,
@@ -717,7 +718,7 @@ class Gateway:
         try:
             pool = self.catalogue.choose(name, draw, lambda each: self.pools[each].has_engine)
         except KeyError:
-            raise errors.model_not_found(name) from None
+            raise errors.model_not_found(name=name) from None
         return self.pools[pool].served(name)
 
     def walk(
@@ -765,9 +766,9 @@ class Gateway:
         ordinary = self.deps.config.max_body_bytes
         most = self.pools[pool].body_limit(ordinary)
         if body_bytes > most:
-            raise errors.body_too_large(most)
+            raise errors.body_too_large(max_body_bytes=most)
         if body_bytes - image_bytes > ordinary:
-            raise errors.text_too_large(ordinary)
+            raise errors.text_too_large(max_text_bytes=ordinary)
 
     def context_tokens(self, name: str) -> int | None:
         """The context that every model behind a name accepts, of a chain the longest of those known; None

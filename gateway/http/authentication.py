@@ -97,7 +97,7 @@ async def require_scope(connection: ASGIConnection[Any, Any, Any, Any], handler:
         if address is None or not is_within(address, principal.allow_from):
             raise errors.address_not_allowed(address)
     if scope not in principal.scopes:
-        raise errors.scope_missing(scope)
+        raise errors.scope_missing(scope=scope)
     connection.scope["state"]["principal"] = principal
     if (context := CURRENT.get()) is not None:
         context.tenant_id = principal.tenant_id
