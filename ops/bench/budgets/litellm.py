@@ -19,9 +19,9 @@ from typing import Any
 
 import httpx
 
-from ops.bench.budgets.clients import ClientAttempt, ClientRequest, persist
 from ops.bench.budgets.scenarios import MAX_TOKENS, SHARE, Question, ScenarioEvidence, judged_burst
 from ops.bench.budgets.testbed import ScenarioFailed, Testbed
+from ops.bench.common.attempts import ClientAttempt, ClientRequest, persist
 from ops.bench.common.errors import PeerMissing
 from ops.bench.common.http_client import LoadHttpClient
 from ops.bench.common.processes import end

@@ -18,10 +18,10 @@ from typing import Any
 from engine.client.client import EngineUnavailable
 from ops.bench.budgets import prompts
 from ops.bench.budgets.audit import KEYS, Witness, gather, judge
-from ops.bench.budgets.clients import TIMEOUT_S
 from ops.bench.budgets.litellm import LiteLLM, installed_litellm
 from ops.bench.budgets.scenarios import BudgetScenario, Question, ScenarioContext, questions, scenarios
 from ops.bench.budgets.testbed import ScenarioFailed, Testbed, open_testbed
+from ops.bench.common.attempts import TIMEOUT_S
 from ops.bench.common.http_client import LoadHttpClient
 from ops.sandbox.server import ServerFailed
 from ops.settings.settings import SHIPPED_MODEL

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ops.bench.budgets.clients import ClientAttempt, ClientRequest, ask_once, persist, tokens_per_s
 from ops.bench.budgets.testbed import BudgetTenant, ScenarioFailed, Testbed
+from ops.bench.common.attempts import ClientAttempt, ClientRequest, ask_once, persist, tokens_per_s
 from ops.bench.common.http_client import LoadHttpClient
 from ops.bench.common.load import admin_call
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from ops.bench.common.errors import CannotBench
 from ops.bench.engine.run import machine_name
-from ops.bench.plugin.over_http import (
+from ops.bench.versus.figures import TOO_BUSY
+from ops.bench.versus.plugin_parts import (
     FEW_BLOCKS,
     SHARES,
     Progress,
@@ -23,9 +24,8 @@ from ops.bench.plugin.over_http import (
     shares,
     speed,
 )
-from ops.bench.versus.figures import TOO_BUSY
 from ops.bench.versus.stack import StackFailed
-from ops.bench.vllm.server import vllm_version
+from ops.bench.versus.vllm_server import vllm_version
 from ops.reporting import Report
 from ops.sandbox.server import ServerFailed
 

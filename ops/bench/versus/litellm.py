@@ -22,7 +22,7 @@ import httpx
 from ops.bench.common.errors import PeerMissing
 from ops.bench.common.processes import end
 from ops.bench.versus.stack import ServedStack, StackFailed, TenantTerms
-from ops.bench.vllm.server import MODEL
+from ops.bench.versus.vllm_server import MODEL
 from ops.sandbox.free_port import free_port
 from ops.sandbox.server import until
 

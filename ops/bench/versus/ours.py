@@ -16,7 +16,7 @@ from sqlalchemy import create_engine, text
 
 from ops.bench.common.load import admin_call, priced, server_status
 from ops.bench.versus.stack import PLACES, SLOTS, ServedStack, StackFailed, TenantTerms
-from ops.bench.vllm.server import CONTEXT_TOKENS, MODEL
+from ops.bench.versus.vllm_server import CONTEXT_TOKENS, MODEL
 from ops.sandbox.server import LocalServer, ServerFailed, local_server, until
 from ops.settings.settings import SHIPPED_MODEL
 

@@ -18,14 +18,14 @@ from typing import Any
 import httpx
 from tokenizers import Tokenizer
 
-from ops.bench.budgets.clients import ClientAttempt, ClientRequest, ask_once
+from ops.bench.common.attempts import ClientAttempt, ClientRequest, ask_once
 from ops.bench.common.http_client import LoadHttpClient
 from ops.bench.common.load import CHATS, LoadClient, load_client
 from ops.bench.common.load_client import Observed
 from ops.bench.gateway.process import cpu_s, process_tree
 from ops.bench.versus.figures import busy_share
 from ops.bench.versus.stack import SLOTS, Contestant, ServedStack, StackFailed, TenantTerms
-from ops.bench.vllm.server import MODEL
+from ops.bench.versus.vllm_server import MODEL
 from ops.demo.training.instructions import prompt_for_lengths
 from ops.reporting import quantile
 from ops.sandbox.core_use import core_use

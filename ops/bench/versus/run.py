@@ -28,7 +28,7 @@ from ops.bench.versus.litellm import LiteLlmGateway, installed_proxy
 from ops.bench.versus.ours import OurGateway, plugin_upstream, stock_upstream
 from ops.bench.versus.phases import PhaseSizes, StackPhases
 from ops.bench.versus.stack import PLACES, SLOTS, Contestant, StackFailed
-from ops.bench.vllm.server import PluginOptions, VllmOptions, vllm_home, vllm_server, vllm_version
+from ops.bench.versus.vllm_server import PluginOptions, VllmOptions, vllm_home, vllm_server, vllm_version
 from ops.sandbox.server import ServerFailed
 from ops.sandbox.services import start_redis
 from ops.settings.settings import SHIPPED_MODEL

@@ -114,7 +114,7 @@ def vllm(
     """
     from ops.bench.common.errors import CannotBench, PeerMissing
     from ops.bench.plugin.run import PARTS, VllmBenchOptions, run, show
-    from ops.bench.vllm.server import vllm_home
+    from ops.bench.versus.vllm_server import vllm_home
 
     options = VllmBenchOptions(vllm_home(peers_dir, vllm_version), PARTS if parts is None else parts, rounds)
     try:

@@ -17,10 +17,10 @@ from ops.bench.budgets.audit import (
     judge,
     read_counters,
 )
-from ops.bench.budgets.clients import ClientAttempt, take_line, tokens_per_s
 from ops.bench.budgets.run import BudgetBenchOptions, chosen
 from ops.bench.budgets.scenarios import ScenarioEvidence, judged_burst
 from ops.bench.budgets.testbed import BudgetTenant
+from ops.bench.common.attempts import ClientAttempt, take_line, tokens_per_s
 
 ACME = BudgetTenant("acme", "ten_1", "fg_live_x", "total_tokens", 100, True)
 

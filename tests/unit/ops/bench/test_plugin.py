@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from ops.bench.common.errors import CannotBench
 from ops.bench.plugin.run import VllmBenchOptions, run
-from ops.bench.plugin.token_windows import fluid_ratio, furthest_off, window_ratios
+from ops.bench.versus.token_windows import fluid_ratio, furthest_off, window_ratios
 from ops.cli.main import cli
 
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from ops.bench.budgets.clients import ClientAttempt
+from ops.bench.common.attempts import ClientAttempt
 from ops.bench.common.errors import CannotBench, PeerMissing
 from ops.bench.versus import figures, report
 from ops.bench.versus.charts import TITLES, versus_charts
@@ -18,7 +18,7 @@ from ops.bench.versus.litellm import explaining_headers, installed_proxy
 from ops.bench.versus.ours import plugin_upstream, stock_upstream, upstream_config
 from ops.bench.versus.phases import bodies, chat, delivered_tokens, fixed_share
 from ops.bench.versus.run import STACKS, VersusOptions, run
-from ops.bench.vllm.server import PluginOptions, VllmOptions, installed_vllm, vllm_version
+from ops.bench.versus.vllm_server import PluginOptions, VllmOptions, installed_vllm, vllm_version
 from ops.cli.main import cli
 from ops.pages.page import svg
 from ops.sandbox.core_use import CoreUse

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ops.bench.budgets.clients import ClientAttempt, ClientRequest, ask_once, persist
+from ops.bench.common.attempts import ClientAttempt, ClientRequest, ask_once, persist
 from ops.bench.common.http_client import LoadHttpClient
 from ops.bench.common.load import CHATS, LoadClient, load_client
-from ops.bench.plugin.token_windows import fluid_ratio, furthest_off, window_ratios
 from ops.bench.versus.ours import OurGateway, plugin_upstream, stock_upstream
 from ops.bench.versus.phases import PATIENCE_S, ClientUse, chat, delivered_tokens
 from ops.bench.versus.stack import ServedStack, StackFailed, TenantTerms
-from ops.bench.vllm.server import PluginOptions, VllmOptions, VllmServer, vllm_server
+from ops.bench.versus.token_windows import fluid_ratio, furthest_off, window_ratios
+from ops.bench.versus.vllm_server import PluginOptions, VllmOptions, VllmServer, vllm_server
 from ops.sandbox.free_port import free_port
 
 HEAVY_WEIGHT = 3.0

@@ -1,7 +1,7 @@
 """Leases inside vLLM's decode: exact to the token, on a real server with our plug-in.
 
 Each check has a server of its own kind: one with room, and one whose KV memory is short, so that sequences
-are evicted and come back. `python -m ops.bench.vllm.leases --home VENV` prints a table; it fails where a
+are evicted and come back. `python -m ops.bench.versus.leases --home VENV` prints a table; it fails where a
 figure is not what it must be.
 """
 
@@ -25,8 +25,8 @@ import httpx
 from engine.vllm_plugin.protocol import SequenceNews
 from engine.vllm_plugin.signature import ChannelRefused
 from ops.bench.common.errors import CannotBench, PeerMissing
-from ops.bench.vllm.lease_client import WAIT_S, LeaseClient, StreamedAnswer
-from ops.bench.vllm.server import MODEL, PluginOptions, VllmOptions, vllm_server, vllm_version
+from ops.bench.versus.lease_client import WAIT_S, LeaseClient, StreamedAnswer
+from ops.bench.versus.vllm_server import MODEL, PluginOptions, VllmOptions, vllm_server, vllm_version
 
 PROMPT = "The queue of the gateway holds"
 LEASE, WHOLE = 50, 200

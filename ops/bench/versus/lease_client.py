@@ -15,7 +15,7 @@ import httpx
 from engine.vllm_plugin.protocol import EXCHANGE_PATH, ContractClaims, Exchange, PluginReport, SequenceNews
 from engine.vllm_plugin.signature import decode_report, encode_exchange, sign
 from ops.bench.common.errors import CannotBench
-from ops.bench.vllm.server import MODEL
+from ops.bench.versus.vllm_server import MODEL
 
 POLL_S = 0.02
 WAIT_S = 120.0
