@@ -19,7 +19,6 @@ COMMANDS = {
     "contract": "gateway:contract",
     "gateway": "gateway:gateway",
     "versus": "versus:versus",
-    "vllm": "versus:vllm",
     "upstreams": "upstreams:upstreams",
 }
 
@@ -45,6 +44,6 @@ def bench() -> None:
       fairgate bench contract --scenario 'kill-*'
       fairgate bench gateway --peers nginx,litellm,portkey
       fairgate bench versus --stacks litellm,plugin
-      fairgate bench vllm --parts shares,limits
+      fairgate bench versus --parts shares,limits
       fairgate bench upstreams --servers vllm,llama_cpp
     """
