@@ -171,7 +171,7 @@ bench-scheduler: $(STAMP_DEMO) ## what a scheduling step costs without a model (
 	$(BIN)/fairgate bench scheduler $(BENCH_ARGS)
 
 # PostgreSQL and Redis come with the test extra where the machine has none.
-bench-contract: $(STAMP_TEST) ## budgets through bursts and kill -9 (BENCH_ARGS="--scenario 'kill-*' --peers litellm ...")
+bench-contract: $(STAMP_TEST) ## budgets through bursts and kill -9 (BENCH_ARGS="--scenario 'kill-*' ...")
 	$(BIN)/fairgate bench contract $(BENCH_ARGS)
 
 bench-fidelity: $(STAMP_DEMO) ## the simulator beside the real engine, 45 minutes (BENCH_ARGS="--policy vtc ...")

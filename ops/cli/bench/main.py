@@ -15,7 +15,6 @@ COMMANDS = {
     "batch-or-wait": "engine:batch_or_wait",
     "fidelity": "forecast:fidelity",
     "control": "forecast:control",
-    "ledger": "gateway:ledger",
     "contract": "gateway:contract",
     "gateway": "gateway:gateway",
     "versus": "versus:versus",
@@ -40,7 +39,6 @@ def bench() -> None:
       fairgate bench control --trace day.csv.gz --replicas 2
       fairgate bench policies --case mixed
       fairgate bench batch-or-wait
-      fairgate bench ledger
       fairgate bench contract --scenario 'kill-*'
       fairgate bench gateway --peers nginx,litellm,portkey
       fairgate bench versus --stacks litellm,plugin
