@@ -9,7 +9,7 @@ from litestar import Request, Response
 from engine.scheduling.policy import policy_names
 from gateway.console.access import form, page, visit_of
 from gateway.console.form_errors import FormProblem, problem_of
-from gateway.console.forms import shown_again
+from gateway.console.forms import typed_fields
 from gateway.console.pages.policy import in_force, what_if_form
 from gateway.console.pages.policy.what_if_report import otherwise_of, progress_words
 from gateway.console.rendering import page_response, redirect
@@ -38,14 +38,14 @@ BUSY = "Another what-if is under way: wait until it has ended, or cancel it belo
 
 @page(PATH, act=Act.READ_PLATFORM)
 async def policy_page(request: Request[Any, Any, Any]) -> Response[str]:
-    return await _shown(request, shown_again({}, *what_if_form.FIELDS))
+    return await _shown(request, typed_fields({}, *what_if_form.FIELDS))
 
 
 @form(RUNS, act=Act.CHANGE_PLATFORM, lines=what_if_form.LINES)
 async def begin(request: Request[Any, Any, Any]) -> Response[str]:
     visit, gateway = visit_of(request), gateway_of(request)
     deps = gateway.deps
-    typed = shown_again(visit.form, *what_if_form.FIELDS)
+    typed = typed_fields(visit.form, *what_if_form.FIELDS)
     try:
         asked = what_if_form.asked_of(
             {
