@@ -53,17 +53,6 @@ def even_times(rng: random.Random, per_s: float, seconds: float) -> list[float]:
     return [first_s + number / per_s for number in range(int((seconds - first_s) * per_s) + 1)]
 
 
-def rising_times(rng: random.Random, first_per_s: float, last_per_s: float, seconds: float) -> list[float]:
-    """The rate rises evenly from the first to the last: instants at which its integral passes an integer."""
-    slope = (last_per_s - first_per_s) / seconds
-    count = int((first_per_s + last_per_s) / 2 * seconds)
-    phase = rng.random()
-    return [
-        ((first_per_s**2 + 2 * slope * (number + phase)) ** 0.5 - first_per_s) / slope
-        for number in range(count)
-    ]
-
-
 def only_while_on(times: Iterable[float], on_s: float) -> list[float]:
     """Silent every other `on_s` seconds, beginning with an active period."""
     return [at_s for at_s in times if int(at_s / on_s) % 2 == 0]
@@ -149,29 +138,8 @@ def exact(arrivals: Sequence[SimulatedRequest], rng: random.Random) -> list[tupl
     return [(arrival.output_tokens, arrival.output_tokens) for arrival in arrivals]
 
 
-def noisy(arrivals: Sequence[SimulatedRequest], rng: random.Random) -> list[tuple[int, int]]:
-    """Off by up to 50 % either way, evenly."""
-    medians = [max(1, round(arrival.output_tokens * rng.uniform(0.5, 1.5))) for arrival in arrivals]
-    return [(median, 2 * median) for median in medians]
-
-
 def shuffled(arrivals: Sequence[SimulatedRequest], rng: random.Random) -> list[tuple[int, int]]:
     """Right as a distribution, and for each request worth nothing: another request's length."""
     lengths = [arrival.output_tokens for arrival in arrivals]
     rng.shuffle(lengths)
     return [(length, length) for length in lengths]
-
-
-def no_predictions(arrivals: Sequence[SimulatedRequest], rng: random.Random) -> list[tuple[int, int]]:
-    """The same for all: median and 90th percentile of all answers."""
-    lengths = sorted(arrival.output_tokens for arrival in arrivals)
-    alike = (lengths[len(lengths) // 2], lengths[len(lengths) * 9 // 10])
-    return [alike for _ in arrivals]
-
-
-PREDICTIONS: dict[str, Predictions] = {
-    "exact": exact,
-    "noisy": noisy,
-    "shuffled": shuffled,
-    "none": no_predictions,
-}
