@@ -23,7 +23,7 @@ from engine.forecast.length.samples import MAX_READINGS, LengthSample, LengthSam
 from engine.messages import SamplingParams, Submit
 from gateway.requests.fields.traits import last_asked
 from gateway.requests.prompt import PromptRenderer
-from ops.demo.training.instructions import DAYS, MONTHS, decorate, make_instruction
+from ops.demo.instructions import DAYS, MONTHS, decorate, make_instruction
 
 FAMILY_SHARES = {
     "count": 0.25,

@@ -30,7 +30,7 @@ from rich.console import Console
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ops.demo.training.instructions import (
+from ops.demo.instructions import (
     FAMILIES,
     FINISHING_SHARE,
     SPELLING_WORDS,
