@@ -23,10 +23,9 @@ from ops.demo.instructions import (
     LONGEST_ANSWER_TOKENS,
     LONGEST_PROMPT_TOKENS,
     Instruction,
-    courtesies,
-    held_out_instructions,
     prompt_for_lengths,
 )
+from ops.demo.training.streams import courtesies, held_out_instructions
 
 MODEL_DIRECTORY = Path(__file__).parents[1] / "model"
 EXACT_PERCENT_WANTED = 95.0
