@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ops.cli.base import group
+from importlib.util import find_spec
+
+from ops.cli.base import Failure, group
 
 COMMANDS = {
     "fairness": "fairness:fairness",
@@ -40,3 +42,7 @@ def bench() -> None:
       fairgate bench vllm --parts shares,limits
       fairgate bench upstreams --servers vllm,llama_cpp
     """
+    if find_spec("ops.bench") is None:
+        raise Failure(
+            "benchmarks are not in the package: git clone the repository and pip install -e '.[engine]' there"
+        )
