@@ -1,4 +1,4 @@
-"""What the wheel holds, by the build backend's list of files, and what `fairgate bench` says where it is not."""
+"""Files of the wheel, by the build backend's list, and what `fairgate bench` says where it is not in it."""
 
 from __future__ import annotations
 
