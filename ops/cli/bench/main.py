@@ -13,11 +13,9 @@ COMMANDS = {
     "scheduler": "engine:scheduler",
     "fidelity": "forecast:fidelity",
     "control": "forecast:control",
-    "ledger": "gateway:ledger",
     "contract": "gateway:contract",
     "gateway": "gateway:gateway",
     "versus": "versus:versus",
-    "vllm": "versus:vllm",
     "upstreams": "upstreams:upstreams",
 }
 
@@ -35,11 +33,10 @@ def bench() -> None:
       fairgate bench scheduler
       fairgate bench fidelity --policy vtc,fcfs
       fairgate bench control --trace day.csv.gz --replicas 2
-      fairgate bench ledger
       fairgate bench contract --scenario 'kill-*'
       fairgate bench gateway --peers nginx,litellm,portkey
       fairgate bench versus --stacks litellm,plugin
-      fairgate bench vllm --parts shares,limits
+      fairgate bench versus --parts shares,limits
       fairgate bench upstreams --servers vllm,llama_cpp
     """
     if find_spec("ops.bench") is None:

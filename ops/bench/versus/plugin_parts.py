@@ -1,4 +1,4 @@
-"""Fairgate in a real vLLM, over HTTP and through the gateway: shares, limits through kills, caches, speed.
+"""Our plug-in in a real vLLM, through the gateway: shares, limits through kills, caches, texts, speed.
 
 Clients count what arrives; the gateway's ledger is read for what was charged. Stock vLLM is the control, with
 the same clients and the same gateway.
@@ -12,19 +12,19 @@ import json
 import secrets
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ops.bench.budgets.clients import ClientAttempt, ClientRequest, ask_once, persist
+from ops.bench.common.attempts import ClientAttempt, ClientRequest, StreamsUnderWay, ask_once, persist
 from ops.bench.common.http_client import LoadHttpClient
 from ops.bench.common.load import CHATS, LoadClient, load_client
-from ops.bench.plugin.token_windows import fluid_ratio, furthest_off, window_ratios
 from ops.bench.versus.ours import OurGateway, plugin_upstream, stock_upstream
-from ops.bench.versus.phases import PATIENCE_S, ClientUse, chat, delivered_tokens
-from ops.bench.versus.stack import ServedStack, StackFailed, TenantTerms
-from ops.bench.vllm.server import PluginOptions, VllmOptions, VllmServer, vllm_server
+from ops.bench.versus.phases import PATIENCE_S, ClientUse, Row, chat, delivered_tokens
+from ops.bench.versus.stack import ServedStack, TenantTerms
+from ops.bench.versus.token_windows import fluid_ratio, furthest_off, window_ratios
+from ops.bench.versus.vllm_server import PluginOptions, VllmOptions, VllmServer, vllm_server
 from ops.sandbox.free_port import free_port
 
 HEAVY_WEIGHT = 3.0
@@ -35,14 +35,28 @@ LONG_TOKENS, SHORT_TOKENS = 1_900, 60
 LIMITED = 1_600
 LIMIT_CLIENTS = 50
 LIMIT_TOKENS = 64
+BLOCK_SIZE = ("--block-size", "32")
 STREAMS_BEFORE_KILL = 6
 RETRY_S = 20.0
 FEW_BLOCKS = 120
+LIMITS = ((None, ""), (FEW_BLOCKS, ""), (None, "gateway"), (None, "vllm"), (FEW_BLOCKS, "gateway"))
+"""Blocks of KV memory (None: all), and what is killed."""
 CACHED_WORDS = 400
+TEXTS, TEXT_TOKENS = 24, 200
+SCHEMA: dict[str, Any] = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "item",
+        "schema": {
+            "type": "object",
+            "properties": {"name": {"type": "string", "maxLength": 12}, "count": {"type": "integer"}},
+            "required": ["name", "count"],
+        },
+    },
+}
 SPEED_S = 8.0
 
 Progress = Callable[[str], None]
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +129,17 @@ def endless(number: int, tokens: int) -> dict[str, Any]:
 # ---------------------------------------------------------------- shares
 
 
-async def shares(bench: VllmBench, case: SharesCase) -> Row:
+async def shares(bench: VllmBench, rounds: int) -> list[Row]:
     """Tokens that arrive at two tenants through the gateway, in windows of a thousand steps."""
+    rows = []
+    for case in SHARES:
+        bench.progress(case.name)
+        rows.append(await _shares(bench, case))
+        bench.progress(f"  {rows[-1]['ratio']:.3f}, furthest off {rows[-1]['furthest_off']:.2%}")
+    return rows
+
+
+async def _shares(bench: VllmBench, case: SharesCase) -> Row:
     options = VllmOptions(case.places, None if case.is_stock else bench.plugin(case.slots))
     name = "".join(letter if letter.isalnum() else "-" for letter in case.name)
     sent = case.slots if case.is_stock else case.places
@@ -172,12 +195,21 @@ async def _counted(case: SharesCase, light: LoadClient, heavy: LoadClient) -> Ro
 # ---------------------------------------------------------------- hard limits
 
 
-async def hard_limit(bench: VllmBench, *, kv_blocks: int | None, kills: str = "") -> Row:
-    """50 requests in one instant on a limit for two fifths of them; `kills`: `gateway` or `vllm`, in the
-    middle. Then all ask (again) until they have an answer or the time is over."""
-    name = f"limit-{kv_blocks or 'all'}-{kills or 'nothing'}"
+async def limits(bench: VllmBench, rounds: int) -> list[Row]:
+    """50 requests in one instant on a limit for two fifths of them, with kills in the middle."""
+    rows = []
+    for kv_blocks, killed in LIMITS:
+        bench.progress(f"a hard limit: {kv_blocks or 'all'} blocks, kill -9 of {killed or 'nothing'}")
+        rows.append(await _limit(bench, kv_blocks, killed))
+        bench.progress(f"  {rows[-1]['delivered_tokens']} delivered, {rows[-1]['charged_tokens']} charged")
+    return rows
+
+
+async def _limit(bench: VllmBench, kv_blocks: int | None, killed: str) -> Row:
+    """After the kill, if there is one, all ask (again) until they have an answer or the time is over."""
+    name = f"limit-{kv_blocks or 'all'}-{killed or 'nothing'}"
     port = free_port()
-    options = VllmOptions(96, bench.plugin(16), kv_blocks, ("--block-size", "32"))
+    options = VllmOptions(96, bench.plugin(16), kv_blocks, BLOCK_SIZE)
     async with contextlib.AsyncExitStack() as closing:
         serving = contextlib.AsyncExitStack()
         await closing.enter_async_context(serving)
@@ -191,9 +223,11 @@ async def hard_limit(bench: VllmBench, *, kv_blocks: int | None, kills: str = ""
         closing.callback(client.close)
         asks = [ClientRequest("", key, endless(number, LIMIT_TOKENS)) for number in range(LIMIT_CLIENTS)]
         answers: list[ClientAttempt] = []
-        if kills:
-            broken = await _burst_until_kill(client, stack, asks, answers)
-            if kills == "gateway":
+        if killed:
+            streams = StreamsUnderWay(STREAMS_BEFORE_KILL)
+            tasks = [asyncio.create_task(ask_once(client, stack.url, ask, streams.on_token)) for ask in asks]
+            await streams.wait(PATIENCE_S)
+            if killed == "gateway":
                 await stack.kill()
                 await stack.charged_tokens("limited")
             else:
@@ -202,13 +236,13 @@ async def hard_limit(bench: VllmBench, *, kv_blocks: int | None, kills: str = ""
                 await closing.enter_async_context(
                     vllm_server(bench.home, bench.directory / name, options, port=port)
                 )
-            await asyncio.gather(*broken)
+            answers += await asyncio.gather(*tasks)
         until_s = time.monotonic() + RETRY_S
         await asyncio.gather(*(persist(client, [stack.url], ask, answers, until_s=until_s) for ask in asks))
         charged = await stack.charged_tokens("limited")
     used = delivered_tokens(answers)
     return {
-        "case": f"{kv_blocks or 'all'} blocks, kill -9 of {kills or 'nothing'}",
+        "case": f"{kv_blocks or 'all'} blocks, kill -9 of {killed or 'nothing'}",
         "limit": LIMITED,
         "delivered_tokens": used,
         "charged_tokens": charged,
@@ -218,35 +252,12 @@ async def hard_limit(bench: VllmBench, *, kv_blocks: int | None, kills: str = ""
     }
 
 
-async def _burst_until_kill(
-    client: LoadHttpClient, stack: ServedStack, asks: Sequence[ClientRequest], answers: list[ClientAttempt]
-) -> list[asyncio.Task[None]]:
-    """Starts all requests and returns when some streams have begun, with the tasks that end when they end."""
-    begun: set[int] = set()
-    is_time = asyncio.Event()
-
-    def on_token(answer: ClientAttempt) -> None:
-        begun.add(id(answer))
-        if len(begun) >= STREAMS_BEFORE_KILL:
-            is_time.set()
-
-    async def one(ask: ClientRequest) -> None:
-        answers.append(await ask_once(client, stack.url, ask, on_token))
-
-    tasks = [asyncio.create_task(one(ask)) for ask in asks]
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            await is_time.wait()
-    except TimeoutError:
-        raise StackFailed("no stream began before the kill") from None
-    return tasks
-
-
 # ---------------------------------------------------------------- caches
 
 
-async def cache_salt(bench: VllmBench) -> Row:
+async def caches(bench: VllmBench, rounds: int) -> list[Row]:
     """Cached tokens of a long prompt: its tenant's again, and another tenant's first."""
+    bench.progress("prefix caches")
     options = VllmOptions(96, bench.plugin(16), arguments=("--enable-prompt-tokens-details",))
     async with bench.served("caches", options, most_sent=96) as (_, stack):
         keys = {name: await stack.enrol(TenantTerms(name)) for name in ("alpha", "beta")}
@@ -268,11 +279,42 @@ async def cache_salt(bench: VllmBench) -> Row:
                 found[what] = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
         finally:
             client.close()
-    return {
-        "prompt_tokens": usage["prompt_tokens"],
-        "cached_tokens": found,
-        "ok": found["first"] == found["another"] == 0 < min(found["again"], found["its"]),
-    }
+    ok = found["first"] == found["another"] == 0 < min(found["again"], found["its"])
+    return [{"prompt_tokens": usage["prompt_tokens"], "cached_tokens": found, "ok": ok}]
+
+
+# ---------------------------------------------------------------- texts
+
+
+async def texts(bench: VllmBench, rounds: int) -> list[Row]:
+    """Greedy answers of stock vLLM with room, and with the plug-in where sequences are evicted: the same."""
+    bench.progress("texts")
+    asks = [
+        endless(number, TEXT_TOKENS)
+        if number % 2
+        else chat([{"role": "user", "content": f"w{number}"}], TEXT_TOKENS) | {"response_format": SCHEMA}
+        for number in range(TEXTS)
+    ]
+    plugin = bench.plugin(8)
+    answers = {}
+    for name, options in (
+        ("stock", VllmOptions(TEXTS, None, None, BLOCK_SIZE)),
+        ("plugin", VllmOptions(TEXTS, plugin, FEW_BLOCKS, BLOCK_SIZE)),
+    ):
+        async with bench.served(f"texts-{name}", options, most_sent=TEXTS) as (_, stack):
+            key = await stack.enrol(TenantTerms("texts"))
+            client = LoadHttpClient(timeout_s=PATIENCE_S)
+            try:
+                tasks = [ask_once(client, stack.url, ClientRequest("", key, ask)) for ask in asks]
+                answers[name] = await asyncio.gather(*tasks)
+            finally:
+                client.close()
+    equal = sum(
+        ours.is_whole and ours.text == stock.text
+        for ours, stock in zip(answers["plugin"], answers["stock"], strict=True)
+    )
+    return [{"case": f"{FEW_BLOCKS} blocks, half of the answers by a schema", "equal": equal, "of": TEXTS,
+             "ok": equal == TEXTS}]  # fmt: skip
 
 
 # ---------------------------------------------------------------- speed
@@ -298,7 +340,10 @@ async def speed(bench: VllmBench, rounds: int) -> list[Row]:
             "case": what,
             "stock_tokens_per_s": statistics.median(by_name["stock"]),
             "plugin_tokens_per_s": statistics.median(by_name["plugin"]),
-            "ratios": [ours / stock for ours, stock in zip(by_name["plugin"], by_name["stock"], strict=True)],
+            "ratios": [
+                round(ours / stock, 2)
+                for ours, stock in zip(by_name["plugin"], by_name["stock"], strict=True)
+            ],
         }
         for what, by_name in found.items()
     ]

@@ -70,6 +70,31 @@ class ClientRequest:
     idempotency_key: str = ""
 
 
+class StreamsUnderWay:
+    """Waits until a number of streams have had a number of tokens: the moment for a kill or an act."""
+
+    def __init__(self, streams: int = 1, tokens: int = 1) -> None:
+        self._streams = streams
+        self._tokens = tokens
+        self._far_enough: set[int] = set()
+        self._is_time = asyncio.Event()
+
+    def on_token(self, answer: ClientAttempt) -> None:
+        """Of `ask_once`."""
+        if answer.delivered_tokens >= self._tokens:
+            self._far_enough.add(id(answer))
+        if len(self._far_enough) >= self._streams:
+            self._is_time.set()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Returns when it is time. Raises `TimeoutError`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._is_time.wait()
+        except TimeoutError:
+            raise TimeoutError(f"the streams did not get far enough within {timeout_s:g} s") from None
+
+
 async def ask_once(
     client: LoadHttpClient,
     url: str,

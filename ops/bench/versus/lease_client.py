@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ import httpx
 from engine.vllm_plugin.protocol import EXCHANGE_PATH, ContractClaims, Exchange, PluginReport, SequenceNews
 from engine.vllm_plugin.signature import decode_report, encode_exchange, sign
 from ops.bench.common.errors import CannotBench
-from ops.bench.vllm.server import MODEL
+from ops.bench.versus.vllm_server import MODEL
 
 POLL_S = 0.02
 WAIT_S = 120.0
@@ -60,16 +60,6 @@ class LeaseClient:
     ) -> StreamedAnswer:
         """A completion, greedy and to its end; `into` is filled meanwhile."""
         answer = into or StreamedAnswer()
-        async for chunk in self._chunks(prompt, max_tokens, signature):
-            answer.tokens = (chunk.get("usage") or {}).get("completion_tokens", answer.tokens)
-            for choice in chunk["choices"]:
-                answer.text += choice["text"]
-                answer.finish = choice["finish_reason"] or answer.finish
-        return answer
-
-    async def _chunks(
-        self, prompt: str, max_tokens: int, signature: str | None
-    ) -> AsyncIterator[dict[str, Any]]:
         body: dict[str, Any] = {
             "model": MODEL,
             "prompt": prompt,
@@ -88,8 +78,14 @@ class LeaseClient:
                 text = (await response.aread()).decode(errors="replace")[:400]
                 raise CannotBench(f"the server answers {response.status_code}: {text}")
             async for line in response.aiter_lines():
-                if line.startswith("data: {"):
-                    yield json.loads(line[6:])
+                if not line.startswith("data: {"):
+                    continue
+                chunk = json.loads(line[6:])
+                answer.tokens = (chunk.get("usage") or {}).get("completion_tokens", answer.tokens)
+                for choice in chunk["choices"]:
+                    answer.text += choice["text"]
+                    answer.finish = choice["finish_reason"] or answer.finish
+        return answer
 
     async def exchange(self, **fields: Any) -> PluginReport:
         """One exchange over vLLM's HTTP. Raises `ChannelRefused`."""

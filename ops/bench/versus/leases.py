@@ -1,32 +1,28 @@
 """Leases inside vLLM's decode: exact to the token, on a real server with our plug-in.
 
-Each check has a server of its own kind: one with room, and one whose KV memory is short, so that sequences
-are evicted and come back. `python -m ops.bench.vllm.leases --home VENV` prints a table; it fails where a
-figure is not what it must be.
+Two servers: one with room, and one whose KV memory is short, so that sequences are evicted and come back.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
 import secrets
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 
 from engine.vllm_plugin.protocol import SequenceNews
 from engine.vllm_plugin.signature import ChannelRefused
-from ops.bench.common.errors import CannotBench, PeerMissing
-from ops.bench.vllm.lease_client import WAIT_S, LeaseClient, StreamedAnswer
-from ops.bench.vllm.server import MODEL, PluginOptions, VllmOptions, vllm_server, vllm_version
+from ops.bench.versus.lease_client import WAIT_S, LeaseClient, StreamedAnswer
+from ops.bench.versus.phases import Row
+from ops.bench.versus.plugin_parts import VllmBench
+from ops.bench.versus.vllm_server import MODEL, PluginOptions, VllmOptions, vllm_server
 
 PROMPT = "The queue of the gateway holds"
 LEASE, WHOLE = 50, 200
@@ -45,10 +41,14 @@ class LeaseCheck:
     found: object
     must_be: object
 
-    @property
-    def holds(self) -> bool:
-        """Whether it is what it must be."""
-        return self.found == self.must_be
+    def row(self) -> Row:
+        """Of the report."""
+        return {
+            "case": self.name,
+            "measured": str(self.found),
+            "must_be": str(self.must_be),
+            "ok": self.found == self.must_be,
+        }
 
 
 async def rest_and_go_on(client: LeaseClient) -> list[LeaseCheck]:
@@ -230,52 +230,21 @@ Checks = Callable[[LeaseClient], Awaitable[list[LeaseCheck]]]
 WITH_ROOM: tuple[Checks, ...] = (rest_and_go_on, nothing_more, forged, killed_client, silent_gateway)
 
 
-async def run(home: Path, out: Callable[[str], None] = print) -> bool:
-    """Runs all checks on servers of the environment `home`; returns whether all hold."""
-    with tempfile.TemporaryDirectory(prefix="fairgate-leases-") as text:
-        directory = Path(text)
-        key = secrets.token_hex(32).encode()
-        key_file = directory / "key"
-        key_file.touch(mode=0o600)
-        key_file.write_bytes(key)
-        plugin = PluginOptions(slots=SLOTS, key_file=key_file, gateway_timeout_s=GATEWAY_TIMEOUT_S)
-        out(vllm_version(home))
-        all_hold = True
-        for blocks, checks in ((None, WITH_ROOM), (SHORT_KV_BLOCKS, (short_memory,))):
-            options = VllmOptions(max_sequences=PLACES, plugin=plugin, kv_blocks=blocks, arguments=BLOCKS)
-            async with (
-                vllm_server(home, directory / str(blocks), options) as server,
-                httpx.AsyncClient(
-                    base_url=server.url, timeout=WAIT_S, limits=httpx.Limits(max_connections=256)
-                ) as http,
-            ):
-                client = LeaseClient(http, key)
-                for check in checks:
-                    for each in await check(client):
-                        all_hold &= each.holds
-                        sign = "ok  " if each.holds else "FAIL"
-                        more = "" if each.holds else f" (must be {each.must_be})"
-                        out(f"{sign} {each.name}: {each.found}{more}")
-                log = server.log.read_bytes()
-                holds = key not in log
-                all_hold &= holds
-                out(f"{'ok  ' if holds else 'FAIL'} the key is not in the server's log: {holds}")
-    return all_hold
-
-
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--home", type=Path, required=True, help="virtual environment with vLLM and the wheel"
-    )
-    arguments = parser.parse_args()
-    try:
-        holds = asyncio.run(run(arguments.home))
-    except (CannotBench, PeerMissing) as error:
-        sys.exit(f"error: {error}")
-    sys.exit(0 if holds else 1)
-
-
-if __name__ == "__main__":
-    main()
+async def leases(bench: VllmBench, rounds: int) -> list[Row]:
+    """All checks, one row for each figure."""
+    plugin = PluginOptions(SLOTS, bench.key_file(), gateway_timeout_s=GATEWAY_TIMEOUT_S)
+    key = bench.key_file().read_bytes().strip()
+    rows: list[Row] = []
+    for blocks, checks in ((None, WITH_ROOM), (SHORT_KV_BLOCKS, (short_memory,))):
+        options = VllmOptions(PLACES, plugin, blocks, BLOCKS)
+        limits = httpx.Limits(max_connections=256)
+        async with (
+            vllm_server(bench.home, bench.directory / f"leases-{blocks}", options) as server,
+            httpx.AsyncClient(base_url=server.url, timeout=WAIT_S, limits=limits) as http,
+        ):
+            client = LeaseClient(http, key)
+            for check in checks:
+                rows += [figure.row() for figure in await check(client)]
+            is_in_log = key in await asyncio.to_thread(server.log.read_bytes)
+            rows.append(LeaseCheck("the key is in the server's log", is_in_log, False).row())
+    return rows
