@@ -20,9 +20,9 @@ from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import POLICIES, Policy, make_policy
 from ops.bench.estimates.control import A10G_LLAMA_2_7B
 from ops.reporting import quantile
-from ops.simulate.engine_run import EngineRun, run_load, tenants_of
-from ops.simulate.traffic.arrivals import all_at_once, exact, fixed, merged, shuffled, stream
 from ops.simulate.traffic.requests import SimulatedRequest
+from tests.support.drawn_arrivals import all_at_once, exact, fixed, merged, shuffled, stream
+from tests.support.engine_run import EngineRun, run_load, tenants_of
 from tests.support.policy_traffic import (
     FEW_PLACES,
     KEEPS_ROWS,

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from engine.scheduling.batch_or_wait.batch_model import BatchModel
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import PolicyPreset
-from ops.simulate.engine_run import run_load
 from ops.simulate.machines.machines import profile_machine
 from ops.simulate.traffic.requests import SimulatedRequest
 from tests.support.batch_queue import WARM_UP, Arrivals, Fixed, StreamOutcome
+from tests.support.engine_run import run_load
 
 ENDLESS_S = 3600.0
 SAME_INSTANT_S = 1e-6

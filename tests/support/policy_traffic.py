@@ -15,13 +15,12 @@ from pathlib import Path
 import ops.demo
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from engine.messages import StepTime
-from ops.bench.estimates.control import A10G_LLAMA_2_7B
-from ops.simulate.engine_run import Moment, run_load
+from ops.bench.estimates.control import A10G_LLAMA_2_7B, even_times
 from ops.simulate.machines.machines import Machine, profile_machine
-from ops.simulate.traffic.arrivals import (
+from ops.simulate.traffic.requests import SimulatedRequest
+from tests.support.drawn_arrivals import (
     Lengths,
     all_at_once,
-    even_times,
     fixed,
     from_trace,
     heavy_tailed,
@@ -31,7 +30,7 @@ from ops.simulate.traffic.arrivals import (
     stream,
     uniform,
 )
-from ops.simulate.traffic.requests import SimulatedRequest
+from tests.support.engine_run import Moment, run_load
 
 PLACES = 16
 FEW_PLACES = replace(A10G_LLAMA_2_7B, name="Llama-2-7B on an A10G with 16 places", max_sequences=PLACES)

@@ -23,7 +23,6 @@ from ops.simulate.machines.machines import Machine, profile_machine
 from ops.simulate.pool import LOOKAHEAD_SEQUENCES, SimulatedPool
 from ops.simulate.records import Records
 from ops.simulate.slo import SloLimits
-from ops.simulate.traffic.arrivals import even_times, fixed, merged, only_while_on, stream
 from ops.simulate.traffic.requests import SimulatedRequest, Source
 
 POLICY = "vtc"
@@ -93,22 +92,27 @@ class _Drawn:
         return iter(self.requests)
 
 
+def even_times(rng: random.Random, per_s: float, seconds: float) -> list[float]:
+    """Evenly spaced instants, the first at a random point of the first gap."""
+    first_s = rng.random() / per_s
+    return [first_s + number / per_s for number in range(int((seconds - first_s) * per_s) + 1)]
+
+
 def dist_shift(slo: SloLimits) -> ControlCase:
     """The setting of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024; repository
     Ying1123/VTC-artifact, Apache License 2.0): rates, lengths and KV room as published, arrivals drawn here.
     """
     rng = random.Random(SEED)
-    lengths = fixed(256, 256)
-    first = only_while_on(even_times(rng, 0.5, 300), 60.0)
-    first += [300 + at_s for at_s in even_times(rng, 1.0, 300)]
-    first += [600 + at_s for at_s in even_times(rng, 0.5, 300)]
-    second = even_times(rng, 2.0, 300)
-    second += [300 + at_s for at_s in even_times(rng, 1.0, 300)]
-    second += [600 + at_s for at_s in even_times(rng, 1.5, 300)]
-    clients = {"client-0": first, "client-1": second}
-    drawn = _Drawn(
-        DIST_SHIFT, tuple(merged(stream(times, name, lengths, rng) for name, times in clients.items()))
-    )
+    rates_per_s = {"client-0": (0.5, 1.0, 0.5), "client-1": (2.0, 1.0, 1.5)}
+    requests = [
+        SimulatedRequest(number * DIST_SHIFT_SEGMENT_S + at_s, client, 256, 256)
+        for client, rates in rates_per_s.items()
+        for number, per_s in enumerate(rates)
+        for at_s in even_times(rng, per_s, DIST_SHIFT_SEGMENT_S)
+        # At first, the first client is silent every other minute.
+        if not (client == "client-0" and number == 0 and int(at_s / 60) % 2)
+    ]
+    drawn = _Drawn(DIST_SHIFT, tuple(sorted(requests, key=lambda request: request.arrival_s)))
     return ControlCase(DIST_SHIFT, drawn, A10G_LLAMA_2_7B, 1, DIST_SHIFT_SEGMENT_S, slo)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,17 +47,6 @@ def poisson_times(rng: random.Random, per_s: float, seconds: float) -> list[floa
     return times
 
 
-def even_times(rng: random.Random, per_s: float, seconds: float) -> list[float]:
-    """Equally spaced, with a random phase."""
-    first_s = rng.random() / per_s
-    return [first_s + number / per_s for number in range(int((seconds - first_s) * per_s) + 1)]
-
-
-def only_while_on(times: Iterable[float], on_s: float) -> list[float]:
-    """Silent every other `on_s` seconds, beginning with an active period."""
-    return [at_s for at_s in times if int(at_s / on_s) % 2 == 0]
-
-
 def stream(
     times: Iterable[float],
     tenant: str,
@@ -92,7 +81,9 @@ def stream(
 
 def merged(streams: Iterable[Sequence[SimulatedRequest]]) -> list[SimulatedRequest]:
     """All streams in order of arrival."""
-    return sorted((arrival for each in streams for arrival in each), key=lambda arrival: arrival.arrival_s)
+    return sorted(
+        (arrival for stream in streams for arrival in stream), key=lambda arrival: arrival.arrival_s
+    )
 
 
 def all_at_once(arrivals: Iterable[SimulatedRequest]) -> list[SimulatedRequest]:
@@ -106,25 +97,19 @@ def slowed(arrivals: Iterable[SimulatedRequest], factor: float) -> list[Simulate
 
 
 def from_trace(path: Path) -> list[SimulatedRequest]:
-    """A CSV file with `arrival_s,tenant,input_tokens,output_tokens`. Raises ValueError naming a bad line."""
+    """A CSV file with `arrival_s,tenant,input_tokens,output_tokens`."""
     with path.open(newline="", encoding="utf-8") as file:
-        return merged([list(_rows(csv.DictReader(file), path))])
-
-
-def _rows(reader: Iterable[dict[str, str]], path: Path) -> Iterator[SimulatedRequest]:
-    for number, row in enumerate(reader, 2):
-        try:
-            yield SimulatedRequest(
+        rows = [
+            SimulatedRequest(
                 float(row["arrival_s"]),
                 row["tenant"],
                 int(row["input_tokens"]),
                 int(row["output_tokens"]),
                 kind="real",
             )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{path}, line {number}: needs arrival_s, tenant, input_tokens and output_tokens ({error})"
-            ) from None
+            for row in csv.DictReader(file)
+        ]
+    return merged([rows])
 
 
 # ---------------------------------------------------------------- predictions of the output's length

@@ -1,12 +1,10 @@
-"""Drawn arrivals, and a load of requests on one virtual engine."""
+"""A load of requests on one virtual engine."""
 
 from __future__ import annotations
 
 import math
 import random
 from dataclasses import replace
-from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -16,10 +14,10 @@ from engine.scheduling.admit.reserve import PredictedReserve
 from engine.scheduling.policy import Policy, make_policy
 from engine.sequence import Sequence
 from ops.bench.estimates.control import A10G_LLAMA_2_7B
-from ops.simulate.engine_run import run_load
 from ops.simulate.machines.machines import profile_machine
-from ops.simulate.traffic.arrivals import even_times, fixed, from_trace, only_while_on, poisson_times, stream
 from ops.simulate.traffic.requests import SimulatedRequest
+from tests.support.drawn_arrivals import fixed, stream
+from tests.support.engine_run import run_load
 from tests.support.policy_traffic import arena_lengths, at_load
 
 SECOND_A_STEP = StepTime(
@@ -33,38 +31,6 @@ SMALL = profile_machine(
     max_batched_tokens=64,
     context_tokens=512,
 )
-
-# ---------------------------------------------------------------- arrivals
-
-
-def test_even_arrivals_are_equally_spaced_at_their_rate() -> None:
-    times = even_times(random.Random(1), 2.0, 60.0)
-    gaps = {round(later - earlier, 9) for earlier, later in pairwise(times)}
-    assert gaps == {0.5}
-    assert len(times) == 120
-    assert 0 <= times[0] < 0.5
-    assert times[-1] < 60.0
-
-
-def test_poisson_arrivals_have_their_rate_and_differ_by_seed() -> None:
-    times = poisson_times(random.Random(1), 5.0, 1000.0)
-    assert len(times) == pytest.approx(5000, rel=0.05)
-    assert times == poisson_times(random.Random(1), 5.0, 1000.0)
-    assert times != poisson_times(random.Random(2), 5.0, 1000.0)
-
-
-def test_on_and_off_begins_with_on() -> None:
-    assert only_while_on([0.0, 59.0, 60.0, 119.0, 120.0], 60.0) == [0.0, 59.0, 120.0]
-
-
-def test_a_trace_with_a_bad_line_is_refused_by_its_number(tmp_path: Path) -> None:
-    path = tmp_path / "trace.csv"
-    path.write_text("arrival_s,tenant,input_tokens,output_tokens\n0,a,3,4\n1,b,many,4\n")
-    with pytest.raises(ValueError, match="line 3"):
-        from_trace(path)
-
-
-# ---------------------------------------------------------------- the driver
 
 
 def two_seconds_apart() -> list[SimulatedRequest]:
