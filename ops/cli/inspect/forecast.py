@@ -155,7 +155,7 @@ def train(
     from engine.model.length_probe.fit import TooFewReadings, fit_probe
     from engine.model.length_probe.probe import FILE_NAME
     from engine.process.fingerprint import model_fingerprint
-    from ops.demo.probe_readings import answer_instructions, states_of
+    from ops.demo.prompts.probe_readings import answer_instructions, states_of
     from ops.serving.hub_model import ModelMissing, with_local_model
 
     try:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ops.demo.instructions import (
+from ops.demo.prompts.instructions import (
     FAMILIES,
     LONGEST_ANSWER_TOKENS,
     LONGEST_PROMPT_TOKENS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 
-from ops.demo.instructions import COURTESIES, Instruction, decorate, instruction_of, make_instruction
+from ops.demo.prompts.instructions import COURTESIES, Instruction, decorate, instruction_of, make_instruction
 
 # Short answers give few loss tokens each, yet are the hardest to get exact, so they are drawn more often.
 TRAINING_SHARE: dict[str, float] = {

@@ -8,7 +8,7 @@ from itertools import islice, pairwise
 
 import pytest
 
-from ops.demo.instructions import (
+from ops.demo.prompts.instructions import (
     DAYS,
     FAMILIES,
     LARGEST_COUNTED,

@@ -12,7 +12,7 @@ import torch
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from ops.demo.instructions import FAMILIES, TEMPLATE_TOKENS
+from ops.demo.prompts.instructions import FAMILIES, TEMPLATE_TOKENS
 from ops.demo.training.evaluate import answer_greedily, load
 from ops.demo.training.streams import held_out_instructions
 

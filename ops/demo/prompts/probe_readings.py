@@ -16,7 +16,7 @@ from engine.core.detokenizer import load_texts
 from engine.forecast.length.samples import MAX_READINGS, LengthSample, LengthSamples
 from engine.messages import SamplingParams, Submit
 from gateway.requests.prompt import PromptRenderer
-from ops.demo.instructions import decorate, make_instruction
+from ops.demo.prompts.instructions import decorate, make_instruction
 
 FAMILY_SHARES = {
     "count": 0.25,

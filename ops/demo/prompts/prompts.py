@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ops.demo.instructions import prompt_for_lengths
+from ops.demo.prompts.instructions import prompt_for_lengths
 from ops.demo.trace import LENGTH_FACTOR, TraceRequest, scale_lengths
 
 MAX_TOKENS = 300

@@ -39,7 +39,7 @@ END_TOKENS = 1
 LARGEST_COUNTED = 99
 
 _DATA: dict[str, Any] = json.loads(
-    (Path(__file__).parent / "data" / "instructions.json").read_text(encoding="utf-8")
+    (Path(__file__).parents[1] / "data" / "instructions.json").read_text(encoding="utf-8")
 )
 DAYS: list[str] = _DATA["days"]
 MONTHS: list[str] = _DATA["months"]
