@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.cluster.directory_in_force import DirectoryInForce
-from gateway.cluster.drains_in_force import DrainsInForce
+from gateway.cluster.active_directory import ActiveDirectory
+from gateway.cluster.active_drains import ActiveDrains
 from gateway.routes.views.upstreams_view import find_drain, find_replica, state_of
 from tenants.admin import drains
 from tenants.admin.admin import Admin
@@ -57,13 +57,13 @@ class Rotation:
             admin=self.admin, directory=self.directory, registry=self.registry, gateway_id=gateway_id,
             config=SimpleNamespace(gateway_stale_s=30.0),
         )  # fmt: skip
-        self.drains = DrainsInForce(cast(Any, deps), lambda: cast(Any, self.pools.values()))
+        self.drains = ActiveDrains(cast(Any, deps), lambda: cast(Any, self.pools.values()))
 
         async def nothing() -> None:
             pass
 
         lifecycle = cast(Any, SimpleNamespace(follow_directory=nothing))
-        self.in_force = DirectoryInForce(cast(Any, deps), lambda: lifecycle, self.drains.follow)
+        self.in_force = ActiveDirectory(cast(Any, deps), lambda: lifecycle, self.drains.follow)
 
     async def start(self) -> None:
         await self.registry.beat(self.gateway_id, "", frozenset())

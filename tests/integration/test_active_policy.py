@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from engine.scheduling.policy import UnknownPolicy, options_of
-from gateway.cluster.policy_in_force import PolicyInForce
+from gateway.cluster.active_policy import ActivePolicy
 from gateway.deps import GatewayConfig
 from gateway.pools.learned_actions import LearnedActions
 from gateway.upstream.base import UpstreamLost
@@ -75,7 +75,7 @@ class House:
         pool = SimpleNamespace(dispatcher=self.line, flow=self.line, spec=spec)
         self.learned = LearnedActions("tiny", cast(Any, self.line), [])
         control = SimpleNamespace(learned=self.learned)
-        self.policy = PolicyInForce(cast(Any, deps), lambda: cast(Any, [pool]), lambda: cast(Any, [control]))
+        self.policy = ActivePolicy(cast(Any, deps), lambda: cast(Any, [pool]), lambda: cast(Any, [control]))
 
     async def start(self) -> None:
         await self.directory.refresh()

@@ -25,7 +25,7 @@ from tenants.types import Tier
 log = logging.getLogger("fairgate.gateway.brakes")
 
 
-class BrakesInForce:
+class ActiveBrakes:
     """The brakes of one gateway's queues and engines. Use from one event loop."""
 
     def __init__(

@@ -19,7 +19,7 @@ from tenants.quota.store import QuotaStoreUnavailable
 log = logging.getLogger("fairgate.gateway.directory")
 
 
-class DirectoryInForce:
+class ActiveDirectory:
     """Applies the directory to the requests of one gateway. Use from one event loop."""
 
     def __init__(

@@ -31,7 +31,7 @@ FOLLOW_EVERY_S = 0.25
 log = logging.getLogger("fairgate.gateway.policy")
 
 
-class PolicyInForce:
+class ActivePolicy:
     """The policy of one gateway's queues and engines. Use from one event loop."""
 
     def __init__(

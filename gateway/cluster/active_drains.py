@@ -17,7 +17,7 @@ from tenants.admin.drains import Drain
 log = logging.getLogger("fairgate.gateway.drains")
 
 
-class DrainsInForce:
+class ActiveDrains:
     """The drained replicas of one gateway's pools. Use from one event loop."""
 
     def __init__(self, deps: GatewayDeps, pools: Callable[[], Collection[ModelPool]]) -> None:

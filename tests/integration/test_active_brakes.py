@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from engine.scheduling.counters import ServiceCounters
-from gateway.cluster.brakes_in_force import BrakesInForce
+from gateway.cluster.active_brakes import ActiveBrakes
 from gateway.flow.control_rules import DEFAULT_BOUNDS, Control, ControlMode, Knob
 from gateway.flow.controller import FlowController
 from gateway.flow.window import WindowRule
@@ -44,7 +44,7 @@ class House:
             admin=self.admin, directory=self.directory, upstreams=(self,), clock=clock, wall_clock=clock
         )
         pool = SimpleNamespace(flow=self.flow, dispatcher=self)
-        self.brakes = BrakesInForce(
+        self.brakes = ActiveBrakes(
             cast(Any, deps), lambda: cast(Any, [pool]), lambda: cast(Any, {"tiny": self.control})
         )
 
