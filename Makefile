@@ -35,7 +35,7 @@ STAMP_LLAMA_CPP := $(PEERS)/llama_cpp/.installed
 STAMP_SERVE := $(PEERS)/transformers/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: pictures lock vendor help install plugin-in-vllm demo serve test test-long quick durations $(TEST_PARTS) test-sdks test-floor fuzz check mutants mutmut format bench-fairness bench-estimates bench-peers \
+.PHONY: pictures lock vendor help install plugin-in-vllm demo serve test test-long quick durations $(TEST_PARTS) test-sdks test-floor fuzz check mutants mutmut format bench-fairness bench-calibration bench-peers \
   bench-engine bench-scheduler bench-contract bench-fidelity bench-gateway bench-versus bench-vllm bench-upstreams clean
 
 help: ## list the targets
@@ -125,8 +125,8 @@ format: $(STAMP_TEST) ## rewrite the files as `make check` wants them
 bench-fairness: $(STAMP_DEMO) ## floods, weights, tiers and reservations on a running server
 	$(BIN)/fairgate bench fairness
 
-bench-estimates: $(STAMP_DEMO) ## estimated against actual waits at 0, 20 and 100 queued requests
-	$(BIN)/fairgate bench estimates
+bench-calibration: $(STAMP_DEMO) ## how often estimates and quotes hold, on virtual time and in bursts into a real engine
+	$(BIN)/fairgate bench calibration --bursts
 
 # Each peer lives in an environment of its own; transformers, the other peer, comes with the engine.
 $(STAMP_PEERS): ops/bench/peers/openvino.txt | $(BIN)/python

@@ -26,7 +26,7 @@ from ops.bench.gateway.process import cpu_s, process_tree
 from ops.bench.versus.figures import busy_share
 from ops.bench.versus.stack import SLOTS, Contestant, ServedStack, StackFailed, TenantTerms
 from ops.bench.versus.vllm_server import MODEL
-from ops.demo.training.instructions import prompt_for_lengths
+from ops.demo.prompts.instructions import prompt_for_lengths
 from ops.reporting import quantile
 from ops.sandbox.core_use import core_use
 from ops.settings.settings import SHIPPED_MODEL

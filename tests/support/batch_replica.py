@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from engine.scheduling.batch_or_wait.batch_model import BatchModel
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import PolicyPreset
-from ops.bench.policies.batch_queue import WARM_UP, Arrivals, StreamOutcome
-from ops.simulate.engine_run import run_load
 from ops.simulate.machines.machines import profile_machine
 from ops.simulate.traffic.requests import SimulatedRequest
+from tests.support.batch_queue import WARM_UP, Arrivals, Fixed, StreamOutcome
+from tests.support.engine_run import run_load
 
+ENDLESS_S = 3600.0
 SAME_INSTANT_S = 1e-6
 """Requests of one batch start together but for rounding; two batches never do."""
 BLOCK_TOKENS = 16
@@ -76,10 +77,10 @@ def started_batches(
     return sorted(batches.values(), key=lambda batch: batch.start_s)
 
 
-def serve(
-    model: BatchModel, arrivals: Arrivals, slo_s: float, *, order: str, options: PolicyOptions
-) -> StreamMeasured:
-    """Means over the batches that began when `WARM_UP` requests had been served."""
+def serve_by_fixed(model: BatchModel, arrivals: Arrivals, slo_s: float, policy: Fixed) -> StreamMeasured:
+    """The admission `dynamic`: means over the batches that began when `WARM_UP` requests had been served."""
+    options = PolicyOptions(admit="dynamic", batch_size=policy.size, window_s=min(policy.window_s, ENDLESS_S))
+    order = "sjf" if policy.short_first else "fcfs"
     batches = started_batches(model, arrivals, order=order, options=options)
     served = warm = 0
     while served < WARM_UP:

@@ -10,8 +10,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from ops.demo.prompts.instructions import prompt_for_lengths
 from ops.demo.trace import LENGTH_FACTOR, TraceRequest, scale_lengths
-from ops.demo.training.instructions import prompt_for_lengths
 
 MAX_TOKENS = 300
 """Asked for with every request. The longest wanted answer is shorter: the model ends them all by itself."""

@@ -60,7 +60,6 @@ class SharedRedis:
         self._exchange = client.register_script(codec.script())
         self._look = client.register_script(codec.look_script())
         self._control = client.register_script(control_script())
-        self.round_trips = 0
         client.flushdb()
 
     def exchange(
@@ -81,7 +80,6 @@ class SharedRedis:
         return ControlAnswer.of(self._said(self._control, control_keys(PREFIX, POOL), arguments))
 
     def _said(self, script: Any, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
-        self.round_trips += 1
         return script(keys=keys, args=arguments)
 
 

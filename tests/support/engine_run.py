@@ -18,8 +18,8 @@ from engine.scheduling.policy import Policy
 from engine.virtual.replica import VOCABULARY, VirtualReplica
 from gateway.domain.targets import targets_of
 from ops.simulate.machines.machines import Machine
-from ops.simulate.traffic.arrivals import Predictions, exact
 from ops.simulate.traffic.requests import PREFIX_BLOCK_TOKENS, SimulatedRequest
+from tests.support.drawn_arrivals import Predictions, exact
 
 IDLE_STEPS = 1000
 """Steps in a row that compute nothing and move no time: then the engine hangs."""
@@ -34,11 +34,7 @@ class ServedRequest:
     """When it first ran."""
     first_s: float = -1.0
     last_s: float = -1.0
-    longest_gap_s: float = 0.0
     emitted_tokens: int = 0
-    cached_tokens: int = 0
-    recomputed_tokens: int = 0
-    preemptions: int = 0
     finish: str = ""
 
     @property
@@ -62,11 +58,6 @@ class ServedRequest:
         if not self.done:
             return float("inf")
         return (self.last_s - self.first_s) / max(1, self.emitted_tokens - 1)
-
-    @property
-    def meets_target(self) -> bool:
-        """Complete in time; a request without a target always is when it is done."""
-        return self.done and self.e2e_s <= (self.arrival.e2e_target_s or float("inf"))
 
 
 @dataclass(slots=True)
@@ -94,13 +85,10 @@ class EngineRun:
 
     served: list[ServedRequest]
     ended_s: float = 0.0
-    busy_s: float = 0.0
-    steps: int = 0
     computed_tokens: int = 0
     """In steps, recomputation included."""
     padded_tokens: int = 0
     """Of them and beside them: places in a padded step that held no token."""
-    preemptions: int = 0
     moments: list[Moment] = field(default_factory=list)
     policy: Policy | None = None
     """The choices that ran, for their counters."""
@@ -114,16 +102,6 @@ class EngineRun:
     def tokens_per_s(self) -> float:
         """Prompt and output tokens a second, until the last answer was complete."""
         return self.total_tokens / self.ended_s
-
-    @property
-    def output_tokens_per_s(self) -> float:
-        """Output tokens a second, until the last answer was complete."""
-        return sum(each.emitted_tokens for each in self.served) / self.ended_s
-
-    @property
-    def recomputed_tokens(self) -> int:
-        """Computed more than once."""
-        return sum(each.recomputed_tokens for each in self.served)
 
     def of(self, kind: str) -> list[ServedRequest]:
         """The requests of one class."""
@@ -140,18 +118,17 @@ def run_load(
     until_s: float | None = None,
     watch: bool = False,
     watch_running: bool = False,
-    max_output_tokens: int | None = None,
     while_waiting: bool = False,
 ) -> EngineRun:
     """Runs `arrivals` (in order of time) to their end, or until `until_s`.
 
-    `policy`: a name, or what makes the choices. `max_output_tokens` is what requests declare, the longest
-    answer of all by default: a declared maximum that equals the answer would tell its length. `watch` keeps
+    `policy`: a name, or what makes the choices. Requests declare the longest answer of all as
+    their maximum: one that equals the answer would tell its length. `watch` keeps
     a `Moment` a step, `watch_running` adds what runs to it. `while_waiting`: ends when no request waits.
 
     Raises ValueError for a request that the engine refuses, RuntimeError when it hangs.
     """
-    load = _Load(policy, arrivals, machine, predictions, seed, max_output_tokens)
+    load = _Load(policy, arrivals, machine, predictions, seed)
     run = EngineRun(load.served, policy=load.replica.core.table.policy)
     clock, core = load.replica.clock, load.replica.core
     idle_steps = 0
@@ -166,8 +143,6 @@ def run_load(
         load.collect(result)
         if result.num_tokens:
             idle_steps = 0
-            run.steps += 1
-            run.busy_s += result.duration_s
             run.computed_tokens += result.num_tokens
             if watch:
                 run.moments.append(load.moment(result, with_running=watch_running))
@@ -177,7 +152,6 @@ def run_load(
             idle_steps += 1
             load.wait(result, idle_steps)
     run.ended_s = clock.now_s
-    run.preemptions = core.table.preemptions
     run.padded_tokens = load.replica.runner.padded_tokens
     return run
 
@@ -192,7 +166,6 @@ class _Load:
         machine: Machine,
         predictions: Predictions,
         seed: int,
-        max_output_tokens: int | None,
     ) -> None:
         self.replica = VirtualReplica(
             EngineConfig(
@@ -212,7 +185,7 @@ class _Load:
             self.replica.core.table.set_policy(policy())
         self.served = [ServedRequest(arrival) for arrival in arrivals]
         self._predicted = predictions(arrivals, random.Random(seed))
-        self._most = max_output_tokens or max((each.output_tokens for each in arrivals), default=1)
+        self._most = max((each.output_tokens for each in arrivals), default=1)
         self._next = 0
         self._received_s: list[float] = []
 
@@ -248,8 +221,6 @@ class _Load:
             if delta.token_ids:
                 if served.first_s < 0:
                     served.first_s = now_s
-                else:
-                    served.longest_gap_s = max(served.longest_gap_s, now_s - served.last_s)
                 served.last_s = now_s
                 served.emitted_tokens += len(delta.token_ids)
             if delta.outcome is not None:
@@ -257,9 +228,6 @@ class _Load:
                     delta.outcome.scheduled_s or 0.0
                 )
                 served.finish = delta.outcome.finish
-                served.preemptions = delta.outcome.preemptions
-                served.recomputed_tokens = delta.outcome.recomputed_tokens
-                served.cached_tokens = delta.outcome.cached_tokens
 
     def moment(self, result: StepResult, *, with_running: bool) -> Moment:
         """Service by tenant in the step, and the tenants that wait."""

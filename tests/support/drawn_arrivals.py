@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,28 +47,6 @@ def poisson_times(rng: random.Random, per_s: float, seconds: float) -> list[floa
     return times
 
 
-def even_times(rng: random.Random, per_s: float, seconds: float) -> list[float]:
-    """Equally spaced, with a random phase."""
-    first_s = rng.random() / per_s
-    return [first_s + number / per_s for number in range(int((seconds - first_s) * per_s) + 1)]
-
-
-def rising_times(rng: random.Random, first_per_s: float, last_per_s: float, seconds: float) -> list[float]:
-    """The rate rises evenly from the first to the last: instants at which its integral passes an integer."""
-    slope = (last_per_s - first_per_s) / seconds
-    count = int((first_per_s + last_per_s) / 2 * seconds)
-    phase = rng.random()
-    return [
-        ((first_per_s**2 + 2 * slope * (number + phase)) ** 0.5 - first_per_s) / slope
-        for number in range(count)
-    ]
-
-
-def only_while_on(times: Iterable[float], on_s: float) -> list[float]:
-    """Silent every other `on_s` seconds, beginning with an active period."""
-    return [at_s for at_s in times if int(at_s / on_s) % 2 == 0]
-
-
 def stream(
     times: Iterable[float],
     tenant: str,
@@ -103,7 +81,9 @@ def stream(
 
 def merged(streams: Iterable[Sequence[SimulatedRequest]]) -> list[SimulatedRequest]:
     """All streams in order of arrival."""
-    return sorted((arrival for each in streams for arrival in each), key=lambda arrival: arrival.arrival_s)
+    return sorted(
+        (arrival for stream in streams for arrival in stream), key=lambda arrival: arrival.arrival_s
+    )
 
 
 def all_at_once(arrivals: Iterable[SimulatedRequest]) -> list[SimulatedRequest]:
@@ -117,25 +97,19 @@ def slowed(arrivals: Iterable[SimulatedRequest], factor: float) -> list[Simulate
 
 
 def from_trace(path: Path) -> list[SimulatedRequest]:
-    """A CSV file with `arrival_s,tenant,input_tokens,output_tokens`. Raises ValueError naming a bad line."""
+    """A CSV file with `arrival_s,tenant,input_tokens,output_tokens`."""
     with path.open(newline="", encoding="utf-8") as file:
-        return merged([list(_rows(csv.DictReader(file), path))])
-
-
-def _rows(reader: Iterable[dict[str, str]], path: Path) -> Iterator[SimulatedRequest]:
-    for number, row in enumerate(reader, 2):
-        try:
-            yield SimulatedRequest(
+        rows = [
+            SimulatedRequest(
                 float(row["arrival_s"]),
                 row["tenant"],
                 int(row["input_tokens"]),
                 int(row["output_tokens"]),
                 kind="real",
             )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{path}, line {number}: needs arrival_s, tenant, input_tokens and output_tokens ({error})"
-            ) from None
+            for row in csv.DictReader(file)
+        ]
+    return merged([rows])
 
 
 # ---------------------------------------------------------------- predictions of the output's length
@@ -149,29 +123,8 @@ def exact(arrivals: Sequence[SimulatedRequest], rng: random.Random) -> list[tupl
     return [(arrival.output_tokens, arrival.output_tokens) for arrival in arrivals]
 
 
-def noisy(arrivals: Sequence[SimulatedRequest], rng: random.Random) -> list[tuple[int, int]]:
-    """Off by up to 50 % either way, evenly."""
-    medians = [max(1, round(arrival.output_tokens * rng.uniform(0.5, 1.5))) for arrival in arrivals]
-    return [(median, 2 * median) for median in medians]
-
-
 def shuffled(arrivals: Sequence[SimulatedRequest], rng: random.Random) -> list[tuple[int, int]]:
     """Right as a distribution, and for each request worth nothing: another request's length."""
     lengths = [arrival.output_tokens for arrival in arrivals]
     rng.shuffle(lengths)
     return [(length, length) for length in lengths]
-
-
-def no_predictions(arrivals: Sequence[SimulatedRequest], rng: random.Random) -> list[tuple[int, int]]:
-    """The same for all: median and 90th percentile of all answers."""
-    lengths = sorted(arrival.output_tokens for arrival in arrivals)
-    alike = (lengths[len(lengths) // 2], lengths[len(lengths) * 9 // 10])
-    return [alike for _ in arrivals]
-
-
-PREDICTIONS: dict[str, Predictions] = {
-    "exact": exact,
-    "noisy": noisy,
-    "shuffled": shuffled,
-    "none": no_predictions,
-}

@@ -1,17 +1,19 @@
-"""Instructions that the demo model learns, and those that are held out to measure it.
+"""Instructions that the demo model has learned, drawn from a seeded generator, with their right answers.
 
-Everything here is pure and seeded: the same random generator gives the same instructions. Each
-instruction carries a key that names its content without its wording ("arithmetic:17+25"); where the content
-is to be known by heart (the calendar, which thing is of which kind) the key is the wording. A hash of the key
-decides whether it is trained on or held out.
+Each carries a key that names its content without its wording ("arithmetic:17+25"); where the content is to be
+known by heart (the calendar, which thing is of which kind) the key is the wording. A hash of the key decides
+whether training uses it or holds it out.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 FAMILIES: tuple[str, ...] = (
     "count",
@@ -35,161 +37,20 @@ END_TOKENS = 1
 """The end-of-sequence token that closes each answer."""
 
 LARGEST_COUNTED = 99
-LARGEST_OPERAND = 99
 
-# Short answers give few loss tokens each, yet are the hardest to get exact, so they are drawn more often.
-TRAINING_SHARE: dict[str, float] = {
-    "count": 0.13,
-    "repeat": 0.10,
-    "spell": 0.05,
-    "days": 0.06,
-    "months": 0.06,
-    "arithmetic": 0.19,
-    "reverse": 0.08,
-    "sort": 0.12,
-    "facts and letters": 0.19,
-    "courtesy": 0.02,
-}
-
-FINISHING_SHARE: dict[str, float] = {
-    "count": 0.04,
-    "repeat": 0.04,
-    "spell": 0.05,
-    "days": 0.04,
-    "months": 0.04,
-    "arithmetic": 0.16,
-    "reverse": 0.03,
-    "sort": 0.05,
-    "facts": 0.54,
-    "courtesy": 0.01,
-}
-"""The last steps of a training go mostly to the family that is hardest to get exact."""
-
-DAYS: tuple[str, ...] = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-MONTHS: tuple[str, ...] = (
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
+_DATA: dict[str, Any] = json.loads(
+    (Path(__file__).parents[1] / "data" / "instructions.json").read_text(encoding="utf-8")
 )
-
-KINDS: dict[str, tuple[str, ...]] = {
-    "animal": ("dog", "cat", "horse", "cow", "sheep", "lion", "tiger", "mouse", "frog", "eagle"),
-    "fruit": ("apple", "banana", "pear", "plum", "cherry", "lemon", "mango", "peach", "grape", "melon"),
-    "colour": ("red", "blue", "green", "yellow", "purple", "white", "black", "brown", "pink", "grey"),
-    "vehicle": ("car", "bus", "train", "truck", "bicycle", "plane", "ship", "boat", "tram", "taxi"),
-    "tool": ("hammer", "saw", "drill", "wrench", "chisel", "shovel", "rake", "axe", "knife", "file"),
-    "drink": ("water", "tea", "coffee", "milk", "juice", "beer", "wine", "cocoa", "lemonade", "cider"),
-    "metal": ("iron", "gold", "silver", "copper", "tin", "lead", "zinc", "steel", "nickel", "bronze"),
-}
-_WITHOUT_ARTICLE = frozenset({"colour", "drink", "metal"})
-_KIND_OF: dict[str, str] = {word: kind for kind, words in KINDS.items() for word in words}
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-SPELLING_WORDS: tuple[str, ...] = _words(
-    """able acid acorn actor album alert amber angle ankle apron arch arrow atlas attic bacon badge bagel
-    baker balcony barrel basin basket beacon beetle bell bench berry blanket blossom bottle branch brave
-    bread brick bridge broom brush bucket buckle bundle butter button cabin cable cactus camel camera
-    canal candle canoe canvas carbon carpet carrot castle cedar cellar chain chalk chapter cheese chimney
-    circle circus citrus clay clever clock cloud clover coast cobalt comet compass coral corner cotton
-    couch cousin crane crayon creek crisp crown crystal curtain dagger daisy dancer debate desert diamond
-    dinner doctor dolphin donkey dragon drum dusty eager echo elbow ember engine fable falcon famous
-    feather fence ferry fiddle finger flame flute forest fossil fountain fragile frost funnel galaxy
-    garlic giant ginger glacier glove goose grain gravel guitar hammock harbor harvest hazel helmet heron
-    hidden honey humble island ivory jacket jelly jewel jolly jungle kayak kettle kitchen kite ladder
-    lantern laptop lava lily linen lizard lobster lunar magnet maple marble market meadow mirror monkey
-    mosaic motor muffin mushroom napkin narrow needle nephew noodle nylon oasis ocean olive onion orbit
-    orchid otter oven oyster paddle palace panda panther paper parrot pebble pencil pepper piano pickle
-    picnic pigeon pillow pilot pirate pistol planet plate pocket polar pony potato powder pumpkin puppet
-    puzzle quartz queen quick quilt rabbit radio rapid raven ribbon rocket royal rubber saddle salad
-    salmon sandal satin scarf school scooter shadow shark shelf signal silent silk sister skate sleeve
-    smooth snail soap socket spider spiral sponge square squirrel stable statue sugar summer sunset swan
-    table tailor tango target temple thunder ticket timber tomato towel trumpet tulip tunnel turtle
-    unicorn valley vanilla velvet violet violin voyage wagon walnut whale whistle willow window winter
-    wizard wolf wonder yacht yogurt zebra zipper"""
-)
-
-_ADJECTIVES = _words(
-    "old new small large quiet bright dark warm cold long short wide deep soft clean empty full slow early "
-    "late calm busy round flat tall heavy light dry wet open"
-)
-_NOUNS = _words(
-    "river house road garden wall door room field hill tree stone bird fish farm town street lake boat "
-    "morning evening story letter book lamp chair floor roof path gate wind"
-)
-_VERBS = _words(
-    "sees finds keeps takes brings leaves follows holds likes needs shows meets moves turns fills "
-    "opens closes passes reaches covers"
-)
-_PLACES = _words("near under over behind beside above below inside outside around")
-
-_SYSTEM_MESSAGES: tuple[str, ...] = (
-    "You are a helpful assistant.",
-    "You are a helpful assistant. Answer briefly.",
-    "You are a small model that follows instructions.",
-    "Answer exactly and add nothing else.",
-    "Follow the instruction of the user.",
-    "You are a friendly and careful assistant.",
-    "Be brief.",
-    "You are an assistant for a demo. Give only the answer.",
-)
-
-_NAME = "I am the Fairgate demo model."
-_SKILLS = (
-    "I can count, repeat and spell words, list days and months, add and subtract small numbers, "
-    "reverse, sort, and answer some yes or no questions."
-)
-_UNKNOWN = "I do not know that. " + _SKILLS
-
-_COURTESIES: tuple[tuple[tuple[str, ...], str], ...] = (
-    (
-        ("hello", "hi", "hey", "good morning", "good day", "good evening", "hello there", "hi there"),
-        f"Hello! {_NAME} How can I help?",
-    ),
-    (
-        ("who are you", "what are you", "what is your name", "tell me about yourself", "are you a model"),
-        f"{_NAME} I am very small.",
-    ),
-    (
-        ("what can you do", "help", "how can you help me", "what do you know", "what can I ask you"),
-        _SKILLS,
-    ),
-    (("thanks", "thank you", "thank you very much", "many thanks", "great, thanks"), "You are welcome!"),
-    (("goodbye", "bye", "see you later", "good night"), "Goodbye!"),
-    (("how are you", "how are you today", "how is it going"), "I am fine, thank you. How can I help?"),
-    (
-        (
-            "what is the capital of France",
-            "who wrote Hamlet",
-            "tell me a joke",
-            "write a poem about the sea",
-            "what is the weather today",
-            "explain how a computer works",
-            "who is the president",
-            "translate this into French",
-            "what is the meaning of life",
-            "write a short story about a dragon",
-            "how do I cook rice",
-            "why is the sky blue",
-            "what time is it",
-            "write some Python code",
-            "how far away is the moon",
-            "give me some advice",
-        ),
-        _UNKNOWN,
-    ),
+DAYS: list[str] = _DATA["days"]
+MONTHS: list[str] = _DATA["months"]
+SPELLING_WORDS: list[str] = _DATA["spelling"].split()
+COURTESIES: list[tuple[list[str], str]] = [
+    (courtesy["questions"], courtesy["answer"]) for courtesy in _DATA["courtesies"]
+]
+_KINDS: dict[str, list[str]] = _DATA["kinds"]
+_KIND_OF = {word: kind for kind, words in _KINDS.items() for word in words}
+_ADJECTIVES, _NOUNS, _VERBS, _PLACES = (
+    _DATA[words].split() for words in ("adjectives", "nouns", "verbs", "places")
 )
 
 
@@ -258,47 +119,8 @@ def decorate(
             earlier += [*turn.messages, TrainingMessage("assistant", turn.answer)]
         messages = earlier + messages
     if rng.random() < 0.12:
-        messages.insert(0, TrainingMessage("system", rng.choice(_SYSTEM_MESSAGES)))
+        messages.insert(0, TrainingMessage("system", rng.choice(_DATA["system_messages"])))
     return replace(instruction, messages=tuple(messages))
-
-
-def training_stream(
-    seed: int, longest_characters: int | None = None, share: Mapping[str, float] = TRAINING_SHARE
-) -> Iterator[Instruction]:
-    """An endless, seeded stream of decorated training instructions; none of them is held out.
-
-    With a limit, conversations of more characters (answer included) are passed over.
-    """
-    rng = random.Random(seed)
-    families = tuple(share)
-    shares = tuple(share.values())
-    while True:
-        family = rng.choices(families, shares)[0]
-        instruction = decorate(make_instruction(family, rng), rng)
-        if longest_characters is None or instruction.characters <= longest_characters:
-            yield instruction
-
-
-def held_out_instructions(family: str, number: int, seed: int) -> list[Instruction]:
-    """Distinct held-out instructions of a family, decorated as often as those in training."""
-    rng = random.Random(f"held-out:{family}:{seed}")
-    chosen: dict[str, Instruction] = {}
-    for _ in range(200 * number):
-        instruction = make_instruction(family, rng, held_out=True)
-        if instruction.key not in chosen:
-            chosen[instruction.key] = decorate(instruction, rng)
-        if len(chosen) == number:
-            return list(chosen.values())
-    raise ValueError(f"family {family!r} has only {len(chosen)} held-out instructions, {number} were wanted")
-
-
-def courtesies() -> list[Instruction]:
-    """Every plain chat courtesy and its answer."""
-    return [
-        _instruction("courtesy", question, question, answer)
-        for questions, answer in _COURTESIES
-        for question in questions
-    ]
 
 
 def prompt_for_lengths(
@@ -342,7 +164,7 @@ def filler_words(rng: random.Random, number: int) -> list[str]:
     return words[:number]
 
 
-def _instruction(family: str, content: str, prompt: str, answer: str) -> Instruction:
+def instruction_of(family: str, content: str, prompt: str, answer: str) -> Instruction:
     return Instruction(family, f"{family}:{content}", (TrainingMessage("user", prompt),), answer)
 
 
@@ -386,7 +208,7 @@ def _count_between(rng: random.Random, first: int, last: int) -> Instruction:
     )
     prompt = _worded(rng, wordings, first=first, last=last)
     answer = ", ".join(map(str, range(first, last + 1)))
-    return _instruction("count", f"{first}-{last}", prompt, answer)
+    return instruction_of("count", f"{first}-{last}", prompt, answer)
 
 
 def _make_count(rng: random.Random) -> Instruction:
@@ -404,18 +226,18 @@ def _make_repeat(rng: random.Random) -> Instruction:
         word, times = _spelling_word(rng, 3, 6), rng.randint(1, 5)
         wordings = ("Repeat {word} {times}.", "Say {word} {times}.")
         prompt = _worded(rng, wordings, word=_quoted(rng, word), times=_times(times))
-        return _instruction("repeat", f"{word}-{times}", prompt, " ".join([word] * times))
+        return instruction_of("repeat", f"{word}-{times}", prompt, " ".join([word] * times))
     words = filler_words(rng, 2 + int(14 * rng.random() ** 2))
     text = " ".join(words)
     wordings = ('Repeat "{text}".', 'Say "{text}".')
-    return _instruction("repeat", text, _worded(rng, wordings, text=text), text)
+    return instruction_of("repeat", text, _worded(rng, wordings, text=text), text)
 
 
 def _make_spell(rng: random.Random) -> Instruction:
     word = _spelling_word(rng)
     wordings = ("Spell {word}.", "Spell the word {word}.", "How do you spell {word}?")
     prompt = _worded(rng, wordings, word=_quoted(rng, word))
-    return _instruction("spell", word, prompt, "-".join(word))
+    return instruction_of("spell", word, prompt, "-".join(word))
 
 
 def _make_calendar(rng: random.Random, family: str, names: Sequence[str]) -> Instruction:
@@ -451,7 +273,7 @@ def _make_calendar(rng: random.Random, family: str, names: Sequence[str]) -> Ins
     listed = [names[(start + place) % size] for place in range(length)]
     # Few contents, so what is held out is the wording: the prompt is the key.
     key = prompt.lower().rstrip(".?")
-    return _instruction(family, key, prompt, ("\n" if is_in_lines else ", ").join(listed))
+    return instruction_of(family, key, prompt, ("\n" if is_in_lines else ", ").join(listed))
 
 
 def _make_days(rng: random.Random) -> Instruction:
@@ -475,7 +297,7 @@ def _make_arithmetic(rng: random.Random) -> Instruction:
         left, right = max(left, right), min(left, right)
         wordings = ("What is {left} - {right}?", "{left} - {right} =", "Subtract {right} from {left}.")
         content, answer = f"{left}-{right}", left - right
-    return _instruction("arithmetic", content, _worded(rng, wordings, left=left, right=right), str(answer))
+    return instruction_of("arithmetic", content, _worded(rng, wordings, left=left, right=right), str(answer))
 
 
 def _make_reverse(rng: random.Random) -> Instruction:
@@ -483,11 +305,11 @@ def _make_reverse(rng: random.Random) -> Instruction:
         word = _spelling_word(rng, 3, 6)
         wordings: tuple[str, ...] = ("Reverse {word}.", "Reverse the word {word}.", "Write {word} backwards.")
         prompt = _worded(rng, wordings, word=_quoted(rng, word))
-        return _instruction("reverse", word, prompt, word[::-1])
+        return instruction_of("reverse", word, prompt, word[::-1])
     numbers = [str(rng.randint(0, 9)) for _ in range(rng.randint(3, 6))]
     wordings = ("Reverse the list {numbers}.", "Reverse {numbers}.")
     prompt = _worded(rng, wordings, numbers=", ".join(numbers))
-    return _instruction("reverse", "-".join(numbers), prompt, ", ".join(reversed(numbers)))
+    return instruction_of("reverse", "-".join(numbers), prompt, ", ".join(reversed(numbers)))
 
 
 def _make_sort(rng: random.Random) -> Instruction:
@@ -496,21 +318,21 @@ def _make_sort(rng: random.Random) -> Instruction:
         letters = rng.sample("abcdefghijklmnopqrstuvwxyz", size)
         wordings: tuple[str, ...] = ("Sort the letters {items}.", "Sort {items}.")
         prompt = _worded(rng, wordings, items=", ".join(letters))
-        return _instruction("sort", "-".join(letters), prompt, ", ".join(sorted(letters)))
+        return instruction_of("sort", "-".join(letters), prompt, ", ".join(sorted(letters)))
     numbers = rng.sample(range(10), size)
     wordings = ("Sort the numbers {items}.", "Sort {items}.")
     prompt = _worded(rng, wordings, items=", ".join(map(str, numbers)))
-    return _instruction("sort", "-".join(map(str, numbers)), prompt, ", ".join(map(str, sorted(numbers))))
+    return instruction_of("sort", "-".join(map(str, numbers)), prompt, ", ".join(map(str, sorted(numbers))))
 
 
 def _with_article(word: str) -> str:
-    if _KIND_OF.get(word) in _WITHOUT_ARTICLE:
+    if _KIND_OF.get(word) in _DATA["without_article"]:
         return word
     return f"an {word}" if word[0] in "aeiou" else f"a {word}"
 
 
 def _fact(content: str, prompt: str, true: bool) -> Instruction:
-    return _instruction("facts", content, prompt, "Yes" if true else "No")
+    return instruction_of("facts", content, prompt, "Yes" if true else "No")
 
 
 def _make_fact(rng: random.Random) -> Instruction:
@@ -548,7 +370,7 @@ def _letter_place(rng: random.Random) -> Instruction:
 
 def _kind(rng: random.Random) -> Instruction:
     word = rng.choice(tuple(_KIND_OF))
-    kind = _KIND_OF[word] if rng.random() < 0.5 else rng.choice(tuple(KINDS))
+    kind = _KIND_OF[word] if rng.random() < 0.5 else rng.choice(tuple(_KINDS))
     kind_text = f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
     wordings = ("Is {word} {kind}?", "Is {word} {kind}, yes or no?", "Yes or no, is {word} {kind}?")
     prompt = _worded(rng, wordings, word=_with_article(word), kind=kind_text)
@@ -557,12 +379,12 @@ def _kind(rng: random.Random) -> Instruction:
 
 
 def _make_courtesy(rng: random.Random) -> Instruction:
-    questions, answer = rng.choice(_COURTESIES)
+    questions, answer = rng.choice(COURTESIES)
     question = rng.choice(questions)
     text = question if rng.random() < 0.4 else question[0].upper() + question[1:]
     is_question = question.startswith(("who", "what", "how", "why", "are"))
     mark = rng.choice(("", "?", "?")) if is_question else rng.choice(("", ".", "!"))
-    return _instruction("courtesy", question, text + mark, answer)
+    return instruction_of("courtesy", question, text + mark, answer)
 
 
 _MAKERS: dict[str, Callable[[random.Random], Instruction]] = {

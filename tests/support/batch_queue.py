@@ -1,8 +1,6 @@
 """A queue before a server that runs batches to completion, under a fixed size and window.
 
-Plain arithmetic on arrival times: thousands of times faster than an engine, so that every size and many
-windows can be tried. The engine itself is in `ops.bench.policies.batch_replica`; a test holds the two
-together.
+Plain arithmetic on arrival times, which tests compare with an engine (`batch_replica`).
 """
 
 from __future__ import annotations
@@ -23,15 +21,10 @@ _NEVER = float("inf")
 
 @dataclass(frozen=True)
 class Arrivals:
-    """A recorded or drawn stream of requests."""
+    """A stream of short and long requests."""
 
     times_s: list[float]
     longs: list[bool]
-
-    def __post_init__(self) -> None:
-        """Raises ValueError."""
-        if len(self.times_s) != len(self.longs):
-            raise ValueError("each arrival is short or long: the lists must be equally long")
 
     @cached_property
     def longs_before(self) -> list[int]:
@@ -52,24 +45,8 @@ class Arrivals:
     @staticmethod
     def poisson(rate_per_s: float, long_share: float, count: int, seed: int) -> Arrivals:
         """At one rate."""
-        return Arrivals.bursty([(rate_per_s, _NEVER)], long_share, count, seed)
-
-    @staticmethod
-    def bursty(phases: list[tuple[float, float]], long_share: float, count: int, seed: int) -> Arrivals:
-        """Poisson in phases of (rate, mean seconds), in turn, each of exponentially distributed length."""
         rng = random.Random(seed)
-        now_s, phase = 0.0, 0
-        times_s: list[float] = []
-        ends_s = rng.expovariate(1 / phases[0][1]) if phases[0][1] < _NEVER else _NEVER
-        while len(times_s) < count:
-            gap_s = rng.expovariate(phases[phase][0])
-            if now_s + gap_s < ends_s:
-                now_s += gap_s
-                times_s.append(now_s)
-            else:
-                now_s = ends_s
-                phase = (phase + 1) % len(phases)
-                ends_s = now_s + rng.expovariate(1 / phases[phase][1])
+        times_s = list(accumulate(rng.expovariate(rate_per_s) for _ in range(count)))
         return Arrivals(times_s, [rng.random() < long_share for _ in times_s])
 
 
