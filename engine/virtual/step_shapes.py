@@ -14,7 +14,6 @@ from typing import NamedTuple, Protocol
 from engine.messages import StepTime
 from engine.scheduling.room import attended_tokens
 
-
 StepPart = tuple[str, int, int]
 """One sequence's share of a step: its id, its tokens computed before, its tokens in the step. Plain tuples:
 hundreds of them a step."""

@@ -606,8 +606,8 @@ class SimulatedPool:
         self.service[tenant] = self.service.get(tenant, 0) + cost
 
     def _settle_emitted(self, member: Member, cause: Member | None) -> None:
-        """Reports to the flow controller the output that exceeds its prediction: what it charges for the other
-        requests is the same until then."""
+        """Reports output beyond its prediction to the flow controller; up to there its charges do not
+        change."""
         ahead = self._ahead(member, cause)
         within, steps = member.within, member.engine.work.steps - ahead
         while within and within[0][0] <= steps:
