@@ -186,7 +186,7 @@ bench-scheduler: $(STAMP_DEMO) ## what a scheduling step costs without a model (
 	$(BIN)/fairgate bench scheduler $(BENCH_ARGS)
 
 # PostgreSQL and Redis come with the test extra where the machine has none.
-bench-contract: $(STAMP_TEST) ## budgets through bursts and kill -9 (BENCH_ARGS="--scenario 'kill-*' --peers litellm ...")
+bench-contract: $(STAMP_TEST) ## budgets through bursts and kill -9 (BENCH_ARGS="--scenario 'kill-*' ...")
 	$(BIN)/fairgate bench contract $(BENCH_ARGS)
 
 bench-fidelity: $(STAMP_DEMO) ## the simulator beside the real engine, 45 minutes (BENCH_ARGS="--policy vtc ...")
@@ -206,9 +206,7 @@ bench-versus: plugin-in-vllm $(STAMP_LITELLM) ## ours beside LiteLLM and vLLM, 3
 	$(BIN)/fairgate bench versus $(BENCH_ARGS)
 
 bench-vllm: plugin-in-vllm ## the plug-in inside a real vLLM, 30 minutes (VLLM_VERSION=0.29.0 BENCH_ARGS="--parts shares ...")
-	$(VLLM)/bin/python ops/bench/vllm/in_process.py --model ops/demo/model
-	$(BIN)/python -m ops.bench.vllm.leases --home $(VLLM)
-	$(BIN)/fairgate bench vllm --vllm-version $(VLLM_VERSION) $(BENCH_ARGS)
+	$(BIN)/fairgate bench versus --parts leases,shares,limits,caches,texts,speed --vllm-version $(VLLM_VERSION) $(BENCH_ARGS)
 
 bench-upstreams: $(STAMP_DEMO) $(VLLM)/.installed $(STAMP_LLAMA_CPP) $(STAMP_SERVE) ## answers of vLLM, llama.cpp, transformers through the gateway (BENCH_ARGS="--record ...")
 	$(BIN)/fairgate bench upstreams $(BENCH_ARGS)

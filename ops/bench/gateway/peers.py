@@ -24,9 +24,7 @@ from ops.bench.common.errors import PeerMissing
 from ops.bench.common.load import admin_call, server_status
 from ops.bench.common.processes import end
 from ops.bench.gateway.mock_upstream import CONTEXT_TOKENS, MODEL
-from ops.bench.gateway.scraper import Scraper, scraping
-from ops.bench.gateway.traces import RATIO, collector
-from ops.bench.gateway.watchers import Watchers, watching
+from ops.bench.gateway.side_loads import TRACE_RATIO, Scraper, Watchers, collector, scraping, watching
 from ops.sandbox.free_port import free_port
 from ops.sandbox.server import LocalServer, local_server, until
 
@@ -93,42 +91,35 @@ def direct() -> BenchTarget:
 
 
 def fairgate(
-    tokenizer_dir: Path | None,
-    *,
-    estimates: bool = True,
-    watchers: int = 0,
-    traces: bool = False,
-    scraper: bool = False,
+    tokenizer_dir: Path | None, *, estimates: bool = True, beside: str = OURS, watchers: int = 0
 ) -> BenchTarget:
     """Our gateway. `tokenizer_dir`: prompts are rendered and counted exactly; None: estimated, with a
-    margin. `estimates`: each answer carries estimates of wait, duration and cost. `watchers`: how many have
-    the console's overview open; `traces`: a share of its traces goes to a collector; `scraper`: its metrics
-    are asked for every second."""
+    margin. `estimates`: each answer carries estimates of wait, duration and cost. `beside`: the name of the
+    target with a side load; `watchers`: how many have the console's overview open."""
 
     @contextlib.asynccontextmanager
     async def serve(directory: Path, upstream_port: int) -> AsyncIterator[Serving]:
         config = directory / "fairgate.toml"
         config.write_text(_fairgate_config(upstream_port, tokenizer_dir, estimates), encoding="utf-8")
         arguments = ["--config", str(config), "--prices", f"{MODEL}=150/600", "--log-level", "warning"]
-        async with contextlib.AsyncExitStack() as beside:
-            if traces:
-                url = await beside.enter_async_context(collector())
-                arguments += ["--telemetry-otlp", url, "--telemetry-trace-ratio", f"{RATIO:g}"]
-            server = await beside.enter_async_context(local_server(directory / "data", arguments=arguments))
+        async with contextlib.AsyncExitStack() as closing:
+            if beside == TRACED:
+                url = await closing.enter_async_context(collector())
+                arguments += ["--telemetry-otlp", url, "--telemetry-trace-ratio", f"{TRACE_RATIO:g}"]
+            server = await closing.enter_async_context(local_server(directory / "data", arguments=arguments))
             keys = [await _tenant(server, f"tenant-{number}") for number in range(TENANTS)]
             await _known(server)
             headers = [{"authorization": f"Bearer {key}"} for key in keys]
             port = httpx.URL(server.url).port
             assert port is not None
-            overviews = await beside.enter_async_context(watching(server, watchers)) if watchers else None
-            scrapes = await beside.enter_async_context(scraping(server.url)) if scraper else None
-            yield Serving(port, server.process.pid, headers, overviews, scrapes)
+            overviews = scraper = None
+            if beside == WATCHED:
+                overviews = await closing.enter_async_context(watching(server, watchers))
+            if beside == SCRAPED:
+                scraper = await closing.enter_async_context(scraping(server.url))
+            yield Serving(port, server.process.pid, headers, overviews, scraper)
 
-    name = OURS if estimates else SILENT
-    for is_so, called in ((watchers, WATCHED), (traces, TRACED), (scraper, SCRAPED)):
-        if is_so:
-            name = called
-    return BenchTarget(name, metadata.version("fairgate"), serve)
+    return BenchTarget(beside if estimates else SILENT, metadata.version("fairgate"), serve)
 
 
 def _fairgate_config(upstream_port: int, tokenizer_dir: Path | None, estimates: bool) -> str:
@@ -143,18 +134,8 @@ def _fairgate_config(upstream_port: int, tokenizer_dir: Path | None, estimates: 
         values["tokenizer_dir"] = str(tokenizer_dir.absolute())
     # A JSON string or number is one in TOML, too.
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-    with_estimates = "yes" if estimates else "no"
-    return "\n".join(
-        [
-            "[engine]",
-            'serve = "no"',
-            "[gateway]",
-            f'estimates = "{with_estimates}"',
-            "[[upstreams]]",
-            *lines,
-            "",
-        ]
-    )
+    head = ["[engine]", 'serve = "no"', "[gateway]", f'estimates = "{"yes" if estimates else "no"}"']
+    return "\n".join([*head, "[[upstreams]]", *lines, ""])
 
 
 async def _tenant(server: LocalServer, name: str) -> str:

@@ -31,8 +31,7 @@ import httpx
 from ops.bench.common.errors import CannotBench, PeerMissing
 from ops.bench.engine.report import QUIET_CORES
 from ops.bench.engine.run import machine_name, rotated
-from ops.bench.gateway.figures import figures, invalid, one_run, promises, scraped, traced, watched
-from ops.bench.gateway.ledger import fsync_ms
+from ops.bench.gateway.figures import BESIDE, beside, figures, invalid, one_run, promises
 from ops.bench.gateway.mock_upstream import MAX_TOKENS, MODEL
 from ops.bench.gateway.peers import (
     OURS,
@@ -44,9 +43,7 @@ from ops.bench.gateway.peers import (
     fairgate,
     peer,
 )
-from ops.bench.gateway.process import cpu_s, machine_cpu_s, peak_bytes, process_tree
-from ops.bench.gateway.scraper import EVERY_S
-from ops.bench.gateway.traces import RATIO, collector, cost_of_traces
+from ops.bench.gateway.process import cpu_s, fsync_ms, machine_cpu_s, peak_bytes, process_tree
 from ops.reporting import all_ok
 from ops.sandbox.server import ROOT, ServerFailed, until
 
@@ -123,17 +120,12 @@ def run(options: GatewayBenchOptions, progress: Progress = lambda line: None) ->
     try:
         runs = asyncio.run(_rounds(options, targets, progress))
         pairs = asyncio.run(_pairs(options, progress)) if options.without_estimates else []
-        cost = asyncio.run(_cost_of_traces()) if options.traces else None
     except (TargetFailed, ServerFailed, OSError) as error:
         raise CannotBench(str(error)) from None
     summary = figures(runs)
     judged = [promise.as_json() for promise in promises(runs, pairs)]
-    beside = {
-        "watchers": watched(runs, options.watchers),
-        "traces": traced(runs, RATIO, cost),
-        "scraper": scraped(runs, EVERY_S),
-    }
-    figures_beside = [each for found in beside.values() if found is not None for each in found["figures"]]
+    side_loads = {key: beside(runs, name) for key, name in BESIDE.items()}
+    compared = [row for found in side_loads.values() if found is not None for row in found["figures"]]
     why = invalid(runs)
     return {
         "machine": {"cpu": machine_name(), "cores": os.cpu_count()},
@@ -151,16 +143,17 @@ def run(options: GatewayBenchOptions, progress: Progress = lambda line: None) ->
         },
         "skipped": skipped,
         "promises": judged,
-        **beside,
+        **side_loads,
         "invalid": why,
-        "ok": None if why else all_ok([*judged, *figures_beside]),
+        "ok": None if why else all_ok([*judged, *compared]),
     }
 
 
 def chosen(options: GatewayBenchOptions) -> tuple[list[BenchTarget], list[str]]:
     """The targets, and a line for each peer that is not installed. Raises `CannotBench` for an unknown
     name, and for too few rounds to compare with their spread."""
-    if (options.watchers or options.traces or options.scraper) and options.rounds < LEAST_ROUNDS:
+    side_loads = [name for key, name in BESIDE.items() if getattr(options, key)]
+    if side_loads and options.rounds < LEAST_ROUNDS:
         raise CannotBench(
             f"watchers, traces and a scraper need at least {LEAST_ROUNDS} rounds (--rounds): what they change"
             " is compared with the spread of the rounds without them"
@@ -177,12 +170,9 @@ def chosen(options: GatewayBenchOptions) -> tuple[list[BenchTarget], list[str]]:
     targets.append(fairgate(options.tokenizer_dir))
     if options.without_estimates:
         targets.append(fairgate(options.tokenizer_dir, estimates=False))
-    if options.watchers:
-        targets.append(fairgate(options.tokenizer_dir, watchers=options.watchers))
-    if options.traces:
-        targets.append(fairgate(options.tokenizer_dir, traces=True))
-    if options.scraper:
-        targets.append(fairgate(options.tokenizer_dir, scraper=True))
+    targets += [
+        fairgate(options.tokenizer_dir, beside=name, watchers=options.watchers) for name in side_loads
+    ]
     return targets, skipped
 
 
@@ -259,18 +249,11 @@ async def _one(
             phase.name: await _measure(target, serving, phase, options.seconds, upstreams) for phase in PHASES
         }
         processes = _processes(serving)
-        peak, more = peak_bytes(processes), {}
+        found = one_run(phases, peak_bytes=peak_bytes(processes), quiet_cores=QUIET_CORES)
         if serving.scraper is not None:
-            more = {
-                "cpu_s_per_scrape": await serving.scraper.cost_s(lambda: cpu_s(processes)),
-                "page_bytes": serving.scraper.page_bytes,
-            }
-    return one_run(phases, peak_bytes=peak, quiet_cores=QUIET_CORES) | more
-
-
-async def _cost_of_traces() -> dict[str, Any]:
-    async with collector() as url:
-        return await asyncio.to_thread(cost_of_traces, url)
+            cost_s = await serving.scraper.cost_s(lambda: cpu_s(processes))
+            found["side_load"] |= {"cpu_s_per_scrape": cost_s, "page_bytes": serving.scraper.page_bytes}
+    return found
 
 
 @contextlib.asynccontextmanager
@@ -317,8 +300,8 @@ async def _measure(
     return seen | {
         "gateway_cpu_s": gateway_s,
         "upstream_cpu_s": upstream_s,
-        # This process does nothing but watch while the clients send.
-        "watchers_cpu_s": own_s if watchers else 0.0,
+        # This process does nothing but its side load while the clients send.
+        "side_load_cpu_s": own_s,
         "watched_events": watchers.fewest - events if watchers else 0,
         "others_cores": max(0.0, others_s / wall_s),
     }

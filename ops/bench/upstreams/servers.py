@@ -20,7 +20,7 @@ from ops.bench.common.processes import end
 from ops.bench.upstreams import request_set
 from ops.bench.upstreams.models import CONTEXT_TOKENS, save_defaults, save_image_model, save_text_model
 from ops.bench.upstreams.request_set import SetRequest
-from ops.bench.vllm.server import vllm_home, wait_until_served
+from ops.bench.versus.vllm_server import vllm_home, wait_until_served
 from ops.sandbox.free_port import free_port
 
 START_S = 240.0

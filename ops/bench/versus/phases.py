@@ -18,14 +18,14 @@ from typing import Any
 import httpx
 from tokenizers import Tokenizer
 
-from ops.bench.budgets.clients import ClientAttempt, ClientRequest, ask_once
+from ops.bench.common.attempts import ClientAttempt, ClientRequest, StreamsUnderWay, ask_once
 from ops.bench.common.http_client import LoadHttpClient
 from ops.bench.common.load import CHATS, LoadClient, load_client
 from ops.bench.common.load_client import Observed
 from ops.bench.gateway.process import cpu_s, process_tree
 from ops.bench.versus.figures import busy_share
 from ops.bench.versus.stack import SLOTS, Contestant, ServedStack, StackFailed, TenantTerms
-from ops.bench.vllm.server import MODEL
+from ops.bench.versus.vllm_server import MODEL
 from ops.demo.training.instructions import prompt_for_lengths
 from ops.reporting import quantile
 from ops.sandbox.core_use import core_use
@@ -276,29 +276,15 @@ class StackPhases:
         tenant = f"killed{number}"
         key = await self._stack.enrol(TenantTerms(tenant, limit_tokens=KILL_LIMIT))
         client = LoadHttpClient(timeout_s=PATIENCE_S)
-        far_enough: set[int] = set()
-        is_time = asyncio.Event()
-
-        def on_token(answer: ClientAttempt) -> None:
-            if answer.delivered_tokens >= TOKENS_BEFORE_KILL:
-                far_enough.add(id(answer))
-            if len(far_enough) == KILL_STREAMS:
-                is_time.set()
-
-        asks = bodies(5, KILL_TOKENS, KILL_STREAMS)
+        streams = StreamsUnderWay(KILL_STREAMS, TOKENS_BEFORE_KILL)
+        asks = [ClientRequest(tenant, key, body) for body in bodies(5, KILL_TOKENS, KILL_STREAMS)]
         asking = [
-            asyncio.create_task(ask_once(client, self._stack.url, ClientRequest(tenant, key, ask), on_token))
-            for ask in asks
+            asyncio.create_task(ask_once(client, self._stack.url, ask, streams.on_token)) for ask in asks
         ]
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                await is_time.wait()
+            await streams.wait(PATIENCE_S)
             await self._stack.kill()
             answers = await asyncio.gather(*asking)
-        except TimeoutError:
-            raise StackFailed(
-                f"{self._contestant.name}: the streams did not get far enough to kill it"
-            ) from None
         finally:
             for task in asking:
                 task.cancel()

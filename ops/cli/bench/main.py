@@ -15,11 +15,9 @@ COMMANDS = {
     "batch-or-wait": "engine:batch_or_wait",
     "fidelity": "forecast:fidelity",
     "control": "forecast:control",
-    "ledger": "gateway:ledger",
     "contract": "gateway:contract",
     "gateway": "gateway:gateway",
     "versus": "versus:versus",
-    "vllm": "versus:vllm",
     "upstreams": "upstreams:upstreams",
 }
 
@@ -41,10 +39,9 @@ def bench() -> None:
       fairgate bench control --trace day.csv.gz --replicas 2
       fairgate bench policies --case mixed
       fairgate bench batch-or-wait
-      fairgate bench ledger
       fairgate bench contract --scenario 'kill-*'
       fairgate bench gateway --peers nginx,litellm,portkey
       fairgate bench versus --stacks litellm,plugin
-      fairgate bench vllm --parts shares,limits
+      fairgate bench versus --parts shares,limits
       fairgate bench upstreams --servers vllm,llama_cpp
     """

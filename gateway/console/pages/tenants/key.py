@@ -10,7 +10,7 @@ from litestar.params import FromPath
 from gateway.console.access import form, page, visit_of
 from gateway.console.confirm import confirm_page
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
-from gateway.console.forms import shown_again
+from gateway.console.forms import typed_fields
 from gateway.console.pages.tenant_parts.acts import done, if_match, in_flight, said, tag_of
 from gateway.console.pages.tenant_parts.amounts import decimal_typed
 from gateway.console.pages.tenant_parts.key_form import OWNERS_SCOPES, check_scopes
@@ -47,13 +47,11 @@ async def found_key(
 async def key_page(
     request: Request[Any, Any, Any], tenant: FromPath[str], key: FromPath[str]
 ) -> Response[str]:
-    """The key."""
     return await _shown(request, *await found_key(request, tenant, key, Act.READ_TENANT))
 
 
 @form(f"{PATH}/rotate", act=Act.MAKE_KEY)
 async def rotate(request: Request[Any, Any, Any], tenant: FromPath[str], key: FromPath[str]) -> Response[str]:
-    """Gives the key a new secret, and shows it once."""
     visit = visit_of(request)
     owner, found = await found_key(request, tenant, key, Act.MAKE_KEY)
     try:
@@ -98,7 +96,6 @@ async def ask_revoke(
 
 @form(f"{PATH}/revoke", act=Act.REVOKE_KEY)
 async def revoke(request: Request[Any, Any, Any], tenant: FromPath[str], key: FromPath[str]) -> Response[str]:
-    """Revokes the key."""
     visit = visit_of(request)
     owner, found = await found_key(request, tenant, key, Act.REVOKE_KEY)
     now = visit.form.get("now") == "yes"
@@ -133,7 +130,7 @@ async def _shown(
         and (visit.person.may(Act.CHANGE_PEOPLE) or OWNERS_SCOPES.isdisjoint(found.scopes)),
         may_make=visit.person.may(Act.MAKE_KEY, owner.tenant_id) and found.revoked_at is None,
         may_revoke=visit.person.may(Act.REVOKE_KEY, owner.tenant_id) and found.revoked_at is None,
-        typed=shown_again(visit.form, "grace_h") if problem else {"grace_h": "24"},
+        typed=typed_fields(visit.form, "grace_h") if problem else {"grace_h": "24"},
     )
 
 
