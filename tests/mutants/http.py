@@ -125,18 +125,8 @@ HTTP_MUTATIONS = mutations_of(
         (
             "gateway/errors.py",
             "http: a stream that was charged is tried again",
-            (
-                '        "The server that runs this model stopped while it generated this answer."\n'
-                '        f" The {charged_tokens} tokens that arrived were charged, nothing else.",\n'
-                "        type=SERVER_ERROR,\n        retry_after_s=RETRY_SOON_S,\n"
-                "        should_retry=charged_tokens == 0,\n"
-            ),
-            (
-                '        "The server that runs this model stopped while it generated this answer."\n'
-                '        f" The {charged_tokens} tokens that arrived were charged, nothing else.",\n'
-                "        type=SERVER_ERROR,\n        retry_after_s=RETRY_SOON_S,\n"
-                "        should_retry=True,\n"
-            ),
+            '            should_retry = values["charged_tokens"] == 0\n',
+            "            should_retry = True\n",
             REFUSALS,
         ),
         (
