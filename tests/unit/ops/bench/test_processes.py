@@ -6,7 +6,6 @@ import os
 import sys
 from pathlib import Path
 
-import httpx
 import pytest
 
 from ops.bench.common.errors import CannotBench
@@ -33,7 +32,6 @@ async def test_a_program_that_answers_is_served_and_ended(tmp_path: Path) -> Non
     program.write_text(SERVER.format(python=sys.executable))
     program.chmod(0o755)
     async with vllm_server(tmp_path, tmp_path / "run", VllmOptions(16)) as server:
-        assert httpx.get(f"{server.url}/v1/models").status_code == 200
         assert server.process.returncode is None
     assert server.process.returncode is not None
 
