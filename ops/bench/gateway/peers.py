@@ -7,7 +7,6 @@ nothing. `direct` is no gateway: the clients' connections end at the upstream it
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -20,9 +19,9 @@ from pathlib import Path
 
 import httpx
 
-from ops.bench.common.errors import PeerMissing
+from ops.bench.common.errors import CannotBench, PeerMissing
 from ops.bench.common.load import admin_call, server_status
-from ops.bench.common.processes import end
+from ops.bench.common.processes import server_program
 from ops.bench.gateway.mock_upstream import CONTEXT_TOKENS, MODEL
 from ops.bench.gateway.side_loads import TRACE_RATIO, Scraper, Watchers, collector, scraping, watching
 from ops.sandbox.free_port import free_port
@@ -43,10 +42,6 @@ UPSTREAM_SEQUENCES = 256
 LARGE = 10**12
 LARGE_RATE = 9_000_000
 """Limits that count and never bind."""
-
-
-class TargetFailed(Exception):
-    """A gateway does not start or does not answer; the message has its last words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +156,7 @@ async def _known(server: LocalServer) -> None:
             return len(limited) == TENANTS
 
         if not await until(knows, START_S):
-            raise TargetFailed(f"{OURS} does not know its tenants after {START_S:g} s")
+            raise CannotBench(f"{OURS} does not know its tenants after {START_S:g} s")
 
 
 # ---------------------------------------------------------------- peers
@@ -287,7 +282,7 @@ def _portkey(home: Path) -> BenchTarget:
             "x-portkey-custom-host": f"http://127.0.0.1:{upstream_port}/v1",
         }
         environment = {"NODE_ENV": "production"}
-        async with _program("portkey", command, package, environment, port, (headers,)) as serving:
+        async with _program("portkey", command, directory, environment, port, (headers,), package) as serving:
             yield serving
 
     return BenchTarget("portkey", json.loads((package / "package.json").read_text())["version"], serve)
@@ -310,55 +305,16 @@ async def _program(
     environment: Mapping[str, str],
     port: int,
     headers: Sequence[Mapping[str, str]],
+    cwd: Path | None = None,
 ) -> AsyncIterator[Serving]:
-    """A peer's program, once it answers; it is ended with the block. Raises `TargetFailed`."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        cwd=directory,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env={"PATH": os.environ.get("PATH", os.defpath), "HOME": str(directory), **environment},
-        process_group=0,
-    )
-    output = bytearray()
-    reading = asyncio.create_task(_keep_tail(process, output))
-    try:
-        serving = Serving(port, process.pid, headers)
-        await _answers(name, serving, process, output)
-        yield serving
-    finally:
-        await end(process)
-        await reading
-
-
-async def _keep_tail(process: asyncio.subprocess.Process, output: bytearray) -> None:
-    """Reads a program's output, so that its pipe never fills, and keeps the end of it."""
-    assert process.stdout is not None
-    while data := await process.stdout.read(65_536):
-        output += data
-        del output[:-1000]
-
-
-async def _answers(
-    name: str, serving: Serving, process: asyncio.subprocess.Process, output: bytearray
-) -> None:
-    """Waits until a completion comes through."""
-    last = "no answer"
+    """A peer's program, once a completion comes through. Raises `CannotBench`."""
+    url = f"http://127.0.0.1:{port}/v1/chat/completions"
     body = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "Are you there?"}]}
-    async with httpx.AsyncClient(timeout=10.0, headers=serving.headers[0]) as client:
 
-        async def serves() -> bool:
-            nonlocal last
-            if process.returncode is not None:
-                return True
-            try:
-                answer = await client.post(f"http://127.0.0.1:{serving.port}/v1/chat/completions", json=body)
-            except httpx.HTTPError as error:
-                last = type(error).__name__
-                return False
-            last = f"{answer.status_code} {answer.text[:200]}"
-            return answer.status_code == 200
+    async def ask(client: httpx.AsyncClient) -> httpx.Response:
+        return await client.post(url, json=body, headers=headers[0])
 
-        if not await until(serves, START_S) or process.returncode is not None:
-            raise TargetFailed(f"{name} does not serve: {last}\n{output.decode(errors='replace')}")
+    variables = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(directory), **environment}
+    log_path = directory / f"{name}.log"
+    async with server_program(name, command, log_path, variables, ask, start_s=START_S, cwd=cwd) as process:
+        yield Serving(port, process.pid, headers)

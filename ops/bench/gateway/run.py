@@ -38,7 +38,6 @@ from ops.bench.gateway.peers import (
     PEERS,
     BenchTarget,
     Serving,
-    TargetFailed,
     direct,
     fairgate,
     peer,
@@ -120,7 +119,7 @@ def run(options: GatewayBenchOptions, progress: Progress = lambda line: None) ->
     try:
         runs = asyncio.run(_rounds(options, targets, progress))
         pairs = asyncio.run(_pairs(options, progress)) if options.without_estimates else []
-    except (TargetFailed, ServerFailed, OSError) as error:
+    except (ServerFailed, OSError) as error:
         raise CannotBench(str(error)) from None
     summary = figures(runs)
     judged = [promise.as_json() for promise in promises(runs, pairs)]
@@ -224,7 +223,7 @@ async def _pairs_of_server(
 
 
 async def _switch_estimates(serving: Serving, on: bool) -> None:
-    """Switches estimates, and waits until answers show it. Raises `TargetFailed`."""
+    """Switches estimates, and waits until answers show it. Raises `CannotBench`."""
     assert serving.process is not None
     async with httpx.AsyncClient(
         base_url=f"http://127.0.0.1:{serving.port}", headers=serving.headers[0], timeout=SWITCH_S
@@ -237,7 +236,7 @@ async def _switch_estimates(serving: Serving, on: bool) -> None:
         if not await is_switched():
             os.kill(serving.process, signal.SIGUSR2)
             if not await until(is_switched, SWITCH_S):
-                raise TargetFailed(f"{OURS}: SIGUSR2 did not switch its estimates")
+                raise CannotBench(f"{OURS}: SIGUSR2 did not switch its estimates")
 
 
 async def _one(
@@ -276,7 +275,7 @@ async def _warm_up(
 async def _measure(
     target: BenchTarget, serving: Serving, phase: MeasuredPhase, seconds: float, upstreams: Sequence[int]
 ) -> dict[str, Any]:
-    """Loads the target from a process of its own. Raises `TargetFailed`."""
+    """Loads the target from a process of its own. Raises `CannotBench`."""
     order = {
         "port": serving.port,
         "requests": [_request(headers, streams=phase.streams) for headers in serving.headers],
@@ -293,9 +292,9 @@ async def _measure(
         now - then for now, then in zip(after, before, strict=True)
     )
     if seen["errors"] or not seen["requests"]:
-        raise TargetFailed(f"{target.name}: {seen['first_error'] or 'no answer within the time'}")
+        raise CannotBench(f"{target.name}: {seen['first_error'] or 'no answer within the time'}")
     if watchers and watchers.ended:
-        raise TargetFailed(f"{target.name}: an open overview ended: {watchers.ended}")
+        raise CannotBench(f"{target.name}: an open overview ended: {watchers.ended}")
     others_s = machine_s - gateway_s - upstream_s - own_s - seen["cpu_s"]
     return seen | {
         "gateway_cpu_s": gateway_s,
@@ -328,9 +327,9 @@ async def _load(order: dict[str, Any]) -> dict[str, Any]:
     except TimeoutError:
         process.kill()
         await process.wait()
-        raise TargetFailed(f"the clients did not end within {LOAD_S:g} s") from None
+        raise CannotBench(f"the clients did not end within {LOAD_S:g} s") from None
     if process.returncode:
-        raise TargetFailed(f"the clients failed: {out.decode(errors='replace')[-500:]}")
+        raise CannotBench(f"the clients failed: {out.decode(errors='replace')[-500:]}")
     found: dict[str, Any] = json.loads(out)
     return found
 
@@ -347,7 +346,7 @@ async def _upstream() -> AsyncIterator[tuple[int, list[int]]]:
             assert process.stdout is not None
             line = await process.stdout.readline()
             if not line:
-                raise TargetFailed("the benchmark's upstream did not start")
+                raise CannotBench("the benchmark's upstream did not start")
             port = int(line)
         yield port, [process.pid for process in processes]
     finally:

@@ -18,9 +18,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ops.bench.common.errors import PeerMissing
-from ops.bench.common.processes import end
+from ops.bench.common.processes import server_program
 from ops.bench.versus.stack import ServedStack, TenantTerms
-from ops.bench.versus.vllm_server import MODEL, wait_until_served
+from ops.bench.versus.vllm_server import MODEL
 from ops.sandbox.free_port import free_port
 
 START_S = 120.0
@@ -80,23 +80,17 @@ class LiteLlmGateway:
         (directory / "config.yaml").write_text(config, encoding="utf-8")
         (directory / "versus_hooks.py").write_text(HOOKS, encoding="utf-8")
         port = free_port()
-        with (directory / "litellm.log").open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                *(str(self.program), "--config", "config.yaml", "--host", "127.0.0.1", "--port", str(port)),
-                cwd=directory,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._environment(directory),
-                process_group=0,
-            )
-        try:
-            url = f"http://127.0.0.1:{port}"
-            log_path = directory / "litellm.log"
-            await wait_until_served("LiteLLM", f"{url}/health/liveliness", process, log_path, START_S)
+        url = f"http://127.0.0.1:{port}"
+        command = [str(self.program), "--config", "config.yaml", "--host", "127.0.0.1", "--port", str(port)]
+        async with server_program(
+            "LiteLLM",
+            command,
+            directory / "litellm.log",
+            self._environment(directory),
+            f"{url}/health/liveliness",
+            start_s=START_S,
+        ) as process:
             yield LiteLlmServed(url, process, directory)
-        finally:
-            await end(process)
 
     def _environment(self, directory: Path) -> dict[str, str]:
         redis = urlsplit(self.redis_url)

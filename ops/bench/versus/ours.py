@@ -14,8 +14,9 @@ from typing import Any
 
 import httpx
 
+from ops.bench.common.errors import CannotBench
 from ops.bench.common.load import admin_call, priced, server_status
-from ops.bench.versus.stack import PLACES, SLOTS, ServedStack, StackFailed, TenantTerms
+from ops.bench.versus.stack import PLACES, SLOTS, ServedStack, TenantTerms
 from ops.bench.versus.vllm_server import CONTEXT_TOKENS, MODEL
 from ops.sandbox.server import LocalServer, ServerFailed, local_server, until
 from ops.settings.settings import SHIPPED_MODEL
@@ -36,7 +37,7 @@ class OurGateway:
 
     @contextlib.asynccontextmanager
     async def open(self, directory: Path) -> AsyncIterator[ServedStack]:
-        """See `Contestant`. Raises `StackFailed`."""
+        """See `Contestant`. Raises `CannotBench`."""
         served = OurServed(directory / "data", self._arguments(directory))
         try:
             await served.start()
@@ -44,7 +45,7 @@ class OurGateway:
                 await served.set_slots(SLOTS)
             yield served
         except ServerFailed as error:
-            raise StackFailed(f"{self.name}: {error}") from None
+            raise CannotBench(f"{self.name}: {error}") from None
         finally:
             await served.close()
 
@@ -144,7 +145,7 @@ class OurServed:
                 return terms.name in shown and bool(shown[terms.name]["limits"]) == limited
 
             if not await until(knows, KNOWN_S):
-                raise StackFailed(f"the gateway did not learn of tenant {terms.name} within {KNOWN_S:g} s")
+                raise CannotBench(f"the gateway did not learn of tenant {terms.name} within {KNOWN_S:g} s")
         return str(key["key"])
 
     async def kill(self) -> None:
@@ -159,7 +160,7 @@ class OurServed:
             await self.start()
         tenant_id = self._ids[tenant]
         if not await until(lambda: asyncio.to_thread(self._is_settled, tenant_id), SETTLED_S):
-            raise StackFailed(f"requests of tenant {tenant} are not settled after {SETTLED_S:g} s")
+            raise CannotBench(f"requests of tenant {tenant} are not settled after {SETTLED_S:g} s")
         return (await asyncio.to_thread(self._ledger, tenant_id)).get("settle", (0, 0))[1]
 
     def _is_settled(self, tenant_id: str) -> bool:

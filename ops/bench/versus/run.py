@@ -29,7 +29,7 @@ from ops.bench.versus.litellm import LiteLlmGateway, installed_proxy
 from ops.bench.versus.ours import OurGateway, plugin_upstream, stock_upstream
 from ops.bench.versus.phases import PhaseSizes, Row, StackPhases
 from ops.bench.versus.plugin_parts import Progress, VllmBench, caches, limits, shares, speed, texts
-from ops.bench.versus.stack import PLACES, SLOTS, Contestant, StackFailed
+from ops.bench.versus.stack import PLACES, SLOTS, Contestant
 from ops.bench.versus.vllm_server import VERSIONS, VllmOptions, vllm_home, vllm_server, vllm_version
 from ops.sandbox.server import ServerFailed
 from ops.sandbox.services import start_redis
@@ -78,7 +78,7 @@ def run(options: VersusOptions, progress: Progress = lambda line: None) -> dict[
     begun_s = time.monotonic()
     try:
         found = asyncio.run(_parts(options, redis.url if redis else "", progress))
-    except (StackFailed, ServerFailed, OSError) as error:
+    except (ServerFailed, OSError) as error:
         raise CannotBench(str(error) or type(error).__name__) from None
     finally:
         if redis is not None:

@@ -13,12 +13,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
-
-from ops.bench.common.errors import CannotBench, PeerMissing
-from ops.bench.common.processes import end
+from ops.bench.common.errors import PeerMissing
+from ops.bench.common.processes import server_program
 from ops.sandbox.free_port import free_port
-from ops.sandbox.server import until
 from ops.settings.settings import SHIPPED_MODEL
 
 VERSIONS = ("0.32.0", "0.29.0")
@@ -27,7 +24,6 @@ START_S = 180.0
 MODEL = "fairgate-demo"
 CONTEXT_TOKENS = 2048
 SCHEDULER = "fairgate_vllm.FairScheduler"
-SHOWN_BYTES = 800
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,22 +120,12 @@ async def vllm_server(
     program, port = installed_vllm(home), port or free_port()
     await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
     log_path = directory / "vllm.log"
-    with log_path.open("ab") as log:
-        process = await asyncio.create_subprocess_exec(
-            *options.command(program, port),
-            cwd=directory,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=_environment(program, directory, options),
-            process_group=0,
-        )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        await wait_until_served("vLLM", f"{url}/v1/models", process, log_path, START_S)
+    url = f"http://127.0.0.1:{port}"
+    command, environment = options.command(program, port), _environment(program, directory, options)
+    async with server_program(
+        "vLLM", command, log_path, environment, f"{url}/v1/models", start_s=START_S
+    ) as process:
         yield VllmServer(url, process, log_path)
-    finally:
-        await end(process)
 
 
 def _environment(program: Path, directory: Path, options: VllmOptions) -> dict[str, str]:
@@ -157,26 +143,3 @@ def _environment(program: Path, directory: Path, options: VllmOptions) -> dict[s
     if options.plugin is not None:
         found |= options.plugin.environment()
     return found
-
-
-async def wait_until_served(
-    name: str, probe_url: str, process: asyncio.subprocess.Process, log: Path, start_s: float
-) -> None:
-    """Waits until `probe_url` answers with 200. Raises `CannotBench` after `start_s`, or when the process has
-    ended, with the end of its log."""
-    async with httpx.AsyncClient(timeout=5.0) as client:
-
-        async def serves() -> bool:
-            if process.returncode is not None:
-                return True
-            try:
-                return (await client.get(probe_url)).status_code == 200
-            except httpx.HTTPError:
-                return False
-
-        if not await until(serves, start_s) or process.returncode is not None:
-            raise CannotBench(f"{name} does not serve after {start_s:g} s: {_tail(log)}")
-
-
-def _tail(log: Path) -> str:
-    return log.read_text(encoding="utf-8", errors="replace")[-SHOWN_BYTES:]
