@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace as with_fields
@@ -42,6 +41,7 @@ from gateway.routes.context import (
     may_use,
     note_asked,
     off_the_loop,
+    reserved_memory,
     then_closing,
 )
 from tenants.directory.idempotency import MAX_KEY_CHARACTERS
@@ -106,15 +106,19 @@ COMPLETES: dict[str, Any] = {
     "estimate made on arrival and what really happened.",
 )
 async def chat_completions(request: Request[Any, Any, Any]) -> ASGIApp:
-    async with contextlib.AsyncExitStack() as stack:
-        body = await stack.enter_async_context(large_body_of(request))
+    reserved = reserved_memory(request)
+    try:
+        body = await large_body_of(request, reserved)
         most = gateway_of(request).deps.config.max_messages
         asked = await off_the_loop(request, body, lambda: decode_chat(body, most))
         media_bytes = media.media_bytes(asked.messages)
         call = await understood(
             request, asked, body, lambda context: parse_chat(asked, context), media_bytes=media_bytes
         )
-        return then_closing(await answer(request, call, body), stack.pop_all())
+        return then_closing(await answer(request, call, body), reserved)
+    except BaseException:
+        reserved.close()
+        raise
 
 
 @post(

@@ -28,7 +28,15 @@ from gateway.requests.parse import (
     text_prompt,
 )
 from gateway.requests.schemas import QuoteRequest, decode
-from gateway.routes.context import gateway_of, json_response, large_body_of, may_use, note_asked, off_the_loop
+from gateway.routes.context import (
+    gateway_of,
+    json_response,
+    large_body_of,
+    may_use,
+    note_asked,
+    off_the_loop,
+    reserved_memory,
+)
 from gateway.upstream.capabilities import Capability
 from tenants.types import Tier
 
@@ -52,7 +60,8 @@ from tenants.types import Tier
     "served in that tier at these prices, and is credited where we do not keep the p90.",
 )
 async def quotes(request: Request[Any, Any, Any]) -> Response[bytes]:
-    async with large_body_of(request) as body:
+    with reserved_memory(request) as reserved:
+        body = await large_body_of(request, reserved)
         return await _quoted(request, body)
 
 

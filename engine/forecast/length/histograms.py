@@ -13,9 +13,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import exp, log
-from operator import neg
+from operator import neg, sub
 from typing import Any
 
 MAX_SKETCHES = 4096
@@ -249,10 +249,9 @@ class LengthSketches:
 
 def _survival(shares: Iterable[float]) -> list[float]:
     """The share of answers longer than TOPS[i - 1], by the shares of the buckets."""
-    survival = [1.0]
-    for share in shares:
-        survival.append(max(0.0, survival[-1] - share))
-    return survival
+    survival = list(accumulate(shares, sub, initial=1.0))
+    # It falls, by rounding to a little less than nothing.
+    return survival if survival[-1] >= 0 else [max(0.0, above) for above in survival]
 
 
 def _quantile(survival: list[float], certain: float, q: float, generated: int) -> int:
