@@ -250,8 +250,12 @@ class LengthSketches:
 def _survival(shares: Iterable[float]) -> list[float]:
     """The share of answers longer than TOPS[i - 1], by the shares of the buckets."""
     survival = list(accumulate(shares, sub, initial=1.0))
-    # It falls, by rounding to a little less than nothing.
-    return survival if survival[-1] >= 0 else [max(0.0, above) for above in survival]
+    # It falls, at its end by rounding to a little less than nothing.
+    for index in range(len(survival) - 1, -1, -1):
+        if survival[index] >= 0:
+            break
+        survival[index] = 0.0
+    return survival
 
 
 def _quantile(survival: list[float], certain: float, q: float, generated: int) -> int:
