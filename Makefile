@@ -9,8 +9,11 @@ TORCH_INDEX ?=
 TORCH_VERSION ?= 2.13.0
 TRANSFORMERS_FLOOR := 5.17.0
 PYTEST_ARGS ?=
-# Many tests wait for servers of their own: with three files at a time two cores are busy.
-TEST_WORKERS ?= 3
+# Disjoint parts of the suite, each collected and run by a process of its own; so many at a time. Many tests wait
+# for servers of their own: with three at a time two cores are busy.
+TEST_JOBS ?= 3
+TEST_PARTS := test-unit test-services test-servers
+SUITE ?= not long
 # Whatever the environment says: without it each of the hundred processes that a suite starts compiles its modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 SERVE_ARGS ?=
@@ -32,7 +35,7 @@ STAMP_LLAMA_CPP := $(PEERS)/llama_cpp/.installed
 STAMP_SERVE := $(PEERS)/transformers/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: pictures lock vendor help install plugin-in-vllm demo serve test test-long test-sdks test-floor fuzz check mutants format bench-fairness bench-estimates bench-peers \
+.PHONY: pictures lock vendor help install plugin-in-vllm demo serve test test-long quick durations $(TEST_PARTS) test-sdks test-floor fuzz check mutants mutmut format bench-fairness bench-estimates bench-peers \
   bench-engine bench-scheduler bench-contract bench-fidelity bench-gateway bench-versus bench-vllm bench-upstreams clean
 
 help: ## list the targets
@@ -66,15 +69,27 @@ serve: $(STAMP_DEMO) ## serve the model that ships with the project (SERVE_ARGS=
 	$(BIN)/fairgate serve $(SERVE_ARGS)
 
 test: $(STAMP_TEST) ## the suite, real PostgreSQL and Redis included; without the long sweeps
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder -m "not long" $(PYTEST_ARGS)
+	@$(MAKE) --no-print-directory -k -j $(TEST_JOBS) --output-sync=target $(TEST_PARTS)
 
-test-long: $(STAMP_TEST) ## what `make test` leaves out: sweeps of histories on virtual time, and a soak with faults (15 minutes)
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m long $(PYTEST_ARGS)
+test-long: $(STAMP_TEST) ## before a release: sweeps on virtual time, a soak with faults, more of the suite on PostgreSQL
+	@$(MAKE) --no-print-directory -k -j $(TEST_JOBS) --output-sync=target $(TEST_PARTS) SUITE=long
+
+test-unit: TESTS := tests/unit tests/contract tests/property
+test-services: TESTS := tests/integration tests/attack
+test-servers: TESTS := tests/e2e
+$(TEST_PARTS): # without a help text: parts of `make test`
+	$(BIN)/python -m pytest -m "$(SUITE)" $(TESTS) $(PYTEST_ARGS)
+
+quick: $(STAMP_TEST) ## the part of the suite that needs no server, in 90 seconds
+	$(BIN)/python -m pytest -m "not long" tests/unit tests/contract $(PYTEST_ARGS)
+
+durations: $(STAMP_TEST) ## measure what each test file costs, alone on this machine (PYTEST_ARGS="tests/e2e ...")
+	$(BIN)/python -m pytest -m "not long" -p tests.support.durations --durations-file tests/durations.txt $(PYTEST_ARGS)
 
 test-floor: ## the suite with the oldest supported transformers, in an environment of its own
 	$(MAKE) VENV=.venv-floor .venv-floor/.fairgate-test
 	.venv-floor/bin/python -m pip install -q "transformers==$(TRANSFORMERS_FLOOR)"
-	.venv-floor/bin/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(MAKE) VENV=.venv-floor test
 
 test-sdks: $(STAMP_TEST) ## streams and tools of other SDKs: older majors of openai, LangChain, Node, instructor, pydantic-ai
 	$(PIP) install -q --target $(SDKS)/openai1 'openai<2'
@@ -85,8 +100,8 @@ test-sdks: $(STAMP_TEST) ## streams and tools of other SDKs: older majors of ope
 	npm install --prefix $(SDKS)/node --no-audit --no-fund openai
 	FAIRGATE_TEST_SDKS=$(SDKS) $(BIN)/python -m pytest tests/e2e/test_sdk_streams.py tests/e2e/test_sdk_tools.py $(PYTEST_ARGS)
 
-fuzz: $(STAMP_TEST) ## the parsers of what peers send, with many more random inputs than the suite (PYTEST_ARGS="-k engine ...")
-	$(BIN)/python -m pytest --hypothesis-profile fuzz --timeout 0 tests/property/test_fuzz_*.py $(PYTEST_ARGS)
+fuzz: $(STAMP_TEST) ## all tests of random inputs and histories with new ones, many for parsers (PYTEST_ARGS="-k engine ...")
+	$(BIN)/python -m pytest --hypothesis-profile fuzz --timeout 0 -m hypothesis tests/unit tests/contract tests/property $(PYTEST_ARGS)
 
 check: $(STAMP_TEST) ## the lock of packages, format, lint, types and import rules
 	$(BIN)/python -m ops.locked
@@ -97,6 +112,11 @@ check: $(STAMP_TEST) ## the lock of packages, format, lint, types and import rul
 
 mutants: $(STAMP_TEST) ## break rules on purpose, in copies: does each one's test fail? (MUTANT_ARGS="NAME ...")
 	$(BIN)/python -m tests.mutants.run $(MUTANT_ARGS)
+
+mutmut: $(STAMP_TEST) ## every small change to one pure room: which does no test notice? (ROOM="engine.scheduling.counters.*")
+	$(PIP) install -q --target $(SDKS)/mutmut mutmut==3.8.1
+	PYTHONPATH=$(SDKS)/mutmut $(BIN)/python -m mutmut run $(ROOM)
+	PYTHONPATH=$(SDKS)/mutmut $(BIN)/python -m mutmut results
 
 format: $(STAMP_TEST) ## rewrite the files as `make check` wants them
 	$(BIN)/ruff format .
@@ -206,4 +226,4 @@ vendor: $(STAMP_TEST) ## fetch the console's third-party files anew, by version 
 	$(BIN)/python -m ops.vendored
 
 clean: ## remove the environments and caches
-	rm -rf $(VENV) .venv-floor $(PEERS) $(SDKS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) mutants .venv-floor $(PEERS) $(SDKS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

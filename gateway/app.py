@@ -14,12 +14,12 @@ from litestar.datastructures import State
 from litestar.exceptions import MethodNotAllowedException, NotFoundException
 from litestar.handlers import HTTPRouteHandler
 
-from gateway import errors
 from gateway.console import handlers as console
 from gateway.console import refusals as console_refusals
 from gateway.console.live.hub import LiveHub
 from gateway.deps import GatewayDeps
 from gateway.error_mapping import as_api_error
+from gateway.errors import ApiError
 from gateway.gateway import Gateway
 from gateway.http.accesses import note_refused
 from gateway.http.asgi import TRACE, add_standard_headers, begin, read_trace
@@ -43,6 +43,7 @@ from gateway.routes.admin import requests as admin_requests
 from gateway.routes.context import asked_of
 from gateway.trace_context import RequestTrace, TraceContext
 from gateway.tracing.build import RefusedTrace
+from gateway.unknown_routes import method_not_allowed, not_found
 
 _ROUTES = [
     *inference.HANDLERS,
@@ -140,9 +141,9 @@ def _refuse(request: Request[Any, Any, Any], exception: Exception) -> Response[b
         return console_refusals.answer(request, exception, request_id)
     match exception:
         case NotFoundException():
-            error = errors.not_found(path)
+            error = not_found(path)
         case MethodNotAllowedException(headers=allowed):
-            error = errors.method_not_allowed(request.scope["method"], path, (allowed or {}).get("allow", ""))
+            error = method_not_allowed(request.scope["method"], path, (allowed or {}).get("allow", ""))
         case _:
             error = as_api_error(exception, request_id)
     gateway: Gateway = request.app.state.gateway
@@ -164,7 +165,7 @@ def _refuse(request: Request[Any, Any, Any], exception: Exception) -> Response[b
 
 
 def _trace_refused(
-    request: Request[Any, Any, Any], request_id: str, error: errors.ApiError, duration_s: float
+    request: Request[Any, Any, Any], request_id: str, error: ApiError, duration_s: float
 ) -> None:
     """With tracing on: of a request that held nothing, and so has no timeline."""
     deps: GatewayDeps = request.app.state.gateway.deps

@@ -25,6 +25,8 @@ Count = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
 
 
+AGEING_S = {Tier.INTERACTIVE: math.inf, Tier.STANDARD: 150.0, Tier.BATCH: 180.0}
+"""By tier: the wait after which a request moves up one tier, and again after as long; inf: never."""
 BEATS_PER_STALE = 5
 """Heartbeats that may be lost in a row before others take a gateway for dead."""
 
@@ -38,14 +40,6 @@ class GatewaySettings(Bounded, frozen=True, kw_only=True):
         "Largest request body; a larger one is refused with 413. With images, where a model's server takes"
         " them, max_body_bytes of that upstream counts instead, and this for the rest of the body.",
     ] = field(default=2**20, name="body_limit")
-    max_head_bytes: Annotated[
-        int,
-        Meta(ge=1024, le=2**20, extra={"unit": "bytes"}),
-        "Largest head of a request (request line and headers); a larger one is refused with 431.",
-    ] = field(default=2**16, name="head_limit")
-    max_headers: Annotated[
-        int, Meta(ge=8, le=10_000), "Most header fields of a request; one with more is refused with 431."
-    ] = 128
     head_timeout_s: Annotated[
         float,
         Meta(ge=0.1, le=3_600),
@@ -79,9 +73,6 @@ class GatewaySettings(Bounded, frozen=True, kw_only=True):
     ] = ()
     max_choices: Annotated[int, Meta(ge=1, le=128), "Most answers (n) that a request may ask for."] = 8
     max_prompts: Annotated[int, Meta(ge=1, le=2_048), "Most prompts in one request to /v1/completions."] = 16
-    max_inputs: Annotated[
-        int, Meta(ge=1, le=2_048), "Most inputs in one request to /v1/embeddings, or documents to /v1/rerank."
-    ] = 2_048
     max_images: Annotated[
         int, Meta(ge=1, le=1_024), "Most images, sounds, videos and files in one request."
     ] = 16
@@ -120,12 +111,6 @@ class GatewaySettings(Bounded, frozen=True, kw_only=True):
     max_queued_per_tenant: Annotated[
         int, Meta(ge=1, le=1_000_000), "Most requests of one tenant that wait in the queue."
     ] = 512
-    prompt_threads: Annotated[
-        int,
-        Meta(ge=2, le=256),
-        "Threads in which prompts of more than 4 KB are parsed and tokenised. Tenants take turns, and one has"
-        " at most all threads but one.",
-    ] = 2
     ttl_interactive_s: Annotated[
         float, Meta(ge=0.1, le=86_400), "Longest wait in the queue, tier interactive."
     ] = field(default=120.0, name="ttl_interactive")
@@ -142,29 +127,12 @@ class GatewaySettings(Bounded, frozen=True, kw_only=True):
         "Whether gateways with the same Redis and the same engines share the queue in front of them, so that"
         " together they are as fair as one; own: each is fair by itself only.",
     ] = "shared"
-    ageing_standard_s: Annotated[
-        float,
-        Meta(ge=0, le=604_800),
-        "A request of tier standard that waited so long goes as an interactive one; 0: it never does.",
-    ] = field(default=150.0, name="ageing_standard")
-    ageing_batch_s: Annotated[
-        float,
-        Meta(ge=0, le=604_800),
-        "A batch request that has waited so long goes as a standard one, and after as long again as an"
-        " interactive one; 0: it never does.",
-    ] = field(default=180.0, name="ageing_batch")
     long_tokens: Annotated[
         int,
         Meta(ge=0, le=100_000_000, extra={"auto": 0, "least": 1}),
         "Requests with more tokens than this (input and predicted output) wait in a lane of their own, so"
         " that they never hold up the others; auto: 3/4 of the model's context, at most 16,384.",
     ] = 0
-    long_share_sequences: Annotated[
-        Percent, "Per cent of an engine's sequences that long requests of a tier and those above may hold."
-    ] = 0.5
-    long_share_kv: Annotated[
-        Percent, "Per cent of an engine's KV cache that long requests of a tier and those above may hold."
-    ] = 0.5
     batch_share: Annotated[
         Percent, "Per cent of an engine's sequences and KV cache that the batch tier may hold."
     ] = 1.0
@@ -295,11 +263,6 @@ class GatewaySettings(Bounded, frozen=True, kw_only=True):
         "Most bytes of answers, compressed, that are kept under one tenant's idempotency keys; with 7/8 of it"
         " in use a request with a new key is refused.",
     ] = 128 * 2**20
-    reserve_quantile: Annotated[
-        Percent,
-        "What a request holds before it runs is enough for so many of 100 answers, by the forecast of their"
-        " length; more is held while it decodes.",
-    ] = field(default=0.9, name="reserve_percent")
     slow_reader_s: Annotated[
         float,
         Meta(ge=0.1, le=3_600),
@@ -310,11 +273,6 @@ class GatewaySettings(Bounded, frozen=True, kw_only=True):
         Meta(ge=1, le=100_000),
         "Pieces of a stream that wait for a client which does not read; then the engine rests.",
     ] = 512
-    max_buffered_bytes: Annotated[
-        int,
-        Meta(ge=4_096, le=2**30, extra={"unit": "bytes"}),
-        "Size of these pieces together from which on the engine rests as well.",
-    ] = field(default=2**20, name="buffer_limit")
     timeline_retention_s: Annotated[
         float,
         Meta(ge=0, le=3650 * 86_400, extra={"unit": "days"}),
@@ -341,15 +299,6 @@ class GatewaySettings(Bounded, frozen=True, kw_only=True):
             Tier.BATCH: self.ttl_batch_s,
         }
 
-    @property
-    def ageing_s(self) -> dict[Tier, float]:
-        """By tier: the wait after which a request moves up one tier, and again after as long; inf: never."""
-        return {
-            Tier.INTERACTIVE: math.inf,
-            Tier.STANDARD: self.ageing_standard_s or math.inf,
-            Tier.BATCH: self.ageing_batch_s or math.inf,
-        }
-
 
 class GatewayConfig(GatewaySettings, frozen=True, kw_only=True):
     """What one gateway process runs with: its settings, and constants that only tests change."""
@@ -369,11 +318,19 @@ class GatewayConfig(GatewaySettings, frozen=True, kw_only=True):
     (`ops/settings/audit.py`)."""
 
     body_timeout_s: Seconds = 30.0
+    prompt_threads: Count = 2
+    """That parse and tokenise prompts of more than 4 KB. Tenants take turns, and one has at most all threads
+    but one."""
+    max_inputs: Count = 2048
+    """Inputs to /v1/embeddings, or documents to /v1/rerank, in one request."""
     max_messages: Count = 2048
     max_stop_characters: Count = 128
     max_top_logprobs: Count = 20
     max_logit_bias: Count = 1024
 
+    long_share_sequences: Percent = 0.5
+    long_share_kv: Percent = 0.5
+    """Shares of an engine's sequences and KV cache that long requests of a tier and those above may hold."""
     lookahead_sequences: Annotated[int, Meta(ge=0)] = 2
     """Sequences dispatched beyond what an engine runs at once, so that it never idles between steps."""
     kv_window: Annotated[float, Meta(gt=0)] = 1.0
@@ -382,6 +339,12 @@ class GatewayConfig(GatewaySettings, frozen=True, kw_only=True):
     """How long queued requests wait for an engine that is gone before they are refused."""
     dispatch_log_records: Count = 20_000
 
+    reserve_quantile: Percent = 0.9
+    """What a request holds before it runs is enough for this share of answers, by the forecast of their
+    length; more is held while it decodes."""
+    max_buffered_bytes: Count = 2**20
+    """Size of the pieces that wait for a client which does not read; with more the engine rests, as with
+    `max_buffered_events` of them."""
     hold_wait_s: Seconds = 5.0
     """Longest wait of a top-up for what other requests hold on a window; then it counts as refused."""
     accounts_wait_s: Seconds = 30.0

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from dataclasses import replace
 
 from litestar.exceptions import HTTPException
 
-from gateway import errors
+from gateway import errors, key_errors
 from gateway.budget.holds import BudgetDenied, EndUserRefused
 from gateway.budget.top_up import AccountsLost
 from gateway.dispatch.admission import DeadlineUnreachable, EstimateExceeds, TargetUnreachable
@@ -16,7 +17,7 @@ from gateway.dispatch.dispatcher import Closing, NoEngineAvailable, QueueExpired
 from gateway.dispatch.failing_tenants import TenantHeldOff
 from gateway.domain.fallback import NoneTook
 from gateway.domain.outcomes import RequestOutcome
-from gateway.errors import LONGEST_RETRY_S, ApiError, Lacked
+from gateway.errors import INVALID_REQUEST, LONGEST_RETRY_S, ApiError, Lacked
 from gateway.fair_threads import TooManyWaiting
 from gateway.requests.execution import StoppedByEngine
 from gateway.requests.finish import SettlementFailed, SettlementPending
@@ -65,7 +66,7 @@ def as_api_error(exception: BaseException, request_id: str) -> ApiError:
         case ApiError():
             return exception
         case KeyRejected(reason=reason):
-            return errors.key_rejected(reason)
+            return key_errors.key_rejected(reason)
         case NoneTook(first=first, fallback=fallback):
             return replace(as_api_error(first, request_id), fallback=fallback.as_json())
         case BudgetDenied(denied=denied, fitting_max_tokens=fitting_max_tokens):
@@ -76,45 +77,43 @@ def as_api_error(exception: BaseException, request_id: str) -> ApiError:
             log.error("request %s: %s", request_id, exception)
             return errors.limit_not_kept()
         case QueueRefused(full=full):
-            whose = "of this tenant " if full.of_tenant else ""
-            return errors.queue_full(
-                f"{full.limit} requests {whose}wait already, which is the most. Try again shortly.",
-                full.retry_after_s,
-                tenant=full.of_tenant,
-            )
+            return _queue_full(full.limit, "wait already", full.retry_after_s, of_tenant=full.of_tenant)
         case TooManyWaiting(most=most, of_tenant=of_tenant):
-            return errors.queue_full(
-                f"{most} requests {'of this tenant ' if of_tenant else ''}wait to be read already, which is"
-                " the most. Try again shortly.",
-                errors.RETRY_SOON_S,
-                tenant=of_tenant,
-            )
+            return _queue_full(most, "wait to be read already", errors.RETRY_SOON_S, of_tenant=of_tenant)
         case DeadlineUnreachable(late=late):
             return errors.deadline_unreachable(
-                late.what, late.allowed_s, late.expected_s, min(late.retry_after_s, LONGEST_RETRY_S)
+                what="its turn" if late.what == "wait" else "its answer",
+                allowed_s=late.allowed_s,
+                expected_s=late.expected_s,
+                retry_after_s=min(late.retry_after_s, LONGEST_RETRY_S),
             )
         case EstimateExceeds(header=header, allowed=allowed, told=told):
-            return errors.estimate_exceeds(header, allowed, told)
+            return errors.estimate_exceeds(param=header, allowed=allowed, estimate=told)
         case TargetUnreachable(late=late):
             return errors.target_unreachable(
-                late.what, late.allowed_s, late.expected_s, min(late.retry_after_s, LONGEST_RETRY_S)
+                what=late.what,
+                target_s=late.allowed_s,
+                expected_s=late.expected_s,
+                retry_after_s=min(late.retry_after_s, LONGEST_RETRY_S),
             )
         case NotWaiting(status=status):
-            return errors.not_waiting(status)
+            return errors.not_waiting(status=status)
         case TierHasLimits(tier=tier, meter=meter):
             return errors.tier_has_limits(tier, meter)
         case CapabilityLost(need=need):
             return errors.capability_unavailable(
-                need.removeprefix(FIELD_NEED), "what could is away, or cannot any more"
+                what=need.removeprefix(FIELD_NEED), who="what could is away, or cannot any more"
             )
         case NoEngineAvailable(is_drained=is_drained):
-            return errors.engine_unavailable(is_drained=is_drained)
+            return errors.engine_drained() if is_drained else errors.engine_unavailable()
         case UpstreamBusy():
             return errors.upstream_full()
         case UpstreamUnavailable():
             return errors.engine_unavailable()
         case TenantHeldOff(failures=failures, why=why, retry_after_s=retry_after_s):
-            return errors.requests_keep_failing(failures, why, retry_after_s)
+            return errors.requests_keep_failing(
+                failures=failures, why=why, pause_s=retry_after_s, retry_after_s=retry_after_s
+            )
         case Closing():
             return errors.shutting_down()
         case UpstreamFailed():
@@ -139,7 +138,7 @@ def as_api_error(exception: BaseException, request_id: str) -> ApiError:
         case NotFound():
             return ApiError(404, "not_found", _sentence(str(exception)), param=exception.what)
         case AlreadyExists():
-            return errors.already_exists(_sentence(str(exception)))
+            return errors.already_exists(message=_sentence(str(exception)))
         case PreconditionFailed(current=current):
             etag = None if current is None else etag_of(current)
             return errors.precondition_failed(
@@ -148,9 +147,11 @@ def as_api_error(exception: BaseException, request_id: str) -> ApiError:
         case Invalid(field=field):
             return errors.bad_request(_sentence(str(exception)), field)
         case HTTPException() if exception.status_code < 500:
-            return ApiError(exception.status_code, "invalid_request", _sentence(exception.detail))
+            return ApiError(
+                exception.status_code, "invalid_request", _sentence(exception.detail), INVALID_REQUEST
+            )
     log.error("request %s failed", request_id, exc_info=exception)
-    return errors.internal(request_id)
+    return errors.internal(request_id=request_id)
 
 
 def refusal_of(run: Run, closed: Closed) -> ApiError | None:
@@ -161,11 +162,11 @@ def refusal_of(run: Run, closed: Closed) -> ApiError | None:
         case Interrupted(outcome=RequestOutcome.SHUTDOWN) | asyncio.CancelledError():
             return errors.shutting_down()
         case Interrupted(outcome=RequestOutcome.SLOW_READER):
-            return errors.slow_reader(run.output_tokens)
+            return errors.slow_reader(charged_tokens=run.output_tokens)
         case Interrupted(outcome=RequestOutcome.CANCELLED):
             return errors.request_cancelled(run.output_tokens)
         case Interrupted(outcome=RequestOutcome.WITHDRAWN):
-            return errors.key_withdrawn(run.withdrawn_because, run.output_tokens)
+            return key_errors.key_withdrawn(run.withdrawn_because, run.output_tokens)
         case Interrupted():
             return errors.client_left()
         case SettlementPending():
@@ -175,21 +176,30 @@ def refusal_of(run: Run, closed: Closed) -> ApiError | None:
         case UpstreamFailed() as failed:
             return _upstream_failed(failed, run.output_tokens)
         case StoppedByEngine(finish="cancelled") | UpstreamLost():
-            return errors.engine_lost(run.output_tokens)
+            return errors.engine_lost(charged_tokens=run.output_tokens)
         case StoppedByEngine():
             return errors.engine_failed()
         case QueueExpired():
             waited_s = (run.times.ended_s or 0.0) - run.times.arrived_s
-            return errors.queue_timeout(run.call.tier.value, waited_s, errors.RETRY_SOON_S)
+            return errors.queue_timeout(tier=run.call.tier.value, waited_s=waited_s)
     if isinstance(closed.cause, SettlementFailed) or closed.account.outcome == RequestOutcome.FAILED.value:
-        return errors.internal(run.call.request_id)  # logged where it happened
+        return errors.internal(request_id=run.call.request_id)  # logged where it happened
     return as_api_error(closed.cause, run.call.request_id)
 
 
 def _upstream_failed(failed: UpstreamFailed, charged_tokens: int) -> ApiError:
     if isinstance(failed, NotBegun) and failed.code == "key":
         return errors.upstream_key_refused()
-    return errors.upstream_error(charged_tokens, failed.message if failed.is_requests else "")
+    if failed.is_requests and failed.message:
+        return errors.upstream_request_failed(failure=failed.message, charged_tokens=charged_tokens)
+    return errors.upstream_error(charged_tokens=charged_tokens)
+
+
+def _queue_full(most: int, wait: str, retry_after_s: float, *, of_tenant: bool) -> ApiError:
+    kind = errors.tenant_queue_full if of_tenant else errors.queue_full
+    whose = "of this tenant " if of_tenant else ""
+    message = f"{most} requests {whose}{wait}, which is the most. Try again shortly."
+    return kind(message=message, retry_after_s=retry_after_s)
 
 
 def budget_denied(denied: Denied, fitting_max_tokens: int | None = None) -> ApiError:
@@ -197,12 +207,25 @@ def budget_denied(denied: Denied, fitting_max_tokens: int | None = None) -> ApiE
     was wanted. `fitting_max_tokens`: see `BudgetDenied`."""
     is_ours = is_platforms(denied.limit)
     if is_ours:
-        error = errors.platform_limit(denied.retry_after_s)
+        error = platform_limit(denied.retry_after_s)
     else:
         error = _own_limit(denied, fitting_max_tokens)
     error.headers.update(limit_headers(denied.states))
     error.lacked = Lacked(denied.limit.limit_id, denied.wanted, denied.available, is_ours)
     return error
+
+
+def platform_limit(retry_after_s: float | None) -> ApiError:
+    """A limit on all tenants together, of which a tenant reads only when to come again."""
+    what = "The server's limit on all its tenants together does not admit this request"
+    if retry_after_s is None or retry_after_s > LONGEST_RETRY_S:
+        when = "" if retry_after_s is None else f" for another {math.ceil(retry_after_s)} s"
+        return errors.insufficient_quota(f"{what}{when}; nothing was charged. A smaller request may pass.")
+    return errors.rate_limited(
+        f"{what} now; nothing was charged. Please try again in {retry_after_s:.3g} s.",
+        "platform",
+        retry_after_s,
+    )
 
 
 def _own_limit(denied: Denied, fitting_max_tokens: int | None) -> ApiError:

@@ -38,6 +38,7 @@ from gateway.cluster.liveness import Liveness
 from gateway.cluster.policy_in_force import FOLLOW_EVERY_S, PolicyInForce
 from gateway.cluster.progress_writer import ProgressWriter
 from gateway.cluster.usage_folder import UsageFolder
+from gateway.config import AGEING_S
 from gateway.deps import GatewayDeps, RecoveryReport
 from gateway.dispatch.admission import Admission
 from gateway.dispatch.dispatcher import Dispatcher
@@ -311,7 +312,7 @@ class Gateway:
             queue_ttl_s=[config.queue_ttl_s[tier] for tier in Tier],
             window=WindowRule(config.lookahead_sequences, config.kv_window),
             log_records=config.dispatch_log_records,
-            ageing_s=[config.ageing_s[tier] for tier in Tier],
+            ageing_s=[AGEING_S[tier] for tier in Tier],
             lanes=LaneRule(
                 config.long_tokens or long_tokens_of(None),
                 config.long_share_sequences,
@@ -583,7 +584,6 @@ class Gateway:
         return seen
 
     async def _live(self) -> None:
-        """One heartbeat, and the adoption of dead gateways' requests."""
         if self.is_taken.is_set():
             return
         try:
@@ -677,7 +677,6 @@ class Gateway:
             log.warning("the length forecast could not be saved: %s", error.strerror)
 
     def _share_lags(self) -> dict[tuple[str, int], float]:
-        """By model and rank of a tier."""
         return {
             (name, rank): tokens
             for name, meter in self.shares.items()
@@ -717,7 +716,7 @@ class Gateway:
         try:
             pool = self.catalogue.choose(name, draw, lambda each: self.pools[each].has_engine)
         except KeyError:
-            raise errors.model_not_found(name) from None
+            raise errors.model_not_found(name=name) from None
         return self.pools[pool].served(name)
 
     def walk(
@@ -767,9 +766,9 @@ class Gateway:
             return
         most = self.pools[pool].body_limit(ordinary)
         if body_bytes > most:
-            raise errors.body_too_large(most)
+            raise errors.body_too_large(max_body_bytes=most)
         if body_bytes - image_bytes > ordinary:
-            raise errors.text_too_large(ordinary)
+            raise errors.text_too_large(max_text_bytes=ordinary)
 
     def context_tokens(self, name: str) -> int | None:
         """The context that every model behind a name accepts, of a chain the longest of those known; None
@@ -782,7 +781,6 @@ class Gateway:
 
     @property
     def has_engine(self) -> bool:
-        """Whether some model is served now."""
         return any(pool.has_engine for pool in self.pools.values())
 
     def require_engine(self, pool: str) -> None:
@@ -827,7 +825,6 @@ class Gateway:
         return {"quotes": made, "expires_at": expires_s}
 
     def _calibrations(self) -> dict[str, Calibration]:
-        """By served model."""
         return {name: pool.estimates.calibration for name, pool in self.pools.items()}
 
     def _promised(self, pool: str, _now_s: float, tenant_id: str | None) -> list[QueueEntry]:

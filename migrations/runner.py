@@ -42,8 +42,8 @@ def current(url: str) -> str | None:
 
 
 def upgrade(url: str, revision: str = "head") -> None:
-    """Brings the database to `revision`. Raises `DatabaseUnavailable`, or `Invalid` for an unknown
-    revision."""
+    """Brings the database to `revision`. Raises `DatabaseUnavailable`, or `Invalid` for an unknown revision
+    and for a database older than the first."""
     _migrate(url, revision, command.upgrade)
 
 
@@ -69,6 +69,7 @@ def _migrate(url: str, revision: str, move: Callable[[Config, str], None]) -> No
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _ADVISORY_LOCK})
         config = _config()
+        _require_start(connection, config)
         config.attributes["connection"] = connection
         try:
             move(config, revision)
@@ -77,6 +78,18 @@ def _migrate(url: str, revision: str, move: Callable[[Config, str], None]) -> No
                 "revision",
                 f"{revision!r} is not a revision of this version, or the database is newer than it",
             ) from error
+
+
+def _require_start(connection: Connection, config: Config) -> None:
+    """Raises `Invalid` for a schema older than the first revision, from which no migration leads here."""
+    start = ScriptDirectory.from_config(config).get_base()
+    revision = MigrationContext.configure(connection).get_current_revision()
+    if start is not None and revision is not None and revision < start:
+        raise Invalid(
+            "database_url",
+            f"its schema {revision} is older than {start}, the oldest that this version upgrades:"
+            " use an empty database, or upgrade it before with a version that still can",
+        )
 
 
 @contextmanager

@@ -79,18 +79,6 @@ class EngineSettings(Bounded, frozen=True, kw_only=True):
         Meta(ge=0, le=131_072, extra={"auto": AUTO, "least": 16}),
         "Most tokens that one step computes: the token budget; auto goes by the device.",
     ] = AUTO
-    max_waiting: Annotated[
-        int,
-        Meta(ge=1, le=1_000_000),
-        "Most sequences that wait at the engine for a place; more are refused. The gateway's queue has"
-        " bounds of its own.",
-    ] = 4096
-    kv_watermark_permille: Annotated[
-        int,
-        Meta(ge=0, le=500),
-        "Thousandths of the KV cache that stay free when a sequence is admitted beside others, so that those"
-        " that run have room to grow.",
-    ] = field(default=10, name="kv_watermark")
     prefix_caching: Annotated[
         bool,
         "Whether prompts of a tenant that begin alike share keys and values, and find them in the cache.",
@@ -129,6 +117,10 @@ class EngineOptions(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fi
     policy: str = DEFAULT_POLICY
     policy_options: str = "{}"
     """JSON: the options of the policy that are not the defaults, by name."""
+    max_waiting: Annotated[int, Meta(ge=1)] = 4096
+    """Sequences that wait at the engine for a place; more are refused."""
+    kv_watermark_permille: Annotated[int, Meta(ge=0, le=500)] = 10
+    """Of the KV cache, what stays free when a sequence is admitted beside others: those that run grow."""
     otlp: str = ""
     """Where spans go: the whole URL of a collector's traces; empty: none are made."""
     spans_per_s: Annotated[int, Meta(ge=1, le=100_000)] = 300

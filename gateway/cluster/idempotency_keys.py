@@ -89,7 +89,7 @@ class IdempotencyKeys:
                 raise errors.idempotency_key_reused()
             if found.answer is not None:
                 if found.answer.pieces is None:
-                    raise errors.idempotent_answer_too_large(found.request_id)
+                    raise errors.idempotent_answer_too_large(request_id=found.request_id)
                 return found.answer
             here = self._running.get(scope)
             if here is None:
@@ -99,7 +99,7 @@ class IdempotencyKeys:
                 async with asyncio.timeout(until_s - self._deps.clock()):
                     await asyncio.shield(here)
             except TimeoutError:
-                raise errors.idempotent_run_in_progress(RETRY_S) from None
+                raise errors.idempotent_run_in_progress(retry_after_s=RETRY_S) from None
 
     async def is_known(self, key_id: str, key: str) -> bool:
         """Whether its answer may come from memory, which needs no budget. Raises `DatabaseUnavailable`."""
@@ -160,13 +160,13 @@ class IdempotencyKeys:
             stale_s = self._deps.config.gateway_stale_s
             seen = await self._deps.registry.seen()
             if any(each.gateway_id == found.gateway_id and each.silent_s <= stale_s for each in seen):
-                raise errors.idempotent_run_in_progress(RETRY_S)
+                raise errors.idempotent_run_in_progress(retry_after_s=RETRY_S)
         rows = await self._deps.ledger.find(found.request_id)
         charged = charged_tokens(rows)
         if rows and charged is None:
-            raise errors.idempotent_run_in_progress(RETRY_S)
+            raise errors.idempotent_run_in_progress(retry_after_s=RETRY_S)
         if charged:
-            raise errors.idempotent_run_lost(found.request_id, charged)
+            raise errors.idempotent_run_lost(request_id=found.request_id, charged_tokens=charged)
         return found.request_id
 
     def _now_us(self) -> int:

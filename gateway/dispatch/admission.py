@@ -65,7 +65,9 @@ def require_bounds(call: Call, estimate: Estimate | None, prices: PriceBook) -> 
     where its wait is bounded and nothing is known of it, `UnknownPrice`."""
     if call.max_wait_s is not None:
         if estimate is None:
-            raise errors.estimates_off(f"'{WAIT_HEADER}' cannot be kept: leave it out", WAIT_HEADER)
+            raise errors.estimates_off(
+                consequence=f"'{WAIT_HEADER}' cannot be kept: leave it out", param=WAIT_HEADER
+            )
         expected_s = estimate.wait_s[1]
         if expected_s > call.max_wait_s:
             least = "at least " if estimate.saturated else ""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gateway.config import GatewayConfig
+from gateway.config import AGEING_S, GatewayConfig
 from gateway.flow.controller import FlowController
 from gateway.flow.shared.codec import PoolRule, never_is_zero
 from gateway.flow.shared.mirror import Mirror
@@ -90,7 +90,7 @@ def _rule(config: GatewayConfig) -> PoolRule:
         lookahead_sequences=config.lookahead_sequences,
         kv_window=config.kv_window,
         stale_us=round(config.gateway_stale_s * 1e6),
-        ageing_s=never_is_zero(config.ageing_s[tier] for tier in Tier),
+        ageing_s=never_is_zero(AGEING_S[tier] for tier in Tier),
         share_sequences=config.long_share_sequences,
         share_kv=config.long_share_kv,
         batch_share=config.batch_share,

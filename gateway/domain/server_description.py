@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from engine.messages import Ready, StepTime
-from gateway.config import GatewayConfig
+from gateway.config import AGEING_S, GatewayConfig
 from tenants.pricing.pricing import PriceEntry
 from tenants.types import Limit, Tier
 
@@ -71,7 +71,7 @@ class DescribedQueue(msgspec.Struct, frozen=True):
         return cls(
             config.lookahead_sequences,
             config.kv_window,
-            tuple(0.0 if config.ageing_s[tier] == float("inf") else config.ageing_s[tier] for tier in Tier),
+            tuple(0.0 if AGEING_S[tier] == float("inf") else AGEING_S[tier] for tier in Tier),
             config.long_tokens,
             config.long_share_sequences,
             config.long_share_kv,

@@ -24,7 +24,8 @@ def tier_of(service_tier: str | None, principal: Principal) -> Tier:
     asked = "auto" if service_tier is None else service_tier
     tier = tier_named(asked, principal.default_tier)
     if tier not in principal.tiers:
-        raise errors.tier_not_allowed(asked, tier, [each for each in Tier if each in principal.tiers])
+        allowed = ", ".join(known for known in Tier if known in principal.tiers)
+        raise errors.tier_not_allowed(asked=asked, tier=tier, allowed=allowed)
     return tier
 
 

@@ -10,7 +10,7 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-from gateway import errors
+from gateway.unknown_routes import not_found
 
 ADMIN_PATHS = ("/admin/v1", "/console", "/metrics")
 """What only the admin listener answers."""
@@ -38,7 +38,7 @@ class AdminListener:
 def require_listener(path: str, *, is_admin: bool) -> None:
     """Raises `ApiError` (404) for a path that the listener does not answer."""
     if _is_below(path, TENANT_PATHS if is_admin else ADMIN_PATHS):
-        raise errors.not_found(path)
+        raise not_found(path)
 
 
 def _is_below(path: str, prefixes: tuple[str, ...]) -> bool:

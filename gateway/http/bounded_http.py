@@ -186,7 +186,7 @@ class BoundedHttp(HttpToolsProtocol):
         """Ends a connection that has rested for too long: with 408 in the middle of a head, else without an
         answer."""
         if self._in_head:
-            self._refuse(errors.head_too_slow(self._limits.head_timeout_s))
+            self._refuse(errors.head_too_slow(timeout_s=self._limits.head_timeout_s))
         else:
             self.end("idle")
 
@@ -317,7 +317,10 @@ class BoundedHttp(HttpToolsProtocol):
         self._table.rest(self, self.loop.time() + seconds, is_known=self._is_known)
 
     def _refuse_head(self) -> None:
-        self._refuse(errors.head_too_large(self._limits.max_head_bytes, self._limits.max_headers))
+        limits = self._limits
+        self._refuse(
+            errors.head_too_large(max_head_bytes=limits.max_head_bytes, max_headers=limits.max_headers)
+        )
 
     def _refuse(self, error: ApiError) -> None:
         """Answers what cannot be read as a request, and ends the connection."""

@@ -25,10 +25,11 @@ class ConnectionLimits:
     max_connections: int
     max_per_address: int
     """Connections; requests at a time where they come through a trusted proxy."""
-    max_head_bytes: int
-    max_headers: int
     head_timeout_s: float
     idle_timeout_s: float
+    max_head_bytes: int = 2**16
+    """Of request line and headers; more is refused with 431, as are more header fields."""
+    max_headers: int = 128
 
 
 class ConnectionTable(Generic[T]):
@@ -56,7 +57,7 @@ class ConnectionTable(Generic[T]):
             displaced = next((each for group in self._resting for each in group), None)
             if displaced is None:
                 self.give_back(address)
-                raise errors.too_many_connections(self.limits.max_connections)
+                raise errors.too_many_connections(most=self.limits.max_connections)
             self.leave(displaced)
         self._open[connection] = address
         self._resting[False][connection] = until_s

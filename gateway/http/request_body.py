@@ -40,7 +40,7 @@ async def read_json_body(
     """
     declared = declared_length(request.scope)
     if declared is not None and declared > max_body_bytes:
-        raise errors.body_too_large(max_body_bytes)
+        raise errors.body_too_large(max_body_bytes=max_body_bytes)
     media_type = content_type(request.scope)
     if media_type != "application/json" and not (
         media_type.startswith("application/") and media_type.endswith("+json")
@@ -48,7 +48,7 @@ async def read_json_body(
         raise errors.wrong_content_type(media_type)
     body = await _read_within(request, declared, max_body_bytes, timeout_s, grow)
     if not body:
-        raise errors.broken_json("it is empty.")
+        raise errors.broken_json(message="it is empty.")
     return body
 
 
@@ -57,7 +57,7 @@ async def read_form_body(request: Request[Any, Any, Any], max_body_bytes: int, t
     Raises `ApiError` (413, 415, 408, 400)."""
     declared = declared_length(request.scope)
     if declared is not None and declared > max_body_bytes:
-        raise errors.body_too_large(max_body_bytes)
+        raise errors.body_too_large(max_body_bytes=max_body_bytes)
     media_type = content_type(request.scope)
     if media_type != FORM_TYPE:
         raise errors.wrong_content_type(media_type, FORM_TYPE)
@@ -73,13 +73,13 @@ async def _read_within(
 ) -> bytes:
     encoding = headers_of(request.scope).get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
-        raise errors.wrong_content_encoding(encoding)
+        raise errors.wrong_content_encoding(encoding=encoding)
     try:
         if grow is not None and declared is not None:
             grow(declared)
         return await within(timeout_s, _read(request, max_body_bytes, grow))
     except TimeoutError:
-        raise errors.body_too_slow(timeout_s) from None
+        raise errors.body_too_slow(timeout_s=timeout_s) from None
 
 
 async def _read(
@@ -97,7 +97,7 @@ async def _read(
         chunk = message.get("body", b"")
         size += len(chunk)
         if size > max_body_bytes:
-            raise errors.body_too_large(max_body_bytes)
+            raise errors.body_too_large(max_body_bytes=max_body_bytes)
         if grow is not None:
             grow(size)
         chunks.append(chunk)

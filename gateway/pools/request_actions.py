@@ -74,7 +74,6 @@ class PeerRefusal(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(error: ApiError) -> PeerRefusal:
-        """As it is."""
         return PeerRefusal(
             error.status,
             error.code,
@@ -87,7 +86,6 @@ class PeerRefusal(msgspec.Struct, frozen=True):
         )
 
     def as_error(self) -> ApiError:
-        """As it was."""
         return ApiError(
             self.status,
             self.code,
@@ -204,7 +202,7 @@ class RequestActions:
                 tier = Tier(ask.tier)
                 offer = await self._lifecycle.of(run.call).move(run, tier, ask.by)
                 return _offered(run, offer, moved=offer.before.tier is not tier)
-        raise errors.internal(ask.request_id)
+        raise errors.internal(request_id=ask.request_id)
 
     def _listed(self, ask: RequestAction) -> list[dict[str, Any]]:
         """The oldest that match, at most `MAX_LISTED` and one."""

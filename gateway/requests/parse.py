@@ -324,7 +324,7 @@ def labels_of(metadata: Mapping[str, str] | None, declared: Labels) -> dict[str,
                 f"metadata.{key}",
             )
         if value not in declared.get(key, (value,)):
-            raise errors.invalid_label(key, value, declared[key])
+            raise errors.invalid_label(param=f"metadata.{key}", value=value, allowed=", ".join(declared[key]))
     return {key: value for key, value in metadata.items() if key in declared}
 
 
@@ -346,7 +346,7 @@ def check_model(name: str, context: RequestContext) -> None:
     allowed = context.principal.models
     asked = context.model.asked or context.model.name
     if name != asked or (allowed is not None and name not in allowed):
-        raise errors.model_not_found(name)
+        raise errors.model_not_found(name=name)
 
 
 def chat_messages(

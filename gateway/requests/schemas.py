@@ -294,7 +294,7 @@ def decode(body: bytes, into: type[T]) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _explain_broken(body, str(error)) from None
     except RecursionError:
-        raise errors.broken_json("it is nested too deeply.") from None
+        raise errors.broken_json(message="it is nested too deeply.") from None
     return value
 
 
@@ -345,7 +345,7 @@ def _explain(message: str) -> errors.ApiError:
 def _explain_broken(body: bytes, message: str) -> errors.ApiError:
     """Names the field that holds NaN or Infinity, which Python's json writes and JSON does not have."""
     if len(body) > MAX_EXPLAINED_BYTES or not (b"NaN" in body or b"Infinity" in body):
-        return errors.broken_json(message)
+        return errors.broken_json(message=message)
 
     def constant(name: str) -> float:
         return float(name.replace("Infinity", "inf"))
@@ -354,9 +354,9 @@ def _explain_broken(body: bytes, message: str) -> errors.ApiError:
         value = json.loads(body, parse_constant=constant)
         name = _first_not_finite(value)
     except (ValueError, RecursionError):
-        return errors.broken_json(message)
+        return errors.broken_json(message=message)
     if name is None:
-        return errors.broken_json(message)
+        return errors.broken_json(message=message)
     return errors.bad_request(
         f"'{name}' must be a finite number: NaN and Infinity are not JSON.", name, code="invalid_value"
     )

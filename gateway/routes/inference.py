@@ -153,7 +153,7 @@ async def model(request: Request[Any, Any, Any], model_id: FromPath[str]) -> Res
     gateway = gateway_of(request)
     name = model_id.removeprefix("/")
     if name not in gateway.catalogue.names() or not may_use(request, name):
-        raise errors.model_not_found(name)
+        raise errors.model_not_found(name=name)
     context_tokens = gateway.context_tokens(name)
     if context_tokens is None:
         raise errors.engine_unavailable()
@@ -206,7 +206,7 @@ async def understood(
             error.headers.update(contract_headers(principal, tier_of(asked.service_tier, principal)))
             raise error from None
     if not may_use(request, asked.model):
-        raise errors.model_not_found(asked.model)
+        raise errors.model_not_found(name=asked.model)
 
     async def parsed_in_chain(model: ServedModel) -> Call:
         call = await parsed(model)

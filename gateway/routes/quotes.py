@@ -69,12 +69,12 @@ async def _quoted(request: Request[Any, Any, Any], body: bytes) -> Response[byte
     gateway = gateway_of(request)
     principal = principal_of(request)
     if not gateway.estimates.is_enabled:
-        raise errors.estimates_off("it has nothing to quote", None)
+        raise errors.estimates_off(consequence="it has nothing to quote")
     gateway.take_quote(principal.tenant_id)
     asked = await off_the_loop(request, body, lambda: decode(body, QuoteRequest))
     note_asked(request, asked.model, asked.service_tier or "")
     if not may_use(request, asked.model):
-        raise errors.model_not_found(asked.model)
+        raise errors.model_not_found(name=asked.model)
     if asked.service_tier is None:
         tiers = [tier for tier in Tier if tier in principal.tiers]
     else:

@@ -185,7 +185,7 @@ async def live(request: Request[Any, Any, Any], ask: RequestAction) -> ActionRes
     found = await found_running(request, ask)
     if found is None:
         await ended(request, ask)
-        raise errors.not_waiting("ended")
+        raise errors.not_waiting(status="ended")
     return found
 
 
@@ -214,7 +214,7 @@ async def ended(request: Request[Any, Any, Any], ask: RequestAction) -> list[Led
     if not rows:
         raise errors.request_not_found(ask.request_id, of_any_tenant=ask.tenant_id is None)
     if not any(row.kind == "settle" for row in rows):
-        raise errors.request_elsewhere(rows[0].gateway_id)
+        raise errors.request_elsewhere(gateway=rows[0].gateway_id)
     return rows
 
 

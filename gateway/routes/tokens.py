@@ -135,7 +135,7 @@ async def _asked(request: Request[Any, Any, Any], into: type[S]) -> tuple[bytes,
     asked: Any = await off_the_loop(request, body, lambda: decode(body, into))
     note_asked(request, asked.model, "")
     if not may_use(request, asked.model):
-        raise errors.model_not_found(asked.model)
+        raise errors.model_not_found(name=asked.model)
     chain = gateway.catalogue.chain(asked.model)
     return body, asked, gateway.served(chain.pools[0] if chain else asked.model, begin(request.scope))
 

@@ -73,8 +73,6 @@ def divided(settings: Settings, open_files: int) -> OpenFiles:
         ConnectionLimits(
             max_connections=most,
             max_per_address=gateway.max_connections_per_address or max(1, most // 2),
-            max_head_bytes=gateway.max_head_bytes,
-            max_headers=gateway.max_headers,
             head_timeout_s=gateway.head_timeout_s,
             idle_timeout_s=gateway.idle_timeout_s,
         ),

@@ -46,7 +46,7 @@ from tenants.quota.store import Granted, Hold, QuotaStoreUnavailable
 from tenants.storage.database import Database
 from tenants.storage.tables import limits
 from tenants.types import NOTHING, Amounts, Limit, Meter, Principal, SubjectKind, Tier, Window
-from tests.conftest import PEPPER
+from tests.support.database_fixtures import PEPPER
 from tests.support.quota import Clock
 
 STALE_S = 10.0

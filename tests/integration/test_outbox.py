@@ -26,8 +26,8 @@ from tenants.storage.database import Database, open_database
 from tenants.storage.tables import audit_checkpoints
 from tenants.storage.tables import outbox as rows
 from tenants.storage.tables import webhooks as webhook_rows
-from tests.conftest import PEPPER
 from tests.support.audited import audited
+from tests.support.database_fixtures import PEPPER
 from tests.support.quota import Clock
 from tests.support.webhook_receiver import Receiver, receiving
 

@@ -107,7 +107,7 @@ async def test_who_does_not_answer_in_time_is_missing(house: House) -> None:
 
 
 async def test_a_refusal_arrives_as_it_was(house: House) -> None:
-    refusal = not_waiting("running")
+    refusal = not_waiting(status="running")
 
     async def refuses(ask: RequestAction) -> ActionResult:
         return ActionResult(True, None, PeerRefusal.of(refusal), "ten_1")

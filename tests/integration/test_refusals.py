@@ -173,8 +173,8 @@ async def test_two_gateways_add_up(database_url: str, clock: Clock) -> None:
 async def test_what_a_client_made_up_is_stored_as_every_database_takes_it(
     database: Database, recorder: RefusalRecorder
 ) -> None:
-    recorder.note(errors.model_not_found("x"), "req_long", IDS, model="m" * 100_000)
-    recorder.note(errors.model_not_found("x"), "req_nul", IDS, model="a\x00b\u2028c")
+    recorder.note(errors.model_not_found(name="x"), "req_long", IDS, model="m" * 100_000)
+    recorder.note(errors.model_not_found(name="x"), "req_nul", IDS, model="a\x00b\u2028c")
     recorder.note(errors.malformed_http(), "req_unknown")
     await recorder.flush()
     found = [

@@ -146,10 +146,10 @@ async def test_a_server_runs_as_the_role(postgres_url: str, role: str, tmp_path:
 def test_the_schema_is_the_owner_s(postgres_url: str, role: str) -> None:
     runner.grant(postgres_url, role)
     server = url_of(postgres_url, role)
-    runner.downgrade(postgres_url, "0015")
+    runner.downgrade(postgres_url, "base")
     with pytest.raises(Invalid, match="fairgate db upgrade"):
         runner.upgrade(server)
-    with pytest.raises(Invalid, match=r"its schema is 0015: run `fairgate db upgrade`"):
+    with pytest.raises(Invalid, match=r"its schema is missing: run `fairgate db upgrade`"):
         runner.grant(postgres_url, role)
 
 

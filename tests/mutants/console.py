@@ -1,186 +1,211 @@
-"""Mutants of the console's pages, and the test that has to notice each."""
+"""Mutants of the console and of people: who may see and change what."""
 
 from __future__ import annotations
 
-from tests.mutants.mutations import Broken, mutations_of
+from tests.mutants.mutations import mutations_of
 
 CONSOLE = "tests/integration/test_console.py"
 REQUESTS = "tests/integration/test_console_requests.py"
-LIVE_PAGES = "tests/unit/gateway/console/test_live_pages.py"
 LIVE = "tests/e2e/test_console_live.py"
+PAGES = "gateway/console/pages/tenants"
+TESTS = "tests/integration/test_console_tenants.py"
+MEMBER = f"{TESTS}::test_a_member_helps_himself_below_the_own_tenant_and_nowhere_else"
+TWO_EDITS = f"{TESTS}::test_of_two_edits_through_two_gateways_one_wins_and_the_other_sees_both_states"
+PEOPLE = "tests/integration/test_people.py"
+THROTTLE = "tests/unit/tenants/people/test_throttle.py"
+RECOVERY = "tests/unit/gateway/console/test_recovery_view.py"
 
-_BROKEN: list[Broken] = [
-    (
-        "gateway/console/live/hub.py",
-        "no live page is kept for owners",
-        "kept = 0 if person.role is Role.OWNER else OWNERS_PART",
-        "kept = 0",
-        "tests/unit/gateway/console/test_live_hub.py"
-        "::test_one_person_has_so_many_places_and_owners_have_some_that_no_other_takes",
-    ),
-    (
-        "gateway/console/access.py",
-        "a form of another site is taken",
-        'if is_form and headers_of(connection.scope).get("sec-fetch-site", "same-origin") != "same-origin":',
-        "if False:",
-        f"{CONSOLE}::test_a_form_token_of_another_session_or_site_is_refused",
-    ),
-    (
-        "gateway/console/access.py",
-        "a token of another session is taken",
-        "    if is_form and not hmac.compare_digest(",
-        "    if is_form and TOKEN_FIELD not in visit.form and not hmac.compare_digest(",
-        f"{CONSOLE}::test_a_form_token_of_another_session_or_site_is_refused",
-    ),
-    (
-        "gateway/console/return_path.py",
-        "a log-in leads anywhere",
-        "return wanted if is_below and is_plain and is_direct",
-        "return wanted if is_plain and is_direct",
-        f"{CONSOLE}::test_a_log_in_leads_nowhere_else",
-    ),
-    (
-        "gateway/console/cookies.py",
-        "anyone says that a client speaks https",
-        "if address is None or not is_within(address, tuple(trusted)):",
-        "if address is None:",
-        f"{CONSOLE}::test_cookies_are_hidden_from_scripts_and_behind_tls_bound_to_this_host",
-    ),
-    (
-        "gateway/console/pages/people/person.py",
-        "acts on people ask for no password",
-        "        await deps.way_in.confirm(visit.person, "
-        'visit.form.get(asked_in, ""), address=visit.address)\n',
-        "",
-        f"{CONSOLE}::test_acts_on_people_ask_for_the_password_and_reach_the_audit",
-    ),
-    (
-        "gateway/console/pages/people/person.py",
-        "a page that is out of date undoes what was changed since",
-        "visit.actor, person, wanted, if_match=condition)",
-        "visit.actor, person, wanted)",
-        f"{CONSOLE}::test_a_page_of_a_person_that_was_changed_meanwhile_changes_nothing",
-    ),
-    (
-        "gateway/console/pages/people/people.py",
-        "links go by the Host",
-        "    if not where:\n",
-        "    if True:\n",
-        f"{CONSOLE}::test_links_begin_with_the_setting_whatever_the_host_says",
-    ),
-    (
-        "tenants/admin/people.py",
-        "a person's page ends the sessions of others",
-        "if not found or of not in (None, found[0].person.person_id):",
-        "if not found:",
-        f"{CONSOLE}::test_an_owner_ends_one_session_of_another_person_and_no_other",
-    ),
-    (
-        "tenants/admin/transaction.py",
-        "who lost the role meanwhile acts on",
-        "if actor.person is not None and not rows.is_as_it_was",
-        "if False and not rows.is_as_it_was",
-        f"{CONSOLE}::test_an_act_of_a_person_whose_role_was_taken_meanwhile_is_not_done",
-    ),
-    (
-        "gateway/console/pages/account/log_in.py",
-        "a log-in leaves the browser's session before it open",
-        "await deps.people.log_out(visit.session)\n    form = unsent_of",
-        "pass\n    form = unsent_of",
-        f"{CONSOLE}::test_a_log_in_makes_a_new_session_and_ends_the_one_before",
-    ),
-    (
-        "gateway/console/pages/requests/request.py",
-        "a member sees another tenant's request",
-        "    if not person.may(Act.READ_TENANT, tenant_id):",
-        "    if False:",
-        f"{REQUESTS}::test_members_see_their_tenants_alone",
-    ),
-    (
-        "gateway/console/pages/requests/filters.py",
-        "a member's list is of the tenant in the address",
-        "    tenant = await tenant_shown(request, wanted or names[0])",
-        "    if wanted:\n        return TenantScope(wanted, wanted, names)\n"
-        "    tenant = await tenant_shown(request, names[0])",
-        f"{REQUESTS}::test_members_see_their_tenants_alone",
-    ),
-    (
-        "gateway/console/pages/requests/kept_shares.py",
-        "a share of few requests is shown",
-        "return self.requests >= FEWEST",
-        "return self.requests > 0",
-        "tests/unit/gateway/console/test_kept_shares.py",
-    ),
-    (
-        "gateway/console/rendering.py",
-        "what was typed is markup",
-        "autoescape=True",
-        "autoescape=False",
-        f"{CONSOLE}::test_what_is_typed_is_shown_as_text",
-    ),
-    (
-        "gateway/console/live/hub.py",
-        "each page that opens makes a snapshot of its own",
-        "            if self.number and clock() - self._made_s < younger_than_s:",
-        "            if False:",
-        "tests/unit/gateway/console/test_live_hub.py::test_pages_opened_together_share_one_snapshot",
-    ),
-    (
-        "gateway/console/live/held_rows.py",
-        "rows that are over leave their places",
-        "        rows.append(HeldRow(each if current is None else current, current is None))",
-        "        if current is not None:\n            rows.append(HeldRow(current, False))",
-        f"{LIVE_PAGES}::test_rows_stay_in_their_places_and_new_ones_are_counted",
-    ),
-    (
-        "gateway/console/pages/live/waiting.py",
-        "an auditor reads an operator's text",
-        "self._ids = (self._question.may_act, self._question.typed_tenant, *ids)",
-        "self._ids = (self._question.typed_tenant, *ids)",
-        f"{LIVE_PAGES}::test_a_waiting_request_shows_what_goes_before_it_and_an_auditor_no_buttons",
-    ),
-    (
-        "tenants/people/store.py",
-        "a look keeps a session alive",
-        "        if is_use and now_us - found[0].seen_us >= round(self.rules.seen_every_s * 1e6):",
-        "        if now_us - found[0].seen_us >= round(self.rules.seen_every_s * 1e6):",
-        "tests/integration/test_people.py::test_a_look_does_not_keep_a_session_from_ending",
-    ),
-    (
-        "gateway/pools/fleet.py",
-        "a gateway of another version breaks the page",
-        "        with contextlib.suppress(msgspec.ValidationError):\n            found",
-        "        if True:\n            found",
-        "tests/integration/test_fleet.py"
-        "::test_live_figures_of_all_gateways_are_added_up_and_one_of_another_version_is_missing",
-    ),
-    (
-        "gateway/console/pages/live/waiting.py",
-        "a member sees what waits of all tenants",
-        "    tenants = own_tenants(person)\n",
-        "    tenants = None if not typed else own_tenants(person)\n",
-        f"{LIVE}::test_a_member_sees_the_own_tenants_requests_alone_also_in_the_stream",
-    ),
-    (
-        "gateway/console/live/stream.py",
-        "a stream outlives its session",
-        "                    if not await _is_open(request, session):",
-        "                    if False:",
-        f"{LIVE}::test_a_stream_ends_with_its_session_and_says_so",
-    ),
-    (
-        "gateway/console/pages/policy/what_if.py",
-        "a what-if is applied to what was changed meanwhile",
-        "file.plan(wanted, if_match=frozenset({tag}))",
-        "file.plan(wanted)",
-        "tests/e2e/test_console_policy.py::test_a_what_if_is_that_of_the_command_line_and_can_be_applied",
-    ),
-    (
-        "gateway/console/pages/policy/apply_plan.py",
-        "a tenant that is gone comes back by a what-if",
-        "        if step.act == CREATES:\n",
-        "        if False:\n",
-        "tests/unit/gateway/console/test_policy_pages.py",
-    ),
-]
-CONSOLE_MUTATIONS = mutations_of("console", _BROKEN)
+CONSOLE_MUTATIONS = mutations_of(
+    [
+        (
+            "gateway/console/access.py",
+            "console: a form of another site is taken",
+            'if is_form and headers_of(connection.scope).get("sec-fetch-site", "same-origin") != "same-origin":',
+            "if False:",
+            f"{CONSOLE}::test_a_form_token_of_another_session_or_site_is_refused",
+        ),
+        (
+            "gateway/console/access.py",
+            "console: a token of another session is taken",
+            "    if is_form and not hmac.compare_digest(",
+            "    if is_form and TOKEN_FIELD not in visit.form and not hmac.compare_digest(",
+            f"{CONSOLE}::test_a_form_token_of_another_session_or_site_is_refused",
+        ),
+        (
+            "gateway/console/cookies.py",
+            "console: anyone says that a client speaks https",
+            "if address is None or not is_within(address, tuple(trusted)):",
+            "if address is None:",
+            f"{CONSOLE}::test_cookies_are_hidden_from_scripts_and_behind_tls_bound_to_this_host",
+        ),
+        (
+            "tenants/admin/transaction.py",
+            "console: who lost the role meanwhile acts on",
+            "if actor.person is not None and not rows.is_as_it_was",
+            "if False and not rows.is_as_it_was",
+            f"{CONSOLE}::test_an_act_of_a_person_whose_role_was_taken_meanwhile_is_not_done",
+        ),
+        (
+            "gateway/console/pages/requests/request.py",
+            "console: a member sees another tenant's request",
+            "    if not person.may(Act.READ_TENANT, tenant_id):",
+            "    if False:",
+            f"{REQUESTS}::test_members_see_their_tenants_alone",
+        ),
+        (
+            "gateway/console/pages/requests/filters.py",
+            "console: a member's list is of the tenant in the address",
+            "    tenant = await tenant_shown(request, wanted or names[0])",
+            (
+                "    if wanted:\n        return TenantScope(wanted, wanted, names)\n"
+                "    tenant = await tenant_shown(request, names[0])"
+            ),
+            f"{REQUESTS}::test_members_see_their_tenants_alone",
+        ),
+        (
+            "gateway/console/rendering.py",
+            "console: what was typed is markup",
+            "autoescape=True",
+            "autoescape=False",
+            f"{CONSOLE}::test_what_is_typed_is_shown_as_text",
+        ),
+        (
+            "gateway/console/pages/live/waiting.py",
+            "console: a member sees what waits of all tenants",
+            "    tenants = own_tenants(person)\n",
+            "    tenants = None if not typed else own_tenants(person)\n",
+            f"{LIVE}::test_a_member_sees_the_own_tenants_requests_alone_also_in_the_stream",
+        ),
+        (
+            "gateway/console/live/stream.py",
+            "console: a stream outlives its session",
+            "                    if not await _is_open(request, session):",
+            "                    if False:",
+            f"{LIVE}::test_a_stream_ends_with_its_session_and_says_so",
+        ),
+        (
+            f"{PAGES}/limit.py",
+            "tenants' pages: a member changes the tenant's own limit",
+            (
+                "    if to_change and not visit_of(request).person.may(act_on(found.limit.kind), owner.tenant_id):\n"
+                "        raise NotForThisRole\n"
+            ),
+            "",
+            MEMBER,
+        ),
+        (
+            "gateway/console/pages/tenant_parts/key_form.py",
+            "tenants' pages: a member makes a key of the admin API",
+            "    if not is_owner and not OWNERS_SCOPES.isdisjoint(scopes):",
+            "    if False:",
+            MEMBER,
+        ),
+        (
+            f"{PAGES}/key.py",
+            "tenants' pages: another tenant's key gets a new secret",
+            "    if found.tenant_id != owner.tenant_id:",
+            "    if False:",
+            MEMBER,
+        ),
+        (
+            f"{PAGES}/limit.py",
+            "tenants' pages: another tenant's limit is changed",
+            "    if found.limit.tenant_id != owner.tenant_id:",
+            "    if False:",
+            MEMBER,
+        ),
+        (
+            f"{PAGES}/hygiene.py",
+            "tenants' pages: a member lists every tenant's keys",
+            "        only=own_tenants(visit_of(request).person),",
+            "        only=None,",
+            MEMBER,
+        ),
+        (
+            f"{PAGES}/change.py",
+            "tenants' pages: the later of two edits wins",
+            "if_match=if_match(visit.form)",
+            "if_match=None",
+            TWO_EDITS,
+        ),
+        (
+            "tenants/people/store.py",
+            "people: a person who has changed since is let in",
+            "if not now or now[0] != person or person.status",
+            "if not now or person.status",
+            f"{PEOPLE}::test_a_change_of_the_person_while_a_log_in_is_under_way_wins",
+        ),
+        (
+            "tenants/people/way_in.py",
+            "people: a suspended person logs in",
+            ' or found.person.status != "active"',
+            "",
+            f"{PEOPLE}::test_a_suspended_person_is_refused_by_the_way_in_itself",
+        ),
+        (
+            "tenants/people/throttle.py",
+            "people: one good log-in opens its address",
+            "        self._names.forget(name[:MAX_KEY_CHARS])\n        self._addresses.take_back(",
+            "        self._names.forget(name[:MAX_KEY_CHARS])\n        self._addresses.forget(",
+            THROTTLE,
+        ),
+        (
+            "tenants/people/roles.py",
+            "people: a member sees every tenant",
+            " or tenant_id in tenants",
+            " or tenant_id is not None",
+            "tests/unit/tenants/people/test_roles.py",
+        ),
+        (
+            "tenants/admin/people.py",
+            "people: the last owner goes",
+            "            _keep_an_owner(connection, before, after)\n",
+            "",
+            f"{PEOPLE}::test_the_last_owner_stays",
+        ),
+        (
+            "tenants/admin/people.py",
+            "people: a link is good after its day",
+            ".where(table.c.digest == digest_of(token), table.c.expires_us > now_us)",
+            ".where(table.c.digest == digest_of(token))",
+            f"{PEOPLE}::test_a_link_ends_after_a_day_and_two_who_open_it_at_once_make_one_password",
+        ),
+        (
+            "gateway/console/pages/money/usage.py",
+            "money: a member asks about any tenant",
+            'return (await tenant_shown(request, asked["tenant"])).tenant_id',
+            'return asked["tenant"]',
+            "tests/e2e/test_console_money.py::test_a_member_sees_the_own_tenants_alone",
+        ),
+        (
+            "gateway/console/pages/money/recovery_view.py",
+            "money: reservations are charged with time that others used",
+            "return min(idle_us, round(unused_tokens * busy_us / served.all_tokens))",
+            "return round(unused_tokens * busy_us / served.all_tokens)",
+            (
+                f"{RECOVERY}::"
+                "test_what_reservations_left_unused_is_told_by_the_hour_and_within_the_time_that_engines_waited"
+            ),
+        ),
+        (
+            "tenants/flow_minutes/store.py",
+            "money: each gateway's account of an engine counts",
+            "query = select(*keys, *sums).where(ranked.c.place == 1)",
+            "query = select(*keys, *sums)",
+            (
+                "tests/integration/test_engine_time.py::"
+                "test_of_several_gateways_the_one_that_saw_a_replica_longest_counts_minute_by_minute"
+            ),
+        ),
+        (
+            "ops/settings/shown.py",
+            "money: the page of settings shows secrets",
+            "    if row.secret:\n",
+            "    if False:\n",
+            (
+                "tests/unit/ops/settings/test_shown.py::"
+                "test_each_setting_says_what_set_it_and_secrets_only_that_they_are_set"
+            ),
+        ),
+    ]
+)

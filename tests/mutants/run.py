@@ -22,38 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from py_compile import PycInvalidationMode
 
-from tests.mutants.alerts import ALERT_MUTATIONS
-from tests.mutants.audit import AUDIT_MUTATIONS
-from tests.mutants.brakes import BRAKE_MUTATIONS
-from tests.mutants.chains import CHAIN_MUTATIONS
-from tests.mutants.channel import CHANNEL_MUTATIONS
-from tests.mutants.config import CONFIG_MUTATIONS
+from tests.mutants.books import BOOKS_MUTATIONS
 from tests.mutants.console import CONSOLE_MUTATIONS
-from tests.mutants.console_tenants import CONSOLE_TENANTS_MUTATIONS
-from tests.mutants.control import CONTROL_MUTATIONS
-from tests.mutants.crash import CRASH_MUTATIONS
-from tests.mutants.fallback import FALLBACK_MUTATIONS
+from tests.mutants.engine import ENGINE_MUTATIONS
 from tests.mutants.flow import FLOW_MUTATIONS
 from tests.mutants.http import HTTP_MUTATIONS
-from tests.mutants.learn import LEARN_MUTATIONS
-from tests.mutants.learned_policy import LEARNED_POLICY_MUTATIONS
-from tests.mutants.link import LINK_MUTATIONS
 from tests.mutants.lua import LUA_MUTATIONS
-from tests.mutants.money import MONEY_MUTATIONS
-from tests.mutants.moves import MOVE_MUTATIONS
-from tests.mutants.mutations import MUTATIONS, Mutation
-from tests.mutants.people import PEOPLE_MUTATIONS
-from tests.mutants.plugin import PLUGIN_MUTATIONS
-from tests.mutants.policy import POLICY_MUTATIONS
-from tests.mutants.quotes import QUOTE_MUTATIONS
-from tests.mutants.records import RECORD_MUTATIONS
-from tests.mutants.replay import REPLAY_MUTATIONS
-from tests.mutants.spare import SPARE_MUTATIONS
-from tests.mutants.steps import STEP_MUTATIONS
-from tests.mutants.targets import TARGET_MUTATIONS
-from tests.mutants.text import TEXT_MUTATIONS
-from tests.mutants.traces import TRACE_MUTATIONS
-from tests.mutants.usage import USAGE_MUTATIONS
+from tests.mutants.mutations import Mutation
 from tests.support import services
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,38 +37,12 @@ LIMIT_S = 600
 END_S = 8.0
 """For a test run that is interrupted, to stop its servers."""
 EVERY = [
-    *MUTATIONS,
-    *AUDIT_MUTATIONS,
-    *ALERT_MUTATIONS,
-    *BRAKE_MUTATIONS,
-    *FALLBACK_MUTATIONS,
+    *LUA_MUTATIONS,
+    *ENGINE_MUTATIONS,
     *FLOW_MUTATIONS,
     *HTTP_MUTATIONS,
-    *LEARNED_POLICY_MUTATIONS,
-    *LINK_MUTATIONS,
-    *MONEY_MUTATIONS,
-    *MOVE_MUTATIONS,
-    *LUA_MUTATIONS,
-    *SPARE_MUTATIONS,
-    *STEP_MUTATIONS,
-    *TARGET_MUTATIONS,
     *CONSOLE_MUTATIONS,
-    *CONSOLE_TENANTS_MUTATIONS,
-    *PEOPLE_MUTATIONS,
-    *PLUGIN_MUTATIONS,
-    *POLICY_MUTATIONS,
-    *CHAIN_MUTATIONS,
-    *CHANNEL_MUTATIONS,
-    *QUOTE_MUTATIONS,
-    *REPLAY_MUTATIONS,
-    *LEARN_MUTATIONS,
-    *CONFIG_MUTATIONS,
-    *CONTROL_MUTATIONS,
-    *CRASH_MUTATIONS,
-    *RECORD_MUTATIONS,
-    *TEXT_MUTATIONS,
-    *TRACE_MUTATIONS,
-    *USAGE_MUTATIONS,
+    *BOOKS_MUTATIONS,
 ]
 
 #: Nothing is rewritten, cached or spread over processes; what fails is not made smaller (tests/conftest.py).

@@ -21,9 +21,7 @@ from engine.process.server import run_engine
 
 START_S = 60.0
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    ["engine.process.server", "engine.model.loader", "engine.model.probe_attachment"]
-)
+_context.set_forkserver_preload(["tests.support.engine_imports", "tests.support.warm_engine"])
 
 
 class WarmEngine:

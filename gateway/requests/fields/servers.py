@@ -63,13 +63,13 @@ def require_servers(model: ServedModel, needs: Mapping[str, str]) -> None:
     if able:
         if up:
             raise errors.capability_unavailable(
-                _what(needs, param), f"{_names(able)} can, and is away", param
+                what=_what(needs, param), who=f"{_names(able)} can, and is away", param=param
             )
         return
     untried = [each for each in up if each.capabilities.may_turn_out_to_meet(needs)]
     if untried:
         asked = f"{_names(untried)} is being asked whether it can"
-        raise errors.capability_unavailable(_what(needs, param), asked, param)
+        raise errors.capability_unavailable(what=_what(needs, param), who=asked, param=param)
     if not up and any(each.capabilities.may_turn_out_to_meet(needs) for each in servers):
         return
     raise errors.no_server_can(param, _refusal(model, needs, servers, param))

@@ -130,7 +130,7 @@ class _Prompt:
             # Of an estimate only what is the least is certain.
             known = beside + tokens if not model.is_estimated else 0 if is_exact else tokens
             if known > model.context_tokens and not self._is_cut:
-                raise errors.input_too_long(model.context_tokens, known, param)
+                raise errors.input_too_long(context_tokens=model.context_tokens, tokens=known, param=param)
             if self._context.require_budget is not None:
                 self._context.require_budget(before + tokens)
 

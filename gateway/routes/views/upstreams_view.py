@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from engine.messages import TIER_RANKS
+from gateway.config import AGEING_S
 from gateway.domain.tiers import TIER_NAMES
 from gateway.pools.catalogue import alias_as_json
 from gateway.pools.pool import ModelPool
@@ -122,7 +123,7 @@ def tiers_of(gateway: Gateway) -> list[dict[str, Any]]:
             "service_tier": TIER_NAMES[tier],
             "price_thousandths": multipliers[tier],
             "queue_ttl_s": config.queue_ttl_s[tier],
-            "ageing_s": config.ageing_s[tier],
+            "ageing_s": AGEING_S[tier],
             "brake_share": shares.get(tier),
         }
         for tier in Tier

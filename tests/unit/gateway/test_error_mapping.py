@@ -2,108 +2,84 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from string import Formatter
 
 import msgspec
 import pytest
 
-from gateway import errors
+import gateway
+from gateway import errors, key_errors
 from gateway.budget.holds import EndUserRefused
 from gateway.domain.account import Account
 from gateway.domain.estimate import Times
-from gateway.error_mapping import as_api_error, budget_denied
-from gateway.errors import LONGEST_RETRY_S, ApiError
+from gateway.error_mapping import as_api_error, budget_denied, platform_limit
+from gateway.errors import LONGEST_RETRY_S, ApiError, ErrorKind, Retry
 from gateway.fair_threads import TooManyWaiting
 from gateway.http.openai_responses import error_event
 from gateway.response_headers import MAX_POLICIES, limit_headers, policy_name, quota_fields
+from gateway.unknown_routes import method_not_allowed, not_found
 from tenants.quota.store import Denied, LimitNotKept, LimitState, TooManyEndUsers
 from tenants.types import NOTHING, Limit, LimitMode, Meter, SubjectKind, Tier, Window
 
 ARGUMENTS: dict[str, tuple[object, ...]] = {
     "bad_request": ("no",),
-    "broken_json": ("no",),
+    "bad_header": ("X", "y", "no"),
     "unknown_parameter": ("x",),
     "unsupported_parameter": ("x", "no"),
     "no_server_can": ("tools", "no"),
     "wrong_content_type": ("text/plain",),
-    "wrong_content_encoding": ("gzip",),
-    "malformed_http": (),
-    "head_too_large": (65_536, 128),
-    "head_too_slow": (10.0,),
-    "too_many_connections": (100,),
-    "body_too_large": (1024,),
-    "text_too_large": (1024,),
-    "input_too_long": (128, 200, "input[3]"),
-    "body_too_slow": (30.0,),
     "context_too_long": (128, 100, 50, "max_tokens"),
-    "model_not_found": ("m",),
-    "invalid_api_key": ("revoked",),
-    "address_not_allowed": (None,),
-    "invalid_label": ("team", "sales", ("ads", "search")),
-    "key_rejected": ("project_suspended",),
-    "scope_missing": ("inference",),
-    "tier_not_allowed": ("priority", "interactive", ["standard", "batch"]),
-    "bad_header": ("X", "y", "no"),
-    "already_exists": ("no",),
     "precondition_failed": ("no", {"name": "acme"}, "0123456789abcdef"),
-    "not_found": ("/x",),
-    "method_not_allowed": ("PUT", "/x", "GET, OPTIONS"),
     "insufficient_quota": ("spent",),
     "rate_limited": ("wait", "tokens", 1.5),
-    "limit_not_kept": (),
-    "queue_timeout": ("batch", 12.0, 2.0),
-    "engine_failed": (),
     "accounts_unavailable": ("database",),
-    "engine_unavailable": (),
-    "capability_unavailable": ("tools", "vllm-a can, and is away"),
-    "no_price": (),
     "quote_refused": ("quote_expired", "it has expired"),
-    "estimates_off": ("nothing is quoted", None),
-    "estimate_exceeds": ("X-Fairgate-Max-Wait-S", "1 s", "The request may wait 2 s"),
-    "deadline_unreachable": ("wait", 1.0, 5.0, 4.0),
-    "target_unreachable": ("first token", 1.0, 5.0, 4.0),
     "request_not_found": ("req_1",),
-    "request_elsewhere": ("gw-2",),
     "request_cancelled": (3,),
-    "key_withdrawn": ("tenant_suspended", 3),
-    "not_waiting": ("running",),
     "tier_has_limits": ("interactive", "output_tokens"),
-    "client_left": (),
-    "slow_reader": (3,),
-    "idempotency_key_reused": (),
-    "idempotent_run_in_progress": (1.0,),
-    "idempotent_run_lost": ("req_1", 3),
-    "idempotent_answer_too_large": ("req_1",),
-    "settlement_pending": (),
-    "shutting_down": (),
-    "internal": ("req_1",),
 }
+KINDS = {name: kind for name, kind in vars(errors).items() if isinstance(kind, ErrorKind)}
+
+
+def fields_of(kind: ErrorKind) -> dict[str, object]:
+    """What a kind is called with: samples by their format."""
+    parsed = [(name, spec) for _, name, spec, _ in Formatter().parse(kind.template) if name is not None]
+    samples = {name: 3.5 if spec and spec[-1] in "fg" else "none" for name, spec in parsed}
+    return samples | ({"retry_after_s": 4.0} if kind.retry is Retry.AFTER else {})
+
+
+def made(kind: ErrorKind) -> list[ApiError]:
+    """Samples of a kind; of one that may have been charged, charged and free."""
+    fields = fields_of(kind)
+    if "charged_tokens" in fields:
+        return [kind(**fields | {"charged_tokens": tokens}) for tokens in (0, 7)]  # type: ignore[arg-type]
+    return [kind(**fields)]  # type: ignore[arg-type]
+
+
 CASES: list[tuple[str, ApiError]] = [
     *((name, getattr(errors, name)(*arguments)) for name, arguments in ARGUMENTS.items()),
+    *((name, error) for name, kind in KINDS.items() for error in made(kind)),
+    ("invalid_api_key", key_errors.invalid_api_key("revoked")),
+    ("address_not_allowed", key_errors.address_not_allowed(None)),
+    ("key_rejected", key_errors.key_rejected("project_suspended")),
+    ("key_withdrawn", key_errors.key_withdrawn("tenant_suspended", 3)),
+    ("not_found", not_found("/x")),
+    ("method_not_allowed", method_not_allowed("PUT", "/x", "GET, OPTIONS")),
     *(("large_bodies_full", errors.large_bodies_full(1024, of_tenant=each)) for each in (False, True)),
     *(("address_has_too_many", errors.address_has_too_many(9, through_proxy=each)) for each in (False, True)),
     *(
         (name, make(seconds))
         for seconds in (None, 12.2, LONGEST_RETRY_S + 1)
         for name, make in {
-            "platform_limit": errors.platform_limit,
+            "platform_limit": platform_limit,
             "too_many_end_users": lambda seconds: errors.too_many_end_users("amy", 10, seconds),
         }.items()
     ),
-    ("queue_full", errors.queue_full("full", 2.0, tenant=True)),
-    ("queue_full", errors.queue_full("full", 2.0, tenant=False)),
-    ("engine_lost", errors.engine_lost(0)),
-    ("engine_lost", errors.engine_lost(7)),
-    ("requests_keep_failing", errors.requests_keep_failing(5, "it answered with status 500", 1.5)),
-    *(
-        ("upstream_error", errors.upstream_error(tokens, why))
-        for tokens in (0, 7)
-        for why in ("", "it failed")
-    ),
-    ("upstream_key_refused", errors.upstream_key_refused()),
-    ("upstream_full", errors.upstream_full()),
 ]
 
 
@@ -129,9 +105,24 @@ def constructors() -> set[str]:
 
 
 def test_every_refusal_there_is_is_looked_at_here() -> None:
-    missing = {name for name in constructors() if name not in {each for each, _ in CASES}}
-    # Those of other parts of the gateway that follow the same rules.
-    assert not {name for name in missing if not name.startswith("upstream_")}, missing
+    assert constructors() - {name for name, _ in CASES} == set()
+
+
+def test_every_call_of_a_kind_names_the_fields_of_its_template() -> None:
+    calls = 0
+    for path in Path(gateway.__file__).parent.rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
+                continue
+            if ast.unparse(call.func.value) != "errors" or call.func.attr not in KINDS:
+                continue
+            kind = KINDS[call.func.attr]
+            fields = fields_of(kind).keys()
+            optional = {"param"} - fields if kind.param is None else set()
+            assert call.args == [], ast.unparse(call)
+            assert {str(keyword.arg) for keyword in call.keywords} - optional == fields, ast.unparse(call)
+            calls += 1
+    assert calls > 50
 
 
 @pytest.mark.parametrize(("name", "error"), CASES, ids=[name for name, _ in CASES])
@@ -154,14 +145,14 @@ def test_no_refusal_calls_another_server_an_engine() -> None:
 
 def test_what_was_charged_is_never_tried_again_by_itself() -> None:
     charged = [
-        errors.engine_lost(7),
+        errors.engine_lost(charged_tokens=7),
         errors.settlement_pending(),
-        errors.slow_reader(7),
-        errors.internal("r"),
+        errors.slow_reader(charged_tokens=7),
+        errors.internal(request_id="r"),
     ]
     assert not any(sdk_tries_again(error) for error in charged)
-    assert sdk_tries_again(errors.engine_lost(0))
-    assert sdk_tries_again(errors.queue_full("full", 2.0, tenant=True))
+    assert sdk_tries_again(errors.engine_lost(charged_tokens=0))
+    assert sdk_tries_again(errors.tenant_queue_full(message="full", retry_after_s=2.0))
     assert not sdk_tries_again(errors.insufficient_quota("spent"))
 
 
@@ -177,7 +168,7 @@ def test_more_than_may_wait_for_a_thread_is_refused_for_a_moment() -> None:
 
 def test_a_stream_that_breaks_says_in_its_event_what_headers_can_say_no_more() -> None:
     account = Account("req_1", "acme", "standard", "refused", None, None, Times(0.0), NOTHING, NOTHING, 0, 0)
-    lines = error_event(errors.queue_timeout("batch", 12.0, 2.0), account).decode().split("\n")
+    lines = error_event(errors.queue_timeout(tier="batch", waited_s=12.0), account).decode().split("\n")
     assert lines[0] == "event: error"
     assert lines[2:] == ["", ""]
     found = msgspec.json.decode(lines[1].removeprefix("data: "))

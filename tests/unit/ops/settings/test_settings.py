@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
@@ -152,14 +151,13 @@ def test_every_setting_is_in_the_table_with_help_and_accepted_values() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "attribute", "value"),
     [
-        ("gateway.long_share_kv", "29", "long_share_kv", 0.29),
+        ("gateway.batch_share", "29", "batch_share", 0.29),
         ("gateway.quote_credit", "0", "quote_credit_share", 0.0),
         ("gateway.timeline_days", "30", "timeline_retention_s", 30 * 86_400.0),
         ("gateway.body_limit", "2 KiB", "max_body_bytes", 2048),
         ("gateway.max_queued", "1_000", "max_queued", 1000),
         ("gateway.estimates", "NO", "estimates", False),
         ("gateway.control", "Advice", "control", ControlMode.ADVICE),
-        ("gateway.ageing_batch", "0", "ageing_s", GatewayConfig().ageing_s | {Tier.BATCH: math.inf}),
         (
             "gateway.trusted_proxies",
             "10.0.0.0/8, ::1",

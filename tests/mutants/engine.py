@@ -1,0 +1,232 @@
+"""Mutants of the engine: counters, memory, turns, its messages, the plug-in in vLLM."""
+
+from __future__ import annotations
+
+from tests.mutants.mutations import mutations_of
+
+HISTORIES = "tests/property/test_engine_histories.py::test_random_histories"
+SCHEDULER = "tests/unit/engine/core/test_scheduler.py"
+COMPOSE = "engine/scheduling/compose"
+COUNTERS = "engine/scheduling/step_counters.py"
+COUNTERS_TEST = "tests/unit/engine/scheduling/test_step_counters.py"
+CORE_TEST = "tests/unit/engine/core/test_core.py"
+STEPS_TEST = "tests/unit/engine/core/test_token_fair_steps.py"
+TURNS_TEST = "tests/unit/engine/scheduling/compose/test_token_fair.py"
+ORDERS = "tests/unit/engine/scheduling/order/test_by_size.py"
+STEPS = "engine/vllm_plugin/fair_steps.py"
+PLUGIN_STEPS_TEST = "tests/unit/engine/vllm_plugin/test_fair_steps.py"
+DESK = "tests/unit/engine/vllm_plugin/channel/test_desk.py"
+ATTACKS = "tests/attack/test_engine_messages.py"
+STATE = "tests/unit/gateway/upstream/vllm_plugin/test_channel_state.py"
+
+ENGINE_MUTATIONS = mutations_of(
+    [
+        (
+            "engine/scheduling/order/by_tenant.py",
+            "skip the lift",
+            "            self._comes(tenant_id, preempted=front)\n",
+            "",
+            "tests/unit/engine/scheduling/order/test_vtc.py",
+        ),
+        (
+            "engine/core/sequence_table.py",
+            "charge recomputation",
+            "        sequence.match = None\n",
+            "        sequence.match = None\n        sequence.charged_prompt_tokens = 0\n",
+            f"{SCHEDULER}::test_recomputation_is_not_charged",
+        ),
+        (
+            "engine/kv/prefix.py",
+            "drop the tenant's salt",
+            "return key + salt.encode() if depth == 0 else key",
+            "return key",
+            "tests/unit/engine/kv/test_cache.py",
+        ),
+        (
+            "engine/sequence.py",
+            "charge what was found in the cache",
+            "        self.cached_tokens += max(0, min(tokens, self.prompt_tokens) - self.ever_computed_tokens)\n",
+            "",
+            HISTORIES,
+        ),
+        (
+            "engine/kv/blocks.py",
+            "hand out blocks behind the fence",
+            "if self._is_fenced:\n                    self._fenced",
+            "if False:\n                    self._fenced",
+            "tests/unit/engine/kv/test_blocks.py",
+        ),
+        (
+            "engine/core/scheduler.py",
+            "take memory from a higher tier",
+            "            if runner.tier >= sequence.tier and runner.times_displaced",
+            "            if runner.times_displaced",
+            f"{SCHEDULER}::test_no_eviction_policy_can_take_from_a_higher_tier",
+        ),
+        (
+            "engine/kv/cache.py",
+            "take over one token too many of what another computed",
+            "        gained = cursor.blocks * self.block_tokens - computed_tokens\n",
+            "        gained = cursor.blocks * self.block_tokens - computed_tokens + 1\n",
+            "tests/integration/test_exactness_paths.py",
+        ),
+        (
+            "gateway/budget/lease.py",
+            "lease a token more than is covered",
+            "    room = covered - kept\n",
+            "    room = covered - kept + 1\n",
+            "tests/unit/gateway/budget/test_lease.py",
+        ),
+        (
+            "tenants/ledger/ledger.py",
+            "take for written what a request is charged to before it is",
+            "        if is_new and not new_row.is_known and new_row.counter_set is not None:\n",
+            "        if not new_row.is_known and new_row.counter_set is not None:\n",
+            "tests/integration/test_ledger.py::test_a_set_is_not_taken_for_written_before_it_is",
+        ),
+        (
+            "tenants/ledger/counter_sets.py",
+            "let what a request is charged to be changed unseen",
+            "        if set_id.__wrapped__(tuple(members.get((gateway_id, name), ()))) != name\n",
+            "        if (gateway_id, name) not in members\n",
+            "tests/integration/test_verify.py::test_what_requests_are_charged_to_is_not_changed_unseen",
+        ),
+        (
+            "gateway/budget/top_up.py",
+            "settle while a top-up is under way",
+            "            await asyncio.wait([asking], timeout=self._accounts_wait_s)\n",
+            "",
+            "tests/integration/test_lifecycle.py::test_a_top_up_under_way_is_over_before_the_request_is_settled",
+        ),
+        (
+            "engine/core/gpu_time.py",
+            "charge device time of recomputation",
+            "        if again > 0:\n",
+            "        if again < 0:\n",
+            "tests/unit/engine/core/test_gpu_time.py",
+        ),
+        (
+            "engine/scheduling/counters.py",
+            "ignore the weights",
+            "    return round(cost * COUNTER_SCALE / weight)",
+            "    return round(cost * COUNTER_SCALE)",
+            "tests/unit/engine/scheduling/order/test_vtc.py",
+        ),
+        (
+            f"{COMPOSE}/turns.py",
+            "steps: turns do not look at weights",
+            "    cost = sequence.token_charge or scaled(OUTPUT_TOKEN_COST, sequence.submit.weight)\n",
+            "    cost = scaled(OUTPUT_TOKEN_COST, 1.0)\n",
+            TURNS_TEST,
+        ),
+        (
+            f"{COMPOSE}/prompt_shares.py",
+            "steps: weights are ignored in prompts",
+            "                    max(1, scaled(INPUT_TOKEN_COST, sequences[0].submit.weight)),\n",
+            "                    scaled(INPUT_TOKEN_COST, 1.0),\n",
+            f"{STEPS_TEST}::test_prompts_share_by_weight_within_a_chunk",
+        ),
+        (
+            COUNTERS,
+            "steps: a token counts twice",
+            "        self._offsets[key] = had - heard\n",
+            "        self._offsets[key] = had\n",
+            COUNTERS_TEST,
+        ),
+        (
+            "engine/core/tenant_charges.py",
+            "steps: a charge ahead is taken for service",
+            "submit.had, submit.heard)",
+            "submit.counter, submit.heard)",
+            f"{CORE_TEST}::test_a_gateway_has_charged_ahead_so_that_no_token_counts_twice",
+        ),
+        (
+            "engine/core/tenant_charges.py",
+            "steps: what a gateway charged ahead is charged again",
+            "if tenant_id not in self._told]",
+            "if tenant_id]",
+            f"{CORE_TEST}::test_a_gateway_has_charged_ahead_so_that_no_token_counts_twice",
+        ),
+        (
+            COUNTERS,
+            "steps: a tenant served whole saves up in a contest",
+            "        for tenant_id in whole:\n            self.lift(tier, tenant_id, lowest)\n",
+            "",
+            COUNTERS_TEST,
+        ),
+        (
+            "engine/scheduling/order/edf.py",
+            "targets: a client's word takes places from other tenants",
+            "    def _terms(self, entry: QueueEntry) -> Terms:\n",
+            (
+                "    def _terms(self, entry: QueueEntry) -> Terms:\n"
+                "        if entry.own_deadline_s is not None:\n"
+                "            return (entry.own_deadline_s,)\n"
+            ),
+            ORDERS,
+        ),
+        (
+            "engine/scheduling/order/priority.py",
+            "targets: a client's word makes its tenant more urgent",
+            "_slack_s(entry, entry.deadline_s)\n            +",
+            "_slack_s(entry, entry.own_deadline_s or entry.deadline_s)\n            +",
+            ORDERS,
+        ),
+        (
+            STEPS,
+            "plugin: tokens that were not planned are taken as they are",
+            "            if tokens > planned and not (planned and self._aligns_chunks):\n",
+            "            if tokens < 0:\n",
+            f"{PLUGIN_STEPS_TEST}::test_a_difference_between_plan_and_step_is_never_silent",
+        ),
+        (
+            "engine/vllm_plugin/planner.py",
+            "plugin: one tenant keeps every place",
+            "        is_owed = seats * sum(weights.values()) < slots * head.weight\n",
+            "        is_owed = False\n",
+            f"{PLUGIN_STEPS_TEST}::test_a_tenant_below_its_share_gets_places_though_all_are_taken",
+        ),
+        (
+            "engine/vllm_plugin/channel/claims_check.py",
+            "channel: a signature is good more than once",
+            "        if not self._seen.is_first(",
+            "        if False and not self._seen.is_first(",
+            f"{DESK}::test_a_signature_is_good_once",
+        ),
+        (
+            "engine/vllm_plugin/channel/gateways.py",
+            "channel: service is told once, heard or not",
+            "        if heard >= self._told_at:\n            self._told = {}\n",
+            "        self._told = {}\n",
+            "tests/property/test_plugin_reports.py",
+        ),
+        (
+            "engine/process/loop.py",
+            "link: a gateway cancels what is another's",
+            "            if self._owns(session, command.sequence_id):\n                self._core.cancel(",
+            "            if session:\n                self._core.cancel(",
+            f"{ATTACKS}::test_a_gateway_reaches_no_sequence_and_no_outcome_of_another",
+        ),
+        (
+            "engine/process/server.py",
+            "link: any key of a gateway is taken",
+            "return domain == DOMAIN and public_key == self._public_key",
+            "return domain == DOMAIN",
+            f"{ATTACKS}::test_a_stranger_on_tcp_gets_no_word_from_an_engine_that_serves_its_gateway",
+        ),
+        (
+            "engine/process/sessions.py",
+            "link: a superseded gateway fights back",
+            "if superseded is not None and identity in self._superseded:",
+            "if False:",
+            "tests/unit/engine/process/test_sessions.py::test_a_superseded_session_does_not_fight_back",
+        ),
+        (
+            "gateway/upstream/vllm_plugin/channel_state.py",
+            "link: outcomes of all choices count as the first one's",
+            "            index=submit.index,\n",
+            "",
+            f"{STATE}::test_claims_are_those_of_the_sequence_and_each_attempt_has_an_id_of_its_own",
+        ),
+    ]
+)
