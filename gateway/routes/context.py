@@ -16,6 +16,7 @@ from gateway.http.authentication import principal_of
 from gateway.http.request_body import declared_length, read_json_body
 from gateway.requests.inputs.large_bodies import LargeBody
 from gateway.requests.schemas import decode
+from tenants.types import Principal
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
@@ -67,12 +68,12 @@ def then_closing(answer: ASGIApp, reserved: LargeBody) -> ASGIApp:
     return answered
 
 
-async def off_the_loop(request: Request[Any, Any, Any], body: bytes, work: Callable[[], T]) -> T:
+async def off_the_loop(gateway: Gateway, principal: Principal, body: bytes, work: Callable[[], T]) -> T:
     """The result of `work`, which reads `body`: in a thread unless it is small, so that it does not stall
     other requests' streams. Raises `TooManyWaiting`."""
     if len(body) <= INLINE_BYTES:
         return work()
-    return await gateway_of(request).deps.threads.run(principal_of(request).tenant_id, work)
+    return await gateway.deps.threads.run(principal.tenant_id, work)
 
 
 async def asked(request: Request[Any, Any, Any], into: type[S]) -> S:
