@@ -762,6 +762,8 @@ class Gateway:
     def require_body(self, pool: str, body_bytes: int, image_bytes: int) -> None:
         """Raises `ApiError` (413) for a body that is too large for the pool, or has too much text."""
         ordinary = self.deps.config.max_body_bytes
+        if body_bytes <= ordinary:
+            return
         most = self.pools[pool].body_limit(ordinary)
         if body_bytes > most:
             raise errors.body_too_large(max_body_bytes=most)
