@@ -100,8 +100,8 @@ test-sdks: $(STAMP_TEST) ## streams and tools of other SDKs: older majors of ope
 	npm install --prefix $(SDKS)/node --no-audit --no-fund openai
 	FAIRGATE_TEST_SDKS=$(SDKS) $(BIN)/python -m pytest tests/e2e/test_sdk_streams.py tests/e2e/test_sdk_tools.py $(PYTEST_ARGS)
 
-fuzz: $(STAMP_TEST) ## the parsers of what peers send, with many more random inputs than the suite (PYTEST_ARGS="-k engine ...")
-	$(BIN)/python -m pytest --hypothesis-profile fuzz --timeout 0 tests/property/test_fuzz_*.py $(PYTEST_ARGS)
+fuzz: $(STAMP_TEST) ## all tests of random inputs and histories with new ones, many for parsers (PYTEST_ARGS="-k engine ...")
+	$(BIN)/python -m pytest --hypothesis-profile fuzz --timeout 0 -m hypothesis tests/unit tests/contract tests/property $(PYTEST_ARGS)
 
 check: $(STAMP_TEST) ## the lock of packages, format, lint, types and import rules
 	$(BIN)/python -m ops.locked

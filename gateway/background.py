@@ -70,7 +70,6 @@ class BackgroundWriter(ABC):
         """Deletes what is too old. Raises `DatabaseUnavailable`."""
 
     def start(self) -> None:
-        """Begins to flush and purge."""
         work = every(self.flush_every_s, self._round, self.log, self.failed)
         self._task = asyncio.create_task(work, name=self.task_name)
 

@@ -136,7 +136,6 @@ class GatewayDeps:
             object.__setattr__(self, "pools", (only,))
 
     def engine_names(self) -> frozenset[str]:
-        """The engines that this gateway can send requests to."""
         return frozenset(self.engine_addresses or (upstream.replica_id for upstream in self.upstreams))
 
 

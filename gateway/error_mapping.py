@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from dataclasses import replace
 
 from litestar.exceptions import HTTPException
 
-from gateway import errors
+from gateway import errors, key_errors
 from gateway.budget.holds import BudgetDenied, EndUserRefused
 from gateway.budget.top_up import AccountsLost
 from gateway.dispatch.admission import DeadlineUnreachable, EstimateExceeds, TargetUnreachable
@@ -65,7 +66,7 @@ def as_api_error(exception: BaseException, request_id: str) -> ApiError:
         case ApiError():
             return exception
         case KeyRejected(reason=reason):
-            return errors.key_rejected(reason)
+            return key_errors.key_rejected(reason)
         case NoneTook(first=first, fallback=fallback):
             return replace(as_api_error(first, request_id), fallback=fallback.as_json())
         case BudgetDenied(denied=denied, fitting_max_tokens=fitting_max_tokens):
@@ -165,7 +166,7 @@ def refusal_of(run: Run, closed: Closed) -> ApiError | None:
         case Interrupted(outcome=RequestOutcome.CANCELLED):
             return errors.request_cancelled(run.output_tokens)
         case Interrupted(outcome=RequestOutcome.WITHDRAWN):
-            return errors.key_withdrawn(run.withdrawn_because, run.output_tokens)
+            return key_errors.key_withdrawn(run.withdrawn_because, run.output_tokens)
         case Interrupted():
             return errors.client_left()
         case SettlementPending():
@@ -206,12 +207,25 @@ def budget_denied(denied: Denied, fitting_max_tokens: int | None = None) -> ApiE
     was wanted. `fitting_max_tokens`: see `BudgetDenied`."""
     is_ours = is_platforms(denied.limit)
     if is_ours:
-        error = errors.platform_limit(denied.retry_after_s)
+        error = platform_limit(denied.retry_after_s)
     else:
         error = _own_limit(denied, fitting_max_tokens)
     error.headers.update(limit_headers(denied.states))
     error.lacked = Lacked(denied.limit.limit_id, denied.wanted, denied.available, is_ours)
     return error
+
+
+def platform_limit(retry_after_s: float | None) -> ApiError:
+    """A limit on all tenants together, of which a tenant reads only when to come again."""
+    what = "The server's limit on all its tenants together does not admit this request"
+    if retry_after_s is None or retry_after_s > LONGEST_RETRY_S:
+        when = "" if retry_after_s is None else f" for another {math.ceil(retry_after_s)} s"
+        return errors.insufficient_quota(f"{what}{when}; nothing was charged. A smaller request may pass.")
+    return errors.rate_limited(
+        f"{what} now; nothing was charged. Please try again in {retry_after_s:.3g} s.",
+        "platform",
+        retry_after_s,
+    )
 
 
 def _own_limit(denied: Denied, fitting_max_tokens: int | None) -> ApiError:

@@ -50,7 +50,6 @@ class FairThreads:
         """By tenant, in the order of their turns."""
 
     def __len__(self) -> int:
-        """Work that waits."""
         return sum(map(len, self._waiting.values()))
 
     async def run(self, tenant_id: str, call: Callable[[], T], *, is_bounded: bool = True) -> T:
@@ -72,7 +71,6 @@ class FairThreads:
             raise
 
     async def close(self) -> None:
-        """Cancels what waits, and waits for what runs."""
         for line in self._waiting.values():
             for work in line:
                 work.result.cancel()

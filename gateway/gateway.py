@@ -584,7 +584,6 @@ class Gateway:
         return seen
 
     async def _live(self) -> None:
-        """One heartbeat, and the adoption of dead gateways' requests."""
         if self.is_taken.is_set():
             return
         try:
@@ -678,7 +677,6 @@ class Gateway:
             log.warning("the length forecast could not be saved: %s", error.strerror)
 
     def _share_lags(self) -> dict[tuple[str, int], float]:
-        """By model and rank of a tier."""
         return {
             (name, rank): tokens
             for name, meter in self.shares.items()
@@ -781,7 +779,6 @@ class Gateway:
 
     @property
     def has_engine(self) -> bool:
-        """Whether some model is served now."""
         return any(pool.has_engine for pool in self.pools.values())
 
     def require_engine(self, pool: str) -> None:
@@ -826,7 +823,6 @@ class Gateway:
         return {"quotes": made, "expires_at": expires_s}
 
     def _calibrations(self) -> dict[str, Calibration]:
-        """By served model."""
         return {name: pool.estimates.calibration for name, pool in self.pools.items()}
 
     def _promised(self, pool: str, _now_s: float, tenant_id: str | None) -> list[QueueEntry]:

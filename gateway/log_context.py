@@ -17,7 +17,6 @@ class LogContext:
     tenant_id: str = ""
 
     def fields(self) -> Iterator[tuple[str, str]]:
-        """Names and values of what is known."""
         for name in ("request_id", "trace_id", "tenant_id"):
             if value := getattr(self, name):
                 yield name, value

@@ -104,7 +104,6 @@ def tightness(state: LimitState) -> tuple[float, float]:
 
 @lru_cache(maxsize=4096)
 def _policy(limit: Limit) -> tuple[str, str]:
-    """A limit's name and its policy, the same in every answer."""
     name = f'"{policy_name(limit)}"'
     window_s = _window_s(limit)
     within = "" if window_s is None else f";w={window_s}"
@@ -138,7 +137,6 @@ def _window_s(limit: Limit) -> int | None:
 
 
 def limit_headers(states: Iterable[LimitState]) -> dict[str, str]:
-    """All headers about limits."""
     known = list(states)
     return rate_limit_headers(known) | quota_fields(known)
 
@@ -160,7 +158,6 @@ def estimate_headers(estimate: Estimate | None) -> dict[str, str]:
 
 
 def contract_headers(principal: Principal, tier: Tier) -> dict[str, str]:
-    """The tenant of this request, and the tier that it runs in."""
     return {"x-fairgate-tenant": header_safe(principal.tenant_name), "x-fairgate-tier": tier.value}
 
 

@@ -27,18 +27,18 @@ settings.register_profile(
     print_blob=False,
 )
 
-#: For `make fuzz`: other random inputs in every run, and many. Tests in `tests/property/test_fuzz_*.py` leave
-#: the number of examples to the profile.
+#: For `make fuzz`: other random inputs in every run, and many. Tests of parsers leave the number of examples
+#: to the profile; twins and histories have their own.
 settings.register_profile(
     "fuzz",
-    max_examples=50_000,
+    max_examples=10_000,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 
 #: The same examples in every run: what a suite says of a commit does not depend on luck.
 #: `--hypothesis-profile default` looks elsewhere.
-settings.register_profile("suite", derandomize=True)
+settings.register_profile("suite", derandomize=True, max_examples=60)
 settings.load_profile("suite")
 
 

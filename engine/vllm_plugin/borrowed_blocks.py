@@ -39,7 +39,6 @@ class BorrowedBlocks(KvCache):
 
     @property
     def num_blocks(self) -> int:
-        """All of vLLM's."""
         return self._num_blocks
 
     @property
@@ -54,7 +53,6 @@ class BorrowedBlocks(KvCache):
 
     @property
     def num_referenced(self) -> int:
-        """Those that are not free."""
         return self._num_blocks - self._free
 
     # ------------------------------------------------------------ look-ups
@@ -74,12 +72,10 @@ class BorrowedBlocks(KvCache):
     # ------------------------------------------------------------ a table's life
 
     def extend(self, table: list[int], count: int) -> None:
-        """Lengthens a table."""
         table += [BLOCK] * count
         self._free -= count
 
     def extend_each(self, tables: Sequence[list[int]]) -> None:
-        """Lengthens each by one."""
         for table in tables:
             table.append(BLOCK)
         self._free -= len(tables)
@@ -101,7 +97,6 @@ class BorrowedBlocks(KvCache):
         return min(self._found.pop(cursor, 0), most_tokens - computed_tokens)
 
     def free(self, table: list[int], cursor: PrefixCursor) -> None:
-        """Empties a table."""
         self._free += len(table)
         self._found.pop(cursor, None)
         table.clear()

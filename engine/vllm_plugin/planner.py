@@ -108,7 +108,6 @@ class StepPlanner:
 
     @property
     def blocks(self) -> BorrowedBlocks:
-        """The counts of vLLM's blocks."""
         pool = self.table.pool
         assert isinstance(pool, BorrowedBlocks)
         return pool

@@ -106,7 +106,6 @@ class Found:
 
 
 def look(classes: VllmClasses) -> Found:
-    """The seams as these classes have them."""
     scheduler, request = classes.scheduler, classes.request
     methods = {
         name: _parameters(inspect.getattr_static(scheduler, name))

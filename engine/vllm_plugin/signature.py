@@ -81,7 +81,6 @@ def verify(text: object, key: bytes, now_s: float) -> ContractClaims:
 
 
 def encode_exchange(exchange: Exchange, key: bytes) -> bytes:
-    """Returns the sealed frame of an exchange."""
     return _seal(_EXCHANGE, exchange, key)
 
 
@@ -103,7 +102,6 @@ def decode_exchange(frame: bytes, key: bytes, now_s: float) -> Exchange:
 
 
 def encode_report(report: PluginReport, key: bytes) -> bytes:
-    """Returns the sealed frame of a report."""
     return _seal(_REPORT, report, key)
 
 
@@ -116,7 +114,6 @@ def decode_report(frame: bytes, key: bytes, nonce: str) -> PluginReport:
 
 
 def encode_about(about: About, key: bytes) -> bytes:
-    """Returns the sealed frame of the plug-in's description."""
     return _seal(_ABOUT, about, key)
 
 

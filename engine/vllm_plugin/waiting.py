@@ -26,7 +26,6 @@ class OfferedRequests(Sized):
         self._offered = deque(requests)
 
     def add_request(self, request: VllmRequest) -> None:
-        """It waits."""
         self.requests[request.request_id] = request
 
     def prepend_request(self, request: VllmRequest) -> None:
@@ -80,15 +79,12 @@ class PassedOn(Sized):
         self._queue = queue
 
     def add_request(self, request: VllmRequest) -> None:
-        """It waits."""
         self._queue.add_request(request)
 
     def prepend_request(self, request: VllmRequest) -> None:
-        """It waits."""
         self._queue.add_request(request)
 
     def prepend_requests(self, requests: Iterable[VllmRequest]) -> None:
-        """They wait."""
         self._queue.prepend_requests(requests)
 
     def peek_request(self) -> VllmRequest:

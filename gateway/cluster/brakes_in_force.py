@@ -50,7 +50,6 @@ class BrakesInForce:
         self._apply(self._in_force())
 
     async def follow(self) -> None:
-        """Takes over what was set or ended anywhere, and ends what is over."""
         async with self._following:
             with suppress(DatabaseUnavailable):
                 if self._deps.directory.revision != self._seen_revision:

@@ -36,7 +36,6 @@ class DirectoryInForce:
         self._following = asyncio.Lock()
 
     async def run(self) -> None:
-        """Follows the directory's copy until cancelled."""
         while True:
             await self._deps.directory.next_poll()
             try:

@@ -57,7 +57,6 @@ class PolicyInForce:
 
     @property
     def options(self) -> PolicyOptions:
-        """The options in force, with their table."""
         return self._options(self.now)
 
     async def start(self) -> None:

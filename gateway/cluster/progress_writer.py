@@ -48,7 +48,6 @@ class ProgressWriter:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begins to write."""
         work = every(
             WRITE_EVERY_S, self.write, log, "the progress of requests was not written", starts_now=True
         )
@@ -71,7 +70,6 @@ class ProgressWriter:
             log.warning("the progress of requests is written later: %s", type(error).__name__)
 
     def now(self) -> Progress:
-        """The present record."""
         own = [pool for pool in self._pools() if pool.is_token_fair]
         lives = {pool.name: [engine_life(each.ready) for each in pool.upstreams] for pool in own}
         return Progress(

@@ -65,7 +65,6 @@ class _Inventories:
         return not named or any(each in self.unasked for pool in named for each in pool.upstreams)
 
     def outcomes(self) -> dict[str, list[SequenceOutcome]]:
-        """By request."""
         found: dict[str, list[SequenceOutcome]] = {}
         for _, inventory in self.inventories:
             for outcome in inventory.outcomes:
@@ -73,7 +72,6 @@ class _Inventories:
         return found
 
     def lives(self) -> Set[str]:
-        """Of the engines that were asked."""
         return {engine_life(upstream.ready) for upstream, _ in self.inventories} - {""}
 
     def is_connected(self, gateway_id: str) -> bool:

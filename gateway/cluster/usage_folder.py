@@ -57,7 +57,6 @@ class UsageFolder(BackgroundWriter):
         self._folded_until_s = begun_s if oldest_us is None else min(begun_s, oldest_us / 1e6)
 
     async def purge(self) -> None:
-        """Deletes hours that are too old, one day in each transaction."""
         now_us = round(self._wall_clock() * 1e6)
         while await self._database.write(lambda connection: purge_hours(connection, now_us)):
             pass

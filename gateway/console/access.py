@@ -121,7 +121,6 @@ async def require_access(connection: ASGIConnection[Any, Any, Any, Any], handler
 
 
 def is_file(path: str) -> bool:
-    """Whether a page is a file of rows, to be taken away."""
     return path.endswith(FILES)
 
 
@@ -160,13 +159,11 @@ def _where_it_was(request: Request[Any, Any, Any]) -> str:
 
 
 def token_of(visit: Visit, *, before_log_in: bool) -> str:
-    """The token that the forms of this visit's pages carry."""
     if before_log_in or visit.session is None:
         return csrf_token_of(visit.form_cookie)
     return visit.session.csrf_token
 
 
 def visit_of(request: Request[Any, Any, Any]) -> Visit:
-    """What the guard found."""
     visit: Visit = request.scope["state"]["visit"]
     return visit

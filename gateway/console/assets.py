@@ -56,7 +56,6 @@ def text(name: str) -> str:
 
 @get("/console/assets/{name:str}", include_in_schema=False)
 async def asset(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
-    """One file."""
     if name not in _CONTENTS:
         raise NotFoundException
     media_type = TYPES[_FILES[name].suffix]

@@ -34,7 +34,6 @@ def is_https(scope: Scope, trusted: Iterable[Network]) -> bool:
 
 
 def full_name(name: str, *, secure: bool) -> str:
-    """The name under which the browser keeps it."""
     return f"__Host-{name}" if secure else name
 
 
@@ -59,6 +58,5 @@ def cookie(name: str, value: str, *, secure: bool) -> Cookie:
 
 
 def cleared(name: str, *, secure: bool) -> Cookie:
-    """Removes a cookie."""
     key = full_name(name, secure=secure)
     return Cookie(key, value="", max_age=0, secure=secure, httponly=True, samesite="lax")

@@ -22,7 +22,6 @@ def at(instant_us: int) -> str:
 
 
 def day(start_s: int) -> str:
-    """The UTC day that begins there, seconds since 1970."""
     return _moment(start_s * MICROSECONDS).strftime("%Y-%m-%d")
 
 
@@ -81,7 +80,6 @@ def exact_money(nanousd: int | None) -> Markup:
 
 
 def seconds(value: float | None) -> str:
-    """A length of time."""
     if value is None:
         return NONE
     if 0 < abs(value) < 0.01:
@@ -96,7 +94,6 @@ def seconds(value: float | None) -> str:
 
 
 def percent(part: float | None) -> str:
-    """A part of 1, in per cent."""
     return NONE if part is None else f"{100 * part:z.1f} %"
 
 

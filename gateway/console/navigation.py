@@ -42,5 +42,4 @@ ENTRIES = (
 
 
 def entries_for(person: Person) -> list[Entry]:
-    """Those whose pages the person may open."""
     return [each for each in ENTRIES if person.may_somewhere(each.act)]

@@ -110,5 +110,4 @@ def session_cookies(visit: Visit, cookie_value: str) -> list[Cookie]:
 
 
 def signed_in(visit: Visit, cookie_value: str, path: str) -> Response[str]:
-    """Goes on with a new session."""
     return redirect(path, session_cookies(visit, cookie_value))

@@ -15,7 +15,7 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.types import Scope
 
-from gateway import errors
+from gateway import errors, key_errors
 from gateway.http.accesses import ASKER, READ_SCOPE, note_read
 from gateway.http.asgi import begin, headers_of, read_trace
 from gateway.http.client_address import client_of
@@ -53,7 +53,7 @@ def credential_of(headers: Mapping[str, str]) -> str:
         found[-1] = f"Bearer {found[-1].strip()}"
     credentials = {_of_bearer(each) for each in found}
     if len(credentials) > 1:
-        raise errors.invalid_api_key("two_keys")
+        raise key_errors.invalid_api_key("two_keys")
     return credentials.pop() if credentials else _of_bearer("")
 
 
@@ -61,9 +61,9 @@ def _of_bearer(authorization: str) -> str:
     scheme, _, credential = authorization.strip().partition(" ")
     credential = credential.strip()
     if scheme.lower() != "bearer" or not credential:
-        raise errors.invalid_api_key("missing")
+        raise key_errors.invalid_api_key("missing")
     if len(credential) > MAX_CREDENTIAL_CHARACTERS or not credential.isascii() or " " in credential:
-        raise errors.invalid_api_key("malformed")
+        raise key_errors.invalid_api_key("malformed")
     return credential
 
 
@@ -95,7 +95,7 @@ async def require_scope(connection: ASGIConnection[Any, Any, Any, Any], handler:
     if principal.allow_from:
         address = client_of(connection.scope, deps.config.trusted_proxies)
         if address is None or not is_within(address, principal.allow_from):
-            raise errors.address_not_allowed(address)
+            raise key_errors.address_not_allowed(address)
     if scope not in principal.scopes:
         raise errors.scope_missing(scope=scope)
     connection.scope["state"]["principal"] = principal
@@ -117,7 +117,7 @@ async def _authenticate_again(
     except KeyRejected as again:
         rejected = again
     scope["state"]["caller"] = rejected.ids
-    raise errors.key_rejected(rejected.reason) from None
+    raise key_errors.key_rejected(rejected.reason) from None
 
 
 def principal_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Principal:

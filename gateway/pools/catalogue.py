@@ -48,7 +48,6 @@ Alias = Mapping[str, int] | Chain
 
 
 def alias_as_json(means: Alias) -> dict[str, Any]:
-    """As the settings have it."""
     if isinstance(means, Chain):
         return {"chain": list(means.pools), "max_price": means.max_price}
     return dict(means)
@@ -86,7 +85,6 @@ class Catalogue:
             self._targets[alias] = tuple(weights.items())
 
     def names(self) -> list[str]:
-        """Every name, the models' own first."""
         return list(self._targets)
 
     def targets(self, name: str) -> tuple[tuple[str, int], ...]:

@@ -192,7 +192,6 @@ class ControlLoop:
         return self.feed is not None and acts
 
     def describe(self) -> dict[str, Any]:
-        """As the status page shows it."""
         session = self.session if self.is_shared else None
         return {
             "mode": self.control.mode.value,
@@ -205,7 +204,6 @@ class ControlLoop:
         }
 
     def figures(self) -> ControlFigures:
-        """As Prometheus gets it."""
         return ControlFigures(
             self.control.mode.value,
             _by_name(self.control.in_force),

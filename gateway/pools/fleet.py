@@ -96,7 +96,6 @@ class Fleet:
         return counts, missing
 
     async def now(self) -> FleetNow:
-        """What waits, runs and is served now at all gateways."""
         answers, missing = await self._ask_all(RequestAction(COUNTERS), PAGE_ANSWER_S)
         found = _read(answers, GatewayNow)
         return merged(found, missing + len(answers) - len(found))

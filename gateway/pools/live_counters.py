@@ -47,7 +47,6 @@ class TenantNow(msgspec.Struct, frozen=True):
     """Their time from the first byte read until they lined up, without their tenant's limits."""
 
     def plus(self, other: TenantNow) -> TenantNow:
-        """Both together."""
         return TenantNow(
             self.tenant_id,
             self.tier,
@@ -112,7 +111,6 @@ class FleetNow(msgspec.Struct, frozen=True):
 
     @property
     def queued(self) -> dict[str, int]:
-        """Waiting requests by tier."""
         sums: Counter[str] = Counter()
         for each in self.gateways:
             sums.update(each.queued)
@@ -133,7 +131,6 @@ def counters_of(
     meters: Mapping[str, FlowMeter],
     lag_s: float,
 ) -> GatewayNow:
-    """This gateway's answer."""
     rows: dict[tuple[str, str], TenantNow] = {}
     queued: Counter[str] = Counter()
     output_tokens = running = 0
@@ -210,7 +207,6 @@ def _replica(pool: str, upstream: Upstream) -> ReplicaNow:
 
 
 def merged(answers: Iterable[GatewayNow], missing: int) -> FleetNow:
-    """All gateways together, each of them once."""
     gateways = {each.gateway_id: each for each in answers}
     tenants: dict[tuple[str, str], TenantNow] = {}
     replicas: dict[tuple[str, str], ReplicaNow] = {}

@@ -86,7 +86,6 @@ class PeerRequests:
         self._task = asyncio.create_task(self._listen(), name="gateway peer requests")
 
     async def close(self) -> None:
-        """Stops listening and answering."""
         await stop([*self._acting, *([self._task] if self._task is not None else [])])
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             await self._redis.aclose()

@@ -122,15 +122,12 @@ class Lifecycles:
 
     @property
     def running(self) -> int:
-        """Requests that have not ended."""
         return sum(pool.lifecycle.running for pool in self._pools.values())
 
     def begin(self, call: Call) -> Run:
-        """Starts a request in its pool."""
         return self.of(call).begin(call)
 
     def find(self, request_id: str) -> Run | None:
-        """A request of this gateway that has not ended."""
         found = (pool.lifecycle.find(request_id) for pool in self._pools.values())
         return next((run for run in found if run is not None), None)
 
@@ -155,7 +152,6 @@ class Lifecycles:
         ]
 
     def of(self, call: Call) -> Lifecycle:
-        """The sequence of the call's pool."""
         return self._pools[call.pool or self._default].lifecycle
 
     async def follow_directory(self) -> None:

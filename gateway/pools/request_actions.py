@@ -74,7 +74,6 @@ class PeerRefusal(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(error: ApiError) -> PeerRefusal:
-        """As it is."""
         return PeerRefusal(
             error.status,
             error.code,
@@ -87,7 +86,6 @@ class PeerRefusal(msgspec.Struct, frozen=True):
         )
 
     def as_error(self) -> ApiError:
-        """As it was."""
         return ApiError(
             self.status,
             self.code,

@@ -27,7 +27,6 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def gateway_of(request: Request[Any, Any, Any]) -> Gateway:
-    """The gateway that serves this request."""
     gateway: Gateway = request.app.state.gateway
     return gateway
 
@@ -97,7 +96,6 @@ def asked_of(request: Request[Any, Any, Any]) -> tuple[str, str]:
 
 
 def may_use(request: Request[Any, Any, Any], model: str) -> bool:
-    """Whether the request's key may use a model."""
     allowed = principal_of(request).models
     return allowed is None or model in allowed
 

@@ -24,7 +24,6 @@ _REFERENCE = "#/components/schemas/{name}"
 
 @get("/", include_in_schema=False)
 async def root(request: Request[Any, Any, Any]) -> Response[bytes]:
-    """Where the API, its documentation and its health checks are."""
     return json_response(
         {
             "service": "fairgate",
@@ -39,7 +38,6 @@ async def root(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 @get("/openapi.json", include_in_schema=False)
 async def openapi_json(request: Request[Any, Any, Any]) -> Response[bytes]:
-    """The OpenAPI document."""
     return json_response(document(request.app, request.app.openapi_schema.to_schema()))
 
 
@@ -52,7 +50,6 @@ async def docs(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 
 def openapi_config() -> OpenAPIConfig:
-    """Settings of the framework's document."""
     bearer = SecurityScheme(type="http", scheme="bearer", description="fg_live_<public id>_<secret>")
     azure = SecurityScheme(
         type="apiKey", name="api-key", security_scheme_in="header", description="The same."
@@ -176,7 +173,6 @@ _ERROR = {
 
 
 def page(found: dict[str, Any], base: str, model: str) -> str:
-    """HTML of the document."""
     schemas = found["components"]["schemas"]
     sections: list[str] = []
     for tag in found.get("tags", []):

@@ -179,7 +179,6 @@ def policy_options(settings: Settings) -> PolicyOptions:
 
 
 def gateway_config(settings: Settings) -> GatewayConfig:
-    """What the gateway of these settings runs with."""
     return GatewayConfig(
         **asdict(settings.gateway),
         policy=settings.policy.name,

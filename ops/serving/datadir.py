@@ -43,7 +43,6 @@ class ServerFile:
 
     @property
     def url_of_admin(self) -> str:
-        """Where its admin API answers."""
         return self.admin_url or self.url
 
 
@@ -175,7 +174,6 @@ def serve_lock(data_dir: Path) -> Iterator[None]:
 
 
 def is_serving(data_dir: Path) -> bool:
-    """Whether a gateway holds the directory right now."""
     try:
         descriptor = os.open(data_dir / "serve.lock", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -200,7 +198,6 @@ def write_server_file(data_dir: Path, server: ServerFile) -> None:
 
 
 def remove_server_file(data_dir: Path) -> None:
-    """Forgets the running server."""
     (data_dir / "run" / "server.json").unlink(missing_ok=True)
 
 

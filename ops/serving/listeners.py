@@ -71,7 +71,6 @@ def listening(
 
 
 def url_of(listener: socket.socket) -> str:
-    """Where this machine reaches a listener."""
     host, port = listener.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1" if host == "0.0.0.0" else "::1"

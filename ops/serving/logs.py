@@ -28,7 +28,6 @@ class TextLines(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        """The line without a traceback."""
         line, context = super().formatMessage(record)[:MAX_CHARACTERS], CURRENT.get()
         return line if context is None else " ".join([line, *map("=".join, context.fields())])
 
@@ -37,7 +36,6 @@ class JsonLines(logging.Formatter):
     """One object a line: `time` (RFC 3339), `level`, `logger`, `message`, the request's ids, `exception`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
         milliseconds = int(record.msecs)
         shown = {
             "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{milliseconds:03d}Z",
@@ -53,7 +51,6 @@ class JsonLines(logging.Formatter):
 
 
 def open_log(level: str, log_format: LogFormat) -> None:
-    """Sends the log to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])

@@ -123,7 +123,6 @@ def serve(settings: Settings, announce: Callable[[Started], None]) -> int:
 
 
 def missing_packages() -> list[str]:
-    """Packages of the engine that are not installed."""
     return [name for name in ENGINE_PACKAGES if importlib.util.find_spec(name) is None]
 
 

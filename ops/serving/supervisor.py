@@ -139,7 +139,6 @@ class EngineSupervisor:
 
     @property
     def status(self) -> EngineStatus:
-        """State of the engine now."""
         process = self._process
         return EngineStatus(
             phase=self._phase,
@@ -360,7 +359,6 @@ class _WatchedProcess:
         return self._last_line() or f"it ended with exit code {code}"
 
     def close(self) -> None:
-        """Stops watching."""
         if self._descriptor is not None:
             self._loop.remove_reader(self._descriptor)
             os.close(self._descriptor)

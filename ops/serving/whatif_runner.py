@@ -59,7 +59,6 @@ class WhatIfRunner:
         self._working: asyncio.Task[None] | None = None
 
     def runs(self) -> list[WhatIfRun]:
-        """The newest first."""
         return list(self._runs)
 
     def run(self, run_id: str) -> WhatIfRun | None:
@@ -85,7 +84,6 @@ class WhatIfRunner:
                 self._end_run(run, RunState.CANCELLED)
 
     async def close(self) -> None:
-        """Ends the run under way."""
         for run in self._runs:
             await self.cancel(run.run_id)
 

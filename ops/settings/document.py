@@ -17,7 +17,6 @@ understood stops the start. `fairgate serve --help` shows the same list.
 
 
 def page() -> str:
-    """The whole page."""
     lines = [
         f"| `{row.name}` | `{row.variable}` | {f'`{row.default_text}`' if row.default_text else ''}"
         f" | {row.kind.accepts.replace('|', chr(92) + '|')} | {row.help} |"

@@ -62,12 +62,10 @@ CHOICE_WORDS: dict[str, dict[str, str]] = {
 
 
 def test_name(*words: str) -> str:
-    """Name of the test that shows the effect on a served engine."""
     return "_".join(("test", *words)).replace("-", "_")
 
 
 def table() -> str:
-    """The whole table."""
     lines: list[str] = []
     for decision, named in CHOICES.items():
         for choice in sorted(named):

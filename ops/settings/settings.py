@@ -234,7 +234,6 @@ class SettingInfo:
 
     @property
     def flag(self) -> str:
-        """The command-line flag."""
         if self.name in POLICY_FLAGS:
             return POLICY_FLAGS[self.name]
         if self.group == POLICY_OPTIONS:
@@ -243,7 +242,6 @@ class SettingInfo:
 
     @property
     def variable(self) -> str:
-        """The environment variable."""
         if self.name == "policy.name":
             return ENVIRONMENT_PREFIX + "POLICY"
         return _variable(self.name)

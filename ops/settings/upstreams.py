@@ -45,8 +45,6 @@ class ChainFields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def upstreams() -> ValueKind[tuple[UpstreamSettings, ...]]:
-    """A list of servers."""
-
     def parse(text: str) -> tuple[UpstreamSettings, ...]:
         found: tuple[UpstreamSettings, ...] = _decoded(text, tuple[UpstreamSettings, ...]) if text else ()
         if len(found) > MAX_UPSTREAMS:

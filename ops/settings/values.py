@@ -142,7 +142,6 @@ def _size(text: str) -> int:
 
 
 def _mapped(choices: Mapping[str, T]) -> ValueKind[T]:
-    """One of some words, in capitals or not."""
     words = {choice: word for word, choice in choices.items()}
 
     def parse(text: str) -> T:
@@ -154,7 +153,6 @@ def _mapped(choices: Mapping[str, T]) -> ValueKind[T]:
 
 
 def word(*choices: str) -> ValueKind[str]:
-    """One of some words."""
     return _mapped({choice: choice for choice in choices})
 
 
@@ -170,8 +168,6 @@ def _path() -> ValueKind[Path]:
 
 
 def _list_of(read: Callable[[str], T], accepts: str) -> ValueKind[tuple[T, ...]]:
-    """Items separated by commas."""
-
     def parse(text: str) -> tuple[T, ...]:
         try:
             return tuple(read(item.strip()) for item in text.split(",") if item.strip())
@@ -189,8 +185,6 @@ def _origin(text: str) -> str:
 
 
 def _text(accepts: str, pattern: str) -> ValueKind[str]:
-    """Text that matches the whole pattern."""
-
     def parse(text: str) -> str:
         if not re.fullmatch(pattern, text):
             raise ValueError(text)

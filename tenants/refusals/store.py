@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import Connection, delete, select
 from sqlalchemy.sql import ColumnElement
 
 from tenants.refusals.refusal import RefusalKey, RefusedRequest
 from tenants.storage import flushes
 from tenants.storage.database import Database
 from tenants.storage.flushes import Flush
-from tenants.storage.tables import refusal_counts, refusals, tenants
+from tenants.storage.tables import refusal_counts, refusals
 from tenants.storage.upserts import add_counts, insert
 
 DAY_S = 86_400
@@ -79,22 +79,6 @@ def where(
     order = (refusals.c.at_us.desc(), refusals.c.request_id.desc())
     query = select(*columns).where(*conditions).order_by(*order).limit(most)
     return [RefusedRequest(*row) for row in connection.execute(query)]
-
-
-def late_by_minute(
-    connection: Connection, codes: Sequence[str], since_s: int, until_s: int
-) -> list[tuple[int, str, int]]:
-    """How many requests were refused with these codes: the begin of a minute (of an hour, where its minutes
-    were added up), the tenant's name, and their number."""
-    columns = refusal_counts.c
-    query = (
-        select(columns.minute_s, tenants.c.name, func.sum(columns["count"]))
-        .join(tenants, tenants.c.id == columns.tenant_id)
-        .where(columns.minute_s >= since_s, columns.minute_s < until_s, columns.code.in_(codes))
-        .group_by(columns.minute_s, tenants.c.name)
-        .order_by(columns.minute_s, tenants.c.name)
-    )
-    return [(int(minute_s), name, int(count)) for minute_s, name, count in connection.execute(query)]
 
 
 async def purge(database: Database, now_s: float, most_rows: int = MAX_ROWS) -> int:

@@ -1,11 +1,9 @@
-"""The moves of a running server's control loop: on its status page, in the list, and what they were worth."""
+"""The moves of a running server's control loop: on its status page, in the list."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -13,20 +11,17 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ops.cli.main import cli
-from tenants.ledger import timelines
-from tenants.storage.database import open_database
 from tests.support.server_process import MODEL, Server, server_process, until
 
-REQUESTS = 40
 BODY = {"model": MODEL, "prompt": "sun and rain", "max_tokens": 4, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
 def acting(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterator[Server]:
-    """A server whose loop has moved admission, and has answered requests before and after that."""
+    """A server whose loop has moved admission."""
     data_dir = tmp_path_factory.mktemp("acting")
     with server_process(data_dir, chat_model, "--gateway-control", "acting") as server:
-        late, patient = server.tenant("late"), server.tenant("patient")
+        late = server.tenant("late")
         # It cannot be kept: to the forecast that is an overload.
         made = server.admin(
             "POST", "/slos", {"tier": "standard", "metric": "ttft", "target_s": 0.0001, "tenant": "late"}
@@ -39,21 +34,7 @@ def acting(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterat
         until(is_refused)
         server.admin("DELETE", f"/slos/{made['id']}")
         until(lambda: server.admin("GET", "/policy/moves?knob=admission")["data"])
-        with ThreadPoolExecutor(4) as threads:
-            answers = list(threads.map(lambda _: ask(server, patient).status_code, range(REQUESTS)))
-        assert answers == [200] * REQUESTS
-        until(lambda: asyncio.run(recorded(server)) == REQUESTS)
         yield server
-
-
-async def recorded(server: Server) -> int:
-    """Requests of the patient tenant that have been written."""
-    database = open_database(f"sqlite:///{server.data_dir / 'fairgate.db'}")
-    try:
-        rows = await timelines.recorded(database, from_us=0, to_us=2**60, most=1_000)
-        return sum(each.tenant == "patient" for each in rows)
-    finally:
-        await database.close()
 
 
 def ask(server: Server, key: str) -> httpx.Response:
@@ -101,20 +82,6 @@ def test_the_status_page_says_what_an_operator_reads_first(acting: Server) -> No
     whole = json.loads(fairgate(acting, "status", "--json").stdout)
     assert whole["readiness"]["checks"] == {"database": "ok", "quota_store": "ok", "engine": "ok"}
     assert set(whole) == set(shown)
-
-
-def test_what_a_move_was_worth_comes_from_the_traffic_that_the_server_recorded(acting: Server) -> None:
-    asked = ("policy", "moves", "--knob", "admission", "--worth", "--slo", "ttft=20")
-    answered = fairgate(acting, *asked, "--json")
-    assert answered.exit_code == 0, answered.output
-    worth = json.loads(answered.stdout)["data"][-1]["worth"]
-    assert worth["requests"] >= REQUESTS, worth["why"]
-    assert worth["verdict"] in ("worth it", "cost", "within the simulator's error")
-    assert worth["recorded"]["attainment"] > 0.9
-    assert 0 < worth["error"]["attainment"] < 1
-    assert any(note.startswith("only ") and "10 minutes have passed" in note for note in worth["notes"])
-    text = fairgate(acting, *asked).stdout
-    assert f"of {worth['requests']} requests in the 10 min after it" in text
 
 
 def test_status_fails_while_the_server_is_not_ready(acting: Server) -> None:

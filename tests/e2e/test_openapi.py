@@ -104,7 +104,6 @@ def test_every_answer_is_documented_and_none_is_a_fault_of_ours(
         feedback=feedback,
         explicit_settings=settings(
             max_examples=examples,
-            derandomize=True,
             database=None,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -1,10 +1,33 @@
-"""Fixtures of databases."""
+"""Fixtures of databases, and which tests need both kinds in each run of the suite."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
+
+BOTH_KINDS = {
+    "test_audit.py", "test_audit_checkpoints.py", "test_audit_processes.py", "test_database.py",
+    "test_entity_tags.py", "test_fleet.py", "test_idempotency.py", "test_ledger.py", "test_ledger_digests.py",
+    "test_mending.py", "test_migrations.py", "test_outbox.py", "test_query_plans.py", "test_usage_fold.py",
+    "test_usage_plans.py", "test_verify.py",
+}  # fmt: skip
+"""What both databases must promise: transactions, locks, plans, the books, several gateways. The statements
+of all other files run on SQLite; on PostgreSQL, too, in `make test-long`."""
+
+ON_POSTGRESQL = re.compile(r"\[.*\bpostgresql\b")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers them."""
+    """Registers the fixtures."""
     config.pluginmanager.import_plugin("tests.support.database_fixtures")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests on PostgreSQL of all other files."""
+    for item in items:
+        is_other = item.path.parent == Path(__file__).parent and item.path.name not in BOTH_KINDS
+        if is_other and ON_POSTGRESQL.search(item.name):
+            item.add_marker(pytest.mark.long)

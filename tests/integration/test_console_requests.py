@@ -19,7 +19,7 @@ from sqlalchemy import text
 
 from gateway import errors
 from gateway.console import csv_file
-from gateway.console.pages.requests import ended, misses, refused
+from gateway.console.pages.requests import record_list
 from gateway.console.pages.requests.ways_out import WAYS_OUT
 from gateway.console.pages.tenants import hygiene, tenants
 from gateway.errors import Lacked
@@ -154,8 +154,9 @@ async def test_the_page_says_how_many_are_new(pages: Pages, monkeypatch: pytest.
     path = newer[1].replace("&amp;", "&")
     assert await pages.get(path) == ""
     assert await pages.get("/console/requests/new?tenant=t1&tier=batch") == "18 new"
-    monkeypatch.setattr(ended, "MOST_NEW", 7)
-    assert await pages.get("/console/requests/new") == "More than 7 new"
+    with monkeypatch.context() as patch:
+        patch.setattr(record_list, "MOST_NEW", 7)
+        assert await pages.get("/console/requests/new") == "More than 7 new"
     today = datetime.now(UTC).date()
     since, until = today - timedelta(days=60), today + timedelta(days=2)
     for path, route, filters in (
@@ -236,7 +237,7 @@ async def test_each_list_is_a_file_of_all_its_rows_and_exact(
             assert [row[name] for row in rows] == wanted, f"{path}: {name}"
         with monkeypatch.context() as patch:
             patch.setattr(csv_file, "FILE_PAGES", 1)
-            for module in (ended, refused, misses, tenants, hygiene):
+            for module in (record_list, tenants, hygiene):
                 patch.setattr(module, "MAX_PAGE", -(-len(told) // 2))
             assert await file_of(pages, path) == (rows, 2), path
     page = await pages.get("/console/slo/misses.csv?from=2026-01-02&to=2026-01-01", status=400)

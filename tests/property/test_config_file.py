@@ -40,7 +40,7 @@ from tests.support.quota import Clock
 TIERS = [tier.value for tier in Tier]
 TERMS = PlanTerms(DEFAULT_MULTIPLIERS, StoredPolicy("hybrid"))
 EXAMPLES = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-MANY = settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(deadline=None, suppress_health_check=list(HealthCheck))
 WORDS = st.sampled_from(["yes", "null", "1e3", "a: b", "- x", "#", "ü\U0001f600", "it's", '"', "0x1F", "~"])
 LABEL = WORDS | st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1, max_size=6)
 LABEL_KEY = LABEL.filter(lambda key: not set(",=") & set(key))

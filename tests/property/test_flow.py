@@ -344,7 +344,6 @@ class Histories(RuleBasedStateMachine):
 
 Histories.TestCase.settings = settings(
     max_examples=150,
-    derandomize=True,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

@@ -27,7 +27,7 @@ MET: Counter[str] = Counter()
     lookahead=st.integers(0, 2),
     others=st.integers(0, 3),
 )
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None)
 def _holds(
     places: int, kv_tokens: int, share: float, tier: int, lengths: list[int], lookahead: int, others: int
 ) -> None:

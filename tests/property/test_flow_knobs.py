@@ -82,7 +82,7 @@ def sizes(seed: int, longest: int) -> Any:
     weights=st.tuples(st.sampled_from([1.0, 2.0, 0.5]), st.sampled_from([1.0, 3.0])),
     tier=st.integers(0, 2),
 )
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None)
 def test_two_backlogged_tenants_stay_within_the_bound_while_knobs_move(
     seed: int, weights: tuple[float, float], tier: int
 ) -> None:
@@ -107,7 +107,7 @@ def test_two_backlogged_tenants_stay_within_the_bound_while_knobs_move(
 
 
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None)
 def test_no_tenant_starves_while_knobs_move(seed: int) -> None:
     """A batch request, and one that is long, under an endless flood of the highest tier: at the latest when
     they have aged by the operator's times, which no knob makes longer."""
@@ -130,7 +130,7 @@ def test_no_tenant_starves_while_knobs_move(seed: int) -> None:
 
 
 @given(seed=st.integers(0, 10_000), tier=st.integers(0, 2))
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None)
 def test_a_reservation_is_honoured_while_knobs_move(seed: int, tier: int) -> None:
     turned = TurnedPool(seed, ageing_s=AGEING_S)
     pool = turned.pool

@@ -458,7 +458,6 @@ def test_two_gateways_do_what_one_controller_does(client: redis.Redis) -> None:
         Histories,
         settings=settings(
             max_examples=80,
-            derandomize=True,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -77,7 +77,7 @@ class SwitchingLoop(ClosedLoop):
         return True
 
 
-@settings(max_examples=3, deadline=None, derandomize=True, database=None)
+@settings(max_examples=3, deadline=None, database=None)
 @given(seed=st.integers(0, 10**6))
 def test_the_bound_between_tenants_holds_and_none_starves_while_tables_switch(seed: int) -> None:
     loop = SwitchingLoop(seed)

@@ -24,7 +24,7 @@ TENANTS = ("a", "b")
 
 
 @given(ACTS)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None)
 def test_no_token_is_lost_counted_twice_or_emitted_past_its_lease(acts: list[Act]) -> None:
     """Whatever arrives: service told = tokens emitted, each once; outcomes stay until they are settled; no
     sequence passes the lease that the gateway granted last."""

@@ -159,7 +159,7 @@ def test_both_stores_refill_by_exactly_what_was_in_force(examples: int, redis_ur
     shared = RedisQuotaStore(redis_url, timeout_s=30, virtual_clock=clock)
 
     @settings(
-        max_examples=examples, derandomize=True, deadline=None, database=None,
+        max_examples=examples, deadline=None, database=None,
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(steps)
@@ -187,7 +187,7 @@ def test_gateways_that_follow_late_stay_between_rate_and_ceiling(examples: int, 
     gateways = [RedisQuotaStore(redis_url, timeout_s=30, virtual_clock=clock) for _ in range(2)]
 
     @settings(
-        max_examples=examples, derandomize=True, deadline=None, database=None,
+        max_examples=examples, deadline=None, database=None,
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(steps)

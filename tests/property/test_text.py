@@ -144,7 +144,7 @@ def test_bytes_that_never_make_a_character_do_not_wait_for_ever() -> None:
     assert shown == REPLACEMENT * 199
 
 
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(codes=st.lists(st.sampled_from([0xF0, 0x9F, 0x91, 0x8D, 0xE4, 0xBD, 0xA0, 0xC3, 0x61]), max_size=40))
 @example(codes=[0xF0] * 12 + [0xF0, 0x9F, 0x91, 0x8D] * 3)
 @example(codes=[0x8D] * 6 + [0xF0, 0x9F, 0x91, 0x8D, 0x8D, 0x8D, 0xE4, 0xBD, 0xA0] * 2)
@@ -194,7 +194,7 @@ def cut(whole: str, stop: list[str]) -> str:
     return whole
 
 
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(
     text=st.text("ab ", max_size=30),
     stop=st.lists(st.text("ab ", min_size=1, max_size=4), min_size=1, max_size=3),

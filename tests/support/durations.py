@@ -64,10 +64,10 @@ class Recorder:
             name = item.path.relative_to(self._root).as_posix()
             self._costs[name] = Cost(cpu_s - self._cpu_s, wall_s - self._wall_s, self._tests)
             self._cpu_s, self._wall_s, self._tests = cpu_s, wall_s, 0
+            self._write()
         return result
 
-    def pytest_sessionfinish(self) -> None:
-        """Writes the file."""
+    def _write(self) -> None:
         costs = read(self._path) | self._costs
         there = {name: cost for name, cost in costs.items() if (self._root / name).exists()}
         self._path.write_text(text_of(there))

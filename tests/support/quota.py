@@ -98,6 +98,5 @@ def histories(sequences: int, steps: int) -> settings:
         deadline=None,
         suppress_health_check=list(HealthCheck),
         phases=(Phase.generate,),
-        derandomize=True,
         database=None,
     )

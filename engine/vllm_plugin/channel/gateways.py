@@ -73,7 +73,6 @@ class UntoldService:
     lifts: dict[int, int] = field(default_factory=dict)
 
     def add(self, other: UntoldService) -> None:
-        """Adds later service."""
         self.computed_tokens += other.computed_tokens
         self.emitted_tokens += other.emitted_tokens
         self.serials = other.serials or self.serials
@@ -94,7 +93,6 @@ class ServiceLog:
         self._told_at = 0
 
     def add(self, tenant_id: str, service: UntoldService) -> None:
-        """Adds what a step gave."""
         self._fresh.setdefault(tenant_id, UntoldService()).add(service)
 
     def take(self, heard: int, position: int) -> dict[str, TenantShare]:
@@ -132,13 +130,11 @@ class ChannelGateway:
     """By sequence."""
 
     def own(self, sequence: LiveSequence) -> None:
-        """Takes a sequence."""
         sequence.gateway = self
         self.live[sequence.sequence_id] = sequence
         self.tenants[sequence.tenant_id] += 1
 
     def release(self, sequence: LiveSequence) -> None:
-        """Gives a sequence up that it owns."""
         del self.live[sequence.sequence_id]
         self.tenants[sequence.tenant_id] -= 1
         if not self.tenants[sequence.tenant_id]:
@@ -146,7 +142,6 @@ class ChannelGateway:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is owed to it."""
         return not self.live and not self.outcomes
 
     def say_early(self, sequence_id: str, mono_s: float, *, lease_tokens: int = 0, cause: str = "") -> None:
@@ -160,7 +155,6 @@ class ChannelGateway:
             self.early.popitem(last=False)
 
     def keep(self, sequence_id: str, news: SequenceNews) -> None:
-        """Keeps an outcome."""
         self.outcomes[sequence_id] = news
         while len(self.outcomes) > MAX_OUTCOMES:
             self.outcomes.popitem(last=False)

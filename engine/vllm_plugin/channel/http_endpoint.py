@@ -52,7 +52,6 @@ class FairgateEndpoint:
         self._about: tuple[float, About] | None = None
 
     def attach_router(self, app: Any) -> None:
-        """Adds the two routes."""
         from fastapi import Request
 
         # FastAPI reads the annotations of these functions where they were defined: they are set as objects.

@@ -78,7 +78,6 @@ class Topic(Generic[T]):
         return not self.is_closed
 
     def close(self) -> None:
-        """Ends all waiting."""
         self.is_closed = True
         self._wake()
 
@@ -109,7 +108,6 @@ class LiveHub:
 
     @property
     def watchers(self) -> int:
-        """How many watch now."""
         return sum(each.watchers for each in self._topics.values())
 
     def refusal(self, person: Person) -> str:

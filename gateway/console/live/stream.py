@@ -43,7 +43,6 @@ LIVE = "/live"
 
 
 def hub_of(request: Request[Any, Any, Any]) -> LiveHub:
-    """The snapshots of this gateway."""
     hub: LiveHub = request.app.state.live
     return hub
 
@@ -66,7 +65,6 @@ def wants_stream(request: Request[Any, Any, Any]) -> bool:
 
 
 def session_over(path: str) -> Response[bytes]:
-    """The stream of a page whose session is over."""
     body = last_event("Your session has ended.", log_in_for(path.removesuffix(LIVE)), "Log in")
     return Response(body, headers=STREAM_HEADERS, media_type=EVENTS)
 

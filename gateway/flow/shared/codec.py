@@ -29,18 +29,15 @@ ORDERS = ("fcfs", "vtc", "hybrid")
 
 
 def script() -> str:
-    """The Lua text of one exchange."""
     parts = sorted((Path(__file__).parent / "lua").glob("*.lua"))
     return "\n".join([scripts.server(), *(part.read_text(encoding="utf-8") for part in parts)])
 
 
 def look_script() -> str:
-    """The Lua text of one look at what waits."""
     return (Path(__file__).parent / "look.lua").read_text(encoding="utf-8")
 
 
 def look_keys(prefix: str, pool: str) -> list[str]:
-    """What a look reads."""
     every = keys(prefix, pool)
     return [every[_NAMES.index("tenants")], every[_NAMES.index("meta")], *every[len(_NAMES) :]]
 

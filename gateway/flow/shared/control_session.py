@@ -43,7 +43,6 @@ Decide = Callable[[Observation, float], list[Move]]
 
 
 def control_script() -> str:
-    """The Lua text of one word."""
     text = (Path(__file__).parent / "control.lua").read_text(encoding="utf-8")
     return f"{scripts.server()}\n{text}"
 
@@ -137,7 +136,6 @@ class ControlSession:
 
     @property
     def is_holder(self) -> bool:
-        """This gateway decides."""
         return self.holder == self._gateway_id
 
     def look(self, seen: Observation, decide: Decide, now_s: float, *, alone: bool = False) -> ControlLook:

@@ -59,7 +59,6 @@ class Mirror(FlowController):
         self.on_heard(replica_id, life, service)
 
     def follow_order(self, order_name: str) -> None:
-        """The pool has another order."""
         super().set_order(order_name)
 
     def see(self, waits: Sequence[TenantWaiting], now_s: float) -> None:

@@ -111,12 +111,10 @@ class PoolSession:
 
     @property
     def is_out(self) -> bool:
-        """A message waits for its answer."""
         return self._is_out
 
     @property
     def has_news(self) -> bool:
-        """There is something to send."""
         return (
             not self._belongs or self._out is not None or bool(self._acts or self._progress or self._foreseen)
         )
@@ -131,16 +129,13 @@ class PoolSession:
         return {each.replica_id: each.offers for each in replicas} != self._offers
 
     def arrived(self, ticket: Ticket) -> None:
-        """A request was queued here."""
         self._acts.append(ticket)
         self._is_urgent = True
 
     def left(self, entry_id: str) -> None:
-        """A request left the queue without a turn."""
         self._acts.append(["cancel", entry_id])
 
     def moved(self, ticket: Ticket) -> None:
-        """A waiting request has another tier."""
         entry = ticket.entry
         self._acts.append(["move", entry.entry_id, entry.tier, self.mirror.lane(entry)])
         self._is_urgent = True
@@ -162,7 +157,6 @@ class PoolSession:
             self._foreseen[entry_id] = flight.predicted_output_tokens
 
     def finished(self, entry_id: str, input_tokens: int, output_tokens: int) -> None:
-        """A request that had its turn is over."""
         self._progress.pop(entry_id, None)
         self._foreseen.pop(entry_id, None)
         cost = input_tokens * INPUT_TOKEN_COST + output_tokens * OUTPUT_TOKEN_COST

@@ -98,17 +98,14 @@ async def named(request: Request[Any, Any, Any], shown: Mapping[str, Any]) -> di
 async def paged(
     request: Request[Any, Any, Any], page: Page[T], as_json: Callable[[T], Mapping[str, Any]]
 ) -> Response[bytes]:
-    """A page of a list as shown, with names beside ids."""
     data = await gateway_of(request).deps.admin.with_names(as_json(each) for each in page.rows)
     return json_response({"object": "list", "data": data, "next_cursor": page.next_cursor})
 
 
 async def listed(request: Request[Any, Any, Any], items: Iterable[Mapping[str, Any]]) -> Response[bytes]:
-    """A short list as shown, whole, with names beside ids."""
     data = await gateway_of(request).deps.admin.with_names(items)
     return json_response({"object": "list", "data": data})
 
 
 def actor(request: Request[Any, Any, Any]) -> Actor:
-    """The acting key and its client address, for the audit."""
     return actor_of(request.scope, gateway_of(request))

@@ -15,7 +15,7 @@ import click
 from ops.cli.base import Failure, answer, group, settings_now, wants_json
 from ops.cli.policy.policy_learn import learn
 from ops.cli.policy.policy_live import set_policy, show
-from ops.cli.simulate.policy_moves import moves
+from ops.cli.policy.policy_moves import moves
 from ops.reporting import table
 
 if TYPE_CHECKING:

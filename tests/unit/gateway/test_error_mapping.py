@@ -13,11 +13,11 @@ import msgspec
 import pytest
 
 import gateway
-from gateway import errors
+from gateway import errors, key_errors
 from gateway.budget.holds import EndUserRefused
 from gateway.domain.account import Account
 from gateway.domain.estimate import Times
-from gateway.error_mapping import as_api_error, budget_denied
+from gateway.error_mapping import as_api_error, budget_denied, platform_limit
 from gateway.errors import LONGEST_RETRY_S, ApiError, ErrorKind, Retry
 from gateway.fair_threads import TooManyWaiting
 from gateway.http.openai_responses import error_event
@@ -34,9 +34,6 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
     "no_server_can": ("tools", "no"),
     "wrong_content_type": ("text/plain",),
     "context_too_long": (128, 100, 50, "max_tokens"),
-    "invalid_api_key": ("revoked",),
-    "address_not_allowed": (None,),
-    "key_rejected": ("project_suspended",),
     "precondition_failed": ("no", {"name": "acme"}, "0123456789abcdef"),
     "insufficient_quota": ("spent",),
     "rate_limited": ("wait", "tokens", 1.5),
@@ -44,7 +41,6 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
     "quote_refused": ("quote_expired", "it has expired"),
     "request_not_found": ("req_1",),
     "request_cancelled": (3,),
-    "key_withdrawn": ("tenant_suspended", 3),
     "tier_has_limits": ("interactive", "output_tokens"),
 }
 KINDS = {name: kind for name, kind in vars(errors).items() if isinstance(kind, ErrorKind)}
@@ -68,6 +64,10 @@ def made(kind: ErrorKind) -> list[ApiError]:
 CASES: list[tuple[str, ApiError]] = [
     *((name, getattr(errors, name)(*arguments)) for name, arguments in ARGUMENTS.items()),
     *((name, error) for name, kind in KINDS.items() for error in made(kind)),
+    ("invalid_api_key", key_errors.invalid_api_key("revoked")),
+    ("address_not_allowed", key_errors.address_not_allowed(None)),
+    ("key_rejected", key_errors.key_rejected("project_suspended")),
+    ("key_withdrawn", key_errors.key_withdrawn("tenant_suspended", 3)),
     ("not_found", not_found("/x")),
     ("method_not_allowed", method_not_allowed("PUT", "/x", "GET, OPTIONS")),
     *(("large_bodies_full", errors.large_bodies_full(1024, of_tenant=each)) for each in (False, True)),
@@ -76,7 +76,7 @@ CASES: list[tuple[str, ApiError]] = [
         (name, make(seconds))
         for seconds in (None, 12.2, LONGEST_RETRY_S + 1)
         for name, make in {
-            "platform_limit": errors.platform_limit,
+            "platform_limit": platform_limit,
             "too_many_end_users": lambda seconds: errors.too_many_end_users("amy", 10, seconds),
         }.items()
     ),

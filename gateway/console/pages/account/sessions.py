@@ -36,7 +36,6 @@ class SessionRow:
 
 
 def rows(sessions: Iterable[Session], this: Session) -> list[SessionRow]:
-    """Sessions as shown, the one used last first."""
     ordered = sorted(sessions, key=lambda each: (-each.seen_us, each.session_id))
     return [
         SessionRow(
@@ -74,7 +73,6 @@ def browser_of(user_agent: str) -> str:
 
 @page(PATH)
 async def sessions_page(request: Request[Any, Any, Any]) -> Response[str]:
-    """The list."""
     visit, deps = visit_of(request), gateway_of(request).deps
     assert visit.session is not None
     own = await deps.people.sessions_of(visit.person)

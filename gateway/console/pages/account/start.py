@@ -38,7 +38,6 @@ def allowed(person: Person) -> list[str]:
 
 @page("/console")
 async def start(request: Request[Any, Any, Any]) -> Response[str]:
-    """The page."""
     visit = visit_of(request)
     names = tenant_names(gateway_of(request).deps.directory, visit.person)
     return page_response(

@@ -41,13 +41,11 @@ def may_change(person: Person, tenant_id: str) -> bool:
 
 @page(PATH, act=Act.READ_TENANT)
 async def alerts_page(request: Request[Any, Any, Any]) -> Response[str]:
-    """Both lists, and the webhooks."""
     return await _shown(request, dict.fromkeys(FIELDS, ""))
 
 
 @form(WEBHOOKS, act=Act.CHANGE_WEBHOOK)
 async def add_webhook(request: Request[Any, Any, Any]) -> Response[str]:
-    """Adds a webhook, and shows its secret."""
     visit = visit_of(request)
     typed = shown_again(visit.form, *FIELDS)
     tenant = typed.get("tenant", "").strip()

@@ -30,13 +30,11 @@ DONE = {
 
 @page(PATH, act=Act.READ_TENANT)
 async def webhook_page(request: Request[Any, Any, Any], webhook: FromPath[str]) -> Response[str]:
-    """The webhook, and what was sent to it."""
     return await _shown(request, await webhook_shown(request, webhook, changes=False))
 
 
 @form(PATH, act=Act.CHANGE_WEBHOOK)
 async def use_webhook(request: Request[Any, Any, Any], webhook: FromPath[str]) -> Response[str]:
-    """Sends a test event, or dead letters again."""
     visit, admin = visit_of(request), gateway_of(request).deps.admin
     found = await webhook_shown(request, webhook, changes=True)
     act, seq = visit.form.get("act", ""), visit.form.get("seq", "")
@@ -55,7 +53,6 @@ async def use_webhook(request: Request[Any, Any, Any], webhook: FromPath[str]) -
 
 @page(f"{PATH}/remove", act=Act.CHANGE_WEBHOOK)
 async def ask_remove(request: Request[Any, Any, Any], webhook: FromPath[str]) -> Response[str]:
-    """What the removal takes away, and whether it is wanted."""
     found = await webhook_shown(request, webhook, changes=True)
     counts = await gateway_of(request).deps.admin.count_deliveries([found.webhook_id])
     sent = counts[found.webhook_id]
@@ -76,7 +73,6 @@ async def ask_remove(request: Request[Any, Any, Any], webhook: FromPath[str]) ->
 
 @form(f"{PATH}/remove", act=Act.CHANGE_WEBHOOK)
 async def remove_webhook(request: Request[Any, Any, Any], webhook: FromPath[str]) -> Response[str]:
-    """Removes it."""
     found = await webhook_shown(request, webhook, changes=True)
     await gateway_of(request).deps.admin.remove_webhook(visit_of(request).actor, found.webhook_id)
     return redirect(with_query(LIST, {"done": "removed"}))

@@ -46,7 +46,6 @@ class ShareRow:
 
     @property
     def row_id(self) -> str:
-        """Names the row while it is watched."""
         return f"{self.tenant_id}/{self.tier}"
 
 
@@ -81,7 +80,6 @@ class Overview:
 
     @property
     def answering(self) -> str:
-        """How many gateways answer."""
         here = len(self.fleet.gateways)
         return f"{here} of {here + self.fleet.missing}"
 

@@ -38,7 +38,6 @@ class OverviewMaker:
         self._slow_s: float | None = None
 
     async def make(self) -> Overview:
-        """One snapshot."""
         gateway, deps = self._gateway, self._gateway.deps
         fleet = await gateway.fleet.now()
         now_s = deps.clock()
@@ -72,7 +71,6 @@ class OverviewWriter:
         self._ids: tuple[str, ...] = ()
 
     def shown(self, overview: Overview) -> dict[str, Any]:
-        """What the template shows."""
         if self._first is None:
             self._first = overview.tenants[:MOST_ROWS]
             self._ids = tuple(each.row_id for each in self._first)
@@ -103,7 +101,6 @@ async def overview_page(request: Request[Any, Any, Any]) -> Response[str]:
 
 @page(f"{PATH}{LIVE}", act=Act.READ_PLATFORM)
 async def overview_live(request: Request[Any, Any, Any]) -> ASGIApp:
-    """The live part alone."""
     return await live_region(request, TOPIC, maker_of(request).make, OverviewWriter().text, PATH)
 
 

@@ -43,7 +43,6 @@ class HourRow:
 
     @property
     def lag_tokens(self) -> int:
-        """Behind its fair share by so many."""
         return self.fair_tokens - self.served_tokens
 
 
@@ -59,7 +58,6 @@ class PastHour:
 
 
 def engine_minutes_of(rows: Iterable[EngineRow]) -> tuple[EngineMinuteRow, ...]:
-    """The oldest first."""
     by_minute: defaultdict[int, list[EngineRow]] = defaultdict(list)
     for row in rows:
         by_minute[row.key.minute_us].append(row)

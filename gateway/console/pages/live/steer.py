@@ -39,7 +39,6 @@ class Steered:
 
     @property
     def shown(self) -> dict[str, Any]:
-        """As the API shows it."""
         value: dict[str, Any] = self.found.result()
         return value
 
@@ -62,7 +61,6 @@ async def steered(request: Request[Any, Any, Any], request_id: str) -> Steered |
 
 @page(f"{ONE}/cancel", act=Act.STEER_REQUEST)
 async def cancel_page(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[str]:
-    """Says what a cancellation does, and asks once."""
     visit = visit_of(request)
     what = await steered(request, request_id)
     if what is None:
@@ -86,7 +84,6 @@ async def cancel_page(request: Request[Any, Any, Any], request_id: FromPath[str]
 
 @form(f"{ONE}/cancel", act=Act.STEER_REQUEST)
 async def cancel(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[str]:
-    """Cancels it."""
     visit = visit_of(request)
     what = await steered(request, request_id)
     if what is None:
@@ -104,7 +101,6 @@ async def move_page(request: Request[Any, Any, Any], request_id: FromPath[str]) 
 
 @form(f"{ONE}/move", act=Act.STEER_REQUEST)
 async def move(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[str]:
-    """Moves it to the tier of the pressed button."""
     visit = visit_of(request)
     what = await steered(request, request_id)
     if what is None:

@@ -37,7 +37,6 @@ class WaitingView:
 
     @property
     def answering(self) -> str:
-        """How many gateways answer."""
         return f"{self.found.gateways} of {self.found.gateways + self.found.gateways_missing}"
 
 
@@ -53,12 +52,10 @@ class WaitingQuestion:
 
     @property
     def topic(self) -> tuple[object, ...]:
-        """Names the snapshots."""
         return "waiting", self.tenant_ids, self.tier
 
     @property
     def query(self) -> dict[str, str]:
-        """As it stands in the page's address."""
         return {"tenant": self.typed_tenant, "tier": self.tier}
 
 
@@ -75,7 +72,6 @@ async def question_of(request: Request[Any, Any, Any]) -> WaitingQuestion:
 
 
 async def view_of(request: Request[Any, Any, Any], question: WaitingQuestion) -> WaitingView:
-    """A snapshot of what waits at all gateways."""
     gateway = gateway_of(request)
     found = await gateway.fleet.waiting(question.tenant_ids, question.tier)
     names = {
@@ -95,7 +91,6 @@ class WaitingWriter:
         self._ids: tuple[object, ...] = ()
 
     def shown(self, view: WaitingView) -> dict[str, Any]:
-        """What the template shows."""
         if self._first is None:
             self._first = tuple(view.found.data)
             # Of one topic people differ in what they may do, and in how they named the tenant.
@@ -142,7 +137,6 @@ async def waiting_page(request: Request[Any, Any, Any]) -> Response[str]:
 
 @page(f"{PATH}{LIVE}", act=Act.READ_TENANT)
 async def waiting_live(request: Request[Any, Any, Any]) -> ASGIApp:
-    """The live part alone."""
     question = await question_of(request)
     return await live_region(
         request,

@@ -25,11 +25,9 @@ class SummedUsage:
 
     @property
     def net_nanousd(self) -> int:
-        """What was charged, less what was credited."""
         return self.cost_nanousd - self.credit_nanousd
 
     def plus(self, other: SummedUsage) -> SummedUsage:
-        """Both together."""
         return SummedUsage(*(getattr(self, name) + getattr(other, name) for name in NAMES))
 
 
@@ -37,12 +35,10 @@ NAMES = tuple(each.name for each in fields(SummedUsage))
 
 
 def amounts_of(row: Mapping[str, Any]) -> SummedUsage:
-    """Of a row of an answer about usage."""
     return SummedUsage(*(int(row[name]) for name in NAMES))
 
 
 def sum_of(many: Iterable[SummedUsage]) -> SummedUsage:
-    """All of them together."""
     total = SummedUsage()
     for each in many:
         total = total.plus(each)
@@ -58,7 +54,6 @@ class Measure:
     unit: str = ""
 
     def of(self, amounts: SummedUsage) -> int:
-        """Its value, in the ledger's unit."""
         value: int = getattr(amounts, self.field)
         return value
 
@@ -69,7 +64,6 @@ class Measure:
         return f"{Decimal(value) / 1000:f}" if self.unit == "s" else str(value)
 
     def shown(self, value: int) -> str:
-        """For people."""
         if self.unit == "$":
             return money(value)
         return seconds(value / 1000) if self.unit == "s" else number(value)
@@ -86,7 +80,6 @@ MEASURES = {
 
 
 def change(now: int, before: int) -> str:
-    """How much more or less, in words."""
     if now == before:
         return "as before"
     if not before:

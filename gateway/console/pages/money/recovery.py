@@ -66,7 +66,6 @@ def pool_of(model: str, aliases: Mapping[str, Alias]) -> str:
 
 @page(PATH, act=Act.READ_PLATFORM)
 async def recovery_page(request: Request[Any, Any, Any]) -> Response[str]:
-    """The page, of whole hours that are over."""
     deps = gateway_of(request).deps
     asked = asked_of(request, "hours", "price")
     asked["hours"] = asked["hours"] or "168"

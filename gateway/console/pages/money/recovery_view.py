@@ -72,7 +72,6 @@ class Recovery:
 
     @property
     def tokens(self) -> int:
-        """Input and output that was charged for."""
         return self.charged.input_tokens + self.charged.output_tokens
 
     @property
@@ -121,7 +120,6 @@ def pool_time(pool: str, replicas: Sequence[EngineTime]) -> PoolTime:
 def by_pool(
     engines: Iterable[EngineTime], charged: Mapping[str, SummedUsage], hour_nanousd: int
 ) -> list[Recovery]:
-    """Every pool with engine time or charges, by name."""
     replicas: dict[str, list[EngineTime]] = {}
     for each in engines:
         replicas.setdefault(each.pool, []).append(each)
@@ -132,7 +130,6 @@ def by_pool(
 
 
 def all_pools(pools: Sequence[Recovery], hour_nanousd: int, reserved_us: int) -> Recovery:
-    """All of them together."""
     total = SummedUsage()
     for each in pools:
         total = total.plus(each.charged)

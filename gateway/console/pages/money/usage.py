@@ -70,7 +70,6 @@ def labels_of(tenants: list[Tenant]) -> list[str]:
 
 
 def _tenants(request: Request[Any, Any, Any]) -> list[Tenant]:
-    """Those that the person sees."""
     own, directory = own_tenants(visit_of(request).person), gateway_of(request).deps.directory
     if own is None:
         return directory.tenants()
@@ -79,7 +78,6 @@ def _tenants(request: Request[Any, Any, Any]) -> list[Tenant]:
 
 
 def _asked(request: Request[Any, Any, Any]) -> dict[str, str]:
-    """The fields, with what they are by default."""
     asked, sees_all = asked_of(request, *FIELDS), own_tenants(visit_of(request).person) is None
     if "group" not in request.query_params:
         asked["group"] = "tenant" if sees_all and not asked["tenant"] else "model"
@@ -98,7 +96,6 @@ async def _tenant_of(request: Request[Any, Any, Any], asked: dict[str, str]) -> 
 
 @page(PATH, act=Act.READ_TENANT)
 async def usage_page(request: Request[Any, Any, Any]) -> Response[str]:
-    """The page."""
     admin, asked = gateway_of(request).deps.admin, _asked(request)
     try:
         question = usage_asked(asked, await _tenant_of(request, asked))
@@ -137,7 +134,6 @@ def _shown(
 
 
 def _answer(asked: dict[str, str], found: UsageRead) -> dict[str, Any]:
-    """What the template shows of an answer."""
     query, measure = found.query, MEASURES[asked["show"]]
     period = {"from": from_us(query.from_us).isoformat(), "to": from_us(query.to_us).isoformat()}
     filters = {name: asked[name] for name in FILTERS} | period
@@ -184,7 +180,6 @@ async def usage_json(request: Request[Any, Any, Any]) -> Response[Any]:
 
 @page(f"{PATH}/csv", act=Act.READ_TENANT)
 async def usage_file(request: Request[Any, Any, Any]) -> Response[str]:
-    """By window and groups as a file, exact."""
     admin, asked = gateway_of(request).deps.admin, _asked(request)
     try:
         question = usage_asked(asked, await _tenant_of(request, asked))

@@ -98,6 +98,5 @@ async def _before(admin: Admin, asked: UsageAsked, begin: str, end: str) -> Befo
 async def _rows(
     admin: Admin, asked: UsageAsked, cursor: str | None = None, most: int = MAX_PAGE
 ) -> tuple[UsagePage, list[Row]]:
-    """One page of an answer, with names beside ids."""
     page = await admin.read_usage(asked, cursor=cursor, limit=most)
     return page, [*(await admin.with_names(page.as_json()["data"]))]

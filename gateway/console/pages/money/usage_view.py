@@ -57,12 +57,10 @@ class TimeTable:
 
 
 def ids_of(row: Row, groups: Sequence[str]) -> Ids:
-    """The groups' values in a row."""
     return tuple(row[COLUMNS.get(group, group)] or "" for group in groups)
 
 
 def names_of(row: Row, groups: Sequence[str]) -> tuple[str, ...]:
-    """The groups' values in a row, for people."""
     found = []
     for group in groups:
         value = row[COLUMNS.get(group, group)]

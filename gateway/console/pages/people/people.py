@@ -39,7 +39,6 @@ class PersonRow:
 
 
 def rows(people: Iterable[Person], directory: Directory) -> list[PersonRow]:
-    """People as shown."""
     return [
         PersonRow(
             each.person_id,
@@ -59,13 +58,11 @@ def state_of(person: Person) -> str:
 
 @page(PATH, act=Act.READ_PEOPLE)
 async def people_page(request: Request[Any, Any, Any]) -> Response[str]:
-    """The list."""
     return await _shown(request, shown_again({}, *KEPT))
 
 
 @form(f"{PATH}/invite", act=Act.CHANGE_PEOPLE)
 async def invite(request: Request[Any, Any, Any]) -> Response[str]:
-    """Invites a person, and shows the link once."""
     visit, deps = visit_of(request), gateway_of(request).deps
     typed = shown_again(visit.form, *KEPT)
     try:
@@ -82,7 +79,6 @@ async def invite(request: Request[Any, Any, Any]) -> Response[str]:
 
 
 def link_response(request: Request[Any, Any, Any], visit: Visit, person: Person, token: str) -> Response[str]:
-    """The page that shows a link, once."""
     where = gateway_of(request).deps.config.console_url
     if not where:
         where = f"{'https' if visit.is_https else 'http'}://{headers_of(request.scope).get('host', '')}"

@@ -113,7 +113,6 @@ async def _shown(
 
 
 def _typed(form: Mapping[str, str]) -> dict[str, str]:
-    """What was typed, of the fields that the form has."""
     return shown_again(form, *(name for name in ("role", "tenants") if name in form))
 
 

@@ -43,7 +43,6 @@ class AuditEntry:
 
 
 def query_of(asked: dict[str, str]) -> AuditQuery:
-    """The filters, dates as instants."""
     return AuditQuery(
         actor=asked["actor"] or None,
         subject=asked["subject"] or None,
@@ -106,14 +105,12 @@ async def _entries(request: Request[Any, Any, Any], found: Page[AuditRow]) -> li
 
 @page(f"{PATH}/{NEW}", act=Act.READ_PLATFORM)
 async def new_acts(request: Request[Any, Any, Any]) -> Response[str]:
-    """How many there are since the list was loaded."""
     asked = asked_of(request, *FIELDS)
     return new_rows(await gateway_of(request).deps.admin.read_audit(query_of(asked), limit=MOST_NEW))
 
 
 @page(f"{PATH}/csv", act=Act.READ_PLATFORM)
 async def audit_file(request: Request[Any, Any, Any]) -> Response[str]:
-    """The acts as a file, oldest first."""
     asked = asked_of(request, *FIELDS)
 
     async def read(cursor: str | None) -> Page[dict[str, object]]:

@@ -116,7 +116,6 @@ async def _replica(
 
 @page(f"{ONE}/drain", act=Act.CHANGE_PLATFORM)
 async def ask_drain(request: Request[Any, Any, Any], replica: FromPath[str]) -> Response[str]:
-    """What the drain will do, and whether it is wanted."""
     return await _asked(request, replica)
 
 
@@ -138,7 +137,6 @@ async def _asked(
 
 @form(f"{ONE}/drain", act=Act.CHANGE_PLATFORM)
 async def drain(request: Request[Any, Any, Any], replica: FromPath[str]) -> Response[str]:
-    """Takes a replica out of rotation, in every gateway."""
     gateway, visit = gateway_of(request), visit_of(request)
     pool, upstream = find_replica(gateway, replica)
     reason = visit.form.get("reason", "").strip()

@@ -38,7 +38,6 @@ class ReplicaRow:
 
     @property
     def path(self) -> str:
-        """Of its acts."""
         return f"/console/upstreams/{quote(self.replica, safe='')}"
 
 

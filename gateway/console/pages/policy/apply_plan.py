@@ -38,7 +38,6 @@ def require_known(plan: ConfigPlan) -> None:
 
 
 def effects_of(plan: ConfigPlan, *, waiting: int, running: int, replicas: int | None) -> list[str]:
-    """What will change, who is hit, and what stays, in sentences."""
     found = [_words(step) for step in plan.steps]
     found.append(
         f"{waiting:,} requests wait and {running:,} run now: none is lost, and the new order counts from the"

@@ -104,7 +104,6 @@ def words_of(policy: Mapping[str, Any]) -> str:
 
 
 def changes_of(rows: Iterable[AuditRow]) -> list[PolicyChangeRow]:
-    """Changes as shown."""
     return [
         PolicyChangeRow(
             to_us(row.at),
@@ -133,7 +132,6 @@ def knobs_of(controls: Mapping[str, Mapping[str, Any]]) -> list[KnobRow]:
 
 
 def moves_of(moves: Iterable[StoredMove]) -> list[MoveRow]:
-    """Moves as shown."""
     return [
         MoveRow(
             each.at_us,
@@ -148,7 +146,6 @@ def moves_of(moves: Iterable[StoredMove]) -> list[MoveRow]:
 
 
 def brakes_of(brakes: Iterable[Brake]) -> list[BrakeRow]:
-    """Brakes as shown."""
     return [BrakeRow(each.tier.value, each.share, each.until_us, each.by, each.reason) for each in brakes]
 
 

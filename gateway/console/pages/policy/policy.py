@@ -38,13 +38,11 @@ BUSY = "Another what-if is under way: wait until it has ended, or cancel it belo
 
 @page(PATH, act=Act.READ_PLATFORM)
 async def policy_page(request: Request[Any, Any, Any]) -> Response[str]:
-    """What is in force."""
     return await _shown(request, shown_again({}, *what_if_form.FIELDS))
 
 
 @form(RUNS, act=Act.CHANGE_PLATFORM, lines=what_if_form.LINES)
 async def begin(request: Request[Any, Any, Any]) -> Response[str]:
-    """Begins a what-if."""
     visit, gateway = visit_of(request), gateway_of(request)
     deps = gateway.deps
     typed = shown_again(visit.form, *what_if_form.FIELDS)
@@ -75,7 +73,6 @@ def what_if_of(gateway: Gateway) -> WhatIf:
 
 
 def policy_names_of(gateway: Gateway) -> list[str]:
-    """Policies that can be named here."""
     return policy_names(gateway.policy.options)
 
 

@@ -35,7 +35,6 @@ CHANGED_MEANWHILE = (
 
 @page(RUN, act=Act.READ_PLATFORM)
 async def what_if_page(request: Request[Any, Any, Any], run: FromPath[str]) -> Response[str]:
-    """One run."""
     return _shown(request, _run_of(gateway_of(request), run))
 
 
@@ -51,7 +50,6 @@ async def what_if_file(request: Request[Any, Any, Any], run: FromPath[str]) -> R
 
 @form(f"{RUN}/cancel", act=Act.CHANGE_PLATFORM)
 async def cancel(request: Request[Any, Any, Any], run: FromPath[str]) -> Response[str]:
-    """Ends a run that is under way."""
     gateway = gateway_of(request)
     found = _run_of(gateway, run)
     if gateway.deps.what_if is not None:

@@ -50,17 +50,14 @@ def time_words(value_s: float | None) -> str:
 
 
 def part_words(part: float | None) -> str:
-    """A part of 1."""
     return formats.NONE if part is None else f"{100 * part:.1f} %"
 
 
 def name_of(row: Mapping[str, Any]) -> str:
-    """What a row of the report is of."""
     return f"baseline: {row['policy']}" if row.get("is_baseline") else str(row["policy"])
 
 
 def rows_of(report: Mapping[str, Any]) -> list[ComparedRow]:
-    """What happened, then the simulations in their order."""
     found = [_row(report["recorded"], None)] if "recorded" in report else []
     return found + [_row(each, number) for number, each in enumerate(report["policies"])]
 
@@ -111,7 +108,6 @@ def accuracy_of(report: Mapping[str, Any]) -> list[str]:
 
 
 def progress_words(run: WhatIfRun) -> str:
-    """How far a run is."""
     if run.state is not RunState.RUNNING:
         return run.state.value
     if not run.number:
@@ -121,7 +117,6 @@ def progress_words(run: WhatIfRun) -> str:
 
 
 def otherwise_of(run: WhatIfRun) -> str:
-    """What a run has otherwise than it was."""
     words = list(run.report.get("overrides") or ())
     words += [f"policy {name}" for name in run.asked.policies]
     return "; ".join(words) or "nothing: the baseline alone"

@@ -59,7 +59,6 @@ class Filters:
 
 
 def filters_of(request: Request[Any, Any, Any], path: str, names: Sequence[str]) -> Filters:
-    """Those of the address."""
     query = {name: request.query_params.get(name, "").strip() for name in names}
     return Filters(path, shown_again(query, *names), request.query_params.get("cursor"))
 

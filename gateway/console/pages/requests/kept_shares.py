@@ -38,7 +38,6 @@ class KeptShare:
 
     @property
     def is_enough(self) -> bool:
-        """Whether a share says something."""
         return self.requests >= FEWEST
 
     @property
@@ -51,7 +50,6 @@ class KeptShare:
 
     @property
     def point(self) -> Point:
-        """For the picture."""
         return (self.told, self.share, *self.interval)
 
 
@@ -68,7 +66,6 @@ class KeptFigure:
 
     @property
     def points(self) -> list[Point]:
-        """Those that there are enough requests for."""
         return [each.point for each in (self.p50, self.p90) if each.is_enough]
 
 

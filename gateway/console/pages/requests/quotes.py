@@ -49,7 +49,6 @@ class Span:
 
     @property
     def as_filters(self) -> dict[str, str]:
-        """For the reads and for links."""
         return {"from": from_us(self.since_us).isoformat(), "to": from_us(self.until_us).isoformat()}
 
 
@@ -71,7 +70,6 @@ def span_of(filters: Filters, now: datetime) -> Span:
 
 
 def bucket_words(wait_bucket: int) -> str:
-    """The waits of a bucket."""
     longest_s = longest_wait_s(wait_bucket)
     if longest_s == float("inf"):
         return f"more than {formats.seconds(longest_wait_s(wait_bucket - 1))}"
@@ -134,7 +132,6 @@ async def read_quotes(admin: Admin, filters: Filters, span: Span) -> QuotesShown
 
 @page(PATH, act=Act.READ_PLATFORM)
 async def quotes_page(request: Request[Any, Any, Any]) -> Response[str]:
-    """The page."""
     deps = gateway_of(request).deps
     filters = filters_of(request, PATH, NAMES)
     now = datetime.fromtimestamp(deps.wall_clock(), UTC) + timedelta(microseconds=1)

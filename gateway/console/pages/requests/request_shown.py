@@ -126,12 +126,10 @@ def _verdict(p50: float, p90: float | None, happened: float | None) -> str:
 
 
 def is_binding(timeline: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether it redeemed a quote."""
     return any(each.get("is_binding") for each in timeline if each["event"] == "quoted")
 
 
 def events_shown(timeline: Sequence[Mapping[str, Any]]) -> list[EventShown]:
-    """Every event with its numbers in words."""
     return [
         EventShown(
             each["at_s"],

@@ -52,7 +52,6 @@ class TargetShown:
 
 
 def target_shown(report: SloReport) -> TargetShown:
-    """A report's line."""
     slo, period = report.slo, report.period
     metric = METRICS.get(slo.metric, slo.metric)
     return TargetShown(
@@ -102,7 +101,6 @@ def days_shown(by_day: Mapping[int, Mapping[str, int]]) -> tuple[list[str], list
 
 @page(PATH, act=Act.READ_TENANT)
 async def slo_page(request: Request[Any, Any, Any]) -> Response[str]:
-    """The page."""
     visit, admin = visit_of(request), gateway_of(request).deps.admin
     filters: Filters = filters_of(request, PATH, NAMES)
     scope = await tenant_scope(request, filters.get("tenant"))

@@ -59,7 +59,6 @@ class Unfinished:
 async def in_flight(
     request: Request[Any, Any, Any], tenant_id: str, *, project: str = "", key: str = ""
 ) -> Unfinished:
-    """What waits and runs in all gateways, by ids."""
     ask = RequestAction(LIST, of_tenant=tenant_id, project=project, key=key)
     found = await gateway_of(request).fleet.live_requests(ask)
     by_status = Counter(each["status"] for each in found.data)

@@ -40,7 +40,6 @@ SUBJECTS = {
 
 
 def amount_text(meter: Meter, amount: float) -> str:
-    """An amount in the unit of its meter, exact."""
     if meter is Meter.COST_NANOUSD:
         return f"${exact_dollars(int(amount))}"
     if meter is Meter.GPU_MS:
@@ -49,7 +48,6 @@ def amount_text(meter: Meter, amount: float) -> str:
 
 
 def amount_typed(meter: Meter, amount: int) -> str:
-    """An amount as a field shows it for typing."""
     return exact_dollars(amount) if meter is Meter.COST_NANOUSD else str(amount)
 
 

@@ -44,7 +44,6 @@ MOVED = {"tiers": TIER_FIELDS[Tier.BATCH], "scopes": SCOPE_FIELDS["inference"], 
 
 
 def stored_in_form(key: ApiKey) -> dict[str, str]:
-    """A stored key as the form shows it."""
     return {
         "name": key.name,
         "default_tier": "" if key.default_tier is None else key.default_tier.value,
@@ -103,7 +102,6 @@ def end_typed(field: str, text: str) -> str | None:
 
 
 def tiers_shown(tiers: frozenset[Tier]) -> list[tuple[str, str]]:
-    """The tiers of a tenant, for the choice of a key's own one."""
     return [("", "as its tenant"), *((name, name) for name in tier_names(tiers))]
 
 
@@ -113,7 +111,6 @@ def errors_by_field(problem: FormProblem) -> FormProblem:
 
 
 def _end_words(end: datetime) -> str:
-    """A day where it ends with a day."""
     end = end.astimezone(UTC)
     return (
         end.date().isoformat()

@@ -143,7 +143,6 @@ def override_of(limit: Limit, form: Mapping[str, str]) -> LimitOverride:
 
 
 def stored_in_form(limit: Limit) -> dict[str, str]:
-    """What can be changed of a stored limit, as the form shows it."""
     rate = limit.rate_per_s or 0
     shown = rate / 1e9 if limit.meter is Meter.COST_NANOUSD else rate
     return {

@@ -111,7 +111,6 @@ def _instant(in_s: float | None, now_us: int) -> int | None:
 
 
 def binding(rows: Iterable[LimitRow]) -> LimitRow | None:
-    """The one that binds first."""
     return next((row for row in rows if row.binds_first), None)
 
 

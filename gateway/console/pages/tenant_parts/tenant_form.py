@@ -50,7 +50,6 @@ LABELS = {
 
 
 def stored_in_form(tenant: Tenant) -> dict[str, str]:
-    """A stored tenant as the form shows it."""
     return {
         "name": tenant.name,
         "weight": f"{tenant.weight:g}",

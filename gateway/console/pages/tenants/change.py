@@ -35,7 +35,6 @@ PATH = f"{one.PATH}/change"
 
 @page(PATH, act=Act.CHANGE_TENANT)
 async def change_page(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
-    """The form, filled in with what is stored."""
     found = await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     return _shown(request, found, stored_in_form(found))
 

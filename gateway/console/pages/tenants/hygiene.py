@@ -48,12 +48,10 @@ class KeyFilters:
     tenant: str
 
     def link(self, path: str, cursor: str | None = None) -> str:
-        """A page with these filters."""
         return with_query(path, {"finding": self.finding, "tenant": self.tenant, "cursor": cursor or ""})
 
 
 def filters_of(request: Request[Any, Any, Any]) -> KeyFilters:
-    """Those of a request."""
     query = request.query_params
     return KeyFilters(query.get("finding", ""), query.get("tenant", "").strip())
 

@@ -47,13 +47,11 @@ async def found_key(
 async def key_page(
     request: Request[Any, Any, Any], tenant: FromPath[str], key: FromPath[str]
 ) -> Response[str]:
-    """The key."""
     return await _shown(request, *await found_key(request, tenant, key, Act.READ_TENANT))
 
 
 @form(f"{PATH}/rotate", act=Act.MAKE_KEY)
 async def rotate(request: Request[Any, Any, Any], tenant: FromPath[str], key: FromPath[str]) -> Response[str]:
-    """Gives the key a new secret, and shows it once."""
     visit = visit_of(request)
     owner, found = await found_key(request, tenant, key, Act.MAKE_KEY)
     try:
@@ -98,7 +96,6 @@ async def ask_revoke(
 
 @form(f"{PATH}/revoke", act=Act.REVOKE_KEY)
 async def revoke(request: Request[Any, Any, Any], tenant: FromPath[str], key: FromPath[str]) -> Response[str]:
-    """Revokes the key."""
     visit = visit_of(request)
     owner, found = await found_key(request, tenant, key, Act.REVOKE_KEY)
     now = visit.form.get("now") == "yes"

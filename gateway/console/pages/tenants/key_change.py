@@ -46,7 +46,6 @@ async def _found(request: Request[Any, Any, Any], tenant: str, key: str) -> tupl
 async def change_key_page(
     request: Request[Any, Any, Any], tenant: FromPath[str], key: FromPath[str]
 ) -> Response[str]:
-    """The form, filled in with what is stored."""
     owner, found = await _found(request, tenant, key)
     return _shown(request, owner, found, stored_in_form(found))
 

@@ -56,13 +56,11 @@ def create_of(form: Mapping[str, str], tenant_id: str, *, is_owner: bool) -> Key
 
 @page(PATH, act=Act.READ_TENANT)
 async def keys_page(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
-    """The list."""
     return await _shown(request, await tenant_shown(request, tenant), shown_again(NEW_KEY, *FIELDS))
 
 
 @form(PATH, act=Act.MAKE_KEY)
 async def new_key(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
-    """Makes a key, and shows its secret once."""
     visit, deps = visit_of(request), gateway_of(request).deps
     found = await tenant_shown(request, tenant, Act.MAKE_KEY)
     try:

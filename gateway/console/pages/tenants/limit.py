@@ -56,7 +56,6 @@ async def _found(
 async def limit_page(
     request: Request[Any, Any, Any], tenant: FromPath[str], limit: FromPath[str]
 ) -> Response[str]:
-    """The limit."""
     return await _shown(request, *await _found(request, tenant, limit, to_change=False))
 
 
@@ -94,7 +93,6 @@ async def change_limit(
 async def ask_remove(
     request: Request[Any, Any, Any], tenant: FromPath[str], limit: FromPath[str]
 ) -> Response[str]:
-    """Asks before the limit is removed."""
     owner, found = await _found(request, tenant, limit, to_change=True)
     [row] = await rows_of_tenant(request, owner, [found], projected=False)
     here = f"{LIST}/{owner.name}/limits/{found.limit.limit_id}"

@@ -40,7 +40,6 @@ DONE = {"set": "The limit is set.", "removed": "The limit is removed."}
 
 @page(PATH, act=Act.READ_TENANT)
 async def limits_page(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
-    """The list."""
     return await _shown(request, await tenant_shown(request, tenant), shown_again(NEW_LIMIT, *FIELDS))
 
 

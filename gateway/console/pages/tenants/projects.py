@@ -32,13 +32,11 @@ DONE = {
 
 @page(PATH, act=Act.READ_TENANT)
 async def projects_page(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
-    """The list."""
     return await _shown(request, await tenant_shown(request, tenant), {"name": ""})
 
 
 @form(PATH, act=Act.CHANGE_TENANT)
 async def new_project(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
-    """Makes a project."""
     visit, found = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     wanted = ProjectCreate(tenant=found.tenant_id, name=visit.form.get("name", ""))
     try:

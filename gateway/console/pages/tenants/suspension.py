@@ -52,7 +52,6 @@ async def ask_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> 
 
 @form(f"{OF_TENANT}/suspend", act=Act.CHANGE_TENANT)
 async def suspend_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
-    """Suspends the tenant."""
     visit, found = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     now = visit.form.get("now") == "yes"
     await gateway_of(request).deps.admin.suspend_tenant(visit.actor, found.tenant_id, now=now)
@@ -61,7 +60,6 @@ async def suspend_tenant(request: Request[Any, Any, Any], tenant: FromPath[str])
 
 @form(f"{OF_TENANT}/resume", act=Act.CHANGE_TENANT)
 async def resume_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
-    """Undoes the suspension."""
     visit, found = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     await gateway_of(request).deps.admin.resume_tenant(visit.actor, found.tenant_id)
     return await done(request, f"{LIST}/{found.name}", "resumed")
@@ -71,7 +69,6 @@ async def resume_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) 
 async def ask_project(
     request: Request[Any, Any, Any], tenant: FromPath[str], project: FromPath[str]
 ) -> Response[str]:
-    """Asks before a project is suspended."""
     owner = await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     found = await gateway_of(request).deps.admin.show_project(project, owner.tenant_id)
     now = request.query_params.get("now") == "yes"
@@ -91,7 +88,6 @@ async def ask_project(
 async def suspend_project(
     request: Request[Any, Any, Any], tenant: FromPath[str], project: FromPath[str]
 ) -> Response[str]:
-    """Suspends the project."""
     visit, owner = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     now = visit.form.get("now") == "yes"
     await gateway_of(request).deps.admin.suspend_project(visit.actor, project, owner.tenant_id, now=now)
@@ -102,7 +98,6 @@ async def suspend_project(
 async def resume_project(
     request: Request[Any, Any, Any], tenant: FromPath[str], project: FromPath[str]
 ) -> Response[str]:
-    """Undoes the suspension."""
     visit, owner = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     await gateway_of(request).deps.admin.resume_project(visit.actor, project, owner.tenant_id)
     return await done(request, f"{LIST}/{owner.name}/projects", "resumed")

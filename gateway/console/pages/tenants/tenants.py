@@ -39,13 +39,11 @@ MOST_SHOWN = 50
 
 @page(PATH, act=Act.READ_TENANT)
 async def tenants_page(request: Request[Any, Any, Any]) -> Response[str]:
-    """The list."""
     return await _shown(request, shown_again(NEW_TENANT, *FIELDS))
 
 
 @form(PATH, act=Act.CHANGE_TENANT)
 async def new_tenant(request: Request[Any, Any, Any]) -> Response[str]:
-    """Makes a tenant, and goes on to its page."""
     visit, deps = visit_of(request), gateway_of(request).deps
     try:
         made = await deps.admin.create_tenant(visit.actor, create_of(visit.form))
@@ -57,7 +55,6 @@ async def new_tenant(request: Request[Any, Any, Any]) -> Response[str]:
 
 @page(FILE, act=Act.READ_TENANT)
 async def tenants_file(request: Request[Any, Any, Any]) -> Response[str]:
-    """The list as a file, exact."""
     search = _search(request)
 
     async def read(cursor: str | None) -> Page[dict[str, object]]:

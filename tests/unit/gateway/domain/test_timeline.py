@@ -188,7 +188,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None)
 @given(EVENTS)
 def test_a_timeline_is_bounded_and_counts_what_it_left_out(events: list[Event]) -> None:
     kept = bounded(events)
@@ -202,7 +202,7 @@ def test_a_timeline_is_bounded_and_counts_what_it_left_out(events: list[Event]) 
     explanation(kept)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(deadline=None)
 @given(EVENTS)
 def test_no_timeline_is_too_strange_to_be_explained(events: list[Event]) -> None:
     assert all(isinstance(each, str) for each in explain(events))

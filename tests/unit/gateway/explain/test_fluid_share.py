@@ -189,7 +189,7 @@ JOBS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None)
 @given(JOBS)
 def test_every_job_ends_none_earlier_than_alone_and_the_work_is_conserved(jobs: list[Job]) -> None:
     machine = _machine(places=3, tokens=16)

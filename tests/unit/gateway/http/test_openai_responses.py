@@ -26,7 +26,7 @@ CALL = Call("req_1", True, "a/model", PRINCIPAL, Tier.BATCH, ([1],), 3, 9, Sampl
     include_usage=st.booleans(),
     logprobs=st.sampled_from([None, 0, 2]),
 )
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 def test_a_framed_chunk_is_the_plain_one(
     texts: list[str], chat: bool, include_usage: bool, logprobs: int | None
 ) -> None:
@@ -63,7 +63,7 @@ def test_the_sampled_token_stands_in_the_top_ones(is_streamed: bool) -> None:
 @given(
     text=st.text(st.characters(codec="utf-8") | st.sampled_from("\x0b\x0c\x1c\x85\u2028\u2029"), max_size=20)
 )
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 def test_no_text_breaks_an_events_line(text: str) -> None:
     event = TextChunks(CALL).event(0, text)
     line, nothing = event.decode().splitlines()

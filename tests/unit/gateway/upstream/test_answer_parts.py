@@ -138,7 +138,7 @@ def splits(draw: st.DrawFn) -> tuple[Answer, list[Answer]]:
     completion=st.none() | st.integers(0, 400),
     tokenize=st.sampled_from([words_in, letters_in, len, None]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 def test_any_split_of_an_answer_gives_the_same_message_and_the_same_charge(
     split: tuple[Answer, list[Answer]],
     completion: int | None,
@@ -157,7 +157,7 @@ def test_any_split_of_an_answer_gives_the_same_message_and_the_same_charge(
 
 
 @given(split=splits(), most=st.integers(1, 30), tokenize=st.sampled_from([words_in, None]))
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 def test_of_an_answer_that_is_too_long_only_its_beginning_is_passed_on(
     split: tuple[Answer, list[Answer]], most: int, tokenize: Callable[[str], int] | None
 ) -> None:
@@ -388,7 +388,7 @@ JSON = st.recursive(
 
 
 @given(value=JSON, where=st.integers(0, 10**6), is_ascii=st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 def test_the_end_of_json_is_found_in_any_pieces_and_nowhere_before(
     value: Any, where: int, is_ascii: bool
 ) -> None:

@@ -43,7 +43,7 @@ from tenants.types import Amounts, Limit, LimitMode, Meter, SubjectKind, Window
     newline=st.sampled_from(["\n", "\r\n"]),
     cuts=st.lists(st.integers(0, 400), max_size=8),
 )
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 def test_events_are_found_however_the_stream_is_cut(events: list[str], newline: str, cuts: list[int]) -> None:
     stream = f": comment{newline}{newline}" + "".join(
         f"event: x{newline}data: {event}{newline}{newline}" for event in events
@@ -306,7 +306,7 @@ def words_in(text: str) -> int:
     most=st.integers(1, 300),
     tokenize=st.sampled_from([words_in, None]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 def test_text_that_fits_holds_no_more_tokens_than_were_asked_for(
     pieces: list[str], most: int, tokenize: Callable[[str], int] | None
 ) -> None:
@@ -376,7 +376,7 @@ def test_log_probabilities_carry_no_more_than_their_tokens() -> None:
     counted=st.integers(0, 80),
     cut_at=st.integers(0, 50),
 )
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 def test_whatever_comes_no_token_passes_its_lease_and_none_is_lost(
     sizes: list[int], leases: list[int], emitted: list[int], counted: int, cut_at: int
 ) -> None:

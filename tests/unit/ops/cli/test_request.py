@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ops.cli.inspect.waterfall import BAR_CELLS, COLOURS, bar
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(deadline=None)
 @given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e6))
 def test_a_bar_is_seen_and_stays_within_its_width(one: float, other: float, beyond: float) -> None:
     start_s, end_s = min(one, other), max(one, other)

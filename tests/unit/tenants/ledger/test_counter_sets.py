@@ -11,7 +11,7 @@ from tenants.storage.tables import ledger
 COUNTERS = st.lists(st.text('ab,"[]\\', max_size=3), max_size=4).map(tuple)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(COUNTERS, COUNTERS)
 def test_equal_sets_have_equal_names_and_no_others(one: tuple[str, ...], other: tuple[str, ...]) -> None:
     assert (set_id(one) == set_id(other)) is (set(one) == set(other))

@@ -222,7 +222,7 @@ def test_a_limit_survives_the_way_to_redis_and_back() -> None:
     st.lists(st.integers(0, 60), min_size=3, max_size=3),
     st.tuples(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40), st.booleans()),
 )
-@settings(max_examples=600, derandomize=True)
+@settings(max_examples=600)
 def test_what_a_first_hold_takes_at_once_is_what_it_takes_step_by_step(
     mode: LimitMode, shape: str, counts: list[int], asked: tuple[int, int, int, bool]
 ) -> None:
