@@ -80,7 +80,7 @@ test-servers: TESTS := tests/e2e
 $(TEST_PARTS): # without a help text: parts of `make test`
 	$(BIN)/python -m pytest -m "$(SUITE)" $(TESTS) $(PYTEST_ARGS)
 
-quick: $(STAMP_TEST) ## the part of the suite that needs no server, in 90 seconds
+quick: $(STAMP_TEST) ## the part of the suite that needs no server
 	$(BIN)/python -m pytest -m "not long" tests/unit tests/contract $(PYTEST_ARGS)
 
 durations: $(STAMP_TEST) ## measure what each test file costs, alone on this machine (PYTEST_ARGS="tests/e2e ...")

@@ -97,7 +97,7 @@ class Others:
             body = {"model": MODEL, "prompt": "x", "max_tokens": 40, "ignore_eos": True}
             assert client.post("/v1/completions", json=body).status_code == 200
         served = before.get(self._tenant_id, 0) + 40
-        until(lambda: emitted_by_tenant(self._server)[self._tenant_id] >= served)
+        until(lambda: emitted_by_tenant(self._server).get(self._tenant_id, 0) >= served)
         now = emitted_by_tenant(self._server)
         return 0 < now.get(tenant_id, 0) == before.get(tenant_id)
 

@@ -53,6 +53,8 @@ async def serving(script: Script) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
         for writer in script.writers:
             writer.close()
+            # The load client may have gone, and reset its connection, by then.
+        with suppress(ConnectionError):
             await writer.wait_closed()
 
 
