@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, delete, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from tenants.storage import flushes
 from tenants.storage.database import Database
 from tenants.storage.flushes import Flush
 from tenants.storage.tables import calibration_counts
+from tenants.storage.upserts import add_counts
 
 HOUR_S = 3600
 KEPT_S = 90 * 24 * HOUR_S
@@ -48,7 +48,11 @@ class KeptCount(NamedTuple):
 
     def plus(self, other: KeptCount) -> KeptCount:
         """The sum of both."""
-        return KeptCount(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+        return KeptCount(
+            self.requests + other.requests,
+            self.within_p50 + other.within_p50,
+            self.within_p90 + other.within_p90,
+        )
 
 
 async def add(
@@ -58,20 +62,10 @@ async def add(
 
     def work(connection: Connection) -> None:
         if flushes.is_new(connection, flush, round(now_s * 1e6)):
-            _add(connection, counts)
+            rows = [key._asdict() | count._asdict() for key, count in counts.items()]
+            add_counts(connection, calibration_counts, rows)
 
     await database.write(work)
-
-
-def _add(connection: Connection, counts: Mapping[CalibrationKey, KeptCount]) -> None:
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    new = dialect.insert(calibration_counts)
-    upsert = new.on_conflict_do_update(
-        index_elements=[*CalibrationKey._fields],
-        set_={name: calibration_counts.c[name] + new.excluded[name] for name in KeptCount._fields},
-    )
-    # The same order in every gateway, so that two of them never deadlock.
-    connection.execute(upsert, [key._asdict() | counts[key]._asdict() for key in sorted(counts)])
 
 
 async def purge(database: Database, now_s: float) -> int:

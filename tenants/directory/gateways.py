@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, exists, select, text, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from tenants.directory import queries
 from tenants.errors import Invalid, TenancyError
 from tenants.storage.database import Database
 from tenants.storage.tables import gateways, progress
+from tenants.storage.upserts import insert
 
 MAX_GATEWAY_ID = 80
 MAX_ADDRESS = 256
@@ -102,7 +102,6 @@ class GatewayRegistry:
 
         def write(connection: Connection) -> list[GatewaySeen]:
             now_us = self._now_us(connection)
-            dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
             new = {
                 "heartbeat_us": now_us,
                 "address": address[:MAX_ADDRESS],
@@ -113,7 +112,7 @@ class GatewayRegistry:
             }
             is_ours = None if takes_over else gateways.c.instance_id.in_(["", instance.instance_id])
             written = connection.execute(
-                dialect.insert(gateways)
+                insert(connection, gateways)
                 .values(id=gateway_id, started_us=now_us, **new)
                 .on_conflict_do_update(index_elements=["id"], set_=new, where=is_ours)
                 .returning(gateways.c.id)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import msgspec
 from sqlalchemy import ColumnElement, Connection, RowMapping, and_, delete, func, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from tenants.directory import queries
 from tenants.storage.database import Database
 from tenants.storage.tables import idempotent_answers as table
+from tenants.storage.upserts import insert
 
 MAX_KEY_CHARACTERS = 255
 MAX_PURGED = 10_000
@@ -100,9 +100,8 @@ class IdempotentAnswers:
             if instead_of is not None:
                 gone = gone | and_(table.c.request_id == instead_of, table.c.status == 0)
             connection.execute(delete(table).where(_is(scope), gone))
-            dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
             claimed = connection.execute(
-                dialect.insert(table)
+                insert(connection, table)
                 .values(
                     key_id=scope.key_id,
                     idempotency_key=scope.idempotency_key,

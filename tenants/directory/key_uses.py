@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sqlalchemy import Connection, case, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from tenants.directory.queries import chunks
 from tenants.storage.tables import key_uses
+from tenants.storage.upserts import insert
 
 
 def note(connection: Connection, last_us: Mapping[str, int]) -> None:
     """Stores last uses by key id; one that is later already stays."""
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    new = dialect.insert(key_uses)
+    new = insert(connection, key_uses)
     latest = case((new.excluded.last_us > key_uses.c.last_us, new.excluded.last_us), else_=key_uses.c.last_us)
     connection.execute(
         new.on_conflict_do_update(index_elements=["key_id"], set_={"last_us": latest}),

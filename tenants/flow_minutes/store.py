@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Subquery, Table, delete, func, select
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import ColumnElement, Connection, Subquery, delete, func, select
 
 from tenants.flow_minutes.minutes import (
     HOUR_US,
@@ -22,6 +21,7 @@ from tenants.flow_minutes.minutes import (
 from tenants.storage.database import Database
 from tenants.storage.flushes import Flush, is_new
 from tenants.storage.tables import engine_minutes, flow_minutes
+from tenants.storage.upserts import add_counts
 
 PURGED_AT_ONCE_US = 60 * MINUTE_US
 """One purge deletes an hour of the oldest minutes, which is more than an hour brings."""
@@ -43,29 +43,12 @@ async def add(
     ]
 
     def work(connection: Connection) -> None:
-        if not is_new(connection, flush, now_us):
-            return
-        _add(connection, flow_minutes, flow)
-        _add(connection, engine_minutes, engines)
+        # A restart continues a minute that was begun.
+        if is_new(connection, flush, now_us):
+            add_counts(connection, flow_minutes, flow)
+            add_counts(connection, engine_minutes, engines, replaced=["state"])
 
     await database.write(work)
-
-
-def _add(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-    if not rows:
-        return
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    new = dialect.insert(table)
-    keys = [column.name for column in table.primary_key]
-    sums: dict[str, ColumnElement[Any]] = {
-        column.name: new.excluded[column.name]
-        if column.name == "state"
-        else column + new.excluded[column.name]
-        for column in table.c
-        if column.name not in keys
-    }
-    # A restart continues a minute that was begun.
-    connection.execute(new.on_conflict_do_update(index_elements=keys, set_=sums), rows)
 
 
 async def purge(database: Database, now_us: int) -> None:

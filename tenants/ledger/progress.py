@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import msgspec
 from sqlalchemy import Connection, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from tenants.storage.database import Database
 from tenants.storage.tables import progress
+from tenants.storage.upserts import insert
 
 
 class RunningUse(msgspec.Struct, frozen=True, array_like=True):
@@ -63,10 +63,9 @@ class ProgressStore:
         """Overwrites a gateway's record (`Progress` as MessagePack). Raises `DatabaseUnavailable`."""
 
         def write(connection: Connection) -> None:
-            dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
             new = {"written_us": now_us, "counts": packed}
             connection.execute(
-                dialect.insert(progress)
+                insert(connection, progress)
                 .values(gateway_id=gateway_id, **new)
                 .on_conflict_do_update(index_elements=["gateway_id"], set_=new)
             )

@@ -14,12 +14,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
+from msgspec.structs import astuple
 from sqlalchemy import Connection, case, delete, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from tenants.directory import queries
+from tenants.ledger.batch_insert import insert_values
 from tenants.storage.database import Database
 from tenants.storage.tables import descriptions, ledger, tenants, timelines
+from tenants.storage.upserts import insert
 
 DIGEST_BYTES = 12
 MAX_PURGED = 20_000
@@ -131,37 +133,23 @@ async def purge(database: Database, *, before_us: int, most_rows: int) -> int:
 
 
 def _add(connection: Connection, rows: Sequence[StoredTimeline], described: Mapping[str, bytes]) -> None:
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     used_us: dict[str, int] = {}
     for row in rows:
         for each in (row.server, row.terms):
             if each is not None and each in described:
                 used_us[each] = max(used_us.get(each, 0), row.ended_us)
     if used_us:
-        insert = dialect.insert(descriptions)
-        newer = insert.excluded.used_us
+        new = insert(connection, descriptions)
+        newer = new.excluded.used_us
         connection.execute(
-            insert.on_conflict_do_update(
+            new.on_conflict_do_update(
                 index_elements=[descriptions.c.id],
                 set_={"used_us": case((newer > descriptions.c.used_us, newer), else_=descriptions.c.used_us)},
             ),
             # In one order, so that two gateways never wait for each other.
             [{"id": each, "used_us": used_us[each], "content": described[each]} for each in sorted(used_us)],
         )
-    connection.execute(
-        dialect.insert(timelines).on_conflict_do_nothing(),
-        [
-            {
-                "request_id": row.request_id,
-                "tenant_id": row.tenant_id,
-                "ended_us": row.ended_us,
-                "packed": row.packed,
-                "server": row.server,
-                "terms": row.terms,
-            }
-            for row in rows
-        ],
-    )
+    insert_values(connection, timelines, StoredTimeline.__struct_fields__, list(map(astuple, rows)))
 
 
 def _cutoff_us(connection: Connection, before_us: int, most_rows: int) -> int:

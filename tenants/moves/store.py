@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import msgspec
 from sqlalchemy import Connection, delete, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql import ColumnElement
 
 from tenants.moves.move import StoredMove
 from tenants.storage.database import Database
 from tenants.storage.tables import control_moves
+from tenants.storage.upserts import insert
 
 KEPT_S = 90 * 86_400
 MAX_ROWS = 200_000
@@ -24,12 +24,11 @@ async def add(database: Database, moves: Sequence[StoredMove]) -> None:
     `DatabaseUnavailable`."""
 
     def work(connection: Connection) -> None:
-        dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
         rows = [
             msgspec.structs.asdict(each) | {"knobs": msgspec.json.encode(each.knobs).decode()}
             for each in moves
         ]
-        connection.execute(dialect.insert(control_moves).on_conflict_do_nothing(), rows)
+        connection.execute(insert(connection, control_moves).on_conflict_do_nothing(), rows)
 
     if moves:
         await database.write(work)

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import BigInteger, Connection, cast, func, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from tenants.audit import checkpoints
 from tenants.directory import queries
@@ -24,6 +23,7 @@ from tenants.storage.tables import (
     refusal_counts,
     settings,
 )
+from tenants.storage.upserts import insert
 
 SATURATED_MINUTES = 5
 SATURATED_CODE = "queue_full"
@@ -76,9 +76,8 @@ def read(connection: Connection, now_us: int) -> DatabaseFigures:
 
 def note_ledger_check(connection: Connection, check: LedgerCheck) -> None:
     """Keeps what a comparison found, for every gateway."""
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     text = msgspec.json.encode(check).decode()
-    new = dialect.insert(settings).values(name=LEDGER_CHECK_SETTING, value=text)
+    new = insert(connection, settings).values(name=LEDGER_CHECK_SETTING, value=text)
     connection.execute(new.on_conflict_do_update(index_elements=["name"], set_={"value": new.excluded.value}))
 
 

@@ -6,10 +6,10 @@ A row exists from the redemption until the quote's expiry, or until its request 
 from __future__ import annotations
 
 from sqlalchemy import Connection, delete, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from tenants.storage.database import Database
 from tenants.storage.tables import redeemed_quotes as table
+from tenants.storage.upserts import insert
 
 MAX_PURGED = 10_000
 
@@ -24,9 +24,8 @@ class RedeemedQuotes:
         """Claims the offer for the request, durably; False: another request redeemed it."""
 
         def write(connection: Connection) -> bool:
-            dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
             claimed = connection.execute(
-                dialect.insert(table)
+                insert(connection, table)
                 .values(offer_id=offer_id, request_id=request_id, expires_us=expires_us)
                 .on_conflict_do_nothing()
                 .returning(table.c.offer_id)

@@ -14,13 +14,13 @@ from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, case, delete, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from tenants.directory import queries
 from tenants.directory.records import from_us
 from tenants.quota.store import Granted, LimitState
 from tenants.storage.database import Database
 from tenants.storage.tables import limit_events, limits
+from tenants.storage.upserts import insert
 from tenants.types import LimitMode
 
 MAX_WINDOWS_KEPT = 100
@@ -116,7 +116,6 @@ async def add(database: Database, tallies: Mapping[EventKey, AlertTally]) -> Non
 
 
 def _add(connection: Connection, tallies: Mapping[EventKey, AlertTally]) -> None:
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     wanted = sorted({key.limit_id for key in tallies})
     known = {
         limit_id
@@ -128,7 +127,7 @@ def _add(connection: Connection, tallies: Mapping[EventKey, AlertTally]) -> None
         if key.limit_id not in known:
             continue
         tally = tallies[key]
-        new = dialect.insert(limit_events).values(
+        new = insert(connection, limit_events).values(
             limit_id=key.limit_id,
             window_start_s=key.window_start_s,
             kind=key.kind.value,

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, delete, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql import ColumnElement
 
 from tenants.refusals.refusal import RefusalKey, RefusedRequest
@@ -20,6 +19,7 @@ from tenants.storage import flushes
 from tenants.storage.database import Database
 from tenants.storage.flushes import Flush
 from tenants.storage.tables import refusal_counts, refusals
+from tenants.storage.upserts import add_counts, insert
 
 DAY_S = 86_400
 KEPT_ROWS_S = 30 * DAY_S
@@ -53,21 +53,16 @@ async def add(
 def _add(connection: Connection, counts: Mapping[RefusalKey, int], rows: Sequence[RefusedRequest]) -> None:
     _add_counts(connection, counts)
     if rows:
-        dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
         connection.execute(
-            dialect.insert(refusals).on_conflict_do_nothing(), [msgspec.structs.asdict(row) for row in rows]
+            insert(connection, refusals).on_conflict_do_nothing(),
+            [msgspec.structs.asdict(row) for row in rows],
         )
 
 
 def _add_counts(connection: Connection, counts: Mapping[RefusalKey, int]) -> None:
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    new = dialect.insert(refusal_counts)
-    upsert = new.on_conflict_do_update(
-        index_elements=[*RefusalKey._fields],
-        set_={"count": refusal_counts.c["count"] + new.excluded["count"]},
+    add_counts(
+        connection, refusal_counts, [key._asdict() | {"count": count} for key, count in counts.items()]
     )
-    # The same order in every gateway, so that two of them never deadlock.
-    connection.execute(upsert, [key._asdict() | {"count": counts[key]} for key in sorted(counts)])
 
 
 def find(connection: Connection, request_id: str) -> RefusedRequest | None:
@@ -122,8 +117,7 @@ def _add_up(connection: Connection, before_s: int) -> bool:
     counts: dict[RefusalKey, int] = {}
     for *key, count in connection.execute(gone):
         counts[RefusalKey(*key)._replace(minute_s=oldest_s // 3600 * 3600)] = count
-    if counts:
-        _add_counts(connection, counts)
+    _add_counts(connection, counts)
     return True
 
 

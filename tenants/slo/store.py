@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, case, cast, delete, func, insert, select
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import BigInteger, Connection, case, cast, delete, func, select
 
 from tenants.slo.slo import (
     DAY_S,
@@ -27,6 +26,7 @@ from tenants.slo.slo import (
 )
 from tenants.storage.database import Database
 from tenants.storage.tables import slo_causes, slo_counts, slo_misses, slos
+from tenants.storage.upserts import add_counts, insert
 from tenants.types import Tier
 
 MAX_MISSES = 1_000_000
@@ -85,7 +85,6 @@ async def add(
 def _add(
     connection: Connection, tallies: Mapping[CountKey, SloTally], missed: Sequence[Missed], now_s: float
 ) -> None:
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     rows = [
         {
             "tenant_id": key.tenant_id,
@@ -96,32 +95,19 @@ def _add(
             "total": tallies[key].total,
             "missed": tallies[key].missed,
         }
-        # The same order in every gateway, so that two of them never deadlock.
-        for key in sorted(tallies, key=lambda each: (each.tenant_id, each.tier, each.metric))
+        for key in tallies
         for span_s in (SPAN_S, DAY_S)
     ]
-    if rows:
-        new = dialect.insert(slo_counts)
-        connection.execute(
-            new.on_conflict_do_update(
-                index_elements=["tenant_id", "tier", "metric", "span_s", "start_s"],
-                set_={
-                    "total": slo_counts.c.total + new.excluded.total,
-                    "missed": slo_counts.c.missed + new.excluded.missed,
-                },
-            ),
-            rows,
-        )
+    add_counts(connection, slo_counts, rows)
     if missed:
         _add_misses(connection, missed)
 
 
 def _add_misses(connection: Connection, missed: Sequence[Missed]) -> None:
     """Inserts misses, and counts those that were not there by cause and day."""
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     columns = slo_misses.c
     inserted = connection.execute(
-        dialect.insert(slo_misses)
+        insert(connection, slo_misses)
         .on_conflict_do_nothing()
         .returning(columns.tenant_id, columns.tier, columns.metric, columns.cause, columns.at_us),
         [
@@ -144,15 +130,8 @@ def _add_misses(connection: Connection, missed: Sequence[Missed]) -> None:
         for row in inserted
     )
     names = ("tenant_id", "tier", "metric", "cause", "start_s")
-    new = dialect.insert(slo_causes)
-    rows = [dict(zip(names, key, strict=True)) | {"missed": by_cause[key]} for key in sorted(by_cause)]
-    if rows:
-        connection.execute(
-            new.on_conflict_do_update(
-                index_elements=names, set_={"missed": slo_causes.c.missed + new.excluded.missed}
-            ),
-            rows,
-        )
+    rows = [dict(zip(names, key, strict=True)) | {"missed": count} for key, count in by_cause.items()]
+    add_counts(connection, slo_causes, rows)
 
 
 async def purge(database: Database, now_s: float, most_misses: int = MAX_MISSES) -> None:
@@ -271,7 +250,7 @@ def misses(connection: Connection, conditions: Sequence[Any], most: int) -> list
 def insert_slo(connection: Connection, slo: Slo, now_us: int) -> None:
     """Inserts a target."""
     connection.execute(
-        insert(slos).values(
+        insert(connection, slos).values(
             id=slo.slo_id,
             tenant_id=slo.tenant_id,
             tier=slo.tier.value,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete
-from sqlalchemy.dialects import postgresql, sqlite
 
 from tenants.storage.tables import flushes
+from tenants.storage.upserts import insert
 
 KEPT_US = 7 * 86_400 * 1_000_000
 """Writers that wrote nothing for longer are forgotten; none repeats a flush for so long."""
@@ -29,8 +29,7 @@ class Flush:
 
 def is_new(connection: Connection, flush: Flush, now_us: int) -> bool:
     """Whether this flush has not been added yet; from now on it has."""
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    new = dialect.insert(flushes).values(writer=flush.writer, number=flush.number, at_us=now_us)
+    new = insert(connection, flushes).values(writer=flush.writer, number=flush.number, at_us=now_us)
     noted = connection.execute(
         new.on_conflict_do_update(
             index_elements=["writer"],

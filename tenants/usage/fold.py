@@ -13,10 +13,10 @@ from itertools import starmap
 from typing import Any
 
 from sqlalchemy import Connection, Select, Text, cast, delete, func, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql import ColumnElement
 
 from tenants.storage.tables import CHARGES, CHARGES_BY_ID, ledger, usage_fold, usage_labels, usage_sums
+from tenants.storage.upserts import add_counts, insert
 from tenants.usage.final_ids import WaitingIds, look
 from tenants.usage.sums import AMOUNTS, DAY_US, Charge, Grain, SumKey, sums_of
 
@@ -122,14 +122,9 @@ def charges_query(*conditions: ColumnElement[bool]) -> Select[Any]:
 
 def add(connection: Connection, amounts: Mapping[SumKey, Sequence[int]]) -> None:
     """Adds to sums; missing ones begin at 0."""
-    if not amounts:
-        return
-    new = _insert(connection, usage_sums)
-    added = {name: usage_sums.c[name] + new.excluded[name] for name in AMOUNTS}
-    connection.execute(
-        new.on_conflict_do_update(index_elements=list(_KEYS), set_=added),
-        [dict(zip((*_KEYS, *AMOUNTS), (*key, *amounts[key]), strict=True)) for key in sorted(amounts)],
-    )
+    columns = (*_KEYS, *AMOUNTS)
+    rows = [dict(zip(columns, (*key, *added), strict=True)) for key, added in amounts.items()]
+    add_counts(connection, usage_sums, rows)
 
 
 def add_labels(connection: Connection, labels: Mapping[str, Mapping[str, str]]) -> None:
@@ -140,7 +135,7 @@ def add_labels(connection: Connection, labels: Mapping[str, Mapping[str, str]]) 
         for name, value in sorted(labels[set_id].items())
     ]
     if rows:
-        connection.execute(_insert(connection, usage_labels).on_conflict_do_nothing(), rows)
+        connection.execute(insert(connection, usage_labels).on_conflict_do_nothing(), rows)
 
 
 def drop_zeros(connection: Connection, keys: Sequence[SumKey]) -> None:
@@ -165,7 +160,3 @@ def purge_hours(connection: Connection, now_us: int) -> bool:
     connection.execute(delete(usage_sums).where(is_hour, usage_sums.c.start_us < until_us))
     connection.execute(update(usage_fold).values(hours_from_us=max(at.hours_from_us, until_us)))
     return True
-
-
-def _insert(connection: Connection, table: Any) -> Any:
-    return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
