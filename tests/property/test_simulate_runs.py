@@ -157,7 +157,7 @@ def test_runs_and_single_steps_agree_under_every_policy(policy: str) -> None:
     @given(
         seed=st.integers(0, 10**6),
         replicas=st.integers(1, 3),
-        blocks=st.sampled_from([26, 40, 200]),
+        blocks=st.sampled_from([26, 30, 40, 200]),
         places=st.sampled_from([2, 6, 16]),
         gap_s=st.sampled_from([0.01, 0.1, 0.5]),
         tiers=st.sampled_from([1, 2]),
