@@ -314,6 +314,7 @@ class SimulatedPool:
         if arriving is not None or action is not None or len(self.flow):
             for each in self.members:
                 self._hear(each, member)
+            for each in self.members:
                 self._settle_emitted(each, member)
         elif member is not None:
             self._hear(member, member)

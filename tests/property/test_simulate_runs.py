@@ -8,7 +8,7 @@ in which order, and on all counters.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ from engine.virtual.fast_replica import SimulatedReplica
 from engine.virtual.replica import VirtualReplica
 from engine.virtual.step_shapes import LinearTiming, make_shapes
 from ops.simulate.machines.machines import Machine, roofline_machine
-from ops.simulate.pool import SimulatedPool, busy
+from ops.simulate.pool import Member, SimulatedPool, busy
 from ops.simulate.predictions import PREDICTIONS
 from ops.simulate.traffic.requests import SimulatedRequest
 
@@ -112,6 +112,43 @@ def run(
     return pool
 
 
+class AskingPool(SimulatedPool):
+    """Tells the gateway the output of every running sequence, after all replicas told what tenants had."""
+
+    def _settle_emitted(self, member: Member, cause: Member | None) -> None:
+        for asked in self.members if member is self.members[-1] else ():
+            ahead = self._ahead(asked, cause)
+            for sequence in asked.engine.table.running:
+                emitted = len(sequence.token_ids) - sequence.prompt_tokens - ahead
+                if emitted > 0:
+                    self.flow.progress(sequence.submit.sequence_id, emitted, 1)
+
+
+@pytest.mark.parametrize("policy", ["vtc", "hybrid"])
+@pytest.mark.parametrize("predictions", ["learned", "exact", "none"])
+def test_a_gateway_that_hears_only_of_output_beyond_its_prediction_decides_the_same(
+    policy: str, predictions: str
+) -> None:
+    for blocks, places, gap_s, seed in ((60, 6, 0.02, 0), (200, 12, 0.005, 0), (200, 12, 0.005, 1)):
+        size = machine(blocks, places)
+        rng = random.Random(seed)
+        came = [
+            replace(
+                request,
+                tenant=f"tenant-{rng.randrange(12)}",
+                weight=1.0,
+                input_tokens=rng.choice([5, 20, 80]),
+            )
+            for request in requests(seed, count=200, gap_s=gap_s)
+        ]
+        outcomes = []
+        for make in (SimulatedPool, AskingPool):
+            pool = make(policy, size, replicas=3, predictions=PREDICTIONS[predictions]())
+            pool.run(came)
+            outcomes.append(outcome(pool))
+        assert outcomes[0] == outcomes[1]
+
+
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_runs_and_single_steps_agree_under_every_policy(policy: str) -> None:
     in_runs = preempted = 0
@@ -120,7 +157,7 @@ def test_runs_and_single_steps_agree_under_every_policy(policy: str) -> None:
     @given(
         seed=st.integers(0, 10**6),
         replicas=st.integers(1, 3),
-        blocks=st.sampled_from([26, 40, 200]),
+        blocks=st.sampled_from([26, 30, 40, 200]),
         places=st.sampled_from([2, 6, 16]),
         gap_s=st.sampled_from([0.01, 0.1, 0.5]),
         tiers=st.sampled_from([1, 2]),
