@@ -54,8 +54,8 @@ async def serving(script: Script) -> AsyncIterator[str]:
         for writer in script.writers:
             writer.close()
             # The load client may have gone, and reset its connection, by then.
-        with suppress(ConnectionError):
-            await writer.wait_closed()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
 
 
 async def test_connections_are_kept_where_an_answer_was_read_to_its_end() -> None:
