@@ -10,8 +10,8 @@ from gateway.flow.control_rules import ControlMode
 from gateway.flow.dispatch_log import LogRecord
 from tenants.admin.audit import AuditRow
 from tenants.admin.brakes import Brake
+from tenants.counts.move import StoredMove
 from tenants.directory.records import to_us
-from tenants.moves.move import StoredMove
 from tenants.types import Tier
 
 MOST_MOVES = 20

@@ -15,8 +15,8 @@ from tenants.admin.audit import AuditRow
 from tenants.admin.policy import StoredPolicy
 from tenants.config_file.document import ConfigLimit, ConfigPolicy
 from tenants.config_file.steps import ConfigPlan, ConfigStep
+from tenants.counts.move import StoredMove
 from tenants.errors import Invalid
-from tenants.moves.move import StoredMove
 
 NOON_US = int(datetime(2026, 3, 2, 12, tzinfo=UTC).timestamp() * 1e6)
 MINUTE_US = 60_000_000
