@@ -35,7 +35,7 @@ STAMP_LLAMA_CPP := $(PEERS)/llama_cpp/.installed
 STAMP_SERVE := $(PEERS)/transformers/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: pictures lock vendor help install plugin-in-vllm demo serve test test-long quick durations $(TEST_PARTS) test-sdks test-floor fuzz check mutants mutmut format bench-fairness bench-estimates bench-peers \
+.PHONY: pictures lock vendor help install plugin-in-vllm demo serve test test-long quick durations $(TEST_PARTS) test-sdks test-floor fuzz check mutants mutmut format bench-fairness bench-calibration bench-peers \
   bench-engine bench-scheduler bench-contract bench-fidelity bench-gateway bench-versus bench-vllm bench-upstreams clean
 
 help: ## list the targets
@@ -125,8 +125,8 @@ format: $(STAMP_TEST) ## rewrite the files as `make check` wants them
 bench-fairness: $(STAMP_DEMO) ## floods, weights, tiers and reservations on a running server
 	$(BIN)/fairgate bench fairness
 
-bench-estimates: $(STAMP_DEMO) ## estimated against actual waits at 0, 20 and 100 queued requests
-	$(BIN)/fairgate bench estimates
+bench-calibration: $(STAMP_DEMO) ## how often estimates and quotes hold, on virtual time and in bursts into a real engine
+	$(BIN)/fairgate bench calibration --bursts
 
 # Each peer lives in an environment of its own; transformers, the other peer, comes with the engine.
 $(STAMP_PEERS): ops/bench/peers/openvino.txt | $(BIN)/python
@@ -186,7 +186,7 @@ bench-scheduler: $(STAMP_DEMO) ## what a scheduling step costs without a model (
 	$(BIN)/fairgate bench scheduler $(BENCH_ARGS)
 
 # PostgreSQL and Redis come with the test extra where the machine has none.
-bench-contract: $(STAMP_TEST) ## budgets through bursts and kill -9 (BENCH_ARGS="--scenario 'kill-*' --peers litellm ...")
+bench-contract: $(STAMP_TEST) ## budgets through bursts and kill -9 (BENCH_ARGS="--scenario 'kill-*' ...")
 	$(BIN)/fairgate bench contract $(BENCH_ARGS)
 
 bench-fidelity: $(STAMP_DEMO) ## the simulator beside the real engine, 45 minutes (BENCH_ARGS="--policy vtc ...")
@@ -206,9 +206,7 @@ bench-versus: plugin-in-vllm $(STAMP_LITELLM) ## ours beside LiteLLM and vLLM, 3
 	$(BIN)/fairgate bench versus $(BENCH_ARGS)
 
 bench-vllm: plugin-in-vllm ## the plug-in inside a real vLLM, 30 minutes (VLLM_VERSION=0.29.0 BENCH_ARGS="--parts shares ...")
-	$(VLLM)/bin/python ops/bench/vllm/in_process.py --model ops/demo/model
-	$(BIN)/python -m ops.bench.vllm.leases --home $(VLLM)
-	$(BIN)/fairgate bench vllm --vllm-version $(VLLM_VERSION) $(BENCH_ARGS)
+	$(BIN)/fairgate bench versus --parts leases,shares,limits,caches,texts,speed --vllm-version $(VLLM_VERSION) $(BENCH_ARGS)
 
 bench-upstreams: $(STAMP_DEMO) $(VLLM)/.installed $(STAMP_LLAMA_CPP) $(STAMP_SERVE) ## answers of vLLM, llama.cpp, transformers through the gateway (BENCH_ARGS="--record ...")
 	$(BIN)/fairgate bench upstreams $(BENCH_ARGS)

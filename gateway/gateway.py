@@ -28,14 +28,14 @@ from gateway.background import every, watch_lag
 from gateway.budget.holds import Holds
 from gateway.budget.limit_alerts import LimitAlerts
 from gateway.cluster import recovery
+from gateway.cluster.active_brakes import ActiveBrakes
+from gateway.cluster.active_directory import ActiveDirectory
+from gateway.cluster.active_drains import ActiveDrains
+from gateway.cluster.active_policy import FOLLOW_EVERY_S, ActivePolicy
 from gateway.cluster.audit_checkpoints import AuditCheckpoints
-from gateway.cluster.brakes_in_force import BrakesInForce
-from gateway.cluster.directory_in_force import DirectoryInForce
-from gateway.cluster.drains_in_force import DrainsInForce
 from gateway.cluster.idempotency_keys import IdempotencyKeys
 from gateway.cluster.identity import RivalWatch
 from gateway.cluster.liveness import Liveness
-from gateway.cluster.policy_in_force import FOLLOW_EVERY_S, PolicyInForce
 from gateway.cluster.progress_writer import ProgressWriter
 from gateway.cluster.usage_folder import UsageFolder
 from gateway.config import AGEING_S
@@ -129,13 +129,13 @@ class Gateway:
     def __init__(self, deps: GatewayDeps) -> None:
         """Raises `UnknownPolicy`."""
         config = deps.config
-        self.policy = PolicyInForce(deps, lambda: self.pools.values(), lambda: self.controls.values())
+        self.policy = ActivePolicy(deps, lambda: self.pools.values(), lambda: self.controls.values())
         """The policy in force, of the queue and of the engines."""
-        self.brakes = BrakesInForce(deps, lambda: self.pools.values(), lambda: self.controls)
+        self.brakes = ActiveBrakes(deps, lambda: self.pools.values(), lambda: self.controls)
         """What operators let tiers hold, for a while."""
-        self.drains = DrainsInForce(deps, lambda: self.pools.values())
+        self.drains = ActiveDrains(deps, lambda: self.pools.values())
         """Which replicas get no new requests."""
-        self.directory = DirectoryInForce(deps, lambda: self.lifecycle, self.drains.follow)
+        self.directory = ActiveDirectory(deps, lambda: self.lifecycle, self.drains.follow)
         """What admin acts say of keys, limits and replicas, for what waits and runs."""
         self.deps = deps
         self.recovery: RecoveryReport | None = None
@@ -762,6 +762,8 @@ class Gateway:
     def require_body(self, pool: str, body_bytes: int, image_bytes: int) -> None:
         """Raises `ApiError` (413) for a body that is too large for the pool, or has too much text."""
         ordinary = self.deps.config.max_body_bytes
+        if body_bytes <= ordinary:
+            return
         most = self.pools[pool].body_limit(ordinary)
         if body_bytes > most:
             raise errors.body_too_large(max_body_bytes=most)

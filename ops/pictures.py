@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ops.bench.estimates.calibration_chart import reliability_charts
-from ops.bench.versus.charts import versus_charts
+from ops.bench.versus.report import versus_charts
 from ops.pages.charts import Chart
 from ops.pages.page import svg
 from ops.simulate.figures.curves import Curves, curves

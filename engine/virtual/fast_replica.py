@@ -29,7 +29,7 @@ from engine.scheduling.step_counters import TierTenant
 from engine.sequence import Sequence, SequenceStatus
 from engine.sizes import blocks_for
 from engine.virtual.replica import VirtualClock, VirtualRunner, VirtualTexts
-from engine.virtual.step_shapes import Shapes, StepPart, StepShape, StepTiming
+from engine.virtual.step_shapes import Shapes, StepShape, StepTiming
 
 LONGEST_RUN = 4096
 """Steps; the computed rest of a run that is cut short is wasted."""
@@ -80,6 +80,8 @@ class _Run:
 
     shape: StepShape
     ends_s: list[float]
+    charges: dict[str, int]
+    """What a step gives every tenant that runs, scaled and per weight."""
 
 
 class SimulatedReplica:
@@ -197,8 +199,10 @@ class SimulatedReplica:
             self._settled = False
             return StepsTaken(wait_until_s=table.wait_until_s)
         shape = self.shapes.of(
-            StepPart(sequence.submit.sequence_id, sequence.computed_tokens, tokens)
-            for sequence, tokens in shares.items()
+            [
+                (sequence.submit.sequence_id, sequence.computed_tokens, tokens)
+                for sequence, tokens in shares.items()
+            ]
         )
         self.shapes.note(shape, plan.num_tokens, 1)
         step_s = self._timing.step_s(shape)
@@ -279,12 +283,15 @@ class SimulatedReplica:
         """Begins a run of as many steps as `steps_alike` returned; returns the end of each. Nothing changes
         before `end_run`."""
         shape = self.shapes.of(
-            StepPart(sequence.submit.sequence_id, sequence.computed_tokens, 1)
-            for sequence in self.table.running
+            [(sequence.submit.sequence_id, sequence.computed_tokens, 1) for sequence in self.table.running]
         )
         durations_s = self._timing.decodes_s(shape, steps)
         ends_s = list(accumulate(durations_s, initial=self.now_s))[1:]
-        self._run = _Run(shape, ends_s)
+        charges: dict[str, int] = {}
+        for sequence in self.table.running:
+            tenant_id = sequence.submit.tenant_id
+            charges[tenant_id] = charges.get(tenant_id, 0) + sequence.token_charge
+        self._run = _Run(shape, ends_s, charges)
         return ends_s
 
     def steps_begun(self, now_s: float, *, at_now: bool) -> int:
@@ -302,12 +309,9 @@ class SimulatedReplica:
 
     def service_of_run(self, steps: int) -> dict[str, int]:
         """What a number of steps of the run gives each tenant, scaled and per weight."""
-        service: dict[str, int] = {}
-        if steps:
-            for sequence in self.table.running:
-                tenant_id = sequence.submit.tenant_id
-                service[tenant_id] = service.get(tenant_id, 0) + sequence.token_charge * steps
-        return service
+        if self._run is None or not steps:
+            return {}
+        return {tenant_id: charge * steps for tenant_id, charge in self._run.charges.items()}
 
     @property
     def in_run(self) -> bool:

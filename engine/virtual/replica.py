@@ -20,7 +20,7 @@ from engine.core.model_runner import Sampled, SequenceSlice
 from engine.messages import ModelInfo, Refused, SamplingParams, StepTime, Submit
 from engine.scheduling.room import attended_tokens
 from engine.step_time.model import PRIOR, predict_step_s
-from engine.virtual.step_shapes import PaddedShapes, StepPart
+from engine.virtual.step_shapes import PaddedShapes
 
 EOS_TOKEN_ID = 0
 VOCABULARY = 1024
@@ -101,7 +101,7 @@ class VirtualRunner:
         rows = len(slices)
         if self._padded is not None:
             shape = self._padded.of(
-                StepPart(piece.sequence_id, piece.position, piece.num_tokens) for piece in slices
+                [(piece.sequence_id, piece.position, piece.num_tokens) for piece in slices]
             )
             self._padded.note(shape, tokens, 1)
             tokens = shape.prompt_tokens + shape.decode_tokens

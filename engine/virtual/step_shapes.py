@@ -14,14 +14,9 @@ from typing import NamedTuple, Protocol
 from engine.messages import StepTime
 from engine.scheduling.room import attended_tokens
 
-
-class StepPart(NamedTuple):
-    """One sequence's share of a step."""
-
-    sequence_id: str
-    position: int
-    """Tokens of it computed before."""
-    num_tokens: int
+StepPart = tuple[str, int, int]
+"""One sequence's share of a step: its id, its tokens computed before, its tokens in the step. Plain tuples:
+hundreds of them a step."""
 
 
 class StepShape(NamedTuple):
@@ -114,17 +109,17 @@ class PaddedShapes:
     def of(self, parts: Iterable[StepPart]) -> StepShape:
         """The shape of a step of these parts, with its padding."""
         parts = list(parts)
-        prompts = [part for part in parts if part.num_tokens > 1]
+        prompts = [(position, tokens) for _, position, tokens in parts if tokens > 1]
         rows = len(parts)
         if self.keeps_rows:
-            now = {part.sequence_id for part in parts}
+            now = {sequence_id for sequence_id, _, _ in parts}
             self._batch = now if self._batch.isdisjoint(now) else self._batch | now
             rows = len(self._batch)
         has_decodes = len(prompts) < len(parts)
         decodes = rows - len(prompts) if has_decodes else 0
-        longest = max((part.num_tokens for part in prompts), default=0)
-        deepest = max((part.position for part in prompts), default=0)
-        context = max((part.position for part in parts if part.num_tokens == 1), default=-1) + 1
+        longest = max((tokens for _, tokens in prompts), default=0)
+        deepest = max((position for position, _ in prompts), default=0)
+        context = max((position for _, position, tokens in parts if tokens == 1), default=-1) + 1
         return StepShape(
             len(prompts) * longest,
             len(prompts) * attended_tokens(deepest, longest),

@@ -91,6 +91,6 @@ def unsent_of(text: str) -> UnsentForm | None:
         return None
 
 
-def shown_again(values: Mapping[str, str], *names: str) -> dict[str, str]:
+def typed_fields(values: Mapping[str, str], *names: str) -> dict[str, str]:
     """What was typed into these fields; they are never those of passwords."""
     return {name: values.get(name, "")[:MAX_SHOWN_CHARACTERS] for name in names}

@@ -164,6 +164,8 @@ class Account(msgspec.Struct, frozen=True):
 def decode_together(shares: Iterable[DecodeShare]) -> DecodeShare:
     """The sum over the sequences of a request; a step that two sat out counts twice."""
     listed = list(shares)
+    if len(listed) == 1:
+        return listed[0]
     sat_out_for: Counter[str] = Counter()
     for each in listed:
         sat_out_for.update(each.sat_out_for)

@@ -105,6 +105,11 @@ none. More may be added at the end
 of a kind's."""
 
 
+_PLACES: dict[int, dict[str, int]] = {
+    kind: {name: place for place, name in enumerate(names)} for kind, names in FIELDS.items()
+}
+
+
 class Whose(IntEnum):
     """The request that took its place."""
 
@@ -319,7 +324,7 @@ def number(event: Event | None, name: str) -> int:
     """One of an event's numbers, by its name in `FIELDS`; 0 where there is none."""
     if event is None:
         return 0
-    place = FIELDS[TimelineKind(event.kind)].index(name)
+    place = _PLACES[event.kind][name]
     return event.numbers[place] if place < len(event.numbers) else 0
 
 

@@ -12,28 +12,34 @@ from collections.abc import Sequence
 from engine.forecast.calibration import load_of
 from engine.messages import TIER_RANKS
 from gateway.domain.outcomes import RequestOutcome
-from gateway.domain.timeline import FIELDS, OUTCOMES, Event, TimelineKind, first, number
+from gateway.domain.timeline import FIELDS, OUTCOMES, Event, TimelineKind, number
 from tenants.counts.calibration import HOUR_S, KINDS, CalibrationKey, KeptCount
 
 HOUR_US = HOUR_S * 1_000_000
 _TIERS = {rank: tier for tier, rank in TIER_RANKS.items()}
+_QUANTILES = (
+    ("wait_p50_us", "wait_p90_us"),
+    ("ttft_p50_us", "ttft_p90_us"),
+    ("e2e_p50_us", "e2e_p90_us"),
+    ("output_p50_tokens", "output_p90_tokens"),
+)
+"""Numbers of `QUOTED`, of each figure in the order of `happened`."""
 
 
 def kept_figures(events: Sequence[Event], model: str, ended_us: int) -> dict[CalibrationKey, KeptCount]:
     """The figures that a request of `model` was told, each counted once. Empty: it was told none, or they do
     not count, or an older version wrote its timeline."""
-    quoted, ended = first(events, TimelineKind.QUOTED), first(events, TimelineKind.ENDED)
+    firsts = {event.kind: event for event in reversed(events)}
+    quoted, ended = firsts.get(TimelineKind.QUOTED), firsts.get(TimelineKind.ENDED)
     if (
         quoted is None
         or ended is None
         or len(quoted.numbers) < len(FIELDS[TimelineKind.QUOTED])
         or number(ended, "outcome") != OUTCOMES.index(RequestOutcome.COMPLETED)
-        or first(events, TimelineKind.MOVED) is not None
+        or TimelineKind.MOVED in firsts
     ):
         return {}
-    dispatched, first_token = (
-        first(events, kind) for kind in (TimelineKind.DISPATCHED, TimelineKind.FIRST_TOKEN)
-    )
+    dispatched, first_token = firsts.get(TimelineKind.DISPATCHED), firsts.get(TimelineKind.FIRST_TOKEN)
     happened = {
         "wait": None if dispatched is None else dispatched.at_us,
         "ttft": None if first_token is None else first_token.at_us,
@@ -41,20 +47,16 @@ def kept_figures(events: Sequence[Event], model: str, ended_us: int) -> dict[Cal
         # Vectors have no output tokens.
         "output": None
         if first_token is None
-        else number(first(events, TimelineKind.SETTLED), "charged_output_tokens"),
+        else number(firsts.get(TimelineKind.SETTLED), "charged_output_tokens"),
     }
-    tier = _TIERS[number(first(events, TimelineKind.RECEIVED), "tier")]
+    tier = _TIERS[number(firsts.get(TimelineKind.RECEIVED), "tier")]
     bucket = load_of(number(quoted, "wait_p50_us") / 1e6)
     kind = KINDS[number(quoted, "is_binding")]
+    hour_s = ended_us // HOUR_US * HOUR_S
     return {
-        CalibrationKey(ended_us // HOUR_US * HOUR_S, model, tier, figure, bucket, kind): KeptCount(
-            1, *(int(actual <= number(quoted, f"{figure}_{told}")) for told in _told(figure))
+        CalibrationKey(hour_s, model, tier, figure, bucket, kind): KeptCount(
+            1, int(actual <= number(quoted, p50)), int(actual <= number(quoted, p90))
         )
-        for figure, actual in happened.items()
+        for (figure, actual), (p50, p90) in zip(happened.items(), _QUANTILES, strict=True)
         if actual is not None
     }
-
-
-def _told(figure: str) -> tuple[str, str]:
-    unit = "tokens" if figure == "output" else "us"
-    return f"p50_{unit}", f"p90_{unit}"

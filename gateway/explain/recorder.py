@@ -345,34 +345,20 @@ def _opened(run: Run, timeline: Timeline) -> Timeline:
     """With the estimate made on arrival."""
     call, estimate, arrived_s = run.call, run.estimate, run.times.arrived_s
     opened = Timeline()
-    opened.note(
-        TimelineKind.RECEIVED,
-        arrived_s,
-        call.input_tokens,
-        call.sequences,
-        TIER_RANKS[run.moves[0].before if run.moves else call.tier],
-        call.max_tokens,
-        _us(run.read_s),
-    )
+    tier = TIER_RANKS[run.moves[0].before if run.moves else call.tier]
+    size = (call.input_tokens, call.sequences, tier, call.max_tokens, _us(run.read_s))
+    opened.note(TimelineKind.RECEIVED, arrived_s, *size)
     trace = run.trace
     if trace is not None and (trace.parent_id or run.kept_for is not None):
         opened.note(TimelineKind.TRACED, arrived_s, *trace_numbers(trace.trace_id, trace.parent_id or "0"))
     if estimate is not None:
-        opened.note(
-            TimelineKind.QUOTED,
-            arrived_s,
-            *(
-                number
-                for quantile in (0, 1)
-                for number in (
-                    _us(estimate.wait_s[quantile]),
-                    _us(estimate.ttft_s[quantile]),
-                    _us(estimate.e2e_s[quantile]),
-                    estimate.output_tokens[quantile],
-                )
-            ),
-            int(call.binding is not None),
+        (wait_p50_s, wait_p90_s), (ttft_p50_s, ttft_p90_s) = estimate.wait_s, estimate.ttft_s
+        (e2e_p50_s, e2e_p90_s), (tokens_p50, tokens_p90) = estimate.e2e_s, estimate.output_tokens
+        quoted = (
+            *(_us(wait_p50_s), _us(ttft_p50_s), _us(e2e_p50_s), tokens_p50),
+            *(_us(wait_p90_s), _us(ttft_p90_s), _us(e2e_p90_s), tokens_p90),
         )
+        opened.note(TimelineKind.QUOTED, arrived_s, *quoted, int(call.binding is not None))
     if run.in_line_s is not None:
         held = run.held
         opened.note(
@@ -392,4 +378,4 @@ def _opened(run: Run, timeline: Timeline) -> Timeline:
 
 
 def _us(seconds: float) -> int:
-    return round(min(seconds, 1e9) * 1e6)
+    return round(seconds * 1e6) if seconds < 1e9 else 10**15

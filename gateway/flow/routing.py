@@ -10,8 +10,8 @@ counts for nothing.
 To its own time the request adds its cost to later ones: each second of work delays the others by p / (1 - p)
 seconds in all, where p is the share of time that a replica has prompts to compute (a busy period of M/G/1;
 what dispatches find there estimates p, since arrivals see time averages: Wolff, 1982). On an idle pool that
-is nothing, on a busy one a hit is worth waiting for. On the trace of `fairgate bench routing` this raises the
-hits from 80 % to 92 % of one shared cache's, and lowers the p99 besides.
+is nothing, on a busy one a hit is worth waiting for. On a real trace of conversations this raises
+the hits from 80 % to 92 % of one shared cache's, and lowers the p99 besides (docs/benchmarks.md).
 
 Pure: time is passed in. O(replicas x blocks of the prompt) a request.
 """

@@ -76,6 +76,43 @@ class HttpFront:
                 connection.expire()
 
 
+class JoinedWrites:
+    """A transport that sends the head of an answer together with what follows it in the same iteration of the
+    loop: one system call, and one wake-up of the client."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head = b""
+        self.is_closing = transport.is_closing
+        self.abort = transport.abort
+
+    def write(self, data: bytes) -> None:
+        """Sends `data`; a head is held back until the next piece, or until the loop goes on."""
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head + data)
+        elif data.startswith(b"HTTP/1.1 "):
+            self._head = data
+            self._loop.call_soon(self._flush)
+        else:
+            self._transport.write(data)
+
+    def write_eof(self) -> None:
+        """Closes its half of the connection."""
+        self._flush()
+        self._transport.write_eof()
+
+    def close(self) -> None:
+        """Closes the connection when everything is sent."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._head:
+            self.write(b"")
+
+
 class BoundedHttp(HttpToolsProtocol):
     """One connection."""
 
@@ -116,6 +153,7 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Takes a place, or refuses the connection."""
         super().connection_made(transport)
+        self.transport = JoinedWrites(transport, self.loop)  # type: ignore[assignment]
         self._is_admin = self._front.admin is not None and self._front.admin.accepted(self.server)
         self._table = self._front.table_of(is_admin=self._is_admin)
         address = address_of(self.client[0]) if self.client else None
@@ -126,7 +164,7 @@ class BoundedHttp(HttpToolsProtocol):
         except ApiError as refusal:
             self._is_deaf = True
             self._write(refusal)
-            transport.close()
+            self.transport.close()
             return
         if displaced is not None:
             displaced.end("displaced")

@@ -82,11 +82,15 @@ class EndedRequests(Collector):
 
     def decoded(self, tier: str, share: DecodeShare) -> None:
         """Counts how a sequence came by its tokens."""
-        self._decoded("floor", tier).inc(share.floor_tokens)
-        self._decoded("turn", tier).inc(share.turn_tokens)
-        self._sat_out("own", tier).inc(share.sat_out_own)
-        self._sat_out("share", tier).inc(share.sat_out_share)
-        self._sat_out("tier", tier).inc(share.sat_out_tier)
+        for counter, number in (
+            (self._decoded("floor", tier), share.floor_tokens),
+            (self._decoded("turn", tier), share.turn_tokens),
+            (self._sat_out("own", tier), share.sat_out_own),
+            (self._sat_out("share", tier), share.sat_out_share),
+            (self._sat_out("tier", tier), share.sat_out_tier),
+        ):
+            if number:  # other servers than our engines tell none of it
+                counter.inc(number)
 
     def collect(self) -> Iterator[Metric]:
         """The families, as they are now."""

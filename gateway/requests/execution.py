@@ -92,13 +92,13 @@ class Execution:
             if run.get_ready is not None:
                 asyncio.get_running_loop().call_soon(run.get_ready, run)  # once the readers have sent it
             pending: list[asyncio.Future[Any]] = [*readers, *top_ups]
-            while not all(reader.done() for reader in readers):
+            while not all(map(asyncio.Task.done, readers)):
                 await one_of(*pending, run.interrupted)
                 for task in pending:
                     if task.done():
                         task.result()
                 pending = [task for task in pending if not task.done()]
-                if run.interrupted.done() and not all(reader.done() for reader in readers):
+                if run.interrupted.done() and not all(map(asyncio.Task.done, readers)):
                     raise Interrupted(run.interrupted.result())
         finally:
             await self._stop(run, upstream, readers, cancel)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -364,6 +365,9 @@ def chat_messages(
     return checked
 
 
+_of_answers = attrgetter(*uncounted.OF_ANSWERS)
+
+
 def _message(message: ChatMessage, path: str, config: GatewayConfig, as_sent: bool) -> dict[str, Any]:
     for field in ("audio", "function_call"):
         if getattr(message, field):
@@ -382,8 +386,8 @@ def _message(message: ChatMessage, path: str, config: GatewayConfig, as_sent: bo
     }
     if message.name is not None:
         rendered["name"] = require_name(message.name, f"{path}.name")
-    for name in uncounted.OF_ANSWERS:
-        if said := getattr(message, name):
+    for name, said in zip(uncounted.OF_ANSWERS, _of_answers(message), strict=True):
+        if said:
             if message.role != "assistant":
                 raise errors.bad_request(
                     f"'{path}.{name}' is only allowed in a message of role 'assistant'.", f"{path}.{name}"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -14,9 +13,10 @@ from gateway.domain.tiers import SERVICE_TIERS, tier_named
 from gateway.fair_threads import INLINE_BYTES
 from gateway.http.asgi import headers_of
 from gateway.http.authentication import principal_of
-from gateway.http.request_body import read_json_body
+from gateway.http.request_body import declared_length, read_json_body
 from gateway.requests.inputs.large_bodies import LargeBody
 from gateway.requests.schemas import decode
+from tenants.types import Principal
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
@@ -37,36 +37,43 @@ async def body_of(request: Request[Any, Any, Any]) -> bytes:
     return await read_json_body(request, config.max_body_bytes, config.body_timeout_s)
 
 
-@contextlib.asynccontextmanager
-async def large_body_of(request: Request[Any, Any, Any]) -> AsyncIterator[bytes]:
-    """The body, as large as any model that the key may use takes it (`ModelPool.body_limit`); its memory is
-    counted until the context ends. Raises `ApiError`."""
-    gateway, principal = gateway_of(request), principal_of(request)
+def reserved_memory(request: Request[Any, Any, Any]) -> LargeBody:
+    """Counts the memory of the body, until it is closed."""
+    gateway = gateway_of(request)
+    return LargeBody(
+        gateway.large_bodies, principal_of(request).tenant_id, gateway.deps.config.max_body_bytes
+    )
+
+
+async def large_body_of(request: Request[Any, Any, Any], reserved: LargeBody) -> bytes:
+    """The body, as large as any model that the key may use takes it (`ModelPool.body_limit`); `reserved`
+    counts it. Raises `ApiError`."""
+    gateway = gateway_of(request)
     config = gateway.deps.config
-    most_bytes = gateway.largest_body(principal.models)
-    reserved = LargeBody(gateway.large_bodies, principal.tenant_id, config.max_body_bytes)
-    try:
-        yield await read_json_body(request, most_bytes, config.body_timeout_s, reserved.grow)
-    finally:
-        reserved.close()
+    declared, most_bytes = declared_length(request.scope), config.max_body_bytes
+    if declared is None or declared > most_bytes:
+        most_bytes = gateway.largest_body(principal_of(request).models)
+    return await read_json_body(request, most_bytes, config.body_timeout_s, reserved.grow)
 
 
-def then_closing(answer: ASGIApp, stack: contextlib.AsyncExitStack) -> ASGIApp:
-    """The answer; once it is sent, or has failed, what `stack` holds is closed."""
+def then_closing(answer: ASGIApp, reserved: LargeBody) -> ASGIApp:
+    """The answer; once it is sent, or has failed, the memory of its body is free."""
+    if not reserved.is_counted:
+        return answer
 
     async def answered(scope: Scope, receive: Receive, send: Send) -> None:
-        async with stack:
+        with reserved:
             await answer(scope, receive, send)
 
     return answered
 
 
-async def off_the_loop(request: Request[Any, Any, Any], body: bytes, work: Callable[[], T]) -> T:
+async def off_the_loop(gateway: Gateway, principal: Principal, body: bytes, work: Callable[[], T]) -> T:
     """The result of `work`, which reads `body`: in a thread unless it is small, so that it does not stall
     other requests' streams. Raises `TooManyWaiting`."""
     if len(body) <= INLINE_BYTES:
         return work()
-    return await gateway_of(request).deps.threads.run(principal_of(request).tenant_id, work)
+    return await gateway.deps.threads.run(principal.tenant_id, work)
 
 
 async def asked(request: Request[Any, Any, Any], into: type[S]) -> S:

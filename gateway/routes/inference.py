@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace as with_fields
@@ -16,16 +15,13 @@ from msgspec.structs import replace
 
 from gateway import errors
 from gateway.budget.holds import BudgetDenied
-from gateway.cluster import idempotency_keys
 from gateway.dispatch.admission import COST_HEADER, WAIT_HEADER
 from gateway.domain.call import Call, Chained, ServedModel
 from gateway.domain.quote_token import MAX_TOKEN_CHARACTERS
 from gateway.domain.tiers import tier_of
 from gateway.error_mapping import budget_denied
 from gateway.fair_threads import INLINE_BYTES
-from gateway.http import estimate_bounds, request_timeout
-from gateway.http.asgi import FIRST_BYTE, TRACE, begin, headers_of
-from gateway.http.authentication import principal_of
+from gateway.http import request_timeout
 from gateway.http.completion_response import CompletionResponse
 from gateway.http.idempotent_response import IdempotentResponse
 from gateway.quotes import quotes
@@ -40,19 +36,13 @@ from gateway.routes.context import (
     json_response,
     large_body_of,
     may_use,
-    note_asked,
-    off_the_loop,
+    reserved_memory,
     then_closing,
 )
+from gateway.routes.inbound import IDEMPOTENCY, QUOTE, Inbound
 from tenants.directory.idempotency import MAX_KEY_CHARACTERS
 
 MODEL_CREATED = int(time.time())
-DEADLINE, SDK_DEADLINE = request_timeout.HEADER.lower(), request_timeout.SDK_HEADER.lower()
-MAX_WAIT, MAX_COST = WAIT_HEADER.lower(), COST_HEADER.lower()
-PROGRESS, IDEMPOTENCY, QUOTE = (each.HEADER.lower() for each in (queue_progress, idempotency_keys, quotes))
-"""Headers as `headers_of` names them."""
-
-
 COMPLETES: dict[str, Any] = {
     "scope": "inference",
     "streams": True,
@@ -106,15 +96,20 @@ COMPLETES: dict[str, Any] = {
     "estimate made on arrival and what really happened.",
 )
 async def chat_completions(request: Request[Any, Any, Any]) -> ASGIApp:
-    async with contextlib.AsyncExitStack() as stack:
-        body = await stack.enter_async_context(large_body_of(request))
-        most = gateway_of(request).deps.config.max_messages
-        asked = await off_the_loop(request, body, lambda: decode_chat(body, most))
+    reserved = reserved_memory(request)
+    try:
+        body = await large_body_of(request, reserved)
+        inbound = Inbound.of(request, body)
+        most = inbound.gateway.deps.config.max_messages
+        asked = await inbound.off_the_loop(lambda: decode_chat(body, most))
         media_bytes = media.media_bytes(asked.messages)
         call = await understood(
-            request, asked, body, lambda context: parse_chat(asked, context), media_bytes=media_bytes
+            inbound, asked, lambda context: parse_chat(asked, context), media_bytes=media_bytes
         )
-        return then_closing(await answer(request, call, body), stack.pop_all())
+        return then_closing(await answer(inbound, call), reserved)
+    except BaseException:
+        reserved.close()
+        raise
 
 
 @post(
@@ -125,10 +120,9 @@ async def chat_completions(request: Request[Any, Any, Any]) -> ASGIApp:
     description="OpenAI's legacy completions: a prompt as text or token ids, or several of them.",
 )
 async def completions(request: Request[Any, Any, Any]) -> ASGIApp:
-    body = await body_of(request)
-    asked = await off_the_loop(request, body, lambda: decode(body, CompletionRequest))
-    call = await understood(request, asked, body, lambda context: parse_text(asked, context))
-    return await answer(request, call, body)
+    inbound = Inbound.of(request, await body_of(request))
+    asked = await inbound.off_the_loop(lambda: decode(inbound.body, CompletionRequest))
+    return await answer(inbound, await understood(inbound, asked, lambda context: parse_text(asked, context)))
 
 
 @get("/v1/models", opt={"scope": "inference"}, summary="List the models that this key may use")
@@ -164,9 +158,8 @@ class AskedBody(FromEndUser, Protocol):
 
 
 async def understood(
-    request: Request[Any, Any, Any],
+    inbound: Inbound,
     asked: AskedBody,
-    body: bytes,
     parse: Callable[[RequestContext], Call],
     *,
     least_output_tokens: int = 1,
@@ -174,34 +167,34 @@ async def understood(
 ) -> Call:
     """The call, for the model that is asked for, or the first of its chain that it fits. Raises `ApiError`,
     `NoEngineAvailable`, `NoneTook`, `TooManyWaiting`, `DatabaseUnavailable`."""
-    gateway, headers = gateway_of(request), headers_of(request.scope)
-    note_asked(request, asked.model, asked.service_tier or "auto")
+    gateway, headers, principal = inbound.gateway, inbound.headers, inbound.principal
+    inbound.note_asked(asked.model, asked.service_tier or "auto")
     # What is answered from memory needs no budget, and a quote may decide the tier.
-    is_looked_at = len(body) > INLINE_BYTES and QUOTE not in headers
+    is_looked_at = len(inbound.body) > INLINE_BYTES and QUOTE not in headers
     if is_looked_at and (key := headers.get(IDEMPOTENCY)) is not None:
-        is_looked_at = not await gateway.idempotency.is_known(principal_of(request).key_id, key)
+        is_looked_at = not await gateway.idempotency.is_known(principal.key_id, key)
 
     async def parsed(model: ServedModel) -> Call:
-        gateway.require_body(model.pool, len(body), media_bytes)
-        context = _context(request, model)
-        if is_looked_at and may_use(request, asked.model):
+        gateway.require_body(model.pool, len(inbound.body), media_bytes)
+        context = inbound.context(model)
+        if is_looked_at and inbound.may_use(asked.model):
             lifecycle = gateway.pools[model.pool].lifecycle
-            tier = tier_of(asked.service_tier, context.principal)
+            tier = tier_of(asked.service_tier, principal)
             require = await lifecycle.budget_check(
-                context.principal, model.name, tier, end_user_of(asked), least_output_tokens
+                principal, model.name, tier, end_user_of(asked), least_output_tokens
             )
             context = with_fields(context, require_budget=require)
-        return await off_the_loop(request, body, lambda: parse(context))
+        return await inbound.off_the_loop(lambda: parse(context))
 
     chain = gateway.catalogue.chain(asked.model)
     if chain is None:
         try:
-            return await parsed(gateway.served(asked.model, begin(request.scope)))
+            return await parsed(gateway.served(asked.model, inbound.request_id))
         except BudgetDenied as refused:
-            principal, error = principal_of(request), budget_denied(refused.denied)
+            error = budget_denied(refused.denied)
             error.headers.update(contract_headers(principal, tier_of(asked.service_tier, principal)))
             raise error from None
-    if not may_use(request, asked.model):
+    if not inbound.may_use(asked.model):
         raise errors.model_not_found(name=asked.model)
 
     async def parsed_in_chain(model: ServedModel) -> Call:
@@ -212,7 +205,7 @@ async def understood(
     walk = gateway.walk(
         asked.model,
         chain,
-        (tier_of(asked.service_tier, principal_of(request)),),
+        (tier_of(asked.service_tier, principal),),
         parsed_in_chain,
         only=None if quote is None else gateway.quotes.model_of(quote),
         on_passed=partial(gateway.metrics.passed_over, asked.model),
@@ -220,34 +213,13 @@ async def understood(
     return await walk.first()
 
 
-async def answer(request: Request[Any, Any, Any], call: Call, body: bytes) -> ASGIApp:
+async def answer(inbound: Inbound, call: Call) -> ASGIApp:
     """The response that runs the call, or repeats its answer. Raises `ApiError`, `NoEngineAvailable`,
     `NoneTook`."""
-    gateway, headers = gateway_of(request), headers_of(request.scope)
-    key, quote = headers.get(IDEMPOTENCY), headers.get(QUOTE)
+    gateway, key, quote = inbound.gateway, inbound.headers.get(IDEMPOTENCY), inbound.headers.get(QUOTE)
     if key is not None:
-        return IdempotentResponse(gateway, call, key, request.url.path, body, quote)
+        return IdempotentResponse(gateway, call, key, inbound.path, inbound.body, quote)
     return CompletionResponse(gateway, await gateway.ready(call, quote))
-
-
-def _context(request: Request[Any, Any, Any], model: ServedModel) -> RequestContext:
-    gateway, headers = gateway_of(request), headers_of(request.scope)
-    deps = gateway.deps
-    return RequestContext(
-        request_id=begin(request.scope),
-        principal=principal_of(request),
-        model=model,
-        renderer=gateway.pools[model.pool].spec.renderer,
-        config=deps.config,
-        created=int(deps.wall_clock()),
-        trace=request.scope["state"].get(TRACE),
-        timeout_s=request_timeout.timeout_s(headers.get(DEADLINE), headers.get(SDK_DEADLINE)),
-        progress=queue_progress.wants_progress(headers.get(PROGRESS)),
-        max_wait_s=estimate_bounds.max_wait_s(headers.get(MAX_WAIT)),
-        max_cost_nanousd=estimate_bounds.max_cost_nanousd(headers.get(MAX_COST)),
-        names_timeout=DEADLINE in headers,
-        first_byte_s=request.scope["state"].get(FIRST_BYTE),
-    )
 
 
 def _model_object(name: str, context_tokens: int, capabilities: Sequence[str]) -> dict[str, Any]:

@@ -28,7 +28,15 @@ from gateway.requests.parse import (
     text_prompt,
 )
 from gateway.requests.schemas import QuoteRequest, decode
-from gateway.routes.context import gateway_of, json_response, large_body_of, may_use, note_asked, off_the_loop
+from gateway.routes.context import (
+    gateway_of,
+    json_response,
+    large_body_of,
+    may_use,
+    note_asked,
+    off_the_loop,
+    reserved_memory,
+)
 from gateway.upstream.capabilities import Capability
 from tenants.types import Tier
 
@@ -52,7 +60,8 @@ from tenants.types import Tier
     "served in that tier at these prices, and is credited where we do not keep the p90.",
 )
 async def quotes(request: Request[Any, Any, Any]) -> Response[bytes]:
-    async with large_body_of(request) as body:
+    with reserved_memory(request) as reserved:
+        body = await large_body_of(request, reserved)
         return await _quoted(request, body)
 
 
@@ -62,7 +71,7 @@ async def _quoted(request: Request[Any, Any, Any], body: bytes) -> Response[byte
     if not gateway.estimates.is_enabled:
         raise errors.estimates_off(consequence="it has nothing to quote")
     gateway.take_quote(principal.tenant_id)
-    asked = await off_the_loop(request, body, lambda: decode(body, QuoteRequest))
+    asked = await off_the_loop(gateway, principal, body, lambda: decode(body, QuoteRequest))
     note_asked(request, asked.model, asked.service_tier or "")
     if not may_use(request, asked.model):
         raise errors.model_not_found(name=asked.model)
@@ -76,7 +85,9 @@ async def _quoted(request: Request[Any, Any, Any], body: bytes) -> Response[byte
     async def sized(served: ServedModel) -> _Sized:
         gateway.require_body(served.pool, len(body), media_bytes)
         renderer, config = gateway.pools[served.pool].spec.renderer, gateway.deps.config
-        prompt = await off_the_loop(request, body, lambda: _prompt(request, asked, renderer, served))
+        prompt = await off_the_loop(
+            gateway, principal, body, lambda: _prompt(request, asked, renderer, served)
+        )
         is_estimated = served.is_estimated or media_bytes > 0
         sizes = _sizes(asked, served, len(prompt), config.max_choices, is_estimated=is_estimated)
         choices, max_tokens = sizes

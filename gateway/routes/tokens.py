@@ -129,10 +129,10 @@ async def detokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 async def _asked(request: Request[Any, Any, Any], into: type[S]) -> tuple[bytes, S, ServedModel]:
     """The body, as it came and decoded, and the model; of a chain of models the first one."""
-    gateway = gateway_of(request)
-    gateway.take_token_call(principal_of(request).tenant_id)
+    gateway, principal = gateway_of(request), principal_of(request)
+    gateway.take_token_call(principal.tenant_id)
     body = await body_of(request)
-    asked: Any = await off_the_loop(request, body, lambda: decode(body, into))
+    asked: Any = await off_the_loop(gateway, principal, body, lambda: decode(body, into))
     note_asked(request, asked.model, "")
     if not may_use(request, asked.model):
         raise errors.model_not_found(name=asked.model)
@@ -150,7 +150,8 @@ async def _answer(
     own: Callable[[PromptRenderer], Tokens | DetokenizedText] | None,
 ) -> Response[bytes]:
     """What the model's tokenizer here says (`own`; None: it cannot), or else one of its servers."""
-    spec = gateway_of(request).pools[served.pool].spec
+    gateway, principal = gateway_of(request), principal_of(request)
+    spec = gateway.pools[served.pool].spec
     renderer = spec.renderer
 
     def told(found: Tokens | DetokenizedText) -> bytes:
@@ -160,14 +161,16 @@ async def _answer(
 
     try:
         if own is not None and isinstance(renderer, PromptRenderer):
-            text = await off_the_loop(request, body, lambda: told(own(renderer)))
+            text = await off_the_loop(gateway, principal, body, lambda: told(own(renderer)))
         else:
             servers = [each for each in spec.upstreams if isinstance(each, OpenAIUpstream)]
             up = next((each for each in servers if takes_turns(each)), None)
             if servers and up is None:
                 raise errors.engine_unavailable()
             answer = b"" if up is None else await up.ask(path, fields)
-            text = await off_the_loop(request, answer, lambda: told(msgspec.json.decode(answer, type=form)))
+            text = await off_the_loop(
+                gateway, principal, answer, lambda: told(msgspec.json.decode(answer, type=form))
+            )
     except PromptRefused as refused:
         param = refused.field or ("messages" if "messages" in fields else "prompt")
         raise errors.bad_request(f"Invalid '{param}': {refused}.", param) from None

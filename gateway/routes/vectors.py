@@ -11,7 +11,8 @@ from gateway.quotes.quotes import HEADER as QUOTE_HEADER
 from gateway.requests.queue_progress import HEADER as PROGRESS_HEADER
 from gateway.requests.schemas import decode
 from gateway.requests.vectors.calls import EmbeddingRequest, RerankRequest, parse_embeddings, parse_rerank
-from gateway.routes.context import body_of, off_the_loop
+from gateway.routes.context import body_of
+from gateway.routes.inbound import Inbound
 from gateway.routes.inference import COMPLETES, answer, understood
 
 _OF_COMPLETIONS = frozenset({QUOTE_HEADER, PROGRESS_HEADER})
@@ -30,12 +31,12 @@ PASSES: dict[str, Any] = {
     "charged as input tokens, queued as every other request, and the answer carries the `fairgate` object.",
 )
 async def embeddings(request: Request[Any, Any, Any]) -> ASGIApp:
-    body = await body_of(request)
-    asked = await off_the_loop(request, body, lambda: decode(body, EmbeddingRequest))
+    inbound = Inbound.of(request, await body_of(request))
+    asked = await inbound.off_the_loop(lambda: decode(inbound.body, EmbeddingRequest))
     call = await understood(
-        request, asked, body, lambda context: parse_embeddings(asked, context), least_output_tokens=0
+        inbound, asked, lambda context: parse_embeddings(asked, context), least_output_tokens=0
     )
-    return await answer(request, call, body)
+    return await answer(inbound, call)
 
 
 @post(
@@ -47,12 +48,12 @@ async def embeddings(request: Request[Any, Any, Any]) -> ASGIApp:
     "a reranker. The query counts with each document. Held, charged and queued as embeddings are.",
 )
 async def rerank(request: Request[Any, Any, Any]) -> ASGIApp:
-    body = await body_of(request)
-    asked = await off_the_loop(request, body, lambda: decode(body, RerankRequest))
+    inbound = Inbound.of(request, await body_of(request))
+    asked = await inbound.off_the_loop(lambda: decode(inbound.body, RerankRequest))
     call = await understood(
-        request, asked, body, lambda context: parse_rerank(asked, context), least_output_tokens=0
+        inbound, asked, lambda context: parse_rerank(asked, context), least_output_tokens=0
     )
-    return await answer(request, call, body)
+    return await answer(inbound, call)
 
 
 HANDLERS = [embeddings, rerank]

@@ -43,6 +43,9 @@ class SaidCall(msgspec.Struct):
     function: SaidFunction | None = None
 
 
+_NO_ANNOTATIONS = msgspec.Raw(b"null")
+
+
 class Said(msgspec.Struct):
     """A server's message, or one delta of it."""
 
@@ -53,13 +56,15 @@ class Said(msgspec.Struct):
     refusal: str | None = None
     function_call: SaidFunction | None = None
     tool_calls: list[SaidCall] | None = None
-    annotations: msgspec.Raw = msgspec.Raw(b"null")
+    annotations: msgspec.Raw = _NO_ANNOTATIONS
 
     @property
     def has_parts(self) -> bool:
         """It says more than text."""
         plain = self.reasoning_content or self.reasoning or self.refusal
-        return bool(plain or self.tool_calls or self.function_call or bytes(self.annotations) != b"null")
+        if plain or self.tool_calls or self.function_call:
+            return True
+        return self.annotations is not _NO_ANNOTATIONS and bytes(self.annotations) != b"null"
 
 
 class AnswerPart(msgspec.Struct, frozen=True):

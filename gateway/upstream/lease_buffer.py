@@ -91,9 +91,10 @@ class LeaseBuffer:
 
     def push(self, piece: BufferedChunk) -> None:
         """Adds what the server sent."""
-        known = min(piece.tokens, self._ahead_tokens)
-        piece.tokens -= known
-        self._ahead_tokens -= known
+        if self._ahead_tokens:
+            known = min(piece.tokens, self._ahead_tokens)
+            piece.tokens -= known
+            self._ahead_tokens -= known
         self._held.append(piece)
         self.held_bytes += piece.size
         self._taken_tokens += piece.tokens

@@ -37,7 +37,7 @@ from ops.demo.audit import audit
 from ops.demo.calibrate import Capacity, calibrate, engine_status, until_idle
 from ops.demo.cast import CAST, planned_tokens
 from ops.demo.logbook import events_of
-from ops.demo.prompts import Prompts
+from ops.demo.prompts.prompts import Prompts
 from ops.demo.replay import Board, PlannedRequest, replay
 from ops.demo.report import MIN_BACKLOG_S, DemoEvidence, Sample, build_report, verdict
 from ops.demo.simulate import PastRequest, simulate

@@ -74,6 +74,15 @@ class Member:
     """Service of its tenants (scaled, per weight) before the step under way, which the engine counts."""
     heard: dict[str, int] = field(default_factory=dict)
     """Service of its tenants that the gateway knows of."""
+    live: dict[str, int] = field(default_factory=dict)
+    """Number of its requests that have not ended, by tenant."""
+    weights: dict[str, float] = field(default_factory=dict)
+    """Of every tenant that it ever served, by its latest request."""
+    within: list[tuple[int, int, Sequence]] = field(default_factory=list)
+    """A heap of the sequences that emitted no more than was predicted: the number of steps after which they
+    may exceed it, a serial number, the sequence."""
+    beyond: dict[Sequence, int] = field(default_factory=dict)
+    """The sequences that emitted more than was predicted, with the output that the gateway knows of."""
     lifts: dict[TierTenant, int] = field(default_factory=dict)
     """Lifts of the steps that ended, which the gateway does not know of."""
 
@@ -304,10 +313,10 @@ class SimulatedPool:
         self._cause = member
         if arriving is not None or action is not None or len(self.flow):
             for each in self.members:
-                self._hear(each, member, finished if each is member else ())
-            self._settle_emitted(member)
+                self._hear(each, member)
+                self._settle_emitted(each, member)
         elif member is not None:
-            self._hear(member, member, finished)
+            self._hear(member, member)
         for sequence in finished:
             self._finish(sequence)
         if arriving is not None:
@@ -336,10 +345,7 @@ class SimulatedPool:
             ends_s = engine.begin_run(steps)[-1]
         else:
             standings = engine.table.standings
-            member.before = {
-                tenant_id: standings.service(tenant_id)
-                for tenant_id in {each.submit.tenant_id for each in engine.table.sequences.values()}
-            }
+            member.before = {tenant_id: standings.service(tenant_id) for tenant_id in member.live}
             happened = engine.step()
             if not happened.num_tokens:
                 self._wait(member, happened)
@@ -463,28 +469,19 @@ class SimulatedPool:
             self._end_run(member, self._cause)
             member.engine.set_knobs(knobs)
 
-    def _hear(self, member: Member, cause: Member | None, finished: Iterable[Sequence]) -> None:
+    def _hear(self, member: Member, cause: Member | None) -> None:
         """What the steps of a replica that have ended reported, as far as the gateway has not heard of it."""
         engine = member.engine
         standings = engine.table.standings
         ended = engine.steps_ended(self.now_s, at_now=_is_before(member, cause)) if engine.in_run else 0
         in_run = engine.service_of_run(ended)
         under_way = member.happened
-        weights = {
-            each.submit.tenant_id: each.submit.weight
-            for line in (
-                engine.table.sequences.values(),
-                finished,
-                under_way.finished if under_way is not None else (),
-            )
-            for each in line
-        }
         lifts: dict[str, dict[int, int]] = {}
         for (tier, tenant_id), amount in member.lifts.items():
             lifts.setdefault(tenant_id, {})[tier] = amount
         member.lifts = {}
         shares: dict[str, TenantShare] = {}
-        for tenant_id in weights.keys() | lifts.keys():
+        for tenant_id in member.live.keys() | lifts.keys():
             counted = standings.service(tenant_id)
             service = member.before.get(tenant_id, counted) + in_run.get(tenant_id, 0)
             grown = service - member.heard.get(tenant_id, 0)
@@ -497,7 +494,7 @@ class SimulatedPool:
             if under_way is not None:
                 for tier in serials:
                     serials[tier] -= under_way.lifts.get((tier, tenant_id), 0)
-            cost = round(grown * weights.get(tenant_id, 1.0) / COUNTER_SCALE)
+            cost = round(grown * member.weights.get(tenant_id, 1.0) / COUNTER_SCALE)
             shares[tenant_id] = TenantShare(cost, 0, serials, lifts.get(tenant_id, {}))
         if shares:
             self.flow.heard(member.replica_id, "", shares)
@@ -538,6 +535,9 @@ class SimulatedPool:
             ),
             request.output_tokens,
         )
+        member.live[request.tenant] = member.live.get(request.tenant, 0) + 1
+        member.weights[request.tenant] = request.weight
+        self._watch_for_excess(member, engine.table.sequences[entry.entry_id], 0, self._ahead(member, cause))
 
     def _end_run(self, member: Member, cause: Member | None) -> bool:
         """Ends a run with the step under way; False: there is no run."""
@@ -549,8 +549,7 @@ class SimulatedPool:
         ended = engine.service_of_run(engine.steps_ended(self.now_s, at_now=at_now))
         standings = engine.table.standings
         member.before = {
-            tenant_id: standings.service(tenant_id) + ended.get(tenant_id, 0)
-            for tenant_id in {each.submit.tenant_id for each in engine.table.running}
+            tenant_id: standings.service(tenant_id) + ended.get(tenant_id, 0) for tenant_id in member.live
         }
         member.ticket += 1
         heapq.heappush(self._events, (engine.end_run(steps), member.number, member.ticket))
@@ -583,6 +582,11 @@ class SimulatedPool:
         entry_id = sequence.submit.sequence_id
         row, request = self._live.pop(entry_id)
         records = self.records
+        member = self.members[records.replica[row]]
+        member.beyond.pop(sequence, None)
+        member.live[request.tenant] -= 1
+        if not member.live[request.tenant]:
+            del member.live[request.tenant]
         records.last_s[row] = self.now_s
         records.cached_tokens[row] = sequence.cached_tokens
         records.preemptions[row] = sequence.preemptions
@@ -601,15 +605,33 @@ class SimulatedPool:
     def _serve(self, tenant: str, cost: int) -> None:
         self.service[tenant] = self.service.get(tenant, 0) + cost
 
-    def _settle_emitted(self, cause: Member | None) -> None:
-        """Reports output to the flow controller: what tenants had, and what passes its prediction."""
+    def _settle_emitted(self, member: Member, cause: Member | None) -> None:
+        """Reports output beyond its prediction to the flow controller; up to there its charges do not
+        change."""
+        ahead = self._ahead(member, cause)
+        within, steps = member.within, member.engine.work.steps - ahead
+        while within and within[0][0] <= steps:
+            sequence = heapq.heappop(within)[2]
+            if sequence.state is not SequenceStatus.FINISHED:
+                emitted = len(sequence.token_ids) - sequence.prompt_tokens - min(ahead, 0)
+                self._watch_for_excess(member, sequence, emitted, ahead)
         progress = self.flow.progress
-        for member in self.members:
-            ahead = self._ahead(member, cause)
-            for sequence in member.engine.table.running:
-                emitted = len(sequence.token_ids) - sequence.prompt_tokens - ahead
-                if emitted > 0:
-                    progress(sequence.submit.sequence_id, emitted, 1)
+        for sequence, known in member.beyond.items():
+            emitted = len(sequence.token_ids) - sequence.prompt_tokens - ahead
+            if emitted != known and sequence.state is SequenceStatus.RUNNING:
+                member.beyond[sequence] = emitted
+                progress(sequence.submit.sequence_id, emitted, 1)
+
+    def _watch_for_excess(self, member: Member, sequence: Sequence, emitted: int, ahead: int) -> None:
+        """Looks again at a sequence that has emitted at most `emitted` tokens when it may have exceeded its
+        prediction: it emits at most one a step."""
+        left = sequence.submit.predicted_output_tokens - emitted
+        if left < 0:
+            member.beyond[sequence] = 0
+        else:
+            self._serial += 1
+            due = member.engine.work.steps - ahead + left + 1
+            heapq.heappush(member.within, (due, self._serial, sequence))
 
     def _ahead(self, member: Member, cause: Member | None) -> int:
         """Tokens in its sequences that are not emitted yet (negative: emitted and not in them)."""

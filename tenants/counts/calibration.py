@@ -48,7 +48,11 @@ class KeptCount(NamedTuple):
 
     def plus(self, other: KeptCount) -> KeptCount:
         """The sum of both."""
-        return KeptCount(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+        return KeptCount(
+            self.requests + other.requests,
+            self.within_p50 + other.within_p50,
+            self.within_p90 + other.within_p90,
+        )
 
 
 async def add(

@@ -30,15 +30,18 @@ Values = tuple[Any, ...]
 def insert_rows(connection: Connection, rows: Sequence[Values]) -> int:
     """Appends ledger rows, values in the order of `COLUMNS` (`detail` as JSON text); returns how many were
     new."""
-    return _insert(connection, ledger, COLUMNS, rows)
+    return insert_values(connection, ledger, COLUMNS, rows)
 
 
 def insert_sets(connection: Connection, members: Sequence[tuple[str, str, str]]) -> None:
     """Appends members of counter sets: (gateway, set id, counter)."""
-    _insert(connection, counter_sets, ("gateway_id", "set_id", "counter"), members)
+    insert_values(connection, counter_sets, ("gateway_id", "set_id", "counter"), members)
 
 
-def _insert(connection: Connection, table: Table, columns: tuple[str, ...], rows: Sequence[Values]) -> int:
+def insert_values(
+    connection: Connection, table: Table, columns: tuple[str, ...], rows: Sequence[Values]
+) -> int:
+    """Appends rows to a table, values in the order of `columns`; returns how many were new."""
     new = 0
     for start in range(0, len(rows), ROWS_PER_STATEMENT):
         batch = rows[start : start + ROWS_PER_STATEMENT]

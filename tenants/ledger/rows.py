@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 from typing import Any, Literal
 
 import msgspec
@@ -138,6 +139,9 @@ class Total:
     cost_nanousd: int
 
 
+_amounts = attrgetter(*AMOUNT_FIELDS)
+
+
 def less(amounts: Amounts, other: Amounts) -> Amounts:
     """The difference by meter."""
     return Amounts(**{name: getattr(amounts, name) - getattr(other, name) for name in AMOUNT_FIELDS})
@@ -145,7 +149,7 @@ def less(amounts: Amounts, other: Amounts) -> Amounts:
 
 def as_list(amounts: Amounts) -> list[int]:
     """Amounts for a row's detail, in the order of `AMOUNT_FIELDS`."""
-    return [getattr(amounts, name) for name in AMOUNT_FIELDS]
+    return list(_amounts(amounts))
 
 
 def amounts_from(noted: Any) -> Amounts:

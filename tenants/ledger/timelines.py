@@ -14,9 +14,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
+from msgspec.structs import astuple
 from sqlalchemy import Connection, case, delete, select
 
 from tenants.directory import queries
+from tenants.ledger.batch_insert import insert_values
 from tenants.storage.database import Database
 from tenants.storage.tables import descriptions, ledger, tenants, timelines
 from tenants.storage.upserts import insert
@@ -147,20 +149,7 @@ def _add(connection: Connection, rows: Sequence[StoredTimeline], described: Mapp
             # In one order, so that two gateways never wait for each other.
             [{"id": each, "used_us": used_us[each], "content": described[each]} for each in sorted(used_us)],
         )
-    connection.execute(
-        insert(connection, timelines).on_conflict_do_nothing(),
-        [
-            {
-                "request_id": row.request_id,
-                "tenant_id": row.tenant_id,
-                "ended_us": row.ended_us,
-                "packed": row.packed,
-                "server": row.server,
-                "terms": row.terms,
-            }
-            for row in rows
-        ],
-    )
+    insert_values(connection, timelines, StoredTimeline.__struct_fields__, list(map(astuple, rows)))
 
 
 def _cutoff_us(connection: Connection, before_us: int, most_rows: int) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
+from operator import add, sub
 from typing import Any, NamedTuple
 
 import msgspec
@@ -147,12 +148,12 @@ def sums_of(charges: Iterable[Charge], hours_from_us: int = 0) -> Sums:
 
 def plus(amounts: Sequence[int], others: Sequence[int]) -> tuple[int, ...]:
     """The sum, one by one."""
-    return tuple(one + other for one, other in zip(amounts, others, strict=True))
+    return tuple(map(add, amounts, others))
 
 
 def minus(amounts: Sequence[int], others: Sequence[int]) -> tuple[int, ...]:
     """The difference, one by one."""
-    return tuple(one - other for one, other in zip(amounts, others, strict=True))
+    return tuple(map(sub, amounts, others))
 
 
 @lru_cache(maxsize=4096)

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from playwright.sync_api import expect
 
-from ops.bench.gateway.watchers import watching
+from ops.bench.gateway.side_loads import watching
 from ops.sandbox.server import LocalServer, until
 from tests.support.chromium import Visitor, needs_chromium, problems_of
 from tests.support.console import Browser

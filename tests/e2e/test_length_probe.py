@@ -18,7 +18,7 @@ from engine.forecast.length.probe import RANGES
 from engine.model.length_probe.probe import FILE_NAME, FORMAT, ProbeWeights
 from engine.process.fingerprint import model_fingerprint
 from ops.demo.training.evaluate import MODEL_DIRECTORY
-from ops.demo.training.instructions import held_out_instructions
+from ops.demo.training.streams import held_out_instructions
 from tests.support.server_process import MODEL, Server, server_process, until
 from tests.support.warm_command import fairgate
 

@@ -14,13 +14,15 @@ import pytest
 import redis
 
 from gateway.flow.control_rules import ControlMode, Knob
-from ops.bench.estimates import control_gateways
-from ops.bench.estimates.control_gateways import INSTANTS, LEAST_IN_TIME, overload, served
+from ops.bench.estimates.control import most_reversals
 from ops.sandbox.services import Service, start_redis
 from ops.simulate.records import Records
 from ops.simulate.slo import SloLimits
+from tests.support.control_gateways import overload, served
 
 SLO = SloLimits(ttft_s=2.0, tpot_s=0.1)
+LEAST_IN_TIME = 0.65
+INSTANTS = ("dispatched_s", "first_s", "last_s")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,7 @@ def test_acting_serves_most_of_what_came_in_time(client: redis.Redis, gateways: 
     assert len(pool.records) == 500
     assert in_time(pool.records) >= LEAST_IN_TIME
     assert all(loop.moves for loop in loops)
-    assert {each.admission.strictness for each in loops} == {max(each.admission.strictness for each in loops)}
+    assert {loop.admission.strictness for loop in loops} == {max(loop.admission.strictness for loop in loops)}
     if gateways == 2:
         first, second = (_told(loop) for loop in loops)
         assert second == first[-len(second) :], "one decides, and the other knows of it"
@@ -77,7 +79,14 @@ def test_advice_changes_nothing(client: redis.Redis, gateways: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("gateways", [1, 2])
 def test_over_the_whole_published_setting(client: redis.Redis, gateways: int) -> None:
-    report = control_gateways.run(SLO, gateways, client)
-    assert report["ok"], report
-    assert report["in_time"]["acting"] > 4 * report["in_time"]["off"]
-    assert report["knobs"] != []
+    case = overload(SLO)
+    runs = {mode: served(case, mode, gateways, client) for mode in ControlMode}
+    records = {mode: pool.records for mode, (pool, _) in runs.items()}
+    off, acting = records[ControlMode.OFF], records[ControlMode.ACTING]
+    for name in INSTANTS:
+        assert getattr(records[ControlMode.ADVICE], name) == getattr(off, name)
+    assert in_time(acting) >= LEAST_IN_TIME
+    assert in_time(acting) > 4 * in_time(off)
+    moves = runs[ControlMode.ACTING][1][0].moves
+    assert moves
+    assert most_reversals(moves) <= 1

@@ -15,7 +15,8 @@ import torch
 import transformers
 
 from engine.model.loader import load_runner
-from ops.demo.training.instructions import FAMILIES, held_out_instructions
+from ops.demo.prompts.instructions import FAMILIES
+from ops.demo.training.streams import held_out_instructions
 from tests.integration.exactness import PATHS, Job, Reference, Run, compare, plain_model, random_jobs
 from tests.models.random_models import save_random_model
 

@@ -44,11 +44,11 @@ HTTP_MUTATIONS = mutations_of(
         (
             "gateway/routes/context.py",
             "http: a prompt goes into the log",
-            "        yield await read_json_body(request, most_bytes, config.body_timeout_s, reserved.grow)\n",
+            "    return await read_json_body(request, most_bytes, config.body_timeout_s, reserved.grow)\n",
             (
-                "        body = await read_json_body(request, most_bytes, config.body_timeout_s, reserved.grow)\n"
-                "        __import__('sys').stderr.write(repr(body))\n"
-                "        yield body\n"
+                "    body = await read_json_body(request, most_bytes, config.body_timeout_s, reserved.grow)\n"
+                "    __import__('sys').stderr.write(repr(body))\n"
+                "    return body\n"
             ),
             "tests/attack/test_canaries.py",
         ),

@@ -12,8 +12,8 @@ from functools import cache
 import pytest
 
 from engine.forecast.calibration import load_of
-from ops.bench.estimates.burst_pool import STEADY, TOGETHER, idle_bursts, steady_after, warm_bursts
 from ops.bench.estimates.calibration_pool import EstimateOutcome
+from tests.support.burst_pool import STEADY, TOGETHER, idle_bursts, steady_after, warm_bursts
 from tests.support.virtual_gateway import share_within
 
 pytestmark = pytest.mark.long

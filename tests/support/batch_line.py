@@ -11,7 +11,7 @@ import random
 from engine.scheduling.batch_or_wait.arrival_rate import ArrivalRate
 from engine.scheduling.batch_or_wait.batch_model import BatchModel
 from engine.scheduling.batch_or_wait.table import BatchOrWaitTable
-from ops.bench.policies.batch_queue import Arrivals, Queue, StreamOutcome
+from tests.support.batch_queue import Arrivals, Queue, StreamOutcome
 
 
 class RandomPressure:

@@ -24,7 +24,6 @@ from tests.support.server_process import Server
 CHROMIUM = os.environ.get("FAIRGATE_TEST_CHROMIUM") or shutil.which("chromium")
 REFUSED_FORM = re.compile(r"Failed to load resource: the server responded with a status of 4\d\d \(.*\)")
 """Chromium's line for every answer of 4xx, also to a form that was not filled in well."""
-PICTURES = Path(__file__).parents[2] / ".screenshots"
 MOST_ROWS = 8
 """Of a table, that are looked at by axe: the rest come from the same lines of a template."""
 RUN_AXE = "([left_out, options]) => axe.run({exclude: [[left_out]]}, options).then(each => each.violations)"
@@ -118,9 +117,8 @@ def _serious(page: Page, name: str, theme: str) -> list[str]:
 
 
 def problems_of(page: Page, name: str) -> list[str]:
-    """What axe calls serious, light and dark, and whether the page fits a phone; takes pictures of all."""
+    """What axe calls serious, light and dark, and whether the page fits a phone."""
     found = []
-    PICTURES.mkdir(exist_ok=True)
     page.evaluate(AXE_SCRIPT)
     # Colours that are on their way from one theme to the other have the contrast of neither.
     page.emulate_media(reduced_motion="reduce")
@@ -128,21 +126,18 @@ def problems_of(page: Page, name: str) -> list[str]:
         page.emulate_media(color_scheme=theme)
         page.locator(f"html[data-bs-theme={theme}]").wait_for()
         found += _serious(page, name, theme)
-        page.screenshot(path=PICTURES / f"{name}-{theme}.png", full_page=True)
     page.emulate_media(color_scheme="light")
     page.set_viewport_size(PHONE)  # type: ignore[arg-type]
     if not fits(page):
         found.append(f"{name}: wider than {PHONE['width']} px")
-    page.screenshot(path=PICTURES / f"{name}-phone.png", full_page=True)
     page.set_viewport_size(DESK)  # type: ignore[arg-type]
     return found
 
 
 def problems_of_files(paths: Sequence[Path]) -> list[str]:
     """Of pages that stand alone, opened from disk: each request for something else, each script, each
-    complaint, and what axe calls serious, light and dark; takes pictures."""
+    complaint, and what axe calls serious, light and dark."""
     found: list[str] = []
-    PICTURES.mkdir(exist_ok=True)
     with browser_open() as browser:
         for path in paths:
             asked: list[str] = []
@@ -157,5 +152,4 @@ def problems_of_files(paths: Sequence[Path]) -> list[str]:
             for theme in ("light", "dark"):
                 page.emulate_media(color_scheme=theme)
                 found.extend(_serious(page, path.name, theme))
-                page.screenshot(path=PICTURES / f"{path.stem}-{theme}.png", full_page=True)
     return found

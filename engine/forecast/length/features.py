@@ -106,6 +106,7 @@ def _add_wording(text: str, found: dict[int, float]) -> None:
     quoted = _QUOTED.search(task)
     pieces = _PIECES.findall(task.lower() if quoted is None else task.replace(quoted[1], " ").lower())
     words = [piece for piece in pieces if not piece[0].isdecimal()]
+    has_numbers = len(words) < len(pieces)
     lead = words[0] if words else ""
     # What the instruction measures itself by, for all tasks together and for each leading word.
     sizes = {"lead": 1.0, "task": log1p(len(task)) / 4}
@@ -117,7 +118,8 @@ def _add_wording(text: str, found: dict[int, float]) -> None:
     for name, value in sizes.items():
         found[place_of(name)] = value
         found[place_of(f"{name} after {lead}")] = value
-    _add_numbers(pieces, found)
+    if has_numbers:
+        _add_numbers(pieces, found)
     for word in words[-MAX_WORDS:]:
         found[place_of(f"word {word}")] = 0.5
     for left, right in pairwise(words[:4]):

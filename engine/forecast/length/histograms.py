@@ -13,9 +13,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import exp, log
-from operator import neg
+from operator import neg, sub
 from typing import Any
 
 MAX_SKETCHES = 4096
@@ -249,9 +249,12 @@ class LengthSketches:
 
 def _survival(shares: Iterable[float]) -> list[float]:
     """The share of answers longer than TOPS[i - 1], by the shares of the buckets."""
-    survival = [1.0]
-    for share in shares:
-        survival.append(max(0.0, survival[-1] - share))
+    survival = list(accumulate(shares, sub, initial=1.0))
+    # It falls, at its end by rounding to a little less than nothing.
+    for index in range(len(survival) - 1, -1, -1):
+        if survival[index] >= 0:
+            break
+        survival[index] = 0.0
     return survival
 
 

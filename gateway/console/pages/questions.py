@@ -8,7 +8,7 @@ from typing import Any
 from litestar import Request
 
 from gateway.console.form_errors import WHOLE_FORM, FormProblem
-from gateway.console.forms import shown_again
+from gateway.console.forms import typed_fields
 from tenants.errors import Invalid, NotFound
 
 DATE_CHARACTERS = 10
@@ -18,7 +18,7 @@ FILTER_ERRORS = (Invalid, NotFound)
 def asked_of(request: Request[Any, Any, Any], *names: str) -> dict[str, str]:
     """The values of these fields; empty: not given."""
     found = {name: str(request.query_params.get(name, "")).strip() for name in names}
-    return shown_again(found, *names)
+    return typed_fields(found, *names)
 
 
 def cursor_of(request: Request[Any, Any, Any]) -> str | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from gateway import errors
@@ -22,6 +23,9 @@ from gateway.upstream.openai.server_kinds import (
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """Values of `reasoning_effort`; SGLang also takes numbers from 0 to 0.99."""
 MAX_WORD_CHARACTERS = 64
+_CHAT_NAMES = (*CHAT_FIELDS, *KIND_FIELD_NAMES)
+_TEXT_NAMES = (*TEXT_FIELDS, *KIND_FIELD_NAMES)
+_chat_values, _text_values = attrgetter(*_CHAT_NAMES), attrgetter(*_TEXT_NAMES)
 
 
 @dataclass(slots=True)
@@ -48,10 +52,10 @@ def passed_of_chat(request: ChatCompletionRequest) -> Passed:
     _require_nothing_else(request)
     fields, needs = tool_fields(request)
     effort, said_in = request.reasoning_effort, "reasoning_effort"
-    of_kind = [*CHAT_FIELDS, *KIND_FIELD_NAMES]
+    own_reasoning = request.reasoning
     if effort is None and request.reasoning is not None and request.reasoning.keys() == {"effort"}:
         effort, said_in = request.reasoning["effort"], "reasoning"
-        of_kind.remove("reasoning")
+        own_reasoning = None
     if effort is not None:
         fields["reasoning_effort"] = _effort(effort, said_in)
         if effort != "none":
@@ -62,23 +66,25 @@ def passed_of_chat(request: ChatCompletionRequest) -> Passed:
             needs[need_of_field("verbosity")] = "verbosity"
     if request.chat_template_kwargs is not None:
         _require_template_arguments(request.chat_template_kwargs)
-    return _with_common(request, of_kind, fields, needs)
+    said = dict(zip(_CHAT_NAMES, _chat_values(request), strict=True)) | {"reasoning": own_reasoning}
+    return _with_common(request, said, fields, needs)
 
 
 def passed_of_text(request: CompletionRequest) -> Passed:
     """Of a text completion. Raises `ApiError`."""
-    return _with_common(request, (*TEXT_FIELDS, *KIND_FIELD_NAMES), {}, {})
+    said = dict(zip(_TEXT_NAMES, _text_values(request), strict=True))
+    return _with_common(request, said, {}, {})
 
 
 def _with_common(
-    request: Sampling, of_kind: Iterable[str], fields: dict[str, Any], needs: dict[str, str]
+    request: Sampling, of_kind: Mapping[str, Any], fields: dict[str, Any], needs: dict[str, str]
 ) -> Passed:
+    """`of_kind`: what it says in fields of kinds of servers; None: nothing."""
     format_need = format_needs(request.response_format)
     if format_need:
         fields["response_format"] = request.response_format
         needs |= format_need
-    for name in of_kind:
-        value = getattr(request, name)
+    for name, value in of_kind.items():
         if value is not None:
             fields[name] = value
             if not is_idle(name, value):

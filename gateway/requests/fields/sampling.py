@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +55,15 @@ def model_defaults(model_dir: Path) -> SamplingParams:
 
 def said_sampling(request: Sampling) -> dict[str, Any]:
     """The sampling fields of a request as its client said them, for servers with defaults of their own."""
-    return {name: value for name in _NAMES if (value := getattr(request, name, None)) is not None}
+    names, values = _said_of(type(request))
+    return {name: value for name, value in zip(names, values(request), strict=True) if value is not None}
+
+
+@cache
+def _said_of(kind: type[Sampling]) -> tuple[tuple[str, ...], attrgetter[tuple[Any, ...]]]:
+    """The sampling fields that a kind of request has, and how they are read."""
+    names = tuple(name for name in _NAMES if name in kind.__struct_fields__)
+    return names, attrgetter(*names)
 
 
 def sampling_of(

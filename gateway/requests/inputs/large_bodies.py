@@ -50,6 +50,17 @@ class LargeBody:
         self._ordinary_bytes = ordinary_bytes
         self._taken = 0
 
+    def __enter__(self) -> LargeBody:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether memory is reserved for it."""
+        return self._taken > 0
+
     def grow(self, num_bytes: int) -> None:
         """Reserves memory for a body of this many bytes. Raises as `LargeBodies.take`."""
         if num_bytes > max(self._taken, self._ordinary_bytes):

@@ -80,6 +80,8 @@ def message_margin_ids(messages: Sequence[dict[str, Any]], counter: TextCounter)
 
 def _beside_text(message: Mapping[str, Any]) -> list[str]:
     """What an assistant's message has beside its content and its calls, as text."""
+    if message.keys().isdisjoint(OF_ANSWERS):
+        return []
     found = [message[name] for name in OF_ANSWERS if message.get(name)]
     return [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in found]
 

@@ -132,9 +132,11 @@ class ServerMonitor:
 
     def window(self) -> int:
         """The number of sequences that this gateway may have there."""
-        now_s, own = now(), self._running()
+        if self.seen is None and not self._busy_until_s:
+            return self._server.max_concurrent
+        own = self._running()
         most = saturation.window(self.seen, self._server.max_concurrent, own)
-        return max(1, min(most, own)) if now_s < self._busy_until_s else most
+        return max(1, min(most, own)) if now() < self._busy_until_s else most
 
     # ------------------------------------------------------------ results of calls
 

@@ -172,6 +172,8 @@ def _parts(words: Said, *, is_whole: bool) -> tuple[list[AnswerPart], list[Answe
 
 
 def _choice_fields(answer: _Answer, choice: _Choice) -> dict[str, Any]:
+    if not choice.finish_reason and choice.token_ids is None and not _says_prompt(answer, choice):
+        return {}  # as most chunks
     named: dict[str, Any] = {
         "token_ids": choice.token_ids,
         "prompt_token_ids": answer.prompt_token_ids or choice.prompt_token_ids,
@@ -184,6 +186,12 @@ def _choice_fields(answer: _Answer, choice: _Choice) -> dict[str, Any]:
         for name, value in named.items()
         if value is not None
     }
+
+
+def _says_prompt(answer: _Answer, choice: _Choice) -> bool:
+    of_answer, of_choice = answer.prompt_token_ids, choice.prompt_token_ids
+    ids = of_answer is not None or of_choice is not None
+    return ids or answer.prompt_logprobs is not None or choice.prompt_logprobs is not None
 
 
 def finish_of(word: str) -> tuple[str, str]:

@@ -111,6 +111,11 @@ class Echo:
         self._rest = prompt
         self.has_begun = False
 
+    @property
+    def is_expected(self) -> bool:
+        """Some of it is to come."""
+        return bool(self._rest)
+
     def split(self, chunk: Chunk, size: int) -> tuple[list[BufferedChunk], Chunk]:
         """A chunk's part of the prompt, and the chunk without it."""
         rest, text = self._rest, chunk.text
@@ -158,6 +163,8 @@ class _Ended:
     def _pieces(self, chunk: Chunk, size: int) -> tuple[list[BufferedChunk], list[BufferedChunk]]:
         """A chunk's content within the tokens that were asked for, and what is beyond them. Raises
         `Garbage`."""
+        if not self._echo.is_expected:
+            return _counted_pieces(chunk, self.count, size)
         echoed, chunk = self._echo.split(chunk, size)
         pieces, beyond = _counted_pieces(chunk, self.count, size)
         return echoed + pieces, beyond
@@ -194,7 +201,8 @@ class StreamedResponse(_Ended):
                     self._end_overrun()
                     break
                 self._beyond += beyond
-                self._take_end(chunk)
+                if chunk.finish is not None or chunk.choice_fields or chunk.fingerprint != self.fingerprint:
+                    self._take_end(chunk)
                 if chunk.finish is not None:
                     pieces += self._beyond
                     self._beyond.clear()

@@ -72,6 +72,8 @@ class TokenCount:
         self.most = most
         """Tokens that were asked for."""
         self._tokenize = tokenize
+        self._most_chunks = OVERRUN_FACTOR * most + OVERRUN_CHUNKS
+        self._most_text_tokens = self._with_margin(most)
         self._texts: dict[int, _Text] = {CONTENT: _Text()}
         """By rank, the order in which they are in a whole answer."""
         self._ranks: Sequence[int] = ()
@@ -102,19 +104,21 @@ class TokenCount:
     def saw(self, chunk: Chunk) -> int:
         """Takes a chunk; returns its number of tokens, as far as is known now. Sets `fits` and `lengths`."""
         fragments = 0
-        text, texts = chunk.text, [chunk.text]
-        self._ranks = (CONTENT,)
-        if chunk.before or chunk.after:
+        has_parts = bool(chunk.before or chunk.after)
+        if has_parts:
             texts, fragments = self._counted_texts(chunk)
             text = "".join(texts)
             self.has_parts = self.has_parts or fragments > 0
+        else:
+            text, texts = chunk.text, [chunk.text]
+            self._ranks = (CONTENT,)
         size = len(text) if text.isascii() else len(text.encode())
-        if not chunk.before and not chunk.after:
+        if not has_parts:
             self._said_bytes += size
         before = self.tokens
         self.fits = None
         if size or chunk.logprobs or fragments:  # a token may have no text yet: the rest is to come
-            self.chunks += max(1, fragments)
+            self.chunks += fragments or 1
             least = 1
             if self._tokenize is None:
                 self._bytes += size
@@ -122,7 +126,7 @@ class TokenCount:
                 self.fits = self._measure(text)
             else:
                 self._count(texts, size)
-            self.tokens += max(1, least, len(chunk.logprobs))
+            self.tokens += max(least, len(chunk.logprobs)) or 1
         if chunk.usage is not None:
             self._usage = chunk.usage
             self.tokens = max(self.tokens, chunk.usage.completion_tokens)
@@ -194,7 +198,7 @@ class TokenCount:
     def is_overrun(self) -> bool:
         """The server goes on beyond what it was asked for: a chunk may be less than a token, and a text may
         be cut into tokens in other ways than its tokenizer does, but not by that much."""
-        return self.chunks > OVERRUN_FACTOR * self.most + OVERRUN_CHUNKS or self._is_above(self.most)
+        return self.chunks > self._most_chunks or self.text_tokens > self._most_text_tokens
 
     @property
     def contradiction(self) -> str:
@@ -213,8 +217,11 @@ class TokenCount:
 
     def _is_above(self, tokens: int) -> bool:
         """The text holds more than `tokens`, by more than honest servers' counts differ from ours."""
+        return self.text_tokens > self._with_margin(tokens)
+
+    def _with_margin(self, tokens: int) -> int:
         margin = BYTES_MARGIN_TOKENS if self._tokenize is None else MARGIN_TOKENS
-        return self.text_tokens > tokens + tokens // 8 + margin
+        return tokens + tokens // 8 + margin
 
     def _measure(self, text: str) -> int | None:
         """Without a tokenizer: by bytes. Returns how many characters fit; None: all."""

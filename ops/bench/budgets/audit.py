@@ -36,8 +36,8 @@ import redis
 from psycopg.rows import dict_row
 
 from engine.client.client import EngineClient, EngineUnavailable
-from ops.bench.budgets.clients import ClientAttempt
 from ops.bench.budgets.testbed import BudgetTenant, Testbed
+from ops.bench.common.attempts import ClientAttempt
 from ops.sandbox.page_check import PageSums, page_sums
 from ops.sandbox.server import until
 from ops.sandbox.usage_check import usage_differences

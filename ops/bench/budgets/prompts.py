@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from ops.demo.training.instructions import prompt_for_lengths
+from ops.demo.prompts.instructions import prompt_for_lengths
 
 QUESTIONS = 40
 SEED = 4

@@ -12,16 +12,14 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from pathlib import Path
 from typing import Any
 
 from engine.client.client import EngineUnavailable
 from ops.bench.budgets import prompts
 from ops.bench.budgets.audit import KEYS, Witness, gather, judge
-from ops.bench.budgets.clients import TIMEOUT_S
-from ops.bench.budgets.litellm import LiteLLM, installed_litellm
 from ops.bench.budgets.scenarios import BudgetScenario, Question, ScenarioContext, questions, scenarios
 from ops.bench.budgets.testbed import ScenarioFailed, Testbed, open_testbed
+from ops.bench.common.attempts import TIMEOUT_S
 from ops.bench.common.http_client import LoadHttpClient
 from ops.sandbox.server import ServerFailed
 from ops.settings.settings import SHIPPED_MODEL
@@ -40,8 +38,6 @@ class BudgetBenchOptions:
     """Shell patterns; none: all."""
     gateways: Sequence[int] = (1, 2, 4)
     concurrency: Sequence[int] = (50, 500)
-    peers: Sequence[str] = ()
-    peers_dir: Path = Path(".bench-peers")
 
 
 def chosen(options: BudgetBenchOptions) -> list[BudgetScenario]:
@@ -64,9 +60,8 @@ async def run(options: BudgetBenchOptions, progress: Progress) -> dict[str, Any]
     # That the engine is lost is what some scenarios are about.
     logging.getLogger("fairgate.engine.client").setLevel(logging.ERROR)
     begun_s = time.monotonic()
-    peers = [LiteLLM(installed_litellm(options.peers_dir)) for _ in options.peers]
     rows: list[dict[str, Any]] = []
-    total = len(selected) + sum(peer.rows for peer in peers)
+    total = len(selected)
     async with open_testbed(lambda activity: progress(activity, 0, total)) as testbed:
         client = LoadHttpClient(timeout_s=TIMEOUT_S)
         asked = await questions(testbed, client, prompts.make(SHIPPED_MODEL))
@@ -76,28 +71,14 @@ async def run(options: BudgetBenchOptions, progress: Progress) -> dict[str, Any]
                 progress(scenario.name, len(rows), total)
                 await testbed.start_gateways(scenario.gateways)
                 rows.append(await _one(testbed, client, asked, witness, scenario))
-            for peer in peers:
-                progress("LiteLLM", len(rows), total)
-                rows += await _peer(peer, testbed, client, asked)
         finally:
             client.close()
             await witness.close()
     return {
         "scenarios": rows,
         "seconds": round(time.monotonic() - begun_s, 1),
-        "ok": all(row["ok"] for row in rows if "peer" not in row),
+        "ok": all(row["ok"] for row in rows),
     }
-
-
-async def _peer(
-    peer: LiteLLM, testbed: Testbed, client: LoadHttpClient, asked: Sequence[Question]
-) -> list[dict[str, Any]]:
-    try:
-        return await peer.run(testbed, client, asked)
-    except ScenarioFailed as error:
-        return [
-            {"scenario": "litellm", "peer": "litellm", "broken": [str(error)], "ok": False, "took_s": 0.0}
-        ]
 
 
 async def _one(

@@ -10,13 +10,22 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
-from ops.bench.budgets.clients import ClientAttempt, ClientRequest, ask_once, persist, tokens_per_s
 from ops.bench.budgets.testbed import BudgetTenant, ScenarioFailed, Testbed
+from ops.bench.common.attempts import (
+    ClientAttempt,
+    ClientRequest,
+    StreamsUnderWay,
+    ask_once,
+    persist,
+    tokens_per_s,
+)
 from ops.bench.common.http_client import LoadHttpClient
 from ops.bench.common.load import admin_call
 
+OUTPUT = "output_tokens"
 PATIENCE_S = 30.0
 """How long a refused client retries."""
 MAX_TOKENS = 128
@@ -35,17 +44,8 @@ BURST_TOKENS = 10
 SLOPE_TOKENS = 320
 SLOPE_FROM = 50
 SLOPE_WITHIN = 0.05
-WHOLE_TOKENS = 400
-WHOLE_LIMIT = 600
-WHOLE_BEFORE_KILL = 350
-WHOLE_KILLS = 2
-"""Without the doubt in the limits, 2 x 350 of 600 would be delivered."""
-COPIED_TOKENS = 600
-ACT_ROUNDS = 8
-ACT_CLIENTS = 24
-"""Requests in the instant of a limit's answer."""
 LOAD_CLIENTS = 96
-"""Streams that run and wait when something is done to their tenant: more than the engine runs at once."""
+"""Streams that run and wait when their tenant is suspended: more than the engine runs at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,24 @@ class ScenarioContext:
         """Of the gateways that take part; others stay idle."""
         return [server.url for server in self.testbed.servers[: self.gateways]]
 
-    def body(self, number: int, **fields: Any) -> dict[str, Any]:
+    def ask(self, tenant: BudgetTenant, number: int, **fields: Any) -> ClientRequest:
+        """A question of the tenant's; `fields` beside the messages."""
         question = self.questions[number % len(self.questions)]
-        return {"model": self.testbed.model, "messages": question.messages, "temperature": 0} | fields
+        body = {"model": self.testbed.model, "messages": question.messages, "temperature": 0}
+        return ClientRequest(tenant.tenant_id, tenant.key, body | fields)
+
+    async def tenant(self, suffix: str = "", amount: int = 100_000, meter: str = OUTPUT) -> BudgetTenant:
+        """A tenant with a budget for ever, known to all gateways."""
+        name = f"{self.name}{suffix}"
+        tenant = await self.testbed.tenant(name, meter=meter, amount=amount, window="lifetime")
+        await self.testbed.known(tenant)
+        return tenant
+
+    async def persist(
+        self, ask: ClientRequest, answers: list[ClientAttempt], first_url: int, until_s: float
+    ) -> ClientAttempt:
+        """Asks until there is an answer, another gateway each time."""
+        return await persist(self.client, self.urls, ask, answers, first_url=first_url, until_s=until_s)
 
 
 @dataclass
@@ -138,26 +153,13 @@ def burst(concurrency: int, *, asks_max_tokens: bool, streams: bool) -> Run:
         wanted = [context.questions[number % len(context.questions)] for number in range(concurrency)]
         demand = sum(question.total_tokens for question in wanted)
         amount = int(demand * SHARE.get(concurrency, 0.3))
-        tenant = await context.testbed.tenant(
-            context.name, meter="total_tokens", amount=amount, window="lifetime"
-        )
-        await context.testbed.known(tenant)
+        tenant = await context.tenant(amount=amount, meter="total_tokens")
         fields = {"stream": streams} | ({"max_tokens": MAX_TOKENS} if asks_max_tokens else {})
-        until_s = time.monotonic() + PATIENCE_S
         answers: list[ClientAttempt] = []
         begun_s = time.monotonic()
+        asks = [context.ask(tenant, number, **fields) for number in range(concurrency)]
         await asyncio.gather(
-            *(
-                persist(
-                    context.client,
-                    context.urls,
-                    ClientRequest(tenant.tenant_id, tenant.key, context.body(number, **fields)),
-                    answers,
-                    first_url=number,
-                    until_s=until_s,
-                )
-                for number in range(concurrency)
-            )
+            *(context.persist(ask, answers, number, begun_s + PATIENCE_S) for number, ask in enumerate(asks))
         )
         return judged_burst(
             ScenarioEvidence([tenant], answers),
@@ -204,52 +206,34 @@ def kill(hit: Callable[[Testbed], Awaitable[None]], restart: Callable[[Testbed],
 
     async def run(context: ScenarioContext) -> ScenarioEvidence:
         demand = KILL_CLIENTS // 2 * KILL_TOKENS
-        tight = await context.testbed.tenant(
-            f"{context.name}-tight", meter="output_tokens", amount=demand // 2, window="lifetime"
-        )
-        wide = await context.testbed.tenant(
-            f"{context.name}-wide", meter="output_tokens", amount=demand * 3, window="lifetime"
-        )
-        await context.testbed.known(tight, wide)
+        tight = await context.tenant("-tight", demand // 2)
+        wide = await context.tenant("-wide", demand * 3)
         answers: list[ClientAttempt] = []
-        far_enough: set[int] = set()
-        is_time = asyncio.Event()
-
-        def on_token(answer: ClientAttempt) -> None:
-            if answer.delivered_tokens >= TOKENS_BEFORE_KILL:
-                far_enough.add(id(answer))
-            if len(far_enough) >= STREAMS_BEFORE_KILL:
-                is_time.set()
-
+        streams = StreamsUnderWay(STREAMS_BEFORE_KILL, TOKENS_BEFORE_KILL)
         until_s = time.monotonic() + PATIENCE_S
         clients = []
         for number in range(KILL_CLIENTS):
-            tenant = (tight, wide)[number % 2]
-            body = context.body(number, stream=number // 2 % 3 > 0, max_tokens=KILL_TOKENS, ignore_eos=True)
-            ask = ClientRequest(tenant.tenant_id, tenant.key, body)
-            clients.append(
-                asyncio.create_task(
-                    persist(
-                        context.client,
-                        context.urls,
-                        ask,
-                        answers,
-                        first_url=number // 6,
-                        until_s=until_s,
-                        on_token=on_token,
-                    )
-                )
+            has_stream = number // 2 % 3 > 0
+            ask = context.ask(
+                (tight, wide)[number % 2], number, stream=has_stream, max_tokens=KILL_TOKENS, ignore_eos=True
             )
+            asking = persist(
+                context.client,
+                context.urls,
+                ask,
+                answers,
+                first_url=number // 6,
+                until_s=until_s,
+                on_token=streams.on_token,
+            )
+            clients.append(asyncio.create_task(asking))
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                await is_time.wait()
+            await streams.wait(PATIENCE_S)
             await hit(context.testbed)
             killed_s = time.monotonic()
             await restart(context.testbed)
             serving_s = await _serving_again(context, wide, answers) - killed_s
             await asyncio.gather(*clients)
-        except TimeoutError:
-            raise ScenarioFailed("the streams did not get far enough to kill something") from None
         finally:
             for client in clients:
                 client.cancel()
@@ -276,7 +260,7 @@ async def _serving_again(
 ) -> float:
     """Monotonic time when every live gateway has answered a request again."""
     alive = [server.url for server in context.testbed.servers if server.process.returncode is None]
-    ask = ClientRequest(tenant.tenant_id, tenant.key, context.body(0, max_tokens=1))
+    ask = context.ask(tenant, 0, max_tokens=1)
     until_s = time.monotonic() + PATIENCE_S
     for url in alive:
         last = await persist(context.client, [url], ask, answers, until_s=until_s)
@@ -351,93 +335,19 @@ def _then_restart(run: Run) -> Run:
     return with_restart
 
 
-async def kill_whole(context: ScenarioContext) -> ScenarioEvidence:
-    """Again and again, engine and gateway are killed under a stream that holds from the start all that it may
-    use, so that it never tops up: what may have been delivered is not given out twice."""
-    testbed = context.testbed
-    tenant = await testbed.tenant(context.name, meter="output_tokens", amount=WHOLE_LIMIT, window="lifetime")
-    answers: list[ClientAttempt] = []
-    for _ in range(WHOLE_KILLS):
-        await testbed.known(tenant)
-        far_enough = asyncio.Event()
-
-        def on_token(answer: ClientAttempt, far_enough: asyncio.Event = far_enough) -> None:
-            if answer.delivered_tokens >= WHOLE_BEFORE_KILL:
-                far_enough.set()
-
-        body = context.body(0, stream=True, max_tokens=WHOLE_TOKENS, ignore_eos=True)
-        ask = ClientRequest(tenant.tenant_id, tenant.key, body)
-        asking = asyncio.create_task(ask_once(context.client, context.urls[0], ask, on_token))
-        waiting = asyncio.create_task(far_enough.wait())
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                await asyncio.wait({asking, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            waiting.cancel()
-        await _kill_both(testbed)
-        answers.append(await asking)
-        await testbed.start_engine()
-        await testbed.restart_gateway(0)
-        await testbed.ready()
-    figures: dict[str, float] = {
-        "cut": sum(answer.status == 200 for answer in answers),
-        "refused": sum(answer.status == 429 for answer in answers),
-    }
-    broken = [] if figures["cut"] else ["no stream began"]
-    return ScenarioEvidence([tenant], answers, figures, broken)
-
-
-async def copied_identity(context: ScenarioContext) -> ScenarioEvidence:
-    """A copy of a gateway's data directory is started while that gateway streams: it must be refused, and
-    settle nothing."""
-    tenant = await context.testbed.tenant(
-        context.name, meter="output_tokens", amount=KILL_CLIENTS * COPIED_TOKENS, window="lifetime"
-    )
-    await context.testbed.known(tenant)
-    answers: list[ClientAttempt] = []
-    has_begun = asyncio.Event()
-
-    def on_token(_answer: ClientAttempt) -> None:
-        has_begun.set()
-
-    async def stream(number: int) -> None:
-        body = context.body(number, stream=True, max_tokens=COPIED_TOKENS, ignore_eos=True)
-        ask = ClientRequest(tenant.tenant_id, tenant.key, body)
-        answers.append(await ask_once(context.client, context.urls[0], ask, on_token))
-
-    streams = [asyncio.create_task(stream(number)) for number in range(KILL_CLIENTS // 2)]
-    await asyncio.wait({asyncio.create_task(has_begun.wait()), *streams}, return_when=asyncio.FIRST_COMPLETED)
-    serves = await context.testbed.start_copy(0)
-    await asyncio.gather(*streams)
-    whole = sum(answer.is_whole and answer.status == 200 and not answer.code for answer in answers)
-    broken = ["the copy serves"] if serves else []
-    if whole < len(streams):
-        broken.append(f"only {whole} of {len(streams)} streams of the live gateway ended whole")
-    return ScenarioEvidence([tenant], answers, {"served": whole}, broken)
-
-
 # ---------------------------------------------------------------- clients
 
 
 async def disconnects(context: ScenarioContext) -> ScenarioEvidence:
     """Clients that leave, streaming and not; each is a tenant of its own, so that the engine's count of its
     tokens is exact."""
-    tenants = [
-        await context.testbed.tenant(
-            f"{context.name}-{number}", meter="output_tokens", amount=100_000, window="lifetime"
-        )
-        for number in range(LEAVERS)
-    ]
-    await context.testbed.known(*tenants)
+    tenants = [await context.tenant(f"-{number}") for number in range(LEAVERS)]
     answers: list[ClientAttempt] = []
 
     async def leave(number: int, tenant: BudgetTenant) -> None:
         streams = number % 4 != 3
-        body = context.body(number, stream=streams, max_tokens=600, ignore_eos=True)
-        ask = ClientRequest(
-            tenant.tenant_id,
-            tenant.key,
-            body,
+        ask = replace(
+            context.ask(tenant, number, stream=streams, max_tokens=600, ignore_eos=True),
             leave_after_tokens=1 + 5 * number if streams else None,
             leave_after_s=None if streams else 0.2 + 0.02 * number,
         )
@@ -454,47 +364,31 @@ async def retries(context: ScenarioContext) -> ScenarioEvidence:
     """Under each Idempotency-Key: two simultaneous attempts through different gateways, one that leaves in
     the middle, and one afterwards: one run, one charge, the same answer. And the same without keys: as many
     runs as attempts."""
-    tenant = await context.testbed.tenant(
-        context.name, meter="output_tokens", amount=100_000, window="lifetime"
-    )
-    plain = await context.testbed.tenant(
-        f"{context.name}-plain", meter="output_tokens", amount=100_000, window="lifetime"
-    )
-    await context.testbed.known(tenant, plain)
+    tenant, plain = await context.tenant(), await context.tenant("-plain")
     answers: list[ClientAttempt] = []
     until_s = time.monotonic() + PATIENCE_S
     broken: list[str] = []
 
     async def one(number: int) -> None:
-        body = context.body(number, stream=number % 2 == 0, max_tokens=120, ignore_eos=True)
-        key = f"{context.name}-{number}"
-        if number % 4 == 0:
-            leaver = ClientRequest(
-                tenant.tenant_id, tenant.key, body, leave_after_tokens=4, idempotency_key=key
-            )
-            answers.append(await ask_once(context.client, context.urls[0], leaver))
-        ask = ClientRequest(tenant.tenant_id, tenant.key, body, idempotency_key=key)
-        attempts = [
-            persist(context.client, context.urls, ask, answers, first_url=number + place, until_s=until_s)
-            for place in range(2)
-        ]
-        got = list(await asyncio.gather(*attempts))
-        got.append(
-            await persist(context.client, context.urls, ask, answers, first_url=number, until_s=until_s)
+        ask = replace(
+            context.ask(tenant, number, stream=number % 2 == 0, max_tokens=120, ignore_eos=True),
+            idempotency_key=f"{context.name}-{number}",
         )
+        if number % 4 == 0:
+            leaver = replace(ask, leave_after_tokens=4)
+            answers.append(await ask_once(context.client, context.urls[0], leaver))
+        attempts = [context.persist(ask, answers, number + place, until_s) for place in range(2)]
+        got = list(await asyncio.gather(*attempts))
+        got.append(await context.persist(ask, answers, number, until_s))
         if bad := [answer for answer in got if answer.status != 200 or not answer.is_whole]:
             broken.append(f"key {number}: {bad[0].status} {bad[0].code}")
         elif len({answer.text for answer in got}) > 1:
             broken.append(f"key {number}: two answers")
 
     async def without_key(number: int) -> None:
-        ask = ClientRequest(
-            plain.tenant_id, plain.key, context.body(number, stream=True, max_tokens=40, ignore_eos=True)
-        )
+        ask = context.ask(plain, number, stream=True, max_tokens=40, ignore_eos=True)
         for place in range(2):
-            await persist(
-                context.client, context.urls, ask, answers, first_url=number + place, until_s=until_s
-            )
+            await context.persist(ask, answers, number + place, until_s)
 
     await asyncio.gather(*map(one, range(KEYS)), *map(without_key, range(KEYS)))
     figures: dict[str, float] = {
@@ -509,13 +403,11 @@ async def retries(context: ScenarioContext) -> ScenarioEvidence:
 async def slope(context: ScenarioContext) -> ScenarioEvidence:
     """Rate of a stream from token 50 on, under a limit of 100 output tokens a second with a burst of 10."""
     tenant = await context.testbed.tenant(
-        context.name, meter="output_tokens", amount=BURST_TOKENS, rate_per_s=RATE_PER_S
+        context.name, meter=OUTPUT, amount=BURST_TOKENS, rate_per_s=RATE_PER_S
     )
     await context.testbed.known(tenant)
-    body = context.body(0, stream=True, max_tokens=SLOPE_TOKENS, ignore_eos=True)
-    answer = await ask_once(
-        context.client, context.urls[0], ClientRequest(tenant.tenant_id, tenant.key, body)
-    )
+    ask = context.ask(tenant, 0, stream=True, max_tokens=SLOPE_TOKENS, ignore_eos=True)
+    answer = await ask_once(context.client, context.urls[0], ask)
     if not answer.is_whole or answer.delivered_tokens < SLOPE_TOKENS:
         raise ScenarioFailed(
             f"the stream ended after {answer.delivered_tokens} tokens: {answer.status} {answer.code}"
@@ -527,86 +419,26 @@ async def slope(context: ScenarioContext) -> ScenarioEvidence:
     return evidence
 
 
-# ---------------------------------------------------------------- acts under load
-
-
-async def limit_at_once(context: ScenarioContext) -> ScenarioEvidence:
-    """A tenant's first limit is set at one gateway, and used at all of them in the instant of its answer."""
-    evidence = ScenarioEvidence([], [])
-    until_s = time.monotonic() + PATIENCE_S
-    served = refused = 0
-    for number in range(ACT_ROUNDS):
-        tenant = await context.testbed.tenant(f"{context.name}-{number}")
-        await context.testbed.known(tenant)
-        wanted = [
-            context.questions[each % len(context.questions)].total_tokens for each in range(ACT_CLIENTS)
-        ]
-        tenant = replace(tenant, meter="total_tokens", amount=sum(wanted) // 4, has_limit=True)
-        await _set_limit(context, tenant)
-        answers = await asyncio.gather(
-            *(
-                ask_once(
-                    context.client,
-                    context.urls[each % len(context.urls)],
-                    ClientRequest(tenant.tenant_id, tenant.key, context.body(each, max_tokens=MAX_TOKENS)),
-                )
-                for each in range(ACT_CLIENTS)
-            )
-        )
-        served += sum(answer.status == 200 for answer in answers)
-        refused += sum(answer.status == 429 for answer in answers)
-        evidence.tenants.append(tenant)
-        evidence.answers += answers
-        if time.monotonic() > until_s:
-            raise ScenarioFailed(f"only {number + 1} of {ACT_ROUNDS} rounds in {PATIENCE_S:g} s")
-    evidence.figures = {"served": served, "refused": refused}
-    if unexpected := ACT_ROUNDS * ACT_CLIENTS - served - refused:
-        evidence.broken.append(f"{unexpected} unexpected answers")
-    if not served or not refused:
-        evidence.broken.append("the limits bound nothing, or everything")
-    return evidence
-
-
-async def limit_under_load(context: ScenarioContext) -> ScenarioEvidence:
-    """A first limit comes while a tenant's streams run and wait at all gateways: it has room for what runs,
-    and for a part of what waits."""
-    tenant = await context.testbed.tenant(context.name)
-    await context.testbed.known(tenant)
-    clients, answers, begun = _stream(context, tenant, LOAD_CLIENTS)
-    await _begun(begun, clients)
-    demand = sum(
-        context.questions[number % len(context.questions)].prompt_tokens + KILL_TOKENS
-        for number in range(LOAD_CLIENTS)
-    )
-    tenant = replace(tenant, meter="total_tokens", amount=demand * 3 // 4, has_limit=True)
-    await _set_limit(context, tenant)
-    later, more, _ = _stream(context, tenant, LOAD_CLIENTS)
-    await asyncio.gather(*clients, *later)
-    answers += more
-    refused = sum(answer.code in ("rate_limit_exceeded", "insufficient_quota") for answer in answers)
-    evidence = ScenarioEvidence([tenant], answers)
-    evidence.figures = {"served": sum(each.finish == "length" for each in answers), "refused": refused}
-    if not refused:
-        evidence.broken.append("nothing was refused: the limit did not bind")
-    return evidence
-
-
 async def suspension_under_load(context: ScenarioContext) -> ScenarioEvidence:
     """A tenant is suspended now, while its streams run and wait at all gateways."""
-    tenant = await context.testbed.tenant(
-        context.name, meter="output_tokens", amount=100_000, window="lifetime"
-    )
-    await context.testbed.known(tenant)
-    clients, answers, begun = _stream(context, tenant, LOAD_CLIENTS)
-    await _begun(begun, clients)
+    tenant = await context.tenant()
+    streams = StreamsUnderWay()
+    clients = []
+    for number in range(LOAD_CLIENTS):
+        ask = context.ask(tenant, number, stream=True, max_tokens=KILL_TOKENS, ignore_eos=True)
+        url = context.urls[number % len(context.urls)]
+        clients.append(asyncio.create_task(ask_once(context.client, url, ask, streams.on_token)))
+    try:
+        await streams.wait(PATIENCE_S)
+    except TimeoutError:
+        for client in clients:
+            client.cancel()
+        raise
     async with context.testbed.servers[0].operator() as operator:
         await admin_call(operator, "POST", f"tenants/{tenant.name}/suspend", {"now": True})
     suspended_s = time.monotonic()
-    after = [
-        await ask_once(context.client, url, ClientRequest(tenant.tenant_id, tenant.key, context.body(0)))
-        for url in context.urls
-    ]
-    await asyncio.gather(*clients)
+    after = [await ask_once(context.client, url, context.ask(tenant, 0)) for url in context.urls]
+    answers = await asyncio.gather(*clients)
     ended = sum(answer.code == "tenant_suspended" for answer in answers)
     evidence = ScenarioEvidence([tenant], [*answers, *after])
     evidence.figures = {"ended": ended, "ended_within_s": round(time.monotonic() - suspended_s, 1)}
@@ -617,63 +449,17 @@ async def suspension_under_load(context: ScenarioContext) -> ScenarioEvidence:
     return evidence
 
 
-async def _set_limit(context: ScenarioContext, tenant: BudgetTenant) -> None:
-    limit = {"meter": tenant.meter, "amount": tenant.amount, "window": "lifetime", "tenant": tenant.name}
-    async with context.testbed.servers[0].operator() as operator:
-        made = await admin_call(operator, "POST", "limits", limit)
-    if late := made.get("not_in_force_on"):
-        raise ScenarioFailed(f"the limit was not confirmed by {', '.join(late)}")
-
-
-def _stream(
-    context: ScenarioContext, tenant: BudgetTenant, number: int
-) -> tuple[list[asyncio.Task[None]], list[ClientAttempt], asyncio.Event]:
-    """Clients at all gateways that ask once each; what they got, and an event for the first tokens."""
-    answers: list[ClientAttempt] = []
-    begun = asyncio.Event()
-
-    async def client(each: int) -> None:
-        body = context.body(each, stream=True, max_tokens=KILL_TOKENS, ignore_eos=True)
-        ask = ClientRequest(tenant.tenant_id, tenant.key, body)
-        url = context.urls[each % len(context.urls)]
-        answers.append(await ask_once(context.client, url, ask, lambda _: begun.set()))
-
-    return [asyncio.create_task(client(each)) for each in range(number)], answers, begun
-
-
-async def _begun(begun: asyncio.Event, clients: Sequence[asyncio.Task[None]]) -> None:
-    """Waits for the first tokens. Raises `ScenarioFailed`."""
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            await begun.wait()
-    except TimeoutError:
-        for client in clients:
-            client.cancel()
-        raise ScenarioFailed("no stream began") from None
-
-
 def scenarios(gateways: Sequence[int], concurrency: Sequence[int]) -> list[BudgetScenario]:
     """All scenarios in the order of their runs: those with few gateways first."""
     found = [BudgetScenario("rate", 1, slope)]
     for count in sorted(set(gateways)):
-        for clients in concurrency:
-            for asks_max_tokens in (True, False):
-                for streams in (True, False):
-                    what = "max" if asks_max_tokens else "open"
-                    name = f"burst-{clients}x{count}-{what}-{'stream' if streams else 'plain'}"
-                    found.append(
-                        BudgetScenario(
-                            name, count, burst(clients, asks_max_tokens=asks_max_tokens, streams=streams)
-                        )
-                    )
+        for clients, asks_max_tokens, streams in product(concurrency, (True, False), (True, False)):
+            kind = f"{'max' if asks_max_tokens else 'open'}-{'stream' if streams else 'plain'}"
+            run = burst(clients, asks_max_tokens=asks_max_tokens, streams=streams)
+            found.append(BudgetScenario(f"burst-{clients}x{count}-{kind}", count, run))
         if count == min(max(gateways), 2):
             found += _others(count)
-    most = max(2, *gateways)
-    found += [
-        BudgetScenario("limit-at-once", most, limit_at_once),
-        BudgetScenario("limit-under-load", most, limit_under_load),
-        BudgetScenario("suspension-under-load", most, suspension_under_load),
-    ]
+    found.append(BudgetScenario("suspension-under-load", max(2, *gateways), suspension_under_load))
     if not any(scenario.name == "disconnects" for scenario in found):
         found += _others(2)
     return found
@@ -689,6 +475,4 @@ def _others(gateways: int) -> list[BudgetScenario]:
         BudgetScenario("kill-redis", count, kill(_kill_redis, _redis_again)),
         BudgetScenario("kill-postgres", count, kill(_kill_postgres, _postgres_again)),
         BudgetScenario("kill-both", count, _then_restart(kill(_kill_both, _engine_and_others))),
-        BudgetScenario("kill-both-whole", count, kill_whole),
-        BudgetScenario("copied-identity", count, copied_identity),
     ]

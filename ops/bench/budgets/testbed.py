@@ -132,21 +132,6 @@ class Testbed:
         await self._gateways[number].aclose()
         self.servers[number] = await self._gateways[number].enter_async_context(self._gateway(number))
 
-    async def start_copy(self, number: int) -> bool:
-        """Starts a gateway on a copy of another one's data directory; returns whether it serves."""
-        copied = self.directory / f"copy-{number}"
-        await asyncio.to_thread(
-            shutil.copytree,
-            self.directory / f"gateway-{number}",
-            copied,
-            ignore=shutil.ignore_patterns("run", "*.lock", "*.sock", "*.log"),
-        )
-        try:
-            async with local_server(copied, arguments=self._arguments()):
-                return True
-        except ServerFailed:
-            return False
-
     async def ready(self, numbers: range | list[int] | None = None) -> None:
         """Waits until these gateways (None: all) are ready. Raises `ScenarioFailed`."""
         async with httpx.AsyncClient(timeout=5.0) as client:

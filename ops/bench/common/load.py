@@ -18,7 +18,7 @@ import httpx
 from ops.bench.common.errors import CannotBench
 from ops.bench.common.load_client import Observed
 from ops.bench.common.processes import end
-from ops.demo.prompts import Prompts
+from ops.demo.prompts.prompts import Prompts
 from ops.demo.trace import load_slice
 from ops.sandbox.server import ROOT, LocalServer, ServerFailed, local_server
 from ops.settings.settings import SHIPPED_MODEL

@@ -1,10 +1,75 @@
-"""Ends a program that a benchmark started."""
+"""Starts a server program for a benchmark, waits until it answers, and ends it."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+import httpx
+
+from ops.bench.common.errors import CannotBench
+from ops.sandbox.server import until
 
 STOP_S = 10.0
+SHOWN_BYTES = 800
+PROBE_S = 10.0
+
+Probe = Callable[[httpx.AsyncClient], Awaitable[httpx.Response]]
+
+
+@contextlib.asynccontextmanager
+async def server_program(
+    name: str,
+    command: Sequence[str],
+    log_path: Path,
+    environment: Mapping[str, str],
+    probe: str | Probe,
+    *,
+    start_s: float,
+    cwd: Path | None = None,
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The program once its `probe` (an URL, or a request) is answered with 200; ended with the block. `cwd`
+    None: where its log lies. Raises `CannotBench` after `start_s`, or when it has ended, with its last words.
+    """
+    with log_path.open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            cwd=cwd or log_path.parent,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=dict(environment),
+            process_group=0,
+        )
+    answered = "no answer"
+    try:
+        async with httpx.AsyncClient(timeout=PROBE_S) as client:
+
+            async def serves() -> bool:
+                nonlocal answered
+                if process.returncode is not None:
+                    return True
+                try:
+                    answer = await (client.get(probe) if isinstance(probe, str) else probe(client))
+                except httpx.HTTPError as error:
+                    answered = type(error).__name__
+                    return False
+                answered = f"{answer.status_code} {answer.text[:200]}"
+                return answer.status_code == 200
+
+            if not await until(serves, start_s) or process.returncode is not None:
+                raise CannotBench(
+                    f"{name} does not serve after {start_s:g} s: {answered}\n{_last_words(log_path)}"
+                )
+        yield process
+    finally:
+        await end(process)
+
+
+def _last_words(log_path: Path) -> str:
+    return log_path.read_text(encoding="utf-8", errors="replace")[-SHOWN_BYTES:]
 
 
 async def end(process: asyncio.subprocess.Process) -> None:

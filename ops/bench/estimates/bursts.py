@@ -1,4 +1,4 @@
-"""Bursts for the benchmark of wait estimates: many requests at one instant, on the real engine.
+"""Bursts for the benchmark of estimates: many requests at one instant, on the real engine.
 
 Sixteen short requests at once, three times, into an idle engine with two places; then bursts of 4 to 200 into
 one whose places are half busy, with some requests by themselves after each. What each was told is compared

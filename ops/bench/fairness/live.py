@@ -45,7 +45,7 @@ from ops.bench.common.load import (
     server_status,
 )
 from ops.bench.common.load_client import Observed
-from ops.demo.prompts import MAX_TOKENS
+from ops.demo.prompts.prompts import MAX_TOKENS
 from ops.reporting import Report, all_ok, jain_index, quantile, verdict
 from ops.sandbox.server import ServerFailed
 

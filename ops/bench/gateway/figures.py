@@ -24,13 +24,15 @@ OWN_FIGURES = (
     "cpu_s_per_token",
     "peak_bytes",
 )
+BESIDE = {"watchers": WATCHED, "traces": TRACED, "scraper": SCRAPED}
+"""Side loads of the report, and the targets that have them."""
 COMPARED = {
     "requests_per_s": True,
     "tokens_per_s": True,
     "latency_p50_s": False,
     "first_token_p50_s": False,
 }
-"""Figures with something beside it and without; True: more is better."""
+"""Figures with a side load and without; True: more is better."""
 FULL_CORE = 0.95
 """A process of one thread that uses more of a core is the bottleneck."""
 
@@ -44,7 +46,7 @@ def one_run(
     others = max(phase["others_cores"] for phase in phases.values())
     cores = {
         name: {
-            **{who: phase[f"{who}_cpu_s"] / phase["wall_s"] for who in ("gateway", "upstream", "watchers")},
+            **{who: phase[f"{who}_cpu_s"] / phase["wall_s"] for who in ("gateway", "upstream", "side_load")},
             "clients": phase["cpu_share"],
             "others": phase["others_cores"],
         }
@@ -60,7 +62,11 @@ def one_run(
         "cpu_s_per_token": streams["gateway_cpu_s"] / streams["tokens"],
         "tokens_per_event": streams["tokens"] / streams["events"],
         "peak_bytes": peak_bytes,
-        "watched_events_per_s": many["watched_events"] / many["wall_s"],
+        "side_load": {
+            "events_per_s": many["watched_events"] / many["wall_s"],
+            "cores_throughput": cores["throughput"]["side_load"],
+            "cores_streams": cores["streams"]["side_load"],
+        },
         "cores": cores,
         "others_cores": others,
         "disturbed": others > quiet_cores,
@@ -139,44 +145,20 @@ def promises(runs: Runs, pairs: Sequence[float] = ()) -> list[Goal]:
     return found
 
 
-def watched(runs: Runs, watchers: int) -> dict[str, Any] | None:
-    """Rounds with that many open overviews beside those without. None: there were none."""
-    if not watchers:
+def beside(runs: Runs, name: str) -> dict[str, Any] | None:
+    """Rounds of a target with a side load beside those without: what was measured of the load itself, and
+    whether figures change. None: there were no such rounds."""
+    if name not in runs:
         return None
-    beside = runs[WATCHED]
-    return {
-        "open": watchers,
-        "events_per_s": spread([each["watched_events_per_s"] for each in beside]),
-        "cores": {
-            phase: spread([each["cores"][phase]["watchers"] for each in beside])
-            for phase in ("throughput", "streams")
-        },
-        "figures": compared(runs, WATCHED),
-    }
-
-
-def traced(runs: Runs, ratio: float, cost: Mapping[str, float] | None) -> dict[str, Any] | None:
-    """Rounds with traces at that ratio beside those without, and what a trace costs. None: there are none."""
-    if cost is None:
-        return None
-    return {"ratio": ratio, **cost, "figures": compared(runs, TRACED)}
-
-
-def scraped(runs: Runs, every_s: float) -> dict[str, Any] | None:
-    """Rounds with a scraper beside those without, and what a scrape costs. None: there were none."""
-    if SCRAPED not in runs:
-        return None
-    return {
-        "every_s": every_s,
-        "cpu_s_per_scrape": spread([each["cpu_s_per_scrape"] for each in runs[SCRAPED]]),
-        "page_bytes": max(each["page_bytes"] for each in runs[SCRAPED]),
-        "figures": compared(runs, SCRAPED),
+    own = [run["side_load"] for run in runs[name]]
+    return {figure: spread([row[figure] for row in own]) for figure in own[0]} | {
+        "figures": compared(runs, name)
     }
 
 
 def compared(runs: Runs, name: str) -> list[dict[str, Any]]:
-    """Each figure of ours with something beside it, and without: what that changes is within the spread where
-    the median with it is no worse than the worst round without."""
+    """Each figure of ours with a side load and without: what that changes is within the spread where the
+    median with it is no worse than the worst round without."""
     found = []
     for figure, is_more_better in COMPARED.items():
         bare, theirs = (spread([each[figure] for each in rounds]) for rounds in (runs[OURS], runs[name]))
@@ -188,7 +170,7 @@ def compared(runs: Runs, name: str) -> list[dict[str, Any]]:
 
 def invalid(runs: Runs) -> str | None:
     """The rounds of judged targets in which the clients were the bottleneck."""
-    judged = [name for name in (OURS, WATCHED, TRACED, SCRAPED, "litellm") if name in runs]
+    judged = [name for name in (OURS, *BESIDE.values(), "litellm") if name in runs]
     return (
         "; ".join(
             f"{name}, round {number}: {each['invalid']}"

@@ -7,7 +7,6 @@ nothing. `direct` is no gateway: the clients' connections end at the upstream it
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -20,13 +19,11 @@ from pathlib import Path
 
 import httpx
 
-from ops.bench.common.errors import PeerMissing
+from ops.bench.common.errors import CannotBench, PeerMissing
 from ops.bench.common.load import admin_call, server_status
-from ops.bench.common.processes import end
+from ops.bench.common.processes import server_program
 from ops.bench.gateway.mock_upstream import CONTEXT_TOKENS, MODEL
-from ops.bench.gateway.scraper import Scraper, scraping
-from ops.bench.gateway.traces import RATIO, collector
-from ops.bench.gateway.watchers import Watchers, watching
+from ops.bench.gateway.side_loads import TRACE_RATIO, Scraper, Watchers, collector, scraping, watching
 from ops.sandbox.free_port import free_port
 from ops.sandbox.server import LocalServer, local_server, until
 
@@ -45,10 +42,6 @@ UPSTREAM_SEQUENCES = 256
 LARGE = 10**12
 LARGE_RATE = 9_000_000
 """Limits that count and never bind."""
-
-
-class TargetFailed(Exception):
-    """A gateway does not start or does not answer; the message has its last words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,42 +86,35 @@ def direct() -> BenchTarget:
 
 
 def fairgate(
-    tokenizer_dir: Path | None,
-    *,
-    estimates: bool = True,
-    watchers: int = 0,
-    traces: bool = False,
-    scraper: bool = False,
+    tokenizer_dir: Path | None, *, estimates: bool = True, beside: str = OURS, watchers: int = 0
 ) -> BenchTarget:
     """Our gateway. `tokenizer_dir`: prompts are rendered and counted exactly; None: estimated, with a
-    margin. `estimates`: each answer carries estimates of wait, duration and cost. `watchers`: how many have
-    the console's overview open; `traces`: a share of its traces goes to a collector; `scraper`: its metrics
-    are asked for every second."""
+    margin. `estimates`: each answer carries estimates of wait, duration and cost. `beside`: the name of the
+    target with a side load; `watchers`: how many have the console's overview open."""
 
     @contextlib.asynccontextmanager
     async def serve(directory: Path, upstream_port: int) -> AsyncIterator[Serving]:
         config = directory / "fairgate.toml"
         config.write_text(_fairgate_config(upstream_port, tokenizer_dir, estimates), encoding="utf-8")
         arguments = ["--config", str(config), "--prices", f"{MODEL}=150/600", "--log-level", "warning"]
-        async with contextlib.AsyncExitStack() as beside:
-            if traces:
-                url = await beside.enter_async_context(collector())
-                arguments += ["--telemetry-otlp", url, "--telemetry-trace-ratio", f"{RATIO:g}"]
-            server = await beside.enter_async_context(local_server(directory / "data", arguments=arguments))
+        async with contextlib.AsyncExitStack() as closing:
+            if beside == TRACED:
+                url = await closing.enter_async_context(collector())
+                arguments += ["--telemetry-otlp", url, "--telemetry-trace-ratio", f"{TRACE_RATIO:g}"]
+            server = await closing.enter_async_context(local_server(directory / "data", arguments=arguments))
             keys = [await _tenant(server, f"tenant-{number}") for number in range(TENANTS)]
             await _known(server)
             headers = [{"authorization": f"Bearer {key}"} for key in keys]
             port = httpx.URL(server.url).port
             assert port is not None
-            overviews = await beside.enter_async_context(watching(server, watchers)) if watchers else None
-            scrapes = await beside.enter_async_context(scraping(server.url)) if scraper else None
-            yield Serving(port, server.process.pid, headers, overviews, scrapes)
+            overviews = scraper = None
+            if beside == WATCHED:
+                overviews = await closing.enter_async_context(watching(server, watchers))
+            if beside == SCRAPED:
+                scraper = await closing.enter_async_context(scraping(server.url))
+            yield Serving(port, server.process.pid, headers, overviews, scraper)
 
-    name = OURS if estimates else SILENT
-    for is_so, called in ((watchers, WATCHED), (traces, TRACED), (scraper, SCRAPED)):
-        if is_so:
-            name = called
-    return BenchTarget(name, metadata.version("fairgate"), serve)
+    return BenchTarget(beside if estimates else SILENT, metadata.version("fairgate"), serve)
 
 
 def _fairgate_config(upstream_port: int, tokenizer_dir: Path | None, estimates: bool) -> str:
@@ -143,18 +129,8 @@ def _fairgate_config(upstream_port: int, tokenizer_dir: Path | None, estimates: 
         values["tokenizer_dir"] = str(tokenizer_dir.absolute())
     # A JSON string or number is one in TOML, too.
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-    with_estimates = "yes" if estimates else "no"
-    return "\n".join(
-        [
-            "[engine]",
-            'serve = "no"',
-            "[gateway]",
-            f'estimates = "{with_estimates}"',
-            "[[upstreams]]",
-            *lines,
-            "",
-        ]
-    )
+    head = ["[engine]", 'serve = "no"', "[gateway]", f'estimates = "{"yes" if estimates else "no"}"']
+    return "\n".join([*head, "[[upstreams]]", *lines, ""])
 
 
 async def _tenant(server: LocalServer, name: str) -> str:
@@ -180,7 +156,7 @@ async def _known(server: LocalServer) -> None:
             return len(limited) == TENANTS
 
         if not await until(knows, START_S):
-            raise TargetFailed(f"{OURS} does not know its tenants after {START_S:g} s")
+            raise CannotBench(f"{OURS} does not know its tenants after {START_S:g} s")
 
 
 # ---------------------------------------------------------------- peers
@@ -306,7 +282,7 @@ def _portkey(home: Path) -> BenchTarget:
             "x-portkey-custom-host": f"http://127.0.0.1:{upstream_port}/v1",
         }
         environment = {"NODE_ENV": "production"}
-        async with _program("portkey", command, package, environment, port, (headers,)) as serving:
+        async with _program("portkey", command, directory, environment, port, (headers,), package) as serving:
             yield serving
 
     return BenchTarget("portkey", json.loads((package / "package.json").read_text())["version"], serve)
@@ -329,55 +305,16 @@ async def _program(
     environment: Mapping[str, str],
     port: int,
     headers: Sequence[Mapping[str, str]],
+    cwd: Path | None = None,
 ) -> AsyncIterator[Serving]:
-    """A peer's program, once it answers; it is ended with the block. Raises `TargetFailed`."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        cwd=directory,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env={"PATH": os.environ.get("PATH", os.defpath), "HOME": str(directory), **environment},
-        process_group=0,
-    )
-    output = bytearray()
-    reading = asyncio.create_task(_keep_tail(process, output))
-    try:
-        serving = Serving(port, process.pid, headers)
-        await _answers(name, serving, process, output)
-        yield serving
-    finally:
-        await end(process)
-        await reading
-
-
-async def _keep_tail(process: asyncio.subprocess.Process, output: bytearray) -> None:
-    """Reads a program's output, so that its pipe never fills, and keeps the end of it."""
-    assert process.stdout is not None
-    while data := await process.stdout.read(65_536):
-        output += data
-        del output[:-1000]
-
-
-async def _answers(
-    name: str, serving: Serving, process: asyncio.subprocess.Process, output: bytearray
-) -> None:
-    """Waits until a completion comes through."""
-    last = "no answer"
+    """A peer's program, once a completion comes through. Raises `CannotBench`."""
+    url = f"http://127.0.0.1:{port}/v1/chat/completions"
     body = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "Are you there?"}]}
-    async with httpx.AsyncClient(timeout=10.0, headers=serving.headers[0]) as client:
 
-        async def serves() -> bool:
-            nonlocal last
-            if process.returncode is not None:
-                return True
-            try:
-                answer = await client.post(f"http://127.0.0.1:{serving.port}/v1/chat/completions", json=body)
-            except httpx.HTTPError as error:
-                last = type(error).__name__
-                return False
-            last = f"{answer.status_code} {answer.text[:200]}"
-            return answer.status_code == 200
+    async def ask(client: httpx.AsyncClient) -> httpx.Response:
+        return await client.post(url, json=body, headers=headers[0])
 
-        if not await until(serves, START_S) or process.returncode is not None:
-            raise TargetFailed(f"{name} does not serve: {last}\n{output.decode(errors='replace')}")
+    variables = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(directory), **environment}
+    log_path = directory / f"{name}.log"
+    async with server_program(name, command, log_path, variables, ask, start_s=START_S, cwd=cwd) as process:
+        yield Serving(port, process.pid, headers)

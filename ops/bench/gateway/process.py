@@ -1,4 +1,4 @@
-"""Processor time and memory of a process tree, from /proc.
+"""Processor time and memory of a process tree, from /proc, and the time of an fsync.
 
 Processor time is counted in ticks of 10 ms: good for seconds of load, not for single requests.
 """
@@ -6,10 +6,13 @@ Processor time is counted in ticks of 10 ms: good for seconds of load, not for s
 from __future__ import annotations
 
 import os
+import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 PROC = Path("/proc")
+FSYNCS = 50
 
 
 def process_tree(root: int) -> list[int]:
@@ -63,3 +66,16 @@ def _stat(process: int) -> list[str]:
         return []
     fields = text.rpartition(")")[2].split()
     return fields if fields[0] != "Z" else []
+
+
+def fsync_ms(directory: Path) -> float:
+    """Median time of one fsync of a plain file in this directory."""
+    taken_s = []
+    with tempfile.NamedTemporaryFile(prefix="fairgate-fsync-", dir=directory) as file:
+        for _ in range(FSYNCS):
+            started_s = time.perf_counter()
+            file.write(b"x" * 4096)
+            file.flush()
+            os.fsync(file.fileno())
+            taken_s.append(time.perf_counter() - started_s)
+    return sorted(taken_s)[FSYNCS // 2] * 1e3

@@ -8,8 +8,10 @@ import click
 
 from ops.bench.engine.report import QUIET_CORES
 from ops.bench.gateway.peers import DIRECT
+from ops.bench.gateway.side_loads import SCRAPE_EVERY_S, TRACE_RATIO
 from ops.reporting import Report
 
+BOUNDS = ("at_least", "at_most")
 COMPARED_FIGURES = {
     "requests_per_s": ("requests/s on 32 connections", 1, 0),
     "tokens_per_s": ("tokens/s of 64 streams", 1, 0),
@@ -17,6 +19,18 @@ COMPARED_FIGURES = {
     "first_token_p50_s": ("ms to the first token", 1e3, 3),
 }
 """Heading, scale and digits."""
+SIDE_LOADS = {
+    "watchers": "open overviews",
+    "traces": f"traces at {100 * TRACE_RATIO:g} %",
+    "scraper": f"a scrape every {SCRAPE_EVERY_S:g} s",
+}
+SIDE_LOAD_FIGURES = {
+    "events_per_s": ("events/s of each overview, beside 32 connections", 1, 2),
+    "cores_throughput": ("cores of the load itself, beside 32 connections", 1, 3),
+    "cores_streams": ("cores of the load itself, beside 64 streams", 1, 3),
+    "cpu_s_per_scrape": ("ms of a processor for a scrape at rest", 1e3, 2),
+    "page_bytes": ("kB of the page", 1e-3, 0),
+}
 
 
 def show(report: dict[str, Any]) -> None:
@@ -43,26 +57,11 @@ def show(report: dict[str, Any]) -> None:
         click.echo(f"left out: {line}")
     for promise in report["promises"]:
         verdict = "invalid" if report["invalid"] else "ok    " if promise["ok"] else "NOT OK"
-        at_least = "at_least" in promise
-        bound = f"at least {promise['at_least']:g}" if at_least else f"at most {promise['at_most']:g}"
-        click.echo(
-            f"{verdict} {promise['what']}: {promise['median']:.3f} "
-            f"({promise['least']:.3f}-{promise['most']:.3f}), {bound}"
-        )
-    if report["watchers"] is not None:
-        _show_watchers(report["watchers"])
-    if (found := report["traces"]) is not None:
-        _show_beside(found["figures"], f"with traces at {100 * found['ratio']:g} %")
-        click.echo(
-            f"A kept trace took {1e6 * found['cpu_s_per_kept']:,.0f} µs of a processor, for"
-            f" {found['spans_per_kept']:g} spans; a dropped one {1e6 * found['cpu_s_per_dropped']:,.1f} µs."
-        )
-    if (found := report["scraper"]) is not None:
-        _show_beside(found["figures"], f"with a scrape every {found['every_s']:g} s")
-        click.echo(
-            f"A scrape took {_spread(found['cpu_s_per_scrape'], 1e3, 2)} ms of a processor, for a page of"
-            f" {found['page_bytes'] / 1e3:,.0f} kB."
-        )
+        bound = [f"{which.replace('_', ' ')} {promise[which]:g}" for which in BOUNDS if which in promise]
+        click.echo(f"{verdict} {promise['what']}: {_spread(promise, 1, 3)}, {bound[0]}")
+    for key, load in SIDE_LOADS.items():
+        if report[key] is not None:
+            _show_side_load(load, report[key])
     for name, found in targets.items():
         for number, run in enumerate(found["runs"], 1):
             if run["invalid"]:
@@ -74,30 +73,27 @@ def show(report: dict[str, Any]) -> None:
         )
 
 
-def _show_watchers(found: dict[str, Any]) -> None:
-    """With open overviews beside without."""
-    _show_beside(found["figures"], f"with {found['open']} open overviews")
-    cores = found["cores"]
-    click.echo(
-        f"Each overview had {_spread(found['events_per_s'], 1, 2)} events/s beside 32 connections. Reading"
-        f" them took {_spread(cores['throughput'], 1, 3)} cores, beside 64 streams"
-        f" {_spread(cores['streams'], 1, 3)}."
-    )
-
-
-def _show_beside(figures: list[dict[str, Any]], with_it: str) -> None:
+def _show_side_load(load: str, found: dict[str, Any]) -> None:
+    """With a side load beside without, and what was measured of the load itself."""
     rows = []
-    for each in figures:
-        heading, scale, digits = COMPARED_FIGURES[each["figure"]]
-        rows.append(
-            {"figure": heading}
-            | {kind: _spread(each[kind], scale, digits) for kind in ("without", "with")}
-            | {"ok": "within" if each["ok"] else "NOT within"}
-        )
+    for row in found["figures"]:
+        heading, scale, digits = COMPARED_FIGURES[row["figure"]]
+        cells = {kind: _spread(row[kind], scale, digits) for kind in ("without", "with")}
+        rows.append({"figure": heading, **cells, "ok": "within" if row["ok"] else "NOT within"})
     Report(
-        f"{with_it}, and whether their median is no worse than the worst round without",
-        (("figure", "figure"), ("without", "without"), ("with", with_it), ("ok", "the rounds without")),
+        f"with {load}, and whether their median is no worse than the worst round without",
+        (
+            ("figure", "figure"),
+            ("without", "without"),
+            ("with", f"with {load}"),
+            ("ok", "the rounds without"),
+        ),
         rows,
+        notes=[
+            f"{heading}: {_spread(found[figure], scale, digits)}"
+            for figure, (heading, scale, digits) in SIDE_LOAD_FIGURES.items()
+            if figure in found and found[figure]["most"]
+        ],
     ).show()
 
 

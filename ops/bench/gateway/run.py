@@ -31,22 +31,18 @@ import httpx
 from ops.bench.common.errors import CannotBench, PeerMissing
 from ops.bench.engine.report import QUIET_CORES
 from ops.bench.engine.run import machine_name, rotated
-from ops.bench.gateway.figures import figures, invalid, one_run, promises, scraped, traced, watched
-from ops.bench.gateway.ledger import fsync_ms
+from ops.bench.gateway.figures import BESIDE, beside, figures, invalid, one_run, promises
 from ops.bench.gateway.mock_upstream import MAX_TOKENS, MODEL
 from ops.bench.gateway.peers import (
     OURS,
     PEERS,
     BenchTarget,
     Serving,
-    TargetFailed,
     direct,
     fairgate,
     peer,
 )
-from ops.bench.gateway.process import cpu_s, machine_cpu_s, peak_bytes, process_tree
-from ops.bench.gateway.scraper import EVERY_S
-from ops.bench.gateway.traces import RATIO, collector, cost_of_traces
+from ops.bench.gateway.process import cpu_s, fsync_ms, machine_cpu_s, peak_bytes, process_tree
 from ops.reporting import all_ok
 from ops.sandbox.server import ROOT, ServerFailed, until
 
@@ -123,17 +119,12 @@ def run(options: GatewayBenchOptions, progress: Progress = lambda line: None) ->
     try:
         runs = asyncio.run(_rounds(options, targets, progress))
         pairs = asyncio.run(_pairs(options, progress)) if options.without_estimates else []
-        cost = asyncio.run(_cost_of_traces()) if options.traces else None
-    except (TargetFailed, ServerFailed, OSError) as error:
+    except (ServerFailed, OSError) as error:
         raise CannotBench(str(error)) from None
     summary = figures(runs)
     judged = [promise.as_json() for promise in promises(runs, pairs)]
-    beside = {
-        "watchers": watched(runs, options.watchers),
-        "traces": traced(runs, RATIO, cost),
-        "scraper": scraped(runs, EVERY_S),
-    }
-    figures_beside = [each for found in beside.values() if found is not None for each in found["figures"]]
+    side_loads = {key: beside(runs, name) for key, name in BESIDE.items()}
+    compared = [row for found in side_loads.values() if found is not None for row in found["figures"]]
     why = invalid(runs)
     return {
         "machine": {"cpu": machine_name(), "cores": os.cpu_count()},
@@ -151,16 +142,17 @@ def run(options: GatewayBenchOptions, progress: Progress = lambda line: None) ->
         },
         "skipped": skipped,
         "promises": judged,
-        **beside,
+        **side_loads,
         "invalid": why,
-        "ok": None if why else all_ok([*judged, *figures_beside]),
+        "ok": None if why else all_ok([*judged, *compared]),
     }
 
 
 def chosen(options: GatewayBenchOptions) -> tuple[list[BenchTarget], list[str]]:
     """The targets, and a line for each peer that is not installed. Raises `CannotBench` for an unknown
     name, and for too few rounds to compare with their spread."""
-    if (options.watchers or options.traces or options.scraper) and options.rounds < LEAST_ROUNDS:
+    side_loads = [name for key, name in BESIDE.items() if getattr(options, key)]
+    if side_loads and options.rounds < LEAST_ROUNDS:
         raise CannotBench(
             f"watchers, traces and a scraper need at least {LEAST_ROUNDS} rounds (--rounds): what they change"
             " is compared with the spread of the rounds without them"
@@ -177,12 +169,9 @@ def chosen(options: GatewayBenchOptions) -> tuple[list[BenchTarget], list[str]]:
     targets.append(fairgate(options.tokenizer_dir))
     if options.without_estimates:
         targets.append(fairgate(options.tokenizer_dir, estimates=False))
-    if options.watchers:
-        targets.append(fairgate(options.tokenizer_dir, watchers=options.watchers))
-    if options.traces:
-        targets.append(fairgate(options.tokenizer_dir, traces=True))
-    if options.scraper:
-        targets.append(fairgate(options.tokenizer_dir, scraper=True))
+    targets += [
+        fairgate(options.tokenizer_dir, beside=name, watchers=options.watchers) for name in side_loads
+    ]
     return targets, skipped
 
 
@@ -234,7 +223,7 @@ async def _pairs_of_server(
 
 
 async def _switch_estimates(serving: Serving, on: bool) -> None:
-    """Switches estimates, and waits until answers show it. Raises `TargetFailed`."""
+    """Switches estimates, and waits until answers show it. Raises `CannotBench`."""
     assert serving.process is not None
     async with httpx.AsyncClient(
         base_url=f"http://127.0.0.1:{serving.port}", headers=serving.headers[0], timeout=SWITCH_S
@@ -247,7 +236,7 @@ async def _switch_estimates(serving: Serving, on: bool) -> None:
         if not await is_switched():
             os.kill(serving.process, signal.SIGUSR2)
             if not await until(is_switched, SWITCH_S):
-                raise TargetFailed(f"{OURS}: SIGUSR2 did not switch its estimates")
+                raise CannotBench(f"{OURS}: SIGUSR2 did not switch its estimates")
 
 
 async def _one(
@@ -259,18 +248,11 @@ async def _one(
             phase.name: await _measure(target, serving, phase, options.seconds, upstreams) for phase in PHASES
         }
         processes = _processes(serving)
-        peak, more = peak_bytes(processes), {}
+        found = one_run(phases, peak_bytes=peak_bytes(processes), quiet_cores=QUIET_CORES)
         if serving.scraper is not None:
-            more = {
-                "cpu_s_per_scrape": await serving.scraper.cost_s(lambda: cpu_s(processes)),
-                "page_bytes": serving.scraper.page_bytes,
-            }
-    return one_run(phases, peak_bytes=peak, quiet_cores=QUIET_CORES) | more
-
-
-async def _cost_of_traces() -> dict[str, Any]:
-    async with collector() as url:
-        return await asyncio.to_thread(cost_of_traces, url)
+            cost_s = await serving.scraper.cost_s(lambda: cpu_s(processes))
+            found["side_load"] |= {"cpu_s_per_scrape": cost_s, "page_bytes": serving.scraper.page_bytes}
+    return found
 
 
 @contextlib.asynccontextmanager
@@ -293,7 +275,7 @@ async def _warm_up(
 async def _measure(
     target: BenchTarget, serving: Serving, phase: MeasuredPhase, seconds: float, upstreams: Sequence[int]
 ) -> dict[str, Any]:
-    """Loads the target from a process of its own. Raises `TargetFailed`."""
+    """Loads the target from a process of its own. Raises `CannotBench`."""
     order = {
         "port": serving.port,
         "requests": [_request(headers, streams=phase.streams) for headers in serving.headers],
@@ -310,15 +292,15 @@ async def _measure(
         now - then for now, then in zip(after, before, strict=True)
     )
     if seen["errors"] or not seen["requests"]:
-        raise TargetFailed(f"{target.name}: {seen['first_error'] or 'no answer within the time'}")
+        raise CannotBench(f"{target.name}: {seen['first_error'] or 'no answer within the time'}")
     if watchers and watchers.ended:
-        raise TargetFailed(f"{target.name}: an open overview ended: {watchers.ended}")
+        raise CannotBench(f"{target.name}: an open overview ended: {watchers.ended}")
     others_s = machine_s - gateway_s - upstream_s - own_s - seen["cpu_s"]
     return seen | {
         "gateway_cpu_s": gateway_s,
         "upstream_cpu_s": upstream_s,
-        # This process does nothing but watch while the clients send.
-        "watchers_cpu_s": own_s if watchers else 0.0,
+        # This process does nothing but its side load while the clients send.
+        "side_load_cpu_s": own_s,
         "watched_events": watchers.fewest - events if watchers else 0,
         "others_cores": max(0.0, others_s / wall_s),
     }
@@ -345,9 +327,9 @@ async def _load(order: dict[str, Any]) -> dict[str, Any]:
     except TimeoutError:
         process.kill()
         await process.wait()
-        raise TargetFailed(f"the clients did not end within {LOAD_S:g} s") from None
+        raise CannotBench(f"the clients did not end within {LOAD_S:g} s") from None
     if process.returncode:
-        raise TargetFailed(f"the clients failed: {out.decode(errors='replace')[-500:]}")
+        raise CannotBench(f"the clients failed: {out.decode(errors='replace')[-500:]}")
     found: dict[str, Any] = json.loads(out)
     return found
 
@@ -364,7 +346,7 @@ async def _upstream() -> AsyncIterator[tuple[int, list[int]]]:
             assert process.stdout is not None
             line = await process.stdout.readline()
             if not line:
-                raise TargetFailed("the benchmark's upstream did not start")
+                raise CannotBench("the benchmark's upstream did not start")
             port = int(line)
         yield port, [process.pid for process in processes]
     finally:

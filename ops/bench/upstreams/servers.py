@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import subprocess
@@ -16,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from ops.bench.common.errors import CannotBench, PeerMissing
-from ops.bench.common.processes import end
+from ops.bench.common.processes import server_program
 from ops.bench.upstreams import request_set
 from ops.bench.upstreams.models import CONTEXT_TOKENS, save_defaults, save_image_model, save_text_model
 from ops.bench.upstreams.request_set import SetRequest
-from ops.bench.vllm.server import vllm_home, wait_until_served
+from ops.bench.versus.vllm_server import vllm_home
 from ops.sandbox.free_port import free_port
 
 START_S = 240.0
@@ -136,24 +135,17 @@ async def other_server(kind: OtherKind, peers_dir: Path, directory: Path) -> Asy
         save_defaults(model_dir, kind.defaults)
     port = free_port()
     command, environment = _command(kind, home, model_dir, port)
-    log_path = directory / "server.log"
-    with log_path.open("ab") as log:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            cwd=directory,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env={"PATH": os.environ.get("PATH", os.defpath), "HOME": str(directory)} | environment,
-            process_group=0,
-        )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        await wait_until_served(kind.name, url + kind.health, process, log_path, START_S)
+    url = f"http://127.0.0.1:{port}"
+    async with server_program(
+        kind.name,
+        command,
+        directory / "server.log",
+        {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(directory)} | environment,
+        url + kind.health,
+        start_s=START_S,
+    ):
         model = str(model_dir) if kind.environment == "transformers" else MODEL
         yield OtherServer(kind, url, model, model_dir, _version(kind, home))
-    finally:
-        await end(process)
 
 
 def _installed(kind: OtherKind, peers_dir: Path) -> Path:

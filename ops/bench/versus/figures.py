@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ops.reporting import number
+from ops.bench.engine.metrics import spread
 from ops.sandbox.core_use import CoreUse
 
 TOO_BUSY = 0.8
@@ -65,13 +64,6 @@ def bottlenecks(rounds: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     ]
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, least and most of the rounds. Raises `ValueError` for none."""
-    if not values:
-        raise ValueError("no round was measured")
-    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
-
-
 def summary(rounds: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
     """By stack: each line's spread, and whether it said why in every round."""
     return {
@@ -95,8 +87,3 @@ def markdown(found: Mapping[str, Mapping[str, Any]]) -> str:
         lines.append([line.what, *(cell(each[line.key], line.spec) for each in found.values()), line.wanted])
     lines.append([WHY, *("yes" if each["why"] else "no" for each in found.values()), "yes"])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
-
-
-def shown_ms(seconds: float) -> str:
-    """For notes below the table."""
-    return f"{number(1000 * seconds)} ms"

@@ -17,21 +17,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx
-
 from ops.bench.common.errors import PeerMissing
-from ops.bench.common.processes import end
-from ops.bench.versus.stack import ServedStack, StackFailed, TenantTerms
-from ops.bench.vllm.server import MODEL
+from ops.bench.common.processes import server_program
+from ops.bench.versus.stack import ServedStack, TenantTerms
+from ops.bench.versus.vllm_server import MODEL
 from ops.sandbox.free_port import free_port
-from ops.sandbox.server import until
 
 START_S = 120.0
 WINDOW_S = 10
 """Of its limits on tokens; by default a minute, in which a measurement would see half a window."""
 WRITTEN_S = 5.0
 """Time for its callbacks after the last request."""
-SHOWN_BYTES = 800
 
 HOOKS = """import json
 from litellm.integrations.custom_logger import CustomLogger
@@ -79,27 +75,22 @@ class LiteLlmGateway:
 
     @contextlib.asynccontextmanager
     async def open(self, directory: Path) -> AsyncIterator[ServedStack]:
-        """See `Contestant`. Raises `StackFailed`."""
+        """See `Contestant`. Raises `CannotBench`."""
         config = CONFIG.format(model=MODEL, url=self.upstream_url)
         (directory / "config.yaml").write_text(config, encoding="utf-8")
         (directory / "versus_hooks.py").write_text(HOOKS, encoding="utf-8")
         port = free_port()
-        with (directory / "litellm.log").open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                *(str(self.program), "--config", "config.yaml", "--host", "127.0.0.1", "--port", str(port)),
-                cwd=directory,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._environment(directory),
-                process_group=0,
-            )
-        try:
-            served = LiteLlmServed(f"http://127.0.0.1:{port}", process, directory)
-            await served.answers()
-            yield served
-        finally:
-            await end(process)
+        url = f"http://127.0.0.1:{port}"
+        command = [str(self.program), "--config", "config.yaml", "--host", "127.0.0.1", "--port", str(port)]
+        async with server_program(
+            "LiteLLM",
+            command,
+            directory / "litellm.log",
+            self._environment(directory),
+            f"{url}/health/liveliness",
+            start_s=START_S,
+        ) as process:
+            yield LiteLlmServed(url, process, directory)
 
     def _environment(self, directory: Path) -> dict[str, str]:
         redis = urlsplit(self.redis_url)
@@ -151,22 +142,6 @@ class LiteLlmServed:
         """See `ServedStack`."""
         return self.process.pid
 
-    async def answers(self) -> None:
-        """Waits until the proxy serves. Raises `StackFailed`."""
-        async with httpx.AsyncClient(timeout=5.0) as client:
-
-            async def serves() -> bool:
-                if self.process.returncode is not None:
-                    return True
-                try:
-                    return (await client.get(f"{self.url}/health/liveliness")).status_code == 200
-                except httpx.HTTPError:
-                    return False
-
-            if not await until(serves, START_S) or self.process.returncode is not None:
-                tail = (self.directory / "litellm.log").read_text(errors="replace")[-SHOWN_BYTES:]
-                raise StackFailed(f"LiteLLM does not serve after {START_S:g} s: {tail}")
-
     async def enrol(self, terms: TenantTerms) -> str:
         """See `ServedStack`. It has no weights: a key has tokens a window, and requests at once."""
         self.tenants[terms.name] = terms
@@ -183,8 +158,8 @@ class LiteLlmServed:
             await asyncio.sleep(WRITTEN_S)
         bill = self.directory / "bill.jsonl"
         lines = bill.read_text(encoding="utf-8").splitlines() if bill.exists() else []
-        told = [json.loads(line) for line in lines]
-        return sum(each["tokens"] for each in told if each["tenant"] == tenant)
+        entries = [json.loads(line) for line in lines]
+        return sum(entry["tokens"] for entry in entries if entry["tenant"] == tenant)
 
     async def why(self, headers: Mapping[str, str], key: str) -> str | None:
         """See `ServedStack`. What its response headers say of a queue, a wait or a cause."""

@@ -6,17 +6,18 @@ import asyncio
 import contextlib
 import json
 import math
+import sqlite3
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
-from sqlalchemy import create_engine, text
 
+from ops.bench.common.errors import CannotBench
 from ops.bench.common.load import admin_call, priced, server_status
-from ops.bench.versus.stack import PLACES, SLOTS, ServedStack, StackFailed, TenantTerms
-from ops.bench.vllm.server import CONTEXT_TOKENS, MODEL
+from ops.bench.versus.stack import PLACES, SLOTS, ServedStack, TenantTerms
+from ops.bench.versus.vllm_server import CONTEXT_TOKENS, MODEL
 from ops.sandbox.server import LocalServer, ServerFailed, local_server, until
 from ops.settings.settings import SHIPPED_MODEL
 
@@ -36,7 +37,7 @@ class OurGateway:
 
     @contextlib.asynccontextmanager
     async def open(self, directory: Path) -> AsyncIterator[ServedStack]:
-        """See `Contestant`. Raises `StackFailed`."""
+        """See `Contestant`. Raises `CannotBench`."""
         served = OurServed(directory / "data", self._arguments(directory))
         try:
             await served.start()
@@ -44,7 +45,7 @@ class OurGateway:
                 await served.set_slots(SLOTS)
             yield served
         except ServerFailed as error:
-            raise StackFailed(f"{self.name}: {error}") from None
+            raise CannotBench(f"{self.name}: {error}") from None
         finally:
             await served.close()
 
@@ -144,7 +145,7 @@ class OurServed:
                 return terms.name in shown and bool(shown[terms.name]["limits"]) == limited
 
             if not await until(knows, KNOWN_S):
-                raise StackFailed(f"the gateway did not learn of tenant {terms.name} within {KNOWN_S:g} s")
+                raise CannotBench(f"the gateway did not learn of tenant {terms.name} within {KNOWN_S:g} s")
         return str(key["key"])
 
     async def kill(self) -> None:
@@ -159,32 +160,21 @@ class OurServed:
             await self.start()
         tenant_id = self._ids[tenant]
         if not await until(lambda: asyncio.to_thread(self._is_settled, tenant_id), SETTLED_S):
-            raise StackFailed(f"requests of tenant {tenant} are not settled after {SETTLED_S:g} s")
-        return await asyncio.to_thread(self._charges, tenant_id)
+            raise CannotBench(f"requests of tenant {tenant} are not settled after {SETTLED_S:g} s")
+        return (await asyncio.to_thread(self._ledger, tenant_id)).get("settle", (0, 0))[1]
 
     def _is_settled(self, tenant_id: str) -> bool:
-        counts = dict(
-            self._rows("SELECT kind, count(*) FROM ledger WHERE tenant_id = :id GROUP BY kind", tenant_id)
-        )
-        return counts.get("reserve", 0) == counts.get("settle", 0)
+        rows = self._ledger(tenant_id)
+        return rows.get("reserve", (0, 0))[0] == rows.get("settle", (0, 0))[0]
 
-    def _charges(self, tenant_id: str) -> int:
-        wanted = (
-            "SELECT kind, sum(input_tokens + output_tokens) FROM ledger"
-            " WHERE tenant_id = :id AND kind = 'settle' GROUP BY kind"
+    def _ledger(self, tenant_id: str) -> dict[str, tuple[int, int]]:
+        """By kind: rows of the tenant's, and their tokens."""
+        query = (
+            "SELECT kind, count(*), sum(input_tokens + output_tokens) FROM ledger"
+            " WHERE tenant_id = ? GROUP BY kind"
         )
-        return int(dict(self._rows(wanted, tenant_id)).get("settle", 0))
-
-    def _rows(self, wanted: str, tenant_id: str) -> list[tuple[str, int]]:
-        database = create_engine(f"sqlite:///{self._data_dir / 'fairgate.db'}")
-        try:
-            with database.connect() as connection:
-                return [
-                    (str(kind), int(found))
-                    for kind, found in connection.execute(text(wanted), {"id": tenant_id})
-                ]
-        finally:
-            database.dispose()
+        with contextlib.closing(sqlite3.connect(self._data_dir / "fairgate.db")) as connection:
+            return {kind: (rows, tokens) for kind, rows, tokens in connection.execute(query, [tenant_id])}
 
     async def why(self, headers: Mapping[str, str], key: str) -> str | None:
         """See `ServedStack`. What the tenant itself is told: `GET /v1/requests/{id}`."""

@@ -18,15 +18,16 @@ from typing import Any
 import httpx
 from tokenizers import Tokenizer
 
-from ops.bench.budgets.clients import ClientAttempt, ClientRequest, ask_once
+from ops.bench.common.attempts import ClientAttempt, ClientRequest, StreamsUnderWay, ask_once
+from ops.bench.common.errors import CannotBench
 from ops.bench.common.http_client import LoadHttpClient
 from ops.bench.common.load import CHATS, LoadClient, load_client
 from ops.bench.common.load_client import Observed
 from ops.bench.gateway.process import cpu_s, process_tree
 from ops.bench.versus.figures import busy_share
-from ops.bench.versus.stack import SLOTS, Contestant, ServedStack, StackFailed, TenantTerms
-from ops.bench.vllm.server import MODEL
-from ops.demo.training.instructions import prompt_for_lengths
+from ops.bench.versus.stack import SLOTS, Contestant, ServedStack, TenantTerms
+from ops.bench.versus.vllm_server import MODEL
+from ops.demo.prompts.instructions import prompt_for_lengths
 from ops.reporting import quantile
 from ops.sandbox.core_use import core_use
 from ops.settings.settings import SHIPPED_MODEL
@@ -132,7 +133,7 @@ class StackPhases:
         self._tokens_per_s = 0.0
 
     async def run(self, number: int) -> Row:
-        """All phases; `number` of the round makes the tenants' names. Raises `StackFailed`."""
+        """All phases; `number` of the round makes the tenants' names. Raises `CannotBench`."""
         row = await self.flood(f"{number}") | await self.weights(f"{number}")
         if not self._contestant.is_fair_by_itself:
             self._progress("with fixed limits")
@@ -190,7 +191,7 @@ class StackPhases:
         await client.poisson(QUIET_PER_S, count=count, most_open=MOST_OPEN)
         seen = await client.finish()
         if not seen.ttfts_s:
-            raise StackFailed(
+            raise CannotBench(
                 f"{self._contestant.name}: the quiet tenant had no answer ({seen.refused} refused)"
             )
         return seen
@@ -203,7 +204,7 @@ class StackPhases:
             async with httpx.AsyncClient(timeout=PATIENCE_S, headers=about) as client:
                 answer = await client.post(f"{self._stack.url}{CHATS}", json=ask)
         except httpx.HTTPError as error:
-            raise StackFailed(f"{self._contestant.name}: no answer to explain: {error!r}") from None
+            raise CannotBench(f"{self._contestant.name}: no answer to explain: {error!r}") from None
         return await self._stack.why(answer.headers, key)
 
     # ------------------------------------------------------------ weights
@@ -276,29 +277,15 @@ class StackPhases:
         tenant = f"killed{number}"
         key = await self._stack.enrol(TenantTerms(tenant, limit_tokens=KILL_LIMIT))
         client = LoadHttpClient(timeout_s=PATIENCE_S)
-        far_enough: set[int] = set()
-        is_time = asyncio.Event()
-
-        def on_token(answer: ClientAttempt) -> None:
-            if answer.delivered_tokens >= TOKENS_BEFORE_KILL:
-                far_enough.add(id(answer))
-            if len(far_enough) == KILL_STREAMS:
-                is_time.set()
-
-        asks = bodies(5, KILL_TOKENS, KILL_STREAMS)
+        streams = StreamsUnderWay(KILL_STREAMS, TOKENS_BEFORE_KILL)
+        asks = [ClientRequest(tenant, key, body) for body in bodies(5, KILL_TOKENS, KILL_STREAMS)]
         asking = [
-            asyncio.create_task(ask_once(client, self._stack.url, ClientRequest(tenant, key, ask), on_token))
-            for ask in asks
+            asyncio.create_task(ask_once(client, self._stack.url, ask, streams.on_token)) for ask in asks
         ]
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                await is_time.wait()
+            await streams.wait(PATIENCE_S)
             await self._stack.kill()
             answers = await asyncio.gather(*asking)
-        except TimeoutError:
-            raise StackFailed(
-                f"{self._contestant.name}: the streams did not get far enough to kill it"
-            ) from None
         finally:
             for task in asking:
                 task.cancel()

@@ -1,4 +1,4 @@
-"""Table and notes of the comparison, for people and for the README."""
+"""Tables, notes and charts of a report, for people, for the README and for the documents."""
 
 from __future__ import annotations
 
@@ -7,8 +7,36 @@ from typing import Any
 
 import click
 
-from ops.bench.versus.figures import markdown
-from ops.reporting import number
+from ops.bench.versus.figures import LINES, markdown
+from ops.pages.charts import Bar, BarChart
+from ops.reporting import Report, number
+
+CHART_TITLES = {
+    "flood_ratio": "First token (p99) beside a flood, over alone",
+    "weights_ratio": "Tokens by weight, 1:3",
+    "overshoot_tokens": "Tokens over a hard limit",
+    "uncharged_tokens": "Tokens delivered, on no bill after kill -9",
+}
+PART_COLUMNS: dict[str, Sequence[tuple[str, ...]]] = {
+    "leases": (("case", "leases"), ("measured", "measured"), ("must_be", "must be"), ("ok", "ok")),
+    "shares": (
+        ("case", "through the gateway"), ("ratio", "ratio", ".3f"), ("fluid_ratio", "fluid share", ".3f"),
+        ("furthest_off", "furthest off, any 1,000 steps", ".2%"),
+        ("longest_first_token_s", "longest first token, s", ".2f"), ("tokens_per_s", "tokens/s"),
+        ("ok", "ok"),
+    ),
+    "limits": (
+        ("case", "50 at once"), ("limit", "limit"), ("delivered_tokens", "delivered"),
+        ("charged_tokens", "charged"), ("overshoot_tokens", "overshoot"),
+        ("not_charged_tokens", "not charged"), ("ok", "ok"),
+    ),
+    "caches": (("prompt_tokens", "prompt"), ("cached_tokens", "found in the cache"), ("ok", "ok")),
+    "texts": (("case", "as stock vLLM's"), ("equal", "equal"), ("of", "of"), ("ok", "ok")),
+    "speed": (
+        ("case", "tokens/s without a gateway"), ("stock_tokens_per_s", "stock", ",.0f"),
+        ("plugin_tokens_per_s", "plug-in", ",.0f"), ("ratios", "ratio of each round"),
+    ),
+}  # fmt: skip
 
 
 def notes(report: Mapping[str, Any]) -> list[str]:
@@ -63,7 +91,34 @@ def _listed(rows: Sequence[Mapping[str, Any]], key: str, spec: str = ",") -> str
 
 
 def show(report: Mapping[str, Any]) -> None:
-    """Prints the table, as the README has it, and the notes."""
-    click.echo(markdown(report["summary"]))
+    """Prints the comparison's table, as the README has it, a table of each other part, and the notes."""
+    if report["stacks"]:
+        click.echo(markdown(report["summary"]))
+    for part, columns in PART_COLUMNS.items():
+        if rows := report.get(part):
+            Report(part, columns, rows).show()
     for line in notes(report):
         click.echo(f"  {line}")
+
+
+def versus_charts(report: Mapping[str, Any]) -> list[BarChart]:
+    """One for each line of a report's summary: medians with their spread, the ideal dashed."""
+    return [
+        BarChart(
+            CHART_TITLES[line.key],
+            [
+                Bar(
+                    name,
+                    stack[line.key]["median"],
+                    format(stack[line.key]["median"], line.spec),
+                    number_,
+                    stack[line.key]["least"],
+                    stack[line.key]["most"],
+                )
+                for number_, (name, stack) in enumerate(report["summary"].items())
+            ],
+            float(line.wanted),
+        )
+        for line in LINES
+        if report["summary"]
+    ]

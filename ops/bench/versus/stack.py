@@ -14,10 +14,6 @@ PLACES = 96
 """Sequences whose memory is held where that is apart from the slots: more than all streams of a phase."""
 
 
-class StackFailed(Exception):
-    """A stack does not start or does not answer; the message has its last words."""
-
-
 @dataclass(frozen=True, slots=True)
 class TenantTerms:
     """A tenant as the operator wants it; each stack grants it by what it has."""
@@ -44,7 +40,7 @@ class ServedStack(Protocol):
         ...
 
     async def enrol(self, terms: TenantTerms) -> str:
-        """Makes the tenant; its key. Raises `StackFailed`."""
+        """Makes the tenant; its key. Raises `CannotBench`."""
         ...
 
     async def kill(self) -> None:
@@ -53,7 +49,7 @@ class ServedStack(Protocol):
 
     async def charged_tokens(self, tenant: str) -> int:
         """Input and output tokens on the tenant's bill, after the gateway has come back where it has to
-        settle. Raises `StackFailed`."""
+        settle. Raises `CannotBench`."""
         ...
 
     async def why(self, headers: Mapping[str, str], key: str) -> str | None:

@@ -1,4 +1,4 @@
-"""`fairgate bench engine|scheduler|policies|batch-or-wait`: speed of the engine, and its policies."""
+"""`fairgate bench engine|scheduler`: speed of the engine, and cost of a scheduling step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ops.cli.base import Failure, answer
-from ops.cli.bench.options import PEERS_DIR_OPTION, command, counts_given, listed, names_given, verdict, whole
+from ops.cli.bench.options import PEERS_DIR_OPTION, command, counts_given, listed, names_given, whole
 
 
 @command()
@@ -125,62 +125,3 @@ def scheduler(**given: Any) -> None:
     except RuntimeError as error:
         raise Failure(str(error)) from None
     answer(report, lambda: scheduler_cost.show(report))
-
-
-@command()
-@click.option("--case", "cases", metavar="NAME", multiple=True, help="Only this benchmark (repeat).")
-@click.option("--policy", "policies", metavar="NAME", multiple=True, help="Only this policy (repeat).")
-def policies(cases: tuple[str, ...], policies: tuple[str, ...]) -> None:
-    """Scheduling policies on a virtual clock: where each wins, where it loses, and what was promised.
-
-    \b
-    Cases: mixed, predictions, contests, composition, batching, buckets, templates, learned, published. All
-    of them take half an hour of one core. Nothing is timed by a real clock: the figures are the same on
-    every machine and may be made while others use it.
-    --json answers:
-      {"cases": {"mixed": {"title": "short requests among long ones", "rows": [{"policy": "hybrid",
-       "short_ttft_p99_s": {"median": 0.15, "least": 0.14, "most": 0.17}, …}, …],
-       "checks": [{"what": "…", "value": 0.1, "at_most": 0.333, "ok": true}, …], "ok": true}, …},
-       "ok": true}
-    """
-    from engine.scheduling.policy import UnknownPolicy
-    from ops.bench.policies.run import as_json, run_cases, show
-
-    try:
-        reports = run_cases(cases, policies)
-    except (ValueError, UnknownPolicy) as error:
-        raise click.UsageError(str(error)) from None
-    report = as_json(reports)
-    verdict(report, lambda: show(reports))
-
-
-@command("batch-or-wait")
-@whole("--requests", least=1_000, most=1_000_000, default=2000, help="At each load.")
-@whole("--seeds", least=1, most=100, default=3, help="Streams a load.")
-@click.option(
-    "--line",
-    type=click.Choice(["length", "arrival"]),
-    default="length",
-    show_default=True,
-    help="Order of the queue; by arrival, fixed policies that reorder it are not tried either.",
-)
-def batch_or_wait(requests: int, seeds: int, line: str) -> None:
-    """The batch-or-wait table against the best fixed batch size and window, on a virtual clock.
-
-    \b
-    An engine on a virtual clock serves with the admissions `table` and `dynamic`. One table is solved and
-    used at all loads; at each load every size and 26 windows are tried on the very arrivals that the table
-    serves. Compared is the table's objective (`fairgate policy solve --help`). Takes some minutes; all
-    figures but that of a lookup are the same on every machine.
-    --json answers:
-      {"line": "length", "capacity_per_s": 3.93, "loads": [{"load": "high", "rate_per_s": 2.36, "gain": 0.154,
-       "least_gain": 0.151, "table": {"cost": 2.55, "latency_s": 1.4, "own_latency_s": 1.3, "watts": 161,
-       "late": 0.177, "batch": 1.9}, "best_fixed": {"size": 4, "window_s": 0.12, "line": "length", …}}, …],
-       "won": ["medium", "high", …], "not_won": ["low"], "lookup_us": 1.7, "ok": true, …}
-    """
-    from ops.bench.policies.batch_or_wait import run, show
-    from ops.cli.policy.policy import progress_bar
-
-    with progress_bar("solving and trying") as progress:
-        report = run(requests=requests, seeds=seeds, short_first=line == "length", progress=progress)
-    verdict(report, lambda: show(report))

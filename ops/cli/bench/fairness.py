@@ -1,4 +1,4 @@
-"""`fairgate bench fairness|estimates|calibration|routing`: fairness, estimates and routing of the queue."""
+"""`fairgate bench fairness|calibration`: fairness of the queue, and how often estimates hold."""
 
 from __future__ import annotations
 
@@ -29,11 +29,6 @@ from ops.cli.bench.options import MODEL_OPTION, command, tell, verdict, whole
     help="Of the heavier tenant; the lighter one has ten times as many.",
 )
 @click.option(
-    "--virtual",
-    is_flag=True,
-    help="On virtual time, without a server: floods, weights, tiers and reservations. Takes no other option.",
-)
-@click.option(
     "--decode",
     is_flag=True,
     help="Tokens inside steps, counted from the server's log of steps: turns by weight, long prompts beside"
@@ -54,11 +49,11 @@ from ops.cli.bench.options import MODEL_OPTION, command, tell, verdict, whole
     help="Of the tenant beside the flood, counted in each half.",
 )
 @MODEL_OPTION
-def fairness(virtual: bool, decode: bool, scenarios: tuple[str, ...], **given: Any) -> None:
-    """Floods, weights, tiers and reservations, on a real server or on virtual time.
+def fairness(decode: bool, scenarios: tuple[str, ...], **given: Any) -> None:
+    """Floods, weights, tiers and reservations on a real server.
 
-    Three benchmarks: on a real server (the default; takes --scenario, --runs, --tokens, --connections,
-    --requests and --model), inside steps (--decode; takes --model) and on virtual time (--virtual).
+    Two benchmarks: of the queue (the default; takes --scenario, --runs, --tokens, --connections, --requests
+    and --model) and inside steps (--decode; takes --model).
 
     \b
     weights: two tenants of weights 1 and 3 with the same mix of requests, both always waiting, the light one
@@ -80,21 +75,9 @@ def fairness(virtual: bool, decode: bool, scenarios: tuple[str, ...], **given: A
       {"turns": {"steps": 2031, "decode_tokens": {"light": 8124, "heavy": 24372}, "off_1_to_3": 0.0, …},
        "decode_first": {…, "off_1_to_1": 0.0}, "short_alone": {"ttft_s": {"p5": 0.01, …}, "tpot_s": {…}},
        "short_beside_long": {…, "least_surplus_tokens": 0.0, "idle_tokens": 0}, "checks": […], "ok": true}
-    --virtual --json answers:
-      {"flood": {"rows": {"flood": {"ttft_p99_s": 0.11, …}, …}, "ratios": {"equal half": 1.05, …}, …},
-       "weights": {"ratio": 2.99, "jain_index": 0.999996, "gap_over_bound": 0.022, "ok": true, …},
-       "tiers": {…}, "reservations": {…}, "few_places": {"rows": {…}, "ratio": 0.4, "ok": true}, "ok": true}
     """
-    if virtual and decode:
-        raise Failure("--virtual and --decode are two benchmarks: give one of them")
-    if virtual or decode:
-        _refuse_others("--decode" if decode else "--virtual", {"decode", "model"} if decode else {"virtual"})
-    if virtual:
-        from ops.bench.fairness import virtual as on_virtual_time
-
-        report = on_virtual_time.run(progress=tell)
-        verdict(report, lambda: on_virtual_time.show(report))
-        return
+    if decode:
+        _refuse_others("--decode", {"decode", "model"})
     from ops.bench.common.errors import CannotBench
     from ops.bench.fairness import decode as in_steps
     from ops.bench.fairness import live
@@ -125,74 +108,41 @@ def _refuse_others(benchmark: str, taken: set[str]) -> None:
 
 @command()
 @whole(
-    "--queued",
-    "depths",
-    least=0,
-    most=1_000,
-    multiple=True,
-    default=(0, 20, 100),
-    help="Requests waiting when an estimate is made (repeat).",
-)
-@whole("--probes", least=5, most=10_000, default=200, help="Requests measured at each depth.")
-@MODEL_OPTION
-def estimates(**given: Any) -> None:
-    """Is the estimated wait within a factor of two of the actual one?
-
-    \b
-    At each depth as many connections are kept busy as fill the engine and leave that many waiting. What each
-    request was told on arrival is compared with what it then waited, beside the best constant that anybody
-    could have told to all. Then sixteen at once into an idle engine with two places, and bursts of 4 to 200
-    into a warm one, by the wait that was told: printed, not judged.
-    --json answers:
-      {"depths": [{"queued": 20, "requests": 200, "share_within_2x": 0.92, "actual_p50_s": 3.1, …}, …],
-       "bursts": [{"bursts": "bursts, warm engine", "told": "up to 1.62 s", "requests": 90,
-       "share_within_2x": 0.9, "p90_coverage": 0.9}, …],
-       "overall": {"share_within_2x": 0.93, "constant_share_within_2x": 0.35},
-       "ok": true}
-    """
-    from ops.bench.estimates.estimates import run, show
-    from ops.sandbox.server import ServerFailed
-
-    try:
-        report = asyncio.run(run(**given))
-    except ServerFailed as error:
-        raise Failure(f"the server did not start: {error}") from None
-    verdict(report, lambda: show(report))
-
-
-@command()
-@whole(
     "--requests", least=100, most=1_000_000, default=5_000, help="Judged in each scenario, after the warm-up."
 )
 @whole("--seed", least=0, default=1, help="Of everything that is drawn.")
-def calibration(requests: int, seed: int) -> None:
+@click.option("--bursts", is_flag=True, help="Then also bursts into a real engine: printed, not judged.")
+@MODEL_OPTION
+def calibration(requests: int, seed: int, bursts: bool, model: str | None) -> None:
     """Do the times that requests are told on arrival, or quoted, hold as often as they say?
 
     \b
     On virtual time: the gateway's queue and estimator before a virtual engine, several tenants and tiers, at
-    50, 80 and 95 % load; then 50 clients that quote together and all redeem. Takes some minutes.
+    50, 80 and 95 % load; then 50 clients that quote together and all redeem. Takes some minutes. With
+    --bursts, on servers that it starts: sixteen at once into an idle engine with two places, and bursts of 4
+    to 200 into a warm one, by the wait that was told.
     --json answers:
       {"scenarios": [{"name": "load 0.8", "groups": {"plain": {"requests": 5000, "ttft": {"p50": 0.50,
-       "p90": 0.90, "pinball_p90": 0.01, …}, "e2e": {…}, …}}, "ok": true}, …], "ok": true}
+       "p90": 0.90, "pinball_p90": 0.01, …}, "e2e": {…}, …}}, "ok": true}, …],
+       "bursts": [{"bursts": "bursts, warm engine", "told": "up to 1.62 s", "requests": 90,
+       "share_within_2x": 0.9, "p90_coverage": 0.9}, …], "ok": true}
     """
+    from ops.bench.estimates import bursts as in_bursts
     from ops.bench.estimates.calibration import run, show
     from ops.bench.estimates.calibration_chart import reliability_charts
+    from ops.sandbox.server import ServerFailed
 
     report = run(seed=seed, requests=requests, progress=tell)
-    verdict(report, lambda: show(report), charts=reliability_charts(report))
+    if bursts:
+        tell("bursts")
+        try:
+            report["bursts"] = asyncio.run(in_bursts.run(model))
+        except ServerFailed as error:
+            raise Failure(f"the server did not start: {error}") from None
 
+    def text() -> None:
+        show(report)
+        if bursts:
+            in_bursts.show(report["bursts"])
 
-@command()
-@whole("--requests", least=100, most=2_000, default=2000, help="So many first requests of the trace.")
-def routing(requests: int) -> None:
-    """Four virtual replicas on a trace of conversations: round robin, least loaded, predicted TTFT.
-
-    \b
-    --json answers:
-      {"requests": 2000, "shared_cache_hits": 13757, "routers": {"predicted TTFT": {"block_hits": 12657,
-       "hits_of_shared": 0.92, "ttft_p99_s": 8.3, …}, …}, "ok": true}
-    """
-    from ops.bench.routing import run, show
-
-    report = run(requests=requests, progress=tell)
-    verdict(report, lambda: show(report))
+    verdict(report, text, charts=reliability_charts(report))

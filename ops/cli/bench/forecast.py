@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -16,9 +16,6 @@ from ops.cli.bench.options import (
     verdict,
     whole,
 )
-
-if TYPE_CHECKING:
-    from ops.simulate.slo import SloLimits
 
 
 @command()
@@ -88,15 +85,7 @@ def fidelity(**given: Any) -> None:
 @whole("--replicas", least=1, most=256, default=1, help="Of an 8B model, each on an H200, for traces.")
 @whole("--limit", least=1, metavar="ROWS", help="The first requests of a trace alone.")
 @click.option("--slo", metavar="TARGETS", default="ttft=2,tpot=0.1", show_default=True, help="In seconds.")
-@whole(
-    "--gateways",
-    least=1,
-    most=8,
-    help="Instead: dist_shift with so many gateways, which share the queue in a Redis that it starts.",
-)
-def control(
-    traces: tuple[str, ...], replicas: int, limit: int | None, slo: str, gateways: int | None
-) -> None:
+def control(traces: tuple[str, ...], replicas: int, limit: int | None, slo: str) -> None:
     """Does the control loop do as well as the best fixed setting, without swinging?
 
     
@@ -107,10 +96,6 @@ def control(
       {"cases": [{"case": "dist_shift", "segments": [{"from_s": 0, "fixed": {"2 ahead, strictness 0": 0.16,
        …}, "best_fixed": "2 ahead, strictness 1.5", "acting": 0.72, "below_best": 0.0}, …], "moves": 12,
        "most_reversals_a_minute": 1, "advice_changes_nothing": true, "ok": true}, …], "ok": true}
-    With --gateways: of all that came, at least 65 % are to be served in time. --json answers:
-      {"case": "dist_shift", "gateways": 2, "requests": 1890, "load": 1.25, "in_time": {"off": 0.13,
-       "advice": 0.13, "acting": 0.8}, "refused": 350, "moves": 24, "most_reversals_a_minute": 1,
-       "advice_changes_nothing": true, "ok": true}
     """
     from ops.bench.estimates import control as measuring
     from ops.cli.simulate.options import cut, trace_of
@@ -120,11 +105,6 @@ def control(
 
     try:
         targets = SloLimits.of(slo)
-        if gateways is not None:
-            if traces:
-                raise click.UsageError("--gateways is for dist_shift alone: leave out --trace")
-            _control_gateways(targets, gateways, limit)
-            return
         cases = [measuring.dist_shift(targets)]
         for name in traces:
             source = cut(trace_of(name), 1.0, limit)
@@ -136,27 +116,4 @@ def control(
         raise Failure(str(error)) from None
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    verdict(report, lambda: measuring.show(report))
-
-
-def _control_gateways(targets: SloLimits, gateways: int, limit: int | None) -> None:
-    """Raises `Failure` where several gateways need a Redis and there is none to start."""
-    from ops.bench.estimates import control_gateways as measuring
-    from ops.sandbox.services import NoServer, start_redis
-
-    if gateways == 1:
-        report = measuring.run(targets, 1, limit=limit, progress=tell)
-        verdict(report, lambda: measuring.show(report))
-        return
-    import redis
-
-    try:
-        service = start_redis()
-    except NoServer as error:
-        raise Failure(str(error)) from None
-    try:
-        with redis.Redis.from_url(service.url) as client:
-            report = measuring.run(targets, gateways, client, limit=limit, progress=tell)
-    finally:
-        service.stop()
     verdict(report, lambda: measuring.show(report))

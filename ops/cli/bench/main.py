@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from ops.cli.base import group
+from importlib.util import find_spec
+
+from ops.cli.base import Failure, group
 
 COMMANDS = {
     "fairness": "fairness:fairness",
-    "routing": "fairness:routing",
-    "estimates": "fairness:estimates",
     "calibration": "fairness:calibration",
     "engine": "engine:engine",
     "scheduler": "engine:scheduler",
-    "policies": "engine:policies",
-    "batch-or-wait": "engine:batch_or_wait",
     "fidelity": "forecast:fidelity",
     "control": "forecast:control",
-    "ledger": "gateway:ledger",
     "contract": "gateway:contract",
     "gateway": "gateway:gateway",
     "versus": "versus:versus",
-    "vllm": "versus:vllm",
     "upstreams": "upstreams:upstreams",
 }
 
@@ -31,20 +27,19 @@ def bench() -> None:
     \b
       fairgate bench fairness --runs 3
       fairgate bench fairness --scenario flood --scenario reservations
-      fairgate bench fairness --virtual
-      fairgate bench routing
-      fairgate bench estimates --queued 0 --queued 20 --queued 100
-      fairgate bench calibration
+      fairgate bench fairness --decode
+      fairgate bench calibration --bursts
       fairgate bench engine --model tiny --peers transformers,openvino
       fairgate bench scheduler
       fairgate bench fidelity --policy vtc,fcfs
       fairgate bench control --trace day.csv.gz --replicas 2
-      fairgate bench policies --case mixed
-      fairgate bench batch-or-wait
-      fairgate bench ledger
       fairgate bench contract --scenario 'kill-*'
       fairgate bench gateway --peers nginx,litellm,portkey
       fairgate bench versus --stacks litellm,plugin
-      fairgate bench vllm --parts shares,limits
+      fairgate bench versus --parts shares,limits
       fairgate bench upstreams --servers vllm,llama_cpp
     """
+    if find_spec("ops.bench") is None:
+        raise Failure(
+            "benchmarks are not in the package: git clone the repository and pip install -e '.[engine]' there"
+        )

@@ -155,7 +155,7 @@ def train(
     from engine.model.length_probe.fit import TooFewReadings, fit_probe
     from engine.model.length_probe.probe import FILE_NAME
     from engine.process.fingerprint import model_fingerprint
-    from ops.bench.estimates.forecast_traffic import states_of
+    from ops.demo.prompts.probe_readings import answer_instructions, states_of
     from ops.serving.hub_model import ModelMissing, with_local_model
 
     try:
@@ -170,7 +170,9 @@ def train(
         raise Failure(f"model directory {model_dir} cannot be read: {error.strerror}") from None
     try:
         if instructions is not None:
-            states, remaining, layers = _answered(model_dir, instructions, seed, threads)
+            readings, layers = answer_instructions(model_dir, instructions, seed=seed, threads=threads)
+            states = [reading.state for reading in readings]
+            remaining = [reading.remaining for reading in readings]
         else:
             path = samples_path(Path(settings.data_dir), engine_id)
             if not path.exists():
@@ -205,17 +207,6 @@ def train(
         f" is {fitted.mean_error_tokens:.1f} tokens; that of the best constant is"
         f" {fitted.blind_error_tokens:.1f}. Running engines take it over within seconds.",
     )
-
-
-def _answered(
-    model_dir: Path, number: int, seed: int, threads: int
-) -> tuple[list[bytes], list[int], list[int]]:
-    from ops.bench.estimates.forecast_traffic import answer_instructions, state_layers
-
-    answered = answer_instructions(model_dir, number, seed=seed, threads=threads, held_out=False)
-    readings = [reading for each in answered for reading in each.readings]
-    states = [each.state for each in readings]
-    return states, [each.remaining for each in readings], state_layers(model_dir)
 
 
 def _saved(data_dir: Path, engine_id: str) -> dict[str, Any]:

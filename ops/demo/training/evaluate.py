@@ -18,15 +18,14 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ops.demo.training.instructions import (
+from ops.demo.prompts.instructions import (
     FAMILIES,
     LONGEST_ANSWER_TOKENS,
     LONGEST_PROMPT_TOKENS,
     Instruction,
-    courtesies,
-    held_out_instructions,
     prompt_for_lengths,
 )
+from ops.demo.training.streams import courtesies, held_out_instructions
 
 MODEL_DIRECTORY = Path(__file__).parents[1] / "model"
 EXACT_PERCENT_WANTED = 95.0

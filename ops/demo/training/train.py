@@ -30,14 +30,8 @@ from rich.console import Console
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ops.demo.training.instructions import (
-    FAMILIES,
-    FINISHING_SHARE,
-    SPELLING_WORDS,
-    Instruction,
-    held_out_instructions,
-    training_stream,
-)
+from ops.demo.prompts.instructions import FAMILIES, SPELLING_WORDS, Instruction
+from ops.demo.training.streams import FINISHING_SHARE, held_out_instructions, training_stream
 
 PAD_TOKEN = "<|pad|>"
 BEGIN_TOKEN = "<|begin|>"

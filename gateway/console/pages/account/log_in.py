@@ -10,7 +10,7 @@ from litestar import Request, Response
 from gateway.console import cookies
 from gateway.console.access import form, page, visit_of
 from gateway.console.form_errors import FORM_ERRORS, WHOLE_FORM, problem_of
-from gateway.console.forms import shown_again, unsent_of
+from gateway.console.forms import typed_fields, unsent_of
 from gateway.console.rendering import page_response, redirect, session_cookies, signed_in
 from gateway.console.return_path import LOG_IN, LOG_OUT, START, safe
 from gateway.http.asgi import headers_of
@@ -53,7 +53,7 @@ async def log_in(request: Request[Any, Any, Any]) -> Response[str]:
             next_path=next_path if next_path != START else "",
             unsent=kept,
             was_sent=bool(kept),
-            name=shown_again(visit.form, "name")["name"],
+            name=typed_fields(visit.form, "name")["name"],
         )
     if visit.session is not None:
         await deps.people.log_out(visit.session)

@@ -9,7 +9,7 @@ from litestar import Request, Response
 
 from gateway.console.access import NotForThisRole, form, page, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
-from gateway.console.forms import shown_again
+from gateway.console.forms import typed_fields
 from gateway.console.pages.questions import cursor_of
 from gateway.console.pages.tenant_parts.acts import said
 from gateway.console.rendering import page_response
@@ -47,7 +47,7 @@ async def alerts_page(request: Request[Any, Any, Any]) -> Response[str]:
 @form(WEBHOOKS, act=Act.CHANGE_WEBHOOK)
 async def add_webhook(request: Request[Any, Any, Any]) -> Response[str]:
     visit = visit_of(request)
-    typed = shown_again(visit.form, *FIELDS)
+    typed = typed_fields(visit.form, *FIELDS)
     tenant = typed.get("tenant", "").strip()
     try:
         if tenant:

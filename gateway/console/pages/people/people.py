@@ -10,7 +10,7 @@ from litestar import Request, Response
 
 from gateway.console.access import Visit, form, page, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
-from gateway.console.forms import shown_again
+from gateway.console.forms import typed_fields
 from gateway.console.names import ROLES, names_in, tenant_names
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
@@ -58,13 +58,13 @@ def state_of(person: Person) -> str:
 
 @page(PATH, act=Act.READ_PEOPLE)
 async def people_page(request: Request[Any, Any, Any]) -> Response[str]:
-    return await _shown(request, shown_again({}, *KEPT))
+    return await _shown(request, typed_fields({}, *KEPT))
 
 
 @form(f"{PATH}/invite", act=Act.CHANGE_PEOPLE)
 async def invite(request: Request[Any, Any, Any]) -> Response[str]:
     visit, deps = visit_of(request), gateway_of(request).deps
-    typed = shown_again(visit.form, *KEPT)
+    typed = typed_fields(visit.form, *KEPT)
     try:
         await deps.way_in.confirm(visit.person, visit.form.get("password", ""), address=visit.address)
         wanted = PersonInvite(

@@ -10,7 +10,7 @@ from litestar.params import FromPath
 
 from gateway.console.access import form, page, visit_of
 from gateway.console.form_errors import FORM_ERRORS, WHOLE_FORM, FormProblem, problem_of
-from gateway.console.forms import shown_again
+from gateway.console.forms import typed_fields
 from gateway.console.names import ROLES, names_in, tenant_names
 from gateway.console.pages.account import sessions
 from gateway.console.pages.people import people
@@ -113,7 +113,7 @@ async def _shown(
 
 
 def _typed(form: Mapping[str, str]) -> dict[str, str]:
-    return shown_again(form, *(name for name in ("role", "tenants") if name in form))
+    return typed_fields(form, *(name for name in ("role", "tenants") if name in form))
 
 
 HANDLERS = [person_page, change_person]

@@ -9,8 +9,8 @@ from litestar import Request, Response
 from engine.scheduling.policy import policy_names
 from gateway.console.access import form, page, visit_of
 from gateway.console.form_errors import FormProblem, problem_of
-from gateway.console.forms import shown_again
-from gateway.console.pages.policy import in_force, what_if_form
+from gateway.console.forms import typed_fields
+from gateway.console.pages.policy import tables, what_if_form
 from gateway.console.pages.policy.what_if_report import otherwise_of, progress_words
 from gateway.console.rendering import page_response, redirect
 from gateway.domain.what_if import WhatIf, WhatIfBusy
@@ -38,14 +38,14 @@ BUSY = "Another what-if is under way: wait until it has ended, or cancel it belo
 
 @page(PATH, act=Act.READ_PLATFORM)
 async def policy_page(request: Request[Any, Any, Any]) -> Response[str]:
-    return await _shown(request, shown_again({}, *what_if_form.FIELDS))
+    return await _shown(request, typed_fields({}, *what_if_form.FIELDS))
 
 
 @form(RUNS, act=Act.CHANGE_PLATFORM, lines=what_if_form.LINES)
 async def begin(request: Request[Any, Any, Any]) -> Response[str]:
     visit, gateway = visit_of(request), gateway_of(request)
     deps = gateway.deps
-    typed = shown_again(visit.form, *what_if_form.FIELDS)
+    typed = typed_fields(visit.form, *what_if_form.FIELDS)
     try:
         asked = what_if_form.asked_of(
             {
@@ -83,10 +83,10 @@ async def _shown(
     deps = gateway.deps
     began_us = round((deps.wall_clock() - deps.clock()) * 1e6)
     changes = await deps.admin.read_audit(AuditQuery(act="policy"), limit=MOST_CHANGES)
-    moves = await deps.admin.read_moves(MoveQuery(), limit=in_force.MOST_MOVES)
+    moves = await deps.admin.read_moves(MoveQuery(), limit=tables.MOST_MOVES)
     controls = {name: each["control"] for name, each in models_of(gateway)["pools"].items()}
     logs = {
-        name: list(pool.flow.log.since(pool.flow.log.next_index - in_force.LOOKED_AT, in_force.LOOKED_AT))
+        name: list(pool.flow.log.since(pool.flow.log.next_index - tables.LOOKED_AT, tables.LOOKED_AT))
         for name, pool in gateway.pools.items()
     }
     names = tenant_names(gateway, {each.tenant_id for records in logs.values() for each in records})
@@ -96,15 +96,15 @@ async def _shown(
         visit,
         problem=problem,
         policy=shown,
-        words=in_force.words_of(shown),
+        words=tables.words_of(shown),
         learned={model: at_work_words(each) for model, each in shown["learned"].items()},
-        settings=in_force.words_of(shown["settings"]),
-        changes=in_force.changes_of(changes.rows),
-        loops=in_force.loops_of(controls),
-        knobs=in_force.knobs_of(controls),
-        moves=in_force.moves_of(moves.rows),
-        brakes=in_force.brakes_of(gateway.brakes.now),
-        dispatches=in_force.dispatches_of(logs, names, began_us),
+        settings=tables.words_of(shown["settings"]),
+        changes=tables.changes_of(changes.rows),
+        controls=controls,
+        knobs=tables.knobs_of(controls),
+        moves=moves.rows,
+        brakes=gateway.brakes.now,
+        dispatches=tables.dispatches_of(logs, names, began_us),
         runs=[
             (each, otherwise_of(each), progress_words(each))
             for each in ([] if deps.what_if is None else deps.what_if.runs())

@@ -11,7 +11,7 @@ from litestar import Request
 
 from gateway.console.access import visit_of
 from gateway.console.form_errors import WHOLE_FORM, FormProblem
-from gateway.console.forms import shown_again
+from gateway.console.forms import typed_fields
 from gateway.console.names import tenant_names
 from gateway.console.return_path import with_query
 from gateway.console.scope import own_tenants, tenant_shown
@@ -60,7 +60,7 @@ class Filters:
 
 def filters_of(request: Request[Any, Any, Any], path: str, names: Sequence[str]) -> Filters:
     query = {name: request.query_params.get(name, "").strip() for name in names}
-    return Filters(path, shown_again(query, *names), request.query_params.get("cursor"))
+    return Filters(path, typed_fields(query, *names), request.query_params.get("cursor"))
 
 
 def checked(name: str, value: str | None, known: Sequence[str]) -> str | None:

@@ -9,7 +9,7 @@ from litestar.params import FromPath
 
 from gateway.console.access import form, page, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
-from gateway.console.forms import shown_again
+from gateway.console.forms import typed_fields
 from gateway.console.pages.tenant_parts.acts import done, if_match, tag_of
 from gateway.console.pages.tenant_parts.tenant_form import (
     FIELDS,
@@ -44,7 +44,7 @@ async def change_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) 
     """Stores the change, unless the tenant was changed since the form was filled in."""
     visit, deps = visit_of(request), gateway_of(request).deps
     found = await tenant_shown(request, tenant, Act.CHANGE_TENANT)
-    typed = shown_again(visit.form, *FIELDS)
+    typed = typed_fields(visit.form, *FIELDS)
     try:
         await deps.admin.update_tenant(
             visit.actor, found.tenant_id, change_of(visit.form, found), if_match=if_match(visit.form)

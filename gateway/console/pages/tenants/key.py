@@ -10,7 +10,7 @@ from litestar.params import FromPath
 from gateway.console.access import form, page, visit_of
 from gateway.console.confirm import confirm_page
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
-from gateway.console.forms import shown_again
+from gateway.console.forms import typed_fields
 from gateway.console.pages.tenant_parts.acts import done, if_match, in_flight, said, tag_of
 from gateway.console.pages.tenant_parts.amounts import decimal_typed
 from gateway.console.pages.tenant_parts.key_form import OWNERS_SCOPES, check_scopes
@@ -130,7 +130,7 @@ async def _shown(
         and (visit.person.may(Act.CHANGE_PEOPLE) or OWNERS_SCOPES.isdisjoint(found.scopes)),
         may_make=visit.person.may(Act.MAKE_KEY, owner.tenant_id) and found.revoked_at is None,
         may_revoke=visit.person.may(Act.REVOKE_KEY, owner.tenant_id) and found.revoked_at is None,
-        typed=shown_again(visit.form, "grace_h") if problem else {"grace_h": "24"},
+        typed=typed_fields(visit.form, "grace_h") if problem else {"grace_h": "24"},
     )
 
 

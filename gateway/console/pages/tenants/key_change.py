@@ -9,7 +9,7 @@ from litestar.params import FromPath
 
 from gateway.console.access import NotForThisRole, form, page, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
-from gateway.console.forms import shown_again
+from gateway.console.forms import typed_fields
 from gateway.console.pages.tenant_parts.acts import done, if_match, tag_of
 from gateway.console.pages.tenant_parts.key_form import (
     CHANGED,
@@ -68,7 +68,7 @@ async def change_key(
         # After a conflict the form is about what is stored now: sent again it takes the place of that.
         tag = "" if isinstance(error, PreconditionFailed) else visit.form.get("etag", "")
         owner, current = await _found(request, tenant, key)
-        return _shown(request, owner, current, shown_again(visit.form, *CHANGED), problem, tag)
+        return _shown(request, owner, current, typed_fields(visit.form, *CHANGED), problem, tag)
     return await done(request, f"{LIST}/{owner.name}/keys/{found.key_id}", "changed")
 
 

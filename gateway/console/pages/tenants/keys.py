@@ -10,7 +10,7 @@ from litestar.params import FromPath
 
 from gateway.console.access import form, page, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
-from gateway.console.forms import shown_again
+from gateway.console.forms import typed_fields
 from gateway.console.names import names_in
 from gateway.console.pages.tenant_parts.acts import said
 from gateway.console.pages.tenant_parts.key_form import (
@@ -56,7 +56,7 @@ def create_of(form: Mapping[str, str], tenant_id: str, *, is_owner: bool) -> Key
 
 @page(PATH, act=Act.READ_TENANT)
 async def keys_page(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
-    return await _shown(request, await tenant_shown(request, tenant), shown_again(NEW_KEY, *FIELDS))
+    return await _shown(request, await tenant_shown(request, tenant), typed_fields(NEW_KEY, *FIELDS))
 
 
 @form(PATH, act=Act.MAKE_KEY)
@@ -68,7 +68,7 @@ async def new_key(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Res
         made, secret = await deps.admin.create_key(visit.actor, wanted)
     except FORM_ERRORS as error:
         problem = _at_fields(problem_of(error, fields=(*FIELDS, "scopes", "expires")))
-        return await _shown(request, found, shown_again(visit.form, *FIELDS), problem)
+        return await _shown(request, found, typed_fields(visit.form, *FIELDS), problem)
     return await secret_page(request, found, made, secret)
 
 

@@ -11,7 +11,7 @@ from litestar.params import FromPath
 from gateway.console.access import NotForThisRole, form, page, visit_of
 from gateway.console.confirm import confirm_page
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
-from gateway.console.forms import shown_again
+from gateway.console.forms import typed_fields
 from gateway.console.pages.tenant_parts.acts import done, if_match, said, tag_of
 from gateway.console.pages.tenant_parts.amounts import MODES
 from gateway.console.pages.tenant_parts.limit_form import act_on, override_of, same_with, stored_in_form
@@ -136,7 +136,7 @@ async def _shown(
     shows_reasons = visit.person.may(Act.READ_PLATFORM)
     [row] = await rows_of_tenant(request, owner, [found], shows_reasons=shows_reasons)
     act = visit.form.get("act", "")
-    again = shown_again(visit.form, *CHANGED, *OVERRIDDEN)
+    again = typed_fields(visit.form, *CHANGED, *OVERRIDDEN)
     empty = dict.fromkeys(OVERRIDDEN, "") | {"for_h": "24"}
     typed = stored | empty
     if problem is not None and act == "changed":

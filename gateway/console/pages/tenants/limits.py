@@ -9,7 +9,7 @@ from litestar.params import FromPath
 
 from gateway.console.access import NotForThisRole, form, page, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
-from gateway.console.forms import shown_again
+from gateway.console.forms import typed_fields
 from gateway.console.pages.tenant_parts.acts import done, said
 from gateway.console.pages.tenant_parts.amounts import METERS, MODES, WINDOWS
 from gateway.console.pages.tenant_parts.limit_form import (
@@ -40,7 +40,7 @@ DONE = {"set": "The limit is set.", "removed": "The limit is removed."}
 
 @page(PATH, act=Act.READ_TENANT)
 async def limits_page(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
-    return await _shown(request, await tenant_shown(request, tenant), shown_again(NEW_LIMIT, *FIELDS))
+    return await _shown(request, await tenant_shown(request, tenant), typed_fields(NEW_LIMIT, *FIELDS))
 
 
 @form(PATH, act=Act.LIMIT_BELOW_TENANT)
@@ -56,7 +56,7 @@ async def new_limit(request: Request[Any, Any, Any], tenant: FromPath[str]) -> R
         problem = problem_of(error, fields=(*FIELDS, *NAMED_FIELD))
         errors = {NAMED_FIELD.get(field, field): text for field, text in problem.errors.items()}
         again = FormProblem(problem.status, errors, problem.headers)
-        return await _shown(request, found, shown_again(visit.form, *FIELDS), again)
+        return await _shown(request, found, typed_fields(visit.form, *FIELDS), again)
     return await done(request, f"{LIST}/{found.name}/limits", "set")
 
 

@@ -9,7 +9,7 @@ from litestar.params import FromPath
 
 from gateway.console.access import form, page, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
-from gateway.console.forms import shown_again
+from gateway.console.forms import typed_fields
 from gateway.console.pages.tenant_parts.acts import done, said
 from gateway.console.pages.tenants import tenant as one
 from gateway.console.pages.tenants.tenants import PATH as LIST
@@ -43,7 +43,7 @@ async def new_project(request: Request[Any, Any, Any], tenant: FromPath[str]) ->
         await gateway_of(request).deps.admin.create_project(visit.actor, wanted)
     except FORM_ERRORS as error:
         problem = problem_of(error, fields=("name",))
-        return await _shown(request, found, shown_again(visit.form, "name"), problem)
+        return await _shown(request, found, typed_fields(visit.form, "name"), problem)
     return await done(request, f"{LIST}/{found.name}/projects", "made")
 
 

@@ -9,7 +9,7 @@ from litestar import Request, Response
 from gateway.console.access import form, page, visit_of
 from gateway.console.csv_file import FILE_ROWS, csv_list
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
-from gateway.console.forms import shown_again
+from gateway.console.forms import typed_fields
 from gateway.console.pages.tenant_parts.acts import done
 from gateway.console.pages.tenant_parts.tenant_form import (
     FIELDS,
@@ -39,7 +39,7 @@ MOST_SHOWN = 50
 
 @page(PATH, act=Act.READ_TENANT)
 async def tenants_page(request: Request[Any, Any, Any]) -> Response[str]:
-    return await _shown(request, shown_again(NEW_TENANT, *FIELDS))
+    return await _shown(request, typed_fields(NEW_TENANT, *FIELDS))
 
 
 @form(PATH, act=Act.CHANGE_TENANT)
@@ -49,7 +49,7 @@ async def new_tenant(request: Request[Any, Any, Any]) -> Response[str]:
         made = await deps.admin.create_tenant(visit.actor, create_of(visit.form))
     except FORM_ERRORS as error:
         problem = errors_by_field(problem_of(error, fields=(*FIELDS, "tier", "tiers")))
-        return await _shown(request, shown_again(visit.form, *FIELDS), problem)
+        return await _shown(request, typed_fields(visit.form, *FIELDS), problem)
     return await done(request, f"{PATH}/{made.name}", "made")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.console.form_errors import WHOLE_FORM, problem_of
-from gateway.console.forms import MAX_FIELDS, MAX_SHOWN_CHARACTERS, parse_form, shown_again
+from gateway.console.forms import MAX_FIELDS, MAX_SHOWN_CHARACTERS, parse_form, typed_fields
 from gateway.console.names import names_in
 from gateway.console.pages.account.sessions import browser_of
 from gateway.errors import ApiError
@@ -38,7 +38,7 @@ def test_what_is_no_form_of_ours_is_refused_by_name(body: bytes, says: str) -> N
 
 def test_what_is_shown_again_is_bounded_and_only_what_is_named() -> None:
     typed = {"name": "x" * (MAX_SHOWN_CHARACTERS + 1), "password": "secret"}
-    assert shown_again(typed, "name", "role") == {"name": "x" * MAX_SHOWN_CHARACTERS, "role": ""}
+    assert typed_fields(typed, "name", "role") == {"name": "x" * MAX_SHOWN_CHARACTERS, "role": ""}
 
 
 FIELDS = ("name", "tenants", "password")

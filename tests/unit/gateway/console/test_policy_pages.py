@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.console.pages.policy import apply_plan, in_force, what_if_report
+from gateway.console.pages.policy import apply_plan, tables, what_if_report
 from gateway.console.pages.policy.what_if_form import FIELDS, asked_of
 from gateway.domain.what_if import RunState, WhatIfAsked, WhatIfRun
 from gateway.flow.dispatch_log import LogRecord, Waiting
@@ -15,7 +15,6 @@ from tenants.admin.audit import AuditRow
 from tenants.admin.policy import StoredPolicy
 from tenants.config_file.document import ConfigLimit, ConfigPolicy
 from tenants.config_file.steps import ConfigPlan, ConfigStep
-from tenants.counts.move import StoredMove
 from tenants.errors import Invalid
 
 NOON_US = int(datetime(2026, 3, 2, 12, tzinfo=UTC).timestamp() * 1e6)
@@ -197,8 +196,12 @@ def test_changes_and_turns_as_shown() -> None:
     before, after = {"policy": "vtc", "options": {"slots": 4}}, {"policy": "fcfs", "options": {}}
     noon, act = datetime(2026, 3, 2, 12, tzinfo=UTC), "policy.from_settings"
     audit = AuditRow(1, noon, "cli:root", "cli", act, "policy", None, before, after)
-    [change] = in_force.changes_of([audit])
-    assert (change.at_us, change.before, change.after) == (NOON_US, "vtc (slots=4)", "fcfs (the settings)")
+    [change] = tables.changes_of([audit])
+    assert (change["at_us"], change["before"], change["after"]) == (
+        NOON_US,
+        "vtc (slots=4)",
+        "fcfs (the settings)",
+    )
     arrived = LogRecord("arrive", 9.0, "req_0", "ten_1", 1, 9.0, 1.0, 0)
     turns = [
         LogRecord(
@@ -215,15 +218,17 @@ def test_changes_and_turns_as_shown() -> None:
         )
         for at_s, rule in ((10.0, "aged"), (11.0, ""))
     ]
-    newest, older = in_force.dispatches_of({"small": [arrived, *turns]}, {"ten_1": "acme"}, NOON_US)
-    assert (newest.request_id, newest.tenant, newest.waited_s, newest.tenants_waiting) == (
-        "req_11",
-        "acme",
-        2.0,
-        1,
-    )
-    assert (newest.at_us, newest.tier) == (NOON_US + 11_000_000, "standard")
-    assert (newest.why, older.why) == ("by its tier and the policy's order", "it had waited long")
+    newest, older = tables.dispatches_of({"small": [arrived, *turns]}, {"ten_1": "acme"}, NOON_US)
+    assert newest == {
+        "at_us": NOON_US + 11_000_000,
+        "request_id": "req_11",
+        "tenant": "acme",
+        "tier": "standard",
+        "waited_s": 2.0,
+        "why": "by its tier and the policy's order",
+        "tenants_waiting": 1,
+    }
+    assert older["why"] == "it had waited long"
 
 
 def control(mode: str, **more: object) -> dict[str, Any]:
@@ -233,32 +238,7 @@ def control(mode: str, **more: object) -> dict[str, Any]:
 def test_knobs_of_a_loop_that_is_off_are_not_shown() -> None:
     shared = control("acting", rests={"batch_cap": 1.0}, holder="gw_2")
     controls = {"a": control("off"), "b": control("advice"), "c": shared}
-    assert in_force.knobs_of(controls) == [
-        in_force.KnobRow("b", "advice", "batch cap", 0.5, None),
-        in_force.KnobRow("c", "acting", "batch cap", 0.5, 1.0),
+    assert [tuple(row.values()) for row in tables.knobs_of(controls)] == [
+        ("b", "advice", "batch cap", 0.5, None),
+        ("c", "acting", "batch cap", 0.5, 1.0),
     ]
-    assert [(each.model, each.mode, each.decides) for each in in_force.loops_of(controls)] == [
-        ("a", "off", ""),
-        ("b", "advice", ""),
-        ("c", "acting", "gw_2"),
-    ]
-
-
-def test_moves_as_shown() -> None:
-    move = StoredMove(
-        "mov_1",
-        NOON_US,
-        "gw_2",
-        "small",
-        "batch_cap",
-        1.0,
-        0.875,
-        "KV nearly full (0.95)",
-        False,
-        "advice",
-        {},
-    )
-    [shown] = in_force.moves_of([move])
-    assert shown == in_force.MoveRow(
-        NOON_US, "small", "batch cap 1 → 0.875", "KV nearly full (0.95)", False, "gw_2"
-    )

@@ -17,10 +17,10 @@ from ops.bench.budgets.audit import (
     judge,
     read_counters,
 )
-from ops.bench.budgets.clients import ClientAttempt, take_line, tokens_per_s
 from ops.bench.budgets.run import BudgetBenchOptions, chosen
 from ops.bench.budgets.scenarios import ScenarioEvidence, judged_burst
 from ops.bench.budgets.testbed import BudgetTenant
+from ops.bench.common.attempts import ClientAttempt, take_line, tokens_per_s
 
 ACME = BudgetTenant("acme", "ten_1", "fg_live_x", "total_tokens", 100, True)
 
@@ -196,13 +196,13 @@ def test_the_slope_is_that_of_the_tokens_after_the_burst() -> None:
 
 def test_scenarios_are_chosen_by_pattern_and_unknown_ones_are_refused() -> None:
     names = [scenario.name for scenario in chosen(BudgetBenchOptions(gateways=(1, 2), concurrency=(50,)))]
-    assert len(names) == len(set(names)) == 8 + 1 + 9 + 3
+    assert len(names) == len(set(names)) == 8 + 1 + 7 + 1
     killed = chosen(BudgetBenchOptions(names=["kill-*"], gateways=(1,)))
     assert [scenario.name for scenario in killed] == [
-        "kill-gateway", "kill-engine", "kill-redis", "kill-postgres", "kill-both", "kill-both-whole",
+        "kill-gateway", "kill-engine", "kill-redis", "kill-postgres", "kill-both",
     ]  # fmt: skip
     assert {scenario.gateways for scenario in killed} == {2}, "one lives on"
     with pytest.raises(
-        ValueError, match=r"no scenario 'kill-all'; there are: rate, .*kill-both, .*limit-at-once"
+        ValueError, match=r"no scenario 'kill-all'; there are: rate, .*kill-both, .*suspension-under-load"
     ):
         chosen(BudgetBenchOptions(names=["kill-all"]))

@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from ops.bench.common.errors import CannotBench
 from ops.bench.gateway.client import HttpReply
-from ops.bench.gateway.figures import added, figures, invalid, one_run, promises, scraped, traced, watched
+from ops.bench.gateway.figures import added, beside, figures, invalid, one_run, promises
 from ops.bench.gateway.mock_upstream import (
     MARK,
     MAX_TOKENS,
@@ -30,6 +31,7 @@ from ops.bench.gateway.mock_upstream import (
 from ops.bench.gateway.peers import OURS, SCRAPED, TRACED, WATCHED
 from ops.bench.gateway.process import cpu_s, machine_cpu_s, peak_bytes, process_tree
 from ops.bench.gateway.run import GatewayBenchOptions, chosen, run
+from ops.bench.gateway.side_loads import collector
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="epoll and /proc")
 
@@ -204,7 +206,7 @@ def phase(**changes: Any) -> dict[str, Any]:
         "first_token_s": {"p50": 0.004, "p99": 0.008},
         "gateway_cpu_s": 1.0,
         "upstream_cpu_s": 0.5,
-        "watchers_cpu_s": 0.0,
+        "side_load_cpu_s": 0.0,
         "watched_events": 0,
         "cpu_share": 0.1,
         "others_cores": 0.0,
@@ -214,7 +216,7 @@ def phase(**changes: Any) -> dict[str, Any]:
 def test_one_run_says_what_its_phases_say() -> None:
     phases = {
         "single": phase(latency_s={"p50": 0.001, "p99": 0.002}),
-        "throughput": phase(watchers_cpu_s=0.05, watched_events=3),
+        "throughput": phase(side_load_cpu_s=0.05, watched_events=3),
         "first_token": phase(first_token_s={"p50": 0.003, "p99": 0.009}, others_cores=0.3),
         "streams": phase(gateway_cpu_s=3.2),
     }
@@ -231,11 +233,13 @@ def test_one_run_says_what_its_phases_say() -> None:
     assert found["cores"]["throughput"] == {
         "gateway": 0.4,
         "upstream": 0.2,
-        "watchers": 0.02,
+        "side_load": 0.02,
         "clients": 0.1,
         "others": 0.0,
     }
-    assert found["watched_events_per_s"] == 1.2, "while the clients sent, to their last answer"
+    assert found["side_load"] == {"events_per_s": 1.2, "cores_throughput": 0.02, "cores_streams": 0.0}, (
+        "while the clients sent, to their last answer"
+    )
     assert (found["peak_bytes"], found["others_cores"], found["disturbed"]) == (7, 0.3, True)
 
 
@@ -257,10 +261,7 @@ def runs(**latency_ms: list[float]) -> dict[str, list[dict[str, Any]]]:
                 "cpu_s_per_request": value / 1000,
                 "cpu_s_per_token": value / 64_000,
                 "peak_bytes": 1,
-                "watched_events_per_s": 1.0,
-                "cpu_s_per_scrape": value / 1000,
-                "page_bytes": 40_000,
-                "cores": {name: {"watchers": value / 100} for name in ("throughput", "streams")},
+                "side_load": {"events_per_s": 1.0, "cores_streams": value / 100},
                 "invalid": None,
             }
             for value in values
@@ -327,61 +328,42 @@ def test_what_estimates_cost_is_the_median_of_pairs(pairs: list[float], ok: bool
 
 
 @pytest.mark.parametrize(
-    ("beside", "ok"),
+    ("with_it", "ok"),
     [([0.6, 1.1, 9.0], True), ([1.0, 1.2, 1.2], True), ([1.0, 1.3, 1.3], False)],
 )
-def test_open_overviews_are_compared_with_the_worst_round_without(beside: list[float], ok: bool) -> None:
-    measured = runs(fairgate=[1.0, 1.2, 0.8], watched=beside)
-    found = watched({OURS: measured["fairgate"], WATCHED: measured["watched"]}, 20)
+def test_a_side_load_is_compared_with_the_worst_round_without(with_it: list[float], ok: bool) -> None:
+    measured = runs(fairgate=[1.0, 1.2, 0.8], watched=with_it)
+    found = beside({OURS: measured["fairgate"], WATCHED: measured["watched"]}, WATCHED)
     assert found is not None
-    assert [each["figure"] for each in found["figures"]] == [
+    assert [row["figure"] for row in found["figures"]] == [
         "requests_per_s",
         "tokens_per_s",
         "latency_p50_s",
         "first_token_p50_s",
     ]
-    assert [each["ok"] for each in found["figures"]] == [ok] * 4, "more or less is better, as it may be"
+    assert [row["ok"] for row in found["figures"]] == [ok] * 4, "more or less is better, as it may be"
     assert found["figures"][2]["without"]["most"] == pytest.approx(0.0012)
-    assert found["figures"][2]["with"]["median"] == pytest.approx(beside[1] / 1000)
-    assert (found["open"], found["events_per_s"]["median"]) == (20, 1.0)
-    assert found["cores"]["streams"]["median"] == beside[1] / 100
-
-
-def test_without_watchers_nothing_is_compared_and_few_rounds_are_refused() -> None:
-    assert watched(runs(fairgate=[1.0]), 0) is None
-    with pytest.raises(CannotBench, match=r"at least 3 rounds \(--rounds\)"):
-        run(GatewayBenchOptions(peers=(), rounds=2, watchers=20))
-    targets, _ = chosen(GatewayBenchOptions(peers=(), watchers=20))
-    assert [target.name for target in targets] == ["direct", OURS, WATCHED]
+    assert found["figures"][2]["with"]["median"] == pytest.approx(with_it[1] / 1000)
+    assert found["events_per_s"]["median"] == 1.0
+    assert found["cores_streams"]["median"] == with_it[1] / 100
 
 
 @pytest.mark.parametrize(
-    ("beside", "ok"),
-    [([0.6, 1.1, 9.0], True), ([1.0, 1.2, 1.2], True), ([1.0, 1.3, 1.3], False)],
+    ("chosen_by", "name"),
+    [({"watchers": 20}, WATCHED), ({"traces": True}, TRACED), ({"scraper": True}, SCRAPED)],
 )
-def test_traces_and_a_scraper_are_compared_in_the_same_way(beside: list[float], ok: bool) -> None:
-    measured = runs(fairgate=[1.0, 1.2, 0.8], beside=beside)
-    both = {OURS: measured["fairgate"], TRACED: measured["beside"], SCRAPED: measured["beside"]}
-    with_traces = traced(both, 0.01, {"cpu_s_per_kept": 0.0006, "cpu_s_per_dropped": 2e-6})
-    with_scraper = scraped(both, 1.0)
-    assert with_traces is not None
-    assert with_scraper is not None
-    assert (with_traces["ratio"], with_traces["cpu_s_per_kept"]) == (0.01, 0.0006)
-    assert with_scraper["cpu_s_per_scrape"]["median"] == pytest.approx(beside[1] / 1000)
-    assert with_scraper["page_bytes"] == 40_000
-    for found in (with_traces, with_scraper):
-        assert [each["ok"] for each in found["figures"]] == [ok] * 4
-
-
-@pytest.mark.parametrize("chosen_by", [{"traces": True}, {"scraper": True}])
-def test_traces_and_a_scraper_are_targets_of_their_own_and_need_rounds(chosen_by: dict[str, bool]) -> None:
-    assert traced(runs(fairgate=[1.0]), 0.01, None) is None
-    assert scraped(runs(fairgate=[1.0]), 1.0) is None
+def test_a_side_load_is_a_target_of_its_own_and_needs_rounds(chosen_by: dict[str, Any], name: str) -> None:
+    assert beside(runs(fairgate=[1.0]), name) is None
     with pytest.raises(CannotBench, match=r"at least 3 rounds \(--rounds\)"):
-        run(GatewayBenchOptions(peers=(), rounds=2, **chosen_by))  # type: ignore[arg-type]
-    targets, _ = chosen(GatewayBenchOptions(peers=(), **chosen_by))  # type: ignore[arg-type]
-    name = TRACED if "traces" in chosen_by else SCRAPED
+        run(GatewayBenchOptions(peers=(), rounds=2, **chosen_by))
+    targets, _ = chosen(GatewayBenchOptions(peers=(), **chosen_by))
     assert [target.name for target in targets] == ["direct", OURS, name]
+
+
+async def test_the_collector_takes_every_export_of_a_connection() -> None:
+    async with collector() as url, httpx.AsyncClient(base_url=url) as client:
+        for _ in range(2):
+            assert (await client.post("/v1/traces", content=b"spans")).status_code == 200
 
 
 # ---------------------------------------------------------------- processes and choices

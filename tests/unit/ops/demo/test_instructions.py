@@ -8,7 +8,7 @@ from itertools import islice, pairwise
 
 import pytest
 
-from ops.demo.training.instructions import (
+from ops.demo.prompts.instructions import (
     DAYS,
     FAMILIES,
     LARGEST_COUNTED,
@@ -16,15 +16,13 @@ from ops.demo.training.instructions import (
     LONGEST_PROMPT_TOKENS,
     MONTHS,
     TEMPLATE_TOKENS,
-    courtesies,
     decorate,
     filler_words,
-    held_out_instructions,
     is_held_out,
     make_instruction,
     prompt_for_lengths,
-    training_stream,
 )
+from ops.demo.training.streams import courtesies, held_out_instructions, training_stream
 
 
 def count_like_the_model(text: str) -> int:

@@ -12,8 +12,9 @@ import torch
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from ops.demo.prompts.instructions import FAMILIES, TEMPLATE_TOKENS
 from ops.demo.training.evaluate import answer_greedily, load
-from ops.demo.training.instructions import FAMILIES, TEMPLATE_TOKENS, held_out_instructions
+from ops.demo.training.streams import held_out_instructions
 
 MODEL = Path(__file__).parents[4] / "ops" / "demo" / "model"
 CONVERSATION = [

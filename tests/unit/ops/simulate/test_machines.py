@@ -14,7 +14,6 @@ from engine.virtual.step_shapes import (
     LinearTiming,
     PaddedShapes,
     PlainShapes,
-    StepPart,
     StepShape,
     StepTiming,
 )
@@ -107,19 +106,19 @@ def test_the_70b_fits_four_h200s_with_room_for_half_a_million_tokens_and_more() 
 
 
 def test_a_plain_step_is_what_its_parts_are() -> None:
-    parts = [StepPart("a", 10, 1), StepPart("b", 0, 5), StepPart("c", 4, 1)]
+    parts = [("a", 10, 1), ("b", 0, 5), ("c", 4, 1)]
     assert PlainShapes().of(parts) == StepShape(5, 15, 2, 16, 3)
 
 
 def test_a_padded_step_is_as_large_as_its_largest_parts_and_keeps_rows_of_those_that_ended() -> None:
     shapes = PaddedShapes(keeps_rows=True)
-    assert shapes.of([StepPart("a", 0, 4), StepPart("b", 0, 6)]) == StepShape(12, 42, 0, 0, 2)
-    assert shapes.of([StepPart("a", 4, 1), StepPart("b", 6, 1)]) == StepShape(0, 0, 2, 14, 2)
-    alone = shapes.of([StepPart("b", 7, 1)])
+    assert shapes.of([("a", 0, 4), ("b", 0, 6)]) == StepShape(12, 42, 0, 0, 2)
+    assert shapes.of([("a", 4, 1), ("b", 6, 1)]) == StepShape(0, 0, 2, 14, 2)
+    alone = shapes.of([("b", 7, 1)])
     assert alone == StepShape(0, 0, 2, 16, 2), "the row of a is kept"
     shapes.note(alone, 1, 5)
     assert shapes.padded_tokens == 5
-    assert shapes.of([StepPart("d", 3, 1)]) == StepShape(0, 0, 1, 4, 1), "a new batch"
+    assert shapes.of([("d", 3, 1)]) == StepShape(0, 0, 1, 4, 1), "a new batch"
 
 
 # ---------------------------------------------------------------- profiles

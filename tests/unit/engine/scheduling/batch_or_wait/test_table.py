@@ -23,10 +23,9 @@ from engine.scheduling.batch_or_wait.wait_table import TableAction
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import PolicyPreset
 from engine.virtual.replica import VirtualReplica, virtual_prompt
-from ops.bench.policies.batch_or_wait import serve_by_fixed
-from ops.bench.policies.batch_queue import WARM_UP, Arrivals, Fixed, Queue, StreamOutcome, by_fixed
-from ops.bench.policies.batch_replica import started_batches
 from tests.support.batch_line import by_table
+from tests.support.batch_queue import WARM_UP, Arrivals, Fixed, Queue, StreamOutcome, by_fixed
+from tests.support.batch_replica import serve_by_fixed, started_batches
 
 STEP_TIME = StepTime(
     base_s=12e-3,
@@ -288,15 +287,6 @@ def test_lines_by_length_and_by_arrival_run_other_batches() -> None:
     assert queue.next_s == 0.3
     queue.run((0, 1), 0.25)
     assert (queue.served, queue.first_s) == (1, 0.1)
-
-
-def test_bursts_have_both_rates() -> None:
-    arrivals = Arrivals.bursty([(1.0, 100.0), (20.0, 20.0)], 0.3, 20_000, seed=1)
-    seconds = arrivals.times_s[-1]
-
-    assert 20_000 / seconds == pytest.approx((1.0 * 100 + 20 * 20) / 120, rel=0.25)
-    assert sum(arrivals.longs) / 20_000 == pytest.approx(0.3, abs=0.02)
-    assert arrivals == Arrivals.bursty([(1.0, 100.0), (20.0, 20.0)], 0.3, 20_000, seed=1)
 
 
 class Watched:

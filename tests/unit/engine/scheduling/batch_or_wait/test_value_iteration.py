@@ -13,8 +13,8 @@ from engine.scheduling.batch_or_wait.objective import Objective, late_starts
 from engine.scheduling.batch_or_wait.states import SHORT_ONES, SIZES, WAIT, Grid
 from engine.scheduling.batch_or_wait.table import solve_table
 from engine.scheduling.batch_or_wait.value_iteration import Solution, solve
-from ops.bench.policies.batch_queue import Arrivals
 from tests.support.batch_line import RandomPressure, by_table, tokens
+from tests.support.batch_queue import Arrivals
 
 pytestmark = pytest.mark.long
 

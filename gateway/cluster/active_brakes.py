@@ -1,0 +1,89 @@
+"""The brakes in force: what an operator lets tiers hold for a while, in every gateway.
+
+Stored brakes are those of all gateways of a database; the directory's revision shows a change. Each gateway
+applies them to its queues, its control loops and its engines, and lets go by its own clock when one's time
+has passed, also while the database is away. The first one that can writes that end to the audit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+
+from engine.messages import TIER_RANKS
+from engine.scheduling.brakes import Brakes
+from gateway.deps import GatewayDeps
+from gateway.flow.control_rules import Knob
+from gateway.pools.control_loop import ControlLoop
+from gateway.pools.pool import ModelPool
+from tenants.admin.brakes import Brake
+from tenants.errors import DatabaseUnavailable
+from tenants.types import Tier
+
+log = logging.getLogger("fairgate.gateway.brakes")
+
+
+class ActiveBrakes:
+    """The brakes of one gateway's queues and engines. Use from one event loop."""
+
+    def __init__(
+        self,
+        deps: GatewayDeps,
+        pools: Callable[[], Collection[ModelPool]],
+        controls: Callable[[], Mapping[str, ControlLoop]],
+    ) -> None:
+        self.now: tuple[Brake, ...] = ()
+        """Those that hold."""
+        self._stored: list[Brake] = []
+        self._deps = deps
+        self._pools = pools
+        self._controls = controls
+        self._seen_revision = -1
+        self._following = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Takes over what is stored, also where that is nothing: an engine may know an earlier one. Raises
+        `DatabaseUnavailable`."""
+        await self._read()
+        self._apply(self._in_force())
+
+    async def follow(self) -> None:
+        async with self._following:
+            with suppress(DatabaseUnavailable):
+                if self._deps.directory.revision != self._seen_revision:
+                    await self._read()
+            holds = self._in_force()
+            if holds != self.now:
+                self._apply(holds)
+            if len(holds) < len(self._stored):
+                with suppress(DatabaseUnavailable):
+                    await self._deps.admin.end_brakes_over()
+                    await self._read()
+
+    async def _read(self) -> None:
+        revision = self._deps.directory.revision
+        self._stored = await self._deps.admin.stored_brakes()
+        self._seen_revision = revision
+
+    def _in_force(self) -> tuple[Brake, ...]:
+        now_us = round(self._deps.wall_clock() * 1e6)
+        return tuple(each for each in self._stored if not each.is_over(now_us))
+
+    def _apply(self, holds: tuple[Brake, ...]) -> None:
+        for brake in (*self.now, *holds):
+            if (brake in self.now) != (brake in holds):
+                what = "holds" if brake in holds else "has ended"
+                log.warning("the brake on %s (share %g) %s", brake.tier.value, brake.share, what)
+        self.now = holds
+        # A share of 1 bounds nothing: requests may be sent ahead of the engine as without it.
+        shares = {TIER_RANKS[each.tier.value]: each.share for each in holds if each.share < 1}
+        most = shares.get(TIER_RANKS[Tier.BATCH.value], 1.0)
+        for upstream in self._deps.upstreams:
+            upstream.set_brakes(shares)
+        for control in self._controls().values():
+            control.bound(Knob.BATCH_SHARE, most)
+        for pool in self._pools():
+            pool.flow.set_brakes(Brakes(shares), self._deps.clock())
+            pool.dispatcher.pump()

@@ -1,0 +1,214 @@
+"""The scheduling policy in force: what `fairgate policy set` stored goes before the settings.
+
+The stored policy is one for all gateways of a database. Whichever gateway is asked to change it stores it;
+the others see the directory's revision grow and follow. Queue and engines always have the same policy: an
+engine gets it from each gateway that connects, also after a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Collection
+
+from engine.scheduling.options import PolicyOptions
+from engine.scheduling.policy import LEARNED_POLICIES, UnknownPolicy, make_policy, options_of
+from gateway.cluster.policy_check import checked_policy, learned_table_of, own_tables
+from gateway.deps import GatewayDeps
+from gateway.flow.learned.served import misfit
+from gateway.flow.learned.table_file import BadLearnedTable, LearnedTable
+from gateway.pools.control_loop import ControlLoop
+from gateway.pools.pool import ModelPool
+from gateway.upstream.base import UpstreamLost
+from tenants.admin.audit import Actor
+from tenants.admin.etag import IfMatch
+from tenants.admin.policy import StoredPolicy
+from tenants.errors import DatabaseUnavailable
+
+FOLLOW_EVERY_S = 0.25
+
+log = logging.getLogger("fairgate.gateway.policy")
+
+
+class ActivePolicy:
+    """The policy of one gateway's queues and engines. Use from one event loop."""
+
+    def __init__(
+        self,
+        deps: GatewayDeps,
+        pools: Callable[[], Collection[ModelPool]],
+        controls: Callable[[], Collection[ControlLoop]] = tuple,
+    ) -> None:
+        """`controls`: of the same pools; they are told of a learned policy's table."""
+        config = deps.config
+        self.settings = StoredPolicy(config.policy, config.policy_options.changed())
+        """What the settings say."""
+        self.now = self.settings
+        self.is_stored = False
+        """Whether the policy in force is a stored one."""
+        self.problem = ""
+        """Why a stored policy is not in force; empty: it is, or there is none."""
+        self._deps = deps
+        self._pools = pools
+        self._controls = controls
+        self._seen_revision = -1
+        self._changing = asyncio.Lock()
+
+    @property
+    def options(self) -> PolicyOptions:
+        return self._options(self.now)
+
+    async def start(self) -> None:
+        """Takes the stored policy over, and gives the engines the one in force."""
+        self._seen_revision = self._deps.directory.revision
+        stored = await self._deps.admin.stored_policy()
+        if stored is not None:
+            self._take(stored)
+            if self.is_stored and stored != self.settings:
+                log.warning(
+                    "the stored policy %s is in force, and the settings say %s: `fairgate policy set"
+                    " --from-settings` gives up the stored one",
+                    described(stored),
+                    described(self.settings),
+                )
+        self._take_table()
+        await self._tell_engines()
+
+    async def follow(self) -> None:
+        """Takes over what another gateway stored or gave up."""
+        async with self._changing:
+            await self._follow()
+
+    async def _follow(self) -> None:
+        revision = self._deps.directory.revision
+        if revision == self._seen_revision:
+            return
+        try:
+            stored = await self._deps.admin.stored_policy()
+        except DatabaseUnavailable:
+            return
+        self._seen_revision = revision
+        before = self.now
+        self._take(stored)
+        if self.now != before:
+            log.info("the policy is %s now", described(self.now))
+            self._take_table()
+            await self._tell_engines()
+
+    async def change(self, actor: Actor, wanted: StoredPolicy | None, if_match: IfMatch = None) -> None:
+        """Stores the policy and brings it into force; None: gives the stored one up.
+
+        Raises ValueError (`UnknownPolicy`, `BadOption`, `BadTable`, `BadLearnedTable`, `NeedsTable`), also
+        with an engine's words, before anything has changed; `Invalid`, `PreconditionFailed`,
+        `DatabaseUnavailable`.
+        """
+        async with self._changing:
+            await self._change(actor, wanted, if_match)
+
+    def checked(self, wanted: StoredPolicy) -> StoredPolicy:
+        """A policy that could be stored, with the options that are not its defaults. Raises ValueError."""
+        found = checked_policy(wanted, self._deps.config.policy_options)
+        order = make_policy(found.name, self._options(found)).order
+        for pool in self._pools():
+            pool.dispatcher.require_order(order)
+        return found
+
+    async def _change(self, actor: Actor, wanted: StoredPolicy | None, if_match: IfMatch) -> None:
+        asked = wanted or self.settings
+        options = self._options(asked)
+        policy = make_policy(asked.name, options)
+        for pool in self._pools():
+            pool.dispatcher.require_order(policy.order)
+        self._require_served(learned_table_of(asked.name, options))
+        before = self.now
+        refused = await self._tell(asked)
+        try:
+            if refused:
+                raise UnknownPolicy(refused)
+            if wanted is None:
+                await self._deps.admin.forget_policy(actor, asked, before, if_match=if_match)
+            else:
+                await self._deps.admin.store_policy(actor, wanted, before, if_match=if_match)
+        except Exception:
+            await self._tell(before)
+            raise
+        self._take(wanted)
+        self._take_table()
+
+    def _options(self, policy: StoredPolicy) -> PolicyOptions:
+        """Raises ValueError. A stored policy without a table of its own may use the settings'."""
+        mine = self._deps.config.policy_options
+        if policy == self.settings:
+            return mine
+        return options_of(own_tables(mine) | dict(policy.options))
+
+    def _require_served(self, table: LearnedTable | None) -> None:
+        """Raises `BadLearnedTable` for a table that is for nothing that is served here."""
+        if table is None:
+            return
+        misfits = [
+            misfit(
+                table,
+                pool.spec.name,
+                [each.ready.model for each in pool.spec.upstreams if each.ready is not None],
+            )
+            for pool in self._pools()
+        ]
+        if misfits and all(misfits):
+            raise BadLearnedTable(misfits[0])
+
+    def _take_table(self) -> None:
+        """Gives the control loops the table of a learned policy; without one that can be used, the actions of
+        hybrid are in force."""
+        table, problem, is_learned = None, "", self.now.name in LEARNED_POLICIES
+        try:
+            table = learned_table_of(self.now.name, self._options(self.now))
+        except ValueError as error:
+            problem = str(error)
+        for control in self._controls():
+            control.learned.use(table, problem, is_wanted=is_learned)
+
+    def _take(self, stored: StoredPolicy | None) -> None:
+        """Sets the order of the queues; a stored policy that cannot be made is left out."""
+        self.problem, self.is_stored = "", stored is not None
+        wanted = stored or self.settings
+        try:
+            order = make_policy(wanted.name, self._options(wanted)).order
+            for pool in self._pools():
+                pool.dispatcher.require_order(order)
+        except ValueError as error:
+            self.problem = f"the stored policy {described(wanted)} cannot be used: {error}"
+            self.is_stored = False
+            log.error("%s; the settings count", self.problem)
+            wanted = self.settings
+            order = make_policy(wanted.name, self._options(wanted)).order
+        self.now = wanted
+        for pool in self._pools():
+            if pool.flow.order_name != order:
+                pool.flow.set_order(order)
+
+    async def _tell_engines(self) -> None:
+        if refused := await self._tell(self.now):
+            log.error("policy %s: %s", described(self.now), refused)
+
+    async def _tell(self, policy: StoredPolicy) -> str:
+        """Gives every engine the policy; those that are down have it when they are back. Returns what those
+        that refuse say."""
+        refused: list[str] = []
+        options = self._options(policy).changed()
+        # Read by gateways alone: an engine may not have the file, and a plug-in may not know the option.
+        options.pop("learned_table", None)
+        for upstream in self._deps.upstreams:
+            with contextlib.suppress(UpstreamLost):
+                try:
+                    await upstream.set_policy(policy.name, options)
+                except ValueError as error:
+                    refused.append(f"{upstream.replica_id} refuses it: {error}")
+        return "; ".join(refused)
+
+
+def described(policy: StoredPolicy) -> str:
+    """`vtc (slots=16)`."""
+    options = ", ".join(f"{name}={value}" for name, value in policy.options.items())
+    return f"{policy.name} ({options})" if options else policy.name

@@ -1,0 +1,57 @@
+"""Steps whose batches are padded to their longest part, or keep the rows of ended sequences."""
+
+from __future__ import annotations
+
+from engine.core.model_runner import SequenceSlice
+from engine.messages import SamplingParams, StepTime
+from engine.virtual.replica import VirtualClock, VirtualRunner
+
+SECOND_A_TOKEN = StepTime(
+    base_s=0.0, per_token_s=1.0, per_context_token_s=0.0, per_sequence_s=0.0, samples=0, relative_error=0.0
+)
+
+
+def piece(name: str, position: int, num_tokens: int) -> SequenceSlice:
+    total = position + num_tokens
+    return SequenceSlice(name, [1] * total, total, position, num_tokens, [0] * 8, True, SamplingParams(), 1)
+
+
+def test_a_padded_step_takes_the_time_of_its_longest_parts() -> None:
+    clock = VirtualClock()
+    runner = VirtualRunner(clock, step_time=SECOND_A_TOKEN, padded=True)
+    runner.execute([piece("a", 0, 10), piece("b", 0, 30), piece("c", 40, 1), piece("d", 90, 1)])
+    assert clock.now_s == 2 * 30 + 2
+    assert runner.padded_tokens == 20
+
+
+def test_padded_decodes_attend_to_the_longest_context() -> None:
+    clock = VirtualClock()
+    step_time = StepTime(
+        base_s=0.0,
+        per_token_s=0.0,
+        per_context_token_s=1.0,
+        per_sequence_s=0.0,
+        samples=0,
+        relative_error=0.0,
+    )
+    VirtualRunner(clock, step_time=step_time, padded=True).execute([piece("c", 9, 1), piece("d", 99, 1)])
+    assert clock.now_s == 200
+
+
+def test_who_ended_keeps_a_row_until_the_batch_is_over() -> None:
+    clock = VirtualClock()
+    runner = VirtualRunner(clock, step_time=SECOND_A_TOKEN, keeps_rows=True)
+    runner.execute([piece("a", 5, 1), piece("b", 5, 1), piece("c", 5, 1)])
+    runner.execute([piece("a", 6, 1)])
+    assert clock.now_s == 3 + 3
+    assert runner.padded_tokens == 2
+    runner.execute([piece("d", 5, 1)])
+    assert clock.now_s == 3 + 3 + 1
+
+
+def test_without_padding_nothing_is_padded() -> None:
+    clock = VirtualClock()
+    runner = VirtualRunner(clock, step_time=SECOND_A_TOKEN)
+    runner.execute([piece("a", 0, 10), piece("b", 0, 30)])
+    assert clock.now_s == 40
+    assert runner.padded_tokens == 0
