@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from gateway.records.exact_writer import ExactWriter
-from tenants.calibration import counts as store
-from tenants.calibration.counts import CalibrationKey, KeptCount
+from tenants.counts import calibration
+from tenants.counts.calibration import CalibrationKey, KeptCount
 from tenants.storage.database import Database
 from tenants.storage.flushes import Flush
 
@@ -51,11 +51,11 @@ class CalibrationRecorder(ExactWriter[CalibrationCounts]):
         return batch
 
     async def write(self, batch: CalibrationCounts, flush: Flush) -> None:
-        await store.add(self._database, batch, flush, self._wall_clock())
+        await calibration.add(self._database, batch, flush, self._wall_clock())
 
     async def purge(self) -> None:
         """Deletes what is too old."""
-        await store.purge(self._database, self._wall_clock())
+        await calibration.purge(self._database, self._wall_clock())
 
 
 def _add(counts: CalibrationCounts, more: Mapping[CalibrationKey, KeptCount]) -> None:

@@ -17,9 +17,9 @@ from prometheus_client import CollectorRegistry, Counter
 
 from gateway.background import BackgroundWriter
 from gateway.flow.control_rules import Control, Move
+from tenants.counts import move_store
+from tenants.counts.move import MAX_MODEL_CHARACTERS, MAX_REASON_CHARACTERS, StoredMove
 from tenants.errors import DatabaseUnavailable
-from tenants.moves import store
-from tenants.moves.move import MAX_MODEL_CHARACTERS, MAX_REASON_CHARACTERS, StoredMove
 from tenants.storage.database import Database
 
 PURGE_EVERY_S = 600.0
@@ -88,7 +88,7 @@ class MoveRecorder(BackgroundWriter):
         while self._waiting:
             chunk = list(islice(self._waiting, MAX_WRITTEN))
             try:
-                await store.add(self._database, chunk)
+                await move_store.add(self._database, chunk)
             except DatabaseUnavailable as error:
                 log.warning("%s: %s", self.unavailable, type(error).__name__)
                 return
@@ -99,5 +99,5 @@ class MoveRecorder(BackgroundWriter):
 
     async def purge(self) -> None:
         """Deletes what is too old, or too many."""
-        while await store.purge(self._database, self._wall_clock()) >= store.MAX_PURGED:
+        while await move_store.purge(self._database, self._wall_clock()) >= move_store.MAX_PURGED:
             pass

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from gateway.errors import ApiError
 from gateway.metrics.registry import Metrics
 from gateway.records.exact_writer import ExactWriter
-from tenants.refusals import refusal, store
-from tenants.refusals.refusal import Counts, RefusalKey, RefusedRequest
+from tenants.counts import refusal, refusal_store
+from tenants.counts.refusal import Counts, RefusalKey, RefusedRequest
 from tenants.storage.database import Database
 from tenants.storage.flushes import Flush
 
@@ -124,7 +124,7 @@ class RefusalRecorder(ExactWriter[RefusalBatch]):
         for each in waiting:
             if each.request_id == request_id:
                 return each
-        return await self._database.read(lambda connection: store.find(connection, request_id))
+        return await self._database.read(lambda connection: refusal_store.find(connection, request_id))
 
     def take(self) -> RefusalBatch | None:
         if not self._counts:
@@ -134,11 +134,11 @@ class RefusalRecorder(ExactWriter[RefusalBatch]):
         return batch
 
     async def write(self, batch: RefusalBatch, flush: Flush) -> None:
-        await store.add(self._database, batch.counts, batch.rows, flush, self._wall_clock())
+        await refusal_store.add(self._database, batch.counts, batch.rows, flush, self._wall_clock())
 
     async def purge(self) -> None:
         """Deletes what is too old."""
-        while await store.purge(self._database, self._wall_clock()) >= store.MAX_PURGED:
+        while await refusal_store.purge(self._database, self._wall_clock()) >= refusal_store.MAX_PURGED:
             pass
 
 

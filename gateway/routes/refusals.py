@@ -13,7 +13,7 @@ from gateway.routes.context import gateway_of, json_response
 from gateway.routes.openapi_fields import between, one_of
 from tenants.admin.cursor import DEFAULT_PAGE, MAX_PAGE
 from tenants.admin.lists.refusals import RefusalQuery
-from tenants.refusals.store import DAY_S, KEPT_ROWS_S
+from tenants.counts.refusal_store import DAY_S, KEPT_ROWS_S
 from tenants.types import Tier
 
 Since = Annotated[str | None, QueryParameter(name="from")]

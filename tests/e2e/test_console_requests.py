@@ -18,7 +18,7 @@ from gateway.console.formats import exact_dollars, percent
 from gateway.console.pages.requests.kept_shares import FEWEST, KeptFigure, kept_figure
 from gateway.domain.timeline import unpack
 from gateway.domain.told import kept_figures
-from tenants.calibration.counts import KeptCount
+from tenants.counts.calibration import KeptCount
 from tests.e2e.test_refusals import complete, refuse_in_many_ways
 from tests.support.chromium import Visitor, needs_chromium, problems_of
 from tests.support.console import Browser

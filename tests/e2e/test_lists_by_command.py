@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from ops.cli.main import cli
-from tenants.flow_minutes import store
-from tenants.flow_minutes.minutes import (
+from tenants.counts import minute_store
+from tenants.counts.minutes import (
     MINUTE_US,
     EngineKey,
     EngineMinute,
@@ -103,7 +103,9 @@ def minutes(server: Server) -> int:
     async def write() -> None:
         database = open_database(f"sqlite:///{server.data_dir / 'fairgate.db'}")
         try:
-            await store.add(database, "gw-other", counted, Flush("minutes of another gateway", 1), both[1])
+            await minute_store.add(
+                database, "gw-other", counted, Flush("minutes of another gateway", 1), both[1]
+            )
         finally:
             await database.close()
 

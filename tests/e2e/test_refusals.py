@@ -12,7 +12,7 @@ import pytest
 
 from gateway.domain.timeline import unpack
 from gateway.domain.told import kept_figures
-from tenants.calibration.counts import CalibrationKey, KeptCount
+from tenants.counts.calibration import CalibrationKey, KeptCount
 from tests.support.server_process import MODEL, Server, until
 
 BODY = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True}

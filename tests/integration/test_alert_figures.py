@@ -11,12 +11,12 @@ from sqlalchemy import insert
 from gateway.alerts.look import AlertFigures
 from gateway.gateway import Gateway
 from tenants.admin.commands import KeyCreate, LimitSet, SloSet
-from tenants.calibration import counts
-from tenants.calibration.counts import CalibrationKey, KeptCount
+from tenants.counts import calibration
+from tenants.counts import refusal_store as refusals
+from tenants.counts.calibration import CalibrationKey, KeptCount
+from tenants.counts.refusal import RefusalKey
 from tenants.outbox.figures import LedgerCheck, note_ledger_check
 from tenants.outbox.kinds import BY_SUBJECT
-from tenants.refusals import store as refusals
-from tenants.refusals.refusal import RefusalKey
 from tenants.slo import store as slo_store
 from tenants.slo.slo import SloTally
 from tenants.slo.store import CountKey
@@ -43,7 +43,7 @@ async def make_all_of_it_so(gateway: Gateway, now_s: float) -> None:
     await deps.quota_store.reserve("req_1", deps.directory.limits(now_s), whole(10), 60.0)
     told = CalibrationKey(minute_s // 3_600 * 3_600, MODEL, "standard", "ttft", 0, "plain")
     kept = {told: KeptCount(300, 100, 150), told._replace(figure="wait"): KeptCount(300, 300, 300)}
-    await counts.add(database, kept, Flush("test", 1), now_s)
+    await calibration.add(database, kept, Flush("test", 1), now_s)
     refused = {RefusalKey(minute_s, "", "queue_full", ""): 20}
     await refusals.add(database, refused, [], Flush("test-refusals", 1), now_s)
     old = {"size": 1, "note": "of long ago", "at_us": round((now_s - 3_600) * 1e6)}

@@ -27,11 +27,11 @@ from gateway.metrics.registry import Metrics
 from gateway.records.refusal_recorder import RefusalRecorder
 from ops.sandbox.page_reader import ConsolePage, parse_page
 from tenants.admin.admin import Admin
-from tenants.calibration import counts as calibration
-from tenants.calibration.counts import CalibrationKey, KeptCount
+from tenants.counts import calibration
+from tenants.counts import refusal_store as refusals
+from tenants.counts.calibration import CalibrationKey, KeptCount
+from tenants.counts.refusal import RefusalKey
 from tenants.directory.records import from_us
-from tenants.refusals import store as refusals
-from tenants.refusals.refusal import RefusalKey
 from tenants.slo import store as slo
 from tenants.slo.slo import Missed, SloTally
 from tenants.slo.store import CountKey

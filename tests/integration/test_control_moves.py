@@ -10,9 +10,9 @@ from gateway.records import move_recorder
 from gateway.records.move_recorder import MoveRecorder
 from tenants.admin.admin import Admin
 from tenants.admin.lists.moves import MoveQuery
+from tenants.counts import move_store
+from tenants.counts.move import StoredMove
 from tenants.errors import DatabaseUnavailable, Invalid
-from tenants.moves import store
-from tenants.moves.move import StoredMove
 from tenants.storage.database import Database
 from tests.support.quota import NOON_S, Clock
 
@@ -93,7 +93,7 @@ async def test_what_cannot_be_written_waits_and_the_oldest_give_way(
         raise DatabaseUnavailable("away")
 
     with monkeypatch.context() as patched:
-        patched.setattr(store, "add", away)
+        patched.setattr(move_store, "add", away)
         for after in range(5):
             recorder.note("small", control, [move(after=after)])
             await recorder.flush()
@@ -105,7 +105,7 @@ async def test_what_cannot_be_written_waits_and_the_oldest_give_way(
 async def test_a_batch_whose_answer_was_lost_is_written_once(
     recorder: MoveRecorder, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really = store.add
+    really = move_store.add
 
     async def unanswered(database: Database, moves: list[StoredMove]) -> None:
         await really(database, moves)
@@ -113,7 +113,7 @@ async def test_a_batch_whose_answer_was_lost_is_written_once(
 
     recorder.note("small", Control(ControlMode.ACTING), [move(after=1), move(after=0)])
     with monkeypatch.context() as patched:
-        patched.setattr(store, "add", unanswered)
+        patched.setattr(move_store, "add", unanswered)
         await recorder.flush()
     await recorder.flush()
     assert [row.after for row in (await admin.read_moves(MoveQuery())).rows] == [0, 1]
@@ -127,10 +127,10 @@ async def test_old_ones_and_too_many_are_purged(
         recorder.note("small", control, [move(after=after), move(after=after + 0.5)])
         await recorder.flush()
         clock.now_s += 60
-    assert await store.purge(database, clock.now_s, most_rows=5) == 3
+    assert await move_store.purge(database, clock.now_s, most_rows=5) == 3
     kept = [row.after for row in (await admin.read_moves(MoveQuery())).rows]
     assert kept == [3.5, 3, 2.5, 2, 1.5]
-    clock.now_s = NOON_S + 90 + store.KEPT_S
+    clock.now_s = NOON_S + 90 + move_store.KEPT_S
     await recorder.purge()
     assert [row.after for row in (await admin.read_moves(MoveQuery())).rows] == [3.5, 3, 2.5, 2]
 

@@ -9,8 +9,8 @@ import pytest
 
 from tenants.admin.admin import Admin
 from tenants.admin.commands import TenantChange
-from tenants.flow_minutes import store
-from tenants.flow_minutes.minutes import (
+from tenants.counts import minute_store
+from tenants.counts.minutes import (
     HOUR_US,
     MINUTE_US,
     EngineKey,
@@ -40,7 +40,7 @@ def engine_minute(seen_s: int, *, up_s: int, idle_s: int, tokens: int = 0) -> En
 
 
 async def write(database: Database, gateway: str, counted: MinutesCounted, number: int) -> None:
-    await store.add(database, gateway, counted, Flush(f"{gateway}/1", number), START)
+    await minute_store.add(database, gateway, counted, Flush(f"{gateway}/1", number), START)
 
 
 async def test_of_several_gateways_the_one_that_saw_a_replica_longest_counts_minute_by_minute(

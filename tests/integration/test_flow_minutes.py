@@ -21,9 +21,8 @@ from gateway.explain.minutes.writer import MinuteWriter
 from gateway.explain.pool_load import PoolLoadShare
 from tenants.admin.admin import Admin
 from tenants.admin.commands import TenantCreate
-from tenants.errors import DatabaseUnavailable, Invalid, NotFound
-from tenants.flow_minutes import store
-from tenants.flow_minutes.minutes import (
+from tenants.counts import minute_store
+from tenants.counts.minutes import (
     HOUR_US,
     KEPT_US,
     MINUTE_US,
@@ -33,6 +32,7 @@ from tenants.flow_minutes.minutes import (
     FlowMinute,
     MinutesCounted,
 )
+from tenants.errors import DatabaseUnavailable, Invalid, NotFound
 from tenants.storage.database import Database
 from tenants.storage.flushes import Flush
 from tenants.storage.tables import engine_minutes, flow_minutes
@@ -70,12 +70,12 @@ NUMBERS = itertools.count(1)
 
 async def _add(database: Database, gateway_id: str, counted: MinutesCounted) -> None:
     flush = Flush(f"test {gateway_id}", next(NUMBERS))
-    await store.add(database, gateway_id, counted, flush, MINUTE)
+    await minute_store.add(database, gateway_id, counted, flush, MINUTE)
 
 
 async def test_a_flush_that_is_repeated_adds_nothing(database: Database, admin: Admin) -> None:
     for _ in range(2):
-        await store.add(database, "gw-1", _counted(1, 1), Flush("test", 1), MINUTE)
+        await minute_store.add(database, "gw-1", _counted(1, 1), Flush("test", 1), MINUTE)
     (row,) = (await admin.page_flow()).rows
     assert row.counts.served_tokens == 10
 
@@ -195,12 +195,12 @@ async def test_old_minutes_are_purged_an_hour_at_a_time(database: Database, admi
         found: list[int] = await database.read(count)
         return found
 
-    await store.purge(database, newest_us + KEPT_US - 90 * MINUTE_US)
+    await minute_store.purge(database, newest_us + KEPT_US - 90 * MINUTE_US)
     assert await kept() == [91, 91]
-    await store.purge(database, newest_us + KEPT_US)
+    await minute_store.purge(database, newest_us + KEPT_US)
     assert await kept() == [31, 31]
-    await store.purge(database, newest_us + KEPT_US)
-    await store.purge(database, newest_us + KEPT_US)
+    await minute_store.purge(database, newest_us + KEPT_US)
+    await minute_store.purge(database, newest_us + KEPT_US)
     assert await kept() == [1, 1]
 
 
@@ -218,7 +218,7 @@ async def test_the_table_is_read_by_its_minutes(database: Database, admin: Admin
         compiled = query.compile(connection, compile_kwargs={"literal_binds": True})
         explain = "EXPLAIN QUERY PLAN" if is_sqlite else "EXPLAIN"
         plans.extend(str(row) for row in connection.execute(text(f"{explain} {compiled}")))
-        return store.flow_by_window(connection, MINUTE_US, conditions, 1000)
+        return minute_store.flow_by_window(connection, MINUTE_US, conditions, 1000)
 
     assert len(await database.read(look)) == 10
     plan = " ".join(plans)
@@ -281,12 +281,12 @@ async def test_minutes_wait_for_a_database_that_is_down(sqlite_url: str) -> None
     await database.close()
     await writer.flush()  # says so, and keeps them
     with pytest.raises(DatabaseUnavailable):
-        await store.purge(database, 0)
+        await minute_store.purge(database, 0)
 
     reopened = open_database(sqlite_url)
     writer._database = reopened
     await writer.flush()
-    found = await reopened.read(lambda one: store.flow_by_window(one, MINUTE_US, [], 10))
+    found = await reopened.read(lambda one: minute_store.flow_by_window(one, MINUTE_US, [], 10))
     assert [row.served_tokens for _, row in found] == [5]
     await reopened.close()
 

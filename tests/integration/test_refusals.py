@@ -19,10 +19,10 @@ from tenants.admin.admin import Admin
 from tenants.admin.commands import KeyCreate, TenantCreate
 from tenants.admin.lists.counts import RefusalCountQuery
 from tenants.admin.lists.refusals import RefusalQuery
+from tenants.counts import refusal_store
+from tenants.counts.refusal import RefusedRequest
 from tenants.directory import key_uses
 from tenants.errors import DatabaseUnavailable, Invalid, NotFound
-from tenants.refusals import store
-from tenants.refusals.refusal import RefusedRequest
 from tenants.storage.database import Database, open_database
 from tenants.storage.tables import flushes, refusal_counts, refusals
 from tests.support.quota import NOON_S, Clock
@@ -73,7 +73,7 @@ async def test_a_flood_is_counted_exactly_and_few_of_it_are_kept_whole(
     recorder.note(denied(), "req_other_tenant", ("ten_b", "prj_b", "key_b"))
     await recorder.flush()
     assert await total(database) == (10_004, WHOLE_OF_A_KIND + 4)
-    whole = await database.read(lambda connection: store.find(connection, "req_0"))
+    whole = await database.read(lambda connection: refusal_store.find(connection, "req_0"))
     assert whole == RefusedRequest(
         "req_0",
         round(NOON_S * 1e6),
@@ -86,7 +86,7 @@ async def test_a_flood_is_counted_exactly_and_few_of_it_are_kept_whole(
         available=7,
         retry_after_ms=1_500,
     )
-    assert await database.read(lambda connection: store.find(connection, "req_9999")) is None
+    assert await database.read(lambda connection: refusal_store.find(connection, "req_9999")) is None
 
 
 async def test_one_tenant_does_not_take_the_place_of_others(
@@ -110,7 +110,7 @@ async def test_one_tenant_does_not_take_the_place_of_others(
 async def test_a_flush_whose_answer_was_lost_is_repeated_and_counts_once(
     database: Database, recorder: RefusalRecorder, monkeypatch: pytest.MonkeyPatch, is_committed: bool
 ) -> None:
-    real, written = store.add, []
+    real, written = refusal_store.add, []
 
     async def lost(*arguments: object) -> None:
         written.append(arguments[3])
@@ -120,7 +120,7 @@ async def test_a_flush_whose_answer_was_lost_is_repeated_and_counts_once(
 
     recorder.note(denied(), "req_1", IDS)
     with monkeypatch.context() as patched:
-        patched.setattr(store, "add", lost)
+        patched.setattr(refusal_store, "add", lost)
         await recorder.flush()
         recorder.note(denied(), "req_2", IDS)
         await recorder.flush()
@@ -178,7 +178,7 @@ async def test_what_a_client_made_up_is_stored_as_every_database_takes_it(
     recorder.note(errors.malformed_http(), "req_unknown")
     await recorder.flush()
     found = [
-        await database.read(lambda connection, each=each: store.find(connection, each))
+        await database.read(lambda connection, each=each: refusal_store.find(connection, each))
         for each in ("req_long", "req_nul", "req_unknown")
     ]
     assert [each and each.model for each in found] == ["m" * 256, "a?b?c", ""]
@@ -194,7 +194,7 @@ async def test_old_refusals_go_and_minutes_become_hours(
         clock.now_s += 60
     await recorder.flush()
     _, whole = await total(database)
-    clock.now_s += store.KEPT_MINUTES_S
+    clock.now_s += refusal_store.KEPT_MINUTES_S
     await recorder.purge()
     await recorder.purge()
     assert await total(database) == (130, whole), "added up, not lost"
@@ -203,10 +203,10 @@ async def test_old_refusals_go_and_minutes_become_hours(
         return list(connection.execute(select(refusal_counts.c.minute_s)).scalars())
 
     assert all(start % 3600 == 0 for start in await database.read(starts))
-    clock.now_s += store.KEPT_ROWS_S
+    clock.now_s += refusal_store.KEPT_ROWS_S
     await recorder.purge()
     assert await total(database) == (130, 0)
-    clock.now_s += store.KEPT_COUNTS_S
+    clock.now_s += refusal_store.KEPT_COUNTS_S
     await recorder.purge()
     assert await total(database) == (0, 0)
     assert await database.read(lambda c: c.execute(select(func.count()).select_from(flushes)).scalar()) == 0
@@ -219,8 +219,8 @@ async def test_the_oldest_rows_beyond_the_bound_go(
         recorder.note(denied(f"lim_{number}"), f"req_{number:02}", IDS)
         clock.now_s += 1
     await recorder.flush()
-    await store.purge(database, clock.now_s, most_rows=10)
-    left = await database.read(lambda connection: store.where(connection, [], 100))
+    await refusal_store.purge(database, clock.now_s, most_rows=10)
+    left = await database.read(lambda connection: refusal_store.where(connection, [], 100))
     assert [row.request_id for row in left] == [f"req_{number}" for number in range(29, 19, -1)]
 
 

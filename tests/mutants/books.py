@@ -21,7 +21,7 @@ GIVEN_BACK = (
 )
 FALLBACK = "tests/property/test_quota_fallback.py"
 REFUSALS = "tests/integration/test_refusals.py"
-MERGED = "tests/unit/tenants/refusals/test_refusal.py"
+MERGED = "tests/unit/tenants/counts/test_refusal.py"
 SPARE = "tenants/quota/spare.py"
 RULES = "tenants/quota/rules.py"
 LUA = "tenants/quota/lua/common.lua"
@@ -243,7 +243,7 @@ BOOKS_MUTATIONS = mutations_of(
             REFUSALS,
         ),
         (
-            "tenants/refusals/refusal.py",
+            "tenants/counts/refusal.py",
             "records: a tenant reads the platform's numbers",
             "        if not self.of_platform:\n",
             "        if self.of_platform:\n",

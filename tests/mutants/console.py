@@ -188,7 +188,7 @@ CONSOLE_MUTATIONS = mutations_of(
             ),
         ),
         (
-            "tenants/flow_minutes/store.py",
+            "tenants/counts/minute_store.py",
             "money: each gateway's account of an engine counts",
             "query = select(*keys, *sums).where(ranked.c.place == 1)",
             "query = select(*keys, *sums)",

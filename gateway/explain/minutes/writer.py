@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry, Counter
 from gateway.explain.minutes.engine_meter import EngineMeter
 from gateway.explain.minutes.flow_meter import FlowMeter
 from gateway.records.exact_writer import ExactWriter
-from tenants.flow_minutes import store
-from tenants.flow_minutes.minutes import MinutesCounted
+from tenants.counts import minute_store
+from tenants.counts.minutes import MinutesCounted
 from tenants.storage.database import Database
 from tenants.storage.flushes import Flush
 
@@ -68,7 +68,9 @@ class MinuteWriter(ExactWriter[MinutesCounted]):
         return taken if len(taken) else None
 
     async def write(self, batch: MinutesCounted, flush: Flush) -> None:
-        await store.add(self._database, self._gateway_id, batch, flush, round(self._wall_clock() * 1e6))
+        await minute_store.add(
+            self._database, self._gateway_id, batch, flush, round(self._wall_clock() * 1e6)
+        )
 
     async def flush(self) -> None:
         """Writes the minutes that are over; while the database is down they are kept, up to a bound."""
@@ -80,7 +82,7 @@ class MinuteWriter(ExactWriter[MinutesCounted]):
         return round((self._wall_clock() - SETTLED_S) * 1e6)
 
     async def purge(self) -> None:
-        await store.purge(self._database, round(self._wall_clock() * 1e6))
+        await minute_store.purge(self._database, round(self._wall_clock() * 1e6))
 
     def _collect(self, now_us: int | None) -> None:
         for flow in self.flows.values():

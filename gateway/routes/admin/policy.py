@@ -18,7 +18,7 @@ from gateway.routes.refusals import BOUNDS, PAGES, Since, Until
 from gateway.routes.views.policy_view import MAX_DECISIONS, MAX_STEPS, change_policy, policy_of
 from tenants.admin.cursor import DEFAULT_PAGE
 from tenants.admin.lists.moves import MoveQuery
-from tenants.moves.store import KEPT_S
+from tenants.counts.move_store import KEPT_S
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway

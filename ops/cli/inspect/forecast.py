@@ -15,7 +15,7 @@ from ops.cli.options import PastInstant
 from ops.reporting import table
 from tenants.admin.cursor import MAX_PAGE
 from tenants.admin.lists.counts import ALL_CALIBRATION_GROUPS, CalibrationQuery
-from tenants.calibration.counts import FIGURES, KINDS
+from tenants.counts.calibration import FIGURES, KINDS
 from tenants.types import Tier
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from tenants.admin import validation
 from tenants.admin.cursor import Page, Text, beyond, checked_limit, decode_cursor, page_of
 from tenants.admin.lists.refusals import MAX_NAME_CHARACTERS, RENAMED, Conditions, Instant, one_of, text
 from tenants.admin.transaction import AdminCommands
-from tenants.calibration.counts import FIGURES, KINDS, KeptCount
+from tenants.counts.calibration import FIGURES, KINDS, KeptCount
+from tenants.counts.refusal import MAX_CODE_CHARACTERS, MAX_ID_CHARACTERS, MAX_MODEL_CHARACTERS
 from tenants.directory import queries
 from tenants.directory.records import from_us, to_us
 from tenants.errors import Invalid
-from tenants.refusals.refusal import MAX_CODE_CHARACTERS, MAX_ID_CHARACTERS, MAX_MODEL_CHARACTERS
 from tenants.storage.tables import calibration_counts, refusal_counts
 from tenants.types import Tier
 

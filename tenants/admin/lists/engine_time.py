@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from tenants.admin.transaction import AdminCommands
-from tenants.flow_minutes import store
-from tenants.flow_minutes.minutes import HOUR_US, KEPT_US, EngineMinute
+from tenants.counts import minute_store
+from tenants.counts.minutes import HOUR_US, KEPT_US, EngineMinute
 
 MOST_RESERVED = 100
 """Tenants whose reservations are compared with their service: those with the largest."""
@@ -41,7 +41,7 @@ class EngineTimeReads(AdminCommands):
         """Sums of the minutes that begin in that time, by pool and replica; of several gateways the account
         of the one that saw the replica longest in a minute. At most as long ago as minutes are kept."""
         begin_us = max(from_us, to_us - KEPT_US)
-        found = await self._database.read(lambda one: store.engine_sums(one, begin_us, to_us))
+        found = await self._database.read(lambda one: minute_store.engine_sums(one, begin_us, to_us))
         return [EngineTime(pool, replica, counts) for pool, replica, counts in found]
 
     async def served_time(self, from_us: int, to_us: int, tenant_ids: list[str]) -> ServedTime:
@@ -49,9 +49,9 @@ class EngineTimeReads(AdminCommands):
         begin_us = max(from_us, to_us - KEPT_US) // HOUR_US * HOUR_US
 
         def look(connection: Connection) -> ServedTime:
-            total = store.served_tokens(connection, begin_us, to_us)
+            total = minute_store.served_tokens(connection, begin_us, to_us)
             return ServedTime(
-                total, store.served_by_hour(connection, begin_us, to_us, tenant_ids[:MOST_RESERVED])
+                total, minute_store.served_by_hour(connection, begin_us, to_us, tenant_ids[:MOST_RESERVED])
             )
 
         return await self._database.read(look)

@@ -20,11 +20,11 @@ from tenants.admin.cursor import (
     page_of,
 )
 from tenants.admin.transaction import AdminCommands
+from tenants.counts import minute_store
+from tenants.counts.minutes import HOUR_US, MINUTE_US, EngineKey, EngineMinute, FlowKey, FlowMinute
 from tenants.directory import queries
 from tenants.directory.records import from_us, to_us
 from tenants.errors import Invalid
-from tenants.flow_minutes import store
-from tenants.flow_minutes.minutes import HOUR_US, MINUTE_US, EngineKey, EngineMinute, FlowKey, FlowMinute
 from tenants.storage.tables import engine_minutes, flow_minutes
 from tenants.types import Tier
 
@@ -98,7 +98,7 @@ class FlowLists(AdminCommands):
             from_us = max(from_us, last[0])
         conditions: list[ColumnElement[bool]] = [table.c.minute_us >= from_us, table.c.minute_us < to_us_]
         if last is not None:
-            keys = (store.window_of(window_us), table.c.pool, table.c.tier, table.c.tenant_id)
+            keys = (minute_store.window_of(window_us), table.c.pool, table.c.tier, table.c.tenant_id)
             conditions.append(beyond(keys, last))
         if pool is not None:
             conditions.append(table.c.pool == _name("pool", pool))
@@ -109,7 +109,7 @@ class FlowLists(AdminCommands):
             wanted = list(conditions)
             if tenant is not None:
                 wanted.append(table.c.tenant_id == queries.find_tenant(connection, tenant).tenant_id)
-            found = store.flow_by_window(connection, window_us, wanted, most + 1)
+            found = minute_store.flow_by_window(connection, window_us, wanted, most + 1)
             return [FlowRow(key, counts, window_us) for key, counts in found]
 
         rows = await self._database.read(look)
@@ -138,7 +138,9 @@ class FlowLists(AdminCommands):
         for name, value in (("pool", pool), ("replica", replica)):
             if value is not None:
                 conditions.append(table.c[name] == _name(name, value))
-        found = await self._database.read(lambda one: store.engines_by_minute(one, conditions, most + 1))
+        found = await self._database.read(
+            lambda one: minute_store.engines_by_minute(one, conditions, most + 1)
+        )
         rows = [EngineRow(key, counts) for key, counts in found]
         return page_of(rows, most, "engines", filters, lambda row: row.key)
 

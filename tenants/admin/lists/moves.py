@@ -12,8 +12,8 @@ from tenants.admin.cursor import Page, Text, beyond, checked_limit, decode_curso
 from tenants.admin.lists.refusals import RENAMED, text
 from tenants.admin.lists.scans import between, end_of_scan
 from tenants.admin.transaction import AdminCommands
-from tenants.moves import store
-from tenants.moves.move import MAX_KNOB_CHARACTERS, MAX_MODEL_CHARACTERS, StoredMove
+from tenants.counts import move_store
+from tenants.counts.move import MAX_KNOB_CHARACTERS, MAX_MODEL_CHARACTERS, StoredMove
 from tenants.storage.tables import control_moves
 
 Instant = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -56,7 +56,7 @@ class MoveReads(AdminCommands):
                 end = end_of_scan(connection, order, conditions)
             if end is not None:
                 looked_at.append(~beyond(order, end, newest_first=True))
-            return store.where(connection, looked_at + others, most + 1), end
+            return move_store.where(connection, looked_at + others, most + 1), end
 
         found, end = await self._database.read(read)
         return page_of(found, most, "moves", filters, lambda row: (row.at_us, row.move_id), scanned_to=end)

@@ -12,15 +12,15 @@ from sqlalchemy.sql import ColumnElement
 from tenants.admin.cursor import Page, Text, beyond, checked_limit, decode_cursor, page_of
 from tenants.admin.lists.scans import between, end_of_scan
 from tenants.admin.transaction import AdminCommands
-from tenants.directory import queries
-from tenants.errors import Invalid
-from tenants.refusals import store
-from tenants.refusals.refusal import (
+from tenants.counts import refusal_store
+from tenants.counts.refusal import (
     MAX_CODE_CHARACTERS,
     MAX_ID_CHARACTERS,
     MAX_MODEL_CHARACTERS,
     RefusedRequest,
 )
+from tenants.directory import queries
+from tenants.errors import Invalid
 from tenants.storage.tables import refusals
 from tenants.types import Tier
 
@@ -77,7 +77,7 @@ class RefusalReads(AdminCommands):
                 conditions.append(beyond(order, last, newest_first=True))
             if len(filtered) > 1 and (end := end_of_scan(connection, order, conditions)) is not None:
                 conditions.append(~beyond(order, end, newest_first=True))
-            return store.where(connection, conditions + filtered[1:], most + 1), end
+            return refusal_store.where(connection, conditions + filtered[1:], most + 1), end
 
         found, end = await self._database.read(read)
         if of_tenant is not None:

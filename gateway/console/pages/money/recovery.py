@@ -21,9 +21,9 @@ from gateway.routes.context import gateway_of
 from tenants.admin.cursor import MAX_PAGE
 from tenants.admin.lists.engine_time import MOST_RESERVED
 from tenants.admin.lists.usage import UsageAsked
+from tenants.counts.minutes import HOUR_US
 from tenants.directory.records import Tenant, from_us
 from tenants.errors import Invalid
-from tenants.flow_minutes.minutes import HOUR_US
 from tenants.people.roles import Act
 
 PATH = "/console/usage/recovery"

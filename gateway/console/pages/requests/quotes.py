@@ -20,7 +20,7 @@ from tenants.admin import validation
 from tenants.admin.admin import Admin
 from tenants.admin.lists.counts import USUAL_CALIBRATION_S, CalibrationQuery
 from tenants.admin.lists.usage import UsageAsked
-from tenants.calibration.counts import FIGURES, KINDS
+from tenants.counts.calibration import FIGURES, KINDS
 from tenants.directory.records import from_us, to_us
 from tenants.errors import Invalid
 from tenants.people.roles import Act

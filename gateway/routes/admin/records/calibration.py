@@ -20,7 +20,7 @@ from tenants.admin.lists.counts import (
     LONGEST_CALIBRATION_S,
     CalibrationQuery,
 )
-from tenants.calibration.counts import FIGURES, KEPT_S, KINDS
+from tenants.counts.calibration import FIGURES, KEPT_S, KINDS
 from tenants.types import Tier
 
 

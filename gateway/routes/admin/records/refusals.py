@@ -14,7 +14,7 @@ from gateway.routes.refusals import BOUNDS, LISTED, PAGES, Since, Until, request
 from tenants.admin.cursor import DEFAULT_PAGE
 from tenants.admin.lists.counts import ALL_REFUSAL_GROUPS, LONGEST_S, WINDOWS_S, RefusalCountQuery
 from tenants.admin.lists.refusals import RefusalQuery
-from tenants.refusals.store import DAY_S, KEPT_COUNTS_S, KEPT_MINUTES_S
+from tenants.counts.refusal_store import DAY_S, KEPT_COUNTS_S, KEPT_MINUTES_S
 from tenants.types import Tier
 
 

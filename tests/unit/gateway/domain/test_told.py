@@ -7,7 +7,7 @@ import pytest
 from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.timeline import OUTCOMES, Event, TimelineKind, pack, unpack
 from gateway.domain.told import kept_figures
-from tenants.calibration.counts import CalibrationKey, KeptCount
+from tenants.counts.calibration import CalibrationKey, KeptCount
 
 HOUR_S = 7200
 ENDED_US = (HOUR_S + 1800) * 1_000_000

@@ -14,7 +14,7 @@ import msgspec
 from sqlalchemy import Connection, delete, select
 from sqlalchemy.sql import ColumnElement
 
-from tenants.refusals.refusal import RefusalKey, RefusedRequest
+from tenants.counts.refusal import RefusalKey, RefusedRequest
 from tenants.storage import flushes
 from tenants.storage.database import Database
 from tenants.storage.flushes import Flush

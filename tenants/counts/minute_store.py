@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Subquery, delete, func, select
 
-from tenants.flow_minutes.minutes import (
+from tenants.counts.minutes import (
     HOUR_US,
     KEPT_US,
     MINUTE_US,

@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import Connection, delete, select
 from sqlalchemy.sql import ColumnElement
 
-from tenants.moves.move import StoredMove
+from tenants.counts.move import StoredMove
 from tenants.storage.database import Database
 from tenants.storage.tables import control_moves
 from tenants.storage.upserts import insert
