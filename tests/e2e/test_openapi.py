@@ -58,7 +58,6 @@ def described() -> dict[str, Any]:
 schema = schemathesis.openapi.from_dict(described())
 OPERATIONS = {each.ok().label: each.ok() for each in schema.get_all_operations()}
 LABELS = sorted(OPERATIONS)
-"""In one order for all workers."""
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +93,8 @@ def feedback() -> FeedbackSources:
 def test_every_answer_is_documented_and_none_is_a_fault_of_ours(
     label: str, examples: int, fuzzed: Server, feedback: FeedbackSources
 ) -> None:
-    """The cases are made here and not by `schema.parametrize`, with which each worker of the suite would make
-    all of them as it collects."""
+    """The cases are made here and not by `schema.parametrize`, which would make all of them as it
+    collects."""
     ask = build_operation_test(
         config=schema.config,
         operation=OPERATIONS[label],

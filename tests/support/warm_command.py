@@ -1,6 +1,6 @@
 """The command `fairgate` in a process of its own, without paying for its imports each time.
 
-Its imports take a processor longer than most tests. One process for each worker of the suite makes them once;
+Its imports take a processor longer than most tests. One process for each part of the suite makes them once;
 each `fairgate` that a test runs is a fork of it, with arguments, environment, directory and files of its own,
 that runs `ops.cli.main.main` from its first line on. `tests/e2e/test_cli_serve.py` and `test_demo.py` start
 the plain way, too.

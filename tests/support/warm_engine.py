@@ -1,7 +1,7 @@
 """A real engine process without paying for its imports each time.
 
 torch and transformers take longer to import than most tests take. A server of the standard library's
-`multiprocessing` imports them once in each worker of the suite, and every engine is a copy of it that runs
+`multiprocessing` imports them once in each part of the suite, and every engine is a copy of it that runs
 `engine.process.server` from its first line on, in a session and with options of its own. Who looks for it
 finds what a started one leaves: a lock, an address, a log.
 """
