@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ops.cli.main import cli
+from tests.support.people import logged_in
 from tests.support.server_process import MODEL, Server, server_process, until
 
 BODY = {"model": MODEL, "prompt": "sun and rain", "max_tokens": 4, "ignore_eos": True}
@@ -82,6 +84,15 @@ def test_the_status_page_says_what_an_operator_reads_first(acting: Server) -> No
     whole = json.loads(fairgate(acting, "status", "--json").stdout)
     assert whole["readiness"]["checks"] == {"database": "ok", "quota_store": "ok", "engine": "ok"}
     assert set(whole) == set(shown)
+
+
+async def test_a_move_is_on_the_policys_page_in_words(acting: Server) -> None:
+    [*_, first] = acting.admin("GET", "/policy/moves?knob=admission&made=true")["data"]
+    async with logged_in(acting) as owner:
+        shown = html.unescape((await owner.get("/console/policy")).text)
+    assert f">admission {first['before']:g} → {first['after']:g}<" in shown
+    assert f">{first['reason']}<" in shown
+    assert ">made<" in shown
 
 
 def test_status_fails_while_the_server_is_not_ready(acting: Server) -> None:

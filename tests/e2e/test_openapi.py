@@ -35,7 +35,7 @@ from gateway.app import HANDLERS
 from gateway.routes import openapi
 from tests.support.server_process import MODEL, Server, server_process, until
 
-EXAMPLES, EXAMPLES_LONG = 5, 120
+EXAMPLES, EXAMPLES_LONG = 20, 120
 """Random ones of each operation, beside the hundred or so that its schema's own bounds call for."""
 LEFT_OUT = (InvalidHeadersExampleMark, MissingPathParameters, UnserializablePayloadMark)
 MOST_TOKENS = 4
