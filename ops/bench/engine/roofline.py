@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ops.simulate.machines.model_shape import ModelShape
+from ops.simulate.machines.machines import ModelShape
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MATRIX = 2048

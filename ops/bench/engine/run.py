@@ -32,7 +32,7 @@ from ops.bench.engine.workload import (
     sample_workload,
     warm_up_orders,
 )
-from ops.simulate.machines.model_shape import ModelShape
+from ops.simulate.machines.machines import ModelShape
 
 OURS = "fairgate"
 PEERS = ("transformers", "openvino")
