@@ -67,8 +67,9 @@ class SimulatedAdmission(TargetGate):
         self.learn(corrected, self._targets_s, missed=not self._slo.met(records, row))
         arrived_s = records.arrival_s[row]
         wait_s = records.dispatched_s[row] - arrived_s
-        actual_s = {"wait": wait_s, "ttft": records.ttft_s(row), "e2e": records.e2e_s(row)}
-        self._calibration.observe(bucket, raw, corrected, actual_s)
+        self._calibration.observe(
+            bucket, raw, corrected, {"wait": wait_s, "ttft": records.ttft_s(row), "e2e": records.e2e_s(row)}
+        )
 
     def _draw(self, entry: QueueEntry, generated: int, u: float) -> int:
         return self._predictions.draw(entry, u, generated, DECLARED_TOKENS)
