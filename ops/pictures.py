@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ops.bench.estimates.calibration_chart import reliability_charts
+from ops.bench.estimates.calibration import reliability_charts
 from ops.bench.versus.report import versus_charts
 from ops.pages.charts import Chart
 from ops.pages.page import svg
