@@ -48,6 +48,8 @@ AUDITOR = "contract-auditor"
 IDLE_S = 25.0
 MAX_EXAMPLES = 5
 SNAPSHOT_S = 5.0
+COLUMNS = ("request_id", "tenant_id", "kind", "input_tokens", "output_tokens", "counted_input",
+           "counted_output")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,14 +296,9 @@ def _rows(url: str, tenant_ids: Collection[str]) -> list[AuditedRow]:
 def _row(row: Mapping[str, Any]) -> AuditedRow:
     detail = row["detail"]
     detail = json.loads(detail) if isinstance(detail, str) else detail
-    columns = ("request_id", "tenant_id", "kind", "input_tokens", "output_tokens")
-    return AuditedRow(
-        *(row[column] for column in columns),
-        basis=str(detail.get("basis", "")),
-        uncertain_tokens=int(detail.get("uncertain_tokens", 0)),
-        counted_input=row["counted_input"],
-        counted_output=row["counted_output"],
-    )
+    columns = {name: row[name] for name in COLUMNS}
+    basis, uncertain = str(detail.get("basis", "")), int(detail.get("uncertain_tokens", 0))
+    return AuditedRow(**columns, basis=basis, uncertain_tokens=uncertain)
 
 
 def _stored(url: str, tenant_ids: Collection[str]) -> dict[str, StoredCounters]:

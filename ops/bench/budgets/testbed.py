@@ -158,8 +158,8 @@ class Testbed:
             if limit:
                 await admin_call(client, "POST", "limits", {"tenant": name, "mode": "hard", **limit})
         is_budget = "window" in limit
-        budget = (limit["meter"], limit["amount"]) if is_budget else (None, None)
-        return BudgetTenant(name, made["id"], key["key"], *budget, has_limit=bool(limit))
+        meter, amount = (limit["meter"], limit["amount"]) if is_budget else (None, None)
+        return BudgetTenant(name, made["id"], key["key"], meter, amount, bool(limit))
 
     async def known(self, *tenants: BudgetTenant) -> None:
         """Waits until every gateway knows these tenants and their limits. Raises `ScenarioFailed`."""
