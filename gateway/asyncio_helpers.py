@@ -15,8 +15,8 @@ Result = TypeVar("Result")
 
 async def one_of(*futures: asyncio.Future[Any]) -> None:
     """Returns when one of `futures` is done; the caller checks which. `asyncio.wait` without its sets."""
-    for each in futures:
-        if each.done():
+    for future in futures:
+        if future.done():
             return
     waiter = asyncio.get_running_loop().create_future()
 
@@ -24,13 +24,13 @@ async def one_of(*futures: asyncio.Future[Any]) -> None:
         if not waiter.done():
             waiter.set_result(None)
 
-    for each in futures:
-        each.add_done_callback(wake)
+    for future in futures:
+        future.add_done_callback(wake)
     try:
         await waiter
     finally:
-        for each in futures:
-            each.remove_done_callback(wake)
+        for future in futures:
+            future.remove_done_callback(wake)
 
 
 async def within(timeout_s: float, work: Awaitable[Result]) -> Result:

@@ -81,20 +81,20 @@ class ApiError(Exception):
         param = None if self.param is None else _shortened(self.param, MOST_PARAM_CHARACTERS)
         message = _shortened(self.message, MOST_MESSAGE_CHARACTERS)
         said = {"message": message, "type": self.type, "param": param, "code": self.code}
-        found: dict[str, dict[str, Any]] = {"error": said | self.details}
+        body: dict[str, dict[str, Any]] = {"error": said | self.details}
         if self.fallback is not None:
-            found["fairgate"] = {"fallback": self.fallback}
-        return found
+            body["fairgate"] = {"fallback": self.fallback}
+        return body
 
     def late_payload(self) -> dict[str, dict[str, Any]]:
         """The error object of a stream that has begun, with what can no longer be sent as headers."""
-        found = self.payload()
-        found["error"] |= {
+        body = self.payload()
+        body["error"] |= {
             "status": self.status,
             "retry_after_ms": None if self.retry_after_s is None else _milliseconds(self.retry_after_s),
             "should_retry": self.should_retry,
         }
-        return found
+        return body
 
     def all_headers(self) -> dict[str, str]:
         """Its own headers, and those that tell a client whether and when to retry."""
@@ -469,10 +469,10 @@ def context_too_long(
     counted, and `prompt_tokens` is the least number that it can have."""
     if max_tokens is None:
         least = "at least " if is_least else ""
-        found = f"your prompt has {least}{prompt_tokens} tokens and leaves no room for an answer"
+        message = f"your prompt has {least}{prompt_tokens} tokens and leaves no room for an answer"
         advice = "Shorten the prompt."
     else:
-        found = (
+        message = (
             f"you asked for {prompt_tokens + max_tokens} tokens ({prompt_tokens} in the prompt,"
             f" {max_tokens} for the answer)"
         )
@@ -480,7 +480,7 @@ def context_too_long(
     return ApiError(
         400,
         "context_length_exceeded",
-        f"This model's maximum context length is {context_tokens} tokens, but {found}. {advice}",
+        f"This model's maximum context length is {context_tokens} tokens, but {message}. {advice}",
         param=param,
     )
 

@@ -218,7 +218,7 @@ class Gateway:
         for collector in (
             LoadCollector(
                 lambda: [pool.flow for pool in self.pools.values()],
-                lambda: [each for pool in self.pools.values() for each in pool.spec.upstreams],
+                lambda: [upstream for pool in self.pools.values() for upstream in pool.spec.upstreams],
                 pending=lambda: self.holds.pending,
                 overdue=lambda: self.holds.overdue,
                 is_local=lambda: self.holds.is_local,
@@ -229,8 +229,10 @@ class Gateway:
             HashingCollector(deps.way_in.gate),
             CalibrationCollector(self._calibrations),
             LengthCollector(self.lengths, self._probes),
-            MacroStateCollector(lambda: {name: each.learned.switch for name, each in self.controls.items()}),
-            ControlCollector(lambda: {name: each.figures() for name, each in self.controls.items()}),
+            MacroStateCollector(
+                lambda: {name: control.learned.switch for name, control in self.controls.items()}
+            ),
+            ControlCollector(lambda: {name: control.figures() for name, control in self.controls.items()}),
         ):
             self.metrics.registry.register(collector)
         if deps.tracer is not None:
@@ -428,7 +430,7 @@ class Gateway:
             setters_of(
                 pool.flow,
                 lifecycle,
-                [each for each in pool.spec.upstreams if each in self.deps.upstreams],
+                [upstream for upstream in pool.spec.upstreams if upstream in self.deps.upstreams],
                 is_foreign=pool.spec.is_foreign,
                 own_rests=own_rests,
                 quota=partial(self.deps.quota_store.spare.set, name),
@@ -463,7 +465,7 @@ class Gateway:
         # What was created a moment ago (the owner's key, at the first start) works for the first request.
         await self.deps.directory.refresh()
         seen = await self._beat(takes_over=True)
-        others = [each for each in seen if each.gateway_id != self.deps.gateway_id]
+        others = [row for row in seen if row.gateway_id != self.deps.gateway_id]
         await self.directory.follow()
         await self._prepare_counters(others)
         self.holds.start()
@@ -510,7 +512,7 @@ class Gateway:
             "brakes": every(FOLLOW_EVERY_S, self.brakes.follow, log, "the stored brakes were not read"),
             "idempotency": every(PURGE_EVERY_S, self._purge, log, "the purge failed; it goes on"),
         }
-        self._tasks = [asyncio.create_task(each, name=f"gateway {name}") for name, each in work.items()]
+        self._tasks = [asyncio.create_task(task, name=f"gateway {name}") for name, task in work.items()]
 
     async def stop(self) -> None:
         """Drains: running requests may end, waiting ones are refused, everything settles."""
@@ -549,11 +551,11 @@ class Gateway:
         later."""
         deps = self.deps
         if deps.rebuild_counters:
-            for each in others:
-                if each.silent_s <= deps.config.gateway_stale_s:
+            for row in others:
+                if row.silent_s <= deps.config.gateway_stale_s:
                     raise Invalid(
                         "redis_url",
-                        f"gateway {each.gateway_id} {each.address} serves this database, and each would count"
+                        f"gateway {row.gateway_id} {row.address} serves this database, and each would count"
                         " limits for itself: stop it, or give both the same Redis",
                     )
         try:
@@ -686,10 +688,10 @@ class Gateway:
     def _probes(self) -> dict[tuple[str, str], ProbeReport]:
         """By model and replica: the length probe of each engine that has one."""
         return {
-            (name, each.replica_id): snapshot.length_probe
+            (name, upstream.replica_id): snapshot.length_probe
             for name, pool in self.pools.items()
-            for each in pool.spec.upstreams
-            if (snapshot := each.snapshot) is not None and snapshot.length_probe.state == "on"
+            for upstream in pool.spec.upstreams
+            if (snapshot := upstream.snapshot) is not None and snapshot.length_probe.state == "on"
         }
 
     async def _keep_recovered(self) -> None:
@@ -714,7 +716,7 @@ class Gateway:
         # Drawn from the id, so that a repeated call for one request gives the same answer.
         draw = zlib.crc32(request_id.encode()) / 2**32
         try:
-            pool = self.catalogue.choose(name, draw, lambda each: self.pools[each].has_engine)
+            pool = self.catalogue.choose(name, draw, lambda target: self.pools[target].has_engine)
         except KeyError:
             raise errors.model_not_found(name=name) from None
         return self.pools[pool].served(name)
@@ -749,7 +751,12 @@ class Gateway:
         """What some server of a model behind a name can do, in words of `Capability`. Raises `KeyError`."""
         pools = [self.pools[pool] for pool, weight in self.catalogue.targets(name) if weight]
         return sorted(
-            {word for pool in pools for each in pool.spec.upstreams for word in each.capabilities.words}
+            {
+                word
+                for pool in pools
+                for upstream in pool.spec.upstreams
+                for word in upstream.capabilities.words
+            }
         )
 
     def largest_body(self, models: Collection[str] | None) -> int:
@@ -773,11 +780,13 @@ class Gateway:
     def context_tokens(self, name: str) -> int | None:
         """The context that every model behind a name accepts, of a chain the longest of those known; None
         where one has not announced itself, of a chain where none has. Raises `KeyError`."""
-        found = [self.pools[pool].context_tokens for pool, weight in self.catalogue.targets(name) if weight]
-        known = [tokens for tokens in found if tokens is not None]
+        context_sizes = [
+            self.pools[pool].context_tokens for pool, weight in self.catalogue.targets(name) if weight
+        ]
+        known = [tokens for tokens in context_sizes if tokens is not None]
         if self.catalogue.chain(name) is not None:
             return max(known, default=None)
-        return min(known) if len(known) == len(found) else None
+        return min(known) if len(known) == len(context_sizes) else None
 
     @property
     def has_engine(self) -> bool:

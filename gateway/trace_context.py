@@ -73,8 +73,8 @@ class RequestTrace(msgspec.Struct, frozen=True):
 
     def onward(self, name: str) -> Mapping[str, str]:
         """Headers for a server whose work is below its span of this name."""
-        found = {TRACEPARENT: self.traceparent(name)}
-        return found | ({TRACESTATE: self.state} if self.state else {})
+        headers = {TRACEPARENT: self.traceparent(name)}
+        return headers | ({TRACESTATE: self.state} if self.state else {})
 
 
 def read(parents: Iterable[str], states: Iterable[str]) -> tuple[TraceContext | None, str]:
@@ -83,13 +83,13 @@ def read(parents: Iterable[str], states: Iterable[str]) -> tuple[TraceContext | 
     given = list(parents)
     if not given:
         return None, ""
-    found = None
+    parent = None
     if len(given) == 1 and len(given[0]) <= MAX_PARENT_CHARACTERS:
-        found = _PARENT.fullmatch(given[0].strip(" \t"))
-    if found is None or (found["version"] == "00" and found["more"]):
+        parent = _PARENT.fullmatch(given[0].strip(" \t"))
+    if parent is None or (parent["version"] == "00" and parent["more"]):
         return None, TRACEPARENT
-    state, flags = _state(",".join(states)), int(found["flags"], 16) & KNOWN_FLAGS
-    context = TraceContext(found["trace_id"], found["span_id"], flags, state or "")
+    state, flags = _state(",".join(states)), int(parent["flags"], 16) & KNOWN_FLAGS
+    context = TraceContext(parent["trace_id"], parent["span_id"], flags, state or "")
     return context, TRACESTATE if state is None else ""
 
 
@@ -97,8 +97,10 @@ def _state(text: str) -> str | None:
     """`tracestate` without empty members; None: it is no such list, or too long to be passed on."""
     if len(text) > MAX_STATE_CHARACTERS:
         return None
-    members = [member for each in text.split(",") if (member := each.strip(" \t"))]
-    keys = {found["key"] for each in members if (found := _MEMBER.fullmatch(each)) is not None}
+    members = [member for tag in text.split(",") if (member := tag.strip(" \t"))]
+    keys = {
+        member_match["key"] for member in members if (member_match := _MEMBER.fullmatch(member)) is not None
+    }
     if len(members) > MAX_STATE_MEMBERS or len(keys) < len(members):
         return None
     return ",".join(members)

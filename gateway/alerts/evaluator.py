@@ -73,8 +73,8 @@ class AlertEvaluator(BackgroundWriter):
             self._since_us = {}
             self._firing.clear()
             return
-        found, looked_at = await self._look(now_us)
-        due, since_us = ripe(found, self._since_us, now_us)
+        conditions, looked_at = await self._look(now_us)
+        due, since_us = ripe(conditions, self._since_us, now_us)
         # Of what could not be looked at, the wait goes on.
         self._since_us = {
             key: at_us for key, at_us in self._since_us.items() if key.partition(":")[0] not in looked_at
@@ -90,13 +90,13 @@ class AlertEvaluator(BackgroundWriter):
         await self._database.write(lambda one: incidents.announce_checkpoints(one, now_us))
         firing = await self._database.read(incidents.firing)
         for kind in ALERT_KINDS:
-            self._firing.labels(kind.subject).set(sum(each.subject == kind.subject for each in firing))
+            self._firing.labels(kind.subject).set(sum(alert.subject == kind.subject for alert in firing))
 
     def _tell(self, changed: Evaluated) -> None:
-        for each in changed.fired:
-            self.log.warning("alert %s fires: %s", each.key, each.summary)
-        for each in changed.resolved:
-            self.log.info("alert %s is over", each.key)
+        for alert in changed.fired:
+            self.log.warning("alert %s fires: %s", alert.key, alert.summary)
+        for alert in changed.resolved:
+            self.log.info("alert %s is over", alert.key)
         if changed.left_out:
             self.log.error("%d alerts wait: %d fire already", changed.left_out, incidents.MAX_FIRING)
 

@@ -36,32 +36,32 @@ class AlertFigures:
     async def __call__(self, now_us: int) -> tuple[list[Condition], set[str]]:
         """The conditions, and the subjects of which these are all. Raises `DatabaseUnavailable`."""
         stored = await self._deps.database.read(lambda one: figures.read(one, now_us))
-        found, looked_at = self._of_database(stored, now_us)
+        holding, looked_at = self._of_database(stored, now_us)
         states = await self._states(now_us)
         if states is not None:
-            found += limit_conditions.soft_limits(states, stored.soft_events, now_us)
-            found += limit_conditions.exhaustions(states, now_us)
+            holding += limit_conditions.soft_limits(states, stored.soft_events, now_us)
+            holding += limit_conditions.exhaustions(states, now_us)
             looked_at |= {kinds.SOFT_LIMIT.subject, kinds.EXHAUSTION.subject}
-        found += conditions.leaked_holds(self._holds_overdue())
+        holding += conditions.leaked_holds(self._holds_overdue())
         looked_at.add(kinds.HOLDS_LEAKED.subject)
         fleet = await self._fleet()
         down = [
-            (each.pool, each.replica_id, each.address)
-            for each in fleet.replicas
-            if not each.is_up and not each.is_drained
+            (replica.pool, replica.replica_id, replica.address)
+            for replica in fleet.replicas
+            if not replica.is_up and not replica.is_drained
         ]
-        found += conditions.replicas_down(down)
+        holding += conditions.replicas_down(down)
         if not fleet.missing:  # else a replica that another gateway alone knows would be taken for back
             looked_at.add(kinds.REPLICA_DOWN.subject)
-        return found, looked_at
+        return holding, looked_at
 
     def _of_database(self, stored: DatabaseFigures, now_us: int) -> tuple[list[Condition], set[str]]:
         config = self._deps.config
-        found = conditions.slo_burns(stored.windows, stored.targets, config.alert_misses)
-        found += conditions.expiring_keys(stored.keys, now_us)
-        found += conditions.calibration_off(stored.calibration)
-        found += conditions.saturation(stored.refused, SATURATED_MINUTES, config.alert_misses)
-        found += conditions.audit_signing(
+        holding = conditions.slo_burns(stored.windows, stored.targets, config.alert_misses)
+        holding += conditions.expiring_keys(stored.keys, now_us)
+        holding += conditions.calibration_off(stored.calibration)
+        holding += conditions.saturation(stored.refused, SATURATED_MINUTES, config.alert_misses)
+        holding += conditions.audit_signing(
             stored.audit_size,
             stored.audit_signed,
             stored.audit_signed_us,
@@ -81,9 +81,9 @@ class AlertFigures:
             )
         }
         if stored.ledger_check is not None:
-            found += conditions.ledger_drift(stored.ledger_check.problems)
+            holding += conditions.ledger_drift(stored.ledger_check.problems)
             looked_at.add(kinds.LEDGER_DRIFT.subject)
-        return found, looked_at
+        return holding, looked_at
 
     async def _states(self, now_us: int) -> list[LimitState] | None:
         """None: the quota store is away."""

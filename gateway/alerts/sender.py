@@ -83,10 +83,10 @@ class WebhookSender(BackgroundWriter):
         if not room or not await self._database.read(lambda one: outbox.is_any_due(one, now_us)):
             return
         lease_us = round((self._timeout_s + LOOK_UP_S + CLAIM_MARGIN_S) * 1e6)
-        for each in await self._database.write(
+        for delivery in await self._database.write(
             lambda one: outbox.claim(one, self._gateway_id, now_us, lease_us, room)
         ):
-            task = asyncio.create_task(self._send(each), name=f"webhook {each.event_id}")
+            task = asyncio.create_task(self._send(delivery), name=f"webhook {delivery.event_id}")
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
 

@@ -69,7 +69,7 @@ class ActiveBrakes:
 
     def _in_force(self) -> tuple[Brake, ...]:
         now_us = round(self._deps.wall_clock() * 1e6)
-        return tuple(each for each in self._stored if not each.is_over(now_us))
+        return tuple(brake for brake in self._stored if not brake.is_over(now_us))
 
     def _apply(self, holds: tuple[Brake, ...]) -> None:
         for brake in (*self.now, *holds):
@@ -78,7 +78,7 @@ class ActiveBrakes:
                 log.warning("the brake on %s (share %g) %s", brake.tier.value, brake.share, what)
         self.now = holds
         # A share of 1 bounds nothing: requests may be sent ahead of the engine as without it.
-        shares = {TIER_RANKS[each.tier.value]: each.share for each in holds if each.share < 1}
+        shares = {TIER_RANKS[hold.tier.value]: hold.share for hold in holds if hold.share < 1}
         most = shares.get(TIER_RANKS[Tier.BATCH.value], 1.0)
         for upstream in self._deps.upstreams:
             upstream.set_brakes(shares)

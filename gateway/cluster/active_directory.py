@@ -68,4 +68,4 @@ class ActiveDirectory:
         `CONFIRM_S`. Returns the ids of those that have not confirmed it. Raises `DatabaseUnavailable`."""
         await self.refresh()
         late = await self._deps.registry.not_serving(self._deps.config.gateway_stale_s)
-        return [each.gateway_id for each in late]
+        return [row.gateway_id for row in late]

@@ -33,7 +33,7 @@ class ActiveDrains:
         if revision == self._seen_revision:
             return
         self.now = tuple(await self._deps.admin.list_drains())
-        drained = {each.identity for each in self.now}
+        drained = {drain.identity for drain in self.now}
         for pool in self._pools():
             for upstream in pool.spec.upstreams:
                 is_drained = (pool.name, upstream.address) in drained

@@ -108,11 +108,11 @@ class ActivePolicy:
 
     def checked(self, wanted: StoredPolicy) -> StoredPolicy:
         """A policy that could be stored, with the options that are not its defaults. Raises ValueError."""
-        found = checked_policy(wanted, self._deps.config.policy_options)
-        order = make_policy(found.name, self._options(found)).order
+        policy = checked_policy(wanted, self._deps.config.policy_options)
+        order = make_policy(policy.name, self._options(policy)).order
         for pool in self._pools():
             pool.dispatcher.require_order(order)
-        return found
+        return policy
 
     async def _change(self, actor: Actor, wanted: StoredPolicy | None, if_match: IfMatch) -> None:
         asked = wanted or self.settings
@@ -151,7 +151,7 @@ class ActivePolicy:
             misfit(
                 table,
                 pool.spec.name,
-                [each.ready.model for each in pool.spec.upstreams if each.ready is not None],
+                [upstream.ready.model for upstream in pool.spec.upstreams if upstream.ready is not None],
             )
             for pool in self._pools()
         ]

@@ -73,9 +73,9 @@ class AuditCheckpoints(BackgroundWriter):
         `DatabaseUnavailable`, and `AuditDamaged` where there is no head."""
         try:
             if self._wall_clock() - self._verified_at_s >= self._verify_s:
-                found = await self._audit.damage()
+                damage = await self._audit.damage()
                 self._verified_at_s = self._wall_clock()
-                self._note("the audit is damaged", "" if found is None else str(found))
+                self._note("the audit is damaged", "" if damage is None else str(damage))
             await self._sign_what_is_due()
         finally:
             self._damaged.set(any(what in self._complaints for what in OF_THE_LOG))

@@ -133,7 +133,7 @@ def _by_engine(
         "basis": "engine",
         "uncertain_tokens": 0,
         "cached_tokens": use.cached_tokens,
-        "finish": sorted({each.finish for each in outcomes}),
+        "finish": sorted({outcome.finish for outcome in outcomes}),
     }
     return CrashCharge(RequestOutcome.RECOVERED, charged, limited, detail)
 

@@ -81,19 +81,19 @@ class IdempotencyKeys:
         until_s = self._deps.clock() + self._deps.config.idempotency_wait_s
         instead_of: str | None = None
         while True:
-            found = await self._claim(call, scope, print_, instead_of)
-            if found is None:
+            kept = await self._claim(call, scope, print_, instead_of)
+            if kept is None:
                 self._running[scope] = asyncio.get_running_loop().create_future()
                 return None
-            if found.fingerprint != print_:
+            if kept.fingerprint != print_:
                 raise errors.idempotency_key_reused()
-            if found.answer is not None:
-                if found.answer.pieces is None:
-                    raise errors.idempotent_answer_too_large(request_id=found.request_id)
-                return found.answer
+            if kept.answer is not None:
+                if kept.answer.pieces is None:
+                    raise errors.idempotent_answer_too_large(request_id=kept.request_id)
+                return kept.answer
             here = self._running.get(scope)
             if here is None:
-                instead_of = await self._never_began(found)
+                instead_of = await self._never_began(kept)
                 continue
             try:
                 async with asyncio.timeout(until_s - self._deps.clock()):
@@ -159,7 +159,7 @@ class IdempotencyKeys:
         if found.gateway_id != self._deps.gateway_id:
             stale_s = self._deps.config.gateway_stale_s
             seen = await self._deps.registry.seen()
-            if any(each.gateway_id == found.gateway_id and each.silent_s <= stale_s for each in seen):
+            if any(row.gateway_id == found.gateway_id and row.silent_s <= stale_s for row in seen):
                 raise errors.idempotent_run_in_progress(retry_after_s=RETRY_S)
         rows = await self._deps.ledger.find(found.request_id)
         charged = charged_tokens(rows)

@@ -39,9 +39,7 @@ class Liveness:
         self._beaten_s = asked_s
         if asked_s - self._in_touch_since_s < self._stale_s:
             return []
-        return [
-            each for each in seen if each.silent_s > self._stale_s and each.gateway_id != self._gateway_id
-        ]
+        return [row for row in seen if row.silent_s > self._stale_s and row.gateway_id != self._gateway_id]
 
     def require(self) -> None:
         """Raises `DatabaseUnavailable` when this gateway may have been taken for dead."""

@@ -22,18 +22,18 @@ def parsed_policy(wanted: StoredPolicy) -> StoredPolicy:
     options = parsed_options(dict(wanted.options)).changed()
     if wanted.name not in TABLE_POLICIES:
         make_policy(
-            wanted.name, options_of({name: each for name, each in options.items() if name != "table"})
+            wanted.name, options_of({name: option for name, option in options.items() if name != "table"})
         )
     return StoredPolicy(wanted.name, options)
 
 
 def checked_policy(wanted: StoredPolicy, settings: PolicyOptions) -> StoredPolicy:
     """The same, with its table, or that of the settings. Raises ValueError."""
-    found = parsed_policy(wanted)
-    options = options_of({**own_tables(settings), **found.options})
-    make_policy(found.name, options)
-    learned_table_of(found.name, options)
-    return found
+    policy = parsed_policy(wanted)
+    options = options_of({**own_tables(settings), **policy.options})
+    make_policy(policy.name, options)
+    learned_table_of(policy.name, options)
+    return policy
 
 
 def own_tables(settings: PolicyOptions) -> dict[str, OptionValue]:

@@ -71,10 +71,10 @@ class ProgressWriter:
 
     def now(self) -> Progress:
         own = [pool for pool in self._pools() if pool.is_token_fair]
-        lives = {pool.name: [engine_life(each.ready) for each in pool.upstreams] for pool in own}
+        lives = {pool.name: [engine_life(upstream.ready) for upstream in pool.upstreams] for pool in own}
         return Progress(
-            frozenset(life for found in lives.values() for life in found if life),
+            frozenset(life for engine_lives in lives.values() for life in engine_lives if life),
             # While an engine has not announced itself, what will be sent to it is not known.
-            frozenset(name for name, found in lives.items() if all(found)),
+            frozenset(name for name, engine_lives in lives.items() if all(engine_lives)),
             self._holds.running(),
         )

@@ -40,14 +40,14 @@ def full_name(name: str, *, secure: bool) -> str:
 def read(scope: Scope, name: str, *, secure: bool) -> str:
     """The value of a cookie; empty: there is none, or several that differ, of which one is not ours."""
     wanted = full_name(name, secure=secure)
-    found: set[str] = set()
+    values: set[str] = set()
     for header, value in scope["headers"]:
         if header == b"cookie":
             for pair in value.decode("latin-1").split(";"):
                 key, _, text = pair.strip().partition("=")
                 if key == wanted:
-                    found.add(text)
-    only = found.pop() if len(found) == 1 else ""
+                    values.add(text)
+    only = values.pop() if len(values) == 1 else ""
     return only if len(only) <= MAX_VALUE_CHARACTERS and only.isascii() else ""
 
 

@@ -30,7 +30,7 @@ def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 def _cell(value: object) -> object:
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+    if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
         value = " ".join(value)
     if isinstance(value, Mapping | list | tuple):
         return msgspec.json.encode(value).decode()
@@ -68,9 +68,9 @@ async def csv_list(
     `link` the address of the file after one."""
     rows: list[list[object]] = []
     for _ in range(FILE_PAGES):
-        found = await read(cursor)
-        rows += [[row[column] for column in columns] for row in found.rows]
-        cursor = found.next_cursor
+        page = await read(cursor)
+        rows += [[row[column] for column in columns] for row in page.rows]
+        cursor = page.next_cursor
         if cursor is None:
             break
     return csv_part(name, columns, rows, "" if cursor is None else link(cursor))

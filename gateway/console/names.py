@@ -17,8 +17,8 @@ ROLES = {
 
 def tenant_names(directory: Directory, person: Person) -> list[str]:
     """A person's tenants by name; by id where a tenant is gone."""
-    found = [(directory.tenant(tenant_id), tenant_id) for tenant_id in person.tenants]
-    return sorted(tenant_id if tenant is None else tenant.name for tenant, tenant_id in found)
+    tenants = [(directory.tenant(tenant_id), tenant_id) for tenant_id in person.tenants]
+    return sorted(tenant_id if tenant is None else tenant.name for tenant, tenant_id in tenants)
 
 
 def names_in(text: str) -> list[str]:

@@ -42,4 +42,4 @@ ENTRIES = (
 
 
 def entries_for(person: Person) -> list[Entry]:
-    return [each for each in ENTRIES if person.may_somewhere(each.act)]
+    return [entry for entry in ENTRIES if person.may_somewhere(entry.act)]

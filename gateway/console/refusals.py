@@ -90,8 +90,8 @@ def _page(
             if status == 413:
                 headers = {"connection": "close"}  # its rest is not read
     # Not the session: the page must be there without one.
-    found: Visit | None = request.scope["state"].get("visit")
-    text = render("refusal.html", found, title=title, message=message, request_id=request_id)
+    visit: Visit | None = request.scope["state"].get("visit")
+    text = render("refusal.html", visit, title=title, message=message, request_id=request_id)
     return Response(text, status_code=status, headers={**SECURITY_HEADERS, **headers}, media_type=HTML)
 
 

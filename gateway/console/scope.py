@@ -28,9 +28,9 @@ async def tenant_shown(request: Request[Any, Any, Any], wanted: str, act: Act = 
     """
     person = visit_of(request).person
     database = gateway_of(request).deps.database
-    found = await database.read(lambda connection: queries.find_tenant(connection, wanted))
-    if not person.may(Act.READ_TENANT, found.tenant_id):
+    owner = await database.read(lambda connection: queries.find_tenant(connection, wanted))
+    if not person.may(Act.READ_TENANT, owner.tenant_id):
         raise NotFound("tenant", wanted)
-    if not person.may(act, found.tenant_id):
+    if not person.may(act, owner.tenant_id):
         raise NotForThisRole
-    return found
+    return owner

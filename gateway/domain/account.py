@@ -117,26 +117,26 @@ class Account(msgspec.Struct, frozen=True):
             },
             "scheduling": [
                 {
-                    "kind": each.kind,
-                    "after_s": _rounded(each.at_s),
-                    "rule": each.rule,
-                    "rank": each.rank,
+                    "kind": decision.kind,
+                    "after_s": _rounded(decision.at_s),
+                    "rule": decision.rule,
+                    "rank": decision.rank,
                     # Not who they are: they may be another tenant's.
-                    "others": len(each.others),
-                    "displaced_tokens": each.displaced_tokens,
+                    "others": len(decision.others),
+                    "displaced_tokens": decision.displaced_tokens,
                 }
-                for each in self.decisions
+                for decision in self.decisions
             ],
             "displaced": _displaced(self.decisions),
             "decode": None if self.decode is None else decode_as_json(self.decode),
             "moves": [
                 {
-                    "from": each.before.value,
-                    "to": each.after.value,
-                    "after_s": _rounded(each.after_s),
-                    "by": each.by,
+                    "from": move.before.value,
+                    "to": move.after.value,
+                    "after_s": _rounded(move.after_s),
+                    "by": move.by,
                 }
-                for each in self.moves
+                for move in self.moves
             ],
             "tokens": _account(
                 held.input_tokens + held.output_tokens, charged.input_tokens + charged.output_tokens
@@ -151,7 +151,7 @@ class Account(msgspec.Struct, frozen=True):
         if self.fallback is not None:
             shown["fallback"] = self.fallback.as_json()
         if self.refills:
-            shown["refills"] = [msgspec.structs.asdict(each) for each in self.refills]
+            shown["refills"] = [msgspec.structs.asdict(refill) for refill in self.refills]
         if self.stop_cause is not None:
             shown["stop_cause"] = self.stop_cause
         if self.incomplete:
@@ -167,14 +167,14 @@ def decode_together(shares: Iterable[DecodeShare]) -> DecodeShare:
     if len(listed) == 1:
         return listed[0]
     sat_out_for: Counter[str] = Counter()
-    for each in listed:
-        sat_out_for.update(each.sat_out_for)
+    for decision in listed:
+        sat_out_for.update(decision.sat_out_for)
     return DecodeShare(
-        floor_tokens=sum(each.floor_tokens for each in listed),
-        turn_tokens=sum(each.turn_tokens for each in listed),
-        sat_out_own=sum(each.sat_out_own for each in listed),
-        sat_out_share=sum(each.sat_out_share for each in listed),
-        sat_out_tier=sum(each.sat_out_tier for each in listed),
+        floor_tokens=sum(decision.floor_tokens for decision in listed),
+        turn_tokens=sum(decision.turn_tokens for decision in listed),
+        sat_out_own=sum(decision.sat_out_own for decision in listed),
+        sat_out_share=sum(decision.sat_out_share for decision in listed),
+        sat_out_tier=sum(decision.sat_out_tier for decision in listed),
         sat_out_for=dict(sat_out_for),
     )
 
@@ -193,14 +193,14 @@ def _displaced(decisions: Sequence[Decision]) -> dict[str, int]:
     it took a place), `of_this` the tokens that it stood back for others (and how often it lost its place).
 
     Who they are is not told, for they may be another tenant's; `scheduling` has the rule of each case."""
-    took = [each for each in decisions if each.kind in TOOK_A_PLACE and each.others]
+    took = [decision for decision in decisions if decision.kind in TOOK_A_PLACE and decision.others]
     # A sequence that waits for memory has lost no place.
-    lost = [each for each in decisions if each.kind in LOST_ITS_PLACE and each.others]
+    lost = [decision for decision in decisions if decision.kind in LOST_ITS_PLACE and decision.others]
     return {
-        "places_taken": sum(len(each.others) for each in took),
-        "tokens_by_this": sum(each.displaced_tokens for each in took),
+        "places_taken": sum(len(decision.others) for decision in took),
+        "tokens_by_this": sum(decision.displaced_tokens for decision in took),
         "places_lost": len(lost),
-        "tokens_of_this": sum(each.displaced_tokens for each in lost),
+        "tokens_of_this": sum(decision.displaced_tokens for decision in lost),
     }
 
 

@@ -62,7 +62,7 @@ class Fallback(msgspec.Struct, frozen=True):
         shown: dict[str, Any] = {
             "asked": self.asked,
             "taken": self.taken,
-            "tried": [{"model": each.model, "reason": each.reason.value} for each in self.tried],
+            "tried": [{"model": attempt.model, "reason": attempt.reason.value} for attempt in self.tried],
             "price_ratio": None if self.price_ratio is None else round(self.price_ratio, 6),
         }
         if self.price_picousd is not None:

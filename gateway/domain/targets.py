@@ -84,4 +84,4 @@ def targets_of(
 
 
 def _least(*seconds: float | None) -> float | None:
-    return min((each for each in seconds if each is not None), default=None)
+    return min((value_s for value_s in seconds if value_s is not None), default=None)

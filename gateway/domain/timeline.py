@@ -215,8 +215,8 @@ def assemble(
     arrived_s = times.arrived_s
     notes = timeline.notes.copy()
     if times.dispatched_s is not None:
-        for index, each in enumerate(outcomes):
-            notes += _at_the_engine(each, index, times.dispatched_s, whose)
+        for index, part in enumerate(outcomes):
+            notes += _at_the_engine(part, index, times.dispatched_s, whose)
     if times.first_token_s is not None:
         notes.append((TimelineKind.FIRST_TOKEN, times.first_token_s, ()))
     if times.last_token_s is not None:
@@ -242,22 +242,24 @@ def _at_the_engine(
 ) -> list[Note]:
     notes: list[Note] = []
     has_started = False
-    for each in outcome.decisions:
-        at_s = began_s + each.at_s
-        match each.kind:
+    for decision in outcome.decisions:
+        at_s = began_s + decision.at_s
+        match decision.kind:
             case "admit" if not has_started:
                 has_started = True
                 notes.append((TimelineKind.ADMITTED, at_s, (index, outcome.cached_tokens)))
             case "admit" | "resume":
                 notes.append((TimelineKind.RESUMED, at_s, (index,)))
             case "pause" | "suspend":
-                notes.append((TimelineKind.PAUSED, at_s, (whose(each.others), each.displaced_tokens, index)))
+                notes.append(
+                    (TimelineKind.PAUSED, at_s, (whose(decision.others), decision.displaced_tokens, index))
+                )
             case "swap":
-                notes.append((TimelineKind.SWAPPED, at_s, (whose(each.others), index)))
+                notes.append((TimelineKind.SWAPPED, at_s, (whose(decision.others), index)))
             case "restore":
                 notes.append((TimelineKind.RESTORED, at_s, (index,)))
             case "preempt":
-                notes.append((TimelineKind.PREEMPTED, at_s, (whose(each.others), index)))
+                notes.append((TimelineKind.PREEMPTED, at_s, (whose(decision.others), index)))
     for after_s, tokens in outcome.chunks:
         notes.append((TimelineKind.PREFILLED, began_s + after_s, (tokens, index)))
     had = outcome.decode
@@ -273,12 +275,12 @@ def bounded(events: Sequence[Event], most: int = MAX_EVENTS) -> list[Event]:
     kept = list(events)
     while len(kept) > most:
         counts: dict[int, int] = {}
-        for each in kept:
-            counts[each.kind] = counts.get(each.kind, 0) + 1
+        for event in kept:
+            counts[event.kind] = counts.get(event.kind, 0) + 1
         commonest = max(
             (kind for kind in counts if kind != TimelineKind.LEFT_OUT), key=lambda kind: (counts[kind], kind)
         )
-        places = [index for index, each in enumerate(kept) if each.kind == commonest]
+        places = [index for index, event in enumerate(kept) if event.kind == commonest]
         # One more than the surplus, for the event that says so; the first and the last of a kind stay.
         surplus = min(len(kept) - most + 1, len(places) - 2)
         if surplus < 2:
@@ -287,8 +289,8 @@ def bounded(events: Sequence[Event], most: int = MAX_EVENTS) -> list[Event]:
         dropped = set(places[middle : middle + surplus])
         mark = Event(TimelineKind.LEFT_OUT, kept[places[middle]].at_us, (commonest, surplus))
         kept = [
-            mark if index == places[middle] else each
-            for index, each in enumerate(kept)
+            mark if index == places[middle] else event
+            for index, event in enumerate(kept)
             if index == places[middle] or index not in dropped
         ]
     return kept
@@ -302,12 +304,12 @@ def pack(events: Sequence[Event]) -> bytes:
 def unpack(packed: bytes) -> list[Event]:
     """Raises `UnreadableTimeline`."""
     try:
-        found = _decode(packed)
+        decoded = _decode(packed)
     except msgspec.DecodeError as error:
         raise UnreadableTimeline(str(error)) from None
-    if found.version > VERSION:
-        raise UnreadableTimeline(f"version {found.version} of timelines is newer than this program")
-    return found.events
+    if decoded.version > VERSION:
+        raise UnreadableTimeline(f"version {decoded.version} of timelines is newer than this program")
+    return decoded.events
 
 
 def trace_numbers(trace_id: str, span_id: str) -> tuple[int, int, int]:
@@ -317,7 +319,7 @@ def trace_numbers(trace_id: str, span_id: str) -> tuple[int, int, int]:
 
 def first(events: Iterable[Event], kind: TimelineKind) -> Event | None:
     """The first event of a kind."""
-    return next((each for each in events if each.kind == kind), None)
+    return next((event for event in events if event.kind == kind), None)
 
 
 def number(event: Event | None, name: str) -> int:

@@ -102,7 +102,7 @@ def use_of_outcomes(outcomes: Sequence[SequenceOutcome], prompt_tokens: Sequence
     one sequence the client saw at most the longest.
     """
     sequences = [SequenceUse(tokens) for tokens in prompt_tokens for _ in range(choices)]
-    for outcome in sorted(outcomes, key=lambda each: each.emitted_tokens):
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.emitted_tokens):
         if 0 <= outcome.index < len(sequences):
             sequences[outcome.index].ended(outcome)
     return use_of(sequences, choices, dispatched=bool(outcomes))

@@ -52,16 +52,16 @@ class WhatIfAsked:
 
     def flags(self, limits_file: str = "limits.yaml") -> list[str]:
         """Flags of `fairgate whatif`. A value is never taken for a flag: it stands behind `=`."""
-        found = [f"--from={_instant(self.since_us)}", f"--to={_instant(self.until_us)}"]
-        found += [f"--of-model={self.model}"] if self.model else []
-        found += [f"--gateway={self.gateway}"] if self.gateway else []
-        found += [f"--policy={','.join(self.policies)}"] if self.policies else []
-        found += [f"--option={name}={value}" for name, value in self.options.items()]
-        found += [f"--replicas={self.replicas}"] if self.replicas is not None else []
-        found += [f"--weight={tenant}={weight:g}" for tenant, weight in self.weights.items()]
-        found += [f"--limits={limits_file}"] if self.limits else []
-        found += [f"--rows={self.rows}"] if self.rows is not None else []
-        return found
+        options = [f"--from={_instant(self.since_us)}", f"--to={_instant(self.until_us)}"]
+        options += [f"--of-model={self.model}"] if self.model else []
+        options += [f"--gateway={self.gateway}"] if self.gateway else []
+        options += [f"--policy={','.join(self.policies)}"] if self.policies else []
+        options += [f"--option={name}={value}" for name, value in self.options.items()]
+        options += [f"--replicas={self.replicas}"] if self.replicas is not None else []
+        options += [f"--weight={tenant}={weight:g}" for tenant, weight in self.weights.items()]
+        options += [f"--limits={limits_file}"] if self.limits else []
+        options += [f"--rows={self.rows}"] if self.rows is not None else []
+        return options
 
     def file(self) -> Configuration:
         """Weights and limits as a configuration file."""

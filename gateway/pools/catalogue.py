@@ -101,8 +101,8 @@ class Catalogue:
         targets = self._targets[name]
         if len(targets) == 1:
             return targets[0][0]
-        weighted = [each for each in targets if each[1] > 0]
-        serving = [each for each in weighted if is_up(each[0])] or weighted
+        weighted = [target for target in targets if target[1] > 0]
+        serving = [target for target in weighted if is_up(target[0])] or weighted
         point = draw * sum(weight for _, weight in serving)
         for pool, weight in serving:
             point -= weight

@@ -267,11 +267,15 @@ class ControlLoop:
                 self._setters[knob](value)
 
     def _observe(self, now_s: float) -> Observation:
-        snapshots = [each.snapshot for each in self._upstreams if each.is_up and each.snapshot is not None]
-        blocks = sum(each.num_blocks for each in snapshots)
-        preemptions = sum(each.preemptions for each in snapshots)
+        snapshots = [
+            upstream.snapshot
+            for upstream in self._upstreams
+            if upstream.is_up and upstream.snapshot is not None
+        ]
+        blocks = sum(snapshot.num_blocks for snapshot in snapshots)
+        preemptions = sum(snapshot.preemptions for snapshot in snapshots)
         evictions, self._preemptions = max(0, preemptions - self._preemptions), preemptions
-        kv_share = sum(each.referenced_blocks for each in snapshots) / blocks if blocks else 0.0
+        kv_share = sum(snapshot.referenced_blocks for snapshot in snapshots) / blocks if blocks else 0.0
         return Observation(
             arrivals_per_s=self._arrivals_per_s(now_s),
             length_spread=self._length_spread(),
@@ -284,7 +288,9 @@ class ControlLoop:
             expected_late=self._expected_late() or 0.0,
             mistaken=self._mistaken() or 0.0,
             spare_share=spare_share(
-                sum(len(each.running) + len(each.waiting) for each in snapshots), self._places(), kv_share
+                sum(len(snapshot.running) + len(snapshot.waiting) for snapshot in snapshots),
+                self._places(),
+                kv_share,
             )
             if self._may_lend()
             else 0.0,
@@ -312,8 +318,10 @@ class ControlLoop:
 
     def _places(self) -> int:
         """Of the engines that tell what they run."""
-        ready = (each.ready for each in self._upstreams if each.is_up and each.snapshot is not None)
-        return sum(each.max_sequences for each in ready if each is not None)
+        ready = (
+            upstream.ready for upstream in self._upstreams if upstream.is_up and upstream.snapshot is not None
+        )
+        return sum(engine.max_sequences for engine in ready if engine is not None)
 
 
 def spare_share(running: int, places: int, kv_share: float) -> float:

@@ -82,8 +82,8 @@ class Fleet:
         for answer in answers:
             for shown in answer.value:
                 by_id.setdefault(shown["id"], shown)
-        found = sorted(by_id.values(), key=lambda shown: (-shown["elapsed_s"], shown["id"]))
-        return LiveRequests(found[:MAX_LISTED], len(found) > MAX_LISTED, missing)
+        requests = sorted(by_id.values(), key=lambda shown: (-shown["elapsed_s"], shown["id"]))
+        return LiveRequests(requests[:MAX_LISTED], len(requests) > MAX_LISTED, missing)
 
     async def in_flight(self) -> tuple[Mapping[tuple[str, str], int], int]:
         """Dispatched requests of all gateways by model and address of the replica, and how many gateways did
@@ -97,8 +97,8 @@ class Fleet:
 
     async def now(self) -> FleetNow:
         answers, missing = await self._ask_all(RequestAction(COUNTERS), PAGE_ANSWER_S)
-        found = _read(answers, GatewayNow)
-        return merged(found, missing + len(answers) - len(found))
+        counters = _read(answers, GatewayNow)
+        return merged(counters, missing + len(answers) - len(counters))
 
     async def waiting(self, tenant_ids: Collection[str] | None, tier: str = "") -> WaitingRequests:
         """What waits at all gateways, the oldest first; `tenant_ids`: whose, None: of all tenants; `tier`:
@@ -108,11 +108,11 @@ class Fleet:
         answers, missing = await self._ask_all(ask, PAGE_ANSWER_S)
         here = _read(answers, WaitingHere)
         by_id: dict[str, WaitingNow] = {}
-        for each in here:
-            for row in each.data:
+        for answer in here:
+            for row in answer.data:
                 by_id.setdefault(row.request_id, row)
         oldest = sorted(by_id.values(), key=lambda row: (-row.elapsed_s, row.request_id))
-        total = max(len(oldest), sum(each.total for each in here))
+        total = max(len(oldest), sum(answer.total for answer in here))
         unread = len(answers) - len(here)
         return WaitingRequests(oldest[:MAX_WAITING_SHOWN], total, len(here), missing + unread)
 
@@ -129,7 +129,7 @@ class Fleet:
         except Unreachable:
             return [own], 1 if others is None else others
         # One of an older version does not know every question.
-        understood = [each for each in heard.answers if each.is_found]
+        understood = [answer for answer in heard.answers if answer.is_found]
         silent = heard.missing + len(heard.answers) - len(understood)
         return [own, *understood], max(silent, (others or 0) - len(understood))
 
@@ -139,13 +139,13 @@ class Fleet:
             seen = await self.registry.seen()
         except DatabaseUnavailable:
             return None
-        return sum(each.gateway_id != self.gateway_id and each.silent_s <= self.stale_s for each in seen)
+        return sum(row.gateway_id != self.gateway_id and row.silent_s <= self.stale_s for row in seen)
 
 
 def _read(answers: Iterable[ActionResult], kind: type[S]) -> list[S]:
     """The answers that say what this version asks for; one of another version may not."""
-    found: list[S] = []
-    for each in answers:
+    read: list[S] = []
+    for answer in answers:
         with contextlib.suppress(msgspec.ValidationError):
-            found.append(msgspec.convert(each.value, kind))
-    return found
+            read.append(msgspec.convert(answer.value, kind))
+    return read

@@ -84,7 +84,7 @@ class LearnedActions:
         back = None if reason is None else (self._rests(), reason)
         if self._table is None:
             return back
-        announced = [each.ready.model for each in self._upstreams if each.ready is not None]
+        announced = [upstream.ready.model for upstream in self._upstreams if upstream.ready is not None]
         self._tell(misfit(self._table, self._model, announced))
         if self.problem:
             if self.switch is not None:
@@ -101,14 +101,14 @@ class LearnedActions:
 
     def situation(self, now_s: float) -> Situation:
         """The load of the pool now."""
-        up = [each for each in self._upstreams if each.is_up]
-        places = sum(each.ready.max_sequences for each in up if each.ready is not None)
-        snapshots = [each.snapshot for each in up if each.snapshot is not None]
-        blocks = sum(each.num_blocks for each in snapshots)
+        up = [upstream for upstream in self._upstreams if upstream.is_up]
+        places = sum(upstream.ready.max_sequences for upstream in up if upstream.ready is not None)
+        snapshots = [upstream.snapshot for upstream in up if upstream.snapshot is not None]
+        blocks = sum(snapshot.num_blocks for snapshot in snapshots)
         return Situation(
             queued_per_place=self._flow.queued_up_to(NUM_RANKS - 1) / max(1, places),
             long_at_head=self._flow.is_long_at_head(now_s),
-            kv_share=sum(each.referenced_blocks for each in snapshots) / blocks if blocks else 0.0,
+            kv_share=sum(snapshot.referenced_blocks for snapshot in snapshots) / blocks if blocks else 0.0,
             trend=self._flow.arrivals.value(now_s),
         )
 

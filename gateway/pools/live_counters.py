@@ -112,14 +112,14 @@ class FleetNow(msgspec.Struct, frozen=True):
     @property
     def queued(self) -> dict[str, int]:
         sums: Counter[str] = Counter()
-        for each in self.gateways:
-            sums.update(each.queued)
+        for gateway in self.gateways:
+            sums.update(gateway.queued)
         return {tier: sums[tier] for tier in TIER_RANKS}
 
     @property
     def running(self) -> int:
         """Requests dispatched and not finished."""
-        return sum(each.running for each in self.gateways)
+        return sum(gateway.running for gateway in self.gateways)
 
 
 def counters_of(
@@ -153,7 +153,7 @@ def counters_of(
         lag_s,
         busiest[:MAX_TENANT_ROWS],
         max(0, len(busiest) - MAX_TENANT_ROWS),
-        [_replica(name, each) for name, pool in pools.items() for each in pool.spec.upstreams],
+        [_replica(name, upstream) for name, pool in pools.items() for upstream in pool.spec.upstreams],
     )
 
 
@@ -183,9 +183,9 @@ def _tenants_of(pool: ModelPool, meter: ShareMeter, minutes: FlowMeter) -> Itera
 def paper_bound(replicas: Sequence[Upstream]) -> float:
     """2U, with U = max(cost of the longest input, cost of as many output tokens as all KV caches hold); 0
     before any replica has announced itself. Sheng et al., "Fairness in Serving Large Language Models"."""
-    ready = [each.ready for each in replicas if each.ready is not None]
-    longest = max((each.model.context_tokens for each in ready), default=0)
-    held = sum(each.num_blocks * each.block_tokens for each in ready)
+    ready = [replica.ready for replica in replicas if replica.ready is not None]
+    longest = max((engine.model.context_tokens for engine in ready), default=0)
+    held = sum(engine.num_blocks * engine.block_tokens for engine in ready)
     return 2.0 * max(INPUT_TOKEN_COST * longest, OUTPUT_TOKEN_COST * held)
 
 
@@ -207,7 +207,7 @@ def _replica(pool: str, upstream: Upstream) -> ReplicaNow:
 
 
 def merged(answers: Iterable[GatewayNow], missing: int) -> FleetNow:
-    gateways = {each.gateway_id: each for each in answers}
+    gateways = {answer.gateway_id: answer for answer in answers}
     tenants: dict[tuple[str, str], TenantNow] = {}
     replicas: dict[tuple[str, str], ReplicaNow] = {}
     for gateway in gateways.values():
@@ -220,8 +220,8 @@ def merged(answers: Iterable[GatewayNow], missing: int) -> FleetNow:
             if seen is None or (replica.is_up, replica.steps) > (seen.is_up, seen.steps):
                 replicas[where] = replica
     return FleetNow(
-        sorted(gateways.values(), key=lambda each: each.gateway_id),
+        sorted(gateways.values(), key=lambda gateway: gateway.gateway_id),
         missing,
         list(tenants.values()),
-        sorted(replicas.values(), key=lambda each: (each.pool, each.replica_id)),
+        sorted(replicas.values(), key=lambda replica: (replica.pool, replica.replica_id)),
     )

@@ -74,7 +74,7 @@ class ModelPool:
         """Bytes of the largest body of a request, which `ordinary_bytes` is where no replica takes more than
         text in messages."""
         needs = set(MEDIA_NEEDS.values())
-        takes = any(needs & each.capabilities.offers for each in self.spec.upstreams)
+        takes = any(needs & upstream.capabilities.offers for upstream in self.spec.upstreams)
         return max(ordinary_bytes, self.spec.max_body_bytes) if takes else ordinary_bytes
 
     def fit_lanes(self) -> None:
@@ -96,8 +96,8 @@ class ModelPool:
             self.spec.is_estimated,
             self.name,
             servers=tuple(
-                ServerOffer(each.replica_id, each.capabilities, takes_turns(each))
-                for each in self.spec.upstreams
+                ServerOffer(upstream.replica_id, upstream.capabilities, takes_turns(upstream))
+                for upstream in self.spec.upstreams
             ),
             image_tokens=self.spec.image_tokens,
             sampling=self.spec.sampling,
@@ -110,7 +110,7 @@ class ModelPool:
 def _context_tokens(announced: Sequence[Ready]) -> int | None:
     # A KV cache always holds one: an engine whose does not does not start, and one that a request does not
     # fit into all the same says so itself.
-    return min((each.model.context_tokens for each in announced), default=None)
+    return min((model.model.context_tokens for model in announced), default=None)
 
 
 class Lifecycles:
@@ -128,27 +128,29 @@ class Lifecycles:
         return self.of(call).begin(call)
 
     def find(self, request_id: str) -> Run | None:
-        found = (pool.lifecycle.find(request_id) for pool in self._pools.values())
-        return next((run for run in found if run is not None), None)
+        runs = (pool.lifecycle.find(request_id) for pool in self._pools.values())
+        return next((run for run in runs if run is not None), None)
 
     def runs_of(self, tenant_id: str | None) -> list[Run]:
         """A tenant's requests, or with None all, the oldest first."""
-        found = [run for pool in self._pools.values() for run in pool.lifecycle.runs_of(tenant_id)]
-        return sorted(found, key=lambda run: run.times.arrived_s)
+        runs = [run for pool in self._pools.values() for run in pool.lifecycle.runs_of(tenant_id)]
+        return sorted(runs, key=lambda run: run.times.arrived_s)
 
     def in_flight(self) -> list[tuple[str, str, int]]:
         """Model, address and dispatched requests of every replica. One that went on to another replica before
         its first token counts there and where it was sent first: never is less said than runs."""
         counts = {
-            (name, each.replica_id): 0 for name, pool in self._pools.items() for each in pool.spec.upstreams
+            (name, upstream.replica_id): 0
+            for name, pool in self._pools.items()
+            for upstream in pool.spec.upstreams
         }
         for name, pool in self._pools.items():
             for flight in pool.flow.in_flight():
                 counts[name, flight.replica_id] += 1
         return [
-            (name, each.address, max(counts[name, each.replica_id], each.running_requests))
+            (name, upstream.address, max(counts[name, upstream.replica_id], upstream.running_requests))
             for name, pool in self._pools.items()
-            for each in pool.spec.upstreams
+            for upstream in pool.spec.upstreams
         ]
 
     def of(self, call: Call) -> Lifecycle:

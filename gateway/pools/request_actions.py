@@ -138,7 +138,7 @@ class PeerAnswers:
     @property
     def found(self) -> ActionResult | None:
         """The answer of the one that has the request."""
-        return next((each for each in self.answers if each.is_found), None)
+        return next((answer for answer in self.answers if answer.is_found), None)
 
 
 class RequestActions:
@@ -183,7 +183,7 @@ class RequestActions:
             refused,
             principal.tenant_id,
             principal.default_tier.value,
-            tuple(each.value for each in Tier if each in principal.tiers),
+            tuple(tier.value for tier in Tier if tier in principal.tiers),
         )
 
     async def _acted(self, run: Run, ask: RequestAction) -> dict[str, Any]:

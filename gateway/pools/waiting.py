@@ -58,7 +58,7 @@ def waiting_here(
     now_s: float,
 ) -> WaitingHere:
     """`tenant_ids`: whose; None: of all tenants. `tier`: which; empty: all."""
-    found = [
+    waiting = [
         (run, pool)
         for pool in pools.values()
         for run in pool.lifecycle.runs_of(None)
@@ -66,15 +66,15 @@ def waiting_here(
         and (tenant_ids is None or run.call.principal.tenant_id in tenant_ids)
         and tier in ("", run.call.tier.value)
     ]
-    found.sort(key=lambda each: each[0].times.arrived_s)
-    shown = list(itertools.islice(found, MAX_WAITING_SHOWN))
+    waiting.sort(key=lambda row: row[0].times.arrived_s)
+    shown = list(itertools.islice(waiting, MAX_WAITING_SHOWN))
     lines = {pool.name: _by_tenant(pool) for _, pool in shown}
     return WaitingHere(
         [
             _waiting(gateway_id, run, pool, lines[pool.name][run.call.principal.tenant_id], now_s)
             for run, pool in shown
         ],
-        len(found),
+        len(waiting),
     )
 
 
@@ -112,4 +112,4 @@ def _waiting(gateway_id: str, run: Run, pool: ModelPool, line: Iterable[Ticket],
 
 
 def _earliest(*instants_s: float | None) -> float | None:
-    return min((each for each in instants_s if each is not None), default=None)
+    return min((instant_s for instant_s in instants_s if instant_s is not None), default=None)

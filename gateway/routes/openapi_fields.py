@@ -96,6 +96,6 @@ def complete(schemas: dict[str, Any]) -> None:
 
 def narrow(field: dict[str, Any], known: dict[str, Any]) -> None:
     """Adds `known` to a field's schema; where the field may be null, to the kind that is not."""
-    kinds = [each for each in field.get("anyOf", [field]) if each.get("type") != "null"]
+    kinds = [kind for kind in field.get("anyOf", [field]) if kind.get("type") != "null"]
     for kind in kinds:
         kind.update(known)

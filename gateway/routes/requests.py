@@ -122,12 +122,12 @@ def about(
 
 async def listed_requests(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
     """What matches here and at the other gateways."""
-    found = await gateway_of(request).fleet.live_requests(ask)
+    requests = await gateway_of(request).fleet.live_requests(ask)
     return {
         "object": "list",
-        "data": found.data,
-        "has_more": found.has_more,
-        "gateways_missing": found.gateways_missing,
+        "data": requests.data,
+        "has_more": requests.has_more,
+        "gateways_missing": requests.gateways_missing,
     }
 
 
@@ -151,14 +151,14 @@ async def _refused(request: Request[Any, Any, Any], ask: RequestAction) -> dict[
     `DatabaseUnavailable`."""
     if not _may_be_an_id(ask.request_id):
         return None
-    found = await gateway_of(request).refusals.find(ask.request_id)
-    if found is None or ask.tenant_id not in (None, found.tenant_id):
+    refusal = await gateway_of(request).refusals.find(ask.request_id)
+    if refusal is None or ask.tenant_id not in (None, refusal.tenant_id):
         return None
-    shown = found.as_json() if ask.tenant_id is None else found.for_tenant().as_json()
+    shown = refusal.as_json() if ask.tenant_id is None else refusal.for_tenant().as_json()
     names = ("at", "code", "limit_id", "of_platform", "wanted", "available", "retry_after_s")
     whose = ("tenant_id", "key_id") if ask.tenant_id is None else ()
     return {
-        "id": found.request_id,
+        "id": refusal.request_id,
         "object": "request",
         "status": "refused",
         "outcome": "refused",
@@ -171,9 +171,9 @@ async def _refused(request: Request[Any, Any, Any], ask: RequestAction) -> dict[
 
 async def acted(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
     """The action's result where the request is running, else how it ended. Raises `ApiError`."""
-    found = await found_running(request, ask)
-    if found is not None:
-        value: dict[str, Any] = found.result()
+    running = await found_running(request, ask)
+    if running is not None:
+        value: dict[str, Any] = running.result()
         return value
     rows = await ended(request, ask)
     shown = ended_request(rows)
@@ -182,11 +182,11 @@ async def acted(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str
 
 async def live(request: Request[Any, Any, Any], ask: RequestAction) -> ActionResult:
     """As `found_running`. Raises `ApiError` for a request that has ended."""
-    found = await found_running(request, ask)
-    if found is None:
+    running = await found_running(request, ask)
+    if running is None:
         await ended(request, ask)
         raise errors.not_waiting(status="ended")
-    return found
+    return running
 
 
 async def found_running(request: Request[Any, Any, Any], ask: RequestAction) -> ActionResult | None:
@@ -223,8 +223,8 @@ async def rows_of(request: Request[Any, Any, Any], ask: RequestAction) -> list[L
     request_id = ask.request_id
     if not _may_be_an_id(request_id):
         return []
-    found = await gateway_of(request).deps.ledger.find(request_id)
-    return [row for row in found if ask.tenant_id in (None, row.tenant_id)]
+    rows = await gateway_of(request).deps.ledger.find(request_id)
+    return [row for row in rows if ask.tenant_id in (None, row.tenant_id)]
 
 
 def _may_be_an_id(text: str) -> bool:
@@ -241,7 +241,7 @@ def ended_request(rows: Sequence[LedgerRow]) -> dict[str, Any]:
     """The API's request object, from the rows of a request that is settled."""
     row = settled_of(rows)
     # Said by the reservation, so also where the gateway died before it settled.
-    fallback = next((each.detail["fallback"] for each in rows if "fallback" in each.detail), None)
+    fallback = next((row.detail["fallback"] for row in rows if "fallback" in row.detail), None)
     further = {} if fallback is None else {"fallback": fallback}
     if incomplete := row.detail.get("incomplete"):
         further["incomplete"] = incomplete

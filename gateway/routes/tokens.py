@@ -163,8 +163,8 @@ async def _answer(
         if own is not None and isinstance(renderer, PromptRenderer):
             text = await off_the_loop(gateway, principal, body, lambda: told(own(renderer)))
         else:
-            servers = [each for each in spec.upstreams if isinstance(each, OpenAIUpstream)]
-            up = next((each for each in servers if takes_turns(each)), None)
+            servers = [upstream for upstream in spec.upstreams if isinstance(upstream, OpenAIUpstream)]
+            up = next((server for server in servers if takes_turns(server)), None)
             if servers and up is None:
                 raise errors.engine_unavailable()
             answer = b"" if up is None else await up.ask(path, fields)

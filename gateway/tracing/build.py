@@ -167,14 +167,14 @@ def _span(
 
 def _http(route: str, error: str, status: int | None) -> dict[str, Attribute]:
     """Attributes of a SERVER span."""
-    found: dict[str, Attribute] = {
+    attributes: dict[str, Attribute] = {
         HTTP_METHOD: "POST",
         HTTP_ROUTE: route,
         URL_PATH: route,
         URL_SCHEME: "http",
         gen_ai.ERROR_TYPE: error,
     }
-    return found if status is None else found | {HTTP_STATUS: status}
+    return attributes if status is None else attributes | {HTTP_STATUS: status}
 
 
 def _server(kept: KeptTrace) -> SpanRecord:
@@ -225,15 +225,15 @@ def _chat(kept: KeptTrace) -> SpanRecord:
 
 
 def _events(kept: KeptTrace) -> Iterator[SpanEvent]:
-    for each in kept.events:
-        if each.kind in AS_EVENTS:
-            shown = each.as_json()
+    for event in kept.events:
+        if event.kind in AS_EVENTS:
+            shown = event.as_json()
             attributes = {
                 PREFIX + name: value if isinstance(value, str | bool | int | float) else str(value)
                 for name, value in shown.items()
                 if name not in ("event", "at_s")
             }
-            yield SpanEvent(str(shown["event"]), kept.arrived_ns + each.at_us * 1000, attributes)
+            yield SpanEvent(str(shown["event"]), kept.arrived_ns + event.at_us * 1000, attributes)
     for missed in kept.missed:
         yield SpanEvent(SLO_MISSED, kept.settled_ns, {PREFIX + name: value for name, value in missed.items()})
 

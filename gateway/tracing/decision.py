@@ -82,7 +82,7 @@ class TraceRule:
             return KeepCause.ERROR
         if is_quote_kept is False:
             return KeepCause.QUOTE_BROKEN
-        if any(was_displaced(each) for each in outcomes):
+        if any(was_displaced(outcome) for outcome in outcomes):
             return KeepCause.PREEMPTED
         if has_missed():
             return KeepCause.SLO_MISSED
@@ -94,5 +94,5 @@ class TraceRule:
 def was_displaced(outcome: SequenceOutcome) -> bool:
     """Whether an engine preempted the sequence, or gave its place to another one for a while."""
     return outcome.preemptions > 0 or any(
-        each.others and each.kind in LOST_ITS_PLACE for each in outcome.decisions
+        decision.others and decision.kind in LOST_ITS_PLACE for decision in outcome.decisions
     )

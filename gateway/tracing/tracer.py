@@ -27,7 +27,7 @@ class Tracer(Collector):
     def __init__(self, rule: TraceRule, sender: SpanSender) -> None:
         self.rule = rule
         self._sender = sender
-        self._decided = {NOT_KEPT: 0} | {each.value: 0 for each in KeepCause}
+        self._decided = {NOT_KEPT: 0} | {cause.value: 0 for cause in KeepCause}
 
     def decide(
         self,

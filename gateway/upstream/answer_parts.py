@@ -92,28 +92,28 @@ class AnswerPart(msgspec.Struct, frozen=True):
 def parts_before(said: Said) -> list[AnswerPart]:
     """What comes before the text: reasoning, under the name that the server gives it."""
     named = {"reasoning_content": said.reasoning_content, "reasoning": said.reasoning}
-    found = {name: text for name, text in named.items() if text}
-    if len(set(found.values())) == 1:  # under both names it is the same text, generated once
-        return [AnswerPart(found, next(iter(found.values())), is_plain=True)]
-    return [AnswerPart({name: text}, text, is_plain=True) for name, text in found.items()]
+    texts = {name: text for name, text in named.items() if text}
+    if len(set(texts.values())) == 1:  # under both names it is the same text, generated once
+        return [AnswerPart(texts, next(iter(texts.values())), is_plain=True)]
+    return [AnswerPart({name: text}, text, is_plain=True) for name, text in texts.items()]
 
 
 def parts_after(said: Said, *, is_whole: bool) -> list[AnswerPart]:
     """What comes after the text. Raises `MalformedPart`."""
-    found: list[AnswerPart] = []
+    parts: list[AnswerPart] = []
     if said.refusal:
-        found.append(AnswerPart({"refusal": said.refusal}, said.refusal, is_plain=True))
+        parts.append(AnswerPart({"refusal": said.refusal}, said.refusal, is_plain=True))
     if said.function_call is not None:
         function = _function(said.function_call)
-        found.append(AnswerPart({"function_call": function}, _text(function)))
+        parts.append(AnswerPart({"function_call": function}, _text(function)))
     calls = said.tool_calls or ()
     if len(calls) > MAX_CALLS:
         raise MalformedPart(f"more than {MAX_CALLS} tool calls")
-    found += [_tool_call(call, position, is_whole=is_whole) for position, call in enumerate(calls)]
+    parts += [_tool_call(call, position, is_whole=is_whole) for position, call in enumerate(calls)]
     data = bytes(said.annotations)
     if annotations := _annotations(data):
-        found.append(AnswerPart({"annotations": annotations}, is_generated=False, uncounted=len(data)))
-    return found
+        parts.append(AnswerPart({"annotations": annotations}, is_generated=False, uncounted=len(data)))
+    return parts
 
 
 def _tool_call(call: SaidCall, position: int, *, is_whole: bool) -> AnswerPart:
@@ -152,18 +152,18 @@ def _bounded(word: str, most: int = MAX_WORD_CHARACTERS) -> str:
 def _annotations(data: bytes) -> list[Any]:
     if len(data) > MAX_ANNOTATION_BYTES:
         raise MalformedPart(f"its annotations are larger than {MAX_ANNOTATION_BYTES} bytes")
-    found = msgspec.json.decode(data)
-    if found is None:
+    decoded = msgspec.json.decode(data)
+    if decoded is None:
         return []
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+    if not isinstance(decoded, list) or not all(isinstance(item, dict) for item in decoded):
         raise MalformedPart("its annotations are no list of objects")
-    if _depth_is_above(found, MAX_DEPTH):
+    if _depth_is_above(decoded, MAX_DEPTH):
         raise MalformedPart(f"its annotations are nested deeper than {MAX_DEPTH}")
-    return found
+    return decoded
 
 
 def _depth_is_above(value: Any, most: int) -> bool:
     if not isinstance(value, list | dict):
         return False
     inner = value if isinstance(value, list) else list(value.values())
-    return most == 0 or any(_depth_is_above(each, most - 1) for each in inner)
+    return most == 0 or any(_depth_is_above(item, most - 1) for item in inner)

@@ -183,35 +183,35 @@ ABOUT_PROMPT = ("prompt_token_ids", "prompt_logprobs")
 
 def basis_of(outcomes: Sequence[SequenceOutcome]) -> str:
     """Source of a request's token count: `engine` is our own; of several others the least certain."""
-    found = {each.basis for each in outcomes if isinstance(each, CountedOutcome)}
+    bases = {outcome.basis for outcome in outcomes if isinstance(outcome, CountedOutcome)}
     weakest_first = ("estimate", "gateway", "tokenizer", "upstream")
-    return next((basis for basis in weakest_first if basis in found), "engine")
+    return next((basis for basis in weakest_first if basis in bases), "engine")
 
 
 def uncertain_tokens(outcomes: Sequence[SequenceOutcome]) -> int:
     """Upper bound of a request's tokens that were generated unseen."""
-    return sum(each.uncertain_tokens for each in outcomes if isinstance(each, CountedOutcome))
+    return sum(outcome.uncertain_tokens for outcome in outcomes if isinstance(outcome, CountedOutcome))
 
 
 def reasoning_tokens(outcomes: Sequence[SequenceOutcome]) -> int:
     """A request's tokens that were reasoning, as other servers say."""
-    return sum(each.reasoning_tokens for each in outcomes if isinstance(each, CountedOutcome))
+    return sum(outcome.reasoning_tokens for outcome in outcomes if isinstance(outcome, CountedOutcome))
 
 
 def incomplete(outcomes: Sequence[SequenceOutcome]) -> str:
     """What of a request's answers was cut in the middle; empty: nothing."""
-    found = {each.incomplete for each in outcomes if isinstance(each, CountedOutcome)}
-    return next((what for what in ("tool_calls", "json") if what in found), "")
+    causes = {outcome.incomplete for outcome in outcomes if isinstance(outcome, CountedOutcome)}
+    return next((what for what in ("tool_calls", "json") if what in causes), "")
 
 
 def unknown_finish(outcomes: Sequence[SequenceOutcome]) -> str:
     """How the first of a request's answers ended whose server has a word of its own for that; empty: none."""
-    return next((each.unknown_finish for each in outcomes if isinstance(each, CountedOutcome)), "")
+    return next((outcome.unknown_finish for outcome in outcomes if isinstance(outcome, CountedOutcome)), "")
 
 
 def served_by(upstream: Upstream | None, outcomes: Sequence[SequenceOutcome]) -> str | None:
     """The replica that ran a request which was sent to `upstream`, and may have been moved from there."""
-    moved = next((each.replica_id for each in outcomes if isinstance(each, CountedOutcome)), "")
+    moved = next((outcome.replica_id for outcome in outcomes if isinstance(outcome, CountedOutcome)), "")
     return moved or (upstream.replica_id if upstream is not None else None)
 
 

@@ -84,12 +84,12 @@ async def until_begun(
                 raise await settled(error)
             while True:
                 try:
-                    found = again(error)
+                    replacement = again(error)
                     break
                 except UpstreamUnavailable as unavailable:
                     error = unavailable
-            if found is None:
+            if replacement is None:
                 raise await settled(error)
-            deltas = found
+            deltas = replacement
     finally:
         over()

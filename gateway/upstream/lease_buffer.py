@@ -33,7 +33,7 @@ def joined(pieces: Sequence[BufferedChunk]) -> BufferedChunk:
     return BufferedChunk(
         sum(piece.tokens for piece in pieces),
         "".join([piece.text for piece in pieces]),
-        [each for piece in pieces for each in piece.logprobs],
+        [logprob for piece in pieces for logprob in piece.logprobs],
         sum(piece.size for piece in pieces),
         tuple(part for piece in pieces for part in piece.parts),
     )
@@ -41,18 +41,18 @@ def joined(pieces: Sequence[BufferedChunk]) -> BufferedChunk:
 
 def runs(pieces: Sequence[BufferedChunk]) -> list[BufferedChunk]:
     """As few as keep the order: in one chunk text stands after parts."""
-    found: list[BufferedChunk] = []
+    chunks: list[BufferedChunk] = []
     run: list[BufferedChunk] = []
     has_text = False
     for piece in pieces:
         if piece.parts and has_text:
-            found.append(joined(run))
+            chunks.append(joined(run))
             run, has_text = [], False
         run.append(piece)
         has_text = has_text or bool(piece.text)
     if run:
-        found.append(run[0] if len(run) == 1 else joined(run))
-    return found
+        chunks.append(run[0] if len(run) == 1 else joined(run))
+    return chunks
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,9 +159,9 @@ class LocalEngine:
         self, earlier: Callable[[], None] | None, first: Callable[[], None] | None = None
     ) -> Callable[[], None]:
         def changed() -> None:
-            for each in (first, earlier):
-                if each is not None:
-                    each()
+            for listener in (first, earlier):
+                if listener is not None:
+                    listener()
             for watcher in self._watchers:
                 watcher()
 

@@ -38,8 +38,8 @@ class CallText:
         """The words of a fragment."""
         text = self._rest + fragment
         end = len(text) - LONGEST_OPEN_ESCAPE if len(text) > LONGEST_OPEN_ESCAPE else 0
-        found = _OPEN_ESCAPE.search(text, end)
-        self._rest = "" if found is None else found.group()
+        escape = _OPEN_ESCAPE.search(text, end)
+        self._rest = "" if escape is None else escape.group()
         text = text[: len(text) - len(self._rest)]
         words = _STRUCTURE.sub(" ", _ESCAPES.sub(_unescaped, text))
         if self._ended_blank:
@@ -81,8 +81,8 @@ class JsonEnd:
         self.has_begun = self.has_begun or not fragment.isspace()
         start = 1 if self._in_escape else 0
         self._in_escape = False
-        for found in _SIGNS.finditer(fragment, start):
-            sign = found.group()
+        for match in _SIGNS.finditer(fragment, start):
+            sign = match.group()
             if sign[0] == "\\":
                 self._in_escape = self._in_string and len(sign) == 1
             elif sign == '"':

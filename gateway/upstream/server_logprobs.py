@@ -42,25 +42,25 @@ def logprobs_of(found: dict[str, Any]) -> Sequence[TokenLogprob]:
 
 def _chat_logprob(item: dict[str, Any]) -> ServerLogprob:
     shown = _entry(item)
-    tops = [_entry(each) for each in (item.get("top_logprobs") or [])[:MAX_ALTERNATIVES]]
+    tops = [_entry(alternative) for alternative in (item.get("top_logprobs") or [])[:MAX_ALTERNATIVES]]
     shown["top_logprobs"] = tops
     return ServerLogprob(
         0,
         shown["token"],
         shown["logprob"],
-        [(0, each["token"], each["logprob"]) for each in tops],
+        [(0, alternative["token"], alternative["logprob"]) for alternative in tops],
         shown,
     )
 
 
 def _entry(item: dict[str, Any]) -> dict[str, Any]:
     token = _token(item["token"])
-    found = item.get("bytes")
-    if found is not None:
-        found = list(bytes(found[: 4 * MAX_TOKEN_CHARACTERS]))
+    raw = item.get("bytes")
+    if raw is not None:
+        raw = list(bytes(raw[: 4 * MAX_TOKEN_CHARACTERS]))
     elif "bytes" not in item:
-        found = list(token.encode(errors="replace"))
-    return {"token": token, "logprob": float(item["logprob"]), "bytes": found}
+        raw = list(token.encode(errors="replace"))
+    return {"token": token, "logprob": float(item["logprob"]), "bytes": raw}
 
 
 def _token(text: object) -> str:

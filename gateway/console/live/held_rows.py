@@ -33,9 +33,9 @@ class HeldRows(Generic[T]):
 
 def held(first: Iterable[T], now: Iterable[T], id_of: Callable[[T], str]) -> HeldRows[T]:
     """`first`: the rows that the reader saw first, in their order."""
-    found = {id_of(each): each for each in now}
+    current_rows = {id_of(row): row for row in now}
     rows = []
-    for each in first:
-        current = found.pop(id_of(each), None)
-        rows.append(HeldRow(each if current is None else current, current is None))
-    return HeldRows(tuple(rows), len(found))
+    for row in first:
+        current = current_rows.pop(id_of(row), None)
+        rows.append(HeldRow(row if current is None else current, current is None))
+    return HeldRows(tuple(rows), len(current_rows))

@@ -108,7 +108,7 @@ class LiveHub:
 
     @property
     def watchers(self) -> int:
-        return sum(each.watchers for each in self._topics.values())
+        return sum(topic.watchers for topic in self._topics.values())
 
     def refusal(self, person: Person) -> str:
         """Why this person may not watch one more page; empty: they may."""
@@ -150,7 +150,7 @@ class LiveHub:
     async def close(self) -> None:
         """Ends all streams, and takes no more."""
         self.end_streams()
-        await stop([each.task for each in self._topics.values() if each.task is not None])
+        await stop([topic.task for topic in self._topics.values() if topic.task is not None])
 
     def end_streams(self) -> None:
         """What a gateway does before it waits for its connections to end."""

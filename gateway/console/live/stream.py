@@ -147,5 +147,5 @@ async def _is_open(request: Request[Any, Any, Any], session: Session) -> bool:
     `DatabaseUnavailable`."""
     deps, visit = gateway_of(request).deps, visit_of(request)
     cookie = cookies.read(request.scope, cookies.SESSION, secure=visit.is_https)
-    found = await deps.people.session(cookie, is_use=False)
-    return found is not None and found.person == session.person
+    stored = await deps.people.session(cookie, is_use=False)
+    return stored is not None and stored.person == session.person

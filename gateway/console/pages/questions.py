@@ -17,8 +17,8 @@ FILTER_ERRORS = (Invalid, NotFound)
 
 def asked_of(request: Request[Any, Any, Any], *names: str) -> dict[str, str]:
     """The values of these fields; empty: not given."""
-    found = {name: str(request.query_params.get(name, "")).strip() for name in names}
-    return typed_fields(found, *names)
+    values = {name: str(request.query_params.get(name, "")).strip() for name in names}
+    return typed_fields(values, *names)
 
 
 def cursor_of(request: Request[Any, Any, Any]) -> str | None:

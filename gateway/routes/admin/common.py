@@ -80,14 +80,14 @@ def if_match(request: Request[Any, Any, Any]) -> IfMatch:
         return None
     if text.strip() == "*":
         return ANY
-    found = [_TAG.fullmatch(each.strip()) for each in text.split(",")]
-    if len(text) > MAX_IF_MATCH or not all(found):
+    tags = [_TAG.fullmatch(tag.strip()) for tag in text.split(",")]
+    if len(text) > MAX_IF_MATCH or not all(tags):
         raise errors.bad_header(
             "If-Match",
             text,
             'Give the ETag of an answer as it is, in its quotes, such as "0123456789abcdef", or *.',
         )
-    return frozenset(each[2] for each in found if each is not None and each[1] is None)
+    return frozenset(tag[2] for tag in tags if tag is not None and tag[1] is None)
 
 
 async def named(request: Request[Any, Any, Any], shown: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,7 +98,7 @@ async def named(request: Request[Any, Any, Any], shown: Mapping[str, Any]) -> di
 async def paged(
     request: Request[Any, Any, Any], page: Page[T], as_json: Callable[[T], Mapping[str, Any]]
 ) -> Response[bytes]:
-    data = await gateway_of(request).deps.admin.with_names(as_json(each) for each in page.rows)
+    data = await gateway_of(request).deps.admin.with_names(as_json(row) for row in page.rows)
     return json_response({"object": "list", "data": data, "next_cursor": page.next_cursor})
 
 

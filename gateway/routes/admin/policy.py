@@ -94,7 +94,7 @@ async def list_moves(
 ) -> Response[bytes]:
     query = MoveQuery(model=model, knob=knob, made=made, since=since, until=until)
     page = await gateway_of(request).deps.admin.read_moves(query, cursor=cursor, limit=limit)
-    data = [each.as_json() for each in page.rows]
+    data = [row.as_json() for row in page.rows]
     return json_response({"object": "list", "data": data, "next_cursor": page.next_cursor})
 
 

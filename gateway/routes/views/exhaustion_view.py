@@ -33,18 +33,18 @@ def exhaustion_of(state: LimitState, now_us: int, recent: Sequence[ObservedUse] 
     """Instants, with what they go by. `recent`: further use of the limit (`recent_use`)."""
     limit = state.limit
     if limit.window is None:
-        found = Exhaustion(
+        exhaustion = Exhaustion(
             None, None, "a rate refills by itself" if limit.is_bucket else "requests that end give it back"
         )
     else:
         left = limit.amount - state.used - state.held
         so_far = _so_far(state, now_us)
         observed = ([] if so_far is None else [so_far]) + list(recent)
-        found = projected_exhaustion(left, observed, state.reset_s)
+        exhaustion = projected_exhaustion(left, observed, state.reset_s)
     return {
-        "p50": _instant(found.p50_s, now_us),
-        "p90": _instant(found.p90_s, now_us),
-        "basis": found.basis,
+        "p50": _instant(exhaustion.p50_s, now_us),
+        "p90": _instant(exhaustion.p90_s, now_us),
+        "basis": exhaustion.basis,
     }
 
 

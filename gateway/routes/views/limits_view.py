@@ -121,14 +121,14 @@ async def _first_to_bind(
 
 def _of_end_user(limits: Iterable[Limit], end_user: str) -> dict[str, Limit]:
     """By limit id, the limits with counters: a default as that of `end_user`, unless that one has its own."""
-    found = {limit.limit_id: limit for limit in limits if not limit.is_default}
+    merged = {limit.limit_id: limit for limit in limits if not limit.is_default}
     if end_user:
-        taken = {limit.identity for limit in found.values()}
+        taken = {limit.identity for limit in merged.values()}
         for default in (limit for limit in limits if limit.is_default):
             limit = default.of_end_user(end_user_id(default.tenant_id, end_user))
             if limit.identity not in taken:
-                found[limit.limit_id] = limit
-    return found
+                merged[limit.limit_id] = limit
+    return merged
 
 
 def _or_never(reset_s: float) -> float | None:

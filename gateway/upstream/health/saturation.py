@@ -104,12 +104,12 @@ def _samples(page: str) -> Iterator[tuple[str, str, float]]:
     for line in page[:MAX_PAGE_CHARACTERS].splitlines():
         if not line.startswith(PREFIXES):
             continue
-        found = _SAMPLE.fullmatch(line)
-        if found is None:
+        sample = _SAMPLE.fullmatch(line)
+        if sample is None:
             continue
         try:
-            value = float(found[3])
+            value = float(sample[3])
         except ValueError:
             continue
         if math.isfinite(value):
-            yield found[1], found[2] or "", min(value, MAX_VALUE)
+            yield sample[1], sample[2] or "", min(value, MAX_VALUE)

@@ -43,13 +43,13 @@ class SseParser:
         self._check(len(rest))
         if len(data) > self._max_event_bytes:
             self._check(max(map(len, events), default=0))
-        found: list[bytes] = []
+        payloads: list[bytes] = []
         for event in events:
             if event.startswith(b"data: ") and b"\n" not in event:
-                found.append(event[6:])
+                payloads.append(event[6:])
             elif (value := _data(event)) is not None:
-                found.append(value)
-        return found
+                payloads.append(value)
+        return payloads
 
     @property
     def is_between_events(self) -> bool:

@@ -245,12 +245,14 @@ class ChannelState:
     def resting(self) -> dict[str, int]:
         """Sequences of this gateway that have used up their leases: their emitted tokens."""
         news = {sequence_id: self.news(sequence_id) for sequence_id in self._begun}
-        return {name: each.emitted_tokens for name, each in news.items() if each.state == "parked"}
+        return {name: state.emitted_tokens for name, state in news.items() if state.state == "parked"}
 
     def orphans(self) -> list[SequenceOutcome]:
         """Outcomes that nothing here reads: of an earlier life, of other gateways, and of lost answers."""
         mine = {begun.wire_id for begun in self._begun.values()}
-        return [each for each in self._outcomes() if each.sequence_id not in mine | self._read.keys()]
+        return [
+            outcome for outcome in self._outcomes() if outcome.sequence_id not in mine | self._read.keys()
+        ]
 
     def inventory(self, replica_id: str, own: Sequence[RunningSequence]) -> Inventory:
         """Everything unaccounted for. `own`: this gateway's sequences there."""

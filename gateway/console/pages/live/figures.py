@@ -96,32 +96,32 @@ def overview_of(
         tenant_rows(now.tenants, names),
         replica_rows(now.replicas, () if before is None else before.replicas),
         slow,
-        sum(each.left_out for each in now.gateways),
+        sum(gateway.left_out for gateway in now.gateways),
     )
 
 
 def tenant_rows(tenants: Sequence[TenantNow], names: Mapping[str, str]) -> tuple[ShareRow, ...]:
     """By name, and a tenant's tiers from the highest down: a place that does not depend on the figures."""
     totals = dict.fromkeys(TIER_RANKS, 0.0)
-    for each in tenants:
-        totals[each.tier] += each.had
+    for tenant in tenants:
+        totals[tenant.tier] += tenant.had
     rows = []
-    for each in tenants:
-        total, lag = totals[each.tier], each.due - each.had
-        has_part = total > 0 and each.had + each.due > 0
+    for tenant in tenants:
+        total, lag = totals[tenant.tier], tenant.due - tenant.had
+        has_part = total > 0 and tenant.had + tenant.due > 0
         rows.append(
             ShareRow(
-                each.tenant_id,
-                names.get(each.tenant_id, each.tenant_id),
-                each.tier,
-                each.weight,
-                each.queued,
-                each.running,
-                each.had / total if has_part else None,
-                each.due / total if has_part else None,
+                tenant.tenant_id,
+                names.get(tenant.tenant_id, tenant.tenant_id),
+                tenant.tier,
+                tenant.weight,
+                tenant.queued,
+                tenant.running,
+                tenant.had / total if has_part else None,
+                tenant.due / total if has_part else None,
                 round(lag),
-                lag / each.bound if each.bound else None,
-                each.before_line_us / each.arrivals / 1e6 if each.arrivals else None,
+                lag / tenant.bound if tenant.bound else None,
+                tenant.before_line_us / tenant.arrivals / 1e6 if tenant.arrivals else None,
             )
         )
     return tuple(sorted(rows, key=lambda row: (row.name, row.tenant_id, TIER_RANKS[row.tier])))
@@ -130,34 +130,40 @@ def tenant_rows(tenants: Sequence[TenantNow], names: Mapping[str, str]) -> tuple
 def jain_index(tenants: Iterable[TenantNow]) -> float | None:
     """Jain's index of what tenants had of what they were due: 1 where all had the same part of it, 1/n where
     one of n had everything. None: nothing was due. Jain, Chiu and Hawe, DEC-TR-301, 1984."""
-    parts = [each.had / each.due for each in tenants if each.due >= 1]
+    parts = [tenant.had / tenant.due for tenant in tenants if tenant.due >= 1]
     squares = sum(part * part for part in parts)
     return sum(parts) ** 2 / (len(parts) * squares) if squares else None
 
 
 def tokens_per_s(now: FleetNow, before: FleetNow | None) -> float | None:
     """Of the gateways that are in both snapshots, each by its own clock."""
-    earlier = {} if before is None else {each.gateway_id: each for each in before.gateways}
+    earlier = {} if before is None else {gateway.gateway_id: gateway for gateway in before.gateways}
     rates = [
-        max(0, each.output_tokens - was.output_tokens) / (each.clock_s - was.clock_s)
-        for each in now.gateways
-        if (was := earlier.get(each.gateway_id)) is not None and each.clock_s > was.clock_s
+        max(0, gateway.output_tokens - was.output_tokens) / (gateway.clock_s - was.clock_s)
+        for gateway in now.gateways
+        if (was := earlier.get(gateway.gateway_id)) is not None and gateway.clock_s > was.clock_s
     ]
     return sum(rates) if rates else None
 
 
 def replica_rows(now: Iterable[ReplicaNow], before: Iterable[ReplicaNow]) -> tuple[LiveReplicaRow, ...]:
     """In the order of `now`."""
-    earlier = {(each.pool, each.address): each for each in before}
+    earlier = {(replica.pool, replica.address): replica for replica in before}
     rows = []
-    for each in now:
-        was = earlier.get((each.pool, each.address))
-        steps = 0 if was is None else each.steps - was.steps
-        batch = (each.batch_sum - was.batch_sum) / steps if was is not None and steps > 0 else None
-        state = "drained" if each.is_drained else "up" if each.is_up else "down"
+    for replica in now:
+        was = earlier.get((replica.pool, replica.address))
+        steps = 0 if was is None else replica.steps - was.steps
+        batch = (replica.batch_sum - was.batch_sum) / steps if was is not None and steps > 0 else None
+        state = "drained" if replica.is_drained else "up" if replica.is_up else "down"
         rows.append(
             LiveReplicaRow(
-                each.pool, each.replica_id, state, each.running, each.waiting, batch, each.kv_share
+                replica.pool,
+                replica.replica_id,
+                state,
+                replica.running,
+                replica.waiting,
+                batch,
+                replica.kv_share,
             )
         )
     return tuple(rows)

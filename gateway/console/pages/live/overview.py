@@ -45,9 +45,9 @@ class OverviewMaker:
             self._slow_s = now_s
             self._slow = await read_slow_figures(deps.admin, self._slow, deps.wall_clock())
         names = {
-            each.tenant_id: tenant.name
-            for each in fleet.tenants
-            if (tenant := deps.directory.tenant(each.tenant_id)) is not None
+            row.tenant_id: tenant.name
+            for row in fleet.tenants
+            if (tenant := deps.directory.tenant(row.tenant_id)) is not None
         }
         before = self._before if now_s - self._before_s <= RATE_S else None
         self._before, self._before_s = fleet, now_s
@@ -73,7 +73,7 @@ class OverviewWriter:
     def shown(self, overview: Overview) -> dict[str, Any]:
         if self._first is None:
             self._first = overview.tenants[:MOST_ROWS]
-            self._ids = tuple(each.row_id for each in self._first)
+            self._ids = tuple(row.row_id for row in self._first)
         return {"now": overview, "tenants": held(self._first, overview.tenants, lambda row: row.row_id)}
 
     def text(self, overview: Overview, texts: Texts) -> str:

@@ -34,8 +34,8 @@ async def read_slow_figures(admin: Admin, earlier: SlowFigures, now_s: float) ->
     refusals: Counter[str] = Counter()
     for row in refused.rows:
         refusals[row["code"]] += row["count"]
-    judged = sum(each.period.total for each in reports)
-    missed = sum(each.period.missed for each in reports)
+    judged = sum(report.period.total for report in reports)
+    missed = sum(report.period.missed for report in reports)
     return SlowFigures(
         sum(row["cost_nanousd"] for row in usage.as_json()["data"]),
         1 - missed / judged if judged else None,

@@ -47,16 +47,16 @@ async def steered(request: Request[Any, Any, Any], request_id: str) -> Steered |
     """None: no gateway runs it, or it is of a tenant that the person does not see. Raises `NotForThisRole`,
     and `ApiError` where a gateway does not answer."""
     person = visit_of(request).person
-    found = await found_running(request, about(SHOW, request_id))
-    if found is None or not person.may(Act.READ_TENANT, found.tenant_id):
+    running = await found_running(request, about(SHOW, request_id))
+    if running is None or not person.may(Act.READ_TENANT, running.tenant_id):
         return None
-    if not person.may(Act.STEER_REQUEST, found.tenant_id):
+    if not person.may(Act.STEER_REQUEST, running.tenant_id):
         raise NotForThisRole
-    tenant = gateway_of(request).deps.directory.tenant(found.tenant_id)
-    name = found.tenant_id if tenant is None else tenant.name
+    tenant = gateway_of(request).deps.directory.tenant(running.tenant_id)
+    name = running.tenant_id if tenant is None else tenant.name
     if person.may(Act.CHANGE_PLATFORM):
-        return Steered(found, name, None, tuple(Tier))
-    return Steered(found, name, found.tenant_id, found.tiers)
+        return Steered(running, name, None, tuple(Tier))
+    return Steered(running, name, running.tenant_id, running.tiers)
 
 
 @page(f"{ONE}/cancel", act=Act.STEER_REQUEST)
@@ -128,8 +128,8 @@ async def _offers(
         if tier == what.shown["tier"]:
             continue
         try:
-            found = await live(request, about(OFFER, what.shown["id"], what.of_tenant, tier))
-            offers.append(await named(request, found.result()))
+            offer = await live(request, about(OFFER, what.shown["id"], what.of_tenant, tier))
+            offers.append(await named(request, offer.result()))
         except ApiError as error:
             why = error.message
     return page_response(

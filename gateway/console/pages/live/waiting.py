@@ -73,13 +73,13 @@ async def question_of(request: Request[Any, Any, Any]) -> WaitingQuestion:
 
 async def view_of(request: Request[Any, Any, Any], question: WaitingQuestion) -> WaitingView:
     gateway = gateway_of(request)
-    found = await gateway.fleet.waiting(question.tenant_ids, question.tier)
+    waiting = await gateway.fleet.waiting(question.tenant_ids, question.tier)
     names = {
-        each.tenant_id: tenant.name
-        for each in found.data
-        if (tenant := gateway.deps.directory.tenant(each.tenant_id)) is not None
+        row.tenant_id: tenant.name
+        for row in waiting.data
+        if (tenant := gateway.deps.directory.tenant(row.tenant_id)) is not None
     }
-    return WaitingView(round(gateway.deps.wall_clock() * 1e6), found, names)
+    return WaitingView(round(gateway.deps.wall_clock() * 1e6), waiting, names)
 
 
 class WaitingWriter:
@@ -94,12 +94,10 @@ class WaitingWriter:
         if self._first is None:
             self._first = tuple(view.found.data)
             # Of one topic people differ in what they may do, and in how they named the tenant.
-            ids = (each.request_id for each in self._first)
+            ids = (row.request_id for row in self._first)
             self._ids = (self._question.may_act, self._question.typed_tenant, *ids)
         rows = held(self._first, view.found.data, lambda row: row.request_id)
-        most = max(
-            (sum(each.tokens_ahead.values()) for each in view.found.data if each.tokens_ahead), default=1
-        )
+        most = max((sum(row.tokens_ahead.values()) for row in view.found.data if row.tokens_ahead), default=1)
         more = max(0, view.found.total - len(view.found.data))
         return {
             "now": view,

@@ -31,7 +31,7 @@ class SummedUsage:
         return SummedUsage(*(getattr(self, name) + getattr(other, name) for name in NAMES))
 
 
-NAMES = tuple(each.name for each in fields(SummedUsage))
+NAMES = tuple(column.name for column in fields(SummedUsage))
 
 
 def amounts_of(row: Mapping[str, Any]) -> SummedUsage:
@@ -40,8 +40,8 @@ def amounts_of(row: Mapping[str, Any]) -> SummedUsage:
 
 def sum_of(many: Iterable[SummedUsage]) -> SummedUsage:
     total = SummedUsage()
-    for each in many:
-        total = total.plus(each)
+    for usage in many:
+        total = total.plus(usage)
     return total
 
 

@@ -106,12 +106,14 @@ def _per_million(nanousd: int, tokens: int) -> int | None:
 
 def pool_time(pool: str, replicas: Sequence[EngineTime]) -> PoolTime:
     """The replicas' time together."""
-    seen_us = sum(each.counts.seen_us for each in replicas)
+    seen_us = sum(replica.counts.seen_us for replica in replicas)
     # Gateways look once a second: never more up than seen, and never more idle than up.
-    up_us = min(seen_us, sum(each.counts.up_us for each in replicas))
-    idle_us = min(up_us, sum(each.counts.idle_us for each in replicas))
-    again = sum(each.counts.recomputed_tokens for each in replicas)
-    tokens = again + sum(each.counts.computed_tokens + each.counts.emitted_tokens for each in replicas)
+    up_us = min(seen_us, sum(replica.counts.up_us for replica in replicas))
+    idle_us = min(up_us, sum(replica.counts.idle_us for replica in replicas))
+    again = sum(replica.counts.recomputed_tokens for replica in replicas)
+    tokens = again + sum(
+        replica.counts.computed_tokens + replica.counts.emitted_tokens for replica in replicas
+    )
     busy_us = up_us - idle_us
     again_us = busy_us * again // tokens if tokens else 0
     return PoolTime(pool, len(replicas), seen_us, seen_us - up_us, idle_us, again_us, busy_us - again_us)
@@ -121,8 +123,8 @@ def by_pool(
     engines: Iterable[EngineTime], charged: Mapping[str, SummedUsage], hour_nanousd: int
 ) -> list[Recovery]:
     replicas: dict[str, list[EngineTime]] = {}
-    for each in engines:
-        replicas.setdefault(each.pool, []).append(each)
+    for engine in engines:
+        replicas.setdefault(engine.pool, []).append(engine)
     return [
         Recovery(pool_time(pool, replicas.get(pool, [])), hour_nanousd, charged.get(pool, SummedUsage()))
         for pool in sorted({*replicas, *charged})
@@ -131,11 +133,11 @@ def by_pool(
 
 def all_pools(pools: Sequence[Recovery], hour_nanousd: int, reserved_us: int) -> Recovery:
     total = SummedUsage()
-    for each in pools:
-        total = total.plus(each.charged)
-    times = [each.time for each in pools]
+    for pool in pools:
+        total = total.plus(pool.charged)
+    times = [pool.time for pool in pools]
     names = ("replicas", "seen_us", "away_us", "idle_us", "again_us", "work_us")
-    sums = [sum(getattr(each, name) for each in times) for name in names]
+    sums = [sum(getattr(time, name) for time in times) for name in names]
     return Recovery(PoolTime("all", *sums), hour_nanousd, total, min(reserved_us, sums[3]))
 
 
@@ -149,8 +151,8 @@ def unused_us(
     for tenant_id, rate in reserved.items():
         most = rate * 3600
         unused_tokens += most * hours - sum(min(most, tokens) for tokens in served.by_hour.get(tenant_id, ()))
-    idle_us = sum(each.idle_us for each in times)
-    busy_us = sum(each.again_us + each.work_us for each in times)
+    idle_us = sum(time.idle_us for time in times)
+    busy_us = sum(time.again_us + time.work_us for time in times)
     if unused_tokens <= 0 or not served.all_tokens or not busy_us:
         return idle_us if unused_tokens > 0 else 0
     return min(idle_us, round(unused_tokens * busy_us / served.all_tokens))

@@ -41,13 +41,13 @@ class PersonRow:
 def rows(people: Iterable[Person], directory: Directory) -> list[PersonRow]:
     return [
         PersonRow(
-            each.person_id,
-            each.name,
-            each.role.value,
-            ", ".join(tenant_names(directory, each)),
-            state_of(each),
+            person.person_id,
+            person.name,
+            person.role.value,
+            ", ".join(tenant_names(directory, person)),
+            state_of(person),
         )
-        for each in people
+        for person in people
     ]
 
 
@@ -90,13 +90,13 @@ async def _shown(
 ) -> Response[str]:
     deps = gateway_of(request).deps
     cursor = request.query_params.get("cursor")
-    found = await deps.admin.page_people(cursor=cursor, limit=MOST_SHOWN)
+    page = await deps.admin.page_people(cursor=cursor, limit=MOST_SHOWN)
     return page_response(
         "people/people.html",
         visit_of(request),
         problem=problem,
-        people=rows(found.rows, deps.directory),
-        next_page=with_query(PATH, {"cursor": found.next_cursor or ""}) if found.next_cursor else "",
+        people=rows(page.rows, deps.directory),
+        next_page=with_query(PATH, {"cursor": page.next_cursor or ""}) if page.next_cursor else "",
         roles=ROLES,
         typed=typed | {"role": typed["role"] or Role.MEMBER.value},
     )

@@ -58,11 +58,11 @@ async def _shown(request: Request[Any, Any, Any], problem: FormProblem | None = 
         | {
             "rows": [
                 replica_row(
-                    each,
-                    live.get((pool["pool"], each["replica_id"])),
-                    minutes.get((pool["pool"], each["replica_id"])),
+                    replica,
+                    live.get((pool["pool"], replica["replica_id"])),
+                    minutes.get((pool["pool"], replica["replica_id"])),
                 )
-                for each in pool["replicas"]
+                for replica in pool["replicas"]
             ]
         }
         for pool in shown["data"]
@@ -89,12 +89,14 @@ async def _shown(request: Request[Any, Any, Any], problem: FormProblem | None = 
 
 def _live(request: Request[Any, Any, Any]) -> dict[tuple[str, str], float]:
     """The share of each replica's KV cache that sequences hold now, by pool and replica."""
-    found: dict[tuple[str, str], float] = {}
+    kv_shares: dict[tuple[str, str], float] = {}
     for pool in gateway_of(request).pools.values():
-        for each in pool.spec.upstreams:
-            if each.is_up and each.snapshot is not None and each.snapshot.num_blocks:
-                found[pool.name, each.replica_id] = each.snapshot.referenced_blocks / each.snapshot.num_blocks
-    return found
+        for upstream in pool.spec.upstreams:
+            if upstream.is_up and upstream.snapshot is not None and upstream.snapshot.num_blocks:
+                kv_shares[pool.name, upstream.replica_id] = (
+                    upstream.snapshot.referenced_blocks / upstream.snapshot.num_blocks
+                )
+    return kv_shares
 
 
 async def _replica(
@@ -105,13 +107,13 @@ async def _replica(
     pool, upstream = find_replica(gateway, name)
     shown = await upstreams_of(gateway)
     rows = [
-        replica_row(each, None, None)
+        replica_row(replica, None, None)
         for one in shown["data"]
         if one["pool"] == pool
-        for each in one["replicas"]
+        for replica in one["replicas"]
     ]
-    [this] = [each for each in rows if each.replica == name]
-    return pool, upstream, this, [each for each in rows if each is not this], shown["gateways_missing"]
+    [this] = [row for row in rows if row.replica == name]
+    return pool, upstream, this, [row for row in rows if row is not this], shown["gateways_missing"]
 
 
 @page(f"{ONE}/drain", act=Act.CHANGE_PLATFORM)
@@ -155,8 +157,8 @@ async def resume(request: Request[Any, Any, Any], replica: FromPath[str]) -> Res
     gateway = gateway_of(request)
     await gateway.directory.refresh()
     try:
-        found = find_drain(gateway, replica)
-        await gateway.deps.admin.resume_replica(visit_of(request).actor, *found.identity)
+        drain = find_drain(gateway, replica)
+        await gateway.deps.admin.resume_replica(visit_of(request).actor, *drain.identity)
     except FORM_ERRORS as error:
         return await _shown(request, problem_of(error))
     return await _done(request, "resume", replica)

@@ -95,7 +95,7 @@ def kv_by_minute(rows: Iterable[EngineRow]) -> tuple[list[str], list[KvRow]]:
 def drain_effects(pool: str, replica: ReplicaRow, others: Sequence[ReplicaRow], missing: int) -> list[str]:
     """What a drain will do, in sentences. `others`: replicas of the same model; `missing`: gateways that did
     not say what they run there."""
-    serving = sum(each.state == "serving" for each in others)
+    serving = sum(row.state == "serving" for row in others)
     one = replica.in_flight == 1
     running = (
         "No request runs there now."

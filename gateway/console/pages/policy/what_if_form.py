@@ -97,13 +97,13 @@ def _policies(text: str, known: Collection[str]) -> tuple[str, ...]:
 
 
 def _pairs(field: str, text: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for part in text.replace(",", " ").split():
         name, separator, value = part.rpartition("=")
         if not separator or not name or not value:
             raise Invalid(field, f"{part!r} is not NAME=VALUE")
-        found[name] = value
-    return found
+        pairs[name] = value
+    return pairs
 
 
 def _whole(field: str, text: str, most: int) -> int | None:
@@ -132,7 +132,7 @@ def _weight(text: str) -> float:
 def _limits(text: str, tenants: Collection[str]) -> dict[str, list[ConfigLimit]]:
     """The limits of the lines `TENANT METER AMOUNT [WINDOW]`, by tenant. Raises `Invalid`, which names the
     line."""
-    found: dict[str, list[ConfigLimit]] = {}
+    limits: dict[str, list[ConfigLimit]] = {}
     lines: dict[tuple[str, str, str | None], int] = {}
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
@@ -146,8 +146,8 @@ def _limits(text: str, tenants: Collection[str]) -> dict[str, list[ConfigLimit]]
                 raise Invalid("limits", f"line {first} sets this limit already")
         except Invalid as error:
             raise Invalid("limits", f"line {number}: {error.message}") from None
-        found.setdefault(tenant, []).append(limit)
-    return found
+        limits.setdefault(tenant, []).append(limit)
+    return limits
 
 
 def _limit(words: list[str], tenants: Collection[str]) -> tuple[str, ConfigLimit]:

@@ -58,8 +58,8 @@ def name_of(row: Mapping[str, Any]) -> str:
 
 
 def rows_of(report: Mapping[str, Any]) -> list[ComparedRow]:
-    found = [_row(report["recorded"], None)] if "recorded" in report else []
-    return found + [_row(each, number) for number, each in enumerate(report["policies"])]
+    recorded = [_row(report["recorded"], None)] if "recorded" in report else []
+    return recorded + [_row(policy, number) for number, policy in enumerate(report["policies"])]
 
 
 def tenants_of(report: Mapping[str, Any]) -> list[ComparedTenant]:
@@ -97,14 +97,14 @@ def bars_of(report: Mapping[str, Any]) -> list[tuple[str, float, str, str]]:
 
 def accuracy_of(report: Mapping[str, Any]) -> list[str]:
     """How far the baseline is off, figure by figure."""
-    found = []
-    for each in report.get("baseline") or ():
-        name = each["figure"].replace("_", " ").replace("ttft", "TTFT").replace("e2e", "E2E")
-        off = "never came" if each["off"] is None else f"{100 * each['off']:+.1f} %"
-        error = each["stated_error"]
+    lines = []
+    for row in report.get("baseline") or ():
+        name = row["figure"].replace("_", " ").replace("ttft", "TTFT").replace("e2e", "E2E")
+        off = "never came" if row["off"] is None else f"{100 * row['off']:+.1f} %"
+        error = row["stated_error"]
         stated = "not known of so few requests" if error is None else f"{100 * error:.1f} %"
-        found.append(f"{name}: {off} (stated error: {stated})")
-    return found
+        lines.append(f"{name}: {off} (stated error: {stated})")
+    return lines
 
 
 def progress_words(run: WhatIfRun) -> str:

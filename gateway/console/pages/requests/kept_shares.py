@@ -66,7 +66,7 @@ class KeptFigure:
 
     @property
     def points(self) -> list[Point]:
-        return [each.point for each in (self.p50, self.p90) if each.is_enough]
+        return [share.point for share in (self.p50, self.p90) if share.is_enough]
 
 
 def kept_figure(row: Mapping[str, Any]) -> KeptFigure:

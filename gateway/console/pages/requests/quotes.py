@@ -119,7 +119,7 @@ async def read_quotes(admin: Admin, filters: Filters, span: Span) -> QuotesShown
     )
     usage = (await admin.read_usage(asked, limit=MOST_GROUPS)).as_json()["data"]
     return QuotesShown(
-        [(each, figures[each]) for each in FIGURES if each in figures],
+        [(figure, figures[figure]) for figure in FIGURES if figure in figures],
         [(bucket_words(row["wait_bucket"]), kept_figure(row)) for row in await groups("wait")],
         [(to_us(datetime.fromisoformat(row["start"])), kept_figure(row)) for row in days],
         [
@@ -135,17 +135,17 @@ async def quotes_page(request: Request[Any, Any, Any]) -> Response[str]:
     deps = gateway_of(request).deps
     filters = filters_of(request, PATH, NAMES)
     now = datetime.fromtimestamp(deps.wall_clock(), UTC) + timedelta(microseconds=1)
-    found, problem, span = NOTHING, None, span_of(Filters(PATH, {}), now)
+    shares, problem, span = NOTHING, None, span_of(Filters(PATH, {}), now)
     try:
         span = span_of(filters, now)
-        found = await read_quotes(deps.admin, filters, span)
+        shares = await read_quotes(deps.admin, filters, span)
     except FILTER_ERRORS as error:
         problem = filters.problem(error)
     return page_response(
         "requests/quotes.html",
         visit_of(request),
         problem=problem,
-        found=found,
+        found=shares,
         filters=filters,
         figure=filters.get("figure") or FIGURES[0],
         words=WORDS,

@@ -73,7 +73,7 @@ async def request_page(request: Request[Any, Any, Any], request_id: FromPath[str
         is_binding=is_binding(timeline),
         events=events_shown(timeline),
         lines=ledger_lines(rows, with_detail=sees_all),
-        misses=[miss_shown(each) for each in shown["misses"]],
+        misses=[miss_shown(miss) for miss in shown["misses"]],
         way_out=way_out(shown["refusal"]["code"]) if "refusal" in shown else "",
         sat_out_for=took,
         trace=trace_address(deps.config.trace_url, shown["id"]) if sees_all else "",

@@ -87,22 +87,22 @@ class LedgerLine:
 
 def stages_shown(stages: Sequence[Mapping[str, Any]]) -> tuple[list[Stage], float]:
     """Stages from its first byte on, at most `MOST_STAGES`, and the last one's end."""
-    begin_s = min((each["start_s"] for each in stages), default=0.0)
-    found = [
-        (words, each["start_s"] - begin_s, each["end_s"] - begin_s, fill)
-        for each in stages
-        for words, fill in [STAGES.get(each["name"], (each["name"], "fill-1"))]
+    begin_s = min((stage["start_s"] for stage in stages), default=0.0)
+    rows = [
+        (words, stage["start_s"] - begin_s, stage["end_s"] - begin_s, fill)
+        for stage in stages
+        for words, fill in [STAGES.get(stage["name"], (stage["name"], "fill-1"))]
     ]
-    return found[:MOST_STAGES], max((end_s for _, _, end_s, _ in found), default=0.0)
+    return rows[:MOST_STAGES], max((end_s for _, _, end_s, _ in rows), default=0.0)
 
 
 def told_and_happened(timeline: Sequence[Mapping[str, Any]]) -> list[Told]:
     """The figures that it was told, in the order of `FIGURES`; none where it was told nothing."""
-    events = {each["event"]: each for each in reversed(timeline)}
+    events = {event["event"]: event for event in reversed(timeline)}
     quoted = events.get("quoted")
     if quoted is None:
         return []
-    found: list[Told] = []
+    figures: list[Told] = []
     for name, words, when in FIGURES:
         unit, parts = ("tokens", 1) if name == "output" else ("us", 1_000_000)
         p50, p90 = quoted.get(f"{name}_p50_{unit}"), quoted.get(f"{name}_p90_{unit}")
@@ -111,8 +111,8 @@ def told_and_happened(timeline: Sequence[Mapping[str, Any]]) -> list[Told]:
         if p50 is not None:
             # Divided as the events' times are, so that what is equal stays equal.
             p50, p90 = p50 / parts, None if p90 is None else p90 / parts
-            found.append(Told(words, name != "output", p50, p90, happened, _verdict(p50, p90, happened)))
-    return found
+            figures.append(Told(words, name != "output", p50, p90, happened, _verdict(p50, p90, happened)))
+    return figures
 
 
 def _verdict(p50: float, p90: float | None, happened: float | None) -> str:
@@ -126,17 +126,17 @@ def _verdict(p50: float, p90: float | None, happened: float | None) -> str:
 
 
 def is_binding(timeline: Sequence[Mapping[str, Any]]) -> bool:
-    return any(each.get("is_binding") for each in timeline if each["event"] == "quoted")
+    return any(event.get("is_binding") for event in timeline if event["event"] == "quoted")
 
 
 def events_shown(timeline: Sequence[Mapping[str, Any]]) -> list[EventShown]:
     return [
         EventShown(
-            each["at_s"],
-            each["event"].replace("_", " "),
-            ", ".join(_number(name, value) for name, value in each.items() if name not in ("event", "at_s")),
+            event["at_s"],
+            event["event"].replace("_", " "),
+            ", ".join(_number(name, value) for name, value in event.items() if name not in ("event", "at_s")),
         )
-        for each in timeline
+        for event in timeline
     ]
 
 

@@ -60,7 +60,7 @@ async def in_flight(
     request: Request[Any, Any, Any], tenant_id: str, *, project: str = "", key: str = ""
 ) -> Unfinished:
     ask = RequestAction(LIST, of_tenant=tenant_id, project=project, key=key)
-    found = await gateway_of(request).fleet.live_requests(ask)
-    by_status = Counter(each["status"] for each in found.data)
+    requests = await gateway_of(request).fleet.live_requests(ask)
+    by_status = Counter(row["status"] for row in requests.data)
     running = by_status.pop("running", 0)
-    return Unfinished(by_status.total(), running, not found.has_more and not found.gateways_missing)
+    return Unfinished(by_status.total(), running, not requests.has_more and not requests.gateways_missing)

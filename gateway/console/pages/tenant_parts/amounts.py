@@ -88,7 +88,7 @@ def subject_text(limit: Limit, name: str | None) -> str:
 
 def whole_typed(field: str, text: str) -> int:
     """A whole number; commas, blanks and underscores between digits are for eyes. Raises `Invalid`."""
-    digits = text.translate({ord(each): None for each in ", _\u00a0\u202f"})
+    digits = text.translate({ord(mark): None for mark in ", _\u00a0\u202f"})
     if not digits.isascii() or not digits.isdigit() or len(digits) > 18:
         raise Invalid(field, "give a whole number, such as 100000")
     return int(digits)
@@ -97,7 +97,7 @@ def whole_typed(field: str, text: str) -> int:
 def decimal_typed(field: str, text: str) -> Decimal:
     """A number with a decimal point, from 0 on. Raises `Invalid`."""
     try:
-        value = Decimal(text.translate({ord(each): None for each in ", _$"}))
+        value = Decimal(text.translate({ord(mark): None for mark in ", _$"}))
     except InvalidOperation:
         value = Decimal("NaN")
     if not value.is_finite() or not 0 <= value < 10**15:

@@ -50,20 +50,20 @@ def path_of(key: ApiKey, limits: Iterable[Limit]) -> list[Limit]:
         (SubjectKind.PLATFORM, PLATFORM),
     }
     levels = list(SUBJECTS)
-    found = [limit for limit in limits if (limit.kind, limit.subject_id) in subjects]
-    return sorted(found, key=lambda limit: -levels.index(limit.kind))
+    binding = [limit for limit in limits if (limit.kind, limit.subject_id) in subjects]
+    return sorted(binding, key=lambda limit: -levels.index(limit.kind))
 
 
 def first_to_bind(states: Iterable[LimitState]) -> LimitState | None:
     """Of the hard ones the one with the smallest share left; None: there is none. Pure."""
-    return min((each for each in states if each.limit.mode is LimitMode.HARD), key=tightness, default=None)
+    return min((state for state in states if state.limit.mode is LimitMode.HARD), key=tightness, default=None)
 
 
 def shown_path(
     limits: Sequence[Limit], states: Mapping[str, LimitState], *, shows_platform: bool
 ) -> list[PathLimit]:
     """The path as shown. Of the platform's limits a tenant's people see only whether there is room. Pure."""
-    first = first_to_bind(states[each.identity] for each in limits if each.identity in states)
+    first = first_to_bind(states[limit.identity] for limit in limits if limit.identity in states)
     return [
         _shown(
             limit,
@@ -106,9 +106,9 @@ def _shown(limit: Limit, state: LimitState | None, *, is_first: bool, is_open: b
 
 def words_of(path: Sequence[PathLimit]) -> str:
     """The limit that binds a key first, in one line. Pure."""
-    first = next((each for each in path if each.binds_first), None)
+    first = next((limit for limit in path if limit.binds_first), None)
     if first is None:
-        hard = [each for each in path if each.mode is LimitMode.HARD]
+        hard = [limit for limit in path if limit.mode is LimitMode.HARD]
         return f"{len(hard)} limits on its path" if hard else UNLIMITED
     if not first.amount_words:
         return f"{first.level}: {first.used_words}"

@@ -57,7 +57,7 @@ def row_of(
     project: str | None,
 ) -> KeyRow:
     """One key as shown. `tenant`, `project`: their names. Pure."""
-    has_limit = any(each.mode is LimitMode.HARD and each.level != "all tenants together" for each in path)
+    has_limit = any(limit.mode is LimitMode.HARD and limit.level != "all tenants together" for limit in path)
     return KeyRow(
         key.key_id,
         key.name or key.prefix,
@@ -68,7 +68,7 @@ def row_of(
         ", ".join(sorted(key.scopes)),
         None if last_used is None else to_us(last_used),
         None if key.expires_at is None else to_us(key.expires_at),
-        tuple(FINDINGS[each] for each in findings_of(key, last_used, has_limit, now)),
+        tuple(FINDINGS[finding] for finding in findings_of(key, last_used, has_limit, now)),
         words_of(path),
     )
 

@@ -36,12 +36,12 @@ class UseHistory:
     def by_hour(self, limit: Limit) -> dict[int, int]:
         """What of it the limit's meter counts of the requests that it binds, by the start of the hour."""
         places = [AMOUNTS.index(name) for name in COUNTED_AS[limit.meter]]
-        found: dict[int, int] = {}
+        sums: dict[int, int] = {}
         for row in self.rows:
             start_us, model, tier = row.key
             if limit.model in (None, model) and (limit.tier is None or limit.tier.value == tier):
-                found[start_us] = found.get(start_us, 0) + sum(row.amounts[place] for place in places)
-        return found
+                sums[start_us] = sums.get(start_us, 0) + sum(row.amounts[place] for place in places)
+        return sums
 
 
 NOT_KEPT = UseHistory((), 0)
@@ -72,10 +72,10 @@ def projection_of(
     ends_in_s = float("inf") if reset_s is None else reset_s
     if limit.kind is SubjectKind.TENANT and not limit.above_tokens and limit.meter is not Meter.CONCURRENCY:
         weeks = weeks_of(history.by_hour(limit), now_us, history.weeks)
-        found = exhaustion_by_week(int(left), weeks, now_us, ends_in_s)
+        exhaustion = exhaustion_by_week(int(left), weeks, now_us, ends_in_s)
         if left <= 0 or history.weeks >= LEAST_WEEKS:
-            return found
-        why = found.basis
+            return exhaustion
+        why = exhaustion.basis
     else:
         why = "usage by the hour is kept for whole tenants, tiers and models"
     since_us = counts_since_us(limit, now_us)  # 0: not known

@@ -60,7 +60,7 @@ def stored_in_form(tenant: Tenant) -> dict[str, str]:
         "reserved_tokens_per_s": f"{tenant.reserved_tokens_per_s:g}",
         "reserved_tier": "all" if tenant.reserved_tier is None else tenant.reserved_tier.value,
         "labels": "\n".join(
-            f"{key}={each}" for key, values in sorted(tenant.labels.items()) for each in values
+            f"{key}={value}" for key, values in sorted(tenant.labels.items()) for value in values
         ),
     }
 
@@ -108,15 +108,15 @@ def change_of(form: Mapping[str, str], stored: Tenant) -> TenantChange:
 def _labels(text: str, stored: Tenant) -> dict[str, list[str]]:
     """The labels of the lines, each with its values; those that are stored and not there are dropped. Raises
     `Invalid`, which names the line."""
-    found: dict[str, list[str]] = {}
+    labels: dict[str, list[str]] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
         key, separator, value = line.strip().partition("=")
         if not separator or not key.strip() or not value.strip():
             raise Invalid("labels", f"line {number}: {line.strip()[:40]!r} is not LABEL=VALUE")
-        found.setdefault(key.strip(), []).append(value.strip())
-    return {key: [] for key in stored.labels if key not in found} | found
+        labels.setdefault(key.strip(), []).append(value.strip())
+    return {key: [] for key in stored.labels if key not in labels} | labels
 
 
 def errors_by_field(problem: FormProblem) -> FormProblem:

@@ -75,15 +75,15 @@ async def _found(
 async def hygiene_page(request: Request[Any, Any, Any]) -> Response[str]:
     """The list, in order of creation; `finding` and `tenant` in the address are its filters."""
     filters = filters_of(request)
-    found = await _found(request, filters, request.query_params.get("cursor"), MOST_SHOWN)
+    keys_page = await _found(request, filters, request.query_params.get("cursor"), MOST_SHOWN)
     return page_response(
         "tenants/hygiene.html",
         visit_of(request),
-        keys=await rows_of_keys(request, found.rows),
-        findings=[(each.value, words) for each, words in FINDINGS.items()],
+        keys=await rows_of_keys(request, keys_page.rows),
+        findings=[(finding.value, words) for finding, words in FINDINGS.items()],
         finding=filters.finding,
         tenant=filters.tenant,
-        next_page=filters.link(PATH, found.next_cursor) if found.next_cursor else "",
+        next_page=filters.link(PATH, keys_page.next_cursor) if keys_page.next_cursor else "",
         first_page=filters.link(PATH) if "cursor" in request.query_params else "",
         file=filters.link(FILE),
         file_rows=FILE_ROWS,
@@ -96,8 +96,8 @@ async def keys_file(request: Request[Any, Any, Any]) -> Response[str]:
     filters, deps = filters_of(request), gateway_of(request).deps
 
     async def read(cursor: str | None) -> Page[dict[str, object]]:
-        found = await _found(request, filters, cursor, MAX_PAGE)
-        used = await deps.admin.last_uses(found.rows)
+        page = await _found(request, filters, cursor, MAX_PAGE)
+        used = await deps.admin.last_uses(page.rows)
         now = from_us(round(deps.wall_clock() * 1e6))
         shown = [
             key.as_json()
@@ -105,9 +105,9 @@ async def keys_file(request: Request[Any, Any, Any]) -> Response[str]:
                 "status": key.status(now),
                 "last_used_at": used[key.key_id].isoformat() if key.key_id in used else None,
             }
-            for key in found.rows
+            for key in page.rows
         ]
-        return Page(await deps.admin.with_names(shown), found.next_cursor)
+        return Page(await deps.admin.with_names(shown), page.next_cursor)
 
     cursor = request.query_params.get("cursor")
     return await csv_list("keys", COLUMNS, read, cursor, lambda after: filters.link(FILE, after))

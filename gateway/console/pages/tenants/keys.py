@@ -62,14 +62,14 @@ async def keys_page(request: Request[Any, Any, Any], tenant: FromPath[str]) -> R
 @form(PATH, act=Act.MAKE_KEY)
 async def new_key(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
     visit, deps = visit_of(request), gateway_of(request).deps
-    found = await tenant_shown(request, tenant, Act.MAKE_KEY)
+    owner = await tenant_shown(request, tenant, Act.MAKE_KEY)
     try:
-        wanted = create_of(visit.form, found.tenant_id, is_owner=visit.person.may(Act.CHANGE_PEOPLE))
+        wanted = create_of(visit.form, owner.tenant_id, is_owner=visit.person.may(Act.CHANGE_PEOPLE))
         made, secret = await deps.admin.create_key(visit.actor, wanted)
     except FORM_ERRORS as error:
         problem = _at_fields(problem_of(error, fields=(*FIELDS, "scopes", "expires")))
-        return await _shown(request, found, typed_fields(visit.form, *FIELDS), problem)
-    return await secret_page(request, found, made, secret)
+        return await _shown(request, owner, typed_fields(visit.form, *FIELDS), problem)
+    return await secret_page(request, owner, made, secret)
 
 
 async def secret_page(
@@ -105,7 +105,7 @@ async def _shown(
         keys=await rows_of_keys(request, listed.rows),
         next_page=with_query(here, {"cursor": listed.next_cursor or ""}) if listed.next_cursor else "",
         first_page=here if "cursor" in request.query_params else "",
-        project_options=[(each.name, each.name) for each in projects.rows],
+        project_options=[(row.name, row.name) for row in projects.rows],
         tier_options=tiers_shown(found.tiers),
         scopes=[
             (scope, field)
