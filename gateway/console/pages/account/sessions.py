@@ -1,4 +1,4 @@
-"""The page of sessions: the own ones, and those of all people for roles that may see them."""
+"""The page of sessions: one's own, and everyone's for roles that may see them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ MOST_SHOWN = 100
 
 @dataclass(frozen=True)
 class SessionRow:
-    """A session as shown."""
-
     session_id: str
     person_id: str
     name: str
@@ -65,7 +63,7 @@ _SYSTEMS = {
 
 
 def browser_of(user_agent: str) -> str:
-    """What a browser calls itself, in short; its own words where they are unknown."""
+    """A browser's short name, or its own words if it is unknown."""
     browser = next((name for mark, name in _BROWSERS.items() if mark in user_agent), "")
     system = next((name for mark, name in _SYSTEMS.items() if mark in user_agent), "")
     return " on ".join(word for word in (browser, system) if word) or user_agent[:60] or "unknown"
@@ -95,7 +93,6 @@ async def sessions_page(request: Request[Any, Any, Any]) -> Response[str]:
 
 @form(f"{PATH}/end")
 async def end_own_session(request: Request[Any, Any, Any]) -> Response[str]:
-    """Ends one of the person's own sessions. (Those of others are ended on their page.)"""
     visit, deps = visit_of(request), gateway_of(request).deps
     wanted = visit.form.get("session", "")
     own = await deps.people.sessions_of(visit.person)

@@ -1,4 +1,4 @@
-"""The page of alerts: those that fire and those that are over, and the webhooks that are told of them."""
+"""The page of firing and past alerts, and of the webhooks that receive them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATH = "/console/alerts"
 WEBHOOKS = f"{PATH}/webhooks"
 MOST_WEBHOOKS = 100
 MOST_SHOWN = 50
-"""Alerts of each of the two lists."""
+"""Per list."""
 DONE = {"removed": "The webhook is removed, with all that was to be sent to it."}
 FIELDS = ("url", "tenant", "subjects")
 SAYS = {subject: kind.says for subject, kind in BY_SUBJECT.items()} | {
@@ -95,8 +95,7 @@ async def _shown(
 
 
 async def webhook_shown(request: Request[Any, Any, Any], webhook: str, *, changes: bool) -> Webhook:
-    """The webhook of this id, for a person who sees it. Raises `NotFound`, and with `changes`
-    `NotForThisRole`."""
+    """The webhook, if the person may see it. Raises `NotFound`, and with `changes` `NotForThisRole`."""
     person = visit_of(request).person
     shown = await gateway_of(request).deps.admin.show_webhook(webhook, own_tenants(person))
     if changes and not may_change(person, shown.tenant_id):

@@ -1,4 +1,4 @@
-"""The page of one webhook: what was sent to it, what failed, a test; and its removal."""
+"""The page of one webhook: deliveries, failures, a test, removal."""
 
 from __future__ import annotations
 

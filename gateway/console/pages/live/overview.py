@@ -1,4 +1,4 @@
-"""The overview: who gets what share, what waits, what replicas do, what was missed and refused; live."""
+"""The live overview: shares, queues, replicas, misses and refusals."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ from tenants.people.roles import Act
 PATH = "/console/overview"
 TOPIC = ("overview",)
 MOST_ROWS = 100
-"""Of the table of tenants."""
 RATE_S = 10.0
-"""Rates are told of two snapshots that are no further apart."""
+"""Longest time between the two snapshots of a rate."""
 
 
 class OverviewMaker:
-    """Makes snapshots of one gateway's view of all. Use from one event loop."""
+    """Takes snapshots of all gateways. Use from one event loop."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -55,7 +54,7 @@ class OverviewMaker:
 
 
 def maker_of(request: Request[Any, Any, Any]) -> OverviewMaker:
-    """The one of this gateway: rates need the snapshot before."""
+    """This gateway's maker: rates need the previous snapshot."""
     state = request.app.state
     if "overview" not in state:
         state["overview"] = OverviewMaker(gateway_of(request))
@@ -64,7 +63,7 @@ def maker_of(request: Request[Any, Any, Any]) -> OverviewMaker:
 
 
 class OverviewWriter:
-    """Writes the live part for one reader, whose rows hold still."""
+    """Renders the live part for one reader, whose rows hold still."""
 
     def __init__(self) -> None:
         self._first: tuple[ShareRow, ...] | None = None
@@ -77,7 +76,7 @@ class OverviewWriter:
         return {"now": overview, "tenants": held(self._first, overview.tenants, lambda row: row.row_id)}
 
     def text(self, overview: Overview, texts: Texts) -> str:
-        """The live part. Readers with the same rows share its text."""
+        """Readers with the same rows share its text."""
         shown = self.shown(overview)
         if self._ids not in texts:
             texts[self._ids] = render("live/overview_now.html", None, **shown)
@@ -86,7 +85,6 @@ class OverviewWriter:
 
 @page(PATH, act=Act.READ_PLATFORM)
 async def overview_page(request: Request[Any, Any, Any]) -> Response[str]:
-    """The page; without scripts its figures are those of its opening."""
     hub, deps = hub_of(request), gateway_of(request).deps
     shown = OverviewWriter().shown(await hub.look(TOPIC, maker_of(request).make))
     past = await read_past_hour(deps.admin, deps.directory, shown["now"].at_us)

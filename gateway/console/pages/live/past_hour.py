@@ -1,4 +1,4 @@
-"""The last hour by minute, and this hour's service by tenant, from what all gateways wrote. Exact."""
+"""The last hour by minute and this hour's service by tenant, from what all gateways wrote."""
 
 from __future__ import annotations
 
@@ -14,13 +14,10 @@ from tenants.directory.directory import Directory
 from tenants.directory.records import from_us
 
 MOST_TENANTS = 50
-"""Rows of the table by tenant: those with the most service."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineMinuteRow:
-    """All replicas in one minute."""
-
     minute_us: int
     output_tokens_s: float
     prompt_tokens_s: float
@@ -31,8 +28,6 @@ class EngineMinuteRow:
 
 @dataclass(frozen=True, slots=True)
 class HourRow:
-    """A tenant in one tier, this hour; cost tokens."""
-
     tenant_id: str
     name: str
     tier: str
@@ -48,13 +43,11 @@ class HourRow:
 
 @dataclass(frozen=True, slots=True)
 class PastHour:
-    """What the page shows of the time before it was opened."""
-
     minutes: tuple[EngineMinuteRow, ...]
     tenants: tuple[HourRow, ...]
     more_tenants: int
     has_more_minutes: bool
-    """Of very many replicas the latest minutes are left out."""
+    """The latest minutes are left out when there are very many replicas."""
 
 
 def engine_minutes_of(rows: Iterable[EngineRow]) -> tuple[EngineMinuteRow, ...]:
@@ -79,7 +72,7 @@ def engine_minutes_of(rows: Iterable[EngineRow]) -> tuple[EngineMinuteRow, ...]:
 
 
 def hour_rows(rows: Iterable[FlowRow], names: Mapping[str, str]) -> tuple[HourRow, ...]:
-    """Over all models, those with the most service first."""
+    """Over all models, most service first."""
     sums: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for row in rows:
         counts = row.counts
@@ -102,7 +95,6 @@ def hour_rows(rows: Iterable[FlowRow], names: Mapping[str, str]) -> tuple[HourRo
 
 
 async def read_past_hour(admin: Admin, directory: Directory, now_us: int) -> PastHour:
-    """Raises `DatabaseUnavailable`."""
     engines = await admin.page_engines(limit=MAX_PAGE)
     since = from_us(now_us // HOUR_US * HOUR_US).isoformat()
     flow = await admin.page_flow(window="hour", since=since, limit=MAX_PAGE)

@@ -34,7 +34,7 @@ MOST_USD = 1_000_000
 
 
 def hour_nanousd(text: str, setting_usd: float) -> int:
-    """The price of an engine-hour: as typed, else as set. Raises `Invalid`."""
+    """As typed, else as configured. Raises `Invalid`."""
     if not text:
         return round(Decimal(repr(setting_usd)) * NANO)
     try:
@@ -49,14 +49,14 @@ def hour_nanousd(text: str, setting_usd: float) -> int:
 
 
 def reservations(tenants: list[Tenant]) -> dict[str, float]:
-    """The largest reservations, by tenant, in cost tokens a second."""
+    """The largest reservations by tenant, in cost tokens a second."""
     held = [tenant for tenant in tenants if tenant.reserved_tokens_per_s > 0]
     held.sort(key=lambda tenant: (-tenant.reserved_tokens_per_s, tenant.tenant_id))
     return {tenant.tenant_id: tenant.reserved_tokens_per_s for tenant in held[:MOST_RESERVED]}
 
 
 def pool_of(model: str, aliases: Mapping[str, Alias]) -> str:
-    """The pool that a charged model's name stands for; the name itself where it means several."""
+    """The pool of a charged model's name; the name itself if it stands for several."""
     means = aliases.get(model)
     pools = (
         [] if means is None or isinstance(means, Chain) else [name for name, part in means.items() if part]

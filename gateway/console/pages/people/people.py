@@ -1,4 +1,4 @@
-"""The page of people: who there is, and the invitation of one more."""
+"""The page of people, with invitations."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ MOST_SHOWN = 100
 
 @dataclass(frozen=True)
 class PersonRow:
-    """A person as shown in the list."""
-
     person_id: str
     name: str
     role: str
@@ -52,7 +50,6 @@ def rows(people: Iterable[Person], directory: Directory) -> list[PersonRow]:
 
 
 def state_of(person: Person) -> str:
-    """`active`, `suspended` or `invited`."""
     return person.status if person.has_password or person.status != "active" else "invited"
 
 

@@ -32,7 +32,6 @@ DONE = {
     "end_sessions": "All sessions of this person have ended.",
     "end_session": "The session has ended.",
 }
-"""What the page says after each act."""
 SESSION_PASSWORD = "session_password"
 """The field of the owner's password in the form of sessions."""
 STALE = FormProblem(
@@ -43,7 +42,6 @@ STALE = FormProblem(
 
 @page(PATH, act=Act.READ_PEOPLE)
 async def person_page(request: Request[Any, Any, Any], person: FromPath[str]) -> Response[str]:
-    """The person; `done` in the address names what was changed a moment ago."""
     shown = await gateway_of(request).deps.admin.show_person(person)
     done = DONE.get(request.query_params.get("done", ""), "")
     return await _shown(request, shown, done=done)
@@ -51,7 +49,7 @@ async def person_page(request: Request[Any, Any, Any], person: FromPath[str]) ->
 
 @form(PATH, act=Act.CHANGE_PEOPLE)
 async def change_person(request: Request[Any, Any, Any], person: FromPath[str]) -> Response[str]:
-    """Does what the pressed button says, after the password was asked for again."""
+    """Does what the pressed button says; asks for the password."""
     visit, deps = visit_of(request), gateway_of(request).deps
     shown = await deps.admin.show_person(person)
     act = visit.form.get("act", "")

@@ -1,4 +1,4 @@
-"""The page of settings: what this gateway runs with, and where each value comes from."""
+"""The page of this gateway's settings and where each value comes from."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATH = "/console/settings"
 
 
 def chosen(settings: Iterable[ShownSetting], text: str, *, only_set: bool) -> list[ShownSetting]:
-    """Those whose name or meaning has the text in it; `only_set`: that something set."""
+    """Settings whose name or meaning contains the text; `only_set`: and that are set."""
     wanted = text.casefold()
     return [
         setting
@@ -39,7 +39,7 @@ def grouped(settings: Iterable[ShownSetting]) -> Sequence[tuple[str, list[ShownS
 
 @page(PATH, act=Act.READ_PLATFORM)
 async def settings_page(request: Request[Any, Any, Any]) -> Response[str]:
-    """The list. Secrets are not in it: only whether they are set."""
+    """Of secrets only whether they are set."""
     deps = gateway_of(request).deps
     asked = asked_of(request, "text", "only")
     settings = chosen(deps.shown_settings, asked["text"], only_set=asked["only"] == "set")

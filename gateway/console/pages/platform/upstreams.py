@@ -1,4 +1,4 @@
-"""The page of upstreams: replicas and their health, aliases, tiers; drains replicas, and resumes them."""
+"""The page of upstreams: replicas, health, aliases, tiers, drains."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ DONE = {
 
 @page(PATH, act=Act.READ_PLATFORM)
 async def upstreams_page(request: Request[Any, Any, Any]) -> Response[str]:
-    """All models with their replicas, as of now, and the KV caches in the last hour."""
     return await _shown(request)
 
 
@@ -88,7 +87,6 @@ async def _shown(request: Request[Any, Any, Any], problem: FormProblem | None = 
 
 
 def _live(request: Request[Any, Any, Any]) -> dict[tuple[str, str], float]:
-    """The share of each replica's KV cache that sequences hold now, by pool and replica."""
     kv_shares: dict[tuple[str, str], float] = {}
     for pool in gateway_of(request).pools.values():
         for upstream in pool.spec.upstreams:
@@ -102,7 +100,7 @@ def _live(request: Request[Any, Any, Any]) -> dict[tuple[str, str], float]:
 async def _replica(
     request: Request[Any, Any, Any], name: str
 ) -> tuple[str, Upstream, ReplicaRow, list[ReplicaRow], int]:
-    """A replica of this gateway by its name, with the others of its model. Raises `NotFound`."""
+    """A replica of this gateway, with the others of its model. Raises `NotFound`."""
     gateway = gateway_of(request)
     pool, upstream = find_replica(gateway, name)
     shown = await upstreams_of(gateway)
@@ -153,7 +151,7 @@ async def drain(request: Request[Any, Any, Any], replica: FromPath[str]) -> Resp
 
 @form(f"{ONE}/resume", act=Act.CHANGE_PLATFORM)
 async def resume(request: Request[Any, Any, Any], replica: FromPath[str]) -> Response[str]:
-    """Puts a drained replica back into rotation, also one that only other gateways have."""
+    """Resumes a replica, also one that only other gateways have."""
     gateway = gateway_of(request)
     await gateway.directory.refresh()
     try:
@@ -165,7 +163,7 @@ async def resume(request: Request[Any, Any, Any], replica: FromPath[str]) -> Res
 
 
 async def _done(request: Request[Any, Any, Any], act: str, replica: str) -> Response[str]:
-    """Back to the list once it is in force; gateways that have not confirmed it in time are named."""
+    """Back to the list once the act is in force; names gateways that have not confirmed in time."""
     late = await gateway_of(request).directory.changed()
     return redirect(with_query(PATH, {"done": act, "replica": replica, "late": ", ".join(late)}))
 

@@ -1,4 +1,4 @@
-"""From a what-if to a change: what applying one of its simulations means. Pure."""
+"""The configuration change that applies one simulation of a what-if. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ CREATES = "tenant.create"
 
 
 def wanted_of(run: WhatIfRun, number: str, now: StoredPolicy) -> Configuration:
-    """The simulation with this number of the report, as a configuration file: its policy, where another one
-    is in force, with the options that it was simulated with, and the run's weights and limits. Raises
-    `Invalid`."""
+    """The simulation's policy with its options, if another is active, and the run's weights and limits.
+    `number`: within the report. Raises `Invalid`."""
     rows: Sequence[Any] = run.report.get("policies", ())
     known = {str(place): row for place, row in enumerate(rows) if not row.get("is_baseline")}
     if run.state is not RunState.DONE or number not in known:
@@ -31,7 +30,7 @@ def wanted_of(run: WhatIfRun, number: str, now: StoredPolicy) -> Configuration:
 
 
 def require_known(plan: ConfigPlan) -> None:
-    """Raises `Invalid` where a tenant of the run is gone: it must not come back by this."""
+    """Raises `Invalid` if a tenant of the run is gone: it must not be re-created."""
     for step in plan.steps:
         if step.act == CREATES:
             raise Invalid("weights", f"there is no tenant {step.tenant or step.subject!r} any more")

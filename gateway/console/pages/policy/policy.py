@@ -1,4 +1,4 @@
-"""The page of the scheduling policy: what is in force, since when, by whom and why, and the what-ifs."""
+"""The page of the scheduling policy: its state and history, and what-ifs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def begin(request: Request[Any, Any, Any]) -> Response[str]:
 
 
 def what_if_of(gateway: Gateway) -> WhatIf:
-    """What runs what-ifs here. Raises `Invalid`."""
+    """The what-if runner. Raises `Invalid`."""
     if gateway.deps.what_if is None:
         raise Invalid("", "there is no simulator beside this gateway")
     return gateway.deps.what_if

@@ -1,4 +1,4 @@
-"""The page of one what-if: how far it is, side by side with what happened, and its way into force."""
+"""The page of one what-if: progress, comparison, application."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def what_if_page(request: Request[Any, Any, Any], run: FromPath[str]) -> R
 
 @page(f"{RUN}/report", act=Act.READ_PLATFORM)
 async def what_if_file(request: Request[Any, Any, Any], run: FromPath[str]) -> Response[str]:
-    """The report of a run, exact: what `fairgate whatif --json` answers."""
+    """The exact report, as `fairgate whatif --json` prints it."""
     shown = _run_of(gateway_of(request), run)
     if shown.state is not RunState.DONE:
         raise NotFound("report", run)
@@ -59,7 +59,7 @@ async def cancel(request: Request[Any, Any, Any], run: FromPath[str]) -> Respons
 
 @form(f"{RUN}/apply", act=Act.CHANGE_PLATFORM)
 async def apply(request: Request[Any, Any, Any], run: FromPath[str]) -> Response[str]:
-    """Says what would change, and with the tag of what that was said about does it."""
+    """Shows what would change; with that state's tag it applies it."""
     visit, gateway = visit_of(request), gateway_of(request)
     shown = _run_of(gateway, run)
     number, tag = visit.form.get("number", ""), visit.form.get("etag", "")
@@ -100,7 +100,7 @@ async def apply(request: Request[Any, Any, Any], run: FromPath[str]) -> Response
 
 
 async def _applied(gateway: Gateway, *, is_changed: bool) -> Response[str]:
-    """Once it is in force everywhere, or the gateways that lag have had their time."""
+    """Waits until the change is in force everywhere or the time is over."""
     if is_changed:
         await gateway.directory.changed()
         await gateway.policy.follow()
@@ -108,7 +108,7 @@ async def _applied(gateway: Gateway, *, is_changed: bool) -> Response[str]:
 
 
 def _run_of(gateway: Gateway, run_id: str) -> WhatIfRun:
-    """Raises `NotFound`: it was made by another gateway, or is too old."""
+    """Raises `NotFound`: another gateway's, or too old."""
     shown = None if gateway.deps.what_if is None else gateway.deps.what_if.run(run_id)
     if shown is None:
         raise NotFound("what-if", run_id)

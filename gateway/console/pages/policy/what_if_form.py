@@ -1,4 +1,4 @@
-"""The form of a what-if: what was typed as what is asked for. Pure."""
+"""The form of a what-if. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIELDS = (
     "limits",
 )
 LINES = ("limits",)
-"""Fields of several lines."""
+"""Multi-line fields."""
 LASTS_S = {"15 minutes": 900, "1 hour": 3_600, "6 hours": 21_600, "24 hours": 86_400}
 DEFAULT_LAST = "1 hour"
 METERS = (Meter.TOTAL_TOKENS, Meter.INPUT_TOKENS, Meter.OUTPUT_TOKENS, Meter.REQUESTS, Meter.CONCURRENCY)
@@ -37,8 +37,8 @@ def asked_of(
     tenants: Collection[str],
     models: Collection[str],
 ) -> WhatIfAsked:
-    """What is asked for. Raises `Invalid` with the form's field. `policies`, `tenants`, `models`: the names
-    that there are."""
+    """The request that was typed; `policies`, `tenants`, `models`: known names. Raises `Invalid` with the
+    form's field."""
     since_us, until_us = _window(typed, now_us)
     model = typed["model"]
     if model and model not in models:
@@ -130,7 +130,7 @@ def _weight(text: str) -> float:
 
 
 def _limits(text: str, tenants: Collection[str]) -> dict[str, list[ConfigLimit]]:
-    """The limits of the lines `TENANT METER AMOUNT [WINDOW]`, by tenant. Raises `Invalid`, which names the
+    """Parses lines `TENANT METER AMOUNT [WINDOW]` into limits by tenant. Raises `Invalid`, which names the
     line."""
     limits: dict[str, list[ConfigLimit]] = {}
     lines: dict[tuple[str, str, str | None], int] = {}
@@ -151,7 +151,7 @@ def _limits(text: str, tenants: Collection[str]) -> dict[str, list[ConfigLimit]]
 
 
 def _limit(words: list[str], tenants: Collection[str]) -> tuple[str, ConfigLimit]:
-    """The limit of one line, and whose it is. Raises `Invalid`."""
+    """A line's tenant and limit. Raises `Invalid`."""
     if len(words) not in (3, 4):
         raise Invalid("limits", "write TENANT METER AMOUNT WINDOW, such as acme total_tokens 100000 day")
     tenant, meter, amount = _tenant("limits", words[0], tenants), words[1], words[2]

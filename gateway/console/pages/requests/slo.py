@@ -1,4 +1,4 @@
-"""The page of targets: error budgets and how fast they burn, and misses by cause over time."""
+"""The page of targets: error budgets, burn rates, and misses by cause over time."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tenants.types import Tier
 PATH = "/console/slo"
 NAMES = ("tenant", "tier")
 MOST_SHOWN = 200
-"""Targets on one page, those with the least budget left first."""
+"""Least budget left first."""
 
 
 @dataclass(frozen=True)
 class BurnShown:
-    """How fast the budget burns in the windows of one alert."""
+    """Burn rates in the windows of one alert."""
 
     words: str
     fires: bool
@@ -69,7 +69,7 @@ def target_shown(report: SloReport) -> TargetShown:
 
 
 def burn_shown(burn: Burning) -> BurnShown:
-    """Rates over both windows of an alert; it fires where both are at its rate or above."""
+    """The alert fires if the rates over both its windows reach its own."""
     long, short = (_rate(rate) for rate in (burn.long_rate, burn.short_rate))
     windows = f"{formats.seconds(burn.alert.long_s)} {long}, {formats.seconds(burn.alert.short_s)} {short}"
     return BurnShown(f"{windows} (alert at {burn.alert.rate:g})", burn.fires, burn.alert.severity)
@@ -82,7 +82,7 @@ def _rate(rate: float | None) -> str:
 
 
 def worst_first(reports: Sequence[SloReport]) -> list[TargetShown]:
-    """Those with the least budget left first, those without requests last."""
+    """Least budget left first, those without requests last."""
 
     def left(target: TargetShown) -> float:
         return float("inf") if target.budget_left is None else target.budget_left
@@ -91,8 +91,8 @@ def worst_first(reports: Sequence[SloReport]) -> list[TargetShown]:
 
 
 def days_shown(by_day: Mapping[int, Mapping[str, int]]) -> tuple[list[str], list[tuple[int, list[int]]]]:
-    """The causes that there are, and their misses of each day from the first to the last (its start, seconds
-    since 1970): also days without any, so that a chart does not join what is apart."""
+    """The causes, and their misses by day (start in Unix seconds); days without misses are included, so that
+    the chart does not join what is apart."""
     present = {cause for counts in by_day.values() for cause in counts}
     causes = [cause.value for cause in Cause if cause in present] + sorted(present - set(Cause))
     days = range(min(by_day), max(by_day) + 1, DAY_S) if by_day else range(0)

@@ -1,4 +1,4 @@
-"""Keys as rows of a list: last use, what deserves a look, and the limit on its path that binds first."""
+"""Keys as rows of a list: last use, findings, and the limit that binds first."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ FINDINGS = {
     KeyFinding.EXPIRING: f"ends within {EXPIRING_DAYS} days",
     KeyFinding.NO_LIMIT: "no limit",
 }
-"""Each finding in words."""
 
 
 @dataclass(frozen=True)
 class KeyRow:
-    """A key as shown, without its secret."""
+    """A key without its secret."""
 
     key_id: str
     name: str
@@ -39,12 +38,9 @@ class KeyRow:
     state: str
     scopes: str
     used_us: int | None
-    """None: never."""
     expires_us: int | None
-    """None: never."""
     findings: tuple[str, ...]
     limit_words: str
-    """The limit that binds it first."""
 
 
 def row_of(
@@ -56,7 +52,7 @@ def row_of(
     tenant: str | None,
     project: str | None,
 ) -> KeyRow:
-    """One key as shown. `tenant`, `project`: their names. Pure."""
+    """`tenant`, `project`: names."""
     has_limit = any(limit.mode is LimitMode.HARD and limit.level != "all tenants together" for limit in path)
     return KeyRow(
         key.key_id,
@@ -74,7 +70,7 @@ def row_of(
 
 
 async def rows_of_keys(request: Request[Any, Any, Any], keys: Sequence[ApiKey]) -> list[KeyRow]:
-    """Keys as shown, with as many statements for one as for many."""
+    """The number of statements does not depend on the number of keys."""
     deps = gateway_of(request).deps
     now = from_us(round(deps.wall_clock() * 1e6))
     used = await deps.admin.last_uses(keys)

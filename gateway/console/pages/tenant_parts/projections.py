@@ -1,4 +1,4 @@
-"""When a tenant's limits will be used up, going by its usage in the last four weeks by hour."""
+"""Projects when a tenant's limits will be used up, from its hourly usage in the last four weeks."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from tenants.usage.sums import AMOUNTS
 
 @dataclass(frozen=True)
 class UseHistory:
-    """A tenant's usage by hour, model and tier."""
+    """Usage by hour, model and tier."""
 
     rows: tuple[UsageRow, ...]
     weeks: int
-    """Whole weeks before the current hour that are known."""
+    """Whole weeks before the current hour."""
 
     def by_hour(self, limit: Limit) -> dict[int, int]:
-        """What of it the limit's meter counts of the requests that it binds, by the start of the hour."""
+        """What the limit's meter counts of the requests it binds, by start of the hour."""
         places = [AMOUNTS.index(name) for name in COUNTED_AS[limit.meter]]
         sums: dict[int, int] = {}
         for row in self.rows:
@@ -48,7 +48,7 @@ NOT_KEPT = UseHistory((), 0)
 
 
 async def history_of(admin: Admin, tenant: Tenant, now_us: int) -> UseHistory:
-    """The last four weeks, or as many whole ones as the tenant is old. One statement."""
+    """The last four weeks, or the tenant's whole age. One statement."""
     weeks = whole_weeks(to_us(tenant.created_at), now_us)
     this_hour_us = now_us // HOUR_US * HOUR_US
     if weeks < LEAST_WEEKS:
@@ -64,7 +64,7 @@ async def history_of(admin: Admin, tenant: Tenant, now_us: int) -> UseHistory:
 def projection_of(
     limit: Limit, usage: Mapping[str, float | None], history: UseHistory, now_us: int
 ) -> Exhaustion:
-    """`usage`: the limit's counter as shown. Pure."""
+    """`usage`: the limit's counter as shown."""
     if limit.window is None:
         says = "a rate refills by itself" if limit.is_bucket else "requests that end give it back"
         return Exhaustion(None, None, says)

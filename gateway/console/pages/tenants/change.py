@@ -1,4 +1,4 @@
-"""The form that changes a tenant. Of two who edit it at once one wins; the other sees both states."""
+"""The form that changes a tenant. Of two concurrent edits one wins; the other is shown both states."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ async def change_page(request: Request[Any, Any, Any], tenant: FromPath[str]) ->
 
 @form(PATH, act=Act.CHANGE_TENANT, lines=("labels",))
 async def change_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
-    """Stores the change, unless the tenant was changed since the form was filled in."""
     visit, deps = visit_of(request), gateway_of(request).deps
     shown = await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     typed = typed_fields(visit.form, *FIELDS)

@@ -1,4 +1,4 @@
-"""The page of one key: the limits on its path, a new secret, and its revocation."""
+"""The page of one key: the limits that bind it, rotation, revocation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DONE = {"changed": "The change is stored.", "revoked": "The key is revoked, for 
 async def found_key(
     request: Request[Any, Any, Any], tenant: str, key: str, act: Act
 ) -> tuple[Tenant, ApiKey]:
-    """The tenant and its key. Another tenant's key is not found."""
+    """Raises `NotFound` for another tenant's key."""
     owner = await tenant_shown(request, tenant, act)
     api_key = await gateway_of(request).deps.admin.show_key(key)
     if api_key.tenant_id != owner.tenant_id:
@@ -71,7 +71,7 @@ async def rotate(request: Request[Any, Any, Any], tenant: FromPath[str], key: Fr
 async def ask_revoke(
     request: Request[Any, Any, Any], tenant: FromPath[str], key: FromPath[str]
 ) -> Response[str]:
-    """Asks before the key is revoked. `now` in the address: what runs is to end, too."""
+    """`now` in the address: running requests end, too."""
     owner, api_key = await found_key(request, tenant, key, Act.REVOKE_KEY)
     now = request.query_params.get("now") == "yes"
     live = await in_flight(request, owner.tenant_id, key=api_key.key_id)

@@ -1,4 +1,4 @@
-"""The form that changes a key. Of two who edit it at once one wins; the other sees both states."""
+"""The form that changes a key. Of two concurrent edits one wins; the other is shown both states."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PATH = f"{one.PATH}/change"
 
 
 async def _found(request: Request[Any, Any, Any], tenant: str, key: str) -> tuple[Tenant, ApiKey]:
-    """The tenant and its key. One of the admin API is for owners."""
+    """Keys of the admin API are for owners."""
     owner, api_key = await one.found_key(request, tenant, key, Act.CHANGE_KEY)
     if not visit_of(request).person.may(Act.CHANGE_PEOPLE) and not OWNERS_SCOPES.isdisjoint(api_key.scopes):
         raise NotForThisRole
@@ -54,7 +54,6 @@ async def change_key_page(
 async def change_key(
     request: Request[Any, Any, Any], tenant: FromPath[str], key: FromPath[str]
 ) -> Response[str]:
-    """Stores the change, unless the key was changed since the form was filled in."""
     visit, admin = visit_of(request), gateway_of(request).deps.admin
     owner, api_key = await _found(request, tenant, key)
     is_owner = visit.person.may(Act.CHANGE_PEOPLE)

@@ -1,4 +1,4 @@
-"""The page of a tenant's keys, and a new one, whose secret is shown once."""
+"""The page of a tenant's keys, and of a new one, whose secret is shown once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ DONE = {"revoked": "The key is revoked, for good."}
 
 
 def create_of(form: Mapping[str, str], tenant_id: str, *, is_owner: bool) -> KeyCreate:
-    """The command of the form. Raises `Invalid`."""
     scopes = [scope for scope, field in SCOPE_FIELDS.items() if form.get(field)]
     check_scopes(scopes, is_owner=is_owner)
     return KeyCreate(
@@ -75,7 +74,7 @@ async def new_key(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Res
 async def secret_page(
     request: Request[Any, Any, Any], owner: Tenant, key: ApiKey, secret: str
 ) -> Response[str]:
-    """The page that shows a secret, once, when the key is in force."""
+    """Shows a secret, once, when the key is active everywhere."""
     late = await gateway_of(request).directory.changed()
     return page_response(
         "tenants/secret.html", visit_of(request), found=owner, key=key, secret=secret, is_late=bool(late)

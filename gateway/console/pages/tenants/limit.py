@@ -1,4 +1,4 @@
-"""The page of one limit: what it noticed; another amount, an override for a time, its end."""
+"""The page of one limit: its events, change, override, removal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PATH = f"{limits.PATH}/{{limit:str}}"
 CHANGED = ("amount", "rate_per_s", "ceiling_per_s", "mode")
 OVERRIDDEN = ("override_amount", "override_rate", "for_h", "reason")
 OVERRIDE_FIELD = {"amount": "override_amount", "rate_per_s": "override_rate", "for_s": "for_h"}
-"""Where the form of overrides has what its command calls otherwise."""
+"""Form fields of command fields with other names."""
 DONE = {
     "changed": "The change is stored. What was used stays used.",
     "overridden": "The other amount is in force.",
@@ -41,8 +41,8 @@ DONE = {
 async def _found(
     request: Request[Any, Any, Any], tenant: str, limit: str, *, to_change: bool
 ) -> tuple[Tenant, LimitView]:
-    """The tenant and its limit. Another tenant's limit is not found; on the tenant itself only who may change
-    tenants changes one."""
+    """Raises `NotFound` for another tenant's limit. Limits of the tenant itself need the right to change
+    tenants."""
     owner = await tenant_shown(request, tenant, Act.LIMIT_BELOW_TENANT if to_change else Act.READ_TENANT)
     view = await gateway_of(request).deps.admin.show_limit(limit)
     if view.limit.tenant_id != owner.tenant_id:
@@ -63,7 +63,7 @@ async def limit_page(
 async def change_limit(
     request: Request[Any, Any, Any], tenant: FromPath[str], limit: FromPath[str]
 ) -> Response[str]:
-    """Does what the pressed button says, unless the limit was changed since the form was filled in."""
+    """Does what the pressed button says, unless the limit was changed in the meantime."""
     visit, admin = visit_of(request), gateway_of(request).deps.admin
     owner, view = await _found(request, tenant, limit, to_change=True)
     stored, tag, act = view.limit, if_match(visit.form), visit.form.get("act", "")
@@ -115,7 +115,6 @@ async def ask_remove(
 async def remove_limit(
     request: Request[Any, Any, Any], tenant: FromPath[str], limit: FromPath[str]
 ) -> Response[str]:
-    """Removes the limit, unless it was changed since it was asked."""
     visit, admin = visit_of(request), gateway_of(request).deps.admin
     owner, view = await _found(request, tenant, limit, to_change=True)
     try:

@@ -45,7 +45,7 @@ async def limits_page(request: Request[Any, Any, Any], tenant: FromPath[str]) ->
 
 @form(PATH, act=Act.LIMIT_BELOW_TENANT)
 async def new_limit(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
-    """Sets a limit. On the tenant itself only who may change tenants."""
+    """Limits of the tenant itself need the right to change tenants."""
     visit, deps = visit_of(request), gateway_of(request).deps
     owner = await tenant_shown(request, tenant, Act.LIMIT_BELOW_TENANT)
     try:

@@ -1,4 +1,4 @@
-"""Suspends and resumes a tenant or one of its projects, after saying what stops and asking once."""
+"""Suspends and resumes a tenant or a project, after a confirmation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ OF_PROJECT = f"{one.PATH}/projects/{{project:str}}"
 
 
 def effects(what: str, code: str, live: Unfinished, *, now: bool) -> list[str]:
-    """What a suspension does, in sentences. Pure."""
     running = (
         "What runs ends now as well, charged for what it emitted." if now else "What runs goes on to its end."
     )
@@ -35,7 +34,7 @@ def effects(what: str, code: str, live: Unfinished, *, now: bool) -> list[str]:
 
 @page(f"{OF_TENANT}/suspend", act=Act.CHANGE_TENANT)
 async def ask_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
-    """Asks before a tenant is suspended. `now` in the address: what runs is to end, too."""
+    """`now` in the address: running requests end, too."""
     owner = await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     now = request.query_params.get("now") == "yes"
     live = await in_flight(request, owner.tenant_id)

@@ -1,4 +1,4 @@
-"""The page of one tenant: what it may use, which limit binds first, what it used and how it was served."""
+"""The page of one tenant: its rights, tightest limit, usage and service."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ DONE = {
     "suspended": "The tenant is suspended: its keys are refused.",
     "resumed": "The tenant's keys work again.",
 }
-"""What the page says after each act."""
 MOST_LIMITS = 50
 MOST_GROUPS = 50
 DAYS = 30
@@ -39,7 +38,7 @@ DAYS = 30
 
 @dataclass(frozen=True)
 class FairHour:
-    """What a tenant had in an hour, and what was its fair part of it, in cost tokens."""
+    """Service received and fair share in one hour, in cost tokens."""
 
     start_us: int
     served: int
@@ -57,7 +56,7 @@ class UsageLine:
 
 
 def fair_hours(rows: Iterable[FlowRow]) -> list[FairHour]:
-    """Sums over pools and tiers, the oldest hour first. Pure."""
+    """Sums over pools and tiers, oldest first."""
     served: dict[int, tuple[int, int]] = {}
     for row in rows:
         had, fair = served.get(row.key.minute_us, (0, 0))
@@ -66,8 +65,7 @@ def fair_hours(rows: Iterable[FlowRow]) -> list[FairHour]:
 
 
 def usage_lines(rows: Sequence[Mapping[str, Any]], field: str, name: str) -> list[UsageLine]:
-    """Rows of usage as shown, the most tokens first. `field`, `name`: where their reference and name stand.
-    Pure."""
+    """Most tokens first. `field`, `name`: keys of the reference and the name."""
     lines = [
         UsageLine(
             row[name] or row[field] or "–", row[field] or "", {amount: row[amount] for amount in AMOUNTS}
@@ -83,7 +81,6 @@ async def _lines(admin: Admin, found: UsagePage, field: str, name: str) -> list[
 
 @page(PATH, act=Act.READ_TENANT)
 async def tenant_page(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
-    """The tenant; `done` in the address names what was changed a moment ago."""
     visit, admin = visit_of(request), gateway_of(request).deps.admin
     owner = await tenant_shown(request, tenant)
     name, person = owner.name, visit.person

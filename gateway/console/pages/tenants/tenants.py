@@ -1,4 +1,4 @@
-"""The page of tenants: search by name, and a new one."""
+"""The page of tenants: search, and a new one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ COLUMNS = (
     *("id", "name", "status", "weight", "default_tier", "tiers", "models", "on_low_budget"),
     *("reserved_tokens_per_s", "reserved_tier", "labels", "created_at"),
 )
-"""Of the file."""
 MOST_SHOWN = 50
 
 
