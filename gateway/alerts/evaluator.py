@@ -1,6 +1,6 @@
-"""Evaluates alerts while a gateway runs: one gateway of a database does, the holder of a lease.
+"""Evaluates alerts on the one gateway of a database that holds the lease.
 
-Figures that cannot be read leave their alerts as they are: what fires goes on firing.
+Alerts whose figures cannot be read keep their state.
 """
 
 from __future__ import annotations
@@ -20,17 +20,15 @@ from tenants.storage.database import Database
 from tenants.storage.task_stop import stop
 
 LEASE_ROUNDS = 3
-"""Rounds that the holder of the lease may miss before another gateway evaluates."""
+"""Rounds the lease holder may miss before another gateway takes over."""
 LEAST_LEASE_S = 10.0
 
 Look = Callable[[int], Awaitable[tuple[list[Condition], set[str]]]]
-"""What alerts say now (microseconds since 1970), and of which subjects that is all. Raises
+"""Conditions now (Unix microseconds), and the subjects for which they are complete. Raises
 `DatabaseUnavailable`."""
 
 
 class AlertEvaluator(BackgroundWriter):
-    """Looks every `every_s`."""
-
     task_name = "gateway alerts"
     log = logging.getLogger("fairgate.gateway.alerts")
     failed = "alerts were not evaluated; it goes on"
@@ -56,7 +54,7 @@ class AlertEvaluator(BackgroundWriter):
         self._lease_us = round(max(LEAST_LEASE_S, LEASE_ROUNDS * every_s) * 1e6)
         self._base_url = base_url
         self._since_us: dict[str, int] = {}
-        """Since when each condition has been there, as far as this gateway has looked."""
+        """When this gateway first saw each condition."""
         self._firing = Gauge(
             "fairgate_alerts_firing",
             "Alerts that fire, of all tenants, as the gateway that evaluates them says; others say none.",
@@ -65,7 +63,7 @@ class AlertEvaluator(BackgroundWriter):
         )
 
     async def flush(self) -> None:
-        """One round. Raises `DatabaseUnavailable`."""
+        """Evaluates once. Raises `DatabaseUnavailable`."""
         now_us = self._now_us()
         if not await self._database.write(
             lambda one: incidents.take_lease(one, self._gateway_id, now_us, self._lease_us)
@@ -101,11 +99,10 @@ class AlertEvaluator(BackgroundWriter):
             self.log.error("%d alerts wait: %d fire already", changed.left_out, incidents.MAX_FIRING)
 
     async def purge(self) -> None:
-        """Deletes incidents that were over long ago."""
         await self._database.write(lambda one: incidents.purge(one, self._now_us()))
 
     async def close(self) -> None:
-        """Leaves the rest to another gateway."""
+        """Releases the lease."""
         try:
             if self._task is not None:
                 await stop([self._task])

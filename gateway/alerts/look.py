@@ -1,4 +1,4 @@
-"""What alerts say now: figures of the database, and live ones of the gateways."""
+"""Conditions of alerts, from the database and the live figures of all gateways."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from tenants.outbox.transitions import Condition
 from tenants.quota.store import LimitState, QuotaStoreUnavailable
 
 MOST_LIMITS = 2_000
-"""Limits whose counters one round reads."""
+"""Counters read in one round."""
 
 
 class AlertFigures:
-    """Reads what alerts go by."""
-
     def __init__(
         self,
         deps: GatewayDeps,
@@ -26,15 +24,15 @@ class AlertFigures:
         holds_overdue: Callable[[], int],
         audit_complaint: Callable[[], str],
     ) -> None:
-        """`fleet`: what all gateways serve now; `holds_overdue`: holds whose gateway is gone;
-        `audit_complaint`: why the audit is not signed, empty: it is."""
+        """`holds_overdue`: holds of dead gateways; `audit_complaint`: why the audit is not signed, or
+        empty."""
         self._deps = deps
         self._fleet = fleet
         self._holds_overdue = holds_overdue
         self._audit_complaint = audit_complaint
 
     async def __call__(self, now_us: int) -> tuple[list[Condition], set[str]]:
-        """The conditions, and the subjects of which these are all. Raises `DatabaseUnavailable`."""
+        """The conditions, and the subjects for which they are complete. Raises `DatabaseUnavailable`."""
         stored = await self._deps.database.read(lambda one: figures.read(one, now_us))
         holding, looked_at = self._of_database(stored, now_us)
         states = await self._states(now_us)
@@ -86,7 +84,7 @@ class AlertFigures:
         return holding, looked_at
 
     async def _states(self, now_us: int) -> list[LimitState] | None:
-        """None: the quota store is away."""
+        """None: the quota store is unavailable."""
         every = self._deps.directory.limits(now_us / 1e6)
         wanted = limit_conditions.limits_to_look_at(every, MOST_LIMITS)
         try:

@@ -50,14 +50,12 @@ log = logging.getLogger("fairgate.gateway.recovery")
 
 @dataclass(slots=True)
 class _Inventories:
-    """The inventories of all engines that could be asked."""
-
     inventories: list[tuple[Upstream, Inventory]] = field(default_factory=list)
     unasked: list[Upstream] = field(default_factory=list)
-    """Those that could not be asked, or have more to tell."""
+    """Unreachable, or with more outcomes to fetch."""
 
     def may_know(self, model: str, pools: Iterable[PoolSpec]) -> bool:
-        """Whether one of those may hold an outcome of a request for `model`. A name that is no pool's, such
+        """Whether an engine that was not asked may hold an outcome of `model`. A name that is no pool's, such
         as an alias, may mean any."""
         if not self.unasked:
             return False
@@ -75,7 +73,7 @@ class _Inventories:
         return {engine_life(upstream.ready) for upstream, _ in self.inventories} - {""}
 
     def is_connected(self, gateway_id: str) -> bool:
-        """Whether some engine still has a connection to this gateway."""
+        """Whether some engine is still connected to this gateway."""
         return any(gateway_id in inventory.gateways for _, inventory in self.inventories)
 
 
@@ -98,8 +96,8 @@ async def recover(deps: GatewayDeps, earlier: Progress) -> RecoveryReport:
 
 
 async def sweep(deps: GatewayDeps, live: Container[str], earlier: Progress | None) -> RecoveryReport:
-    """The same while serving: requests in `live` (looked up late: they come and go meanwhile) are not
-    touched. `earlier` None: nothing of an earlier life is open."""
+    """`recover` while serving: requests in `live` (looked up late, as they come and go) are not touched.
+    `earlier` None: nothing of an earlier life is open."""
     report = RecoveryReport()
     page = await _own_open_requests(deps)
     orphans = [open_request for open_request in page if open_request.request_id not in live]
@@ -109,7 +107,7 @@ async def sweep(deps: GatewayDeps, live: Container[str], earlier: Progress | Non
 
 
 async def adopt(deps: GatewayDeps, dead: GatewaySeen, stale_s: float, live: Container[str]) -> RecoveryReport:
-    """Settles what a dead gateway left, and forgets it once nothing of it is open. Raises as `recover`."""
+    """Settles what a dead gateway left, and forgets it once nothing is open. Raises as `recover`."""
     report = RecoveryReport()
     if not dead.engines <= deps.engine_names():
         log.warning(
@@ -134,7 +132,6 @@ async def adopt(deps: GatewayDeps, dead: GatewaySeen, stale_s: float, live: Cont
 
 
 async def _own_open_requests(deps: GatewayDeps) -> list[OpenRequest]:
-    """What this gateway left open, in this life or an earlier one."""
     page = await deps.ledger.open_requests(deps.gateway_id, most=PAGE)
     # After the page was read: none of these was reserved by another process under this gateway's id.
     return page if await deps.registry.is_held_by(deps.gateway_id, deps.instance) else []
@@ -147,7 +144,7 @@ async def _settle(
     report: RecoveryReport,
     progress: Progress | None,
 ) -> int:
-    """Settles `page` and everything else that the engines hold outcomes of. Returns the number settled."""
+    """Settles `page` and everything else of which the engines hold outcomes. Returns the number settled."""
     return await _settle_by(deps, page, live, await _ask(deps.upstreams, live), report, progress)
 
 
@@ -224,8 +221,8 @@ async def _settle_one(
 
 
 async def _ask(upstreams: Iterable[Upstream], live: Container[str], *, adopt: bool = False) -> _Inventories:
-    """Every engine's outcomes, once nothing of a request outside `live` runs. Only the gateway with the right
-    to settle for the dead adopts: otherwise two would each see half of the outcomes."""
+    """Every engine's outcomes, once nothing outside `live` runs. Only the gateway with the right to settle
+    for the dead adopts: otherwise two would each see half of the outcomes."""
     engines = _Inventories()
     for upstream in upstreams:
         try:
@@ -257,7 +254,6 @@ async def _inventory_of(upstream: Upstream, live: Container[str], adopt: bool) -
 
 
 def _that_may_know(deps: GatewayDeps, models: Set[str]) -> list[Upstream]:
-    """Engines whose outcomes may be of requests for these models."""
     pools = {pool.name: pool for pool in deps.pools}
     if not models <= pools.keys():
         return list(deps.upstreams)  # an alias may mean any

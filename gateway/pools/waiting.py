@@ -1,4 +1,4 @@
-"""What waits at this gateway, each request with what goes first and how long that takes."""
+"""What waits at this gateway: each request with what is ahead and for how long."""
 
 from __future__ import annotations
 
@@ -17,34 +17,32 @@ if TYPE_CHECKING:
     from gateway.pools.pool import ModelPool
 
 MAX_WAITING_SHOWN = 100
-"""Of one gateway; the figures of each cost a look at its tenant's line."""
+"""Of one gateway; the figures of each cost a look at its tenant's queue."""
 
 
 class WaitingNow(msgspec.Struct, frozen=True):
-    """A request that has had no turn yet."""
-
     request_id: str
     tenant_id: str
     model: str
     tier: str
     status: str
-    """`waiting`, or `limited`: its tenant's own limits hold it back."""
+    """`waiting`, or `limited`: held back by its tenant's own limits."""
     elapsed_s: float
     input_tokens: int
     gateway_id: str = ""
     tokens_ahead: dict[str, int] | None = None
-    """Cost tokens that go first: own, others, higher_tier; None: it is not in line, or nothing is known."""
+    """Cost tokens: own, others, higher_tier; None: not queued, or unknown."""
     left_p50_s: float | None = None
     """Until its turn."""
     left_p90_s: float | None = None
     due_in_s: float | None = None
-    """Until its answer should be complete, as promised to it or as its client asks; below 0: it is late."""
+    """Until its answer is due, as promised or as its client asks; negative: late."""
     gone_in_s: float | None = None
-    """Until it leaves the line without a turn."""
+    """Until it leaves the queue without a turn."""
 
 
 class WaitingHere(msgspec.Struct, frozen=True):
-    """The oldest of one gateway, and how many wait there in all."""
+    """The oldest of one gateway, and the total."""
 
     data: list[WaitingNow]
     total: int
@@ -57,7 +55,7 @@ def waiting_here(
     tier: str,
     now_s: float,
 ) -> WaitingHere:
-    """`tenant_ids`: whose; None: of all tenants. `tier`: which; empty: all."""
+    """`tenant_ids`: None: of all tenants. `tier`: empty: all."""
     waiting = [
         (run, pool)
         for pool in pools.values()
@@ -79,7 +77,7 @@ def waiting_here(
 
 
 def _by_tenant(pool: ModelPool) -> Mapping[str, list[Ticket]]:
-    """Tickets of each tenant: an outlook looks at its own tenant's alone."""
+    """A forecast looks at its own tenant's tickets only."""
     lines: defaultdict[str, list[Ticket]] = defaultdict(list)
     for ticket in pool.flow.tickets():
         lines[ticket.entry.tenant_id].append(ticket)

@@ -1,7 +1,4 @@
-"""The OpenAPI document, and a documentation page that needs no network.
-
-The page is plain HTML of the document.
-"""
+"""The OpenAPI document, and a plain HTML page of it that needs no network."""
 
 from __future__ import annotations
 
@@ -43,7 +40,6 @@ async def openapi_json(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 @get("/docs", include_in_schema=False)
 async def docs(request: Request[Any, Any, Any]) -> Response[bytes]:
-    """One self-contained page: routes, their parameters, and a command to try."""
     contents = document(request.app, request.app.openapi_schema.to_schema())
     text = page(contents, str(request.base_url).rstrip("/"), gateway_of(request).deps.model_name)
     return Response(text.encode(), media_type=MediaType.HTML)
@@ -88,7 +84,7 @@ def document(app: Litestar, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe(operation: dict[str, Any], opt: Mapping[str, Any]) -> None:
-    """Completes one operation from its route's `opt`: `scope` of the key, `body` (`body_is_optional`),
+    """Completes an operation from its route's `opt`: `scope` of the key, `body` (`body_is_optional`),
     `headers`, bounds of its `parameters`, other `answers` by status (`plain`: the one that is no error),
     `streams`, `media_type`."""
     body = opt.get("body")
@@ -169,7 +165,7 @@ _ERROR = {
         },
     },
 }
-"""OpenAI's error object, and what is ours beside it."""
+"""OpenAI's error object with our members."""
 
 
 def page(found: dict[str, Any], base: str, model: str) -> str:

@@ -132,8 +132,6 @@ async def _quoted(request: Request[Any, Any, Any], body: bytes) -> Response[byte
 
 @dataclass(frozen=True, slots=True)
 class _Sized:
-    """What is quoted, as one model takes it."""
-
     served: ServedModel
     prompt: Sequence[int]
     choices: int
@@ -162,7 +160,7 @@ def _sizes(
 def _prompt(
     request: Request[Any, Any, Any], asked: QuoteRequest, renderer: Renderer, served: ServedModel
 ) -> Sequence[int]:
-    """The prompt's tokens; where only its length is given, that many placeholders."""
+    """The prompt's tokens, or as many placeholders as the given length."""
     given = [name for name in ("messages", "prompt", "prompt_tokens") if getattr(asked, name) is not None]
     if len(given) != 1:
         raise errors.bad_request(

@@ -87,7 +87,7 @@ async def apply_config(request: Request[Any, Any, Any], dry_run: FromQuery[bool]
 
 
 def file_of(gateway: Gateway, checked: Callable[[StoredPolicy], StoredPolicy]) -> ConfigFile:
-    """The configuration file of this gateway's database, with policies as `checked` takes them."""
+    """`checked`: validates policies."""
     deps = gateway.deps
     terms = PlanTerms(deps.admin.tier_multipliers, gateway.policy.settings, checked)
     return ConfigFile(deps.database, deps.admin, terms, deps.wall_clock)

@@ -83,7 +83,7 @@ async def list_limits(
 
 
 def _beside(gateway: Gateway, shown: Sequence[Limit], now_s: float) -> list[Limit]:
-    """The other limits of the tenants whose limits are shown: one of them may bind first."""
+    """The tenants' other limits: one of them may bind first."""
     ids = {limit.limit_id for limit in shown}
     return [
         limit

@@ -99,7 +99,7 @@ async def list_moves(
 
 
 async def _stored(gateway: Gateway) -> dict[str, object]:
-    """The policy that counts by the database, for its tag."""
+    """The policy stored in the database, for its tag."""
     stored = await gateway.deps.admin.stored_policy()
     return (stored or gateway.policy.settings).as_json()
 

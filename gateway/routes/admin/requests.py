@@ -169,8 +169,7 @@ async def move_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -
 
 
 async def cancelled_by(by: Actor, request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
-    """The result of a `cancel`, with its row in the audit where the request had not ended. Raises
-    `ApiError`."""
+    """The result of a `cancel`, audited unless the request had ended. Raises `ApiError`."""
     running = await found_running(request, replace(ask, act=SHOW))
     if running is not None:
         before, after = {"status": running.result()["status"]}, {"status": "cancelled"}
@@ -184,7 +183,7 @@ async def cancelled_by(by: Actor, request: Request[Any, Any, Any], ask: RequestA
 async def moved_by(
     by: Actor, request: Request[Any, Any, Any], ask: RequestAction, tenant_id: str
 ) -> dict[str, Any]:
-    """The result of a `move` of a tenant's request, with its row in the audit. Raises `ApiError`."""
+    """The result of a `move`, audited. Raises `ApiError`."""
     offered = (await live(request, replace(ask, act=OFFER))).result()
     before, after = {"tier": offered["from"]["tier"]}, {"tier": ask.tier}
     admin = gateway_of(request).deps.admin

@@ -1,6 +1,6 @@
-"""The scheduling policy in force, its latest decisions and steps, and its change.
+"""The active scheduling policy, its recent decisions and steps, and its change.
 
-One name and its options set both: the order of the gateway's queue, and all four choices of every engine.
+One name and its options set both the queue's order and all four choices of every engine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ MAX_STEPS = 4096
 
 
 def tenant_names(gateway: Gateway, tenant_ids: Iterable[str]) -> dict[str, str]:
-    """Names by id, of those that the directory has."""
     tenants = ((tenant_id, gateway.deps.directory.tenant(tenant_id)) for tenant_id in sorted(set(tenant_ids)))
     return {tenant_id: tenant.name for tenant_id, tenant in tenants if tenant is not None}
 
@@ -64,9 +63,9 @@ async def policy_of(gateway: Gateway, decisions: int, steps: int = 0) -> dict[st
 async def change_policy(
     gateway: Gateway, actor: Actor, wanted: PolicyChange, if_match: IfMatch = None
 ) -> None:
-    """Changes the policy of the queue and of every engine, here and in all gateways of the database.
+    """Changes the policy of the queue and of every engine, in all gateways of the database.
 
-    Raises ValueError with what is wrong, before anything has changed; `Invalid`, `PreconditionFailed`.
+    Raises ValueError, `Invalid` or `PreconditionFailed` before anything has changed.
     """
     if wanted.from_settings:
         if wanted.policy or wanted.options or wanted.template:
@@ -79,7 +78,7 @@ async def change_policy(
 
 
 def _template_options(gateway: Gateway, name: str) -> dict[str, Any]:
-    """The template's options for the served model; its sizes belong to an engine's start."""
+    """The template's options for the served model, without sizes that belong to an engine's start."""
     if not name:
         return {}
     model = next((upstream.model for upstream in gateway.deps.upstreams if upstream.model is not None), None)

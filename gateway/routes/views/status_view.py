@@ -32,8 +32,8 @@ _COUNTS = (
 
 
 async def status_of(gateway: Gateway, *, active_only: bool = False) -> dict[str, Any]:
-    """The status document. Counters are those of the queue: cost tokens per weight, scaled. `active_only`:
-    tenants with something that waits, runs or was served lately, without their limits."""
+    """Counters are the queue's: scaled cost tokens per weight. `active_only`: only active or recently served
+    tenants, without their limits."""
     deps = gateway.deps
     queues = [pool.flow for pool in gateway.pools.values()]
     states = {} if active_only else await _limit_states(gateway)
@@ -77,7 +77,7 @@ async def status_of(gateway: Gateway, *, active_only: bool = False) -> dict[str,
 
 
 async def _limit_states(gateway: Gateway) -> dict[str, list[dict[str, Any]]]:
-    """Limits with their counters, by tenant; none while the quota store is away."""
+    """Limits with their counters, by tenant; empty while the quota store is unavailable."""
     deps = gateway.deps
     limits = [limit for limit in deps.directory.limits(deps.wall_clock()) if not limit.is_default]
     states: dict[str, list[dict[str, Any]]] = {}
@@ -92,8 +92,8 @@ async def _limit_states(gateway: Gateway) -> dict[str, list[dict[str, Any]]]:
 def _tiers(
     gateway: Gateway, flow: TenantFlow, shares: Mapping[TenantTier, tuple[float, float]]
 ) -> dict[str, dict[str, Any]]:
-    """A tenant's tiers with something that waits, runs or was served lately: its part of the tier's recent
-    service against the fair one, and the waits that its last requests were told and had."""
+    """A tenant's active or recently served tiers: its part of the tier's service against the fair one, and
+    waits as told and as happened."""
     rows: dict[str, dict[str, Any]] = {}
     for tier, rank in TIER_RANKS.items():
         share = shares.get((flow.tenant_id, rank))
@@ -156,7 +156,6 @@ def _control(loop: ControlLoop) -> dict[str, Any]:
 
 
 def models_of(gateway: Gateway) -> dict[str, Any]:
-    """Every served model with its replicas, and the aliases."""
     shown = {
         pool.name: {
             "is_up": pool.has_engine,
@@ -176,8 +175,6 @@ def models_of(gateway: Gateway) -> dict[str, Any]:
 
 
 def forecasts_of(gateway: Gateway) -> dict[str, Any]:
-    """How good the forecasts are: of output lengths by the gateway's layers, by model; of each engine its
-    length probe and its step times."""
     engines = {
         upstream.replica_id: {"length_probe": snapshot.length_probe, "step_time": snapshot.step_time}
         for pool in gateway.pools.values()

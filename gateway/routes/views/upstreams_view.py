@@ -27,7 +27,7 @@ STATES = {
 
 
 async def upstreams_of(gateway: Gateway) -> dict[str, Any]:
-    """Every served model with its replicas, and drains of replicas that only other gateways have."""
+    """Including drains of replicas that only other gateways have."""
     counts, missing = await gateway.fleet.in_flight()
     drains = {drain.identity: drain for drain in gateway.drains.now}
     known = {
@@ -83,7 +83,7 @@ def state_of(*, is_up: bool, is_drained: bool, running: int, missing: int) -> st
 
 
 def find_replica(gateway: Gateway, name: str) -> tuple[str, Upstream]:
-    """The model and the replica of a name. Raises `NotFound`."""
+    """Raises `NotFound`."""
     for pool in gateway.pools.values():
         for upstream in pool.spec.upstreams:
             if upstream.replica_id == name:
@@ -93,7 +93,7 @@ def find_replica(gateway: Gateway, name: str) -> tuple[str, Upstream]:
 
 def find_drain(gateway: Gateway, name: str) -> Drain:
     """The drain of the replica of this name: this gateway's, else one that only others have. Raises
-    `NotFound`, `Invalid` where several that only others have are called so."""
+    `NotFound`, `Invalid` if several others' have the name."""
     try:
         pool, upstream = find_replica(gateway, name)
     except NotFound:
@@ -112,7 +112,6 @@ def find_drain(gateway: Gateway, name: str) -> Drain:
 
 
 def aliases_of(gateway: Gateway) -> list[dict[str, Any]]:
-    """Every other name of models, with what the settings say that it means."""
     return [
         {"object": "alias", "name": name} | {"means": alias_as_json(means)}
         for name, means in gateway.deps.aliases.items()
@@ -120,7 +119,6 @@ def aliases_of(gateway: Gateway) -> list[dict[str, Any]]:
 
 
 def tiers_of(gateway: Gateway) -> list[dict[str, Any]]:
-    """Every tier, the first one first: its name in the API, and what the settings say of it."""
     config, multipliers = gateway.deps.config, gateway.deps.admin.tier_multipliers
     shares = {brake.tier: brake.share for brake in gateway.brakes.now}
     return [
