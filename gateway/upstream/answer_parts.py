@@ -1,7 +1,6 @@
-"""Parts of a chat answer beside its text: tool calls, reasoning, refusals and annotations.
+"""Parts of a chat answer beside its text: tool calls, reasoning, refusals, annotations. Pure.
 
-Reads them from a server's message, whole or one delta of it, bounds them, and says which text of them was
-generated. Pure.
+Reads them from a server's message or delta, bounds them, and says which of their text was generated.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import msgspec
 from gateway.upstream.base import Part
 
 MAX_CALLS = 128
-"""Tool calls of one answer, and fragments of them in one chunk."""
+"""Of one answer, and fragments of them in one chunk."""
 MAX_WORD_CHARACTERS = 256
 """Of a type or a function's name."""
 MAX_ID_CHARACTERS = 4096
@@ -24,7 +23,7 @@ MAX_DEPTH = 16
 
 
 class MalformedPart(ValueError):
-    """A part is not in OpenAI's shape, or too large."""
+    """Not in OpenAI's shape, or too large."""
 
 
 class SaidFunction(msgspec.Struct):
@@ -52,7 +51,7 @@ class Said(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    """The newer name of vLLM; some versions send both."""
+    """vLLM's newer name; some versions send both."""
     refusal: str | None = None
     function_call: SaidFunction | None = None
     tool_calls: list[SaidCall] | None = None
@@ -60,7 +59,6 @@ class Said(msgspec.Struct):
 
     @property
     def has_parts(self) -> bool:
-        """It says more than text."""
         plain = self.reasoning_content or self.reasoning or self.refusal
         if plain or self.tool_calls or self.function_call:
             return True
@@ -68,20 +66,19 @@ class Said(msgspec.Struct):
 
 
 class AnswerPart(msgspec.Struct, frozen=True):
-    """A part as it is passed on, and what it counts for."""
+    """A part as it is passed on, and what counts of it."""
 
     value: Part
     text: str = ""
-    """What of it was generated."""
+    """The generated text in it."""
     is_plain: bool = False
-    """`text` is the only member of `value`, as it is: it can be cut."""
+    """`text` is the only member of `value`, unchanged: it can be cut."""
     is_generated: bool = True
-    """The model made it, so it is at least a token."""
+    """At least one token."""
     uncounted: int = 0
-    """Characters of it that count for no tokens."""
+    """Characters that do not count as tokens."""
 
     def cut(self, characters: int) -> tuple[AnswerPart, AnswerPart]:
-        """The first characters of a plain part, and the rest."""
         first, rest = self.text[:characters], self.text[characters:]
         return (
             AnswerPart(dict.fromkeys(self.value, first), first, is_plain=True),
@@ -90,7 +87,7 @@ class AnswerPart(msgspec.Struct, frozen=True):
 
 
 def parts_before(said: Said) -> list[AnswerPart]:
-    """What comes before the text: reasoning, under the name that the server gives it."""
+    """Parts before the text: reasoning, under the server's name for it."""
     named = {"reasoning_content": said.reasoning_content, "reasoning": said.reasoning}
     texts = {name: text for name, text in named.items() if text}
     if len(set(texts.values())) == 1:  # under both names it is the same text, generated once
@@ -99,7 +96,7 @@ def parts_before(said: Said) -> list[AnswerPart]:
 
 
 def parts_after(said: Said, *, is_whole: bool) -> list[AnswerPart]:
-    """What comes after the text. Raises `MalformedPart`."""
+    """Parts after the text. Raises `MalformedPart`."""
     parts: list[AnswerPart] = []
     if said.refusal:
         parts.append(AnswerPart({"refusal": said.refusal}, said.refusal, is_plain=True))

@@ -11,16 +11,15 @@ from engine.messages import TokenLogprob
 from gateway.upstream.base import ServerLogprob
 
 MAX_TOKEN_CHARACTERS = 256
-"""Of a token named in log probabilities; a longer one is cut."""
+"""Longer ones are cut."""
 MAX_ALTERNATIVES = 20
-"""Of a token in log probabilities, as in OpenAI's API."""
+"""As in OpenAI's API."""
 
 
 def logprobs_of(found: dict[str, Any]) -> Sequence[TokenLogprob]:
     """Of a choice's `logprobs`, in the shape of chats or of text completions. Token ids are 0: the API names
-    tokens by their text; what has no probability, as the first token of a prompt, has NaN. Raises what
-    reading a value of another shape raises (KeyError, TypeError, ValueError, AttributeError,
-    OverflowError)."""
+    tokens by their text; without a probability, as the first token of a prompt, NaN. Raises KeyError,
+    TypeError, ValueError, AttributeError or OverflowError for values of another shape."""
     if found.get("content") is not None:
         return [_chat_logprob(item) for item in found["content"]]
     if not found.get("tokens"):
