@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from litestar import Request, Response
@@ -16,7 +14,6 @@ from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
 from gateway.http.asgi import headers_of
 from gateway.routes.context import gateway_of
-from tenants.directory.directory import Directory
 from tenants.people.commands import PersonInvite
 from tenants.people.links import link_path
 from tenants.people.person import Person
@@ -25,28 +22,6 @@ from tenants.people.roles import Act, Role
 PATH = "/console/people"
 KEPT = ("name", "role", "tenants")
 MOST_SHOWN = 100
-
-
-@dataclass(frozen=True)
-class PersonRow:
-    person_id: str
-    name: str
-    role: str
-    tenants: str
-    state: str
-
-
-def rows(people: Iterable[Person], directory: Directory) -> list[PersonRow]:
-    return [
-        PersonRow(
-            person.person_id,
-            person.name,
-            person.role.value,
-            ", ".join(tenant_names(directory, person)),
-            state_of(person),
-        )
-        for person in people
-    ]
 
 
 def state_of(person: Person) -> str:
@@ -92,7 +67,10 @@ async def _shown(
         "people/people.html",
         visit_of(request),
         problem=problem,
-        people=rows(page.rows, deps.directory),
+        people=[
+            (person, ", ".join(tenant_names(deps.directory, person)), state_of(person))
+            for person in page.rows
+        ],
         next_page=with_query(PATH, {"cursor": page.next_cursor or ""}) if page.next_cursor else "",
         roles=ROLES,
         typed=typed | {"role": typed["role"] or Role.MEMBER.value},

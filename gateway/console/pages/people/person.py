@@ -91,7 +91,6 @@ async def _shown(
 ) -> Response[str]:
     visit, deps = visit_of(request), gateway_of(request).deps
     assert visit.session is not None
-    theirs = sessions.rows(await deps.people.sessions_of(found), visit.session)
     seen = etag_of(found.as_json())
     is_kept = problem is not None and problem is not STALE
     stored = {"role": found.role.value, "tenants": ", ".join(tenant_names(deps.directory, found))}
@@ -102,7 +101,8 @@ async def _shown(
         done=done,
         found=found,
         state=people.state_of(found),
-        sessions=theirs,
+        sessions=sessions.newest_first(await deps.people.sessions_of(found)),
+        this_id=visit.session.session_id,
         roles=ROLES,
         typed=stored | (_typed(visit.form) if is_kept else {}),
         etag=visit.form.get("etag", seen) if is_kept else seen,

@@ -11,7 +11,7 @@ from gateway.console.access import form, page, visit_of
 from gateway.console.confirm import confirm_page
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.pages.platform.upstreams_view import (
-    ReplicaRow,
+    Row,
     drain_effects,
     kv_by_minute,
     last_minutes,
@@ -97,9 +97,7 @@ def _live(request: Request[Any, Any, Any]) -> dict[tuple[str, str], float]:
     return kv_shares
 
 
-async def _replica(
-    request: Request[Any, Any, Any], name: str
-) -> tuple[str, Upstream, ReplicaRow, list[ReplicaRow], int]:
+async def _replica(request: Request[Any, Any, Any], name: str) -> tuple[str, Upstream, Row, list[Row], int]:
     """A replica of this gateway, with the others of its model. Raises `NotFound`."""
     gateway = gateway_of(request)
     pool, upstream = find_replica(gateway, name)
@@ -110,7 +108,7 @@ async def _replica(
         if one["pool"] == pool
         for replica in one["replicas"]
     ]
-    [this] = [row for row in rows if row.replica == name]
+    [this] = [row for row in rows if row["replica_id"] == name]
     return pool, upstream, this, [row for row in rows if row is not this], shown["gateways_missing"]
 
 
@@ -127,7 +125,7 @@ async def _asked(
         visit_of(request),
         title=f"Drain {replica}",
         effects=drain_effects(pool, this, others, missing),
-        action=f"{this.path}/drain",
+        action=f"{this['path']}/drain",
         button="Drain it",
         back=PATH,
         reason=reason,

@@ -13,7 +13,7 @@ from engine.forecast.calibration import longest_wait_s
 from gateway.console import formats
 from gateway.console.access import page, visit_of
 from gateway.console.pages.requests.filters import FILTER_ERRORS, Filters, checked, filters_of
-from gateway.console.pages.requests.kept_shares import FEWEST, KeptFigure, kept_figure
+from gateway.console.pages.requests.kept_shares import FEWEST, kept_figure
 from gateway.console.rendering import page_response
 from gateway.routes.context import gateway_of
 from tenants.admin import validation
@@ -72,26 +72,10 @@ def bucket_words(wait_bucket: int) -> str:
     return f"up to {formats.seconds(longest_s)}"
 
 
-@dataclass(frozen=True)
-class QuotesShown:
-    by_figure: list[tuple[str, KeptFigure]]
-    by_wait: list[tuple[str, KeptFigure]]
-    by_day: list[tuple[int, KeptFigure]]
-    """Start of the day in Unix microseconds."""
-    by_kind: list[tuple[str, str, str, KeptFigure]]
-    """Model, tier, `plain` or `binding`."""
-    credits: list[tuple[str, str, int]]
-    """Model, tier, nano-dollars credited for broken quotes."""
-
-    @property
-    def credit_nanousd(self) -> int:
-        return sum(amount for _, _, amount in self.credits)
+NOTHING: dict[str, Any] = {"by_figure": [], "by_wait": [], "by_day": [], "by_kind": [], "credits": []}
 
 
-NOTHING = QuotesShown([], [], [], [], [])
-
-
-async def read_quotes(admin: Admin, filters: Filters, span: Span) -> QuotesShown:
+async def read_quotes(admin: Admin, filters: Filters, span: Span) -> dict[str, Any]:
     figure = checked("figure", filters.get("figure"), FIGURES) or FIGURES[0]
     same = {
         "model": filters.get("model"),
@@ -111,16 +95,18 @@ async def read_quotes(admin: Admin, filters: Filters, span: Span) -> QuotesShown
         from_=same["since"], to=same["until"], group_by="model,tier", model=same["model"], tier=same["tier"]
     )
     usage = (await admin.read_usage(asked, limit=MOST_GROUPS)).as_json()["data"]
-    return QuotesShown(
-        [(figure, figures[figure]) for figure in FIGURES if figure in figures],
-        [(bucket_words(row["wait_bucket"]), kept_figure(row)) for row in await groups("wait")],
-        [(to_us(datetime.fromisoformat(row["start"])), kept_figure(row)) for row in days],
-        [
+    return {
+        "by_figure": [(figure, figures[figure]) for figure in FIGURES if figure in figures],
+        "by_wait": [(bucket_words(row["wait_bucket"]), kept_figure(row)) for row in await groups("wait")],
+        "by_day": [(to_us(datetime.fromisoformat(row["start"])), kept_figure(row)) for row in days],
+        "by_kind": [
             (row["model"], row["tier"], row["kind"], kept_figure(row))
             for row in await groups("model,tier,kind")
         ],
-        [(row["model"], row["tier"], row["credit_nanousd"]) for row in usage if row["credit_nanousd"]],
-    )
+        "credits": [
+            (row["model"], row["tier"], row["credit_nanousd"]) for row in usage if row["credit_nanousd"]
+        ],
+    }
 
 
 @page(PATH, act=Act.READ_PLATFORM)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from litestar import Request, Response
@@ -36,47 +35,27 @@ MOST_GROUPS = 50
 DAYS = 30
 
 
-@dataclass(frozen=True)
-class FairHour:
-    """Service received and fair share in one hour, in cost tokens."""
-
-    start_us: int
-    served: int
-    fair: int
-
-
-@dataclass(frozen=True)
-class UsageLine:
-    """Usage of one key or model."""
-
-    name: str
-    reference: str
-    """The key's id; the model's name."""
-    amounts: Mapping[str, int]
-
-
-def fair_hours(rows: Iterable[FlowRow]) -> list[FairHour]:
-    """Sums over pools and tiers, oldest first."""
+def fair_hours(rows: Iterable[FlowRow]) -> list[tuple[int, int, int]]:
+    """Start, service and fair share of each hour in cost tokens, over pools and tiers, oldest first."""
     served: dict[int, tuple[int, int]] = {}
     for row in rows:
         had, fair = served.get(row.key.minute_us, (0, 0))
         served[row.key.minute_us] = (had + row.counts.served_tokens, fair + row.counts.fair_tokens)
-    return [FairHour(start_us, *tokens) for start_us, tokens in sorted(served.items())]
+    return [(start_us, *tokens) for start_us, tokens in sorted(served.items())]
+
+
+UsageLine = tuple[str, str, Mapping[str, Any]]
+"""Name, reference (the key's id; the model's name) and sums of one key or model."""
 
 
 def usage_lines(rows: Sequence[Mapping[str, Any]], field: str, name: str) -> list[UsageLine]:
     """Most tokens first. `field`, `name`: keys of the reference and the name."""
-    lines = [
-        UsageLine(
-            row[name] or row[field] or "–", row[field] or "", {amount: row[amount] for amount in AMOUNTS}
-        )
-        for row in rows
-    ]
-    return sorted(lines, key=lambda line: -(line.amounts["input_tokens"] + line.amounts["output_tokens"]))
+    lines = [(row[name] or row[field] or "–", row[field] or "", row) for row in rows]
+    return sorted(lines, key=lambda line: -(line[2]["input_tokens"] + line[2]["output_tokens"]))
 
 
-async def _lines(admin: Admin, found: UsagePage, field: str, name: str) -> list[UsageLine]:
-    return usage_lines(await admin.with_names(found.as_json()["data"]), field, name)
+async def _lines(admin: Admin, usage: UsagePage, field: str, name: str) -> list[UsageLine]:
+    return usage_lines(await admin.with_names(usage.as_json()["data"]), field, name)
 
 
 @page(PATH, act=Act.READ_TENANT)

@@ -142,14 +142,18 @@ def run(state: RunState = RunState.DONE, **asked_for: Any) -> WhatIfRun:
 
 def test_a_report_is_shown_beside_what_happened() -> None:
     rows = what_if_report.rows_of(REPORT)
-    assert [(each.name, each.policy, each.number) for each in rows] == [
+    assert [(each["name"], each["policy"], each["number"]) for each in rows] == [
         ("as it was", "", None),
         ("baseline: vtc", "", 0),
         ("fcfs", "fcfs", 1),
     ]
-    assert rows[0].times == ["500 ms"] * 3 + ["10.0 s"] * 3
-    assert rows[2].times[:3] == ["never"] * 3
-    assert [each.name for each in what_if_report.tenants_of(REPORT)] == ["as it was", "baseline: vtc", "fcfs"]
+    assert rows[0]["times"] == ["500 ms"] * 3 + ["10.0 s"] * 3
+    assert rows[2]["times"][:3] == ["never"] * 3
+    assert [each["name"] for each in what_if_report.tenants_of(REPORT)] == [
+        "as it was",
+        "baseline: vtc",
+        "fcfs",
+    ]
     assert [each[1] for each in what_if_report.bars_of(REPORT)] == [0.5, 0.4, 0.0]
     assert what_if_report.accuracy_of(REPORT) == [
         "TTFT p50: -2.0 % (stated error: not known of so few requests)"
