@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from litestar import Request, get, post
+from litestar import get, post
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
 
@@ -20,7 +20,7 @@ from gateway.console import cookies
 from gateway.console.forms import TOKEN_FIELD, read_form
 from gateway.gateway import Gateway
 from gateway.http.accesses import REFUSED, origin_and_ids, route_of
-from gateway.http.asgi import headers_of
+from gateway.http.asgi import Request, headers_of
 from gateway.http.client_address import client_of
 from gateway.routes.context import gateway_of
 from tenants.admin.audit import LINK, Actor
@@ -120,14 +120,14 @@ def is_file(path: str) -> bool:
     return path.endswith(FILES)
 
 
-def note_refused(request: Request[Any, Any, Any], gateway: Gateway, status: int) -> None:
+def note_refused(request: Request, gateway: Gateway, status: int) -> None:
     """Audits a refused form of a signed-in person."""
     visit: Visit | None = request.scope["state"].get("visit")
     if request.method == "POST" and status in REFUSED and visit is not None and visit.session is not None:
         gateway.accesses.note("access.refuse", visit.actor, route_of(request.scope), f"status {status}")
 
 
-async def _visit(request: Request[Any, Any, Any], gateway: Gateway, lines: Collection[str]) -> Visit:
+async def _visit(request: Request, gateway: Gateway, lines: Collection[str]) -> Visit:
     deps, config = gateway.deps, gateway.deps.config
     secure = cookies.is_https(request.scope, config.trusted_proxies)
     address = client_of(request.scope, config.trusted_proxies)
@@ -146,7 +146,7 @@ async def _visit(request: Request[Any, Any, Any], gateway: Gateway, lines: Colle
     )
 
 
-def _where_it_was(request: Request[Any, Any, Any]) -> str:
+def _where_it_was(request: Request) -> str:
     """The requested page; empty for a form."""
     if request.method == "POST":
         return ""
@@ -160,6 +160,6 @@ def token_of(visit: Visit, *, before_log_in: bool) -> str:
     return visit.session.csrf_token
 
 
-def visit_of(request: Request[Any, Any, Any]) -> Visit:
+def visit_of(request: Request) -> Visit:
     visit: Visit = request.scope["state"]["visit"]
     return visit

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request
-
 from gateway.console.access import NotForThisRole, visit_of
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.directory import queries
 from tenants.directory.records import Tenant
@@ -20,7 +17,7 @@ def own_tenants(person: Person) -> frozenset[str] | None:
     return None if person.may(Act.READ_PLATFORM) else person.tenants
 
 
-async def tenant_shown(request: Request[Any, Any, Any], wanted: str, act: Act = Act.READ_TENANT) -> Tenant:
+async def tenant_shown(request: Request, wanted: str, act: Act = Act.READ_TENANT) -> Tenant:
     """The tenant by name or id. Raises `NotFound` if it does not exist or the person may not see it, and
     `NotForThisRole` if the person may see it but not do `act`."""
     person = visit_of(request).person

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response
+from litestar import Response
 
 from gateway.console.access import form, page, visit_of
 from gateway.console.rendering import page_response, redirect
 from gateway.console.return_path import with_query
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.errors import NotFound
 from tenants.people.roles import Act
@@ -19,7 +18,7 @@ MOST_SHOWN = 100
 
 
 @page(PATH)
-async def sessions_page(request: Request[Any, Any, Any]) -> Response[str]:
+async def sessions_page(request: Request) -> Response[str]:
     visit, deps = visit_of(request), gateway_of(request).deps
     assert visit.session is not None
     own = await deps.people.sessions_of(visit.person)
@@ -42,7 +41,7 @@ async def sessions_page(request: Request[Any, Any, Any]) -> Response[str]:
 
 
 @form(f"{PATH}/end")
-async def end_own_session(request: Request[Any, Any, Any]) -> Response[str]:
+async def end_own_session(request: Request) -> Response[str]:
     visit, deps = visit_of(request), gateway_of(request).deps
     wanted = visit.form.get("session", "")
     own = await deps.people.sessions_of(visit.person)

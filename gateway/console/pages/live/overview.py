@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.types import ASGIApp
 
 from gateway.console.access import page, visit_of
@@ -15,6 +15,7 @@ from gateway.console.pages.live.past_hour import read_past_hour
 from gateway.console.pages.live.slow_figures import SLOW_EVERY_S, read_slow_figures
 from gateway.console.rendering import page_response, render
 from gateway.gateway import Gateway
+from gateway.http.asgi import Request
 from gateway.pools.live_counters import FleetNow
 from gateway.routes.context import gateway_of
 from tenants.people.roles import Act
@@ -53,7 +54,7 @@ class OverviewMaker:
         return overview_of(fleet, before, names, self._slow, round(deps.wall_clock() * 1e6))
 
 
-def maker_of(request: Request[Any, Any, Any]) -> OverviewMaker:
+def maker_of(request: Request) -> OverviewMaker:
     """This gateway's maker: rates need the previous snapshot."""
     state = request.app.state
     if "overview" not in state:
@@ -84,7 +85,7 @@ class OverviewWriter:
 
 
 @page(PATH, act=Act.READ_PLATFORM)
-async def overview_page(request: Request[Any, Any, Any]) -> Response[str]:
+async def overview_page(request: Request) -> Response[str]:
     hub, deps = hub_of(request), gateway_of(request).deps
     shown = OverviewWriter().shown(await hub.look(TOPIC, maker_of(request).make))
     past = await read_past_hour(deps.admin, deps.directory, shown["now"].at_us)
@@ -98,7 +99,7 @@ async def overview_page(request: Request[Any, Any, Any]) -> Response[str]:
 
 
 @page(f"{PATH}{LIVE}", act=Act.READ_PLATFORM)
-async def overview_live(request: Request[Any, Any, Any]) -> ASGIApp:
+async def overview_live(request: Request) -> ASGIApp:
     return await live_region(request, TOPIC, maker_of(request).make, OverviewWriter().text, PATH)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 
 from gateway.console.access import page, visit_of
 from gateway.console.form_errors import FormProblem
@@ -16,6 +16,7 @@ from gateway.console.pages.money.usage import PATH as USAGE
 from gateway.console.pages.questions import FILTER_ERRORS, asked_of, filter_problem
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
+from gateway.http.asgi import Request
 from gateway.pools.catalogue import Alias, Chain
 from gateway.routes.context import gateway_of
 from tenants.admin.cursor import MAX_PAGE
@@ -65,7 +66,7 @@ def pool_of(model: str, aliases: Mapping[str, Alias]) -> str:
 
 
 @page(PATH, act=Act.READ_PLATFORM)
-async def recovery_page(request: Request[Any, Any, Any]) -> Response[str]:
+async def recovery_page(request: Request) -> Response[str]:
     deps = gateway_of(request).deps
     asked = asked_of(request, "hours", "price")
     asked["hours"] = asked["hours"] or "168"
@@ -92,7 +93,7 @@ async def recovery_page(request: Request[Any, Any, Any]) -> Response[str]:
 
 
 async def _recovered(
-    request: Request[Any, Any, Any], from_us_: int, to_us: int, price: int
+    request: Request, from_us_: int, to_us: int, price: int
 ) -> tuple[list[Recovery], Recovery]:
     deps = gateway_of(request).deps
     engines = await deps.admin.engine_time(from_us_, to_us)
@@ -110,7 +111,7 @@ async def _recovered(
 
 
 def _shown(
-    request: Request[Any, Any, Any],
+    request: Request,
     asked: dict[str, str],
     *,
     problem: FormProblem | None = None,

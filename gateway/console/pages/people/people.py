@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response
+from litestar import Response
 
 from gateway.console.access import Visit, form, page, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
@@ -12,7 +10,7 @@ from gateway.console.forms import typed_fields
 from gateway.console.names import ROLES, names_in, tenant_names
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
-from gateway.http.asgi import headers_of
+from gateway.http.asgi import Request, headers_of
 from gateway.routes.context import gateway_of
 from tenants.people.commands import PersonInvite
 from tenants.people.links import link_path
@@ -29,12 +27,12 @@ def state_of(person: Person) -> str:
 
 
 @page(PATH, act=Act.READ_PEOPLE)
-async def people_page(request: Request[Any, Any, Any]) -> Response[str]:
+async def people_page(request: Request) -> Response[str]:
     return await _shown(request, typed_fields({}, *KEPT))
 
 
 @form(f"{PATH}/invite", act=Act.CHANGE_PEOPLE)
-async def invite(request: Request[Any, Any, Any]) -> Response[str]:
+async def invite(request: Request) -> Response[str]:
     visit, deps = visit_of(request), gateway_of(request).deps
     typed = typed_fields(visit.form, *KEPT)
     try:
@@ -50,7 +48,7 @@ async def invite(request: Request[Any, Any, Any]) -> Response[str]:
     return link_response(request, visit, person, token)
 
 
-def link_response(request: Request[Any, Any, Any], visit: Visit, person: Person, token: str) -> Response[str]:
+def link_response(request: Request, visit: Visit, person: Person, token: str) -> Response[str]:
     where = gateway_of(request).deps.config.console_url
     if not where:
         where = f"{'https' if visit.is_https else 'http'}://{headers_of(request.scope).get('host', '')}"
@@ -58,7 +56,7 @@ def link_response(request: Request[Any, Any, Any], visit: Visit, person: Person,
 
 
 async def _shown(
-    request: Request[Any, Any, Any], typed: dict[str, str], problem: FormProblem | None = None
+    request: Request, typed: dict[str, str], problem: FormProblem | None = None
 ) -> Response[str]:
     deps = gateway_of(request).deps
     cursor = request.query_params.get("cursor")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response
+from litestar import Response
 from litestar.params import FromPath
 
 from gateway.console.access import form, page, visit_of
@@ -20,6 +18,7 @@ from gateway.console.pages.platform.upstreams_view import (
 from gateway.console.pages.questions import asked_of
 from gateway.console.rendering import page_response, redirect
 from gateway.console.return_path import with_query
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from gateway.routes.views.upstreams_view import (
     STATES,
@@ -43,11 +42,11 @@ DONE = {
 
 
 @page(PATH, act=Act.READ_PLATFORM)
-async def upstreams_page(request: Request[Any, Any, Any]) -> Response[str]:
+async def upstreams_page(request: Request) -> Response[str]:
     return await _shown(request)
 
 
-async def _shown(request: Request[Any, Any, Any], problem: FormProblem | None = None) -> Response[str]:
+async def _shown(request: Request, problem: FormProblem | None = None) -> Response[str]:
     gateway, visit = gateway_of(request), visit_of(request)
     shown = await upstreams_of(gateway)
     hour = (await gateway.deps.admin.page_engines(limit=MAX_PAGE)).rows
@@ -86,7 +85,7 @@ async def _shown(request: Request[Any, Any, Any], problem: FormProblem | None = 
     )
 
 
-def _live(request: Request[Any, Any, Any]) -> dict[tuple[str, str], float]:
+def _live(request: Request) -> dict[tuple[str, str], float]:
     kv_shares: dict[tuple[str, str], float] = {}
     for pool in gateway_of(request).pools.values():
         for upstream in pool.spec.upstreams:
@@ -97,7 +96,7 @@ def _live(request: Request[Any, Any, Any]) -> dict[tuple[str, str], float]:
     return kv_shares
 
 
-async def _replica(request: Request[Any, Any, Any], name: str) -> tuple[str, Upstream, Row, list[Row], int]:
+async def _replica(request: Request, name: str) -> tuple[str, Upstream, Row, list[Row], int]:
     """A replica of this gateway, with the others of its model. Raises `NotFound`."""
     gateway = gateway_of(request)
     pool, upstream = find_replica(gateway, name)
@@ -113,12 +112,12 @@ async def _replica(request: Request[Any, Any, Any], name: str) -> tuple[str, Ups
 
 
 @page(f"{ONE}/drain", act=Act.CHANGE_PLATFORM)
-async def ask_drain(request: Request[Any, Any, Any], replica: FromPath[str]) -> Response[str]:
+async def ask_drain(request: Request, replica: FromPath[str]) -> Response[str]:
     return await _asked(request, replica)
 
 
 async def _asked(
-    request: Request[Any, Any, Any], replica: str, reason: str = "", problem: FormProblem | None = None
+    request: Request, replica: str, reason: str = "", problem: FormProblem | None = None
 ) -> Response[str]:
     pool, _, this, others, missing = await _replica(request, replica)
     return confirm_page(
@@ -134,7 +133,7 @@ async def _asked(
 
 
 @form(f"{ONE}/drain", act=Act.CHANGE_PLATFORM)
-async def drain(request: Request[Any, Any, Any], replica: FromPath[str]) -> Response[str]:
+async def drain(request: Request, replica: FromPath[str]) -> Response[str]:
     gateway, visit = gateway_of(request), visit_of(request)
     pool, upstream = find_replica(gateway, replica)
     reason = visit.form.get("reason", "").strip()
@@ -148,7 +147,7 @@ async def drain(request: Request[Any, Any, Any], replica: FromPath[str]) -> Resp
 
 
 @form(f"{ONE}/resume", act=Act.CHANGE_PLATFORM)
-async def resume(request: Request[Any, Any, Any], replica: FromPath[str]) -> Response[str]:
+async def resume(request: Request, replica: FromPath[str]) -> Response[str]:
     """Resumes a replica, also one that only other gateways have."""
     gateway = gateway_of(request)
     await gateway.directory.refresh()
@@ -160,7 +159,7 @@ async def resume(request: Request[Any, Any, Any], replica: FromPath[str]) -> Res
     return await _done(request, "resume", replica)
 
 
-async def _done(request: Request[Any, Any, Any], act: str, replica: str) -> Response[str]:
+async def _done(request: Request, act: str, replica: str) -> Response[str]:
     """Back to the list once the act is in force; names gateways that have not confirmed in time."""
     late = await gateway_of(request).directory.changed()
     return redirect(with_query(PATH, {"done": act, "replica": replica, "late": ", ".join(late)}))

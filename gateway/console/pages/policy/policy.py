@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response
+from litestar import Response
 
 from engine.scheduling.policy import policy_names
 from gateway.console.access import form, page, visit_of
@@ -16,6 +14,7 @@ from gateway.console.rendering import page_response, redirect
 from gateway.domain.what_if import WhatIf, WhatIfBusy
 from gateway.flow.learned.report import at_work_words
 from gateway.gateway import Gateway
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from gateway.routes.views.policy_view import policy_of, tenant_names
 from gateway.routes.views.status_view import models_of
@@ -37,12 +36,12 @@ BUSY = "Another what-if is under way: wait until it has ended, or cancel it belo
 
 
 @page(PATH, act=Act.READ_PLATFORM)
-async def policy_page(request: Request[Any, Any, Any]) -> Response[str]:
+async def policy_page(request: Request) -> Response[str]:
     return await _shown(request, typed_fields({}, *what_if_form.FIELDS))
 
 
 @form(RUNS, act=Act.CHANGE_PLATFORM, lines=what_if_form.LINES)
-async def begin(request: Request[Any, Any, Any]) -> Response[str]:
+async def begin(request: Request) -> Response[str]:
     visit, gateway = visit_of(request), gateway_of(request)
     deps = gateway.deps
     typed = typed_fields(visit.form, *what_if_form.FIELDS)
@@ -77,7 +76,7 @@ def policy_names_of(gateway: Gateway) -> list[str]:
 
 
 async def _shown(
-    request: Request[Any, Any, Any], typed: dict[str, str], problem: FormProblem | None = None
+    request: Request, typed: dict[str, str], problem: FormProblem | None = None
 ) -> Response[str]:
     visit, gateway = visit_of(request), gateway_of(request)
     deps = gateway.deps

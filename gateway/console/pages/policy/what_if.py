@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.params import FromPath
 
 from gateway.console.access import form, page, visit_of
@@ -18,6 +17,7 @@ from gateway.console.rendering import SECURITY_HEADERS, page_response, redirect
 from gateway.console.return_path import with_query
 from gateway.domain.what_if import RunState, WhatIfRun
 from gateway.gateway import Gateway
+from gateway.http.asgi import Request
 from gateway.routes.admin.config import file_of
 from gateway.routes.context import gateway_of
 from tenants.admin.etag import etag_of
@@ -34,12 +34,12 @@ CHANGED_MEANWHILE = (
 
 
 @page(RUN, act=Act.READ_PLATFORM)
-async def what_if_page(request: Request[Any, Any, Any], run: FromPath[str]) -> Response[str]:
+async def what_if_page(request: Request, run: FromPath[str]) -> Response[str]:
     return _shown(request, _run_of(gateway_of(request), run))
 
 
 @page(f"{RUN}/report", act=Act.READ_PLATFORM)
-async def what_if_file(request: Request[Any, Any, Any], run: FromPath[str]) -> Response[str]:
+async def what_if_file(request: Request, run: FromPath[str]) -> Response[str]:
     """The exact report, as `fairgate whatif --json` prints it."""
     shown = _run_of(gateway_of(request), run)
     if shown.state is not RunState.DONE:
@@ -49,7 +49,7 @@ async def what_if_file(request: Request[Any, Any, Any], run: FromPath[str]) -> R
 
 
 @form(f"{RUN}/cancel", act=Act.CHANGE_PLATFORM)
-async def cancel(request: Request[Any, Any, Any], run: FromPath[str]) -> Response[str]:
+async def cancel(request: Request, run: FromPath[str]) -> Response[str]:
     gateway = gateway_of(request)
     shown = _run_of(gateway, run)
     if gateway.deps.what_if is not None:
@@ -58,7 +58,7 @@ async def cancel(request: Request[Any, Any, Any], run: FromPath[str]) -> Respons
 
 
 @form(f"{RUN}/apply", act=Act.CHANGE_PLATFORM)
-async def apply(request: Request[Any, Any, Any], run: FromPath[str]) -> Response[str]:
+async def apply(request: Request, run: FromPath[str]) -> Response[str]:
     """Shows what would change; with that state's tag it applies it."""
     visit, gateway = visit_of(request), gateway_of(request)
     shown = _run_of(gateway, run)
@@ -115,9 +115,7 @@ def _run_of(gateway: Gateway, run_id: str) -> WhatIfRun:
     return shown
 
 
-def _shown(
-    request: Request[Any, Any, Any], run: WhatIfRun, problem: FormProblem | None = None
-) -> Response[str]:
+def _shown(request: Request, run: WhatIfRun, problem: FormProblem | None = None) -> Response[str]:
     visit = visit_of(request)
     report = run.report
     return page_response(

@@ -11,11 +11,7 @@ from gateway.explain.attribution import Cause
 Bar = tuple[str, float, str, str]
 """Name, seconds, colour class, words."""
 
-METRICS = {
-    "ttft": "time to the first token",
-    "tpot": "time for each further token",
-    "e2e": "whole time",
-}
+METRICS = {"ttft": "time to the first token", "tpot": "time for each further token", "e2e": "whole time"}
 WHY = {
     Cause.REQUEST: "Alone on an idle engine it would have missed its target, too.",
     Cause.QUOTA: "Without its tenant’s own limits, or its tenant’s other requests, it would have met its"

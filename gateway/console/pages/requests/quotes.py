@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 
 from engine.forecast.calibration import longest_wait_s
 from gateway.console import formats
@@ -15,6 +15,7 @@ from gateway.console.access import page, visit_of
 from gateway.console.pages.requests.filters import FILTER_ERRORS, Filters, checked, filters_of
 from gateway.console.pages.requests.kept_shares import FEWEST, kept_figure
 from gateway.console.rendering import page_response
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin import validation
 from tenants.admin.admin import Admin
@@ -32,12 +33,7 @@ HOUR_US = 3_600_000_000
 FIRST_US = 946_684_800_000_000
 """The year 2000; earlier times have no span before them."""
 MOST_GROUPS = 1_000
-WORDS = {
-    "wait": "Wait",
-    "ttft": "Time to the first token",
-    "e2e": "Whole time",
-    "output": "Output tokens",
-}
+WORDS = {"wait": "Wait", "ttft": "Time to the first token", "e2e": "Whole time", "output": "Output tokens"}
 
 
 @dataclass(frozen=True)
@@ -110,7 +106,7 @@ async def read_quotes(admin: Admin, filters: Filters, span: Span) -> dict[str, A
 
 
 @page(PATH, act=Act.READ_PLATFORM)
-async def quotes_page(request: Request[Any, Any, Any]) -> Response[str]:
+async def quotes_page(request: Request) -> Response[str]:
     deps = gateway_of(request).deps
     filters = filters_of(request, PATH, NAMES)
     now = datetime.fromtimestamp(deps.wall_clock(), UTC) + timedelta(microseconds=1)

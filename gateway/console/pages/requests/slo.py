@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 
 from gateway.console import formats
 from gateway.console.access import page, visit_of
@@ -14,6 +14,7 @@ from gateway.console.pages.requests.filters import FILTER_ERRORS, Filters, filte
 from gateway.console.pages.requests.misses_shown import METRICS
 from gateway.console.rendering import page_response
 from gateway.explain.attribution import Cause
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.people.roles import Act
 from tenants.slo.slo import DAY_S, PERIOD_DAYS, Burning, SloReport
@@ -75,7 +76,7 @@ def days_shown(by_day: Mapping[int, Mapping[str, int]]) -> tuple[list[str], list
 
 
 @page(PATH, act=Act.READ_TENANT)
-async def slo_page(request: Request[Any, Any, Any]) -> Response[str]:
+async def slo_page(request: Request) -> Response[str]:
     visit, admin = visit_of(request), gateway_of(request).deps.admin
     filters: Filters = filters_of(request, PATH, NAMES)
     scope = await tenant_scope(request, filters.get("tenant"))

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from litestar import Request
-
 from gateway.console.access import visit_of
 from gateway.console.pages.tenant_parts.key_path import PathLimit, paths_of, words_of
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.lists.key_hygiene import EXPIRING_DAYS, IDLE_DAYS, KeyFinding, findings_of
 from tenants.directory.records import ApiKey, from_us, to_us
@@ -54,7 +53,7 @@ def row_of(
     }
 
 
-async def rows_of_keys(request: Request[Any, Any, Any], keys: Sequence[ApiKey]) -> list[Row]:
+async def rows_of_keys(request: Request, keys: Sequence[ApiKey]) -> list[Row]:
     """The number of statements does not depend on the number of keys."""
     deps = gateway_of(request).deps
     now = from_us(round(deps.wall_clock() * 1e6))

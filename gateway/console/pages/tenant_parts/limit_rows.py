@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from litestar import Request
-
 from gateway.console.pages.tenant_parts.amounts import amount_text, narrowed, subject_text, what_of
 from gateway.console.pages.tenant_parts.projections import history_of, projections
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from gateway.routes.views.limits_view import uses
 from tenants.admin.limits import LimitView
@@ -113,7 +112,7 @@ def binding(rows: Iterable[LimitRow]) -> LimitRow | None:
 
 
 async def rows_of_tenant(
-    request: Request[Any, Any, Any],
+    request: Request,
     tenant: Tenant,
     views: Sequence[LimitView],
     *,

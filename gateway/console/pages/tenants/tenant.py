@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.params import FromPath
 
 from gateway.console.access import page, visit_of
@@ -15,6 +15,7 @@ from gateway.console.pages.tenants.tenants import PATH as LIST
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
 from gateway.console.scope import tenant_shown
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.admin import Admin
 from tenants.admin.lists.flow import FlowRow
@@ -59,7 +60,7 @@ async def _lines(admin: Admin, usage: UsagePage, field: str, name: str) -> list[
 
 
 @page(PATH, act=Act.READ_TENANT)
-async def tenant_page(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
+async def tenant_page(request: Request, tenant: FromPath[str]) -> Response[str]:
     visit, admin = visit_of(request), gateway_of(request).deps.admin
     owner = await tenant_shown(request, tenant)
     name, person = owner.name, visit.person
