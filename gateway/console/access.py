@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import litestar
 from litestar import get, post
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
@@ -24,6 +25,9 @@ from gateway.http.asgi import Request, headers_of
 from gateway.http.client_address import client_of
 from gateway.routes.context import gateway_of
 from tenants.admin.audit import LINK, Actor
+from tenants.directory import queries
+from tenants.directory.records import Tenant
+from tenants.errors import NotFound
 from tenants.people.person import Person
 from tenants.people.roles import Act
 from tenants.people.sessions import Session, csrf_token_of
@@ -78,7 +82,7 @@ class Visit:
 
 def page(path: str, act: Act | None = Act.OWN_ACCOUNT) -> Callable[..., HTTPRouteHandler]:
     """Decorator: a page for people who may do `act` on at least one tenant; None: for anyone, without a
-    session. Pages of one tenant check that tenant themselves (`scope.py`)."""
+    session. Pages of one tenant check that tenant themselves (`tenant_shown`)."""
     return get(path, guards=[require_access], opt={"act": act}, include_in_schema=False)
 
 
@@ -93,7 +97,7 @@ def form(
 
 async def require_access(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
     """Guard. Raises `SignInNeeded`, `NotForThisRole`, `FormRefused`, `ApiError`, `DatabaseUnavailable`."""
-    assert isinstance(connection, Request)
+    assert isinstance(connection, litestar.Request)
     gateway = gateway_of(connection)
     visit = await _visit(connection, gateway, handler.opt.get("lines", ()))
     connection.scope["state"]["visit"] = visit
@@ -118,6 +122,24 @@ async def require_access(connection: ASGIConnection[Any, Any, Any, Any], handler
 
 def is_file(path: str) -> bool:
     return path.endswith(FILES)
+
+
+def own_tenants(person: Person) -> frozenset[str] | None:
+    """Ids of the tenants that the person sees; None: all."""
+    return None if person.may(Act.READ_PLATFORM) else person.tenants
+
+
+async def tenant_shown(request: Request, wanted: str, act: Act = Act.READ_TENANT) -> Tenant:
+    """The tenant by name or id. Raises `NotFound` if it does not exist or the person may not see it, and
+    `NotForThisRole` if the person may see it but not do `act`."""
+    person = visit_of(request).person
+    database = gateway_of(request).deps.database
+    owner = await database.read(lambda connection: queries.find_tenant(connection, wanted))
+    if not person.may(Act.READ_TENANT, owner.tenant_id):
+        raise NotFound("tenant", wanted)
+    if not person.may(act, owner.tenant_id):
+        raise NotForThisRole
+    return owner
 
 
 def note_refused(request: Request, gateway: Gateway, status: int) -> None:

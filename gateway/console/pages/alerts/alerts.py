@@ -6,14 +6,13 @@ from collections.abc import Mapping
 
 from litestar import Response
 
-from gateway.console.access import NotForThisRole, form, page, visit_of
+from gateway.console.access import NotForThisRole, form, own_tenants, page, tenant_shown, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.forms import typed_fields
 from gateway.console.pages.questions import cursor_of
 from gateway.console.pages.tenant_parts.acts import said
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
-from gateway.console.scope import own_tenants, tenant_shown
 from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.webhooks.commands import Webhook, WebhookAdd

@@ -6,12 +6,11 @@ from litestar import Response
 from litestar.params import FromPath
 
 from gateway.console.access import form, page, visit_of
-from gateway.console.confirm import confirm_page
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.pages.alerts.alerts import PATH as LIST
 from gateway.console.pages.alerts.alerts import WEBHOOKS, may_change, webhook_shown
 from gateway.console.pages.tenant_parts.acts import said
-from gateway.console.rendering import page_response, redirect
+from gateway.console.rendering import confirm_page, page_response, redirect
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of

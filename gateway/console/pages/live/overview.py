@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from datetime import UTC, datetime
 from typing import Any
 
 from litestar import Response
@@ -12,13 +14,46 @@ from gateway.console.live.held_rows import held
 from gateway.console.live.stream import LIVE, Texts, hub_of, live_region
 from gateway.console.pages.live.figures import Overview, ShareRow, SlowFigures, overview_of
 from gateway.console.pages.live.past_hour import read_past_hour
-from gateway.console.pages.live.slow_figures import SLOW_EVERY_S, read_slow_figures
 from gateway.console.rendering import page_response, render
 from gateway.gateway import Gateway
 from gateway.http.asgi import Request
 from gateway.pools.live_counters import FleetNow
 from gateway.routes.context import gateway_of
+from tenants.admin.admin import Admin
+from tenants.admin.cursor import MAX_PAGE
+from tenants.admin.lists.counts import RefusalCountQuery
+from tenants.admin.lists.usage import UsageAsked
+from tenants.errors import DatabaseUnavailable
 from tenants.people.roles import Act
+
+SLOW_EVERY_S = 10.0
+REFUSALS = RefusalCountQuery(window="hour", group_by="code")
+"""Of the last day, in whole hours."""
+
+
+async def read_slow_figures(admin: Admin, earlier: SlowFigures, now_s: float) -> SlowFigures:
+    """The figures at `now_s` (Unix seconds); the earlier ones if the database does not answer."""
+    today = datetime.fromtimestamp(now_s, UTC).date().isoformat()
+    try:
+        usage = await admin.read_usage(UsageAsked(from_=today), limit=1)
+        reports = await admin.slo_report()
+        refused = await admin.count_refusals(REFUSALS, limit=MAX_PAGE)
+    except DatabaseUnavailable:
+        return earlier
+    refusals: Counter[str] = Counter()
+    for row in refused.rows:
+        refusals[row["code"]] += row["count"]
+    judged = sum(report.period.total for report in reports)
+    missed = sum(report.period.missed for report in reports)
+    return SlowFigures(
+        sum(row["cost_nanousd"] for row in usage.as_json()["data"]),
+        1 - missed / judged if judged else None,
+        missed,
+        judged,
+        dict(sorted(refusals.items())),
+        round(now_s * 1e6),
+    )
+
 
 PATH = "/console/overview"
 TOPIC = ("overview",)

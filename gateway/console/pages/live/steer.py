@@ -9,10 +9,9 @@ from litestar import Response
 from litestar.params import FromPath
 
 from gateway.console.access import NotForThisRole, Visit, form, page, visit_of
-from gateway.console.confirm import confirm_page
 from gateway.console.form_errors import WHOLE_FORM, FormProblem
 from gateway.console.pages.live.waiting import PATH
-from gateway.console.rendering import page_response, redirect
+from gateway.console.rendering import confirm_page, page_response, redirect
 from gateway.console.return_path import with_query
 from gateway.errors import ApiError
 from gateway.http.asgi import Request

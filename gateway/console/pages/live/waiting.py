@@ -10,12 +10,11 @@ from litestar import Response
 from litestar.types import ASGIApp
 
 from gateway import errors
-from gateway.console.access import page, visit_of
+from gateway.console.access import own_tenants, page, tenant_shown, visit_of
 from gateway.console.live.held_rows import held
 from gateway.console.live.stream import LIVE, Texts, hub_of, live_region
 from gateway.console.rendering import page_response, render
 from gateway.console.return_path import with_query
-from gateway.console.scope import own_tenants, tenant_shown
 from gateway.http.asgi import Request
 from gateway.pools.fleet import WaitingRequests
 from gateway.pools.waiting import WaitingNow

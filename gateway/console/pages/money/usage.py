@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from litestar import Response
 
-from gateway.console.access import page, visit_of
+from gateway.console.access import own_tenants, page, tenant_shown, visit_of
 from gateway.console.csv_file import csv_list
 from gateway.console.form_errors import FormProblem
 from gateway.console.formats import exact_dollars
@@ -20,7 +20,6 @@ from gateway.console.pages.money.usage_view import NAMED, REQUESTS, Row, group_s
 from gateway.console.pages.questions import FILTER_ERRORS, asked_of, cursor_of, filter_problem
 from gateway.console.rendering import SECURITY_HEADERS, page_response
 from gateway.console.return_path import with_query
-from gateway.console.scope import own_tenants, tenant_shown
 from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from gateway.routes.views.usage_view import shown_usage

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from gateway.console.access import visit_of
+from gateway.console.access import own_tenants, tenant_shown, visit_of
 from gateway.console.form_errors import WHOLE_FORM, FormProblem
 from gateway.console.forms import typed_fields
 from gateway.console.names import tenant_names
 from gateway.console.return_path import with_query
-from gateway.console.scope import own_tenants, tenant_shown
 from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.directory.directory import Directory

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 from litestar import Response
 
-from gateway.console.access import page, visit_of
+from gateway.console.access import own_tenants, page, tenant_shown, visit_of
 from gateway.console.csv_file import FILE_ROWS, csv_list
 from gateway.console.pages.tenant_parts.key_rows import FINDINGS, rows_of_keys
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
-from gateway.console.scope import own_tenants, tenant_shown
 from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.cursor import MAX_PAGE, Page

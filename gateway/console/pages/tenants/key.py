@@ -5,8 +5,7 @@ from __future__ import annotations
 from litestar import Response
 from litestar.params import FromPath
 
-from gateway.console.access import form, page, visit_of
-from gateway.console.confirm import confirm_page
+from gateway.console.access import form, page, tenant_shown, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.forms import typed_fields
 from gateway.console.pages.tenant_parts.acts import done, if_match, in_flight, said, tag_of
@@ -16,8 +15,7 @@ from gateway.console.pages.tenant_parts.key_path import paths_of
 from gateway.console.pages.tenant_parts.key_rows import rows_of_keys
 from gateway.console.pages.tenants import keys
 from gateway.console.pages.tenants.tenants import PATH as LIST
-from gateway.console.rendering import page_response
-from gateway.console.scope import tenant_shown
+from gateway.console.rendering import confirm_page, page_response
 from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.lists.usage import UsageAsked

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from litestar import Response
 from litestar.params import FromPath
 
-from gateway.console.access import form, page, visit_of
+from gateway.console.access import form, page, tenant_shown, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.forms import typed_fields
 from gateway.console.names import names_in
@@ -24,7 +24,6 @@ from gateway.console.pages.tenants import tenant as one
 from gateway.console.pages.tenants.tenants import PATH as LIST
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
-from gateway.console.scope import tenant_shown
 from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.admin import DEFAULT_PROJECT, DEFAULT_SCOPES

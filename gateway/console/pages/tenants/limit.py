@@ -7,8 +7,7 @@ from dataclasses import replace
 from litestar import Response
 from litestar.params import FromPath
 
-from gateway.console.access import NotForThisRole, form, page, visit_of
-from gateway.console.confirm import confirm_page
+from gateway.console.access import NotForThisRole, form, page, tenant_shown, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.forms import typed_fields
 from gateway.console.pages.tenant_parts.acts import done, if_match, said, tag_of
@@ -17,8 +16,7 @@ from gateway.console.pages.tenant_parts.limit_form import act_on, override_of, s
 from gateway.console.pages.tenant_parts.limit_rows import rows_of_tenant
 from gateway.console.pages.tenants import limits
 from gateway.console.pages.tenants.tenants import PATH as LIST
-from gateway.console.rendering import page_response
-from gateway.console.scope import tenant_shown
+from gateway.console.rendering import confirm_page, page_response
 from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.limits import LimitView

@@ -5,7 +5,7 @@ from __future__ import annotations
 from litestar import Response
 from litestar.params import FromPath
 
-from gateway.console.access import form, page, visit_of
+from gateway.console.access import form, page, tenant_shown, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.forms import typed_fields
 from gateway.console.pages.tenant_parts.acts import done, said
@@ -13,7 +13,6 @@ from gateway.console.pages.tenants import tenant as one
 from gateway.console.pages.tenants.tenants import PATH as LIST
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
-from gateway.console.scope import tenant_shown
 from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.commands import ProjectCreate

@@ -5,12 +5,11 @@ from __future__ import annotations
 from litestar import Response
 from litestar.params import FromPath
 
-from gateway.console.access import form, page, visit_of
-from gateway.console.confirm import confirm_page
+from gateway.console.access import form, page, tenant_shown, visit_of
 from gateway.console.pages.tenant_parts.acts import Unfinished, done, in_flight
 from gateway.console.pages.tenants import tenant as one
 from gateway.console.pages.tenants.tenants import PATH as LIST
-from gateway.console.scope import tenant_shown
+from gateway.console.rendering import confirm_page
 from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.people.roles import Act

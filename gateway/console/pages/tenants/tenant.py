@@ -8,13 +8,12 @@ from typing import Any
 from litestar import Response
 from litestar.params import FromPath
 
-from gateway.console.access import page, visit_of
+from gateway.console.access import page, tenant_shown, visit_of
 from gateway.console.pages.tenant_parts.acts import in_flight, said
 from gateway.console.pages.tenant_parts.limit_rows import binding, rows_of_tenant
 from gateway.console.pages.tenants.tenants import PATH as LIST
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
-from gateway.console.scope import tenant_shown
 from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.admin import Admin

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from litestar import Response
 
-from gateway.console.access import form, page, visit_of
+from gateway.console.access import form, own_tenants, page, visit_of
 from gateway.console.csv_file import FILE_ROWS, csv_list
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.forms import typed_fields
@@ -18,7 +18,6 @@ from gateway.console.pages.tenant_parts.tenant_form import (
 )
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
-from gateway.console.scope import own_tenants
 from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.cursor import MAX_PAGE, Page

@@ -7,7 +7,7 @@ from typing import Any
 from gateway.console.formats import without_password
 from gateway.console.pages.platform.audit_view import MAX_SHOWN, FieldChange, as_stored, changes
 from gateway.console.pages.platform.settings import chosen, grouped
-from gateway.console.pages.platform.upstreams_view import (
+from gateway.console.pages.platform.upstreams import (
     MOST_LINES,
     Row,
     drain_effects,
