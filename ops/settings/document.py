@@ -7,18 +7,18 @@ from ops.settings.settings import SETTINGS
 HEAD = """\
 # Settings
 
-A flag (`engine.threads` is `--engine-threads`) wins over the environment, the environment over the TOML file
-named by `--config` (`[engine]` `threads = 8`), that over the default. A name or a value that is not
-understood stops the start. `fairgate serve --help` shows the same list.
+A flag (`engine.threads` is `--engine-threads`) wins over the environment (`FAIRGATE_ENGINE_THREADS`; of `policy.name` it is
+`FAIRGATE_POLICY`), the environment over the TOML file named by `--config` (`[engine]` `threads = 8`), that over the default.
+A name or a value that is not understood stops the start. `fairgate serve --help` shows the same list.
 
-| setting | variable | default | takes | meaning |
-|---|---|---|---|---|
+| setting | default | takes | meaning |
+|---|---|---|---|
 """
 
 
 def page() -> str:
     lines = [
-        f"| `{row.name}` | `{row.variable}` | {f'`{row.default_text}`' if row.default_text else ''}"
+        f"| `{row.name}` | {f'`{row.default_text}`' if row.default_text else ''}"
         f" | {row.kind.accepts.replace('|', chr(92) + '|')} | {row.help} |"
         for row in SETTINGS
     ]
