@@ -62,8 +62,8 @@ _ROUTES = [
 
 
 def _complete(handlers: list[HTTPRouteHandler]) -> list[HTTPRouteHandler]:
-    """The routes, with HEAD beside each GET, and OPTIONS that names all methods of its path. (The framework's
-    OPTIONS names those of a single handler. It is made for a path that has none yet, so ours come first.)"""
+    """Adds HEAD to each GET, and an OPTIONS that names all methods of its path (the framework's names those
+    of one handler, and is only made for paths without one)."""
     methods: dict[str, set[str]] = defaultdict(set)
     for handler in handlers:
         if "GET" in handler.http_methods:
@@ -77,7 +77,6 @@ def _complete(handlers: list[HTTPRouteHandler]) -> list[HTTPRouteHandler]:
 
 
 def _options(path: str, methods: set[str]) -> HTTPRouteHandler:
-    """OPTIONS of one path, without a key."""
     allow = ", ".join(sorted(methods | {"OPTIONS"}))
 
     @route(path, http_method=[HttpMethod.OPTIONS], include_in_schema=False)
@@ -88,14 +87,11 @@ def _options(path: str, methods: set[str]) -> HTTPRouteHandler:
 
 
 HANDLERS = _complete(_ROUTES)
-"""Every route there is."""
 
 
 def create_app(deps: GatewayDeps) -> Litestar:
-    """The gateway as an ASGI application. Its lifespan recovers and opens; at the end it drains and settles.
-
-    Raises `ValueError` for an inconsistent configuration.
-    """
+    """The gateway as an ASGI application. Its lifespan recovers and opens, then drains and settles. Raises
+    `ValueError` for an inconsistent configuration."""
     gateway = Gateway(deps)
     live = LiveHub(gateway.metrics.registry)
 
@@ -128,13 +124,13 @@ def create_app(deps: GatewayDeps) -> Litestar:
 
 
 def _cross_origin(origins: tuple[str, ...]) -> CORSConfig | None:
-    """CORS for browser applications of these origins: any header may be sent and read. Keys travel in a
-    header, so cookies are not allowed."""
+    """CORS for browser applications of these origins. Keys travel in a header, so credentials are not
+    allowed."""
     return CORSConfig(allow_origins=list(origins), expose_headers=["*"]) if origins else None
 
 
 def _refuse(request: Request[Any, Any, Any], exception: Exception) -> Response[bytes] | Response[str]:
-    """Every exception of every route, in OpenAI's shape; of the console, as a page."""
+    """Every exception of every route in OpenAI's shape; of the console, as a page."""
     request_id = begin(request.scope)
     path = request.scope.get("path", "")
     if console_refusals.is_console(path):
@@ -167,7 +163,7 @@ def _refuse(request: Request[Any, Any, Any], exception: Exception) -> Response[b
 def _trace_refused(
     request: Request[Any, Any, Any], request_id: str, error: ApiError, duration_s: float
 ) -> None:
-    """With tracing on: of a request that held nothing, and so has no timeline."""
+    """A refused request held nothing and has no timeline."""
     deps: GatewayDeps = request.app.state.gateway.deps
     if deps.tracer is None:
         return

@@ -1,8 +1,7 @@
-"""The guard of every page: the session behind a request, what its person may do, and the token of its form.
+"""The guard of every page: the session behind a request, what its person may do, and the form's token.
 
-A page is opened by a session and by nothing else: no API key counts here, and no session counts on the API.
-A form is taken from our own pages only: browsers say where it comes from (`Sec-Fetch-Site`), and it carries a
-token that belongs to the session, or before a log-in to a cookie of its own.
+Only a session opens a page; API keys do not. Forms are accepted from our own pages only: by `Sec-Fetch-Site`,
+and by a token bound to the session or, before a log-in, to a cookie.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from tenants.people.roles import Act
 from tenants.people.sessions import Session, csrf_token_of
 
 FILES = ("csv", "json", "report")
-"""How the paths of pages end that are files."""
+"""Suffixes of pages that answer with files."""
 
 
 class SignInNeeded(Exception):
-    """It needs a session. `next_path`: where to go on afterwards; empty: with the form that was sent."""
+    """A session is required. `next_path`: where to go after the log-in; empty: keep the submitted form."""
 
     def __init__(self, next_path: str) -> None:
         super().__init__(next_path)
@@ -51,46 +50,43 @@ class FormRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What is known of a request for a page."""
+    """What is known about a request for a page."""
 
     session: Session | None
     is_https: bool
     address: str
     """Of the client; empty: unknown."""
     form: Mapping[str, str]
-    """The fields of a submitted form."""
     form_cookie: str
-    """Binds the forms before a log-in."""
+    """Binds forms submitted before a log-in."""
     is_new_form_cookie: bool
     stranger: Actor
-    """Who sent the request, where there is no session: whoever has the link."""
+    """Actor of requests without a session: whoever has the link."""
 
     @property
     def person(self) -> Person:
-        """Of the session, which there is on every page that needs one."""
+        """The signed-in person. Only call on pages that require a session."""
         assert self.session is not None
         return self.session.person
 
     @property
     def actor(self) -> Actor:
-        """The person, for the audit. Acts of one who was changed meanwhile are not done."""
+        """The person, for the audit. An act fails if the person was changed in the meantime."""
         person = self.person
         return replace(self.stranger, name=person.actor_name, person=(person.person_id, person.revision))
 
 
 def page(path: str, act: Act | None = Act.OWN_ACCOUNT) -> Callable[..., HTTPRouteHandler]:
-    """Decorator: a page that persons see who may do `act`; None: anyone, also without a session.
-
-    Of an act on a tenant: who may do it to some tenant. The page itself asks about the one that it shows
-    (`scope.py`)."""
+    """Decorator: a page for people who may do `act` on at least one tenant; None: for anyone, without a
+    session. Pages of one tenant check that tenant themselves (`scope.py`)."""
     return get(path, guards=[require_access], opt={"act": act}, include_in_schema=False)
 
 
 def form(
     path: str, act: Act | None = Act.OWN_ACCOUNT, *, lines: Collection[str] = ()
 ) -> Callable[..., HTTPRouteHandler]:
-    """Decorator: takes a form from persons who may do `act`; None: from anyone. Where the session has ended,
-    the person logs in and is shown what was typed. `lines`: fields that may have several lines."""
+    """Decorator: takes a form from people who may do `act`; None: from anyone. If the session has ended, what
+    was typed is kept through the log-in. `lines`: multi-line fields."""
     opt = {"act": act, "lines": lines}
     return post(path, status_code=200, guards=[require_access], opt=opt, include_in_schema=False)
 
@@ -125,7 +121,7 @@ def is_file(path: str) -> bool:
 
 
 def note_refused(request: Request[Any, Any, Any], gateway: Gateway, status: int) -> None:
-    """A form of a person who is logged in was refused: the audit has it."""
+    """Audits a refused form of a signed-in person."""
     visit: Visit | None = request.scope["state"].get("visit")
     if request.method == "POST" and status in REFUSED and visit is not None and visit.session is not None:
         gateway.accesses.note("access.refuse", visit.actor, route_of(request.scope), f"status {status}")
@@ -151,7 +147,7 @@ async def _visit(request: Request[Any, Any, Any], gateway: Gateway, lines: Colle
 
 
 def _where_it_was(request: Request[Any, Any, Any]) -> str:
-    """The page that was asked for; empty: a form was sent."""
+    """The requested page; empty for a form."""
     if request.method == "POST":
         return ""
     path, query = request.scope["path"], request.scope["query_string"].decode("latin-1")

@@ -1,6 +1,6 @@
-"""Style sheets, scripts and the icon of the console, also those of others (`assets/vendor/vendored.json`).
+"""Style sheets, scripts and the icon of the console, including vendored ones (`assets/vendor/vendored.json`).
 
-Names hold digests: a browser may keep them for good.
+Names contain digests, so browsers may cache them forever.
 """
 
 from __future__ import annotations
@@ -45,12 +45,10 @@ _ADDRESSES = {path.name: f"/console/assets/{name}" for name, path in _FILES.item
 
 
 def address(name: str) -> str:
-    """Where a file of the folder is served."""
     return _ADDRESSES[name]
 
 
 def text(name: str) -> str:
-    """The content of a file of the folder, for pages that must stand alone."""
     return _CONTENTS[_ADDRESSES[name].rpartition("/")[2]].decode()
 
 

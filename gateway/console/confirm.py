@@ -1,4 +1,4 @@
-"""The page between a button and an act that takes something away: what will happen, asked once."""
+"""The confirmation page before an act that takes something away."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def confirm_page(
     reason: str | None = None,
     problem: FormProblem | None = None,
 ) -> Response[str]:
-    """Says in sentences what will stop, for whom, and how many requests run (`effects`); its form goes to
-    `action` with the `hidden` fields. `reason`: what was typed as to why; None: it is not asked. `problem`:
-    why it is asked once more."""
+    """`effects`: sentences about what will stop, for whom, and how many requests run. The form posts `hidden`
+    to `action`. `reason`: what was typed as the reason; None: no reason is asked for. `problem`: why the page
+    is shown again."""
     return page_response(
         "confirm.html",
         visit,

@@ -10,11 +10,9 @@ from tenants.people.roles import Act
 
 @dataclass(frozen=True)
 class Entry:
-    """A page of the navigation."""
-
     path: str
     name: str
-    """Of the page, in its template: `{% set here = '...' %}`."""
+    """As in the template: `{% set here = '...' %}`."""
     words: str
     act: Act
 
@@ -42,4 +40,4 @@ ENTRIES = (
 
 
 def entries_for(person: Person) -> list[Entry]:
-    return [each for each in ENTRIES if person.may_somewhere(each.act)]
+    return [entry for entry in ENTRIES if person.may_somewhere(entry.act)]

@@ -1,4 +1,4 @@
-"""Turns every exception of the console into a page, or into the way to the log-in."""
+"""Turns every exception of the console into a page or a redirect to the log-in."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ RETRY_S = 5
 
 
 def is_console(path: str) -> bool:
-    """Whether a path is one of the console's, also one that there is not."""
+    """True for any /console path, existing or not."""
     return path == START or path.startswith(f"{START}/")
 
 
 def answer(
     request: Request[Any, Any, Any], exception: Exception, request_id: str
 ) -> Response[str] | Response[bytes]:
-    """The page for an exception. An unknown one is logged with its traceback."""
+    """Unknown exceptions are logged with their traceback."""
     shown = _page(request, exception, request_id)
     note_refused(request, gateway_of(request), shown.status_code or 500)
     return shown
@@ -90,13 +90,13 @@ def _page(
             if status == 413:
                 headers = {"connection": "close"}  # its rest is not read
     # Not the session: the page must be there without one.
-    found: Visit | None = request.scope["state"].get("visit")
-    text = render("refusal.html", found, title=title, message=message, request_id=request_id)
+    visit: Visit | None = request.scope["state"].get("visit")
+    text = render("refusal.html", visit, title=title, message=message, request_id=request_id)
     return Response(text, status_code=status, headers={**SECURITY_HEADERS, **headers}, media_type=HTML)
 
 
 def _log_in_first(request: Request[Any, Any, Any]) -> Response[str]:
-    """The log-in, which keeps the form that was sent."""
+    """The log-in page, which keeps a submitted form."""
     visit: Visit = request.scope["state"]["visit"]
     if request.scope["path"] == LOG_OUT:
         return redirect(LOG_IN)

@@ -1,7 +1,6 @@
-"""Pages from templates, with the headers that every answer of the console has.
+"""Renders pages from templates, with the console's security headers.
 
-Nothing inline, nothing from elsewhere: the content security policy allows what lies beside the templates and
-nothing else.
+The content security policy allows only our own files, nothing inline.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ _TEMPLATES = _environment()
 
 
 def render(template: str, visit: Visit | None, **shown: Any) -> str:
-    """The text of a page. `visit` None: a page about something that went wrong before we knew of one."""
+    """`visit` None: an error page before there is a visit."""
     person = visit.session.person if visit is not None and visit.session is not None else None
     return _TEMPLATES.get_template(template).render(
         person=person,
@@ -77,7 +76,6 @@ def page_response(
     set_cookies: Iterable[Cookie] = (),
     **shown: Any,
 ) -> Response[str]:
-    """A page, with what is wrong about the form that was sent."""
     text = render(template, visit, errors=problem.errors if problem else {}, **shown)
     new = [cookies.cookie(cookies.FORM, visit.form_cookie, secure=visit.is_https)]
     return Response(
@@ -90,7 +88,6 @@ def page_response(
 
 
 def redirect(path: str, set_cookies: Iterable[Cookie] = ()) -> Response[str]:
-    """Sends the browser to another page, which it asks for with GET."""
     return Response(
         "",
         status_code=303,
@@ -101,7 +98,7 @@ def redirect(path: str, set_cookies: Iterable[Cookie] = ()) -> Response[str]:
 
 
 def session_cookies(visit: Visit, cookie_value: str) -> list[Cookie]:
-    """Those of a new session. The forms before it are void."""
+    """Cookies of a new session; earlier forms become void."""
     secure = visit.is_https
     return [
         cookies.cookie(cookies.SESSION, cookie_value, secure=secure),

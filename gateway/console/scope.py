@@ -21,16 +21,13 @@ def own_tenants(person: Person) -> frozenset[str] | None:
 
 
 async def tenant_shown(request: Request[Any, Any, Any], wanted: str, act: Act = Act.READ_TENANT) -> Tenant:
-    """The tenant of this name or id, for a person who may do `act` there.
-
-    Raises `NotFound` where there is none, or the person may not see it: which of the two, the page does not
-    say. Raises `NotForThisRole` where the person sees it and may not do that.
-    """
+    """The tenant by name or id. Raises `NotFound` if it does not exist or the person may not see it, and
+    `NotForThisRole` if the person may see it but not do `act`."""
     person = visit_of(request).person
     database = gateway_of(request).deps.database
-    found = await database.read(lambda connection: queries.find_tenant(connection, wanted))
-    if not person.may(Act.READ_TENANT, found.tenant_id):
+    owner = await database.read(lambda connection: queries.find_tenant(connection, wanted))
+    if not person.may(Act.READ_TENANT, owner.tenant_id):
         raise NotFound("tenant", wanted)
-    if not person.may(act, found.tenant_id):
+    if not person.may(act, owner.tenant_id):
         raise NotForThisRole
-    return found
+    return owner

@@ -46,7 +46,7 @@ async def readyz(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 
 async def readiness_of(gateway: Gateway) -> dict[str, Any]:
-    """Whether everything is there that serving needs, and each check's answer."""
+    """Whether serving is possible, and the result of each check."""
     database, quota_store = await asyncio.gather(
         _check(gateway.deps.database.ping()), _check_quota_store(gateway.holds)
     )
@@ -73,7 +73,7 @@ async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 def _check_engine(gateway: Gateway) -> str:
     # Also where other servers do the work: two processes with one id would settle each other's requests.
-    if any(each.describe().get("refusal_code") == "superseded" for each in gateway.deps.upstreams):
+    if any(upstream.describe().get("refusal_code") == "superseded" for upstream in gateway.deps.upstreams):
         return SUPERSEDED
     return "ok" if gateway.has_engine else "nothing that runs a model is ready"
 

@@ -97,15 +97,15 @@ async def _quoted(request: Request[Any, Any, Any], body: bytes) -> Response[byte
 
     chain, fallback = gateway.catalogue.chain(asked.model), None
     if chain is None:
-        found = await sized(gateway.served(asked.model, begin(request.scope)))
-        gateway.require_engine(found.served.pool)
+        size = await sized(gateway.served(asked.model, begin(request.scope)))
+        gateway.require_engine(size.served.pool)
     else:
         walk = gateway.walk(asked.model, chain, tiers, sized)
-        found = await walk.first()
-        if not gateway.pools[found.served.pool].has_engine:
-            found = await walk.onward(gateway.pools[found.served.pool].dispatcher.no_engine())
+        size = await walk.first()
+        if not gateway.pools[size.served.pool].has_engine:
+            size = await walk.onward(gateway.pools[size.served.pool].dispatcher.no_engine())
         fallback = walk.fallback
-    served, prompt, choices, max_tokens = found.served, found.prompt, found.choices, found.max_tokens
+    served, prompt, choices, max_tokens = size.served, size.prompt, size.choices, size.max_tokens
     pool = gateway.pools[served.pool]
     wanted = Wanted(served.name, served.pool, [prompt], asked.prompt_tokens is not None, choices, max_tokens)
     now_s = gateway.deps.clock()
@@ -132,8 +132,6 @@ async def _quoted(request: Request[Any, Any, Any], body: bytes) -> Response[byte
 
 @dataclass(frozen=True, slots=True)
 class _Sized:
-    """What is quoted, as one model takes it."""
-
     served: ServedModel
     prompt: Sequence[int]
     choices: int
@@ -162,7 +160,7 @@ def _sizes(
 def _prompt(
     request: Request[Any, Any, Any], asked: QuoteRequest, renderer: Renderer, served: ServedModel
 ) -> Sequence[int]:
-    """The prompt's tokens; where only its length is given, that many placeholders."""
+    """The prompt's tokens, or as many placeholders as the given length."""
     given = [name for name in ("messages", "prompt", "prompt_tokens") if getattr(asked, name) is not None]
     if len(given) != 1:
         raise errors.bad_request(

@@ -1,4 +1,4 @@
-"""Route of a tenant's refused requests, and what it shares with the operators' routes."""
+"""A tenant's refused requests, and what operators' routes share with it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LISTED = (
 
 
 def request_id_or_none(request_id: str | None) -> str | None:
-    """The request's id, also where the completion's is given."""
+    """Accepts the completion's id, too."""
     return None if request_id is None else request_id_of(request_id)
 
 
@@ -41,7 +41,7 @@ async def shown_refusals(
     *,
     of_tenant: str | None = None,
 ) -> Response[bytes]:
-    """A page of refused requests; `of_tenant`: as this tenant may see its own."""
+    """`of_tenant`: as this tenant may see its own."""
     admin = gateway_of(request).deps.admin
     page = await admin.read_refusals(query, cursor=cursor, limit=limit, of_tenant=of_tenant)
     rows = await admin.with_names(row.as_json() for row in page.rows)

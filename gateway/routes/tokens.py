@@ -1,6 +1,6 @@
-"""Routes that turn text into tokens and back, in vLLM's form. Uncharged.
+"""Uncharged routes that turn text into tokens and back, in vLLM's form.
 
-By the model's tokenizer where it is known here, else by a server of the model.
+By the model's tokenizer if it is known here, else by a server of the model.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ async def detokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 
 async def _asked(request: Request[Any, Any, Any], into: type[S]) -> tuple[bytes, S, ServedModel]:
-    """The body, as it came and decoded, and the model; of a chain of models the first one."""
+    """The body, raw and decoded, and the model; of a chain the first one."""
     gateway, principal = gateway_of(request), principal_of(request)
     gateway.take_token_call(principal.tenant_id)
     body = await body_of(request)
@@ -149,7 +149,7 @@ async def _answer(
     form: type[Tokens] | type[DetokenizedText],
     own: Callable[[PromptRenderer], Tokens | DetokenizedText] | None,
 ) -> Response[bytes]:
-    """What the model's tokenizer here says (`own`; None: it cannot), or else one of its servers."""
+    """By the model's tokenizer here (`own`; None: it cannot), or else by one of its servers."""
     gateway, principal = gateway_of(request), principal_of(request)
     spec = gateway.pools[served.pool].spec
     renderer = spec.renderer
@@ -163,8 +163,8 @@ async def _answer(
         if own is not None and isinstance(renderer, PromptRenderer):
             text = await off_the_loop(gateway, principal, body, lambda: told(own(renderer)))
         else:
-            servers = [each for each in spec.upstreams if isinstance(each, OpenAIUpstream)]
-            up = next((each for each in servers if takes_turns(each)), None)
+            servers = [upstream for upstream in spec.upstreams if isinstance(upstream, OpenAIUpstream)]
+            up = next((server for server in servers if takes_turns(server)), None)
             if servers and up is None:
                 raise errors.engine_unavailable()
             answer = b"" if up is None else await up.ask(path, fields)

@@ -87,7 +87,7 @@ CONSOLE_MUTATIONS = mutations_of(
             f"{PAGES}/limit.py",
             "tenants' pages: a member changes the tenant's own limit",
             (
-                "    if to_change and not visit_of(request).person.may(act_on(found.limit.kind), owner.tenant_id):\n"
+                "    if to_change and not visit_of(request).person.may(act_on(view.limit.kind), owner.tenant_id):\n"
                 "        raise NotForThisRole\n"
             ),
             "",
@@ -103,14 +103,14 @@ CONSOLE_MUTATIONS = mutations_of(
         (
             f"{PAGES}/key.py",
             "tenants' pages: another tenant's key gets a new secret",
-            "    if found.tenant_id != owner.tenant_id:",
+            "    if api_key.tenant_id != owner.tenant_id:",
             "    if False:",
             MEMBER,
         ),
         (
             f"{PAGES}/limit.py",
             "tenants' pages: another tenant's limit is changed",
-            "    if found.limit.tenant_id != owner.tenant_id:",
+            "    if view.limit.tenant_id != owner.tenant_id:",
             "    if False:",
             MEMBER,
         ),

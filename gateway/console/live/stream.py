@@ -1,8 +1,7 @@
-"""The stream of a page's live region: server-sent events, each the region's new content.
+"""The server-sent event stream of a page's live region.
 
-It ends with its session, which is looked at every few seconds and not kept alive by that; when the gateway
-stops; and after a while in any case. Where it ends for good the last event says why, and the browser does not
-connect again.
+It ends with its session (which it does not keep alive), when the gateway stops, and after `LONGEST_S`. The
+last event says why and keeps the browser from reconnecting.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from tenants.people.sessions import Session
 
 T = TypeVar("T")
 Texts = dict[Hashable, str]
-"""Of one snapshot: what was made of it already, for readers who are to see the same."""
+"""Texts rendered from one snapshot, shared between identical readers."""
 
 LONGEST_S = 3600.0
 UNREAD_S = 10.0
@@ -39,7 +38,7 @@ SESSION_EVERY_S = 3.0
 EVENTS = "text/event-stream"
 STREAM_HEADERS = SECURITY_HEADERS | {"x-accel-buffering": "no"}
 LIVE = "/live"
-"""Ends the path of a page's stream."""
+"""Suffix of a stream's path."""
 
 
 def hub_of(request: Request[Any, Any, Any]) -> LiveHub:
@@ -48,12 +47,11 @@ def hub_of(request: Request[Any, Any, Any]) -> LiveHub:
 
 
 def event(text: str) -> bytes:
-    """One unnamed event, whose content takes the place of the region's."""
     return ("data: " + text.strip("\n").replace("\n", "\ndata: ") + "\n\n").encode()
 
 
 def last_event(why: str, href: str, words: str) -> bytes:
-    """What stands in the region after the end, and the event upon which a browser does not connect again."""
+    """The final content of the region, and the event on which browsers stop reconnecting."""
     return (
         event(render("live/ended.html", None, why=why, href=href, words=words)) + b"event: ended\ndata:\n\n"
     )
@@ -70,7 +68,7 @@ def session_over(path: str) -> Response[bytes]:
 
 
 def streamed(events: AsyncGenerator[bytes, None], unread_s: float = UNREAD_S) -> ASGIApp:
-    """Sends the events; ends where a client leaves one unread for `unread_s`."""
+    """Sends the events; ends when a client leaves one unread for `unread_s`."""
 
     async def answered(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_unless_unread(message: Message) -> None:
@@ -94,7 +92,7 @@ async def live_region(
     text_of: Callable[[T, Texts], str],
     page: str,
 ) -> ASGIApp:
-    """The region of `page`, as a stream or once. `key` names the snapshot, `text_of` writes it for this
+    """The region of `page`, as a stream or once. `key` identifies the snapshot; `text_of` renders it for this
     reader."""
     hub = hub_of(request)
     if wants_stream(request):
@@ -143,9 +141,8 @@ async def _events(
 
 
 async def _is_open(request: Request[Any, Any, Any], session: Session) -> bool:
-    """Whether the session lasts, in whatever gateway it may have been ended. Raises
-    `DatabaseUnavailable`."""
+    """Whether the session is still open in all gateways. Raises `DatabaseUnavailable`."""
     deps, visit = gateway_of(request).deps, visit_of(request)
     cookie = cookies.read(request.scope, cookies.SESSION, secure=visit.is_https)
-    found = await deps.people.session(cookie, is_use=False)
-    return found is not None and found.person == session.person
+    stored = await deps.people.session(cookie, is_use=False)
+    return stored is not None and stored.person == session.person

@@ -17,8 +17,8 @@ TIERS = " or ".join(tier.value for tier in BRAKED_TIERS)
 
 @get("/admin/v1/brake", opt=READ, summary="The brakes that hold now, at most one a tier")
 async def list_brakes(request: Request[Any, Any, Any]) -> Response[bytes]:
-    found = await gateway_of(request).deps.admin.list_brakes()
-    return json_response({"object": "list", "data": [each.as_json() for each in found]})
+    brakes = await gateway_of(request).deps.admin.list_brakes()
+    return json_response({"object": "list", "data": [brake.as_json() for brake in brakes]})
 
 
 @put(

@@ -35,15 +35,15 @@ YAML = "application/yaml"
     f" directory's revision. With `Accept: {YAML}` the file itself, as `fairgate export` writes it.",
 )
 async def export_config(request: Request[Any, Any, Any]) -> Response[bytes]:
-    found = await file_of(gateway_of(request), parsed_policy).export()
+    exported = await file_of(gateway_of(request), parsed_policy).export()
     is_yaml = YAML in headers_of(request.scope).get("accept", "")
 
     def written() -> bytes:
-        return as_yaml(found.wanted).encode() if is_yaml else msgspec.json.encode(found.as_json())
+        return as_yaml(exported.wanted).encode() if is_yaml else msgspec.json.encode(exported.as_json())
 
     body = await gateway_of(request).deps.threads.run(principal_of(request).tenant_id, written)
     answer = Response(body, media_type=YAML if is_yaml else "application/json")
-    return tagged(answer, stored(found.revision))
+    return tagged(answer, stored(exported.revision))
 
 
 @post(
@@ -87,7 +87,7 @@ async def apply_config(request: Request[Any, Any, Any], dry_run: FromQuery[bool]
 
 
 def file_of(gateway: Gateway, checked: Callable[[StoredPolicy], StoredPolicy]) -> ConfigFile:
-    """The configuration file of this gateway's database, with policies as `checked` takes them."""
+    """`checked`: validates policies."""
     deps = gateway.deps
     terms = PlanTerms(deps.admin.tier_multipliers, gateway.policy.settings, checked)
     return ConfigFile(deps.database, deps.admin, terms, deps.wall_clock)

@@ -54,9 +54,9 @@ async def list_keys(
     description="`key` is its id or the visible prefix of its secret.",
 )
 async def show_key(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
-    found = await gateway_of(request).deps.admin.show_key(key)
-    uses = await gateway_of(request).deps.admin.last_uses([found])
-    return tagged(json_response(await named(request, _shown(found, uses))), found.as_json())
+    shown = await gateway_of(request).deps.admin.show_key(key)
+    uses = await gateway_of(request).deps.admin.last_uses([shown])
+    return tagged(json_response(await named(request, _shown(shown, uses))), shown.as_json())
 
 
 def _shown(key: ApiKey, uses: Mapping[str, datetime]) -> dict[str, Any]:

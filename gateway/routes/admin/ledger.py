@@ -59,8 +59,8 @@ async def ledger_verify(request: Request[Any, Any, Any]) -> Response[bytes]:
 async def ledger_adjust(request: Request[Any, Any, Any]) -> Response[bytes]:
     deps = gateway_of(request).deps
     wanted = await asked(request, LedgerAdjust)
-    given = await deps.admin.adjust_ledger(actor(request), wanted, deps.quota_store)
-    return json_response(given.as_json())
+    adjustment = await deps.admin.adjust_ledger(actor(request), wanted, deps.quota_store)
+    return json_response(adjustment.as_json())
 
 
 HANDLERS = [ledger_show, ledger_verify, ledger_adjust]

@@ -75,19 +75,19 @@ async def list_limits(
 ) -> Response[bytes]:
     gateway = gateway_of(request)
     page = await gateway.deps.admin.page_limits(tenant, cursor=cursor, limit=limit)
-    in_force = [each.limit.at(each.now_s) for each in page.rows]
+    in_force = [row.limit.at(row.now_s) for row in page.rows]
     is_whole = cursor is None and page.next_cursor is None
     beside = [] if is_whole else _beside(gateway, in_force, page.rows[0].now_s if page.rows else 0.0)
     used = await uses(gateway, in_force, end_user or "", beside=beside)
-    return await paged(request, page, lambda each: each.as_json() | _usage(used, each.limit))
+    return await paged(request, page, lambda row: row.as_json() | _usage(used, row.limit))
 
 
 def _beside(gateway: Gateway, shown: Sequence[Limit], now_s: float) -> list[Limit]:
-    """The other limits of the tenants whose limits are shown: one of them may bind first."""
-    ids = {each.limit_id for each in shown}
+    """The tenants' other limits: one of them may bind first."""
+    ids = {limit.limit_id for limit in shown}
     return [
         limit
-        for tenant_id in sorted({each.tenant_id for each in shown})
+        for tenant_id in sorted({limit.tenant_id for limit in shown})
         for limit in gateway.deps.directory.limits(now_s, tenant_id)
         if limit.limit_id not in ids
     ][:MAX_USES_SHOWN]

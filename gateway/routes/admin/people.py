@@ -36,7 +36,7 @@ LINK = (
 async def _shown(
     request: Request[Any, Any, Any], person: Person, token: str | None = None, status: int = 200
 ) -> Response[bytes]:
-    """A person, with names of its tenants, and the link of a new token."""
+    """With the tenants' names, and the link of a new token."""
     where = gateway_of(request).deps.config.console_url
     link = {} if token is None else {"link": where + link_path(token)}
     return tagged(json_response(await named(request, person.as_json() | link), status), person.as_json())

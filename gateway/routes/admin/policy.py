@@ -94,12 +94,12 @@ async def list_moves(
 ) -> Response[bytes]:
     query = MoveQuery(model=model, knob=knob, made=made, since=since, until=until)
     page = await gateway_of(request).deps.admin.read_moves(query, cursor=cursor, limit=limit)
-    data = [each.as_json() for each in page.rows]
+    data = [row.as_json() for row in page.rows]
     return json_response({"object": "list", "data": data, "next_cursor": page.next_cursor})
 
 
 async def _stored(gateway: Gateway) -> dict[str, object]:
-    """The policy that counts by the database, for its tag."""
+    """The policy stored in the database, for its tag."""
     stored = await gateway.deps.admin.stored_policy()
     return (stored or gateway.policy.settings).as_json()
 

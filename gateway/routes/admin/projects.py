@@ -47,8 +47,8 @@ async def list_projects(
 async def show_project(
     request: Request[Any, Any, Any], project: FromPath[str], tenant: FromQuery[str | None] = None
 ) -> Response[bytes]:
-    found = await gateway_of(request).deps.admin.show_project(project, tenant)
-    return tagged(json_response(await named(request, found.as_json())), found.as_json())
+    shown = await gateway_of(request).deps.admin.show_project(project, tenant)
+    return tagged(json_response(await named(request, shown.as_json())), shown.as_json())
 
 
 @post("/admin/v1/projects", status_code=201, opt=WRITE | {"body": ProjectCreate}, summary="Create a project")

@@ -121,7 +121,7 @@ async def list_ended(
         until=until,
     )
     page = await gateway_of(request).deps.admin.page_requests(query, cursor=cursor, limit=limit)
-    return await paged(request, page, lambda each: each.as_json() | steps_of(each.packed))
+    return await paged(request, page, lambda row: row.as_json() | steps_of(row.packed))
 
 
 @get(
@@ -160,23 +160,22 @@ async def cancel_any(request: Request[Any, Any, Any], request_id: FromPath[str])
 )
 async def move_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, TierChangeBody)
-    found = await live(request, about(SHOW, request_id))
-    tier = tier_named(wanted.service_tier, Tier(found.default_tier))
+    shown = await live(request, about(SHOW, request_id))
+    tier = tier_named(wanted.service_tier, Tier(shown.default_tier))
     if wanted.preview:
         return json_response((await live(request, about(OFFER, request_id, None, tier.value))).result())
     ask = about(MOVE, request_id, None, tier.value, "operator")
-    return json_response(await moved_by(actor(request), request, ask, found.tenant_id))
+    return json_response(await moved_by(actor(request), request, ask, shown.tenant_id))
 
 
 async def cancelled_by(by: Actor, request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
-    """The result of a `cancel`, with its row in the audit where the request had not ended. Raises
-    `ApiError`."""
-    found = await found_running(request, replace(ask, act=SHOW))
-    if found is not None:
-        before, after = {"status": found.result()["status"]}, {"status": "cancelled"}
+    """The result of a `cancel`, audited unless the request had ended. Raises `ApiError`."""
+    running = await found_running(request, replace(ask, act=SHOW))
+    if running is not None:
+        before, after = {"status": running.result()["status"]}, {"status": "cancelled"}
         admin = gateway_of(request).deps.admin
         await admin.note(
-            by, "request.cancel", ask.request_id, tenant_id=found.tenant_id, before=before, after=after
+            by, "request.cancel", ask.request_id, tenant_id=running.tenant_id, before=before, after=after
         )
     return await acted(request, ask)
 
@@ -184,7 +183,7 @@ async def cancelled_by(by: Actor, request: Request[Any, Any, Any], ask: RequestA
 async def moved_by(
     by: Actor, request: Request[Any, Any, Any], ask: RequestAction, tenant_id: str
 ) -> dict[str, Any]:
-    """The result of a `move` of a tenant's request, with its row in the audit. Raises `ApiError`."""
+    """The result of a `move`, audited. Raises `ApiError`."""
     offered = (await live(request, replace(ask, act=OFFER))).result()
     before, after = {"tier": offered["from"]["tier"]}, {"tier": ask.tier}
     admin = gateway_of(request).deps.admin

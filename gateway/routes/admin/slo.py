@@ -48,8 +48,8 @@ async def list_slos(
 
 @get("/admin/v1/slos/{slo:str}", opt=READ, summary="Show a target")
 async def show_slo(request: Request[Any, Any, Any], slo: FromPath[str]) -> Response[bytes]:
-    found = await gateway_of(request).deps.admin.show_slo(slo)
-    return tagged(json_response(await named(request, found.as_json())), found.as_json())
+    shown = await gateway_of(request).deps.admin.show_slo(slo)
+    return tagged(json_response(await named(request, shown.as_json())), shown.as_json())
 
 
 @post(
@@ -91,7 +91,7 @@ async def slo_report(
     tier: FromQuery[str | None] = None,
 ) -> Response[bytes]:
     reports = await gateway_of(request).deps.admin.slo_report(tenant, tier)
-    return json_response({"object": "list", "data": [each.as_json() for each in reports]})
+    return json_response({"object": "list", "data": [report.as_json() for report in reports]})
 
 
 @get(

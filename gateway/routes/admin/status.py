@@ -59,7 +59,7 @@ async def dispatch_log(
             "first_index": log.first_index,
             "next_index": next_index,
             "records": records,
-            "tenants": tenant_names(gateway_of(request), (each.tenant_id for each in records)),
+            "tenants": tenant_names(gateway_of(request), (record.tenant_id for record in records)),
         }
     )
 

@@ -78,9 +78,9 @@ async def drain_replica(request: Request[Any, Any, Any], replica: FromPath[str])
 async def resume_replica(request: Request[Any, Any, Any], replica: FromPath[str]) -> Response[bytes]:
     gateway = gateway_of(request)
     await gateway.directory.refresh()
-    found = find_drain(gateway, replica)
+    where = find_drain(gateway, replica)
     drain = await gateway.deps.admin.resume_replica(
-        actor(request), *found.identity, if_match=if_match(request)
+        actor(request), *where.identity, if_match=if_match(request)
     )
     return await changed(request, drain.as_json())
 

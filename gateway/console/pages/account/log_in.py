@@ -21,7 +21,6 @@ REFUSED = "Name and password do not go together."
 
 @page(LOG_IN, act=None)
 async def log_in_page(request: Request[Any, Any, Any]) -> Response[str]:
-    """The form; with a session there is nothing to do."""
     visit = visit_of(request)
     wanted = request.query_params.get("next", "")
     if visit.session is not None:
@@ -34,8 +33,8 @@ async def log_in_page(request: Request[Any, Any, Any]) -> Response[str]:
 
 @form(LOG_IN, act=None)
 async def log_in(request: Request[Any, Any, Any]) -> Response[str]:
-    """Opens a session, and goes on where the person wanted to. With a form that was sent without a session
-    the person is asked whether to send it."""
+    """Opens a session and goes on to the requested page. A form submitted without a session is offered
+    again."""
     visit, deps = visit_of(request), gateway_of(request).deps
     next_path, kept = safe(visit.form.get("next", "")), visit.form.get("unsent", "")
     try:
@@ -71,7 +70,7 @@ async def log_in(request: Request[Any, Any, Any]) -> Response[str]:
 
 @form(LOG_OUT)
 async def log_out(request: Request[Any, Any, Any]) -> Response[str]:
-    """Ends this session, in every gateway."""
+    """Ends this session in all gateways."""
     visit, gateway = visit_of(request), gateway_of(request)
     if visit.session is not None:
         await gateway.deps.people.log_out(visit.session)

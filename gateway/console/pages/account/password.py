@@ -1,4 +1,4 @@
-"""The page on which a person changes the own password."""
+"""The page on which people change their own password."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ FIELDS = ("current", "password", "repeat")
 
 @page(PATH)
 async def password_page(request: Request[Any, Any, Any]) -> Response[str]:
-    """The form; `changed` in the address: it was taken a moment ago."""
     return page_response(
         "account/password.html", visit_of(request), is_changed="changed" in request.query_params
     )
@@ -27,7 +26,6 @@ async def password_page(request: Request[Any, Any, Any]) -> Response[str]:
 
 @form(PATH)
 async def change_password(request: Request[Any, Any, Any]) -> Response[str]:
-    """Ends all sessions of the person in every gateway, and opens one for this browser."""
     visit, deps = visit_of(request), gateway_of(request).deps
     person = visit.person
     try:

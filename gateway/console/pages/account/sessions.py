@@ -1,4 +1,4 @@
-"""The page of sessions: the own ones, and those of all people for roles that may see them."""
+"""The page of sessions: one's own, and everyone's for roles that may see them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ MOST_SHOWN = 100
 
 @dataclass(frozen=True)
 class SessionRow:
-    """A session as shown."""
-
     session_id: str
     person_id: str
     name: str
@@ -36,20 +34,20 @@ class SessionRow:
 
 
 def rows(sessions: Iterable[Session], this: Session) -> list[SessionRow]:
-    ordered = sorted(sessions, key=lambda each: (-each.seen_us, each.session_id))
+    ordered = sorted(sessions, key=lambda session: (-session.seen_us, session.session_id))
     return [
         SessionRow(
-            each.session_id,
-            each.person.person_id,
-            each.person.name,
-            browser_of(each.user_agent),
-            each.address or "unknown",
-            each.created_us,
-            each.seen_us,
-            each.ends_us,
-            each.session_id == this.session_id,
+            session.session_id,
+            session.person.person_id,
+            session.person.name,
+            browser_of(session.user_agent),
+            session.address or "unknown",
+            session.created_us,
+            session.seen_us,
+            session.ends_us,
+            session.session_id == this.session_id,
         )
-        for each in ordered
+        for session in ordered
     ]
 
 
@@ -65,7 +63,7 @@ _SYSTEMS = {
 
 
 def browser_of(user_agent: str) -> str:
-    """What a browser calls itself, in short; its own words where they are unknown."""
+    """A browser's short name, or its own words if it is unknown."""
     browser = next((name for mark, name in _BROWSERS.items() if mark in user_agent), "")
     system = next((name for mark, name in _SYSTEMS.items() if mark in user_agent), "")
     return " on ".join(word for word in (browser, system) if word) or user_agent[:60] or "unknown"
@@ -80,9 +78,9 @@ async def sessions_page(request: Request[Any, Any, Any]) -> Response[str]:
     next_page = ""
     if visit.person.may(Act.READ_PEOPLE):
         cursor = request.query_params.get("cursor")
-        found = await deps.admin.page_sessions(rules=deps.people.rules, cursor=cursor, limit=MOST_SHOWN)
-        others = [each for each in found.rows if each.person.person_id != visit.person.person_id]
-        next_page = with_query(PATH, {"cursor": found.next_cursor}) if found.next_cursor else ""
+        sessions = await deps.admin.page_sessions(rules=deps.people.rules, cursor=cursor, limit=MOST_SHOWN)
+        others = [row for row in sessions.rows if row.person.person_id != visit.person.person_id]
+        next_page = with_query(PATH, {"cursor": sessions.next_cursor}) if sessions.next_cursor else ""
     return page_response(
         "account/sessions.html",
         visit,
@@ -95,14 +93,13 @@ async def sessions_page(request: Request[Any, Any, Any]) -> Response[str]:
 
 @form(f"{PATH}/end")
 async def end_own_session(request: Request[Any, Any, Any]) -> Response[str]:
-    """Ends one of the person's own sessions. (Those of others are ended on their page.)"""
     visit, deps = visit_of(request), gateway_of(request).deps
     wanted = visit.form.get("session", "")
     own = await deps.people.sessions_of(visit.person)
-    found = next((each for each in own if each.session_id == wanted), None)
-    if found is None:
+    session_row = next((session for session in own if session.session_id == wanted), None)
+    if session_row is None:
         raise NotFound("session", wanted)
-    await deps.admin.end_session(visit.actor, found.session_id, of=found.person.person_id)
+    await deps.admin.end_session(visit.actor, session_row.session_id, of=session_row.person.person_id)
     return redirect(with_query(PATH, {"ended": "1"}))
 
 

@@ -1,4 +1,4 @@
-"""The page behind a one-time link: the first owner, and everyone who was invited, chooses a password."""
+"""The page behind a one-time link, on which the first owner and everyone invited choose a password."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ FIELDS = ("name", "password", "repeat")
 
 @page(LINK_PATH, act=None)
 async def set_up_page(request: Request[Any, Any, Any]) -> Response[str]:
-    """The form, where the link is still good."""
     token = request.query_params.get("token", "")[:MAX_SHOWN_CHARACTERS]
     link = await gateway_of(request).deps.people.link(token) if token else None
     visit = visit_of(request)
@@ -32,7 +31,7 @@ async def set_up_page(request: Request[Any, Any, Any]) -> Response[str]:
 
 @form(LINK_PATH, act=None)
 async def set_up(request: Request[Any, Any, Any]) -> Response[str]:
-    """Stores the password, and logs the person in. The link is used up."""
+    """Stores the password and logs the person in; the link is used up."""
     visit, deps = visit_of(request), gateway_of(request).deps
     token = visit.form.get("token", "")
     # Before any hashing: a token that is none costs nothing.

@@ -1,4 +1,4 @@
-"""The start page: who is logged in, and what the role allows."""
+"""The start page: who is signed in, and what the role allows."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ SENTENCES = {
     Act.READ_PEOPLE: "See people and their sessions",
     Act.CHANGE_PEOPLE: "Invite people, change their roles, suspend them and end their sessions",
 }
-"""Each act in words, in the order in which they are shown."""
+"""In display order."""
 
 
 def allowed(person: Person) -> list[str]:
-    """What a person may do; of a member's own tenants where the role names tenants."""
     return [text for act, text in SENTENCES.items() if person.may_somewhere(act)]
 
 

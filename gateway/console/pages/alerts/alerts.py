@@ -1,4 +1,4 @@
-"""The page of alerts: those that fire and those that are over, and the webhooks that are told of them."""
+"""The page of firing and past alerts, and of the webhooks that receive them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATH = "/console/alerts"
 WEBHOOKS = f"{PATH}/webhooks"
 MOST_WEBHOOKS = 100
 MOST_SHOWN = 50
-"""Alerts of each of the two lists."""
+"""Per list."""
 DONE = {"removed": "The webhook is removed, with all that was to be sent to it."}
 FIELDS = ("url", "tenant", "subjects")
 SAYS = {subject: kind.says for subject, kind in BY_SUBJECT.items()} | {
@@ -74,7 +74,7 @@ async def _shown(
     over = await admin.list_alerts(whose, fires=False, most=MOST_SHOWN)
     listed = await admin.page_webhooks(whose, cursor=cursor_of(request), limit=MOST_WEBHOOKS)
     webhooks = listed.rows
-    ids = {each.tenant_id for each in (*firing, *over)} | {each.tenant_id for each in webhooks}
+    ids = {alert.tenant_id for alert in (*firing, *over)} | {webhook.tenant_id for webhook in webhooks}
     names = await gateway_of(request).deps.database.read(lambda one: queries.names_of(one, "tenant", ids))
     return page_response(
         "alerts/alerts.html",
@@ -85,7 +85,7 @@ async def _shown(
         says=SAYS,
         names=names,
         webhooks=webhooks,
-        counts=await admin.count_deliveries(each.webhook_id for each in webhooks),
+        counts=await admin.count_deliveries(webhook.webhook_id for webhook in webhooks),
         next_page=with_query(PATH, {"cursor": listed.next_cursor}) if listed.next_cursor else "",
         subjects=SUBJECTS,
         may_add=person.may_somewhere(Act.CHANGE_WEBHOOK),
@@ -95,13 +95,12 @@ async def _shown(
 
 
 async def webhook_shown(request: Request[Any, Any, Any], webhook: str, *, changes: bool) -> Webhook:
-    """The webhook of this id, for a person who sees it. Raises `NotFound`, and with `changes`
-    `NotForThisRole`."""
+    """The webhook, if the person may see it. Raises `NotFound`, and with `changes` `NotForThisRole`."""
     person = visit_of(request).person
-    found = await gateway_of(request).deps.admin.show_webhook(webhook, own_tenants(person))
-    if changes and not may_change(person, found.tenant_id):
+    shown = await gateway_of(request).deps.admin.show_webhook(webhook, own_tenants(person))
+    if changes and not may_change(person, shown.tenant_id):
         raise NotForThisRole
-    return found
+    return shown
 
 
 HANDLERS = [alerts_page, add_webhook]

@@ -1,4 +1,4 @@
-"""The page of one webhook: what was sent to it, what failed, a test; and its removal."""
+"""The page of one webhook: deliveries, failures, a test, removal."""
 
 from __future__ import annotations
 
@@ -36,45 +36,45 @@ async def webhook_page(request: Request[Any, Any, Any], webhook: FromPath[str]) 
 @form(PATH, act=Act.CHANGE_WEBHOOK)
 async def use_webhook(request: Request[Any, Any, Any], webhook: FromPath[str]) -> Response[str]:
     visit, admin = visit_of(request), gateway_of(request).deps.admin
-    found = await webhook_shown(request, webhook, changes=True)
+    shown = await webhook_shown(request, webhook, changes=True)
     act, seq = visit.form.get("act", ""), visit.form.get("seq", "")
     try:
         if act == "test":
-            await admin.test_webhook(visit.actor, found.webhook_id)
+            await admin.test_webhook(visit.actor, shown.webhook_id)
         elif act == "resend" and (not seq or (seq.isascii() and seq.isdigit() and len(seq) < 19)):
             wanted = DeliveryAgain(seq=int(seq) if seq else None)
-            await admin.resend(visit.actor, found.webhook_id, wanted)
+            await admin.resend(visit.actor, shown.webhook_id, wanted)
         else:
             raise Invalid("act", "there is no such button")
     except FORM_ERRORS as error:
-        return await _shown(request, found, problem_of(error))
-    return redirect(with_query(f"{WEBHOOKS}/{found.webhook_id}", {"done": act}))
+        return await _shown(request, shown, problem_of(error))
+    return redirect(with_query(f"{WEBHOOKS}/{shown.webhook_id}", {"done": act}))
 
 
 @page(f"{PATH}/remove", act=Act.CHANGE_WEBHOOK)
 async def ask_remove(request: Request[Any, Any, Any], webhook: FromPath[str]) -> Response[str]:
-    found = await webhook_shown(request, webhook, changes=True)
-    counts = await gateway_of(request).deps.admin.count_deliveries([found.webhook_id])
-    sent = counts[found.webhook_id]
+    shown = await webhook_shown(request, webhook, changes=True)
+    counts = await gateway_of(request).deps.admin.count_deliveries([shown.webhook_id])
+    sent = counts[shown.webhook_id]
     return confirm_page(
         visit_of(request),
-        title=f"Remove the webhook to {found.host}",
+        title=f"Remove the webhook to {shown.host}",
         effects=[
             "Nothing is sent to it any more.",
             f"{sent.get('pending', 0):,} events that wait, and {sent.get('dead', 0):,} that could not be"
             " delivered, are forgotten.",
             "One that is added again has another secret.",
         ],
-        action=f"{WEBHOOKS}/{found.webhook_id}/remove",
+        action=f"{WEBHOOKS}/{shown.webhook_id}/remove",
         button="Remove it",
-        back=f"{WEBHOOKS}/{found.webhook_id}",
+        back=f"{WEBHOOKS}/{shown.webhook_id}",
     )
 
 
 @form(f"{PATH}/remove", act=Act.CHANGE_WEBHOOK)
 async def remove_webhook(request: Request[Any, Any, Any], webhook: FromPath[str]) -> Response[str]:
-    found = await webhook_shown(request, webhook, changes=True)
-    await gateway_of(request).deps.admin.remove_webhook(visit_of(request).actor, found.webhook_id)
+    shown = await webhook_shown(request, webhook, changes=True)
+    await gateway_of(request).deps.admin.remove_webhook(visit_of(request).actor, shown.webhook_id)
     return redirect(with_query(LIST, {"done": "removed"}))
 
 

@@ -1,4 +1,4 @@
-"""The overview: who gets what share, what waits, what replicas do, what was missed and refused; live."""
+"""The live overview: shares, queues, replicas, misses and refusals."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ from tenants.people.roles import Act
 PATH = "/console/overview"
 TOPIC = ("overview",)
 MOST_ROWS = 100
-"""Of the table of tenants."""
 RATE_S = 10.0
-"""Rates are told of two snapshots that are no further apart."""
+"""Longest time between the two snapshots of a rate."""
 
 
 class OverviewMaker:
-    """Makes snapshots of one gateway's view of all. Use from one event loop."""
+    """Takes snapshots of all gateways. Use from one event loop."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -45,9 +44,9 @@ class OverviewMaker:
             self._slow_s = now_s
             self._slow = await read_slow_figures(deps.admin, self._slow, deps.wall_clock())
         names = {
-            each.tenant_id: tenant.name
-            for each in fleet.tenants
-            if (tenant := deps.directory.tenant(each.tenant_id)) is not None
+            row.tenant_id: tenant.name
+            for row in fleet.tenants
+            if (tenant := deps.directory.tenant(row.tenant_id)) is not None
         }
         before = self._before if now_s - self._before_s <= RATE_S else None
         self._before, self._before_s = fleet, now_s
@@ -55,7 +54,7 @@ class OverviewMaker:
 
 
 def maker_of(request: Request[Any, Any, Any]) -> OverviewMaker:
-    """The one of this gateway: rates need the snapshot before."""
+    """This gateway's maker: rates need the previous snapshot."""
     state = request.app.state
     if "overview" not in state:
         state["overview"] = OverviewMaker(gateway_of(request))
@@ -64,7 +63,7 @@ def maker_of(request: Request[Any, Any, Any]) -> OverviewMaker:
 
 
 class OverviewWriter:
-    """Writes the live part for one reader, whose rows hold still."""
+    """Renders the live part for one reader, whose rows hold still."""
 
     def __init__(self) -> None:
         self._first: tuple[ShareRow, ...] | None = None
@@ -73,11 +72,11 @@ class OverviewWriter:
     def shown(self, overview: Overview) -> dict[str, Any]:
         if self._first is None:
             self._first = overview.tenants[:MOST_ROWS]
-            self._ids = tuple(each.row_id for each in self._first)
+            self._ids = tuple(row.row_id for row in self._first)
         return {"now": overview, "tenants": held(self._first, overview.tenants, lambda row: row.row_id)}
 
     def text(self, overview: Overview, texts: Texts) -> str:
-        """The live part. Readers with the same rows share its text."""
+        """Readers with the same rows share its text."""
         shown = self.shown(overview)
         if self._ids not in texts:
             texts[self._ids] = render("live/overview_now.html", None, **shown)
@@ -86,7 +85,6 @@ class OverviewWriter:
 
 @page(PATH, act=Act.READ_PLATFORM)
 async def overview_page(request: Request[Any, Any, Any]) -> Response[str]:
-    """The page; without scripts its figures are those of its opening."""
     hub, deps = hub_of(request), gateway_of(request).deps
     shown = OverviewWriter().shown(await hub.look(TOPIC, maker_of(request).make))
     past = await read_past_hour(deps.admin, deps.directory, shown["now"].at_us)

@@ -1,7 +1,7 @@
-"""Figures of the overview that come from the database: spend, targets, refusals.
+"""Figures of the overview from the database: spend, targets, refusals.
 
-The same answers as `GET /admin/v1/usage`, `/slo/report` and `/refusals/counts`; asked for every few seconds
-while the overview is watched, and never for each reader.
+The same as `GET /admin/v1/usage`, `/slo/report` and `/refusals/counts`, read every few seconds while the
+overview is watched, once for all readers.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from tenants.errors import DatabaseUnavailable
 
 SLOW_EVERY_S = 10.0
 REFUSALS = RefusalCountQuery(window="hour", group_by="code")
-"""Of the last day, from a full hour on."""
+"""Of the last day, in whole hours."""
 
 
 async def read_slow_figures(admin: Admin, earlier: SlowFigures, now_s: float) -> SlowFigures:
-    """The figures at `now_s`, seconds since 1970; where the database does not answer the earlier ones, which
-    say when they were read."""
+    """The figures at `now_s` (Unix seconds); the earlier ones if the database does not answer."""
     today = datetime.fromtimestamp(now_s, UTC).date().isoformat()
     try:
         usage = await admin.read_usage(UsageAsked(from_=today), limit=1)
@@ -34,8 +33,8 @@ async def read_slow_figures(admin: Admin, earlier: SlowFigures, now_s: float) ->
     refusals: Counter[str] = Counter()
     for row in refused.rows:
         refusals[row["code"]] += row["count"]
-    judged = sum(each.period.total for each in reports)
-    missed = sum(each.period.missed for each in reports)
+    judged = sum(report.period.total for report in reports)
+    missed = sum(report.period.missed for report in reports)
     return SlowFigures(
         sum(row["cost_nanousd"] for row in usage.as_json()["data"]),
         1 - missed / judged if judged else None,

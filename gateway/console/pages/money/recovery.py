@@ -34,7 +34,7 @@ MOST_USD = 1_000_000
 
 
 def hour_nanousd(text: str, setting_usd: float) -> int:
-    """The price of an engine-hour: as typed, else as set. Raises `Invalid`."""
+    """As typed, else as configured. Raises `Invalid`."""
     if not text:
         return round(Decimal(repr(setting_usd)) * NANO)
     try:
@@ -49,17 +49,17 @@ def hour_nanousd(text: str, setting_usd: float) -> int:
 
 
 def reservations(tenants: list[Tenant]) -> dict[str, float]:
-    """The largest reservations, by tenant, in cost tokens a second."""
-    held = [each for each in tenants if each.reserved_tokens_per_s > 0]
-    held.sort(key=lambda each: (-each.reserved_tokens_per_s, each.tenant_id))
-    return {each.tenant_id: each.reserved_tokens_per_s for each in held[:MOST_RESERVED]}
+    """The largest reservations by tenant, in cost tokens a second."""
+    held = [tenant for tenant in tenants if tenant.reserved_tokens_per_s > 0]
+    held.sort(key=lambda tenant: (-tenant.reserved_tokens_per_s, tenant.tenant_id))
+    return {tenant.tenant_id: tenant.reserved_tokens_per_s for tenant in held[:MOST_RESERVED]}
 
 
 def pool_of(model: str, aliases: Mapping[str, Alias]) -> str:
-    """The pool that a charged model's name stands for; the name itself where it means several."""
+    """The pool of a charged model's name; the name itself if it stands for several."""
     means = aliases.get(model)
     pools = (
-        [] if means is None or isinstance(means, Chain) else [each for each, part in means.items() if part]
+        [] if means is None or isinstance(means, Chain) else [name for name, part in means.items() if part]
     )
     return pools[0] if len(pools) == 1 else model
 
@@ -80,10 +80,10 @@ async def recovery_page(request: Request[Any, Any, Any]) -> Response[str]:
         return _shown(request, asked, problem=filter_problem(error, ("hours", "price")))
     begin, end = from_us(from_us_).isoformat(), from_us(to_us).isoformat()
     links = {
-        each.time.pool: with_query(
-            USAGE, {"model": each.time.pool, "from": begin, "to": end, "window": "total"}
+        pool.time.pool: with_query(
+            USAGE, {"model": pool.time.pool, "from": begin, "to": end, "window": "total"}
         )
-        for each in pools
+        for pool in pools
     }
     whole = with_query(USAGE, {"from": begin, "to": end, "window": "total", "group": "model"})
     return _shown(
@@ -97,16 +97,16 @@ async def _recovered(
     deps = gateway_of(request).deps
     engines = await deps.admin.engine_time(from_us_, to_us)
     asked = UsageAsked(from_=from_us(from_us_).isoformat(), to=from_us(to_us).isoformat(), group_by="model")
-    found = (await deps.admin.read_usage(asked, limit=MAX_PAGE)).as_json()["data"]
+    rows = (await deps.admin.read_usage(asked, limit=MAX_PAGE)).as_json()["data"]
     charged: dict[str, SummedUsage] = {}
-    for row in found:
+    for row in rows:
         pool = pool_of(row["model"] or "", deps.aliases)
         charged[pool] = charged.get(pool, SummedUsage()).plus(amounts_of(row))
     reserved = reservations(deps.directory.tenants())
     served = await deps.admin.served_time(from_us_, to_us, list(reserved))
     pools = by_pool(engines, charged, price)
     hours = (to_us - from_us_) // HOUR_US
-    return pools, all_pools(pools, price, unused_us(reserved, served, hours, [each.time for each in pools]))
+    return pools, all_pools(pools, price, unused_us(reserved, served, hours, [pool.time for pool in pools]))
 
 
 def _shown(

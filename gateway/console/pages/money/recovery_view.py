@@ -1,8 +1,7 @@
-"""What tenants were charged against what engines cost: time as money, and the price that breaks even. Pure.
+"""Charges against engine cost: engine time as money, and the break-even price. Pure.
 
-An engine costs the same in every hour in which it is there. That time is parted exactly: it was away; it
-waited for work; it computed tokens once more that a preemption had taken; or it worked. Of the time in which
-engines waited, a part was kept for tenants with a reservation that did not use it.
+An engine costs the same every hour. Its time is divided into four exact parts: away, idle, recomputing tokens
+lost to preemption, and working. Part of the idle time was reserved for tenants that did not use it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True)
 class PoolTime:
-    """The time of all replicas of a pool, in microseconds; the four parts add up to `seen_us`."""
+    """Time of all replicas of a pool, in microseconds; the four parts add up to `seen_us`."""
 
     pool: str
     replicas: int
@@ -27,22 +26,22 @@ class PoolTime:
     away_us: int
     idle_us: int
     again_us: int
-    """Computing tokens once more: by their part of all tokens of the steps."""
+    """Recomputing: by its share of all tokens of the steps."""
     work_us: int
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """Time, cost and charge of a pool, or of all of them. Money in nano-dollars."""
+    """Time, cost and charge of a pool or of all. Money in nano-dollars."""
 
     time: PoolTime
     hour_nanousd: int
     charged: SummedUsage
     reserved_us: int = 0
-    """Of the time in which engines waited: reserved and not used. Of all pools together only."""
+    """Idle time that was reserved and not used; only for all pools together."""
 
     def money_of(self, time_us: int) -> int:
-        """What engines cost in so much time, rounded down."""
+        """Rounded down."""
         return time_us * self.hour_nanousd // HOUR_US
 
     @property
@@ -76,17 +75,17 @@ class Recovery:
 
     @property
     def difference(self) -> int:
-        """What is left of the charge, or missing (below 0)."""
+        """Charge minus cost."""
         return self.charged.net_nanousd - self.cost
 
     @property
     def share(self) -> float | None:
-        """The part of the cost that the charge covers; None: it cost nothing."""
+        """Charge over cost; None: no cost."""
         return self.charged.net_nanousd / self.cost if self.cost else None
 
     @property
     def charged_per_million(self) -> int | None:
-        """Of tokens; None: there were none."""
+        """Per million tokens; None: there were none."""
         return _per_million(self.charged.net_nanousd, self.tokens)
 
     @property
@@ -96,7 +95,7 @@ class Recovery:
 
     @property
     def break_even_busy(self) -> int | None:
-        """The same if the engines had been there for the work alone: what no price can go below."""
+        """Break-even if engines had only worked: no price can go below this."""
         return _per_million(self.work, self.tokens)
 
 
@@ -105,13 +104,14 @@ def _per_million(nanousd: int, tokens: int) -> int | None:
 
 
 def pool_time(pool: str, replicas: Sequence[EngineTime]) -> PoolTime:
-    """The replicas' time together."""
-    seen_us = sum(each.counts.seen_us for each in replicas)
+    seen_us = sum(replica.counts.seen_us for replica in replicas)
     # Gateways look once a second: never more up than seen, and never more idle than up.
-    up_us = min(seen_us, sum(each.counts.up_us for each in replicas))
-    idle_us = min(up_us, sum(each.counts.idle_us for each in replicas))
-    again = sum(each.counts.recomputed_tokens for each in replicas)
-    tokens = again + sum(each.counts.computed_tokens + each.counts.emitted_tokens for each in replicas)
+    up_us = min(seen_us, sum(replica.counts.up_us for replica in replicas))
+    idle_us = min(up_us, sum(replica.counts.idle_us for replica in replicas))
+    again = sum(replica.counts.recomputed_tokens for replica in replicas)
+    tokens = again + sum(
+        replica.counts.computed_tokens + replica.counts.emitted_tokens for replica in replicas
+    )
     busy_us = up_us - idle_us
     again_us = busy_us * again // tokens if tokens else 0
     return PoolTime(pool, len(replicas), seen_us, seen_us - up_us, idle_us, again_us, busy_us - again_us)
@@ -121,8 +121,8 @@ def by_pool(
     engines: Iterable[EngineTime], charged: Mapping[str, SummedUsage], hour_nanousd: int
 ) -> list[Recovery]:
     replicas: dict[str, list[EngineTime]] = {}
-    for each in engines:
-        replicas.setdefault(each.pool, []).append(each)
+    for engine in engines:
+        replicas.setdefault(engine.pool, []).append(engine)
     return [
         Recovery(pool_time(pool, replicas.get(pool, [])), hour_nanousd, charged.get(pool, SummedUsage()))
         for pool in sorted({*replicas, *charged})
@@ -131,26 +131,25 @@ def by_pool(
 
 def all_pools(pools: Sequence[Recovery], hour_nanousd: int, reserved_us: int) -> Recovery:
     total = SummedUsage()
-    for each in pools:
-        total = total.plus(each.charged)
-    times = [each.time for each in pools]
+    for pool in pools:
+        total = total.plus(pool.charged)
+    times = [pool.time for pool in pools]
     names = ("replicas", "seen_us", "away_us", "idle_us", "again_us", "work_us")
-    sums = [sum(getattr(each, name) for each in times) for name in names]
+    sums = [sum(getattr(time, name) for time in times) for name in names]
     return Recovery(PoolTime("all", *sums), hour_nanousd, total, min(reserved_us, sums[3]))
 
 
 def unused_us(
     reserved: Mapping[str, float], served: ServedTime, hours: int, times: Sequence[PoolTime]
 ) -> int:
-    """Engine time that reservations held free and their tenants did not use: by the hour the tokens below
-    the reservation, at the speed at which engines served while they worked; at most the time in which they
-    waited, since what others used meanwhile was not lost. `reserved`: cost tokens a second."""
+    """Engine time reserved and not used: per hour the tokens below the reservation, at the speed of working
+    engines; at most the idle time. `reserved`: cost tokens a second."""
     unused_tokens = 0.0
     for tenant_id, rate in reserved.items():
         most = rate * 3600
         unused_tokens += most * hours - sum(min(most, tokens) for tokens in served.by_hour.get(tenant_id, ()))
-    idle_us = sum(each.idle_us for each in times)
-    busy_us = sum(each.again_us + each.work_us for each in times)
+    idle_us = sum(time.idle_us for time in times)
+    busy_us = sum(time.again_us + time.work_us for time in times)
     if unused_tokens <= 0 or not served.all_tokens or not busy_us:
         return idle_us if unused_tokens > 0 else 0
     return min(idle_us, round(unused_tokens * busy_us / served.all_tokens))

@@ -45,7 +45,7 @@ MOST_BARS = 12
 
 def usage_asked(asked: dict[str, str], tenant: str | None) -> UsageAsked:
     """The question of the page's fields; by day, and by tenant or model, where they do not say."""
-    groups = dict.fromkeys(each for each in (asked["group"], asked["then"]) if each)
+    groups = dict.fromkeys(group for group in (asked["group"], asked["then"]) if group)
     return UsageAsked(
         from_=asked["from"] or None,
         to=asked["to"] or None,
@@ -73,8 +73,8 @@ def _tenants(request: Request[Any, Any, Any]) -> list[Tenant]:
     own, directory = own_tenants(visit_of(request).person), gateway_of(request).deps.directory
     if own is None:
         return directory.tenants()
-    found = (directory.tenant(each) for each in own)
-    return sorted((each for each in found if each is not None), key=lambda each: each.name)
+    tenants = (directory.tenant(name) for name in own)
+    return sorted((tenant for tenant in tenants if tenant is not None), key=lambda tenant: tenant.name)
 
 
 def _asked(request: Request[Any, Any, Any]) -> dict[str, str]:
@@ -82,7 +82,7 @@ def _asked(request: Request[Any, Any, Any]) -> dict[str, str]:
     if "group" not in request.query_params:
         asked["group"] = "tenant" if sees_all and not asked["tenant"] else "model"
     if not sees_all and not asked["tenant"]:
-        asked["tenant"] = next((each.name for each in _tenants(request)), "")
+        asked["tenant"] = next((tenant.name for tenant in _tenants(request)), "")
     asked["show"] = asked["show"] if asked["show"] in MEASURES else "charged"
     return asked | {"window": asked["window"] or "day", "time_zone": asked["time_zone"] or "UTC"}
 
@@ -99,10 +99,10 @@ async def usage_page(request: Request[Any, Any, Any]) -> Response[str]:
     admin, asked = gateway_of(request).deps.admin, _asked(request)
     try:
         question = usage_asked(asked, await _tenant_of(request, asked))
-        found = await read_usage(admin, question, cursor_of(request))
+        usage = await read_usage(admin, question, cursor_of(request))
     except FILTER_ERRORS as error:
         return _shown(request, asked, problem=filter_problem(error, FIELDS, CALLED_HERE))
-    return _shown(request, asked, found)
+    return _shown(request, asked, usage)
 
 
 def _shown(
@@ -113,18 +113,18 @@ def _shown(
 ) -> Response[str]:
     gateway, person, tenants = gateway_of(request), visit_of(request).person, _tenants(request)
     names = [*GROUPS, *(f"{LABEL}{name}" for name in labels_of(tenants))]
-    names += [each for each in (asked["group"], asked["then"]) if each and each not in names]
+    names += [group for group in (asked["group"], asked["then"]) if group and group not in names]
     return page_response(
         "money/usage.html",
         visit_of(request),
         problem=problem,
         asked=asked,
-        windows=[(each, each) for each in WINDOWS],
-        groups=[(each, each.replace(LABEL, "label ")) for each in names],
-        measures=[(name, each.words) for name, each in MEASURES.items()],
-        tiers=[("", "all"), *((each.value, each.value) for each in Tier)],
+        windows=[(window, window) for window in WINDOWS],
+        groups=[(name, name.replace(LABEL, "label ")) for name in names],
+        measures=[(name, measure.words) for name, measure in MEASURES.items()],
+        tiers=[("", "all"), *((tier.value, tier.value) for tier in Tier)],
         models=list(gateway.pools),
-        own=None if own_tenants(person) is None else [(each.name, each.name) for each in tenants],
+        own=None if own_tenants(person) is None else [(tenant.name, tenant.name) for tenant in tenants],
         csv=with_query(f"{PATH}/csv", asked),
         json=with_query(f"{PATH}/json", asked),
         sees_platform=person.may(Act.READ_PLATFORM),
@@ -148,10 +148,15 @@ def _answer(asked: dict[str, str], found: UsageRead) -> dict[str, Any]:
         "query": query,
         "measure": measure,
         "groups": groups,
-        "heads": [each.replace(LABEL, "label ") for each in query.group_by],
+        "heads": [group.replace(LABEL, "label ") for group in query.group_by],
         "bars": [
-            (" · ".join(each.names)[:26], measure.of(each.now), "fill-1", measure.shown(measure.of(each.now)))
-            for each in groups[:MOST_BARS]
+            (
+                " · ".join(group.names)[:26],
+                measure.of(group.now),
+                "fill-1",
+                measure.shown(measure.of(group.now)),
+            )
+            for group in groups[:MOST_BARS]
         ],
         "chart": chart,
         "columns": [(name, "number") for name in chart.columns] if chart else [],
@@ -186,7 +191,7 @@ async def usage_file(request: Request[Any, Any, Any]) -> Response[str]:
 
         async def read(cursor: str | None) -> Page[dict[str, object]]:
             answer = await shown_usage(admin, question, cursor, MAX_PAGE)
-            return Page([_file_row(each) for each in answer["data"]], answer["next_cursor"])
+            return Page([_file_row(row) for row in answer["data"]], answer["next_cursor"])
 
         columns = ["start", "end"]
         for group in question.groups:

@@ -1,4 +1,4 @@
-"""The page of people: who there is, and the invitation of one more."""
+"""The page of people, with invitations."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ MOST_SHOWN = 100
 
 @dataclass(frozen=True)
 class PersonRow:
-    """A person as shown in the list."""
-
     person_id: str
     name: str
     role: str
@@ -41,18 +39,17 @@ class PersonRow:
 def rows(people: Iterable[Person], directory: Directory) -> list[PersonRow]:
     return [
         PersonRow(
-            each.person_id,
-            each.name,
-            each.role.value,
-            ", ".join(tenant_names(directory, each)),
-            state_of(each),
+            person.person_id,
+            person.name,
+            person.role.value,
+            ", ".join(tenant_names(directory, person)),
+            state_of(person),
         )
-        for each in people
+        for person in people
     ]
 
 
 def state_of(person: Person) -> str:
-    """`active`, `suspended` or `invited`."""
     return person.status if person.has_password or person.status != "active" else "invited"
 
 
@@ -90,13 +87,13 @@ async def _shown(
 ) -> Response[str]:
     deps = gateway_of(request).deps
     cursor = request.query_params.get("cursor")
-    found = await deps.admin.page_people(cursor=cursor, limit=MOST_SHOWN)
+    page = await deps.admin.page_people(cursor=cursor, limit=MOST_SHOWN)
     return page_response(
         "people/people.html",
         visit_of(request),
         problem=problem,
-        people=rows(found.rows, deps.directory),
-        next_page=with_query(PATH, {"cursor": found.next_cursor or ""}) if found.next_cursor else "",
+        people=rows(page.rows, deps.directory),
+        next_page=with_query(PATH, {"cursor": page.next_cursor or ""}) if page.next_cursor else "",
         roles=ROLES,
         typed=typed | {"role": typed["role"] or Role.MEMBER.value},
     )

@@ -32,7 +32,6 @@ DONE = {
     "end_sessions": "All sessions of this person have ended.",
     "end_session": "The session has ended.",
 }
-"""What the page says after each act."""
 SESSION_PASSWORD = "session_password"
 """The field of the owner's password in the form of sessions."""
 STALE = FormProblem(
@@ -43,17 +42,16 @@ STALE = FormProblem(
 
 @page(PATH, act=Act.READ_PEOPLE)
 async def person_page(request: Request[Any, Any, Any], person: FromPath[str]) -> Response[str]:
-    """The person; `done` in the address names what was changed a moment ago."""
-    found = await gateway_of(request).deps.admin.show_person(person)
+    shown = await gateway_of(request).deps.admin.show_person(person)
     done = DONE.get(request.query_params.get("done", ""), "")
-    return await _shown(request, found, done=done)
+    return await _shown(request, shown, done=done)
 
 
 @form(PATH, act=Act.CHANGE_PEOPLE)
 async def change_person(request: Request[Any, Any, Any], person: FromPath[str]) -> Response[str]:
-    """Does what the pressed button says, after the password was asked for again."""
+    """Does what the pressed button says; asks for the password."""
     visit, deps = visit_of(request), gateway_of(request).deps
-    found = await deps.admin.show_person(person)
+    shown = await deps.admin.show_person(person)
     act = visit.form.get("act", "")
     asked_in = SESSION_PASSWORD if act == "end_session" else "password"
     try:
@@ -66,7 +64,7 @@ async def change_person(request: Request[Any, Any, Any], person: FromPath[str]) 
                 seen = visit.form.get("etag")
                 condition = None if seen is None else frozenset({seen})
                 changed = await deps.admin.change_person(visit.actor, person, wanted, if_match=condition)
-                act = "role" if changed.revision != found.revision else "unchanged"
+                act = "role" if changed.revision != shown.revision else "unchanged"
             case "suspend":
                 await deps.admin.suspend_person(visit.actor, person)
             case "resume":
@@ -77,15 +75,15 @@ async def change_person(request: Request[Any, Any, Any], person: FromPath[str]) 
             case "end_sessions":
                 await deps.admin.end_sessions(visit.actor, person)
             case "end_session":
-                await deps.admin.end_session(visit.actor, visit.form.get("session", ""), of=found.person_id)
+                await deps.admin.end_session(visit.actor, visit.form.get("session", ""), of=shown.person_id)
             case _:
                 raise Invalid("act", "there is no such button")
     except PreconditionFailed:
         return await _shown(request, await deps.admin.show_person(person), problem=STALE)
     except FORM_ERRORS as error:
         problem = problem_of(error, fields=("role", "tenants"), refused_at=asked_in)
-        return await _shown(request, found, problem=problem)
-    return redirect(with_query(f"{people.PATH}/{found.person_id}", {"done": act}))
+        return await _shown(request, shown, problem=problem)
+    return redirect(with_query(f"{people.PATH}/{shown.person_id}", {"done": act}))
 
 
 async def _shown(

@@ -59,10 +59,10 @@ async def audit_page(request: Request[Any, Any, Any]) -> Response[str]:
     admin = gateway_of(request).deps.admin
     asked, cursor = asked_of(request, *FIELDS), cursor_of(request)
     try:
-        found = await admin.read_audit(query_of(asked), cursor=cursor, limit=MOST_SHOWN)
+        entries = await admin.read_audit(query_of(asked), cursor=cursor, limit=MOST_SHOWN)
     except FILTER_ERRORS as error:
         return await _shown(request, asked, problem=filter_problem(error, FIELDS, CALLED_HERE))
-    return await _shown(request, asked, found, is_first=cursor is None)
+    return await _shown(request, asked, entries, is_first=cursor is None)
 
 
 async def _shown(
@@ -115,8 +115,8 @@ async def audit_file(request: Request[Any, Any, Any]) -> Response[str]:
 
     async def read(cursor: str | None) -> Page[dict[str, object]]:
         query = replace(query_of(asked), order="oldest")
-        found = await gateway_of(request).deps.admin.read_audit(query, cursor=cursor, limit=MAX_PAGE)
-        return Page([_file_row(each) for each in await _entries(request, found)], found.next_cursor)
+        entries = await gateway_of(request).deps.admin.read_audit(query, cursor=cursor, limit=MAX_PAGE)
+        return Page([_file_row(entry) for entry in await _entries(request, entries)], entries.next_cursor)
 
     try:
         return await csv_list(

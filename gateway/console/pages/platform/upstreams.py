@@ -1,4 +1,4 @@
-"""The page of upstreams: replicas and their health, aliases, tiers; drains replicas, and resumes them."""
+"""The page of upstreams: replicas, health, aliases, tiers, drains."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ DONE = {
 
 @page(PATH, act=Act.READ_PLATFORM)
 async def upstreams_page(request: Request[Any, Any, Any]) -> Response[str]:
-    """All models with their replicas, as of now, and the KV caches in the last hour."""
     return await _shown(request)
 
 
@@ -58,11 +57,11 @@ async def _shown(request: Request[Any, Any, Any], problem: FormProblem | None = 
         | {
             "rows": [
                 replica_row(
-                    each,
-                    live.get((pool["pool"], each["replica_id"])),
-                    minutes.get((pool["pool"], each["replica_id"])),
+                    replica,
+                    live.get((pool["pool"], replica["replica_id"])),
+                    minutes.get((pool["pool"], replica["replica_id"])),
                 )
-                for each in pool["replicas"]
+                for replica in pool["replicas"]
             ]
         }
         for pool in shown["data"]
@@ -88,30 +87,31 @@ async def _shown(request: Request[Any, Any, Any], problem: FormProblem | None = 
 
 
 def _live(request: Request[Any, Any, Any]) -> dict[tuple[str, str], float]:
-    """The share of each replica's KV cache that sequences hold now, by pool and replica."""
-    found: dict[tuple[str, str], float] = {}
+    kv_shares: dict[tuple[str, str], float] = {}
     for pool in gateway_of(request).pools.values():
-        for each in pool.spec.upstreams:
-            if each.is_up and each.snapshot is not None and each.snapshot.num_blocks:
-                found[pool.name, each.replica_id] = each.snapshot.referenced_blocks / each.snapshot.num_blocks
-    return found
+        for upstream in pool.spec.upstreams:
+            if upstream.is_up and upstream.snapshot is not None and upstream.snapshot.num_blocks:
+                kv_shares[pool.name, upstream.replica_id] = (
+                    upstream.snapshot.referenced_blocks / upstream.snapshot.num_blocks
+                )
+    return kv_shares
 
 
 async def _replica(
     request: Request[Any, Any, Any], name: str
 ) -> tuple[str, Upstream, ReplicaRow, list[ReplicaRow], int]:
-    """A replica of this gateway by its name, with the others of its model. Raises `NotFound`."""
+    """A replica of this gateway, with the others of its model. Raises `NotFound`."""
     gateway = gateway_of(request)
     pool, upstream = find_replica(gateway, name)
     shown = await upstreams_of(gateway)
     rows = [
-        replica_row(each, None, None)
+        replica_row(replica, None, None)
         for one in shown["data"]
         if one["pool"] == pool
-        for each in one["replicas"]
+        for replica in one["replicas"]
     ]
-    [this] = [each for each in rows if each.replica == name]
-    return pool, upstream, this, [each for each in rows if each is not this], shown["gateways_missing"]
+    [this] = [row for row in rows if row.replica == name]
+    return pool, upstream, this, [row for row in rows if row is not this], shown["gateways_missing"]
 
 
 @page(f"{ONE}/drain", act=Act.CHANGE_PLATFORM)
@@ -151,19 +151,19 @@ async def drain(request: Request[Any, Any, Any], replica: FromPath[str]) -> Resp
 
 @form(f"{ONE}/resume", act=Act.CHANGE_PLATFORM)
 async def resume(request: Request[Any, Any, Any], replica: FromPath[str]) -> Response[str]:
-    """Puts a drained replica back into rotation, also one that only other gateways have."""
+    """Resumes a replica, also one that only other gateways have."""
     gateway = gateway_of(request)
     await gateway.directory.refresh()
     try:
-        found = find_drain(gateway, replica)
-        await gateway.deps.admin.resume_replica(visit_of(request).actor, *found.identity)
+        drain = find_drain(gateway, replica)
+        await gateway.deps.admin.resume_replica(visit_of(request).actor, *drain.identity)
     except FORM_ERRORS as error:
         return await _shown(request, problem_of(error))
     return await _done(request, "resume", replica)
 
 
 async def _done(request: Request[Any, Any, Any], act: str, replica: str) -> Response[str]:
-    """Back to the list once it is in force; gateways that have not confirmed it in time are named."""
+    """Back to the list once the act is in force; names gateways that have not confirmed in time."""
     late = await gateway_of(request).directory.changed()
     return redirect(with_query(PATH, {"done": act, "replica": replica, "late": ", ".join(late)}))
 

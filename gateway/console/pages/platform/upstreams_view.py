@@ -1,4 +1,4 @@
-"""What the page of upstreams shows of each replica, and what a drain would do. Pure."""
+"""What the page of upstreams shows of each replica, and the effects of a drain. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from tenants.admin.lists.flow import EngineRow
 from tenants.counts.minutes import EngineMinute
 
 MOST_LINES = 8
-"""Replicas in the picture of the last hour."""
+"""Replicas in the chart of the last hour."""
 
 
 @dataclass(frozen=True)
 class ReplicaRow:
-    """A replica as shown."""
-
     replica: str
     kind: str
     url: str
@@ -29,7 +27,7 @@ class ReplicaRow:
     window: int
     kv_share: float | None
     step_s: float | None
-    """Mean of its last whole minute; None: it reports no steps, or made none."""
+    """Mean of its last whole minute; None: no steps, or none reported."""
     batch: float | None
     breaker: str
     failures: int | None
@@ -43,14 +41,13 @@ class ReplicaRow:
 
 @dataclass(frozen=True)
 class KvRow:
-    """The share of the KV cache in use in one minute, by replica; None: it was not seen."""
+    """KV cache use in one minute by replica; None: not seen."""
 
     at_us: int
     shares: list[float | None]
 
 
 def replica_row(shown: Mapping[str, Any], kv_share: float | None, minute: EngineMinute | None) -> ReplicaRow:
-    """A replica of `upstreams_of`, with its KV cache now and its last whole minute."""
     drain = shown["drain"] or {}
     saturation = shown.get("saturation") or {}
     steps = minute.steps if minute is not None else 0
@@ -73,12 +70,12 @@ def replica_row(shown: Mapping[str, Any], kv_share: float | None, minute: Engine
 
 
 def last_minutes(rows: Iterable[EngineRow]) -> dict[tuple[str, str], EngineMinute]:
-    """Of each pool and replica the newest minute; rows are in order of time."""
+    """The newest minute by pool and replica; rows are in order of time."""
     return {(row.key.pool, row.key.replica): row.counts for row in rows}
 
 
 def kv_by_minute(rows: Iterable[EngineRow]) -> tuple[list[str], list[KvRow]]:
-    """Names of replicas, at most `MOST_LINES`, and their KV use by minute."""
+    """At most `MOST_LINES` replicas, and their KV use by minute."""
     names: list[tuple[str, str]] = []
     minutes: dict[int, dict[tuple[str, str], float]] = {}
     for row in rows:
@@ -93,9 +90,8 @@ def kv_by_minute(rows: Iterable[EngineRow]) -> tuple[list[str], list[KvRow]]:
 
 
 def drain_effects(pool: str, replica: ReplicaRow, others: Sequence[ReplicaRow], missing: int) -> list[str]:
-    """What a drain will do, in sentences. `others`: replicas of the same model; `missing`: gateways that did
-    not say what they run there."""
-    serving = sum(each.state == "serving" for each in others)
+    """What a drain will do, in sentences. `missing`: gateways that did not answer."""
+    serving = sum(row.state == "serving" for row in others)
     one = replica.in_flight == 1
     running = (
         "No request runs there now."

@@ -1,4 +1,4 @@
-"""From a what-if to a change: what applying one of its simulations means. Pure."""
+"""The configuration change that applies one simulation of a what-if. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ CREATES = "tenant.create"
 
 
 def wanted_of(run: WhatIfRun, number: str, now: StoredPolicy) -> Configuration:
-    """The simulation with this number of the report, as a configuration file: its policy, where another one
-    is in force, with the options that it was simulated with, and the run's weights and limits. Raises
-    `Invalid`."""
+    """The simulation's policy with its options, if another is active, and the run's weights and limits.
+    `number`: within the report. Raises `Invalid`."""
     rows: Sequence[Any] = run.report.get("policies", ())
-    known = {str(place): each for place, each in enumerate(rows) if not each.get("is_baseline")}
+    known = {str(place): row for place, row in enumerate(rows) if not row.get("is_baseline")}
     if run.state is not RunState.DONE or number not in known:
         raise Invalid("number", "there is no such simulation in this run")
     row = known[number]
@@ -31,21 +30,21 @@ def wanted_of(run: WhatIfRun, number: str, now: StoredPolicy) -> Configuration:
 
 
 def require_known(plan: ConfigPlan) -> None:
-    """Raises `Invalid` where a tenant of the run is gone: it must not come back by this."""
+    """Raises `Invalid` if a tenant of the run is gone: it must not be re-created."""
     for step in plan.steps:
         if step.act == CREATES:
             raise Invalid("weights", f"there is no tenant {step.tenant or step.subject!r} any more")
 
 
 def effects_of(plan: ConfigPlan, *, waiting: int, running: int, replicas: int | None) -> list[str]:
-    found = [_words(step) for step in plan.steps]
-    found.append(
+    effects = [_words(step) for step in plan.steps]
+    effects.append(
         f"{waiting:,} requests wait and {running:,} run now: none is lost, and the new order counts from the"
         " next step on, in all gateways."
     )
     if replicas is not None:
-        found.append(f"The number of engines stays: start or stop them yourself to have {replicas}.")
-    return found
+        effects.append(f"The number of engines stays: start or stop them yourself to have {replicas}.")
+    return effects
 
 
 def _words(step: ConfigStep) -> str:
@@ -58,5 +57,5 @@ def _value(value: Any) -> str:
     if value is None or value == {} or value == []:
         return "none"
     if isinstance(value, dict):
-        return ", ".join(f"{name}={each}" for name, each in value.items())
+        return ", ".join(f"{name}={item}" for name, item in value.items())
     return str(value)

@@ -1,4 +1,4 @@
-"""The page of the scheduling policy: what is in force, since when, by whom and why, and the what-ifs."""
+"""The page of the scheduling policy: its state and history, and what-ifs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def begin(request: Request[Any, Any, Any]) -> Response[str]:
             },
             round(deps.wall_clock() * 1e6),
             policies=policy_names_of(gateway),
-            tenants={each.name for each in deps.directory.tenants()},
+            tenants={tenant.name for tenant in deps.directory.tenants()},
             models=list(gateway.pools),
         )
         run = await what_if_of(gateway).start(asked, visit.actor.name)
@@ -66,7 +66,7 @@ async def begin(request: Request[Any, Any, Any]) -> Response[str]:
 
 
 def what_if_of(gateway: Gateway) -> WhatIf:
-    """What runs what-ifs here. Raises `Invalid`."""
+    """The what-if runner. Raises `Invalid`."""
     if gateway.deps.what_if is None:
         raise Invalid("", "there is no simulator beside this gateway")
     return gateway.deps.what_if
@@ -84,12 +84,12 @@ async def _shown(
     began_us = round((deps.wall_clock() - deps.clock()) * 1e6)
     changes = await deps.admin.read_audit(AuditQuery(act="policy"), limit=MOST_CHANGES)
     moves = await deps.admin.read_moves(MoveQuery(), limit=tables.MOST_MOVES)
-    controls = {name: each["control"] for name, each in models_of(gateway)["pools"].items()}
+    controls = {name: model["control"] for name, model in models_of(gateway)["pools"].items()}
     logs = {
         name: list(pool.flow.log.since(pool.flow.log.next_index - tables.LOOKED_AT, tables.LOOKED_AT))
         for name, pool in gateway.pools.items()
     }
-    names = tenant_names(gateway, {each.tenant_id for records in logs.values() for each in records})
+    names = tenant_names(gateway, {record.tenant_id for records in logs.values() for record in records})
     shown = await policy_of(gateway, MOST_DECISIONS)
     return page_response(
         "policy/policy.html",
@@ -97,7 +97,7 @@ async def _shown(
         problem=problem,
         policy=shown,
         words=tables.words_of(shown),
-        learned={model: at_work_words(each) for model, each in shown["learned"].items()},
+        learned={model: at_work_words(learned) for model, learned in shown["learned"].items()},
         settings=tables.words_of(shown["settings"]),
         changes=tables.changes_of(changes.rows),
         controls=controls,
@@ -106,8 +106,8 @@ async def _shown(
         brakes=gateway.brakes.now,
         dispatches=tables.dispatches_of(logs, names, began_us),
         runs=[
-            (each, otherwise_of(each), progress_words(each))
-            for each in ([] if deps.what_if is None else deps.what_if.runs())
+            (run, otherwise_of(run), progress_words(run))
+            for run in ([] if deps.what_if is None else deps.what_if.runs())
         ],
         gateway_id=deps.gateway_id,
         has_simulator=deps.what_if is not None,
@@ -116,8 +116,8 @@ async def _shown(
         lasts=what_if_form.LASTS_S,
         default_last=what_if_form.DEFAULT_LAST,
         models=list(gateway.pools),
-        meters=[each.value for each in what_if_form.METERS],
-        windows=[each.value for each in Window],
+        meters=[meter.value for meter in what_if_form.METERS],
+        windows=[window.value for window in Window],
         done=DONE.get(request.query_params.get("done", ""), ""),
     )
 

@@ -1,4 +1,4 @@
-"""The tables of the policy's page: changes, knobs, the last turns. Pure."""
+"""Tables of the policy page: changes, knobs, recent dispatches. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Row = dict[str, Any]
 MOST_MOVES = 20
 MOST_DISPATCHES = 20
 LOOKED_AT = 400
-"""Events of a dispatch log that are looked at for its last dispatches."""
+"""Dispatch log entries searched for recent dispatches."""
 WHY_NEXT = {
     "": "by its tier and the policy's order",
     "reservation": "its tenant's reservation goes first",
@@ -31,7 +31,6 @@ def words_of(policy: Mapping[str, Any]) -> str:
 
 
 def changes_of(rows: Iterable[AuditRow]) -> list[Row]:
-    """Changes of the stored policy, as the audit has them."""
     return [
         {
             "at_us": to_us(row.at),
@@ -45,7 +44,7 @@ def changes_of(rows: Iterable[AuditRow]) -> list[Row]:
 
 
 def knobs_of(controls: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-    """Where the control loops have their knobs, by model; of those that are off nothing."""
+    """The knobs of active control loops, by model."""
     return [
         {
             "model": model,
@@ -63,7 +62,7 @@ def knobs_of(controls: Mapping[str, Mapping[str, Any]]) -> list[Row]:
 def dispatches_of(
     logs: Mapping[str, Iterable[LogRecord]], names: Mapping[str, str], began_us: int
 ) -> list[Row]:
-    """The last turns, the newest first, of the logs by model. `names`: of tenants by id."""
+    """Newest first. `logs`: by model."""
     turns: list[Row] = [
         {
             "at_us": began_us + round(record.at_s * 1e6),

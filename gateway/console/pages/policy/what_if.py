@@ -1,4 +1,4 @@
-"""The page of one what-if: how far it is, side by side with what happened, and its way into force."""
+"""The page of one what-if: progress, comparison, application."""
 
 from __future__ import annotations
 
@@ -40,32 +40,32 @@ async def what_if_page(request: Request[Any, Any, Any], run: FromPath[str]) -> R
 
 @page(f"{RUN}/report", act=Act.READ_PLATFORM)
 async def what_if_file(request: Request[Any, Any, Any], run: FromPath[str]) -> Response[str]:
-    """The report of a run, exact: what `fairgate whatif --json` answers."""
-    found = _run_of(gateway_of(request), run)
-    if found.state is not RunState.DONE:
+    """The exact report, as `fairgate whatif --json` prints it."""
+    shown = _run_of(gateway_of(request), run)
+    if shown.state is not RunState.DONE:
         raise NotFound("report", run)
     headers = SECURITY_HEADERS | {"content-disposition": 'attachment; filename="what-if.json"'}
-    return Response(json.dumps(found.report, indent=2), headers=headers, media_type="application/json")
+    return Response(json.dumps(shown.report, indent=2), headers=headers, media_type="application/json")
 
 
 @form(f"{RUN}/cancel", act=Act.CHANGE_PLATFORM)
 async def cancel(request: Request[Any, Any, Any], run: FromPath[str]) -> Response[str]:
     gateway = gateway_of(request)
-    found = _run_of(gateway, run)
+    shown = _run_of(gateway, run)
     if gateway.deps.what_if is not None:
-        await gateway.deps.what_if.cancel(found.run_id)
-    return redirect(f"{RUNS}/{found.run_id}")
+        await gateway.deps.what_if.cancel(shown.run_id)
+    return redirect(f"{RUNS}/{shown.run_id}")
 
 
 @form(f"{RUN}/apply", act=Act.CHANGE_PLATFORM)
 async def apply(request: Request[Any, Any, Any], run: FromPath[str]) -> Response[str]:
-    """Says what would change, and with the tag of what that was said about does it."""
+    """Shows what would change; with that state's tag it applies it."""
     visit, gateway = visit_of(request), gateway_of(request)
-    found = _run_of(gateway, run)
+    shown = _run_of(gateway, run)
     number, tag = visit.form.get("number", ""), visit.form.get("etag", "")
     file = file_of(gateway, gateway.policy.checked)
     try:
-        wanted = apply_plan.wanted_of(found, number, gateway.policy.now)
+        wanted = apply_plan.wanted_of(shown, number, gateway.policy.now)
         problem = None
         if tag:
             try:
@@ -78,7 +78,7 @@ async def apply(request: Request[Any, Any, Any], run: FromPath[str]) -> Response
         plan = await file.plan(wanted)
         apply_plan.require_known(plan)
     except (ConfigInvalid, Invalid) as error:
-        return _shown(request, found, FormProblem(422, {"": f"This cannot be applied: {error}."}))
+        return _shown(request, shown, FormProblem(422, {"": f"This cannot be applied: {error}."}))
     if not plan.steps:
         return redirect(with_query(PATH, {"done": "nothing"}))
     flows = [pool.flow for pool in gateway.pools.values()]
@@ -89,18 +89,18 @@ async def apply(request: Request[Any, Any, Any], run: FromPath[str]) -> Response
             plan,
             waiting=sum(len(flow) for flow in flows),
             running=sum(flow.num_in_flight for flow in flows),
-            replicas=found.asked.replicas,
+            replicas=shown.asked.replicas,
         ),
-        action=f"{RUNS}/{found.run_id}/apply",
+        action=f"{RUNS}/{shown.run_id}/apply",
         button="Apply it",
-        back=f"{RUNS}/{found.run_id}",
+        back=f"{RUNS}/{shown.run_id}",
         hidden={"number": number, "etag": etag_of(stored(plan.revision))},
         problem=problem,
     )
 
 
 async def _applied(gateway: Gateway, *, is_changed: bool) -> Response[str]:
-    """Once it is in force everywhere, or the gateways that lag have had their time."""
+    """Waits until the change is in force everywhere or the time is over."""
     if is_changed:
         await gateway.directory.changed()
         await gateway.policy.follow()
@@ -108,11 +108,11 @@ async def _applied(gateway: Gateway, *, is_changed: bool) -> Response[str]:
 
 
 def _run_of(gateway: Gateway, run_id: str) -> WhatIfRun:
-    """Raises `NotFound`: it was made by another gateway, or is too old."""
-    found = None if gateway.deps.what_if is None else gateway.deps.what_if.run(run_id)
-    if found is None:
+    """Raises `NotFound`: another gateway's, or too old."""
+    shown = None if gateway.deps.what_if is None else gateway.deps.what_if.run(run_id)
+    if shown is None:
         raise NotFound("what-if", run_id)
-    return found
+    return shown
 
 
 def _shown(

@@ -1,4 +1,4 @@
-"""A what-if's report as its page shows it: side by side with what happened. Pure."""
+"""A what-if's report as its page shows it. Pure."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _OF_ALL = tuple((name, quantile) for name in ("ttft_s", "e2e_s") for quantile in
 
 @dataclass(frozen=True, slots=True)
 class ComparedRow:
-    """What one policy made of the traffic, or what happened."""
+    """One policy's simulation, or what happened."""
 
     name: str
     """`as it was`, `baseline: vtc`, `fcfs`."""
     policy: str
-    """Empty: it cannot be put in force, as it is what happened."""
+    """Empty for what happened."""
     number: int | None
-    """Of the report's policies; None: it is what happened."""
+    """Within the report; None for what happened."""
     requests: int
     refused: int
     times: Sequence[str]
@@ -34,7 +34,7 @@ class ComparedRow:
 
 @dataclass(frozen=True, slots=True)
 class ComparedTenant:
-    """What one policy made of one tenant's requests, or what happened to them."""
+    """One tenant in one simulation, or in what happened."""
 
     tenant: str
     name: str
@@ -45,7 +45,7 @@ class ComparedTenant:
 
 
 def time_words(value_s: float | None) -> str:
-    """A time of the report; None is infinite there."""
+    """None means infinite."""
     return "never" if value_s is None else formats.seconds(value_s)
 
 
@@ -58,12 +58,12 @@ def name_of(row: Mapping[str, Any]) -> str:
 
 
 def rows_of(report: Mapping[str, Any]) -> list[ComparedRow]:
-    found = [_row(report["recorded"], None)] if "recorded" in report else []
-    return found + [_row(each, number) for number, each in enumerate(report["policies"])]
+    recorded = [_row(report["recorded"], None)] if "recorded" in report else []
+    return recorded + [_row(policy, number) for number, policy in enumerate(report["policies"])]
 
 
 def tenants_of(report: Mapping[str, Any]) -> list[ComparedTenant]:
-    """The tenants with the most requests, each with what happened and all simulations."""
+    """The tenants with the most requests."""
     rows = [report["recorded"], *report["policies"]] if "recorded" in report else report["policies"]
     names = list(dict.fromkeys(name for row in rows for name in row["tenants"]))[:MOST_TENANTS]
     return [
@@ -82,7 +82,7 @@ def tenants_of(report: Mapping[str, Any]) -> list[ComparedTenant]:
 
 
 def bars_of(report: Mapping[str, Any]) -> list[tuple[str, float, str, str]]:
-    """TTFT p90 of each row, for a picture: name, seconds, colour, words. What never came has no bar."""
+    """TTFT p90 of each row: name, seconds, colour, words. Infinite ones have no bar."""
     rows = [report["recorded"], *report["policies"]] if "recorded" in report else report["policies"]
     return [
         (
@@ -97,14 +97,14 @@ def bars_of(report: Mapping[str, Any]) -> list[tuple[str, float, str, str]]:
 
 def accuracy_of(report: Mapping[str, Any]) -> list[str]:
     """How far the baseline is off, figure by figure."""
-    found = []
-    for each in report.get("baseline") or ():
-        name = each["figure"].replace("_", " ").replace("ttft", "TTFT").replace("e2e", "E2E")
-        off = "never came" if each["off"] is None else f"{100 * each['off']:+.1f} %"
-        error = each["stated_error"]
+    lines = []
+    for row in report.get("baseline") or ():
+        name = row["figure"].replace("_", " ").replace("ttft", "TTFT").replace("e2e", "E2E")
+        off = "never came" if row["off"] is None else f"{100 * row['off']:+.1f} %"
+        error = row["stated_error"]
         stated = "not known of so few requests" if error is None else f"{100 * error:.1f} %"
-        found.append(f"{name}: {off} (stated error: {stated})")
-    return found
+        lines.append(f"{name}: {off} (stated error: {stated})")
+    return lines
 
 
 def progress_words(run: WhatIfRun) -> str:

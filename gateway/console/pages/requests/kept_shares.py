@@ -1,7 +1,7 @@
-"""How often told figures were kept: shares with Wilson's 95 % interval. Pure.
+"""How often stated figures held: shares with Wilson's 95 % interval. Pure.
 
-E. B. Wilson, Probable Inference, the Law of Succession, and Statistical Inference, JASA 22 (1927): unlike
-the usual interval it stays within 0 and 1 and holds for few requests and for shares near 1.
+E. B. Wilson, Probable Inference, the Law of Succession, and Statistical Inference, JASA 22 (1927): stays
+within 0 and 1, and holds for few requests and shares near 1.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 FEWEST = 30
-"""Of fewer requests no share is shown: around a half its interval is a third of the scale."""
+"""Below this no share is shown: around a half its interval is a third of the scale."""
 Z_95 = 1.959964
 Point = tuple[float, float, float, float]
-"""Told, happened, and the interval of what happened; parts of 1."""
+"""Stated share, observed share and its interval."""
 
 
 def wilson(within: int, requests: int, z: float = Z_95) -> tuple[float, float]:
-    """The interval of a share, of at least one request."""
+    """The interval of a share of at least one request."""
     share = within / requests
     middle = share + z * z / (2 * requests)
     half = z * math.sqrt(share * (1 - share) / requests + z * z / (4 * requests * requests))
@@ -29,10 +29,10 @@ def wilson(within: int, requests: int, z: float = Z_95) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class KeptShare:
-    """Of so many requests, how many stayed within a figure that they were told."""
+    """How many requests stayed within a stated figure."""
 
     told: float
-    """The part of requests that should: 0.5 or 0.9."""
+    """The share that should: 0.5 or 0.9."""
     within: int
     requests: int
 
@@ -55,8 +55,6 @@ class KeptShare:
 
 @dataclass(frozen=True)
 class KeptFigure:
-    """Both shares of one group."""
-
     p50: KeptShare
     p90: KeptShare
 
@@ -66,11 +64,10 @@ class KeptFigure:
 
     @property
     def points(self) -> list[Point]:
-        return [each.point for each in (self.p50, self.p90) if each.is_enough]
+        return [share.point for share in (self.p50, self.p90) if share.is_enough]
 
 
 def kept_figure(row: Mapping[str, Any]) -> KeptFigure:
-    """From `requests`, `within_p50` and `within_p90`."""
     requests = row["requests"]
     return KeptFigure(
         KeptShare(0.5, row["within_p50"], requests), KeptShare(0.9, row["within_p90"], requests)

@@ -1,4 +1,4 @@
-"""A missed target as shown: its cause in words, what to do, and the counterfactuals on one scale. Pure."""
+"""A missed target as shown: its cause, what to do, and the counterfactuals on one scale. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.console import formats
 from gateway.explain.attribution import Cause
 
 Bar = tuple[str, float, str, str]
-"""Name, seconds, class of its colour, words."""
+"""Name, seconds, colour class, words."""
 
 METRICS = {
     "ttft": "time to the first token",
@@ -54,8 +54,6 @@ WAITED = {
 
 @dataclass(frozen=True)
 class MissShown:
-    """One missed target."""
-
     metric: str
     metric_words: str
     cause: str
@@ -65,17 +63,17 @@ class MissShown:
     actual_s: float | None
     bars: list[Bar]
     left_out: list[str]
-    """Which counterfactuals have no bar, and why."""
+    """Counterfactuals without a bar, and why."""
     waits: list[str]
 
 
 def cause_words(words: Mapping[Cause, str], cause: str) -> str:
-    """What is said of a cause; nothing of one that a newer version wrote."""
+    """Empty for a cause that a newer version wrote."""
     return words[Cause(cause)] if cause in tuple(Cause) else ""
 
 
 def miss_shown(miss: Mapping[str, Any]) -> MissShown:
-    """From `metric`, `target_s`, `actual_s`, `cause` and `evidence`, as the API has them."""
+    """From `metric`, `target_s`, `actual_s`, `cause` and `evidence` of the API."""
     evidence: Mapping[str, float | None] = miss["evidence"]
     target_s, actual_s = miss["target_s"], miss["actual_s"]
     bars: list[Bar] = [("target", target_s, "fill-8", formats.seconds(target_s))]

@@ -1,4 +1,4 @@
-"""The page of quotes: how often told waits, times and lengths were kept, and what was credited."""
+"""The page of quotes: how often they held, and what was credited."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PATH = "/console/quotes"
 NAMES = ("figure", "model", "tier", "kind", "from", "to")
 HOUR_US = 3_600_000_000
 FIRST_US = 946_684_800_000_000
-"""The year 2000; earlier ones have no span before them that could be counted."""
+"""The year 2000; earlier times have no span before them."""
 MOST_GROUPS = 1_000
 WORDS = {
     "wait": "Wait",
@@ -42,8 +42,6 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Span:
-    """Whole hours, as the counts have them."""
-
     since_us: int
     until_us: int
 
@@ -53,8 +51,6 @@ class Span:
 
 
 def span_of(filters: Filters, now: datetime) -> Span:
-    """The hours that hold what was asked for; by default the last days. Raises `Invalid`."""
-
     def typed_us(name: str) -> int | None:
         text = filters.instant(name)
         at_us = None if text is None else to_us(validation.instant(name, text))
@@ -78,16 +74,14 @@ def bucket_words(wait_bucket: int) -> str:
 
 @dataclass(frozen=True)
 class QuotesShown:
-    """What the page shows: groups with their shares."""
-
     by_figure: list[tuple[str, KeptFigure]]
     by_wait: list[tuple[str, KeptFigure]]
     by_day: list[tuple[int, KeptFigure]]
-    """Of each day: its start, microseconds since 1970."""
+    """Start of the day in Unix microseconds."""
     by_kind: list[tuple[str, str, str, KeptFigure]]
     """Model, tier, `plain` or `binding`."""
     credits: list[tuple[str, str, int]]
-    """Model, tier, nano-dollars given back for quotes that were not kept."""
+    """Model, tier, nano-dollars credited for broken quotes."""
 
     @property
     def credit_nanousd(self) -> int:
@@ -98,7 +92,6 @@ NOTHING = QuotesShown([], [], [], [], [])
 
 
 async def read_quotes(admin: Admin, filters: Filters, span: Span) -> QuotesShown:
-    """Five reads, however many requests there were. Raises `Invalid`."""
     figure = checked("figure", filters.get("figure"), FIGURES) or FIGURES[0]
     same = {
         "model": filters.get("model"),
@@ -119,7 +112,7 @@ async def read_quotes(admin: Admin, filters: Filters, span: Span) -> QuotesShown
     )
     usage = (await admin.read_usage(asked, limit=MOST_GROUPS)).as_json()["data"]
     return QuotesShown(
-        [(each, figures[each]) for each in FIGURES if each in figures],
+        [(figure, figures[figure]) for figure in FIGURES if figure in figures],
         [(bucket_words(row["wait_bucket"]), kept_figure(row)) for row in await groups("wait")],
         [(to_us(datetime.fromisoformat(row["start"])), kept_figure(row)) for row in days],
         [
@@ -135,17 +128,17 @@ async def quotes_page(request: Request[Any, Any, Any]) -> Response[str]:
     deps = gateway_of(request).deps
     filters = filters_of(request, PATH, NAMES)
     now = datetime.fromtimestamp(deps.wall_clock(), UTC) + timedelta(microseconds=1)
-    found, problem, span = NOTHING, None, span_of(Filters(PATH, {}), now)
+    shares, problem, span = NOTHING, None, span_of(Filters(PATH, {}), now)
     try:
         span = span_of(filters, now)
-        found = await read_quotes(deps.admin, filters, span)
+        shares = await read_quotes(deps.admin, filters, span)
     except FILTER_ERRORS as error:
         problem = filters.problem(error)
     return page_response(
         "requests/quotes.html",
         visit_of(request),
         problem=problem,
-        found=found,
+        found=shares,
         filters=filters,
         figure=filters.get("figure") or FIGURES[0],
         words=WORDS,

@@ -1,4 +1,4 @@
-"""A page of records, the newest first: filters, a link to newer ones, and the same list as a file."""
+"""A page of records, newest first, with filters and the same list as a file."""
 
 from __future__ import annotations
 
@@ -33,14 +33,11 @@ SHOWN = 50
 
 
 async def nothing(admin: Admin, filters: Filters, scope: TenantScope) -> Record:
-    """No further values for the template."""
     return {}
 
 
 @dataclass(frozen=True)
 class RecordList(Generic[R]):
-    """What differs from list to list."""
-
     path: str
     template: str
     file_name: str
@@ -48,10 +45,9 @@ class RecordList(Generic[R]):
     columns: tuple[str, ...]
     """Of the file."""
     read: Callable[[Admin, Filters, TenantScope, str | None, int], Awaitable[Page[R]]]
-    """A page after a cursor, of at most so many rows. Raises `Invalid`, `NotFound`."""
+    """A page of at most so many rows after a cursor. Raises `Invalid`, `NotFound`."""
     at_us: Callable[[R], int]
     row_of: Callable[[R], Record]
-    """As the page shows it."""
     file_row_of: Callable[[R], Record]
     choices: Record = field(default_factory=dict)
     """Further values for the template."""
@@ -59,7 +55,6 @@ class RecordList(Generic[R]):
     """Figures beside the list. Raises as `read`."""
 
     def handlers(self) -> list[HTTPRouteHandler]:
-        """The page, the number of newer records, the file."""
         file = f"{self.path}.csv"
 
         @page(self.path, act=Act.READ_TENANT)

@@ -1,4 +1,4 @@
-"""The page of targets: error budgets and how fast they burn, and misses by cause over time."""
+"""The page of targets: error budgets, burn rates, and misses by cause over time."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tenants.types import Tier
 PATH = "/console/slo"
 NAMES = ("tenant", "tier")
 MOST_SHOWN = 200
-"""Targets on one page, those with the least budget left first."""
+"""Least budget left first."""
 
 
 @dataclass(frozen=True)
 class BurnShown:
-    """How fast the budget burns in the windows of one alert."""
+    """Burn rates in the windows of one alert."""
 
     words: str
     fires: bool
@@ -63,16 +63,16 @@ def target_shown(report: SloReport) -> TargetShown:
         period.missed,
         1 - period.missed / period.total if period.total else None,
         period.budget_left(slo.per_mille),
-        [burn_shown(each) for each in report.burning],
+        [burn_shown(burn) for burn in report.burning],
         list(report.causes.items()),
     )
 
 
-def burn_shown(each: Burning) -> BurnShown:
-    """Rates over both windows of an alert; it fires where both are at its rate or above."""
-    long, short = (_rate(rate) for rate in (each.long_rate, each.short_rate))
-    windows = f"{formats.seconds(each.alert.long_s)} {long}, {formats.seconds(each.alert.short_s)} {short}"
-    return BurnShown(f"{windows} (alert at {each.alert.rate:g})", each.fires, each.alert.severity)
+def burn_shown(burn: Burning) -> BurnShown:
+    """The alert fires if the rates over both its windows reach its own."""
+    long, short = (_rate(rate) for rate in (burn.long_rate, burn.short_rate))
+    windows = f"{formats.seconds(burn.alert.long_s)} {long}, {formats.seconds(burn.alert.short_s)} {short}"
+    return BurnShown(f"{windows} (alert at {burn.alert.rate:g})", burn.fires, burn.alert.severity)
 
 
 def _rate(rate: float | None) -> str:
@@ -82,19 +82,19 @@ def _rate(rate: float | None) -> str:
 
 
 def worst_first(reports: Sequence[SloReport]) -> list[TargetShown]:
-    """Those with the least budget left first, those without requests last."""
+    """Least budget left first, those without requests last."""
 
-    def left(each: TargetShown) -> float:
-        return float("inf") if each.budget_left is None else each.budget_left
+    def left(target: TargetShown) -> float:
+        return float("inf") if target.budget_left is None else target.budget_left
 
-    return sorted((target_shown(each) for each in reports), key=left)
+    return sorted((target_shown(report) for report in reports), key=left)
 
 
 def days_shown(by_day: Mapping[int, Mapping[str, int]]) -> tuple[list[str], list[tuple[int, list[int]]]]:
-    """The causes that there are, and their misses of each day from the first to the last (its start, seconds
-    since 1970): also days without any, so that a chart does not join what is apart."""
+    """The causes, and their misses by day (start in Unix seconds); days without misses are included, so that
+    the chart does not join what is apart."""
     present = {cause for counts in by_day.values() for cause in counts}
-    causes = [each.value for each in Cause if each in present] + sorted(present - set(Cause))
+    causes = [cause.value for cause in Cause if cause in present] + sorted(present - set(Cause))
     days = range(min(by_day), max(by_day) + 1, DAY_S) if by_day else range(0)
     return causes, [(day, [by_day.get(day, {}).get(cause, 0) for cause in causes]) for day in days]
 

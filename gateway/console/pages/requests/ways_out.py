@@ -77,10 +77,10 @@ _SENTENCES: tuple[tuple[str, str], ...] = (
         " log.",
     ),
 )
-"""Codes, with spaces between them, and their sentence."""
+"""Codes separated by spaces, and their sentence."""
 WAYS_OUT = {code: sentence for codes, sentence in _SENTENCES for code in codes.split()}
 
 
 def way_out(code: str) -> str:
-    """The sentence; of a code that this version does not know, where to look."""
+    """For an unknown code: where to look."""
     return WAYS_OUT.get(code, "The message of the answer says what to do.")

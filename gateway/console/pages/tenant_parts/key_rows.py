@@ -1,4 +1,4 @@
-"""Keys as rows of a list: last use, what deserves a look, and the limit on its path that binds first."""
+"""Keys as rows of a list: last use, findings, and the limit that binds first."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ FINDINGS = {
     KeyFinding.EXPIRING: f"ends within {EXPIRING_DAYS} days",
     KeyFinding.NO_LIMIT: "no limit",
 }
-"""Each finding in words."""
 
 
 @dataclass(frozen=True)
 class KeyRow:
-    """A key as shown, without its secret."""
+    """A key without its secret."""
 
     key_id: str
     name: str
@@ -39,12 +38,9 @@ class KeyRow:
     state: str
     scopes: str
     used_us: int | None
-    """None: never."""
     expires_us: int | None
-    """None: never."""
     findings: tuple[str, ...]
     limit_words: str
-    """The limit that binds it first."""
 
 
 def row_of(
@@ -56,8 +52,8 @@ def row_of(
     tenant: str | None,
     project: str | None,
 ) -> KeyRow:
-    """One key as shown. `tenant`, `project`: their names. Pure."""
-    has_limit = any(each.mode is LimitMode.HARD and each.level != "all tenants together" for each in path)
+    """`tenant`, `project`: names."""
+    has_limit = any(limit.mode is LimitMode.HARD and limit.level != "all tenants together" for limit in path)
     return KeyRow(
         key.key_id,
         key.name or key.prefix,
@@ -68,13 +64,13 @@ def row_of(
         ", ".join(sorted(key.scopes)),
         None if last_used is None else to_us(last_used),
         None if key.expires_at is None else to_us(key.expires_at),
-        tuple(FINDINGS[each] for each in findings_of(key, last_used, has_limit, now)),
+        tuple(FINDINGS[finding] for finding in findings_of(key, last_used, has_limit, now)),
         words_of(path),
     )
 
 
 async def rows_of_keys(request: Request[Any, Any, Any], keys: Sequence[ApiKey]) -> list[KeyRow]:
-    """Keys as shown, with as many statements for one as for many."""
+    """The number of statements does not depend on the number of keys."""
     deps = gateway_of(request).deps
     now = from_us(round(deps.wall_clock() * 1e6))
     used = await deps.admin.last_uses(keys)

@@ -1,4 +1,4 @@
-"""Limits as gauges: what is set, what is in force, how much is used, which binds first, until when."""
+"""Limits as gauges: as set, active, used, and which binds first."""
 
 from __future__ import annotations
 
@@ -20,35 +20,33 @@ from tenants.types import Limit, LimitMode
 
 @dataclass(frozen=True)
 class LimitRow:
-    """A limit as shown."""
-
     limit_id: str
     subject: str
     what: str
     narrowed: str
     mode: LimitMode
     amount: int
-    """In force."""
+    """Active, with overrides."""
     amount_words: str
     set_words: str
-    """As set, where an override is in force; empty: there is none."""
+    """Empty: no override is active."""
     overridden_until_us: int | None
     reason: str
     used: int | None
-    """None: not known at the moment, or counted for each end user apart."""
+    """None: unknown, or counted per end user."""
     held: int
     used_words: str
     refill_words: str
-    """What a bucket refills at now; empty: it is none, or that is not known."""
+    """A bucket's current refill rate; empty: no bucket, or unknown."""
     resets_us: int | None
-    """When its window turns; None: it has none, or it is not known."""
+    """None: no window, or unknown."""
     binds_first: bool
     used_up_us: int | None
-    """The median."""
+    """Median."""
     used_up_late_us: int | None
-    """The 90th percentile."""
+    """90th percentile."""
     basis: str
-    """What the projection goes by."""
+    """What the projection is based on."""
 
 
 def row_of(
@@ -60,7 +58,7 @@ def row_of(
     *,
     shows_reasons: bool = True,
 ) -> LimitRow:
-    """A limit as shown. `usage`: its counter (`limits_view.use_as_json`); `name`: of its subject. Pure."""
+    """`usage`: its counter (`limits_view.use_as_json`); `name`: of its subject."""
     in_force, override = limit.at(now_us / 1e6), limit.override
     if override is not None and now_us >= override.until_us:
         override = None
@@ -122,7 +120,7 @@ async def rows_of_tenant(
     projected: bool = True,
     shows_reasons: bool = True,
 ) -> list[LimitRow]:
-    """A tenant's limits as shown. Which of all its limits binds first is looked for among the others, too."""
+    """The limit that binds first is looked for among all of the tenant's limits."""
     gateway = gateway_of(request)
     now_s = gateway.deps.wall_clock()
     now_us = round(now_s * 1e6)

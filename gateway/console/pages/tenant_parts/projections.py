@@ -1,4 +1,4 @@
-"""When a tenant's limits will be used up, going by its usage in the last four weeks by hour."""
+"""Projects when a tenant's limits will be used up, from its hourly usage in the last four weeks."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from tenants.usage.sums import AMOUNTS
 
 @dataclass(frozen=True)
 class UseHistory:
-    """A tenant's usage by hour, model and tier."""
+    """Usage by hour, model and tier."""
 
     rows: tuple[UsageRow, ...]
     weeks: int
-    """Whole weeks before the current hour that are known."""
+    """Whole weeks before the current hour."""
 
     def by_hour(self, limit: Limit) -> dict[int, int]:
-        """What of it the limit's meter counts of the requests that it binds, by the start of the hour."""
+        """What the limit's meter counts of the requests it binds, by start of the hour."""
         places = [AMOUNTS.index(name) for name in COUNTED_AS[limit.meter]]
-        found: dict[int, int] = {}
+        sums: dict[int, int] = {}
         for row in self.rows:
             start_us, model, tier = row.key
             if limit.model in (None, model) and (limit.tier is None or limit.tier.value == tier):
-                found[start_us] = found.get(start_us, 0) + sum(row.amounts[place] for place in places)
-        return found
+                sums[start_us] = sums.get(start_us, 0) + sum(row.amounts[place] for place in places)
+        return sums
 
 
 NOT_KEPT = UseHistory((), 0)
 
 
 async def history_of(admin: Admin, tenant: Tenant, now_us: int) -> UseHistory:
-    """The last four weeks, or as many whole ones as the tenant is old. One statement."""
+    """The last four weeks, or the tenant's whole age. One statement."""
     weeks = whole_weeks(to_us(tenant.created_at), now_us)
     this_hour_us = now_us // HOUR_US * HOUR_US
     if weeks < LEAST_WEEKS:
@@ -64,7 +64,7 @@ async def history_of(admin: Admin, tenant: Tenant, now_us: int) -> UseHistory:
 def projection_of(
     limit: Limit, usage: Mapping[str, float | None], history: UseHistory, now_us: int
 ) -> Exhaustion:
-    """`usage`: the limit's counter as shown. Pure."""
+    """`usage`: the limit's counter as shown."""
     if limit.window is None:
         says = "a rate refills by itself" if limit.is_bucket else "requests that end give it back"
         return Exhaustion(None, None, says)
@@ -72,10 +72,10 @@ def projection_of(
     ends_in_s = float("inf") if reset_s is None else reset_s
     if limit.kind is SubjectKind.TENANT and not limit.above_tokens and limit.meter is not Meter.CONCURRENCY:
         weeks = weeks_of(history.by_hour(limit), now_us, history.weeks)
-        found = exhaustion_by_week(int(left), weeks, now_us, ends_in_s)
+        exhaustion = exhaustion_by_week(int(left), weeks, now_us, ends_in_s)
         if left <= 0 or history.weeks >= LEAST_WEEKS:
-            return found
-        why = found.basis
+            return exhaustion
+        why = exhaustion.basis
     else:
         why = "usage by the hour is kept for whole tenants, tiers and models"
     since_us = counts_since_us(limit, now_us)  # 0: not known

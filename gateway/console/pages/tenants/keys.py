@@ -1,4 +1,4 @@
-"""The page of a tenant's keys, and a new one, whose secret is shown once."""
+"""The page of a tenant's keys, and of a new one, whose secret is shown once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ DONE = {"revoked": "The key is revoked, for good."}
 
 
 def create_of(form: Mapping[str, str], tenant_id: str, *, is_owner: bool) -> KeyCreate:
-    """The command of the form. Raises `Invalid`."""
     scopes = [scope for scope, field in SCOPE_FIELDS.items() if form.get(field)]
     check_scopes(scopes, is_owner=is_owner)
     return KeyCreate(
@@ -62,20 +61,20 @@ async def keys_page(request: Request[Any, Any, Any], tenant: FromPath[str]) -> R
 @form(PATH, act=Act.MAKE_KEY)
 async def new_key(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
     visit, deps = visit_of(request), gateway_of(request).deps
-    found = await tenant_shown(request, tenant, Act.MAKE_KEY)
+    owner = await tenant_shown(request, tenant, Act.MAKE_KEY)
     try:
-        wanted = create_of(visit.form, found.tenant_id, is_owner=visit.person.may(Act.CHANGE_PEOPLE))
+        wanted = create_of(visit.form, owner.tenant_id, is_owner=visit.person.may(Act.CHANGE_PEOPLE))
         made, secret = await deps.admin.create_key(visit.actor, wanted)
     except FORM_ERRORS as error:
         problem = _at_fields(problem_of(error, fields=(*FIELDS, "scopes", "expires")))
-        return await _shown(request, found, typed_fields(visit.form, *FIELDS), problem)
-    return await secret_page(request, found, made, secret)
+        return await _shown(request, owner, typed_fields(visit.form, *FIELDS), problem)
+    return await secret_page(request, owner, made, secret)
 
 
 async def secret_page(
     request: Request[Any, Any, Any], owner: Tenant, key: ApiKey, secret: str
 ) -> Response[str]:
-    """The page that shows a secret, once, when the key is in force."""
+    """Shows a secret, once, when the key is active everywhere."""
     late = await gateway_of(request).directory.changed()
     return page_response(
         "tenants/secret.html", visit_of(request), found=owner, key=key, secret=secret, is_late=bool(late)
@@ -105,7 +104,7 @@ async def _shown(
         keys=await rows_of_keys(request, listed.rows),
         next_page=with_query(here, {"cursor": listed.next_cursor or ""}) if listed.next_cursor else "",
         first_page=here if "cursor" in request.query_params else "",
-        project_options=[(each.name, each.name) for each in projects.rows],
+        project_options=[(row.name, row.name) for row in projects.rows],
         tier_options=tiers_shown(found.tiers),
         scopes=[
             (scope, field)

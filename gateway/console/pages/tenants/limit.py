@@ -1,4 +1,4 @@
-"""The page of one limit: what it noticed; another amount, an override for a time, its end."""
+"""The page of one limit: its events, change, override, removal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PATH = f"{limits.PATH}/{{limit:str}}"
 CHANGED = ("amount", "rate_per_s", "ceiling_per_s", "mode")
 OVERRIDDEN = ("override_amount", "override_rate", "for_h", "reason")
 OVERRIDE_FIELD = {"amount": "override_amount", "rate_per_s": "override_rate", "for_s": "for_h"}
-"""Where the form of overrides has what its command calls otherwise."""
+"""Form fields of command fields with other names."""
 DONE = {
     "changed": "The change is stored. What was used stays used.",
     "overridden": "The other amount is in force.",
@@ -41,15 +41,15 @@ DONE = {
 async def _found(
     request: Request[Any, Any, Any], tenant: str, limit: str, *, to_change: bool
 ) -> tuple[Tenant, LimitView]:
-    """The tenant and its limit. Another tenant's limit is not found; on the tenant itself only who may change
-    tenants changes one."""
+    """Raises `NotFound` for another tenant's limit. Limits of the tenant itself need the right to change
+    tenants."""
     owner = await tenant_shown(request, tenant, Act.LIMIT_BELOW_TENANT if to_change else Act.READ_TENANT)
-    found = await gateway_of(request).deps.admin.show_limit(limit)
-    if found.limit.tenant_id != owner.tenant_id:
+    view = await gateway_of(request).deps.admin.show_limit(limit)
+    if view.limit.tenant_id != owner.tenant_id:
         raise NotFound("limit", limit)
-    if to_change and not visit_of(request).person.may(act_on(found.limit.kind), owner.tenant_id):
+    if to_change and not visit_of(request).person.may(act_on(view.limit.kind), owner.tenant_id):
         raise NotForThisRole
-    return owner, found
+    return owner, view
 
 
 @page(PATH, act=Act.READ_TENANT)
@@ -63,10 +63,10 @@ async def limit_page(
 async def change_limit(
     request: Request[Any, Any, Any], tenant: FromPath[str], limit: FromPath[str]
 ) -> Response[str]:
-    """Does what the pressed button says, unless the limit was changed since the form was filled in."""
+    """Does what the pressed button says, unless the limit was changed in the meantime."""
     visit, admin = visit_of(request), gateway_of(request).deps.admin
-    owner, found = await _found(request, tenant, limit, to_change=True)
-    stored, tag, act = found.limit, if_match(visit.form), visit.form.get("act", "")
+    owner, view = await _found(request, tenant, limit, to_change=True)
+    stored, tag, act = view.limit, if_match(visit.form), visit.form.get("act", "")
     try:
         match act:
             case "changed":
@@ -93,9 +93,9 @@ async def change_limit(
 async def ask_remove(
     request: Request[Any, Any, Any], tenant: FromPath[str], limit: FromPath[str]
 ) -> Response[str]:
-    owner, found = await _found(request, tenant, limit, to_change=True)
-    [row] = await rows_of_tenant(request, owner, [found], projected=False)
-    here = f"{LIST}/{owner.name}/limits/{found.limit.limit_id}"
+    owner, view = await _found(request, tenant, limit, to_change=True)
+    [row] = await rows_of_tenant(request, owner, [view], projected=False)
+    here = f"{LIST}/{owner.name}/limits/{view.limit.limit_id}"
     return confirm_page(
         visit_of(request),
         title=f"Remove the limit of {row.amount_words} {row.what} on {row.subject}?",
@@ -107,7 +107,7 @@ async def ask_remove(
         action=f"{here}/remove",
         button="Remove it",
         back=here,
-        hidden={"etag": tag_of(limit_as_json(found.limit))},
+        hidden={"etag": tag_of(limit_as_json(view.limit))},
     )
 
 
@@ -115,13 +115,12 @@ async def ask_remove(
 async def remove_limit(
     request: Request[Any, Any, Any], tenant: FromPath[str], limit: FromPath[str]
 ) -> Response[str]:
-    """Removes the limit, unless it was changed since it was asked."""
     visit, admin = visit_of(request), gateway_of(request).deps.admin
-    owner, found = await _found(request, tenant, limit, to_change=True)
+    owner, view = await _found(request, tenant, limit, to_change=True)
     try:
         await admin.remove_limit(visit.actor, limit, owner.tenant_id, if_match=if_match(visit.form))
     except PreconditionFailed as error:
-        return await _shown(request, owner, found, problem_of(error))
+        return await _shown(request, owner, view, problem_of(error))
     return await done(request, f"{LIST}/{owner.name}/limits", "removed")
 
 

@@ -45,19 +45,19 @@ async def limits_page(request: Request[Any, Any, Any], tenant: FromPath[str]) ->
 
 @form(PATH, act=Act.LIMIT_BELOW_TENANT)
 async def new_limit(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
-    """Sets a limit. On the tenant itself only who may change tenants."""
+    """Limits of the tenant itself need the right to change tenants."""
     visit, deps = visit_of(request), gateway_of(request).deps
-    found = await tenant_shown(request, tenant, Act.LIMIT_BELOW_TENANT)
+    owner = await tenant_shown(request, tenant, Act.LIMIT_BELOW_TENANT)
     try:
-        if not visit.person.may(act_on(kind_of(visit.form)), found.tenant_id):
+        if not visit.person.may(act_on(kind_of(visit.form)), owner.tenant_id):
             raise NotForThisRole
-        await deps.admin.set_limit(visit.actor, set_of(visit.form, found.tenant_id))
+        await deps.admin.set_limit(visit.actor, set_of(visit.form, owner.tenant_id))
     except FORM_ERRORS as error:
         problem = problem_of(error, fields=(*FIELDS, *NAMED_FIELD))
         errors = {NAMED_FIELD.get(field, field): text for field, text in problem.errors.items()}
         again = FormProblem(problem.status, errors, problem.headers)
-        return await _shown(request, found, typed_fields(visit.form, *FIELDS), again)
-    return await done(request, f"{LIST}/{found.name}/limits", "set")
+        return await _shown(request, owner, typed_fields(visit.form, *FIELDS), again)
+    return await done(request, f"{LIST}/{owner.name}/limits", "set")
 
 
 async def _shown(

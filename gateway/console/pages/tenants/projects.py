@@ -37,14 +37,14 @@ async def projects_page(request: Request[Any, Any, Any], tenant: FromPath[str]) 
 
 @form(PATH, act=Act.CHANGE_TENANT)
 async def new_project(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
-    visit, found = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
-    wanted = ProjectCreate(tenant=found.tenant_id, name=visit.form.get("name", ""))
+    visit, owner = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
+    wanted = ProjectCreate(tenant=owner.tenant_id, name=visit.form.get("name", ""))
     try:
         await gateway_of(request).deps.admin.create_project(visit.actor, wanted)
     except FORM_ERRORS as error:
         problem = problem_of(error, fields=("name",))
-        return await _shown(request, found, typed_fields(visit.form, "name"), problem)
-    return await done(request, f"{LIST}/{found.name}/projects", "made")
+        return await _shown(request, owner, typed_fields(visit.form, "name"), problem)
+    return await done(request, f"{LIST}/{owner.name}/projects", "made")
 
 
 async def _shown(

@@ -1,4 +1,4 @@
-"""Suspends and resumes a tenant or one of its projects, after saying what stops and asking once."""
+"""Suspends and resumes a tenant or a project, after a confirmation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ OF_PROJECT = f"{one.PATH}/projects/{{project:str}}"
 
 
 def effects(what: str, code: str, live: Unfinished, *, now: bool) -> list[str]:
-    """What a suspension does, in sentences. Pure."""
     running = (
         "What runs ends now as well, charged for what it emitted." if now else "What runs goes on to its end."
     )
@@ -35,34 +34,34 @@ def effects(what: str, code: str, live: Unfinished, *, now: bool) -> list[str]:
 
 @page(f"{OF_TENANT}/suspend", act=Act.CHANGE_TENANT)
 async def ask_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
-    """Asks before a tenant is suspended. `now` in the address: what runs is to end, too."""
-    found = await tenant_shown(request, tenant, Act.CHANGE_TENANT)
+    """`now` in the address: running requests end, too."""
+    owner = await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     now = request.query_params.get("now") == "yes"
-    live = await in_flight(request, found.tenant_id)
+    live = await in_flight(request, owner.tenant_id)
     return confirm_page(
         visit_of(request),
-        title=f"Suspend {found.name}" + (" and end what runs?" if now else "?"),
-        effects=effects(f"the tenant {found.name}", "tenant_suspended", live, now=now),
-        action=f"{LIST}/{found.name}/suspend",
+        title=f"Suspend {owner.name}" + (" and end what runs?" if now else "?"),
+        effects=effects(f"the tenant {owner.name}", "tenant_suspended", live, now=now),
+        action=f"{LIST}/{owner.name}/suspend",
         button="Suspend it",
-        back=f"{LIST}/{found.name}",
+        back=f"{LIST}/{owner.name}",
         hidden={"now": "yes"} if now else {},
     )
 
 
 @form(f"{OF_TENANT}/suspend", act=Act.CHANGE_TENANT)
 async def suspend_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
-    visit, found = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
+    visit, owner = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     now = visit.form.get("now") == "yes"
-    await gateway_of(request).deps.admin.suspend_tenant(visit.actor, found.tenant_id, now=now)
-    return await done(request, f"{LIST}/{found.name}", "suspended")
+    await gateway_of(request).deps.admin.suspend_tenant(visit.actor, owner.tenant_id, now=now)
+    return await done(request, f"{LIST}/{owner.name}", "suspended")
 
 
 @form(f"{OF_TENANT}/resume", act=Act.CHANGE_TENANT)
 async def resume_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
-    visit, found = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
-    await gateway_of(request).deps.admin.resume_tenant(visit.actor, found.tenant_id)
-    return await done(request, f"{LIST}/{found.name}", "resumed")
+    visit, owner = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
+    await gateway_of(request).deps.admin.resume_tenant(visit.actor, owner.tenant_id)
+    return await done(request, f"{LIST}/{owner.name}", "resumed")
 
 
 @page(f"{OF_PROJECT}/suspend", act=Act.CHANGE_TENANT)
@@ -70,14 +69,14 @@ async def ask_project(
     request: Request[Any, Any, Any], tenant: FromPath[str], project: FromPath[str]
 ) -> Response[str]:
     owner = await tenant_shown(request, tenant, Act.CHANGE_TENANT)
-    found = await gateway_of(request).deps.admin.show_project(project, owner.tenant_id)
+    shown = await gateway_of(request).deps.admin.show_project(project, owner.tenant_id)
     now = request.query_params.get("now") == "yes"
-    live = await in_flight(request, owner.tenant_id, project=found.project_id)
+    live = await in_flight(request, owner.tenant_id, project=shown.project_id)
     return confirm_page(
         visit_of(request),
-        title=f"Suspend the project {found.name} of {owner.name}" + (" and end what runs?" if now else "?"),
-        effects=effects(f"the project {found.name}", "project_suspended", live, now=now),
-        action=f"{LIST}/{owner.name}/projects/{found.project_id}/suspend",
+        title=f"Suspend the project {shown.name} of {owner.name}" + (" and end what runs?" if now else "?"),
+        effects=effects(f"the project {shown.name}", "project_suspended", live, now=now),
+        action=f"{LIST}/{owner.name}/projects/{shown.project_id}/suspend",
         button="Suspend it",
         back=f"{LIST}/{owner.name}/projects",
         hidden={"now": "yes"} if now else {},

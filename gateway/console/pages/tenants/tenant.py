@@ -1,4 +1,4 @@
-"""The page of one tenant: what it may use, which limit binds first, what it used and how it was served."""
+"""The page of one tenant: its rights, tightest limit, usage and service."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ DONE = {
     "suspended": "The tenant is suspended: its keys are refused.",
     "resumed": "The tenant's keys work again.",
 }
-"""What the page says after each act."""
 MOST_LIMITS = 50
 MOST_GROUPS = 50
 DAYS = 30
@@ -39,7 +38,7 @@ DAYS = 30
 
 @dataclass(frozen=True)
 class FairHour:
-    """What a tenant had in an hour, and what was its fair part of it, in cost tokens."""
+    """Service received and fair share in one hour, in cost tokens."""
 
     start_us: int
     served: int
@@ -57,22 +56,23 @@ class UsageLine:
 
 
 def fair_hours(rows: Iterable[FlowRow]) -> list[FairHour]:
-    """Sums over pools and tiers, the oldest hour first. Pure."""
+    """Sums over pools and tiers, oldest first."""
     served: dict[int, tuple[int, int]] = {}
     for row in rows:
         had, fair = served.get(row.key.minute_us, (0, 0))
         served[row.key.minute_us] = (had + row.counts.served_tokens, fair + row.counts.fair_tokens)
-    return [FairHour(start_us, *found) for start_us, found in sorted(served.items())]
+    return [FairHour(start_us, *tokens) for start_us, tokens in sorted(served.items())]
 
 
 def usage_lines(rows: Sequence[Mapping[str, Any]], field: str, name: str) -> list[UsageLine]:
-    """Rows of usage as shown, the most tokens first. `field`, `name`: where their reference and name stand.
-    Pure."""
+    """Most tokens first. `field`, `name`: keys of the reference and the name."""
     lines = [
-        UsageLine(row[name] or row[field] or "–", row[field] or "", {each: row[each] for each in AMOUNTS})
+        UsageLine(
+            row[name] or row[field] or "–", row[field] or "", {amount: row[amount] for amount in AMOUNTS}
+        )
         for row in rows
     ]
-    return sorted(lines, key=lambda each: -(each.amounts["input_tokens"] + each.amounts["output_tokens"]))
+    return sorted(lines, key=lambda line: -(line.amounts["input_tokens"] + line.amounts["output_tokens"]))
 
 
 async def _lines(admin: Admin, found: UsagePage, field: str, name: str) -> list[UsageLine]:
@@ -81,25 +81,24 @@ async def _lines(admin: Admin, found: UsagePage, field: str, name: str) -> list[
 
 @page(PATH, act=Act.READ_TENANT)
 async def tenant_page(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
-    """The tenant; `done` in the address names what was changed a moment ago."""
     visit, admin = visit_of(request), gateway_of(request).deps.admin
-    found = await tenant_shown(request, tenant)
-    name, person = found.name, visit.person
+    owner = await tenant_shown(request, tenant)
+    name, person = owner.name, visit.person
     limits = await admin.page_limits(name, limit=MOST_LIMITS)
     total = await admin.read_usage(UsageAsked(tenant=name))
     by_key = await admin.read_usage(UsageAsked(tenant=name, group_by="key"), limit=MOST_GROUPS)
     by_model = await admin.read_usage(UsageAsked(tenant=name, group_by="model"), limit=MOST_GROUPS)
     flow = await admin.page_flow(window="hour", tenant=name, limit=1_000)
     slos = await admin.slo_report(name)
-    live = await in_flight(request, found.tenant_id)
-    rows = await rows_of_tenant(request, found, limits.rows, shows_reasons=person.may(Act.READ_PLATFORM))
+    live = await in_flight(request, owner.tenant_id)
+    rows = await rows_of_tenant(request, owner, limits.rows, shows_reasons=person.may(Act.READ_PLATFORM))
     sums = dict(zip(AMOUNTS, total.rows[0].amounts, strict=True)) if total.rows else dict.fromkeys(AMOUNTS, 0)
     return page_response(
         "tenants/tenant.html",
         visit,
         done=said(request, DONE),
-        found=found,
-        tiers=tier_names(found.tiers),
+        found=owner,
+        tiers=tier_names(owner.tiers),
         limits=rows,
         binding=binding(rows),
         has_more_limits=limits.next_cursor is not None,
@@ -111,9 +110,9 @@ async def tenant_page(request: Request[Any, Any, Any], tenant: FromPath[str]) ->
         by_model=await _lines(admin, by_model, "model", "model"),
         fair=fair_hours(flow.rows),
         has_more_hours=flow.next_cursor is not None,
-        slos=[each.as_json() for each in slos],
+        slos=[slo.as_json() for slo in slos],
         of_tenant=with_query("", {"tenant": name}),
-        may_change=person.may(Act.CHANGE_TENANT, found.tenant_id),
+        may_change=person.may(Act.CHANGE_TENANT, owner.tenant_id),
         may_read_platform=person.may(Act.READ_PLATFORM),
     )
 

@@ -1,4 +1,4 @@
-"""The page of tenants: search by name, and a new one."""
+"""The page of tenants: search, and a new one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ COLUMNS = (
     *("id", "name", "status", "weight", "default_tier", "tiers", "models", "on_low_budget"),
     *("reserved_tokens_per_s", "reserved_tier", "labels", "created_at"),
 )
-"""Of the file."""
 MOST_SHOWN = 50
 
 
@@ -58,8 +57,8 @@ async def tenants_file(request: Request[Any, Any, Any]) -> Response[str]:
     search = _search(request)
 
     async def read(cursor: str | None) -> Page[dict[str, object]]:
-        found = await _found(request, cursor, MAX_PAGE)
-        return Page([each.as_json() for each in found.rows], found.next_cursor)
+        page = await _found(request, cursor, MAX_PAGE)
+        return Page([row.as_json() for row in page.rows], page.next_cursor)
 
     def link(cursor: str) -> str:
         return with_query(FILE, {"search": search, "cursor": cursor})
@@ -84,15 +83,15 @@ async def _shown(
     request: Request[Any, Any, Any], typed: dict[str, str], problem: FormProblem | None = None
 ) -> Response[str]:
     visit, search = visit_of(request), _search(request)
-    found = await _found(request, request.query_params.get("cursor"), MOST_SHOWN)
-    following = {"search": search, "cursor": found.next_cursor or ""}
+    page = await _found(request, request.query_params.get("cursor"), MOST_SHOWN)
+    following = {"search": search, "cursor": page.next_cursor or ""}
     return page_response(
         "tenants/tenants.html",
         visit,
         problem=problem,
-        tenants=found.rows,
+        tenants=page.rows,
         search=search,
-        next_page=with_query(PATH, following) if found.next_cursor else "",
+        next_page=with_query(PATH, following) if page.next_cursor else "",
         first_page=with_query(PATH, {"search": search}) if "cursor" in request.query_params else "",
         file=with_query(FILE, {"search": search}),
         file_rows=FILE_ROWS,

@@ -71,8 +71,8 @@ async def list_audit_checkpoints(
 ) -> Response[bytes]:
     _within("after", after, 0, MAX_SEQ)
     _within("limit", limit, 1, MAX_ENTRIES)
-    found = await gateway_of(request).deps.audit.checkpoints(after, limit)
-    return json_response({"object": "list", "data": [_checkpoint(each) for each in found]})
+    checkpoints = await gateway_of(request).deps.audit.checkpoints(after, limit)
+    return json_response({"object": "list", "data": [_checkpoint(checkpoint) for checkpoint in checkpoints]})
 
 
 @get(
@@ -86,7 +86,7 @@ async def prove_audit_consistency(
 ) -> Response[bytes]:
     proof = await gateway_of(request).deps.audit.consistency(old, new)
     return json_response(
-        {"old": old, "new": new, "proof": [base64.b64encode(each).decode() for each in proof]}
+        {"old": old, "new": new, "proof": [base64.b64encode(digest).decode() for digest in proof]}
     )
 
 

@@ -33,8 +33,8 @@ State = Annotated[str | None, QueryParameter(name="state")]
 async def list_alerts(request: Request[Any, Any, Any], wanted: State = None) -> Response[bytes]:
     _check("state", wanted, ALERT_STATES)
     fires = None if wanted is None else wanted == "firing"
-    found = await gateway_of(request).deps.admin.list_alerts(fires=fires)
-    return await listed(request, [Incident.as_json(each) for each in found])
+    incidents = await gateway_of(request).deps.admin.list_alerts(fires=fires)
+    return await listed(request, [Incident.as_json(incident) for incident in incidents])
 
 
 @get("/admin/v1/webhooks", opt=PAGED, summary="List webhooks", description=PAGES)
@@ -102,8 +102,8 @@ async def list_deliveries(
     request: Request[Any, Any, Any], webhook: FromPath[str], wanted: State = None
 ) -> Response[bytes]:
     _check("state", wanted, STATES)
-    found = await gateway_of(request).deps.admin.deliveries(webhook, state=wanted)
-    return await listed(request, [Delivery.as_json(each) for each in found])
+    deliveries = await gateway_of(request).deps.admin.deliveries(webhook, state=wanted)
+    return await listed(request, [Delivery.as_json(delivery) for delivery in deliveries])
 
 
 @post(
