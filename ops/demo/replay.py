@@ -54,17 +54,14 @@ class Sent:
 
     @property
     def ok(self) -> bool:
-        """It was answered to its end."""
         return self.refusal is None and self.ended_s is not None
 
     @property
     def ttft_s(self) -> float | None:
-        """Time to first token."""
         return None if self.first_token_s is None else self.first_token_s - self.sent_s
 
     @property
     def e2e_s(self) -> float | None:
-        """Time to the end of an answered request."""
         return self.ended_s - self.sent_s if self.ok and self.ended_s is not None else None
 
 
@@ -77,11 +74,9 @@ class Board:
     started_s: float = field(default_factory=time.monotonic)
 
     def now_s(self) -> float:
-        """Seconds since the replay began."""
         return time.monotonic() - self.started_s
 
     def by_tenant(self) -> Mapping[str, list[Sent]]:
-        """Requests by tenant."""
         by_tenant: dict[str, list[Sent]] = defaultdict(list)
         for item in self.sent:
             by_tenant[item.tenant].append(item)

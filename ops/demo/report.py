@@ -74,7 +74,6 @@ def queue_waits_s(events: Sequence[LogEvent]) -> dict[str, float]:
 def ideal_by_tier(
     cast: Sequence[CastTenant], arrivals: Sequence[TenantArrival], samples: Sequence[Sample]
 ) -> dict[str, FluidIdeal]:
-    """The fluid fair share of each tier, over the samples."""
     ideals = {}
     for tier in sorted({tenant.tier.value for tenant in cast}):
         names = {tenant.name: tenant.weight for tenant in cast if tenant.tier.value == tier}

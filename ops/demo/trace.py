@@ -51,7 +51,6 @@ class ReplayPlan:
 
 
 def load_slice() -> list[TraceRequest]:
-    """The slice as it was recorded, in order of arrival."""
     return [
         TraceRequest(row.arrival_s, row.tenant, row.input_tokens, row.output_tokens, place=place)
         for place, row in enumerate(TraceFile(ARENA))

@@ -64,7 +64,6 @@ async def turns(
 
 
 def line(turns: Mapping[str, Any]) -> str:
-    """The report's line."""
     parts = ", ".join(
         f"weight {turns['weights'][name]:g}: {tokens} tokens"
         f" ({turns['tokens_per_weight'][name]:.0f} per weight)"

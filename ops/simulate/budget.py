@@ -215,7 +215,6 @@ def _sizes(of: RequestLimits, request: SimulatedRequest) -> Callable[..., Amount
 
 
 def _now(answering: Coroutine[Any, Any, Result]) -> Result:
-    """The result of a coroutine that never waits."""
     try:
         answering.send(None)
     except StopIteration as done:

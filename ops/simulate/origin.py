@@ -54,7 +54,6 @@ class ReplayedServer:
 
     @property
     def policy(self) -> str:
-        """The one that was in force."""
         return self.described.policy
 
     def options(self, asked: Mapping[str, object]) -> PolicyOptions:
@@ -96,7 +95,6 @@ class ReplayedServer:
 
     @property
     def replicas(self) -> int:
-        """Its engines."""
         return max(1, len(self.described.engines))
 
     def flow(self, machine: Machine, replicas: int) -> dict[str, Any]:

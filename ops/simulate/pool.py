@@ -121,9 +121,7 @@ class PoolBudget(Protocol):
         """A request has emitted as much as it was to be looked at again at, or has used up its lease."""
         ...
 
-    def ended(self, entry_id: str, output_tokens: int) -> None:
-        """An answer is complete."""
-        ...
+    def ended(self, entry_id: str, output_tokens: int) -> None: ...
 
 
 class SimulatedPool:
@@ -426,7 +424,6 @@ class SimulatedPool:
         return max(request.output_tokens, min(declared, room - request.input_tokens))
 
     def at(self, at_s: float, action: Callable[[], None]) -> None:
-        """Does something at a later instant, before the steps that end then."""
         self._serial += 1
         heapq.heappush(self._timers, (at_s, self._serial, action))
 
@@ -447,7 +444,6 @@ class SimulatedPool:
             self.at(self.now_s, lambda: None)
 
     def emitted_by_now(self, entry_id: str) -> int:
-        """Output tokens of a running request."""
         member = self.members[self.records.replica[self._live[entry_id][0]]]
         sequence = member.engine.table.sequences[entry_id]
         # One that rests has no part in the step under way.
@@ -683,7 +679,6 @@ class Busy:
 
 
 def busy(pool: SimulatedPool) -> Busy:
-    """Of a pool that has run."""
     total = Busy()
     blocks = pool.machine.num_blocks
     held = 0.0

@@ -42,7 +42,6 @@ class Learned:
         return self._forecast.quantile(entry.tenant_id, MODEL, u, generated, most)
 
     def ended(self, request: SimulatedRequest) -> None:
-        """One more sample."""
         self._forecast.observe(request.tenant, MODEL, request.output_tokens)
 
 
@@ -50,18 +49,15 @@ class Exact:
     """The true lengths: the most that any forecast can be worth."""
 
     def predict(self, request: SimulatedRequest) -> tuple[int, int]:
-        """See `Predictions`."""
         return request.output_tokens, request.output_tokens
 
-    def ended(self, request: SimulatedRequest) -> None:
-        """Nothing to learn."""
+    def ended(self, request: SimulatedRequest) -> None: ...
 
 
 class Constant(Exact):
     """The same for all: no forecast."""
 
     def predict(self, request: SimulatedRequest) -> tuple[int, int]:
-        """See `Predictions`."""
         return 64, 512
 
 

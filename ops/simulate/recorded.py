@@ -91,7 +91,6 @@ class Recorded:
 
     @property
     def begins_s(self) -> float:
-        """Seconds since 1970 at the first arrival."""
         return self.served[0].arrived_us / 1e6
 
     def of(self, tenants: Sequence[str]) -> Recorded:

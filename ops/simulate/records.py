@@ -66,7 +66,6 @@ class Records:
         return len(self.tenant) - 1
 
     def rows_of(self, tenant: str) -> list[int]:
-        """Row numbers of one tenant."""
         return self.rows_by_tenant().get(tenant, [])
 
     def rows_by_tenant(self) -> dict[str, list[int]]:
@@ -95,5 +94,4 @@ class Records:
         return (self.last_s[row] - self.first_s[row]) / max(1, self.output_tokens[row] - 1)
 
     def done(self) -> Iterator[int]:
-        """Rows whose answers are complete."""
         return (row for row, last_s in enumerate(self.last_s) if last_s >= 0)

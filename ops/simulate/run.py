@@ -66,7 +66,6 @@ class Scenario:
             raise ValueError(f"no predictions {self.predictions!r}; there are {', '.join(PREDICTIONS)}")
 
     def options_of(self, policy: str) -> PolicyOptions:
-        """Those that the policy runs with."""
         return self.options_by_policy.get(policy, self.options)
 
     def steering_of(self, policy: str) -> Steering | None:

@@ -31,7 +31,6 @@ class SteppedReplica(SimulatedReplica):
 
     @property
     def has_work(self) -> bool:
-        """As the core says."""
         return self.core.has_work()
 
     def steps_alike(self) -> int:
@@ -39,7 +38,6 @@ class SteppedReplica(SimulatedReplica):
         return 0
 
     def step(self) -> StepsTaken:
-        """One iteration; the clock moves to its end."""
         self._catch_up()
         known: dict[str, Sequence] = dict(self.table.sequences)
         result = self.core.step()

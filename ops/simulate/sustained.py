@@ -144,5 +144,4 @@ def ratios(rates: dict[str, float]) -> dict[str, float]:
 
 
 def named(source: Source) -> str:
-    """A source's name without its file name's additions."""
     return source.name.removesuffix(".csv.gz").removesuffix(".csv")

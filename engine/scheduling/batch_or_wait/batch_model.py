@@ -24,7 +24,6 @@ class RequestLengths:
     output_tokens: int
 
     def __post_init__(self) -> None:
-        """Raises ValueError."""
         if self.prompt_tokens < 1 or not 1 <= self.output_tokens <= MOST_OUTPUT_TOKENS:
             raise ValueError(
                 f"a request of {self.prompt_tokens} prompt and {self.output_tokens} output tokens:"
@@ -33,7 +32,6 @@ class RequestLengths:
 
     @property
     def total_tokens(self) -> int:
-        """Prompt and output."""
         return self.prompt_tokens + self.output_tokens
 
 
@@ -54,7 +52,6 @@ class BatchModel:
     """Energy of starting a batch, whatever its size."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError, naming the field."""
         if not 0 <= self.long_share <= 1:
             raise ValueError(f"long_share {self.long_share} must lie between 0 and 1")
         if self.long.total_tokens < self.short.total_tokens or (
@@ -69,7 +66,6 @@ class BatchModel:
 
     @property
     def long_tokens(self) -> int:
-        """Predicted tokens, prompt and output, from which a request counts as long."""
         if self.long_share == 0:
             return self.long.total_tokens + 1
         middle = round(sqrt(self.short.total_tokens * self.long.total_tokens))

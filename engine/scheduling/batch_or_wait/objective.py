@@ -21,7 +21,6 @@ class Objective:
     slo_s: float = 1.0
 
     def __post_init__(self) -> None:
-        """Raises ValueError, naming the field."""
         for name in ("alpha", "beta", "gamma"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} {getattr(self, name)} must be a number, not negative")

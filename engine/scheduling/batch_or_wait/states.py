@@ -56,12 +56,10 @@ class Grid:
 
     @property
     def most_waiting(self) -> int:
-        """The overflow state's number of requests."""
         return (self.queue_cap or max(8, 3 * self.max_batch)) + 1
 
     @property
     def bucket_s(self) -> float:
-        """Distance between two points of time waited."""
         return self.longest_wait_s / self.wait_buckets
 
     @property

@@ -57,7 +57,6 @@ class BatchOrWaitTable:
 
     @property
     def long_tokens(self) -> int:
-        """Predicted tokens, prompt and output, from which a request counts as long."""
         return self.model.long_tokens
 
     @property
@@ -124,7 +123,6 @@ class BatchOrWaitTable:
         ]
 
     def encode(self) -> bytes:
-        """The file's content."""
         return msgspec.json.format(msgspec.json.encode(self._stored), indent=1) + b"\n"
 
     def save(self, path: Path) -> None:

@@ -68,7 +68,6 @@ class AuditedRow:
     """As limits count them, where that is not what is billed: in doubt (the benchmark gives no weights)."""
 
     def of(self, meter: str) -> int:
-        """The amount on `meter` that is billed."""
         return self.output_tokens + (self.input_tokens if meter == "total_tokens" else 0)
 
     def counted(self, meter: str) -> int:
@@ -130,7 +129,6 @@ class Findings:
 
 
 def judge(facts: AuditFacts) -> Findings:
-    """The five figures (see the module)."""
     found = Findings()
     settled: dict[str, AuditedRow] = {}
     for row in facts.rows:

@@ -109,7 +109,6 @@ async def _one(
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
-    """By heading; a figure that was not taken is a dash."""
     return {
         "scenario": row["scenario"],
         **{key.split("_")[0]: row.get(key) for key in KEYS},

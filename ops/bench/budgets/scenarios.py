@@ -289,8 +289,6 @@ async def _engine_and_others(testbed: Testbed) -> None:
 
 
 def kill_service(of: Callable[[Testbed], Service]) -> Run:
-    """Redis or PostgreSQL."""
-
     async def hit(testbed: Testbed) -> None:
         of(testbed).kill()
 
@@ -435,7 +433,6 @@ async def suspension_under_load(context: ScenarioContext) -> ScenarioEvidence:
 
 
 def scenarios(gateways: Sequence[int], concurrency: Sequence[int]) -> list[BudgetScenario]:
-    """All scenarios in the order of their runs: those with few gateways first."""
     rows = [BudgetScenario("rate", 1, slope)]
     for count in sorted(set(gateways)):
         for clients, asks_max_tokens, streams in product(concurrency, (True, False), (True, False)):

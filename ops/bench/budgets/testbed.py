@@ -59,7 +59,6 @@ class Testbed:
     # ------------------------------------------------------------ engine
 
     async def start_engine(self) -> None:
-        """Starts it; the gateways find it."""
         options = EngineOptions(
             model_dir=SHIPPED_MODEL,
             address=self.engine_address,
@@ -89,7 +88,6 @@ class Testbed:
     # ------------------------------------------------------------ gateways
 
     async def start_gateways(self, count: int) -> None:
-        """Starts those that are missing; the first one makes the schema. Raises `ServerFailed`."""
         while len(self.servers) < count:
             number = len(self.servers)
             closing = contextlib.AsyncExitStack()

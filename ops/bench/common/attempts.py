@@ -81,7 +81,6 @@ class StreamsUnderWay:
         self._is_time = asyncio.Event()
 
     def on_token(self, answer: ClientAttempt) -> None:
-        """Of `ask_once`."""
         if answer.delivered_tokens >= self._tokens:
             self._far_enough.add(id(answer))
         if len(self._far_enough) >= self._streams:

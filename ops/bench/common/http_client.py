@@ -47,7 +47,6 @@ class HttpResponse:
 
     @property
     def is_stream(self) -> bool:
-        """The body is a stream of server-sent events."""
         return self.headers.get("content-type", "").startswith("text/event-stream")
 
     async def read(self) -> bytes:
@@ -132,7 +131,6 @@ class LoadHttpClient:
                 connection.writer.close()
 
     def close(self) -> None:
-        """Closes the idle connections."""
         for connections in self._idle.values():
             for connection in connections:
                 connection.writer.close()

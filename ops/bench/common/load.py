@@ -81,7 +81,6 @@ def priced(model_dir: Path) -> list[str]:
 
 
 def model_directory(model: str | None) -> Path:
-    """The named one, or the shipped one."""
     return Path(model).absolute() if model else SHIPPED_MODEL
 
 
@@ -119,7 +118,6 @@ async def known(client: httpx.AsyncClient, tenants: Mapping[str, int], within_s:
 
 
 async def server_status(client: httpx.AsyncClient) -> dict[str, Any]:
-    """The status page. Raises `ServerFailed`."""
     status: dict[str, Any] = await admin_call(client, "GET", "status")
     return status
 
@@ -133,15 +131,12 @@ class LoadClient:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
         return self._process.pid
 
     async def closed(self, connections: int) -> None:
-        """Starts closed loops."""
         await self._order("closed", connections=connections)
 
     async def poisson(self, per_s: float, *, count: int | None = None, most_open: int) -> None:
-        """Starts a Poisson stream."""
         await self._order("poisson", per_s=per_s, count=count, most_open=most_open)
 
     async def finish(self) -> Observed:
@@ -149,11 +144,9 @@ class LoadClient:
         return await self._order("finish")
 
     async def take(self) -> Observed:
-        """What was seen since the last order."""
         return await self._order("take")
 
     async def stop(self) -> Observed:
-        """Ends the load; what was seen since the last order."""
         return await self._order("stop")
 
     async def _order(self, order: str, **fields: Any) -> Observed:
@@ -165,7 +158,6 @@ class LoadClient:
         return Observed(**json.loads(line))
 
     async def send(self, message: dict[str, Any]) -> None:
-        """Writes one line to the process."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(message).encode() + b"\n")
         await self._process.stdin.drain()

@@ -70,7 +70,6 @@ class TenantLoad:
         self._begin()
 
     def closed(self, connections: int) -> None:
-        """Each connection sends its next request when it has its answer, until `stop`."""
         self._start(*(self._loop() for _ in range(connections)))
 
     def poisson(self, per_s: float, count: int | None, most_open: int) -> None:
@@ -79,7 +78,6 @@ class TenantLoad:
         self._start(self._stream(per_s, count, most_open))
 
     async def finish(self) -> None:
-        """Returns when all requests of `poisson` have ended."""
         await asyncio.gather(*self._tasks)
 
     async def stop(self) -> None:
@@ -88,7 +86,6 @@ class TenantLoad:
         self._client.close()
 
     def take(self) -> Observed:
-        """What was seen since the last call."""
         observed = self._observed
         wall_s, cpu_s = time.perf_counter() - self._since[0], time.process_time() - self._since[1]
         observed.cpu_share = round(cpu_s / max(wall_s, 1e-9), 4)
@@ -173,7 +170,6 @@ async def _cancel(tasks: Any) -> None:
 
 
 async def main() -> None:
-    """Carries out the orders until stdin ends."""
     load = TenantLoad(**json.loads(sys.stdin.readline()))
     while line := await asyncio.to_thread(sys.stdin.readline):
         order = json.loads(line)

@@ -53,7 +53,6 @@ SPECS: dict[str, ModelSpec] = {
 
 
 def cache_dir() -> Path:
-    """Where made models are kept."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "fairgate" / "bench-models"
 

@@ -11,7 +11,6 @@ _TIMES = ("ttft", "tpot", "itl", "e2e")
 
 
 def show(report: dict[str, Any]) -> None:
-    """The tables for people."""
     workload, model, machine = report["workload"], report["model"], report["machine"]
     print(
         f"{model['name']} {model['dtype']} on {machine['device']} ({machine['cpu']}, {machine['threads']} "

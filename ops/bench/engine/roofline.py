@@ -133,7 +133,6 @@ def _packed(torch: Any, inputs: Any, weight: Any) -> Any:
 
 
 def main() -> None:
-    """Prints the limits as JSON."""
     print(json.dumps(asdict(_measure(*json.loads(sys.argv[1])))))
 
 

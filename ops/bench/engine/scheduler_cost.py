@@ -62,7 +62,6 @@ class Timing:
 
     @property
     def step_us(self) -> float:
-        """Both together."""
         return self.schedule_us + self.books_us
 
 
@@ -109,7 +108,6 @@ class SteadyState:
             self.step()
 
     def step(self) -> Timing:
-        """One step, timed."""
         cpu = time.thread_time_ns()
         started = time.perf_counter_ns()
         table = self.table
@@ -223,7 +221,6 @@ def growth(cases: SequenceOf[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def show(report: dict[str, Any]) -> None:
-    """The tables for people."""
     parts = dict(zip(_PARTS, ("schedule", "books", "both", "CPU"), strict=True))
     Report(
         "one scheduling step, without a model",

@@ -47,7 +47,6 @@ class WorkloadRequest(msgspec.Struct, frozen=True):
 
     @property
     def length(self) -> int:
-        """Tokens of the prompt."""
         return len(self.prompt_token_ids) if self.prompt_token_ids is not None else self.prompt_tokens or 0
 
 
@@ -60,12 +59,10 @@ class Workload(msgspec.Struct, frozen=True):
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all requests."""
         return sum(request.length for request in self.requests)
 
     @property
     def output_tokens(self) -> int:
-        """Of all requests."""
         return sum(request.output_tokens for request in self.requests)
 
     def kv_tokens(self, max_sequences: int) -> int:

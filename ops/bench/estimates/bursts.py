@@ -78,7 +78,6 @@ def figures(name: str, told: Sequence[ToldWait]) -> list[dict[str, Any]]:
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
-    """The table for people."""
     table(
         "estimated wait against actual wait in bursts, by the median that was told",
         ("bursts", "told", "requests", "within 2x or 50 ms", "under p90"),

@@ -248,7 +248,6 @@ def _request(rng: random.Random, at_s: float) -> SimulatedRequest:
 
 
 def show(report: Report) -> None:
-    """The table for people."""
     rows = [
         (
             f"{scenario['name']}, {group}",

@@ -45,7 +45,6 @@ class WatchedEngine:
         self._core = engine.core
 
     def take_snapshot(self) -> None:
-        """As one that arrives."""
         self.snapshot = self._core.snapshot(self.replica_id)
 
 
@@ -104,7 +103,6 @@ class CalibratedPool:
         ]
 
     def quote(self, request: SimulatedRequest) -> None:
-        """A quote, made now, for a request that comes later."""
         self._watch()
         now_s, tier = self.pool.now_s, Tier(TIERS[request.tier])
         offers = self.estimates.offers(
@@ -130,7 +128,6 @@ class CalibratedPool:
     def _enter(
         self, request: SimulatedRequest, name: str, estimate: Estimate, quote: Estimate | None, came_s: float
     ) -> None:
-        """It is queued now."""
         self.estimates.arrived(self._entry(request, name, self.predict(request)[0]))
         self._open[len(self.pool.records) - 1] = request, quote or estimate, quote is not None, came_s
 

@@ -228,7 +228,6 @@ def most_reversals(moves: Sequence[Move]) -> int:
 
 
 def show(report: Report) -> None:
-    """The tables for people."""
     for case in report["cases"]:
         table(
             f"{case['case']}: {case['requests']:,} requests, {case['machine']} x {case['replicas']}; share"

@@ -156,7 +156,6 @@ def compared(policy: str, replays: Sequence[ServedReplay]) -> list[Pair]:
 
 
 def drawn(rate: float, seconds: float, seed: str) -> list[_Ask]:
-    """Poisson arrivals; the same seed draws the same ones, for every policy."""
     rng = random.Random(f"fidelity {seed}")
     asks, at_s = [], rng.expovariate(rate)
     while at_s < seconds:
@@ -342,7 +341,6 @@ def _swapped(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def show(report: Report) -> None:
-    """The table for people."""
     rate, load, seconds = (report[name] for name in ("rate_per_s", "load", "seconds"))
     print(f"{rate:g} requests/s ({load:g} of what it can do) for {seconds:g} s")
     Table(

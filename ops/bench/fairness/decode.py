@@ -200,7 +200,6 @@ class _Shares:
 
 
 def _all_run(step: Step, ids: Mapping[str, str]) -> bool:
-    """Whether all sequences of both tenants decode."""
     return all(
         step["decodes"].get(ids[name], 0) + step["waiting_decodes"].get(ids[name], 0) == SEQUENCES // 2
         for name in (LIGHT, HEAVY)
@@ -251,7 +250,6 @@ def _checks(fair: Figures, control: Figures, beside: Figures) -> list[Check]:
 
 
 def show(report: Figures) -> None:
-    """The tables for people."""
     Report(
         f"decode tokens, weights 1:3, {SEQUENCES} sequences",
         (

@@ -128,7 +128,6 @@ class QueueSamples:
         self.cpu_shares: dict[str, float] = {}
 
     def add(self, status: Mapping[str, Any]) -> None:
-        """Takes one sample of the server's queues."""
         self.samples += 1
         for item in status["tenants"]:
             if item["name"] in self.empty:
@@ -250,7 +249,6 @@ async def _read(operator: httpx.AsyncClient, bench: Bench, samples: QueueSamples
 
 
 def _service(status: Mapping[str, Any], bench: Bench) -> dict[str, int]:
-    """Cost tokens by tenant, as the engine has counted them. Raises `ServerFailed`."""
     service = status["engines"][0].get("service")
     if service is None:
         raise ServerFailed("the engine is down")
@@ -300,11 +298,9 @@ class LoadedPool:
     cost_per_s: float = 0.0
 
     async def service(self) -> dict[str, int]:
-        """Cost tokens by tenant so far. Raises `ServerFailed`."""
         return _service(await server_status(self.operator), self.bench)
 
     async def idle(self) -> None:
-        """Returns when nothing waits or runs. Raises `TimeoutError`."""
         async with asyncio.timeout(IDLE_S):
             while True:
                 status = await server_status(self.operator)
@@ -494,7 +490,6 @@ SCENARIOS = ("weights", *_POOL_SCENARIOS)
 
 
 def show(report: Figures) -> None:
-    """The tables for people."""
     parts = {name: report[name] for name in SCENARIOS if name in report}
     if part := parts.get("weights"):
         _show_weights(part)

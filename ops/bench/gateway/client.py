@@ -62,7 +62,6 @@ class HttpReply:
 
     @property
     def is_new(self) -> bool:
-        """No byte of it has arrived."""
         return self._head == b""
 
     @property
@@ -275,7 +274,6 @@ class ClosedLoops:
 
 
 def main() -> None:
-    """Carries out one order."""
     order = json.loads(sys.stdin.read())
     load = ClosedLoops(order)
     # A collection would be a pause in a request's latency; nothing here makes cycles.

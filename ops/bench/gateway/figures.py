@@ -100,7 +100,6 @@ class Goal:
     values: Sequence[float]
 
     def as_json(self) -> dict[str, Any]:
-        """A row of the report."""
         figure = spread(self.values)
         ok = figure["median"] >= self.bound if self.is_least else figure["median"] <= self.bound
         return {"what": self.what, "at_least" if self.is_least else "at_most": self.bound, **figure, "ok": ok}

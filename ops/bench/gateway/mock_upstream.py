@@ -60,7 +60,6 @@ def asked_tokens(body: bytes) -> int:
 
 
 def whole_answer(tokens: int) -> bytes:
-    """The answer to a request that does not stream."""
     message = {"role": "assistant", "content": (MARK + " ") * tokens}
     return _answer(
         {
@@ -154,12 +153,10 @@ class MockUpstream:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
         port: int = self._listener.getsockname()[1]
         return port
 
     def run(self) -> None:
-        """Serves."""
         listening, stdin = self._listener.fileno(), sys.stdin.fileno()
         while True:
             for number, events in self._epoll.poll(0 if self._streaming else -1):
@@ -241,7 +238,6 @@ class MockUpstream:
 
 
 def main() -> None:
-    """Serves until stdin ends."""
     upstream = MockUpstream(int(sys.argv[1]))
     print(upstream.port, flush=True)
     # Nothing here makes cycles, and a collection would be a pause in a request's latency.

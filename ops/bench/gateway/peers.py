@@ -73,8 +73,6 @@ class BenchTarget:
 
 
 def direct() -> BenchTarget:
-    """The upstream itself."""
-
     @contextlib.asynccontextmanager
     async def serve(directory: Path, upstream_port: int) -> AsyncIterator[Serving]:
         yield Serving(upstream_port, None, ({},))
@@ -285,7 +283,6 @@ async def _program(
     headers: Sequence[Mapping[str, str]],
     cwd: Path | None = None,
 ) -> AsyncIterator[Serving]:
-    """A peer's program, once a completion comes through. Raises `CannotBench`."""
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
     body = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "Are you there?"}]}
 

@@ -43,7 +43,6 @@ SIDE_LOAD_FIGURES: dict[str, tuple[Any, ...]] = {
 
 
 def show(report: dict[str, Any]) -> None:
-    """The tables for people."""
     machine = report["machine"]
     click.echo(
         f"{machine['cpu']}, {machine['cores']} cores; medians (and ranges) of {report['rounds']} rounds; an "
@@ -104,8 +103,6 @@ def _show_side_load(load: str, found: dict[str, Any]) -> None:
 
 
 def _row(name: str, found: dict[str, Any]) -> dict[str, str]:
-    """By heading; of the upstream alone no costs."""
-
     row = {
         heading: spread_text(found["figures"][figure], *form) for figure, (heading, *form) in COLUMNS.items()
     }
@@ -124,7 +121,6 @@ def _disturbed(found: dict[str, Any]) -> bool:
 
 
 def _cores(runs: list[dict[str, Any]]) -> dict[str, str]:
-    """Of the middle round."""
     cores = runs[len(runs) // 2]["cores"]
     return {
         phase: ", ".join(f"{cores[phase][who]:.2f}" for who in ("gateway", "upstream", "clients"))

@@ -243,7 +243,6 @@ async def _one(
 
 @contextlib.asynccontextmanager
 async def _opened(options: GatewayBenchOptions, target: BenchTarget, port: int) -> AsyncIterator[Serving]:
-    """The target, in a directory that goes away again."""
     with tempfile.TemporaryDirectory(
         prefix="fairgate-bench-", dir=options.directory.absolute(), ignore_cleanup_errors=True
     ) as name:

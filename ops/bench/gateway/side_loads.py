@@ -44,11 +44,9 @@ class Watchers:
 
     @property
     def fewest(self) -> int:
-        """Events of the one that has had the fewest."""
         return min(self.events)
 
     async def watch(self, number: int, client: httpx.AsyncClient) -> None:
-        """Reads one stream until it is cancelled."""
         try:
             async with client.stream("GET", OVERVIEW, headers={"accept": "text/event-stream"}) as answer:
                 if answer.status_code != 200:
@@ -146,7 +144,6 @@ class Scraper:
         self.page_bytes = len(answer.content)
 
     async def forever(self) -> None:
-        """One scrape every `SCRAPE_EVERY_S`."""
         while True:
             await self.scrape()
             await asyncio.sleep(SCRAPE_EVERY_S)

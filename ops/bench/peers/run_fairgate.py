@@ -24,15 +24,12 @@ class NoText:
     stopped = False
 
     def push(self, token_id: int) -> str:
-        """No text."""
         return ""
 
     def flush(self) -> str:
-        """No text."""
         return ""
 
     def logprob_text(self, token_id: int) -> str:
-        """No text."""
         return ""
 
 
@@ -41,7 +38,6 @@ class NoTexts:
     """Implements the core's `TextFactory`."""
 
     def open(self, prompt_token_ids: list[int], sampling: SamplingParams) -> NoText:
-        """A new answer's absent text."""
         return NoText()
 
 
@@ -55,7 +51,6 @@ class FairgateEngine:
         self._runs = 0
 
     def load(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Model and core; see `Engine`."""
         from engine.model.loader import DEFAULT_BLOCK_TOKENS, load_runner
 
         model_dir = Path(options["model_dir"])
@@ -90,7 +85,6 @@ class FairgateEngine:
         }
 
     def run(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """See `Engine`."""
         self._runs += 1
         self._prefix = f"run-{self._runs}-"
         # As a forecast of such requests: their median.
@@ -98,7 +92,6 @@ class FairgateEngine:
         return drive(self, requests)
 
     def submit(self, index: int, request: dict[str, Any]) -> None:
-        """See `Stepped`."""
         sequence_id = f"{self._prefix}{index}"
         refused = self._core.submit(
             Submit(
@@ -117,11 +110,9 @@ class FairgateEngine:
             raise RuntimeError(f"request {index} was refused: {refused.message}")
 
     def has_work(self) -> bool:
-        """See `Stepped`."""
         return self._core.has_work()
 
     def step(self) -> list[tuple[int, list[int]]]:
-        """See `Stepped`."""
         found = []
         for delta in self._core.step().deltas.get(GATEWAY, ()):
             if delta.outcome is not None and delta.outcome.finish != "length":

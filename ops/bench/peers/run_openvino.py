@@ -57,11 +57,9 @@ class OpenVinoEngine:
         }
 
     def run(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """See `Engine`."""
         return drive(self, requests)
 
     def submit(self, index: int, request: dict[str, Any]) -> None:
-        """See `Stepped`."""
         config = openvino_genai.GenerationConfig()
         config.max_new_tokens = request["output_tokens"]
         config.ignore_eos = True
@@ -71,11 +69,9 @@ class OpenVinoEngine:
         self._next_id += 1
 
     def has_work(self) -> bool:
-        """See `Stepped`."""
         return bool(self._open)
 
     def step(self) -> list[tuple[int, list[int]]]:
-        """See `Stepped`."""
         self._pipe.step()
         found = []
         for index, handle in list(self._open.items()):

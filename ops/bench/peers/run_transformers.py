@@ -29,7 +29,6 @@ class TransformersEngine:
         self._runs = 0
 
     def load(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Model, manager and its thread; see `Engine`."""
         torch.set_num_threads(options["threads"])
         transformers.utils.logging.disable_progress_bar()
         model = AutoModelForCausalLM.from_pretrained(
@@ -68,7 +67,6 @@ class TransformersEngine:
         }
 
     def run(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """See `Engine`."""
         self._runs += 1
         order = sorted(range(len(requests)), key=lambda index: requests[index]["arrival_s"])
         started_s = time.perf_counter()

@@ -51,7 +51,6 @@ class Stepped(Protocol):
 
 
 def serve(engine: Engine) -> None:
-    """Answers orders until stdin ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for line in sys.stdin:

@@ -64,5 +64,4 @@ def load(server: str, directory: Path = DIRECTORY) -> Recording:
 
 
 def servers(directory: Path = DIRECTORY) -> list[str]:
-    """Names of the servers that have a file."""
     return sorted(path.stem for path in directory.glob("*.json"))

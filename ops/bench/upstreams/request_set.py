@@ -51,7 +51,6 @@ def tool(name: str = "add", words: Sequence[str] = ("one", "two")) -> dict[str, 
 
 
 def schema(name: str, properties: dict[str, Any]) -> dict[str, Any]:
-    """A response format of a JSON schema."""
     return {
         "type": "json_schema",
         "json_schema": {"name": name, "schema": _object(properties), "strict": True},
@@ -82,7 +81,6 @@ HINT: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
 
 
 def says(text: str, *parts: dict[str, Any]) -> list[dict[str, Any]]:
-    """A user's message, with pictures after its text."""
     return [{"role": "user", "content": [{"type": "text", "text": text}, *parts] if parts else text}]
 
 
@@ -141,7 +139,6 @@ class RequestSet:
 
 
 def sampling(found: RequestSet) -> None:
-    """What all of them know."""
     found.chat("plain text")
     found.chat("system prompt", [{"role": "system", "content": "Be brief."}, *says("Spell cat.")])
     found.chat(
@@ -194,7 +191,6 @@ def completions(found: RequestSet) -> None:
 
 
 def vllm() -> list[SetRequest]:
-    """Of vLLM with the text model."""
     found = RequestSet()
     for add in (sampling, penalties, logprobs, tools, schemas, completions):
         add(found)
@@ -260,7 +256,6 @@ def _errors(found: RequestSet) -> None:
 
 
 def vllm_images() -> list[SetRequest]:
-    """Of vLLM with the image model and a parser of reasoning."""
     found = RequestSet()
     thought: dict[str, Any] = {
         "logit_bias": {str(THINK_END): 100},
@@ -292,7 +287,6 @@ def vllm_images() -> list[SetRequest]:
 
 
 def llama_cpp() -> list[SetRequest]:
-    """Of llama.cpp's server with the text model."""
     found = RequestSet()
     for add in (sampling, logprobs, tools, schemas, completions, _errors):
         add(found)
@@ -300,7 +294,6 @@ def llama_cpp() -> list[SetRequest]:
 
 
 def transformers() -> list[SetRequest]:
-    """Of transformers' `serve` with the text model."""
     found = RequestSet()
     sampling(found)
     found.chat("history of tools", [*HISTORY, *says("Say it in a word.")])
@@ -309,7 +302,6 @@ def transformers() -> list[SetRequest]:
 
 
 def llama_cpp_embeddings() -> list[SetRequest]:
-    """Of llama.cpp's server with the text model as one of embeddings."""
     asked: dict[str, dict[str, Any]] = {
         "embedding": {"input": "Count from 1 to 3."},
         "embeddings": {"input": ["one", "two", "three"]},

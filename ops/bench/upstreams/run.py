@@ -50,7 +50,6 @@ class ComparedRequest:
 
 
 def report_of(server: str, version: str, requests: Sequence[ComparedRequest]) -> dict[str, Any]:
-    """All requests of one server."""
     differing = {one.request: list(map(str, one.differences)) for one in requests if one.differences}
     return {
         "server": server,
@@ -139,7 +138,6 @@ async def _compare(client: httpx.AsyncClient, recorded: RecordedRequest) -> Comp
 async def ask(
     client: httpx.AsyncClient, path: str, model: str, body: dict[str, Any], is_stream: bool
 ) -> ServerAnswer:
-    """One answer, whole or as a stream with its usage."""
     asked = {"model": model} | body
     if is_stream:
         asked |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -173,5 +171,4 @@ async def _gateway(server: OtherServer, directory: Path) -> AsyncIterator[tuple[
 
 
 def measure(options: UpstreamBenchOptions, tell: Progress) -> dict[str, Any]:
-    """`run`, from a program that is not asynchronous."""
     return asyncio.run(run(options, tell))

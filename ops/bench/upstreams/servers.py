@@ -125,7 +125,6 @@ async def other_server(kind: OtherKind, peers_dir: Path, directory: Path) -> Asy
 
 
 def _command(kind: OtherKind, home: Path, model_dir: Path, port: int) -> tuple[list[str], dict[str, str]]:
-    """Command line and environment variables."""
     program = str(home / "bin" / "python")
     address = ["--host", "127.0.0.1", "--port", str(port)]
     if kind.environment == VLLM:
@@ -150,7 +149,6 @@ def _command(kind: OtherKind, home: Path, model_dir: Path, port: int) -> tuple[l
 
 
 def _version(kind: OtherKind, home: Path) -> str:
-    """Of the installed distribution, with its name."""
     if kind.environment == "transformers":
         from transformers import __version__
 

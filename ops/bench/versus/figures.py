@@ -80,7 +80,6 @@ def summary(rounds: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict
 
 
 def markdown(stacks: Mapping[str, Mapping[str, Any]]) -> str:
-    """The table of five lines."""
     head = ["", *stacks, "ideal"]
     lines = [head, ["---"] * len(head)]
     for line in LINES:

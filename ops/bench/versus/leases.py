@@ -42,7 +42,6 @@ class LeaseCheck:
     must_be: object
 
     def row(self) -> Row:
-        """Of the report."""
         return {
             "case": self.name,
             "measured": str(self.found),

@@ -120,7 +120,6 @@ class LiteLlmServed:
 
     @property
     def pid(self) -> int:
-        """See `ServedStack`."""
         return self.process.pid
 
     async def enrol(self, terms: TenantTerms) -> str:
@@ -129,7 +128,6 @@ class LiteLlmServed:
         return f"sk-{terms.name}.{terms.limit_tokens or 0}.{terms.most_parallel or 0}"
 
     async def kill(self) -> None:
-        """See `ServedStack`."""
         self.process.kill()
         await self.process.wait()
 

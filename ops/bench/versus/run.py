@@ -61,7 +61,6 @@ class VersusOptions:
 
     @property
     def home(self) -> Path:
-        """vLLM's environment."""
         return vllm_home(self.peers_dir, self.vllm_version)
 
 
@@ -105,7 +104,6 @@ def run(options: VersusOptions, progress: Progress = lambda line: None) -> dict[
 
 
 def versions(options: VersusOptions) -> dict[str, str]:
-    """Of all programs that take part."""
     return {
         "fairgate": metadata.version("fairgate"),
         "litellm": distribution_of(options.peers_dir / "litellm", "litellm").removeprefix("litellm-"),

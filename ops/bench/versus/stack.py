@@ -39,9 +39,7 @@ class ServedStack(Protocol):
         """Makes the tenant; its key. Raises `CannotBench`."""
         ...
 
-    async def kill(self) -> None:
-        """Kills the gateway with SIGKILL, at once."""
-        ...
+    async def kill(self) -> None: ...
 
     async def charged_tokens(self, tenant: str) -> int:
         """Input and output tokens on the tenant's bill, after the gateway has come back where it has to

@@ -68,7 +68,6 @@ class VllmOptions:
     arguments: Sequence[str] = ()
 
     def command(self, program: Path, port: int) -> list[str]:
-        """What is executed."""
         command = [
             *(str(program), "serve", str(SHIPPED_MODEL), "--served-model-name", MODEL),
             *("--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(CONTEXT_TOKENS)),
@@ -92,13 +91,11 @@ class VllmServer:
     log: Path = field(repr=False)
 
     async def kill(self) -> None:
-        """SIGKILL to all its processes."""
         os.killpg(self.process.pid, signal.SIGKILL)
         await self.process.wait()
 
 
 def vllm_home(peers_dir: Path, version: str = VERSIONS[0]) -> Path:
-    """Its environment among the peers'."""
     return peers_dir / f"vllm-{version}"
 
 

@@ -73,7 +73,6 @@ class Instruction:
 
     @property
     def prompt(self) -> str:
-        """The last user message."""
         return self.messages[-1].content
 
     @property

@@ -44,7 +44,6 @@ class Prompts:
         return Prompts(trace, chats_of(model, seed, lengths))
 
     def body(self, place: int, model: str) -> dict[str, Any]:
-        """The request for the slice's request at `place`."""
         return {"model": model, "messages": self.chats[place], "max_tokens": MAX_TOKENS, "temperature": 0}
 
     def spread(self, number: int) -> list[int]:

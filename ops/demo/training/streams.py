@@ -67,7 +67,6 @@ def held_out_instructions(family: str, number: int, seed: int) -> list[Instructi
 
 
 def courtesies() -> list[Instruction]:
-    """Every plain chat courtesy and its answer."""
     return [
         instruction_of("courtesy", question, question, answer)
         for questions, answer in COURTESIES

@@ -308,7 +308,6 @@ def train(
     console: Console,
     is_finish: bool = False,
 ) -> int:
-    """Train the model in place; returns how many tokens it saw."""
     # Muon for the matrices inside the layers: it learns to copy after a third of the tokens AdamW needs.
     matrices = [parameter for parameter in model.model.layers.parameters() if parameter.dim() == 2]
     inside = {id(parameter) for parameter in matrices}
@@ -415,7 +414,6 @@ def main(
     finish: Path | None,
     threads: int,
 ) -> None:
-    """Train the demo model and save it."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     keep_freed_memory()
     torch.set_num_threads(threads)

@@ -89,7 +89,6 @@ class Steering:
 
     @property
     def moves(self) -> list[Move]:
-        """The last thousand, the latest last."""
         return [] if self._control is None else list(self._control.moves)
 
     def look(self, pool: SimulatedPool) -> None:

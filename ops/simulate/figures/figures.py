@@ -50,7 +50,6 @@ def latencies(records: Records, rows: Sequence[int], slo: SloLimits, span_s: flo
 
 
 def figures(pool: SimulatedPool, fairness: Fairness, slo: SloLimits) -> Figures:
-    """Everything of one run under one policy."""
     records, machine = pool.records, pool.machine
     replicas = len(pool.members)
     span_s = max(pool.now_s, 1e-9)

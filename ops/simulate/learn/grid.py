@@ -41,7 +41,6 @@ def actions_that_act(
 
 
 def borders_of(seen: Sequence[Situation]) -> Borders:
-    """Quantiles of what was seen under `hybrid`: of the queue where there was one."""
     queued = [load.queued_per_place for load in seen if load.queued_per_place > 0]
     return Borders(
         queued_per_place=_quantile(queued, QUEUE_QUANTILE, LEAST_QUEUE, MOST_QUEUE),
@@ -51,7 +50,6 @@ def borders_of(seen: Sequence[Situation]) -> Borders:
 
 
 def range_of(seen: Sequence[Situation]) -> SeenRange:
-    """The most of each feature."""
     return SeenRange(
         queued_per_place=max((load.queued_per_place for load in seen), default=0.0),
         kv_share=min(1.0, max((load.kv_share for load in seen), default=0.0)),

@@ -23,16 +23,13 @@ class TableJudgement:
 
     @property
     def gain(self) -> float:
-        """By how much the table's sum is smaller."""
         return self.other - self.table
 
     @property
     def wins(self) -> bool:
-        """By more than the seeds differ."""
         return self.gain > self.spread and self.gain > 0
 
     def words(self) -> str:
-        """For people."""
         verdict = "does not win"
         if self.gain > 0:
             chance = "less than the seeds differ, which may be chance"
@@ -61,8 +58,6 @@ class HeldOutRuns:
 def served_held_out(
     trials: Trials, pieces: Sequence[Piece], seeds: Sequence[int], table: LearnedTable | None
 ) -> HeldOutRuns:
-    """Runs `table`; None: `hybrid`."""
-
     def run(piece: Piece, seed: int) -> TrialRun:
         trial = LearningTrial(piece, seed)
         return trials.hybrid(trial) if table is None else trials.learned(trial, table)

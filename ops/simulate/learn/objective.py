@@ -44,7 +44,6 @@ class LearningObjective:
         return self.waits * served.waits + self.misses * served.missed + self.energy * energy
 
     def words(self, slo: SloLimits, *, has_energy: bool) -> str:
-        """The sum for people."""
         parts = [
             f"{self.waits:g} x mean of min(TTFT / {wait_target_s(slo):g} s, {MOST_WAITS:g})",
             f"{self.misses:g} x share that misses {slo}",

@@ -67,7 +67,6 @@ class TableSearch:
         return [sum(run.looks[state] for run in self._best.values()) for state in range(NUM_STATES)]
 
     def run(self) -> LearnedTable:
-        """The best table found."""
         try:
             for unit in self._units:
                 self._best[unit] = self._serve(unit, self.table)

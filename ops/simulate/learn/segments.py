@@ -44,7 +44,6 @@ class Piece:
         return len(self.requests)
 
     def jittered(self, seed: int) -> Piece:
-        """The same requests, each up to `JITTER_S` earlier or later: drawn anew with each seed."""
         rng = random.Random(f"piece {self.number} seed {seed}")
         moved = [
             replace(request, arrival_s=max(0.0, request.arrival_s + rng.uniform(-JITTER_S, JITTER_S)))
@@ -102,7 +101,6 @@ def split(name: str, requests: Sequence[SimulatedRequest], *, has_prefixes: bool
 
 
 def stretch_s_of(span_s: float) -> float:
-    """The length of one stretch."""
     wanted = min(LONGEST_S, max(USUAL_S, span_s / MOST_STRETCHES))
     return max(SHORTEST_S, min(wanted, span_s / LEAST_STRETCHES))
 

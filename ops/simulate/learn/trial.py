@@ -43,11 +43,9 @@ class LearningSetup:
 
     @property
     def goal(self) -> str:
-        """What is minimised, in words."""
         return self.objective.words(self.slo, has_energy=self.machine.watts > 0)
 
     def scenario(self, piece: Piece) -> Scenario:
-        """The piece before these replicas."""
         return Scenario(
             piece, self.machine, self.replicas, self.slo, self.predictions, self.options, flow=self.flow
         )
@@ -114,7 +112,6 @@ class Trials:
         return TrialRun(served, self.setup.objective.of(served, served), NO_LOOKS, NO_LOOKS)
 
     def learned(self, trial: LearningTrial, table: LearnedTable) -> TrialRun:
-        """Under `table`."""
         hybrid = self.hybrid(trial)
         looks, waits = [0] * NUM_STATES, [0.0] * NUM_STATES
 

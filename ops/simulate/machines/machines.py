@@ -131,7 +131,6 @@ class ModelShape:
 
     @property
     def step_parameters(self) -> int:
-        """Weights that a decode step reads."""
         return self.body_parameters + self.head_parameters
 
     def prefill_flops(self, prompt_tokens: int) -> int:
@@ -144,7 +143,6 @@ class ModelShape:
         )
 
     def decode_flops(self, context_tokens: int) -> int:
-        """One token that attends to `context_tokens`."""
         return 2 * self.step_parameters + 4 * self.attention_width * context_tokens
 
 
@@ -174,7 +172,6 @@ class Roofline:
 
     @cached_property
     def shape(self) -> ModelShape:
-        """What a token asks for."""
         return ModelShape.of(self.config)
 
     @property
@@ -184,7 +181,6 @@ class Roofline:
 
     @property
     def kv_token_bytes(self) -> int:
-        """Keys and values of one token."""
         return self.shape.kv_width * BYTES_PER_NUMBER
 
     @property
@@ -211,12 +207,10 @@ class Roofline:
         return flops / self._flops_per_s, read / self._read_bytes_per_s
 
     def step_s(self, shape: StepShape) -> float:
-        """See `StepTiming`."""
         tokens = shape.prompt_tokens + shape.decode_tokens
         return max(self.limits_s(shape)) + self._between_s(tokens, shape.rows)
 
     def decodes_s(self, shape: StepShape, steps: int) -> list[float]:
-        """See `StepTiming`."""
         model, decodes, context = self.shape, shape.decode_tokens, shape.decode_context
         between_s = self._between_s(shape.prompt_tokens + decodes, shape.rows)
         # Whole numbers as in `limits_s`, so that every step is what `step_s` says to the last bit.
@@ -279,7 +273,6 @@ class Machine:
 
     @property
     def num_blocks(self) -> int:
-        """Of the KV cache."""
         return max(1, self.kv_tokens // self.block_tokens)
 
 

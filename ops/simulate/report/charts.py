@@ -37,7 +37,6 @@ class Curves:
 
 
 def curves(pool: SimulatedPool, slo: SloLimits) -> Curves:
-    """Of a run that is over."""
     records = pool.records
     span_s = max(pool.now_s, 1e-9)
     rows = range(len(records))

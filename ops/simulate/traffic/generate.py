@@ -138,12 +138,10 @@ class Generated:
 
     @property
     def name(self) -> str:
-        """The spec and the seed."""
         return f"generated ({self.spec}; seed {self.seed})"
 
     @property
     def has_prefixes(self) -> bool:
-        """Where there are tenants that share, or on purpose do not."""
         return self.spec.hot + self.spec.cold > 0
 
     def __iter__(self) -> Iterator[SimulatedRequest]:
@@ -195,12 +193,10 @@ class AllAtOnce:
 
     @property
     def name(self) -> str:
-        """Count and source."""
         return f"{self.count:,} at once of {self.source.name}"
 
     @property
     def has_prefixes(self) -> bool:
-        """As the source."""
         return self.source.has_prefixes
 
     def __iter__(self) -> Iterator[SimulatedRequest]:

@@ -70,7 +70,6 @@ class SimulatedRequest:
 
     @property
     def cost(self) -> int:
-        """Cost tokens of prompt and answer."""
         return self.input_tokens * INPUT_TOKEN_COST + self.output_tokens * OUTPUT_TOKEN_COST
 
 
@@ -78,14 +77,10 @@ class Source(Protocol):
     """Requests in order of arrival, the same ones each time."""
 
     @property
-    def name(self) -> str:
-        """For people."""
-        ...
+    def name(self) -> str: ...
 
     @property
-    def has_prefixes(self) -> bool:
-        """Whether any request names prefix blocks."""
-        ...
+    def has_prefixes(self) -> bool: ...
 
     def __iter__(self) -> Iterator[SimulatedRequest]:
         """From the first. Raises `BadTrace` where the source cannot be read on."""
@@ -113,14 +108,12 @@ class Sped:
 
     @property
     def name(self) -> str:
-        """The source's, and how it was changed."""
         changed = [f"x{self.speed:g}"] if self.speed != 1 else []
         changed += [f"first {self.limit:,}"] if self.limit is not None else []
         return self.source.name + (f" ({', '.join(changed)})" if changed else "")
 
     @property
     def has_prefixes(self) -> bool:
-        """As the source."""
         return self.source.has_prefixes
 
     def __iter__(self) -> Iterator[SimulatedRequest]:

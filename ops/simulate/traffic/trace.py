@@ -112,12 +112,10 @@ class TraceFile:
 
     @property
     def name(self) -> str:
-        """The file's, and the rate."""
         return self.path.name if self.rate is None else f"{self.path.name} at {self.rate:g}/s"
 
     @property
     def has_prefixes(self) -> bool:
-        """Whether there is such a column."""
         return "prefix_blocks" in header(self.path)
 
     def __iter__(self) -> Iterator[SimulatedRequest]:
