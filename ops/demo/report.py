@@ -1,7 +1,4 @@
-"""All numbers of the demo's final report, as plain values.
-
-Pure: evidence in, report out. Every figure says in its name what it is; what was simulated says so.
-"""
+"""All numbers of the demo's final report, as plain values. Pure."""
 
 from __future__ import annotations
 
@@ -136,7 +133,7 @@ def build_report(evidence: DemoEvidence) -> dict[str, Any]:
                 "least": min((row["share_of_ideal"] for row in heavy), default=None),
                 "most": max((row["share_of_ideal"] for row in heavy), default=None),
                 "jain_index": jain_index([row["share_of_ideal"] for row in heavy]),
-            },
+            }
         },
         "tenants": tenants,
         "tiers": [

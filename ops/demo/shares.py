@@ -53,9 +53,7 @@ class FluidIdeal:
 
 
 def ideal_shares(
-    arrivals: Sequence[TenantArrival],
-    served: Sequence[tuple[float, float]],
-    weights: Mapping[str, float],
+    arrivals: Sequence[TenantArrival], served: Sequence[tuple[float, float]], weights: Mapping[str, float]
 ) -> FluidIdeal:
     """The fluid model over the interval of `served`: (time, cumulative service of the whole tier). An arrival
     counts from the sample at or after it. `weights` names every tenant of the tier."""

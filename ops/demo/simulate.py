@@ -1,7 +1,4 @@
-"""Simulates policies on the arrivals of a demo run, with the step times that its engine learned.
-
-The policy that served is simulated as well, so that like is compared with like.
-"""
+"""Simulates policies on the arrivals of a demo run, with the step times that its engine learned."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Requests that the demo sends: the slice of a real trace (`data/ATTRIBUTION.md`), scaled to this machine.
-
-Lengths shrink by one stated factor. Time is compressed by another, so that the offered load is a stated
-multiple of the measured capacity. Where the machine is slow, requests are thinned evenly within each tenant;
-where it is fast, the slice is replayed several times in a row.
-"""
+"""Requests that the demo sends: a slice of a real trace (`data/ATTRIBUTION.md`), scaled to this machine."""
 
 from __future__ import annotations
 

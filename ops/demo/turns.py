@@ -1,8 +1,4 @@
-"""Token-fair decoding at work: two tenants whose sequences outnumber the slots of a step.
-
-After the replay, on the same server: one slot a step, one endless answer of a tenant of weight 1 and two of a
-tenant of weight 3. Their tokens are counted from the engine's own log of steps.
-"""
+"""Token-fair decoding after the replay: weights 1 and 3 on one slot a step, by the engine's log."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 """Limits in a simulation: the quota store and the leases that serve, on virtual time.
 
-A request waits until its rate can feed its stream, holds what a gateway would hold, tops up while it decodes
-and is charged at its end, by the code that serves (`gateway/budget/stream_limiter.py`, `lease.py`,
-`tenants/quota/memory.py`). What finds no room is held back until there is some, as if its client heeded
-`Retry-After`; what waiting cannot help is refused, or its answer ends with the budget. All counters begin
-empty. Limits of device time are left out.
+What finds no room is held back until there is some, as if its client heeded `Retry-After`; what waiting
+cannot help is refused, or its answer ends with the budget. Limits of device time are left out.
 """
 
 from __future__ import annotations

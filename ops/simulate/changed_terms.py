@@ -1,8 +1,4 @@
-"""Other terms for recorded traffic: weights of tenants, and limits out of a configuration file. Pure.
-
-The file has the shape of `fairgate apply`, and counts as if it had been applied before the traffic. Which key
-or project sent a request is not recorded, so only limits of tenants and of the platform can be changed.
-"""
+"""Other terms for recorded traffic: weights of tenants, and limits out of a configuration file. Pure."""
 
 from __future__ import annotations
 

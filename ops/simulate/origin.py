@@ -1,8 +1,4 @@
-"""The server that recorded traffic names, as a simulation takes it.
-
-Every timeline names a description of the server that ran it (`gateway/domain/server_description.py`): sizes,
-step times, policy and queue. A recording whose requests name different servers is refused.
-"""
+"""The server that recorded traffic names, as a simulation takes it; one that names several is refused."""
 
 from __future__ import annotations
 

@@ -1,12 +1,8 @@
 """A gateway's queue and the engines behind it, on virtual time.
 
-The flow controller that serves, in front of any number of simulated replicas. The gateway decides whenever a
-request arrives or ends, and knows then what every replica has emitted. Between decisions a replica takes
-steps one by one, or many at a time (`engine/virtual/fast_replica.py`); a request that reaches it in the
-middle of a run ends the run with the step under way.
-
-`runs=False` takes every step by itself: the twin of the other. `stepwise=True` takes the steps of whole
-engine cores (`stepped_replica.py`), and the gateway decides after each.
+The gateway decides whenever a request arrives or ends. Between decisions a replica takes steps one by one, or
+many at a time (`engine/virtual/fast_replica.py`); a request that reaches it in the middle of a run ends the
+run with the step under way. `runs=False` takes every step by itself: the twin of the other.
 """
 
 from __future__ import annotations

@@ -61,8 +61,4 @@ class Constant(Exact):
         return 64, 512
 
 
-PREDICTIONS: dict[str, Callable[[], Predictions]] = {
-    "learned": Learned,
-    "exact": Exact,
-    "none": Constant,
-}
+PREDICTIONS: dict[str, Callable[[], Predictions]] = {"learned": Learned, "exact": Exact, "none": Constant}

@@ -1,8 +1,6 @@
 """Reads the traffic that a gateway recorded, and its outcomes, from the timelines.
 
-A request with several sequences becomes as many requests. What ended without a token is counted and left out:
-the length of its answer is unknown. Prompts are not kept: a simulation computes of a prompt what was
-computed, and finds in a cache what was found in one.
+A request with several sequences becomes as many requests. What ended without a token is counted and left out.
 """
 
 from __future__ import annotations

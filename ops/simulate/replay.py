@@ -1,7 +1,4 @@
-"""The baseline of a replay: a simulation of the server that the recording names, under its policy.
-
-It says how far the replay may be off, and what its times fall short of is added to all others.
-"""
+"""The baseline of a replay: a simulation of the server that the recording names, and its stated error."""
 
 from __future__ import annotations
 

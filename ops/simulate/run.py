@@ -82,11 +82,7 @@ class Scenario:
 
 
 def run_policy(
-    scenario: Scenario,
-    policy: str,
-    *,
-    runs: bool = True,
-    on_rows: Callable[[int], None] = lambda rows: None,
+    scenario: Scenario, policy: str, *, runs: bool = True, on_rows: Callable[[int], None] = lambda rows: None
 ) -> tuple[SimulatedPool, Fairness]:
     """One policy, to the end of the last answer. Raises `UnknownPolicy`, `BadTrace`, ValueError."""
     fairness = Fairness()

@@ -1,8 +1,4 @@
-"""A simulated replica that takes the steps of its whole `EngineCore`, one by one.
-
-Slower than `SimulatedReplica` and nearer to an engine: with streams, leases, snapshots and a step-time model
-that is learned.
-"""
+"""A simulated replica that takes the steps of its whole `EngineCore`: slower and nearer to an engine."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Sustained load of each policy on each trace.
-
-Goodput as DistServe (OSDI 2024) defines it: the highest rate at which a stated share of all submitted
-requests meets the SLO, all gaps of the trace stretched or shrunk alike. Found by doubling or halving from the
-trace's own rate (or from where another policy ended), then by bisection, to `PRECISION`.
-"""
+"""Sustained load of each policy on each trace: goodput as in DistServe (OSDI 2024), by bisection."""
 
 from __future__ import annotations
 

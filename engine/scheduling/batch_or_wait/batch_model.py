@@ -1,8 +1,4 @@
-"""Duration and energy of a batch that runs to completion.
-
-Requests are short or long, each of one typical length. The batch is prefilled in one step and decoded until
-its last member is done; nobody leaves early or joins.
-"""
+"""Duration and energy of a batch that runs to completion: short and long requests, nobody leaves or joins."""
 
 from __future__ import annotations
 

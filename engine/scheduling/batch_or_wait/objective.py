@@ -1,7 +1,4 @@
-"""Objective that the batch-or-wait table minimises.
-
-alpha x mean latency [s] + beta x mean power [W] + gamma x share of requests that started too late.
-"""
+"""Objective: alpha x mean latency [s] + beta x mean power [W] + gamma x share that started late."""
 
 from __future__ import annotations
 

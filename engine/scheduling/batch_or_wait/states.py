@@ -1,8 +1,4 @@
-"""States and actions of the batch-or-wait table.
-
-A state: the KV pressure, how many wait, how many of them are long, and how long the first has waited, on a
-grid. More than `most_waiting` are one overflow state.
-"""
+"""States and actions of the batch-or-wait table; more than `most_waiting` requests are one overflow state."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Batch-or-wait table: run the waiting requests now, or wait up to how long.
-
-Solved for a grid of arrival rates, stored as one JSON file and looked up in constant time. It keeps no state:
-any number of engines may share one.
-"""
+"""Batch-or-wait table: run the waiting requests now, or wait up to how long."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""File format of a batch-or-wait table, with its consistency checks.
-
-The file says what it was solved for. Its version is that of the states that it tells apart.
-"""
+"""File format of a batch-or-wait table, with its consistency checks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Runs the scenarios of the budget benchmark, which check that budgets hold to the token through crashes.
-
-A scenario that fails or hangs is a row of the report like any other, and the next one still runs.
-"""
+"""Runs the scenarios of the budget benchmark; one that fails or hangs is a row of the report like others."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Scenarios of the budget benchmark: bursts at limits, kill -9 of every process, clients that leave or retry.
-
-A scenario makes tenants of its own, drives clients and kills; its evidence is audited (`audit.py`).
-"""
+"""Scenarios of the budget benchmark: bursts, kill -9 of every process, clients that leave or retry."""
 
 from __future__ import annotations
 

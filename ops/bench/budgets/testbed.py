@@ -1,8 +1,4 @@
-"""Test bed of the budget benchmark: PostgreSQL, Redis, one engine and N gateways, each killable.
-
-Everything listens on free ports and keeps its files in one directory, which is deleted. Gateways share the
-engine, the database and Redis; each has a data directory and an id of its own. `kill_*` is `kill -9`.
-"""
+"""Test bed of the budget benchmark: PostgreSQL, Redis, one engine and N gateways, each killable."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""HTTP/1.1 client of the benchmarks' loads: asyncio streams, kept connections, server-sent events.
-
-Standard library only. Use from one event loop.
-"""
+"""HTTP/1.1 client of the benchmarks' loads: asyncio streams, kept connections, server-sent events."""
 
 from __future__ import annotations
 

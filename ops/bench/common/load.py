@@ -66,8 +66,7 @@ async def fresh_bench(
     with tempfile.TemporaryDirectory(prefix="fairgate-bench-", ignore_cleanup_errors=True) as directory:
         try:
             async with local_server(
-                Path(directory),
-                arguments=["--model", str(model_dir), *priced(model_dir), *QUIET, *arguments],
+                Path(directory), arguments=["--model", str(model_dir), *priced(model_dir), *QUIET, *arguments]
             ) as server:
                 keys, ids = await enrol(server, parties)
                 yield Bench(server, keys, ids, await making)

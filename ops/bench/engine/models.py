@@ -1,8 +1,4 @@
-"""Models of the engine benchmarks: Llamas with random weights, kept in a cache directory.
-
-The weights are initialised wide enough that greedy outputs vary, so that engines can be compared token for
-token. For OpenVINO a model is exported to its own format, by optimum in that peer's environment.
-"""
+"""Models of the engine benchmarks: Llamas with random weights, kept in a cache directory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Runs an engine in a process of its own for each run: nothing of one run reaches the next, and the peak of
-memory is the run's own."""
+"""Runs an engine in a process of its own for each run, so that the peak of memory is the run's own."""
 
 from __future__ import annotations
 

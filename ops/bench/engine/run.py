@@ -1,9 +1,4 @@
-"""Speed of our engine beside its peers on the same machine.
-
-The same prompts, output lengths and arrivals go through our engine and each installed peer, in turn, each run
-in a process of its own. A burst: throughput. Poisson: latencies, at a share of the capacity of the slowest of
-them. Greedy, EOS ignored, no prefix shared; the engines' tokens are compared as well.
-"""
+"""Speed of our engine beside its peers: the same prompts, output lengths and arrivals, in turn."""
 
 from __future__ import annotations
 
@@ -89,9 +84,7 @@ def _run(options: EngineBenchOptions, progress: Progress) -> dict[str, Any]:
     policy = options.policy or DEFAULT_POLICY
     try:
         EngineConfig(
-            policy=policy,
-            max_batched_tokens=options.max_batched_tokens,
-            max_sequences=options.max_sequences,
+            policy=policy, max_batched_tokens=options.max_batched_tokens, max_sequences=options.max_sequences
         )
     except ValueError as error:
         raise CannotBench(str(error)) from None

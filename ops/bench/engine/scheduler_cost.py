@@ -1,8 +1,6 @@
 """Cost of one scheduling step without a model, and its growth with the number of waiting sequences.
 
-The scheduler of a real engine core in a steady state: `running` sequences decode, now and then one ends and
-the next is admitted, and as many wait as before. Timed are `schedule`, and the bookkeeping of what was
-computed, emitted and ended.
+Timed in a steady state: now and then a sequence ends and the next is admitted, and as many wait as before.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Workload files of the engine benchmarks, and their checks against a model.
-
-A workload file names every request: its prompt (token ids, or a length whose ids follow from the file's
-seed), its output length, and its arrival in units of the mean gap. So one file is the same run everywhere.
-"""
+"""Workload files of the engine benchmarks: each request's prompt, output length and arrival in mean gaps."""
 
 from __future__ import annotations
 

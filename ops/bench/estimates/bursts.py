@@ -1,8 +1,4 @@
-"""Bursts for the benchmark of estimates: many requests at one instant, on the real engine.
-
-Sixteen short requests at once, three times, into an idle engine with two places; then bursts of 4 to 200 into
-one whose places are half busy, with some requests by themselves after each.
-"""
+"""Bursts for the benchmark of estimates: many requests at one instant, on the real engine."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Benchmark of estimates on arrival: how often times stay below their p50 and p90 under stationary load.
 
-Tenants of unlike lengths, sizes and tiers send requests at random (Poisson); the estimate of every request on
-arrival is compared with what it had, after a warm-up. In the last scenario groups of `TOGETHER` quote
-together and all redeem; these are reported apart. On virtual time (`calibration_pool.py`).
+Poisson streams of unlike tenants; in the last scenario groups of `TOGETHER` quote together and all redeem.
 """
 
 from __future__ import annotations

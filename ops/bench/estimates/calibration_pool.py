@@ -1,8 +1,4 @@
-"""The gateway's estimator in front of a simulated pool: estimates of requests on arrival, and their outcomes.
-
-The estimator sees engines only through their snapshots, twenty a second, learns lengths from answers that
-ended, and corrects itself by them. The true length of an answer is known to the simulated engine alone.
-"""
+"""The gateway's estimator in front of a simulated pool: estimates on arrival, and their outcomes."""
 
 from __future__ import annotations
 

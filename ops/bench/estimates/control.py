@@ -1,9 +1,6 @@
 """Benchmark of the control loop against the best fixed settings, and of its reversals, on virtual time.
 
-The same requests with its main knobs (how strictly requests are refused, and how many sequences are sent
-ahead of an engine) at several fixed settings, with the loop acting, and with its advice only. Judged by
-segments: in each, attainment with the loop may be at most a point below that of the best fixed setting of
-that segment.
+In each segment attainment with the loop may be at most a point below that segment's best fixed setting.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
 """Benchmark of the simulator against the real engine.
 
-For each policy a fresh server serves a drawn stream of requests in real time: three tenants of unlike rates,
-lognormal lengths, at a stated part of what the server can do (measured first). What it served is read from
-its timelines, as `fairgate whatif` does, and simulated under the same policy with the step times that its
-engine has learned and with what the simulations of the policy's *other* replays fell short of
-(`ops/simulate/figures/shortfall.py`). Times count from when a request is in line.
-
-Wanted: throughput within 5 %, the median TTFT within 15 %, its 99th percentile within 25 % or one and a half
-times what real runs differ by, and the same order of policies: by that percentile, of those that lie further
-apart in reality than real runs of one of them do.
+What a fresh server served under each policy is simulated with the step times that its engine learned, and
+with what the simulations of the policy's *other* replays fell short of (`ops/simulate/figures/shortfall.py`).
+Times count from when a request is in line. The tolerances are in `docs/benchmarks.md`.
 """
 
 from __future__ import annotations
@@ -29,15 +23,7 @@ from typing import Any
 import httpx
 
 from engine.core.learned_state import learned_path
-from ops.bench.common.load import (
-    QUIET,
-    BenchTenant,
-    enrol,
-    known,
-    load_client,
-    model_directory,
-    priced,
-)
+from ops.bench.common.load import QUIET, BenchTenant, enrol, known, load_client, model_directory, priced
 from ops.reporting import Report as Table
 from ops.sandbox.server import LocalServer, ServerFailed, local_server
 from ops.settings.settings import Settings

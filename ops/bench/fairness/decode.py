@@ -1,13 +1,7 @@
 """Token-fair decoding of a running server, counted from its log of steps.
 
-One server, whose policy is set live, under two tenants:
-
-- `turns`: 16 slots a step, 64 sequences, 32 of each tenant, weights 1 and 3, answers that do not end. Decode
-  tokens over every 1,000 steps are compared with 1:3. The control is the same load under `decode-first`,
-  which serves all 64 in each step: 1:1.
-- `prompts`: equal weights, one tenant with prompts of 1,500 tokens without end, the other with short chats.
-  The first has its half and all that the other leaves; the second feels nothing but that: its times beside
-  an idle first tenant are printed with it.
+- `turns`: decode tokens of weights 1 and 3, 64 sequences on 16 slots; the control is `decode-first`: 1:1.
+- `prompts`: prompts of 1,500 tokens without end beside short chats, equal weights.
 """
 
 from __future__ import annotations

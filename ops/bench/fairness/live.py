@@ -1,18 +1,14 @@
 """Fairness of a running server: weights, floods, tiers and reservations.
 
-A fresh server, and a load client per tenant, each a process of its own.
-
 - `weights`: two tenants of weights 1 and 3 that always wait, the light one with ten times the connections.
-- `flood`: a tenant that uses 30 % of the capacity beside another of the same weight that uses exactly its
-  share (half), and beside the same one sending ten times as much, in blocks in turn. No more than `MOST_OPEN`
-  requests of the other are open at a time: what comes beyond that is counted and not sent.
+- `flood`: a tenant at 30 % of the capacity beside one at its half, and beside the same one sending ten times
+  as much, in blocks in turn; what comes beyond `MOST_OPEN` open requests is counted and not sent.
 - `tiers`: interactive requests over batch that always waits.
-- `reservations`: a standard tenant that reserved 30 % of the capacity under an interactive flood, and the
-  same one without.
+- `reservations`: a standard tenant under an interactive flood, with 30 % of the capacity reserved, and
+  without.
 
-For the last three the engine has half of the cores to itself and its capacity is measured first. A tenant
-that has to wait all the time must do so in every sample of the server's own queue: otherwise its client was
-too slow, and the run is invalid, not unfair.
+A tenant that has to wait all the time must do so in every sample of the server's own queue: otherwise its
+client was too slow, and the run is invalid, not unfair.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Figures of a gateway's runs, beside no gateway and beside its peers, and its goals. Pure.
-
-A figure that compares two targets compares runs of the same round, next to one another in time.
-"""
+"""Figures of a gateway's runs, beside no gateway and beside its peers, and its goals. Pure."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
-"""Upstream of the gateway benchmark: answers immediately, and always the same.
+"""Upstream of the gateway benchmark: answers immediately, and always the same, from one epoll loop.
 
-It must never be the bottleneck: one epoll loop, answers that were made beforehand. A request with
-`"stream": true` gets one chunk for each of its `max_tokens` tokens; all open streams get their next chunk in
-turn, as from an engine that gives each of its sequences a token a step. Any other request gets its whole
-answer in one piece. While there is one stream only, this process yields its core: it stands for a machine of
-its own. Several processes may listen on one port (`SO_REUSEPORT`). A process ends when its stdin does.
+All open streams get their next chunk in turn. While there is one stream only, this process yields its core:
+it stands for a machine of its own. Several may listen on one port. A process ends when its stdin does.
 
     python -m ops.bench.gateway.mock_upstream PORT     (0: a free one)  ->  prints the port
 """

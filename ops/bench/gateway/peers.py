@@ -1,8 +1,6 @@
 """Targets of the gateway benchmark, and how each is started in front of the upstream.
 
-Ours with everything on: keys, limits of both shapes, the fair queue, a durable ledger, estimates and metrics.
-LiteLLM with the limits of its keys on, counted in its memory. nginx and Portkey pass requests on and meter
-nothing. `direct` is no gateway: the clients' connections end at the upstream itself.
+Ours and LiteLLM have limits on; nginx and Portkey pass requests on; `direct` is the upstream itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Processor time and memory of a process tree, from /proc, and the time of an fsync.
-
-Processor time is counted in ticks of 10 ms: good for seconds of load, not for single requests.
-"""
+"""Processor time (in ticks of 10 ms) and memory of a process tree, from /proc, and the time of an fsync."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 """Costs of a gateway per request and per token: ours and its peers before the same upstream, in turn.
 
-Each round goes through all targets, each freshly started: one connection (added latency), 32 connections
-(throughput, processor time per request), one stream at a time (added time to the first token), 64 streams
-(tokens a second, processor time per token). All loops are closed. A round in which the clients were the
-bottleneck is invalid. What estimates cost is less than the difference of two processes: one server switches
-them on and off. Rounds with a side load alternate with rounds without.
+A round in which the clients were the bottleneck is invalid. What estimates cost is less than the difference
+of two processes: one server switches them on and off.
 """
 
 from __future__ import annotations

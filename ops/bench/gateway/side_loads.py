@@ -1,8 +1,4 @@
-"""Loads beside the clients while our gateway is measured: open pages of the console, traces, a scraper.
-
-All of them run in the benchmark's own process, which does nothing else meanwhile: the process's time is
-theirs. What a browser does with an event, and a collector with a span, is not part of it.
-"""
+"""Loads beside the clients while our gateway is measured: open pages of the console, traces, a scraper."""
 
 from __future__ import annotations
 
@@ -24,9 +20,7 @@ FORM_TOKEN = re.compile(r'name="form_token" value="([^"]+)"')
 EVENT_END = b"\n\n"
 SCRAPE_EVERY_S = 1.0
 METRICS = "/metrics"
-METRICS_HEADERS = {
-    "accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5",
-}
+METRICS_HEADERS = {"accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"}
 AT_REST = 50
 """Scrapes in a row whose processor time is compared with that of as long a rest."""
 

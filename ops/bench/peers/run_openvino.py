@@ -1,8 +1,4 @@
-"""Runner of OpenVINO GenAI's continuous batching.
-
-Imports nothing of ours. Precisions are set explicitly: by default OpenVINO chooses bfloat16 where the
-processor has it, and compresses the KV cache.
-"""
+"""Runner of OpenVINO GenAI's continuous batching, with explicit precisions. Imports nothing of ours."""
 
 from __future__ import annotations
 

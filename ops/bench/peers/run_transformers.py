@@ -1,7 +1,4 @@
-"""Runner of transformers' continuous batching.
-
-Imports nothing of ours. Its manager runs a thread of its own and records the time of every token.
-"""
+"""Runner of transformers' continuous batching. Imports nothing of ours."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Model directories that other servers serve: nothing is downloaded.
-
-The text model is the one that ships with the project, with a chat template that takes tools. The image model
-is a small BLIP-2 with random weights; its tokenizer is the shipped one with three more tokens.
-"""
+"""Model directories that other servers serve: the shipped model with tools, and a small random BLIP-2."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Recorded answers of other servers: what was asked, and the bytes that came back.
-
-One JSON file a server under `ops/bench/data/recorded`. `fairgate bench upstreams --record` writes them, a
-stand-in of the tests replays them.
-"""
+"""Recorded answers of other servers, a JSON file each under `ops/bench/data/recorded`; tests replay them."""
 
 from __future__ import annotations
 

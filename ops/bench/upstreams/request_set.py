@@ -1,7 +1,6 @@
 """Requests that are put to other servers: what they can do beyond plain text, and what they refuse.
 
-Each prompt is there once a server, so that a stand-in knows a request by it. What no server here can do is
-not among them: audio, several images in a prompt, annotations, refusals in a field of their own.
+Each prompt is there once a server, so that a stand-in knows a request by it.
 """
 
 from __future__ import annotations
@@ -142,8 +141,7 @@ def sampling(found: RequestSet) -> None:
     found.chat("plain text")
     found.chat("system prompt", [{"role": "system", "content": "Be brief."}, *says("Spell cat.")])
     found.chat(
-        "several turns",
-        [*says("Add 2 and 3."), {"role": "assistant", "content": "5"}, *says("Add 4 and 3.")],
+        "several turns", [*says("Add 2 and 3."), {"role": "assistant", "content": "5"}, *says("Add 4 and 3.")]
     )
     found.chat("stop word", stop="5")
     found.chat("stop words", stop=["9", "8"], max_tokens=24)

@@ -1,7 +1,4 @@
-"""Starts other servers, each from an environment of its own, with a model made on the spot.
-
-`make bench-upstreams` makes the environments.
-"""
+"""Starts other servers, each from an environment of its own (`make bench-upstreams`)."""
 
 from __future__ import annotations
 

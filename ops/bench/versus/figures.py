@@ -34,9 +34,7 @@ LINES = (
         *("1", ".1f", "First token (p99) beside a flood, over alone"),
     ),
     VersusLine(
-        "weights_ratio",
-        "tokens of two tenants of weights 1 and 3",
-        *("3", ".2f", "Tokens by weight, 1:3"),
+        "weights_ratio", "tokens of two tenants of weights 1 and 3", *("3", ".2f", "Tokens by weight, 1:3")
     ),
     VersusLine(
         "overshoot_tokens",

@@ -1,7 +1,4 @@
-"""Leases inside vLLM's decode: exact to the token, on a real server with our plug-in.
-
-Two servers: one with room, and one whose KV memory is short, so that sequences are evicted and come back.
-"""
+"""Leases inside vLLM's decode: exact to the token, on a real server with our plug-in."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""LiteLLM's proxy in a comparison, before vLLM, with what it has for limits without a licence.
-
-Counters of limits are in a Redis, so that they outlive the proxy. Keys are checked by a hook that reads the
-terms from the key itself. On a bill is what LiteLLM tells its callbacks when a request has ended.
-"""
+"""LiteLLM's proxy in a comparison, with its limits counted in Redis, so that they outlive the proxy."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """The measurements of one stack in one round: a flood, weights, a hard limit, a killed gateway.
 
-Clients are the same for all stacks: a process for each tenant under load, on raw sockets. Tokens are counted
-from the log probabilities that come with them, as they arrive; a stack's own figures are used for its bill
-alone.
+Clients are the same for all stacks, and count tokens from the log probabilities that come with them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Our plug-in in a real vLLM, through the gateway: shares, limits through kills, caches, texts, speed.
-
-Clients count what arrives; the ledger is read for what was charged. Stock vLLM is the control.
-"""
+"""Our plug-in in a real vLLM, through the gateway: shares, limits through kills, caches, texts, speed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The comparison with LiteLLM and vLLM, and what our plug-in has to keep inside a real vLLM.
-
-The two vLLM servers stay up for all rounds, our engine comes with its gateway. Each round goes through all
-stacks, each time from another one on, so that a machine that becomes faster or slower meets all of them.
-"""
+"""The comparison with LiteLLM and vLLM, and what our plug-in has to keep inside a real vLLM."""
 
 from __future__ import annotations
 

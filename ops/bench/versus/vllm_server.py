@@ -1,7 +1,4 @@
-"""Runs a private vLLM server for a benchmark, as it comes or with our scheduler in it.
-
-vLLM lives in an environment of its own (`make bench-vllm` makes it); its processes are ended with the block.
-"""
+"""Runs a private vLLM server from `make bench-vllm`'s environment, stock or with our scheduler in it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Instructions that the demo model has learned, drawn from a seeded generator, with their right answers.
 
-Each carries a key that names its content without its wording ("arithmetic:17+25"); where the content is to be
-known by heart (the calendar, which thing is of which kind) the key is the wording. A hash of the key decides
-whether training uses it or holds it out.
+A hash of each one's key, which names its content without its wording, says whether training holds it out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Readings for the length probe: the model answers its own instructions, and its state is read meanwhile.
-
-At temperature 1, by the real engine core, which reads the model's state as it does when it serves.
-"""
+"""Readings for the length probe: the model's state while the engine answers at temperature 1."""
 
 from __future__ import annotations
 

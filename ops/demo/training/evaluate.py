@@ -1,7 +1,6 @@
-"""Measures how well the demo model follows instructions that it was not trained on.
+"""Exact held-out answers of the demo model by family; `python -m ops.demo.training.evaluate`.
 
-`python -m ops.demo.training.evaluate` answers held-out prompts of each family greedily with the saved model,
-computing in float32, and prints the share that is exact. Its exit status is 1 when a family stays under 95 %.
+Its exit status is 1 when a family stays under 95 %.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Figures of a simulated run.
+"""Figures of a simulated run: nearest-rank quantiles over *all* requests submitted.
 
-Times are nearest-rank quantiles over *all* requests submitted: one that was refused or never ended counts as
-infinitely slow (null in JSON) and as a miss, so that dropping requests improves nothing (arXiv 2410.14257).
+One that was refused or never ended counts as infinitely slow (null in JSON) and as a miss (arXiv 2410.14257).
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Learns a table from a trace: borders, search, and judgement on what was held out.
-
-Of the budget of simulated requests a part is kept for the judgement and a part shows how the pieces differ
-under `hybrid`; the rest is searched with.
-"""
+"""Learns a table from a trace: borders, search, and judgement on what was held out."""
 
 from __future__ import annotations
 

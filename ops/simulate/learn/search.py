@@ -1,8 +1,6 @@
 """Search of a table: one change of one action at a time, kept where it wins by more than the seeds differ.
 
-First changes of all macro-states together, since what one state does shows in the others; then state by
-state, those first in which most requests waited. Every candidate serves the very requests that the table
-before it served; one that does not win where its states are seen most is not tried further. Deterministic.
+First changes of all macro-states together, since what one does shows in the others; then state by state.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Cuts a trace into stretches of time: every other one to learn from, the others held out to judge by.
-
-A stretch is an hour where the trace has many, and shorter where it has not. What is simulated are pieces of a
-stretch of about two minutes, each by itself, from an empty pool. Pure.
-"""
+"""Cuts a trace into stretches of time: every other one to learn from, the others to judge by. Pure."""
 
 from __future__ import annotations
 

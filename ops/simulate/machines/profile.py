@@ -18,12 +18,7 @@ from engine.step_time.model import StepTimeModel
 from ops.simulate.machines.machines import Machine, profile_machine
 
 COEFFICIENTS = ("base_s", "per_token_s", "per_context_token_s", "per_sequence_s")
-DEFAULT_SIZES = {
-    "kv_tokens": 65_536,
-    "context_tokens": 8192,
-    "max_sequences": 64,
-    "max_batched_tokens": 512,
-}
+DEFAULT_SIZES = {"kv_tokens": 65_536, "context_tokens": 8192, "max_sequences": 64, "max_batched_tokens": 512}
 MOST_BYTES = 1 << 20
 MOST_STEP_S = 60.0
 
@@ -57,9 +52,7 @@ def read_profile(path: Path, defaults: Mapping[str, int] = DEFAULT_SIZES, **size
         name: sizes.get(name) or _whole(path, content, name, default) for name, default in defaults.items()
     }
     return profile_machine(
-        f"profile {path.name}",
-        StepTime(**values, samples=1000, relative_error=0.0),
-        **chosen,
+        f"profile {path.name}", StepTime(**values, samples=1000, relative_error=0.0), **chosen
     )
 
 

@@ -1,5 +1,4 @@
-"""Charts that compare policies: distributions of TTFT and TPOT with their targets, requests a second that met
-the SLO over time beside those that arrived, and attainment by tenant."""
+"""Charts that compare policies: TTFT and TPOT, goodput over time, and attainment by tenant."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Requests of a simulation and their sources.
-
-Traces, generators and recorded traffic all come as a `Source`: requests in order of arrival, as often as they
-are asked for, so that several policies serve the very same ones. Nothing holds all of them in memory.
-"""
+"""Requests of a simulation and their sources, which give the same ones as often as they are asked."""
 
 from __future__ import annotations
 
