@@ -19,7 +19,6 @@ WARM_UP_S = 2.0
 MEASURE_S = 5.0
 CONNECTIONS = 96
 FULL_S = 60.0
-"""How long the engine may take to be full."""
 
 
 @dataclass(frozen=True)

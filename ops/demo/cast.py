@@ -20,8 +20,6 @@ class CastLimit:
 
 @dataclass(frozen=True)
 class CastTenant:
-    """A tenant of the demo."""
-
     name: str
     weight: float = 1.0
     tier: Tier = Tier.STANDARD
@@ -48,7 +46,6 @@ CAST: tuple[CastTenant, ...] = tuple(
     )
     for name in (f"m{number:02d}" for number in range(27))
 )
-"""Every tenant of the trace, by name."""
 
 
 def planned_tokens(requests: Sequence[TraceRequest]) -> Mapping[str, int]:

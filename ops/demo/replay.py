@@ -20,8 +20,6 @@ TAIL_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class PlannedRequest:
-    """One request to send: when, with whose key, what."""
-
     send_s: float
     tenant: str
     tier: str
@@ -29,7 +27,6 @@ class PlannedRequest:
     body: dict[str, Any]
     input_tokens: int = 0
     output_tokens: int = 0
-    """The lengths that the plan wants."""
 
 
 @dataclass
@@ -67,8 +64,6 @@ class Sent:
 
 @dataclass
 class Board:
-    """Everything sent so far; the live table and the report read it."""
-
     sent: list[Sent] = field(default_factory=list)
     planned: int = 0
     started_s: float = field(default_factory=time.monotonic)

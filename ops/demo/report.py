@@ -45,13 +45,11 @@ class DemoEvidence:
     capacity: Mapping[str, float]
     engine: Mapping[str, Any]
     turns: Mapping[str, Any]
-    """Decode tokens of two tenants whose sequences outnumbered the slots of a step."""
     duration_s: float
     waited_for_a_core: float | None = None
     """Of the time in which the engine wanted a core, the share that it waited for one, in its worst seconds;
     None: unknown."""
     simulated_waits_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """By policy, by request id."""
     simulated_duration_s: Mapping[str, float] = field(default_factory=dict)
     """By policy: when the last answer ended; beside `duration_s` it says how true the simulation is."""
     cut: int = 0

@@ -67,8 +67,6 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """Options of the command line."""
-
     once: bool = False
     json_file: Path | None = None
     html_file: Path | None = None

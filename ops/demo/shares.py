@@ -45,10 +45,7 @@ class TenantArrival:
 
 @dataclass(frozen=True)
 class FluidIdeal:
-    """The fluid model's answer for one tier."""
-
     service: dict[str, float]
-    """Cost tokens that each tenant would have been served."""
     asked: dict[str, float]
 
 

@@ -32,8 +32,6 @@ class TenantRow:
 
 @dataclass(frozen=True)
 class View:
-    """Everything on the screen."""
-
     elapsed_s: float
     sent: int
     planned: int

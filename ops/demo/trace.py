@@ -17,16 +17,12 @@ MAX_OUTPUT_TOKENS = 300
 MIN_INPUT_TOKENS = 16
 """Tokens of a chat template and a few words."""
 SPAN_S = 600.0
-"""Length of the slice: one pass."""
 MAX_PASSES = 40
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest(SimulatedRequest):
-    """One request of the slice."""
-
     place: int = 0
-    """Its line in the slice."""
 
 
 @dataclass(frozen=True)

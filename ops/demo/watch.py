@@ -21,7 +21,6 @@ from ops.sandbox.server import LogReader
 EVERY_S = 0.5
 RATE_WINDOW_S = 5.0
 LOG_EVERY = 4
-"""Samples from one reading of the dispatch log to the next."""
 
 
 class DemoSampler:

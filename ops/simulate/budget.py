@@ -34,8 +34,6 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class _Held:
-    """One request with limits, from its arrival to its end."""
-
     row: int
     request: SimulatedRequest
     limits: tuple[Limit, ...]
@@ -70,7 +68,6 @@ class SimulatedBudget:
         )
         self._held: dict[str, _Held] = {}
         self._held_back: dict[str, None] = {}
-        """Requests that found no room, in order."""
 
     def lend(self, share: float) -> None:
         """From now on buckets with a ceiling refill at this share of the way to it."""

@@ -26,14 +26,10 @@ _SUBJECTS = {SubjectKind.TENANT: TENANT_LIMIT, SubjectKind.PLATFORM: PLATFORM_LI
 
 @dataclass(frozen=True, slots=True)
 class ChangedLimit:
-    """A limit of the file."""
-
     tenant: str
     """Its name; `ALL_TENANTS`: of the platform."""
     name: LimitName
-    """What it counts."""
     limit: Limit | None
-    """None: there is none any more."""
 
     def concerns(self, tenant: str) -> bool:
         """Whether it binds this tenant's requests."""

@@ -30,7 +30,6 @@ from ops.simulate.traffic.requests import BadTrace
 from tenants.ledger.timelines import RecordedTimeline
 
 MOST_SHOWN = 5
-"""Stretches named in a refusal."""
 INSTANT = "%Y-%m-%dT%H:%M:%S.%f"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 OTHER_MACHINE = "--gpu with --model, or --profile, and --policy"
@@ -43,8 +42,6 @@ class ServerUnknown(BadTrace):
 
 @dataclass(frozen=True, slots=True)
 class ReplayedServer:
-    """What served all of a recording."""
-
     described: ServerDescription
     """Without a gateway, and with the mean of the step times."""
 

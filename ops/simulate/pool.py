@@ -49,14 +49,11 @@ class PoolStuck(RuntimeError):
 
 @dataclass(slots=True)
 class Member:
-    """One replica and its step or run under way."""
-
     number: int
     replica_id: str
     engine: SimulatedReplica
     size: Replica
     is_busy: bool = False
-    """A step or a run is under way."""
     ticket: int = 0
     """Of the event that ends it; others of it are out of date."""
     happened: StepsTaken | None = None
@@ -65,7 +62,6 @@ class Member:
     idle_gaps: int = 0
     longest_idle_s: float = 0.0
     waits_until_s: float | None = None
-    """The policy waits on purpose."""
     before: dict[str, int] = field(default_factory=dict)
     """Service of its tenants (scaled, per weight) before the step under way, which the engine counts."""
     heard: dict[str, int] = field(default_factory=dict)
@@ -93,14 +89,11 @@ class PoolObserver:
     admits: Callable[[SimulatedPool, SimulatedRequest], bool] = lambda pool, request: True
     """Whether a request that arrives is queued; its row is the last one. See `admission.py`."""
     on_ended: Callable[[SimulatedPool, int], None] = lambda pool, row: None
-    """An answer, by its row, is complete."""
     on_event: Callable[[SimulatedPool], None] = lambda pool: None
     """Before every decision; more requests may `arrive`."""
 
 
 class PoolBudget(Protocol):
-    """Limits of requests; see `budget.py`."""
-
     def lend(self, share: float) -> None:
         """What a control loop gives of spare capacity to limits with a ceiling."""
         ...
@@ -152,7 +145,6 @@ class SimulatedPool:
         """Cost tokens that the engines gave each tenant, up to the last decision: every prompt is counted
         when its first token comes, outputs as they come."""
         self.queued: dict[str, int] = {}
-        """Requests that wait in the gateway, by tenant."""
         self.emptied: set[str] = set()
         """Tenants that had no waiting request at some instant; the observer empties it."""
         self._predictions = predictions if predictions is not None else Learned()
@@ -199,7 +191,6 @@ class SimulatedPool:
         self._cause: Member | None = None
         """Whose end the decision under way is about; None: an arrival or an action."""
         self.budget = budget(self) if budget is not None else None
-        """What applies limits; None: there are none."""
 
     def _member(self, number: int) -> Member:
         machine, replica_id = self.machine, f"replica-{number}"

@@ -55,8 +55,6 @@ class Exact:
 
 
 class Constant(Exact):
-    """The same for all: no forecast."""
-
     def predict(self, request: SimulatedRequest) -> tuple[int, int]:
         return 64, 512
 

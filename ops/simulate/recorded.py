@@ -21,7 +21,6 @@ from tenants.pricing.pricing import FREE, PriceEntry
 
 UNPRICED = PriceEntry(FREE, 1_000)
 AS_IT_WAS = "as it was"
-"""Shown in place of a policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,6 @@ class RecordedAnswer:
     sequences: int
     input_tokens: int
     output_tokens: int
-    """Of all sequences together."""
     arrived_us: int
     in_line_us: int
     """Authenticated, and held in the ledger."""
@@ -60,11 +58,8 @@ class RecordedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Implements `Source`."""
-
     name: str
     served: tuple[RecordedAnswer, ...]
-    """In order of arrival."""
     unserved: int
     """Left out: they ended without a token."""
     has_prefixes: bool = False

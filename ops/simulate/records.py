@@ -15,7 +15,6 @@ class Records:
 
     def __init__(self) -> None:
         self.tenants: list[str] = []
-        """By their number in `tenant`."""
         self.weights: dict[str, float] = {}
         self.tenant = array("l")
         self.arrival_s = array("d")
@@ -25,7 +24,6 @@ class Records:
         self.first_s = array("d")
         self.last_s = array("d")
         self.cached_tokens = array("l")
-        """Prompt tokens found in a prefix cache."""
         self.preemptions = array("l")
         self.recomputed_tokens = array("l")
         self.displaced_tokens = array("i")
@@ -33,7 +31,6 @@ class Records:
         self.set_back = array("h")
         """Places that it lost to a tenant of its tier that was owed one."""
         self.replica = array("h")
-        """Number of the replica that served it."""
         self.refused = array("b")
         self._numbers: dict[str, int] = {}
 

@@ -15,13 +15,9 @@ from ops.simulate.run import Scenario, run_policy
 
 @dataclass(frozen=True, slots=True)
 class BaselineRun:
-    """The baseline of one recording."""
-
     baseline: Baseline
     pool: SimulatedPool = field(repr=False)
-    """With the baseline's records."""
     figures: dict[str, Any] = field(repr=False)
-    """As of any policy's run."""
 
     @staticmethod
     def of(

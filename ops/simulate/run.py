@@ -55,7 +55,6 @@ class Scenario:
     shortfall: Shortfall | None = None
     """What is added to simulated times; None: nothing."""
     control: ControlMode = ControlMode.OFF
-    """Of the control loop, under every policy."""
     learned: LearnedTable | None = None
     """What the policy `learned` looks up."""
 

@@ -28,13 +28,10 @@ PUBLISHED = (
 
 @dataclass(frozen=True, slots=True)
 class Sustained:
-    """Result of one policy on one source."""
-
     policy: str
     rate_per_s: float
     """0: not even the slowest rate tried met the SLO often enough."""
     attainment: float
-    """At that rate."""
     runs: int
     is_least: bool = False
     """It may sustain more: the source is too short to tell."""
@@ -55,7 +52,6 @@ def sustained(
     attained: dict[float, float] = {}
     rates: dict[float, float] = {}
     span_s = 0.0
-    """Of the last run."""
 
     def holds(speed: float) -> bool:
         nonlocal span_s

@@ -14,8 +14,6 @@ MOST_OUTPUT_TOKENS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class RequestLengths:
-    """A kind of request."""
-
     prompt_tokens: int
     output_tokens: int
 
@@ -33,19 +31,15 @@ class RequestLengths:
 
 @dataclass(frozen=True)
 class BatchModel:
-    """Service time and energy of a batch, from the step-time model."""
-
     step_time: StepTime
     short: RequestLengths
     long: RequestLengths
     long_share: float
-    """Part of the requests that are long."""
     padded: bool = False
     """Whether every row is computed at the longest row's length."""
     busy_watts: float = 200.0
     """Power while a batch runs, above that of the idle machine."""
     launch_joules: float = 0.0
-    """Energy of starting a batch, whatever its size."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.long_share <= 1:

@@ -22,14 +22,11 @@ MIXED_CHANGES = 500.0
 
 
 class KvMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The KV memory that a batch needs to fit into."""
-
     tokens: int = 0
     """0: memory never limits a batch, and there is one pressure only."""
     pressures: tuple[float, ...] = (0.0, 0.5, 0.75)
     """Parts of the pool that others may hold, told apart; rising."""
     pressure_hold_s: float = 30.0
-    """Mean seconds until the pressure changes."""
 
     def __post_init__(self) -> None:
         """Raises ValueError, naming the field, its limits and the way out."""

@@ -70,8 +70,6 @@ class BatchLaunch:
 
 
 class Launches:
-    """All batches that may be run at one arrival rate."""
-
     def __init__(
         self,
         model: BatchModel,

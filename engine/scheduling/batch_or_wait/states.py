@@ -15,8 +15,6 @@ SIZES = {"1": 1, "2": 2, "3": 3, "4": 4, "6": 6, "8": 8, "C": 12, "G": 16, "O": 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Resolution of the states."""
-
     max_batch: int = 16
     longest_wait_s: float = 2.0
     """The server never waits when the first one has waited so long."""

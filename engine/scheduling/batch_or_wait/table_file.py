@@ -27,8 +27,6 @@ class BadTable(ValueError):
 
 
 class StoredRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to do at one arrival rate."""
-
     rate_per_s: float
     cost: float
     least_cost: float
@@ -52,8 +50,6 @@ class StoredRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StoredTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file."""
-
     format: str
     version: int
     model: BatchModel

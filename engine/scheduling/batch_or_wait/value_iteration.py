@@ -35,8 +35,6 @@ class NotSolved(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """The optimal policy for one arrival rate."""
-
     rate_per_s: float
     cost: float
     """Its average cost: alpha x mean latency + beta x power + gamma x share late."""

@@ -54,8 +54,6 @@ COLUMNS = ("request_id", "tenant_id", "kind", "input_tokens", "output_tokens", "
 
 @dataclass(frozen=True, slots=True)
 class AuditedRow:
-    """One row of the ledger."""
-
     request_id: str
     tenant_id: str
     kind: str
@@ -79,8 +77,6 @@ class AuditedRow:
 
 @dataclass(frozen=True, slots=True)
 class StoredCounters:
-    """What Redis says of one tenant."""
-
     used: Mapping[str, int]
     """By the meter of each window."""
     held: Mapping[str, int]
@@ -90,12 +86,9 @@ class StoredCounters:
 
 @dataclass(frozen=True, slots=True)
 class AuditFacts:
-    """Everything that was found when all had ended."""
-
     tenants: Sequence[BudgetTenant]
     rows: Sequence[AuditedRow]
     stored: Mapping[str, StoredCounters]
-    """By tenant id."""
     emitted: Mapping[str, int] | None
     """Output tokens by tenant id, as the engine counts them; None: it did not survive the scenario."""
     left_in_engine: int
@@ -103,13 +96,10 @@ class AuditFacts:
     usage: Sequence[str] = ()
     """Where the sums of usage, as the API tells them and as pages show them, differ from the ledger."""
     pages: int = 0
-    """How many pages of the console were read for that."""
 
 
 @dataclass
 class Findings:
-    """The figures, and examples of each."""
-
     overshoot_tokens: int = 0
     drift_tokens: int = 0
     double_charges: int = 0

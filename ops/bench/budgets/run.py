@@ -32,8 +32,6 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class BudgetBenchOptions:
-    """What to run."""
-
     names: Sequence[str] = ()
     """Shell patterns; none: all."""
     gateways: Sequence[int] = (1, 2, 4)

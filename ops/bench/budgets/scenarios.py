@@ -31,7 +31,6 @@ PROMPT_TOKENS = 32
 ANSWER_TOKENS = (6, 10, 16, 24, 36, 52, 76, 110)
 """Wished for in turn: a few long answers among many short ones, as in most traces."""
 PATIENCE_S = 30.0
-"""How long a refused client retries."""
 MAX_TOKENS = 128
 """`max_tokens` of bursts that set it: more than any of the answers has."""
 SHARE = {50: 0.4, 500: 0.15}
@@ -67,8 +66,6 @@ class Question:
 
 @dataclass(frozen=True)
 class ScenarioContext:
-    """Test bed, client and questions of a running scenario."""
-
     testbed: Testbed
     client: LoadHttpClient
     questions: Sequence[Question]
@@ -114,7 +111,6 @@ class ScenarioEvidence:
     broken: list[str] = field(default_factory=list)
     """Requirements of the scenario's own that were not met."""
     after: Callable[[], Awaitable[None]] | None = None
-    """Restores the test bed after the audit."""
 
 
 Run = Callable[[ScenarioContext], Awaitable[ScenarioEvidence]]
@@ -122,8 +118,6 @@ Run = Callable[[ScenarioContext], Awaitable[ScenarioEvidence]]
 
 @dataclass(frozen=True, slots=True)
 class BudgetScenario:
-    """One row of the report."""
-
     name: str
     gateways: int
     run: Run

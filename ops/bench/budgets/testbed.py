@@ -35,8 +35,6 @@ class ScenarioFailed(Exception):
 
 @dataclass
 class Testbed:
-    """The processes that a scenario uses or kills."""
-
     directory: Path
     postgres: Service
     redis: Service

@@ -32,8 +32,6 @@ RETRIED = (408, 409, 429)
 
 @dataclass(slots=True)
 class ClientAttempt:
-    """One attempt, as its client saw it."""
-
     tenant_id: str
     status: int = 0
     """0: the connection broke before there was one."""
@@ -61,8 +59,6 @@ class ClientAttempt:
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """What one client sends."""
-
     tenant_id: str
     key: str
     body: Mapping[str, Any]

@@ -27,8 +27,6 @@ class _Connection:
 
 
 class HttpResponse:
-    """A response whose head has arrived."""
-
     def __init__(self, head: bytes, reader: asyncio.StreamReader, timeout_s: float) -> None:
         status, *lines = head.decode("latin-1").split("\r\n")
         if not status.startswith("HTTP/1.1 "):

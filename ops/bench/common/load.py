@@ -33,19 +33,14 @@ QUIET = ("--log-level", "warning")
 
 @dataclass(frozen=True)
 class BenchTenant:
-    """One tenant of a benchmark."""
-
     name: str
     weight: float
     connections: int
     tiers: Sequence[str] | None = None
-    """Those that it may ask for."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A fresh server with its tenants, and what to send."""
-
     server: LocalServer
     keys: Mapping[str, str]
     ids: Mapping[str, str]

@@ -26,21 +26,17 @@ from ops.bench.common.http_client import HttpBroken, HttpResponse, LoadHttpClien
 
 TIMEOUT_S = 300.0
 RETRY_S = 0.2
-"""Pause of a closed loop after a refusal."""
 TOKEN_MARK = '"logprob":'
 """Once in a chat's event for each of its tokens; quotes inside a token's text are escaped."""
 
 
 @dataclass
 class Observed:
-    """What one tenant's clients saw."""
-
     finished: int = 0
     refused: int = 0
     unsent: int = 0
     """Requests due while as many as may be open were open."""
     longest_prompt: int = 0
-    """Tokens, as the usage says."""
     ttfts_s: list[float] = field(default_factory=list)
     """Of streams, from sending to the first event; where tokens are counted, to the first that has one."""
     tokens: int = 0
@@ -48,12 +44,9 @@ class Observed:
     accounts: list[dict[str, Any]] = field(default_factory=list)
     """The `fairgate` object of each answer."""
     cpu_share: float = 0.0
-    """Processor time of the client's process over wall time."""
 
 
 class TenantLoad:
-    """One tenant's requests: closed loops, or a Poisson stream."""
-
     def __init__(
         self, url: str, key: str, bodies: Sequence[str], seed: str, counts_tokens: bool = False
     ) -> None:

@@ -18,7 +18,6 @@ DISTURBED = (
 )
 
 Progress = Callable[[str], None]
-"""Gets a line for each run."""
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:

@@ -30,8 +30,6 @@ class NoModel(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """The shape of a Llama."""
-
     hidden_size: int
     num_hidden_layers: int
     num_attention_heads: int
@@ -45,7 +43,6 @@ SPECS: dict[str, ModelSpec] = {
     "tiny": ModelSpec(256, 6, 8, 4, 768, 4096),
     "small": ModelSpec(768, 12, 12, 4, 2048, 32000),
 }
-"""`micro` is for trying things out."""
 
 
 def cache_dir() -> Path:

@@ -24,8 +24,6 @@ class EngineFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EngineLaunch:
-    """Command of an engine's process, and the options of its `load`."""
-
     name: str
     command: tuple[str, ...]
     directory: Path
@@ -33,8 +31,6 @@ class EngineLaunch:
 
 
 class EngineProcess:
-    """A running engine; made by `engine_process`."""
-
     def __init__(
         self, launch: EngineLaunch, process: subprocess.Popen[str], stderr: IO[str], timeout_s: float
     ):

@@ -20,7 +20,6 @@ from ops.simulate.machines.machines import ModelShape
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MATRIX = 2048
-"""Rows and columns of the weight matrix that is multiplied."""
 BATCHES = (256, 1024, 2048)
 MEASURE_S = 1.0
 """How long each variant is repeated, at least once; the best repetition counts."""
@@ -29,8 +28,6 @@ MEASURE_TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of the machine."""
-
     read_bytes_per_s: float
     flops_per_s: float
 

@@ -39,8 +39,6 @@ Answers = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class EngineBenchOptions:
-    """What to measure."""
-
     model: str
     workload: Path
     peers: tuple[str, ...] | None
@@ -48,7 +46,6 @@ class EngineBenchOptions:
     dtype: str = "float32"
     device: str = "cpu"
     arrivals: str = "burst"
-    """`burst` or `poisson`."""
     rate_per_s: float | None = None
     """Requests a second; None: `load_share` of the slowest engine's capacity, measured first."""
     load_share: float = 0.7

@@ -40,8 +40,6 @@ GROWTH_LIMIT = 1.5
 
 @dataclass(frozen=True, slots=True)
 class SchedulerCase:
-    """One steady state."""
-
     policy: str
     running: int
     waiting: int
@@ -50,8 +48,6 @@ class SchedulerCase:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Microseconds of one step."""
-
     schedule_us: float
     books_us: float
     cpu_us: float

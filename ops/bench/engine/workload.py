@@ -47,8 +47,6 @@ class WorkloadRequest(msgspec.Struct, frozen=True):
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """Requests, in order of arrival."""
-
     requests: Annotated[tuple[WorkloadRequest, ...], Meta(min_length=1, max_length=MAX_REQUESTS)]
     name: str = "unnamed"
     seed: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0

@@ -52,12 +52,9 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """One tenant's requests."""
-
     tenant: str
     tier: int
     share: float
-    """Of all requests."""
     median_output: int
     longest_input: int
     weight: float = 1.0

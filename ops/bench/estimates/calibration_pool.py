@@ -46,8 +46,6 @@ class WatchedEngine:
 
 @dataclass(frozen=True, slots=True)
 class EstimateOutcome:
-    """One request that has ended: its estimate and its outcome."""
-
     estimate: Estimate
     times: Times
     emitted_tokens: int
@@ -55,7 +53,6 @@ class EstimateOutcome:
     binding: bool
     """The estimate is a quote, made some time before the request came."""
     kind: str
-    """Of the request."""
 
 
 class CalibratedPool:

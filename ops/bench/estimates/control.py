@@ -44,8 +44,6 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where an operator could have put the knobs for good."""
-
     lookahead: int = LOOKAHEAD_SEQUENCES
     strictness: float = 0.0
 
@@ -54,7 +52,6 @@ class Setting:
 
 
 REST = Setting()
-"""Where the loop begins."""
 SETTINGS = (
     Setting(lookahead=0),
     REST,
@@ -67,8 +64,6 @@ SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class ControlCase:
-    """Traffic, who serves it, and how it is cut up."""
-
     name: str
     source: Source
     machine: Machine

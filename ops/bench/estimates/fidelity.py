@@ -2,7 +2,7 @@
 
 What a fresh server served under each policy is simulated with the step times that its engine learned, and
 with what the simulations of the policy's *other* replays fell short of (`ops/simulate/figures/shortfall.py`).
-Times count from when a request is in line. The tolerances are in `docs/benchmarks.md`.
+Times count from when a request is in line. The tolerances are in `docs/simulating.md`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from tenants.storage.database import open_database
 POLICIES = ("fcfs", "sjf", "vtc", "hybrid")
 PARTIES = (BenchTenant("half", 1.0, 1), BenchTenant("third", 1.0, 1), BenchTenant("rest", 1.0, 1))
 SHARES = (0.5, 0.3, 0.2)
-"""Of the rate."""
 MAX_SEQUENCES = 16
 KV_BLOCKS = 4096
 BLOCK_TOKENS = 16
@@ -66,8 +65,6 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class FidelityOptions:
-    """What to run."""
-
     policies: tuple[str, ...] = POLICIES
     repetitions: int = 3
     seconds: float = 180.0
@@ -86,8 +83,6 @@ class _Ask:
 
 @dataclass(frozen=True, slots=True)
 class ServedReplay:
-    """What one server served, and the machine that its engine learned to be."""
-
     recorded: Recorded
     machine: Machine
     sent: int
@@ -105,7 +100,6 @@ class Pair:
     real: Mapping[str, Any]
     simulated: Mapping[str, Any]
     sent: int
-    """Requests."""
 
 
 def run(options: FidelityOptions, progress: Callable[[str], None] = lambda line: None) -> Report:

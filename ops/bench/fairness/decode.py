@@ -103,8 +103,6 @@ _BODIES: Mapping[str, Callable[[str], list[dict[str, Any]]]] = {
 
 
 class _Shares:
-    """The server, its clients, and the steps that it took."""
-
     def __init__(self, bench: Bench, clients: Mapping[str, LoadClient], operator: httpx.AsyncClient) -> None:
         self._bench = bench
         self._clients = clients

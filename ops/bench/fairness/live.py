@@ -160,9 +160,7 @@ class QueueSamples:
 class _Reading:
     at_s: float
     service: Mapping[str, int]
-    """Cost tokens by tenant."""
     light_tokens: int
-    """Tokens, each counted once."""
     queued: Mapping[str, int]
 
 
@@ -285,8 +283,6 @@ def set_apart(engine: int, others: Iterable[int]) -> tuple[int, int] | None:
 
 @dataclass
 class LoadedPool:
-    """A server that is up, its tenants' clients, and its capacity."""
-
     bench: Bench
     clients: Mapping[str, LoadClient]
     operator: httpx.AsyncClient

@@ -126,13 +126,10 @@ class _ServedConnection:
         self.unread = b""
         self.unsent = b""
         self.pieces: list[bytes] = []
-        """Of the stream that is being sent."""
         self.place = 0
 
 
 class MockUpstream:
-    """The server. `run` returns when stdin ends."""
-
     def __init__(self, port: int) -> None:
         self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -44,17 +44,12 @@ LARGE_RATE = 9_000_000
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A gateway that is up."""
-
     port: int
     process: int | None
     """Root of its processes; None: it has none."""
     headers: Sequence[Mapping[str, str]]
-    """Of each client; connections take turns."""
     watchers: Watchers | None = None
-    """Who has its console open."""
     scraper: Scraper | None = None
-    """Who asks for its metrics."""
 
 
 Open = Callable[[Path, int], contextlib.AbstractAsyncContextManager[Serving]]
@@ -63,8 +58,6 @@ Open = Callable[[Path, int], contextlib.AbstractAsyncContextManager[Serving]]
 
 @dataclass(frozen=True, slots=True)
 class BenchTarget:
-    """Something to measure."""
-
     name: str
     version: str
     open: Open

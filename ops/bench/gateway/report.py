@@ -18,7 +18,6 @@ COMPARED_FIGURES: dict[str, tuple[Any, ...]] = {
     "latency_p50_s": ("ms p50 on one connection", ".3f", 1e3),
     "first_token_p50_s": ("ms to the first token", ".3f", 1e3),
 }
-"""Heading, format and scale."""
 COLUMNS: dict[str, tuple[Any, ...]] = {
     "added_latency_p50_s": ("added ms p50", ".3f", 1e3),
     "added_latency_p99_s": ("added ms p99", ".2f", 1e3),

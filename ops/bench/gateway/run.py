@@ -48,8 +48,6 @@ LOAD_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class GatewayBenchOptions:
-    """What to measure."""
-
     peers: tuple[str, ...] | None = None
     """None: those that are installed."""
     rounds: int = 3
@@ -60,24 +58,17 @@ class GatewayBenchOptions:
     directory: Path = Path()
     """Where our ledger lies: on a disk, not in memory."""
     without_estimates: bool = False
-    """Also ours with estimates off: what they cost."""
     watchers: int = 0
-    """Also ours with so many open overviews of the console: what they cost."""
     traces: bool = False
-    """Also ours with traces: what they cost."""
     scraper: bool = False
-    """Also ours with a scraper of its metrics: what that costs."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPhase:
-    """One measurement of one target."""
-
     name: str
     connections: int
     streams: bool
     share: float
-    """Of `GatewayBenchOptions.seconds`."""
 
 
 WARM_UP = (MeasuredPhase("", CONNECTIONS, False, 0.3), MeasuredPhase("", STREAMS, True, 0.2))

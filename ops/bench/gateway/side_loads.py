@@ -29,8 +29,6 @@ AT_REST = 50
 
 
 class Watchers:
-    """Open streams of the overview, and how many events each has had."""
-
     def __init__(self, count: int) -> None:
         self.events = [0] * count
         self.ended: str | None = None
@@ -125,7 +123,6 @@ class Scraper:
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
         self.page_bytes = 0
-        """Of the last page."""
 
     async def scrape(self) -> None:
         """One scrape. Raises `ServerFailed`."""

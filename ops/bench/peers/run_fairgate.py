@@ -19,8 +19,6 @@ TENANT = "bench"
 
 
 class NoText:
-    """No text, as of the peers, which answer with token ids."""
-
     stopped = False
 
     def push(self, token_id: int) -> str:
@@ -35,8 +33,6 @@ class NoText:
 
 @dataclass(frozen=True, slots=True)
 class NoTexts:
-    """Implements the core's `TextFactory`."""
-
     def open(self, prompt_token_ids: list[int], sampling: SamplingParams) -> NoText:
         return NoText()
 

@@ -16,12 +16,9 @@ PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
 
 
 class OpenVinoEngine:
-    """Implements `Engine` and `Stepped`."""
-
     def __init__(self) -> None:
         self._pipe: Any
         self._open: dict[int, Any] = {}
-        """Handles of requests in progress, by index."""
         self._next_id = 0
 
     def load(self, options: dict[str, Any]) -> dict[str, Any]:

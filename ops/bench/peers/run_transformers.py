@@ -18,8 +18,6 @@ MAX_SILENCE_S = 600.0
 
 
 class TransformersEngine:
-    """Implements `Engine`."""
-
     def __init__(self) -> None:
         self._model: Any
         self._manager: Any

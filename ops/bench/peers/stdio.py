@@ -27,8 +27,6 @@ from typing import Any, Protocol
 
 
 class Engine(Protocol):
-    """Implemented by each runner script."""
-
     def load(self, options: dict[str, Any]) -> dict[str, Any]:
         """Starts the engine; its name, version and settings."""
         ...

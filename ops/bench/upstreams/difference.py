@@ -43,8 +43,6 @@ LISTS = ("content", "refusal", "tokens", "token_logprobs", "top_logprobs", "text
 
 
 class FieldDifference(msgspec.Struct, frozen=True):
-    """A field that is not the same."""
-
     field: str
     direct: str
     through: str

@@ -17,7 +17,6 @@ IMAGE_SIDE = 32
 """Pixels: every picture is brought to this square."""
 PATCH_SIDE = 8
 QUERY_TOKENS = 16
-"""Of a picture in the prompt."""
 MEAN = [0.5, 0.5, 0.5]
 
 # Tool calls in the form of Hermes, which vLLM and llama.cpp both read.

@@ -11,17 +11,12 @@ DIRECTORY = Path(__file__).parents[1] / "data" / "recorded"
 
 
 class ServerAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An answer as it came."""
-
     status: int
     body: str
-    """JSON, or server-sent events."""
     is_stream: bool = False
 
 
 class RecordedRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One request and its answers."""
-
     name: str
     path: str
     body: dict[str, Any]
@@ -33,13 +28,10 @@ class RecordedRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """All of one server."""
-
     server: str
     version: str
     date: str
     model: str
-    """Its name there."""
     context_tokens: int
     requests: list[RecordedRequest]
 

@@ -30,8 +30,6 @@ LONG_PROMPT = 2500
 
 
 class SetRequest(msgspec.Struct, frozen=True):
-    """One request of the set."""
-
     name: str
     body: dict[str, Any]
     """Without `model` and the fields of streaming."""
@@ -103,7 +101,6 @@ FORCED: dict[str, Any] = CALL | {
 }
 """llama.cpp lets text come before the call; the bias makes the call come at once, without spaces."""
 OWN_DEFAULTS: dict[str, Any] = {"temperature": 0.01, "top_k": 1, "repetition_penalty": 1.3}
-"""Of a model's `generation_config.json`."""
 NEUTRAL: dict[str, Any] = {"temperature": 1, "top_k": -1, "top_p": 1, "repetition_penalty": 1}
 WORD = {"word": {"enum": ["one", "two", "three"]}}
 

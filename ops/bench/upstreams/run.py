@@ -31,19 +31,14 @@ POOL = "measured"
 
 @dataclass(frozen=True, slots=True)
 class UpstreamBenchOptions:
-    """What is measured."""
-
     servers: tuple[str, ...] | None
     """Names of `KINDS`; None: those that are installed."""
     peers_dir: Path
     record: bool
-    """The direct answers become the recorded set."""
 
 
 @dataclass(slots=True)
 class ComparedRequest:
-    """One request, whole and streamed."""
-
     request: str
     answers: int = 0
     differences: list[FieldDifference] = field(default_factory=list)

@@ -30,8 +30,6 @@ TRANSFORMERS = "from transformers.cli.transformers import main; main()"
 
 @dataclass(frozen=True, slots=True)
 class OtherKind:
-    """A server that can be measured: how it is started, and what it is asked."""
-
     name: str
     environment: str
     """Directory under that of the peers."""
@@ -94,8 +92,6 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class OtherServer:
-    """A server that answers."""
-
     kind: OtherKind
     url: str
     """Without `/v1`."""

@@ -20,11 +20,8 @@ class VersusLine:
     key: str
     what: str
     wanted: str
-    """What an ideal stack has."""
     spec: str
-    """Format of a value."""
     title: str
-    """Of its chart."""
 
 
 LINES = (

@@ -24,8 +24,6 @@ REQUEST_TIMEOUT_S = 300.0
 
 @dataclass
 class StreamedAnswer:
-    """What a client has of a stream."""
-
     text: str = ""
     tokens: int = 0
     """Output tokens, by the server's running count."""

@@ -32,8 +32,6 @@ BLOCKS = ("--block-size", "32")
 
 @dataclass(frozen=True, slots=True)
 class LeaseCheck:
-    """One figure: what it is, and what it must be."""
-
     name: str
     found: object
     must_be: object

@@ -57,8 +57,6 @@ general_settings: {{custom_auth: versus_hooks.user_api_key_auth, custom_auth_run
 
 @dataclass(frozen=True, slots=True)
 class LiteLlmGateway:
-    """Implements `Contestant`."""
-
     program: Path
     upstream_url: str
     redis_url: str
@@ -107,8 +105,6 @@ def explaining_headers(headers: Mapping[str, str]) -> str | None:
 
 @dataclass
 class LiteLlmServed:
-    """Implements `ServedStack`."""
-
     url: str
     process: asyncio.subprocess.Process
     directory: Path

@@ -80,8 +80,6 @@ def plugin_upstream(url: str, key_file: Path) -> dict[str, Any]:
 
 
 class OurServed:
-    """Implements `ServedStack` over one `fairgate serve`."""
-
     def __init__(self, data_dir: Path, arguments: Sequence[str]) -> None:
         self._data_dir = data_dir
         self._arguments = arguments

@@ -62,8 +62,6 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PhaseSizes:
-    """How much is measured."""
-
     quiet_requests: int = 75
     weights_s: float = 20.0
 
@@ -88,8 +86,6 @@ def bodies(seed: int, answer_tokens: int, count: int = BODIES) -> list[dict[str,
 
 
 class StackPhases:
-    """One turn of one stack."""
-
     def __init__(
         self, contestant: Contestant, stack: ServedStack, sizes: PhaseSizes, questions: Sequence[Any],
         progress: Progress,

@@ -81,8 +81,6 @@ SHARES = (
 
 @dataclass(frozen=True, slots=True)
 class VllmBench:
-    """Where vLLM is installed, and where files may be left."""
-
     home: Path
     directory: Path
     progress: Progress

@@ -45,8 +45,6 @@ PARTS = (COMPARISON, *PLUGIN_PARTS)
 
 @dataclass(frozen=True, slots=True)
 class VersusOptions:
-    """What to run."""
-
     parts: Sequence[str] = (COMPARISON,)
     stacks: Sequence[str] = STACKS
     rounds: int = 3

@@ -27,8 +27,6 @@ class TenantTerms:
 
 
 class ServedStack(Protocol):
-    """A stack that serves."""
-
     @property
     def url(self) -> str: ...  # of the gateway, without `/v1`
 
@@ -52,8 +50,6 @@ class ServedStack(Protocol):
 
 
 class Contestant(Protocol):
-    """One of the stacks that are compared."""
-
     @property
     def name(self) -> str: ...
 

@@ -32,10 +32,7 @@ VARIABLES = {
 
 @dataclass(frozen=True, slots=True)
 class PluginOptions:
-    """Our scheduler inside the server."""
-
     slots: int
-    """Sequences a step."""
     key_file: Path
     """Of the signatures; the gateway has the same."""
     policy: str = "hybrid"
@@ -56,8 +53,6 @@ class PluginOptions:
 
 @dataclass(frozen=True, slots=True)
 class VllmOptions:
-    """How a server is started."""
-
     max_sequences: int
     plugin: PluginOptions | None = None
     kv_blocks: int | None = None
@@ -80,8 +75,6 @@ class VllmOptions:
 
 @dataclass(frozen=True, slots=True)
 class VllmServer:
-    """A server that answers."""
-
     url: str
     """Without `/v1`."""
     process: asyncio.subprocess.Process

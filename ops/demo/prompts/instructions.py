@@ -24,7 +24,6 @@ FAMILIES: tuple[str, ...] = (
     "sort",
     "facts",
 )
-"""The families that are measured on held-out prompts."""
 
 HELD_OUT_ONE_IN = 4
 LONGEST_ANSWER_TOKENS = 300
@@ -32,7 +31,6 @@ LONGEST_PROMPT_TOKENS = 320
 TEMPLATE_TOKENS = 8
 """Tokens the chat template adds around one user message, up to the start of the answer."""
 END_TOKENS = 1
-"""The end-of-sequence token that closes each answer."""
 
 LARGEST_COUNTED = 99
 
@@ -54,8 +52,6 @@ _ADJECTIVES, _NOUNS, _VERBS, _PLACES = (
 
 @dataclass(frozen=True, slots=True)
 class TrainingMessage:
-    """One chat message."""
-
     role: str
     content: str
 

@@ -37,9 +37,7 @@ class Steering:
     ) -> None:
         """`table`: says where the knobs rest, in every mode; `on_situation`: is told of each look's load."""
         self.admission = SimulatedAdmission(slo)
-        """Admission, which the loop makes stricter or looser."""
         self.switch = None if table is None else MacroStateSwitch(table)
-        """Which entry of the table is in force."""
         self._on_situation = on_situation
         self._mode = mode
         self._slo = slo

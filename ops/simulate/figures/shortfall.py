@@ -30,11 +30,9 @@ class Residual(NamedTuple):
 
     simulated_ttft_s: float
     simulated_decode_s: float
-    """From its first token to its last."""
     ttft_s: float
     """By which its first token came later than simulated."""
     decode_s: float
-    """By which it decoded longer."""
 
 
 _TTFT = attrgetter("simulated_ttft_s")

@@ -42,8 +42,6 @@ class TableJudgement:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutRuns:
-    """Runs of one table on every held-out piece with every seed."""
-
     by_seed: Mapping[int, tuple[TrialRun, ...]]
 
     def means(self) -> list[float]:

@@ -21,7 +21,6 @@ from ops.simulate.traffic.requests import SimulatedRequest
 
 DEFAULT_BUDGET = 120_000
 JUDGE_SHARE, SURVEY_SHARE = 0.3, 0.15
-"""Of the budget."""
 SEEDS_A_SEARCH, SEEDS_A_JUDGEMENT = 2, 3
 RUNS_A_UNIT = 16
 """Of the search, on each of its pieces and seeds: the fewer pieces, the more candidates."""
@@ -35,10 +34,7 @@ class BudgetTooSmall(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LearningOutcome:
-    """A table, and how it was judged."""
-
     table: LearnedTable
-    """With the judgement in it."""
     against_hybrid: TableJudgement
     against_old: TableJudgement | None
     """None: there was none that could be compared."""
@@ -47,13 +43,10 @@ class LearningOutcome:
     changes: Sequence[TableChange]
     candidates: int
     searched: Sequence[str]
-    """Names of the actions that were searched."""
     learnt_from: Sequence[Piece]
-    """All that could be learnt from."""
     searched_on: Sequence[Piece]
     held_out: Sequence[Piece]
     is_spent: bool
-    """The budget ended the search."""
 
     @property
     def wins(self) -> bool:

@@ -56,15 +56,11 @@ class LearningObjective:
 
 @dataclass(frozen=True, slots=True)
 class ServedSum:
-    """What became of the requests of one run, in the parts of the sum."""
-
     requests: int
     waits: float
     """Mean of the capped waits, in their targets."""
     missed: float
-    """Share that missed the SLO."""
     refused: float
-    """Share that was refused."""
     joules_per_token: float
     """Of output; 0: not known."""
 

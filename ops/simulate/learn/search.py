@@ -24,8 +24,6 @@ MOST_PASSES = 3
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """One change that was kept."""
-
     states: tuple[int, ...]
     action: str
     value: float
@@ -36,7 +34,7 @@ class TableChange:
 
 
 class BudgetSpent(Exception):
-    """No further run fits into the budget."""
+    pass
 
 
 class TableSearch:
@@ -52,7 +50,6 @@ class TableSearch:
         self.changes: list[TableChange] = []
         self.candidates = 0
         self.is_spent = False
-        """The budget ended the search."""
         self._trials = trials
         self._units = list(units)
         self._actions = list(actions)

@@ -11,11 +11,9 @@ from ops.simulate.traffic.requests import SimulatedRequest
 MOST_STRETCHES = 24
 """Of a trace of up to a day; of a longer one as many as it has hours."""
 LEAST_STRETCHES = 4
-"""Two to learn from, two held out."""
 SHORTEST_S, USUAL_S, LONGEST_S = 60.0, 120.0, 3600.0
 LEAST_REQUESTS = 400
 MOST_REQUESTS = 1_000_000
-"""Of the whole trace."""
 JITTER_S = 1.0
 """What seeds move arrivals by, at most, either way."""
 
@@ -50,8 +48,6 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A trace in two halves that have no request in common."""
-
     learnt_from: tuple[Piece, ...]
     held_out: tuple[Piece, ...]
     stretch_s: float

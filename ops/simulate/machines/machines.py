@@ -23,7 +23,6 @@ COMPUTE_SHARE = 0.6
 BANDWIDTH_SHARE = 0.8
 """Of the data sheet's bandwidth that reading weights and KV reaches."""
 STEP_OVERHEAD_S = 1.5e-3
-"""Scheduling, preparing and launching a step."""
 SEQUENCE_OVERHEAD_S = 10e-6
 """Sampling and text, for each sequence of a step."""
 COLLECTIVE_S = 10e-6
@@ -41,8 +40,6 @@ GPU_BLOCK_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One device, by its data sheet."""
-
     name: str
     memory_bytes: float
     read_bytes_per_s: float
@@ -51,7 +48,6 @@ class Gpu:
     link_bytes_per_s: float
     """To the others of one machine, each way."""
     watts: float
-    """The most it may take."""
     idle_watts: float
 
 
@@ -103,12 +99,8 @@ MODELS = {
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What a decoder-only model computes and reads, per token."""
-
     body_parameters: int
-    """Weights of the layers' matrix products."""
     head_parameters: int
-    """Weights of the product with the vocabulary."""
     attention_width: int
     """Query heads x head size, summed over the layers."""
     kv_width: int
@@ -251,8 +243,6 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One replica: how long its steps take, and what it holds."""
-
     name: str
     timing: StepTiming
     step_time: StepTime

@@ -17,8 +17,6 @@ TENANTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """One policy's."""
-
     policy: str
     span_s: float
     ttft_s: list[float] = field(repr=False)
@@ -29,7 +27,6 @@ class Curves:
     met_per_s: list[float] = field(repr=False)
     """Of those that ended in each part: how many a second had met the SLO."""
     attainment: dict[str, float]
-    """Of the tenants with the most requests."""
     service_per_s: dict[str, list[float]] = field(repr=False)
     """Of these tenants, by the same parts of the span: input and output tokens of answers, spread evenly from
     the first token to the last."""

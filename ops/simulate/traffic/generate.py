@@ -36,7 +36,6 @@ AZURE = DATA / "azure2023_conv.csv.gz"
 SERVEGEN = DATA / "servegen_hour.csv.gz"
 ARENA = Path(__file__).parents[2] / "demo" / "data" / "arena_slice.csv"
 TRACES = {"azure": AZURE, "arena": ARENA, "servegen": SERVEGEN}
-"""Those that ship with the product, by name."""
 SILENT_S = 30.0
 LONG_FACTOR = 8
 LONGEST_CONTEXT = 32_768

@@ -14,15 +14,11 @@ PREFIX_BLOCK_TOKENS = 512
 """Tokens of one id of `SimulatedRequest.prefix_blocks`."""
 STANDARD = 1
 MOST_REQUESTS = 5_000_000
-"""Of one simulation."""
 MOST_TOKENS = 4_194_304
-"""Of one prompt, or of one answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Limits on a request, and how they count it."""
-
     limits: tuple[Limit, ...]
     price: PriceEntry
     """Of its model and tier: the cost of tokens, and their weights."""
@@ -44,11 +40,8 @@ class SimulatedRequest:
     """Ids of the prompt's blocks of `PREFIX_BLOCK_TOKENS` tokens, in order; the last may be partial. Two
     prompts of one tenant share as much as their leading ids agree. Empty: the prompt begins like no other."""
     tier: int = STANDARD
-    """Rank, see `engine.messages.TIER_RANKS`."""
     weight: float = 1.0
-    """Of its tenant."""
     reserved_cost_per_s: float = 0.0
-    """By its tenant."""
     reserved_tier: int | None = None
     """The rank of the tier that this is for; None: all."""
     prompt: tuple[int, ...] = ()
@@ -58,7 +51,6 @@ class SimulatedRequest:
     e2e_target_s: float | None = None
     """The SLO of its tenant and tier for the whole answer; None: there is none."""
     limits: RequestLimits | None = None
-    """None: there are none."""
     max_tokens: int = 0
     """The longest answer that its client allowed; 0: not known."""
     prefix_hashes: tuple[int, ...] = ()

@@ -40,7 +40,6 @@ REQUIRED = ("input_tokens", "output_tokens")
 MOST_BYTES = 8 << 30
 """Of a file's text, unpacked."""
 MOST_LINE = 4 << 20
-"""Characters of one line."""
 MOST_BLOCK_ID = 2**31 - 1
 EVERYBODY = "all"
 """The tenant where a trace names none."""
@@ -48,8 +47,6 @@ EVERYBODY = "all"
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One line's fields, by our names."""
-
     path: Path
     line: int
     fields: dict[str, str]
