@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 
 def water_fill(amount: float, demands: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
-    """Splits `amount` by weight among `demands`, at most what each asks for; min(amount, sum of demands) in
-    all."""
+    """Splits `amount` by weight among `demands`, at most what each asks for."""
     given = dict.fromkeys(demands, 0.0)
     left = amount
     hungry = {name for name, demand in demands.items() if demand > 0}
@@ -73,8 +72,7 @@ def ideal_shares(
 
 
 def under_share(ideal: FluidIdeal, weights: Mapping[str, float], tier_service: float) -> set[str]:
-    """Tenants that asked for less than their weight's part of all that the tier was served: a fair queue owes
-    them their service without delay."""
+    """Tenants that asked for less than their weight's part: a fair queue owes them no delay."""
     active = [name for name, amount in ideal.asked.items() if amount > 0]
     total = sum(weights[name] for name in active)
     return {name for name in active if ideal.asked[name] < tier_service * weights[name] / total}

@@ -53,8 +53,7 @@ class SimulatedBudget:
     """Of one run; implements `PoolBudget`: queues, tops up and cuts the pool's requests."""
 
     def __init__(self, pool: SimulatedPool, begins_s: float) -> None:
-        """`begins_s`: the instant (seconds since 1970) at which virtual time begins: windows are of the
-        calendar."""
+        """`begins_s`: seconds since 1970 at which virtual time begins."""
         self._pool = pool
         self._store = MemoryQuotaStore(lambda: begins_s + pool.now_s, max_holds=MOST_REQUESTS)
         self._share = 0.0

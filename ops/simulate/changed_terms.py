@@ -91,8 +91,7 @@ def _changed(tenant: str, part: ConfigLimit, at: Place) -> ChangedLimit:
 def with_terms(
     recorded: Recorded, model: str, weights: Mapping[str, float], limits: Iterable[ChangedLimit]
 ) -> tuple[Recorded, list[str]]:
-    """The traffic under these terms, and in words what they replace. Raises `BadTrace` for a tenant that sent
-    nothing, for limits that concern no tenant of the traffic, and for money where prices are not recorded."""
+    """The traffic under these terms, and in words what they replace. Raises `BadTrace`."""
     changed = list({(limit.tenant, limit.name): limit for limit in limits}.values())
     recorded.of(list(weights))  # each of them sent something
     tenants = {answer.tenant for answer in recorded.served}

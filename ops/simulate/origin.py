@@ -119,8 +119,7 @@ def only_of(
 
 
 def replayed_server(rows: Sequence[RecordedTimeline], described: Mapping[str, bytes]) -> ReplayedServer:
-    """The server that all `rows` (at least one, in order of their ends) name, by the contents of their
-    descriptions. Raises `ServerUnknown` where they name several, or none that can be read."""
+    """The server that all `rows` (at least one) name. Raises `ServerUnknown`."""
     servers = _servers(rows, described)
     common = {name: _common(server) for name, server in servers.items()}
     if len(set(common.values())) > 1:

@@ -133,10 +133,8 @@ class SimulatedPool:
         flow: Mapping[str, Any] | None = None,
         budget: Callable[[SimulatedPool], PoolBudget] | None = None,
     ) -> None:
-        """`stepwise`: replicas are whole engine cores (`SteppedReplica`), and the gateway decides after every
-        step. `declared_tokens`: `max_tokens` of requests that do not say, at least the answer's length.
-        `flow`: further options of the `FlowController`. `budget` makes what applies limits (not `stepwise`);
-        None: there are none."""
+        """`stepwise`: replicas are whole engine cores, and the gateway decides after each step.
+        `declared_tokens`: `max_tokens` of requests that do not say. `flow`: options of the controller."""
         self.policy = policy
         self.machine = machine
         self.records = Records()
@@ -285,8 +283,7 @@ class SimulatedPool:
         action: Callable[[], None] | None = None,
         finished: Iterable[Sequence] = (),
     ) -> None:
-        """The gateway's decision after an arrival, an action that was due, or answers that ended at `member`:
-        dispatches what may go."""
+        """After an arrival, an action that was due, or answers that ended at `member`."""
         self._cause = member
         if arriving is not None or action is not None or len(self.flow):
             for other in self.members:
@@ -438,8 +435,7 @@ class SimulatedPool:
         return max(1, len(sequence.token_ids) - sequence.prompt_tokens - ahead)
 
     def set_engine_knobs(self, knobs: EngineKnobs) -> None:
-        """Turns the knobs of all engines from their next steps on; call it in a decision (`PoolObserver`).
-        Raises ValueError, before anything has changed."""
+        """From the engines' next steps on; call it in a decision. Raises ValueError, with nothing changed."""
         check_knobs(knobs)
         for member in self.members:
             self._end_run(member, self._cause)
@@ -582,8 +578,7 @@ class SimulatedPool:
         self.service[tenant] = self.service.get(tenant, 0) + cost
 
     def _settle_emitted(self, member: Member, cause: Member | None) -> None:
-        """Reports output beyond its prediction to the flow controller; up to there its charges do not
-        change."""
+        """Reports output beyond its prediction; up to there the flow controller's charges do not change."""
         ahead = self._ahead(member, cause)
         within, steps = member.within, member.engine.work.steps - ahead
         while within and within[0][0] <= steps:
@@ -599,8 +594,7 @@ class SimulatedPool:
                 progress(sequence.submit.sequence_id, emitted, 1)
 
     def _watch_for_excess(self, member: Member, sequence: Sequence, emitted: int, ahead: int) -> None:
-        """Looks again at a sequence that has emitted at most `emitted` tokens when it may have exceeded its
-        prediction: it emits at most one a step."""
+        """Looks again when it may have exceeded its prediction: it emits at most one token a step."""
         left = sequence.submit.predicted_output_tokens - emitted
         if left < 0:
             member.beyond[sequence] = 0
@@ -643,8 +637,7 @@ def _targets(request: SimulatedRequest, output_tokens: int) -> RequestTargets:
 
 
 def _is_before(member: Member, cause: Member | None) -> bool:
-    """Whether, of two events at one instant, the member's own comes before the cause of a decision: arrivals
-    come first, then replicas by number."""
+    """Of two events at one instant arrivals come first, then replicas by number."""
     return cause is not None and member.number < cause.number
 
 

@@ -37,8 +37,7 @@ class Learned:
         return forecast.quantile(tenant, MODEL, 0.5), forecast.quantile(tenant, MODEL, HIGH)
 
     def draw(self, entry: QueueEntry, u: float, generated: int, most: int) -> int:
-        """The quantile `u` of the tenant's answers, given that `generated` tokens are out and more will come,
-        at most `most` in all: for replays of what waits and runs."""
+        """Quantile `u` of the tenant's answers, given that `generated` tokens are out, at most `most`."""
         return self._forecast.quantile(entry.tenant_id, MODEL, u, generated, most)
 
     def ended(self, request: SimulatedRequest) -> None:

@@ -102,8 +102,7 @@ def read(
     described: Mapping[str, bytes] | None = None,
     limit: int | None = None,
 ) -> Recorded:
-    """The traffic in these rows, with the terms that are `described` (by id; else the present weight of their
-    tenants, and no limits); of more than `limit` answers the first. Raises `BadTrace` where there is none."""
+    """The first `limit` answers, with the terms that are `described` by id. Raises `BadTrace` for none."""
     served, unserved = [], 0
     contents = described or {}
     terms: dict[str, RequestTerms] = {}
@@ -161,8 +160,7 @@ def served_of(row: RecordedTimeline, events: list[Event], terms: RequestTerms) -
 
 
 def as_it_was(recorded: Recorded, slo: SloLimits, *, from_line: bool = False) -> dict[str, Any]:
-    """The figures of a policy's run (`ops/simulate/figures/figures.py`), as far as the record has them;
-    `from_line` as `records_of`."""
+    """As of a policy's run, as far as the record has them; `from_line` as `records_of`."""
     records = records_of(recorded, from_line=from_line)
     span_s = max(1e-9, max(records.last_s))
     rows = range(len(records))
@@ -182,8 +180,7 @@ def as_it_was(recorded: Recorded, slo: SloLimits, *, from_line: bool = False) ->
 
 
 def records_of(recorded: Recorded, *, from_line: bool = False) -> Records:
-    """What became of every request, a row for each that the source has. `from_line`: without what passed
-    before a request was in line, which is not simulated either."""
+    """A row for each request of the source. `from_line`: times count from when it was in line."""
     records = Records()
     begun_us = recorded.served[0].arrived_us
     by_part = (answer for answer in recorded.served for _ in _parts(answer))

@@ -84,8 +84,7 @@ class Records:
         return last_s - self.arrival_s[row] if last_s >= 0 else float("inf")
 
     def tpot_s(self, row: int) -> float:
-        """Time per output token after the first; 0 for an answer of one token, infinite if it is not
-        complete."""
+        """Time per output token after the first; 0 for one token, infinite if it is not complete."""
         if self.last_s[row] < 0:
             return float("inf")
         return (self.last_s[row] - self.first_s[row]) / max(1, self.output_tokens[row] - 1)

@@ -50,8 +50,7 @@ class Scenario:
     claims: dict[str, str] = field(default_factory=dict)
     """Published results of such a scenario, by policy, to print beside it."""
     begins_s: float | None = None
-    """Seconds since 1970 at the first arrival: limits of requests count from then on. None: requests have
-    none."""
+    """Seconds since 1970 at the first arrival, for limits. None: requests have none."""
     shortfall: Shortfall | None = None
     """What is added to simulated times; None: nothing."""
     control: ControlMode = ControlMode.OFF
@@ -131,8 +130,7 @@ def simulate(
     on_rows: Callable[[int], None] = lambda rows: None,
     on_pool: Callable[[str, SimulatedPool], None] = lambda name, pool: None,
 ) -> Report:
-    """A report for JSON: what was served by what, and the figures of each policy. `on_pool` may look at a
-    policy's requests before they are forgotten."""
+    """For JSON. `on_pool` may look at a policy's requests before they are forgotten."""
     machine = scenario.machine
     results = []
     for policy in policies:

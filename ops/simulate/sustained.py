@@ -47,8 +47,7 @@ def sustained(
     limit: int | None = None,
     start_speed: float = 1.0,
 ) -> Sustained:
-    """Of one policy on `scenario.source`, its first `limit` requests. `start_speed`: the first that is tried.
-    Raises as `run_policy` does."""
+    """Of one policy; `start_speed`: the first that is tried. Raises as `run_policy` does."""
     attained: dict[float, float] = {}
     rates: dict[float, float] = {}
     span_s = 0.0

@@ -99,8 +99,7 @@ class BatchOrWaitTable:
         return TableAction(0.0, min(whole, SIZES.get(letter, whole)))
 
     def summary(self) -> list[dict[str, object]]:
-        """For people, by rate and KV pressure: the cost, and from how many waiting a batch runs
-        immediately."""
+        """By rate and KV pressure: the cost, and from how many waiting a batch runs immediately."""
         return [
             {
                 "rate_per_s": rate.rate_per_s,
@@ -152,8 +151,7 @@ def solve_table(
     tolerance: float = 1e-3,
     progress: Callable[[float], None] | None = None,
 ) -> BatchOrWaitTable:
-    """Solves each rate. `progress` gets the share done, 0 to 1. Raises ValueError for rates that are not
-    positive and rising, or too many of them, and for what `value_iteration.solve` refuses; `NotSolved`."""
+    """Solves each rate; `progress` gets the share done. Raises ValueError for rates, and `NotSolved`."""
     pool = pool or KvMemory()
     check_rates(rates_per_s)
     rates = []

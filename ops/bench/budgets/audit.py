@@ -212,8 +212,7 @@ class Witness:
         await self._client.close()
 
     async def look(self, pid: int) -> tuple[Mapping[str, int] | None, int]:
-        """Emitted tokens by tenant (None: it is not the process `pid` any more), and how many sequences and
-        unsettled outcomes are left in the engine. Raises `EngineUnavailable`."""
+        """Emitted tokens by tenant (None: another process than `pid`), sequences left, outcomes unsettled."""
         if (await self._client.connect(60.0)).pid != pid:
             return None, await self._left()
         left = await self._left()

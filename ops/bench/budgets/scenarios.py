@@ -202,8 +202,7 @@ def judged_burst(
 
 
 def kill(hit: Callable[[Testbed], Awaitable[None]], restart: Callable[[Testbed], Awaitable[None]]) -> Run:
-    """Two tenants stream and wait for whole answers; in the middle `hit` kills. `restart` starts the killed
-    processes again."""
+    """Two tenants stream and wait for whole answers; in the middle `hit` kills."""
 
     async def run(context: ScenarioContext) -> ScenarioEvidence:
         demand = KILL_CLIENTS // 2 * KILL_TOKENS
@@ -313,8 +312,7 @@ def _then_restart(run: Run) -> Run:
 
 
 async def disconnects(context: ScenarioContext) -> ScenarioEvidence:
-    """Clients that leave, streaming and not; each is a tenant of its own, so that the engine's count of its
-    tokens is exact."""
+    """Clients that leave; each is a tenant of its own, so that the engine's count of its tokens is exact."""
     tenants = [await context.tenant(f"-{number}") for number in range(LEAVERS)]
     answers: list[ClientAttempt] = []
 
@@ -335,9 +333,7 @@ async def disconnects(context: ScenarioContext) -> ScenarioEvidence:
 
 
 async def retries(context: ScenarioContext) -> ScenarioEvidence:
-    """Under each Idempotency-Key: two simultaneous attempts through different gateways, one that leaves in
-    the middle, and one afterwards: one run, one charge, the same answer. And the same without keys: as many
-    runs as attempts."""
+    """Attempts under one Idempotency-Key: one run, one charge, the same answer. And the same without keys."""
     tenant, plain = await context.tenant(), await context.tenant("-plain")
     answers: list[ClientAttempt] = []
     until_s = time.monotonic() + PATIENCE_S

@@ -176,8 +176,7 @@ class BudgetTenant:
 
 @contextlib.asynccontextmanager
 async def open_testbed(progress: Callable[[str], None]) -> AsyncIterator[Testbed]:
-    """Database, Redis, engine and the first gateway; ended and deleted with the block. Raises `NoServer`,
-    `ServerFailed`."""
+    """Database, Redis, engine and the first gateway. Raises `NoServer`, `ServerFailed`."""
     with contextlib.ExitStack() as closing:
         directory = Path(tempfile.mkdtemp(prefix="fairgate-contract-"))
         closing.callback(shutil.rmtree, directory, ignore_errors=True)

@@ -194,8 +194,7 @@ async def persist(
     until_s: float,
     on_token: Callable[[ClientAttempt], None] | None = None,
 ) -> ClientAttempt:
-    """Asks until there is an answer, or no sense in asking again, or `until_s` (monotonic); the next gateway
-    each time. Every attempt goes into `answers`; returns the last."""
+    """Asks one gateway after the other until `until_s` (monotonic); every attempt goes into `answers`."""
     for attempt in itertools.count():
         answer = await ask_once(client, urls[(first_url + attempt) % len(urls)], ask, on_token)
         answer.attempt = attempt
@@ -213,8 +212,7 @@ async def persist(
 
 
 def tokens_per_s(times_s: Sequence[float], first: int) -> float:
-    """The slope of tokens over time from token `first` on, by least squares. Raises `ValueError` for fewer
-    than two tokens, or when all came together."""
+    """Slope of tokens over time from token `first` on, by least squares. Raises `ValueError` for none."""
     points = list(enumerate(times_s))[first:]
     if len(points) < 2:
         raise ValueError(f"{len(times_s)} tokens: no slope from token {first} on")

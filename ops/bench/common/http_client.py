@@ -102,10 +102,7 @@ class LoadHttpClient:
     async def post(
         self, url: str, body: bytes, headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[HttpResponse]:
-        """Sends a JSON body. A response that is not read to its end closes its connection.
-
-        Raises `HttpBroken`.
-        """
+        """A response that is not read to its end closes its connection. Raises `HttpBroken`."""
         target = urlsplit(url)
         address = (target.hostname or "", target.port or 80)
         lines = [f"POST {target.path} HTTP/1.1", f"host: {target.netloc}", "content-type: application/json"]

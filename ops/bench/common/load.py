@@ -101,8 +101,7 @@ async def admin_call(client: httpx.AsyncClient, method: str, path: str, body: ob
 
 
 async def known(client: httpx.AsyncClient, tenants: Mapping[str, int], within_s: float) -> bool:
-    """Waits until the gateway's copy of the directory has these tenants, each with so many limits; False:
-    it has not within the time. Raises `ServerFailed`."""
+    """False: the gateway does not know these tenants with so many limits each. Raises `ServerFailed`."""
 
     async def knows() -> bool:
         shown = {one["name"]: len(one["limits"]) for one in (await server_status(client))["tenants"]}
@@ -194,8 +193,7 @@ async def load_clients(
 
 @contextlib.asynccontextmanager
 async def closed_loops(bench: Bench, parties: Sequence[BenchTenant]) -> AsyncIterator[dict[str, LoadClient]]:
-    """Keeps every connection of every tenant busy until the block ends; all send the same chats, each tenant
-    from another one on."""
+    """Keeps every connection of every tenant busy until the block ends."""
     chats = bench.chats()
     starts = {party.name: number * len(chats) // len(parties) for number, party in enumerate(parties)}
     bodies = {name: [*chats[start:], *chats[:start]] for name, start in starts.items()}

@@ -50,8 +50,7 @@ class TenantLoad:
     def __init__(
         self, url: str, key: str, bodies: Sequence[str], seed: str, counts_tokens: bool = False
     ) -> None:
-        """`counts_tokens`: the bodies ask for log probabilities, of which each token of a chat has one: a
-        server may put several tokens into one event."""
+        """`counts_tokens`: by log probabilities, for a server may put several tokens into one event."""
         self._url = url
         self._counts_tokens = counts_tokens
         self._headers = {"authorization": f"Bearer {key}"}
@@ -66,8 +65,7 @@ class TenantLoad:
         self._start(*(self._loop() for _ in range(connections)))
 
     def poisson(self, per_s: float, count: int | None, most_open: int) -> None:
-        """Sends `count` requests (None: until `stop`) at random instants; no more than `most_open` are open,
-        as of a client with a bounded pool."""
+        """Random instants; `count` None: until `stop`; no more than `most_open` are open."""
         self._start(self._stream(per_s, count, most_open))
 
     async def finish(self) -> None:

@@ -75,8 +75,7 @@ def ratios(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]]) -> 
 
 
 def agreement(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """How far two engines' greedy tokens agree, request by request, up to the first that differs: after that
-    the contexts differ."""
+    """Request by request, up to the first token that differs: after that the contexts differ."""
     first = [_first_difference(mine, other) for mine, other in zip(ours, theirs, strict=True)]
     compared = sum(len(mine) if place is None else place + 1 for mine, place in zip(ours, first, strict=True))
     diverged = [place for place in first if place is not None]

@@ -119,8 +119,7 @@ def _measure(read_bytes: int, dtype_name: str, device: str, threads: int, second
 
 
 def _packed(torch: Any, inputs: Any, weight: Any) -> Any:
-    """The product with a weight that oneDNN laid out for itself beforehand: often much the faster one. None
-    where torch does not have it: these operators are not part of its public interface."""
+    """The product with a weight that oneDNN laid out beforehand; None where torch does not have it."""
     try:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, inputs.shape[0])
         torch.ops.mkldnn._linear_pointwise(inputs, packed, None, "none", [], "")

@@ -87,8 +87,7 @@ class SteadyState:
             self._add()
 
     def settle(self) -> None:
-        """Fills all places and goes on until ends and admissions are mixed. Raises RuntimeError if the policy
-        does not fill them."""
+        """Goes on until ends and admissions are mixed. Raises RuntimeError if places stay free."""
         for _ in range(20 * SETTLE_STEPS):
             self.step()
             if len(self.table.running) == self._case.running and not self.table.prefills:
@@ -187,8 +186,7 @@ def run(
     policies: SequenceOf[str],
     steps: int = STEPS,
 ) -> dict[str, Any]:
-    """All combinations, and the cost with the most waiting over that with the least. Raises as `measure_case`
-    does."""
+    """All combinations, and their `growth`. Raises as `measure_case` does."""
     for policy in policies:
         make_policy(policy)
     cases = [

@@ -105,8 +105,7 @@ def capacity(seed: int) -> float:
 def scenario(
     seed: int, per_s: float, requests: int, *, quotes: bool = False, warm_up: int = WARM_UP
 ) -> Report:
-    """One load, until `requests` were judged after the first `warm_up`; with `quotes` as many of them
-    binding."""
+    """One load, until `requests` were judged after the first `warm_up`; with `quotes` as many binding."""
     ended: list[EstimateOutcome] = []
     counted = 0
 
@@ -155,8 +154,7 @@ def _figures(judged: Sequence[EstimateOutcome]) -> Report:
 
 
 def _curve(pairs: Sequence[tuple[tuple[float, float], float]]) -> list[tuple[float, float]]:
-    """Reliability: nominal share, and the share of truths below that quantile. Between and around p50 and p90
-    the logarithm of a time is taken for normal with these two: the shape, not a promise."""
+    """Nominal share, and the share of truths below that quantile of a lognormal through p50 and p90."""
     normal = NormalDist()
     curve: list[tuple[float, float]] = []
     for nominal in NOMINAL:
@@ -266,8 +264,7 @@ def show(report: Report) -> None:
 
 
 def reliability_charts(report: dict[str, Any]) -> list[LineChart]:
-    """For each time the told quantile across, the share of requests at or under it up; the diagonal is what
-    was told."""
+    """For each time the told quantile across, the share of requests at or under it up."""
     return [
         LineChart(
             CHART_TITLES[what],

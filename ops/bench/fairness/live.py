@@ -90,11 +90,7 @@ async def run(
     seed: int = 1,
     progress: Callable[[str], None] = lambda name: None,
 ) -> Figures:
-    """The named scenarios; `ok` is None where one was invalid and none failed.
-
-    `tokens` of the light tenant are measured in each of `runs` of `weights`; `requests` of the quiet tenant
-    in each half of `flood`. Raises `ServerFailed`, `CannotBench`.
-    """
+    """`ok` is None where one was invalid and none failed. Raises `ServerFailed`, `CannotBench`."""
     report: Figures = {}
     if "weights" in scenarios:
         progress("weights")
@@ -266,9 +262,7 @@ def halves(cores: Set[int]) -> tuple[set[int], set[int]] | None:
 
 
 def set_apart(engine: int, others: Iterable[int]) -> tuple[int, int] | None:
-    """Pins the process `engine` to half of the cores that this process may use, and `others` to the rest,
-    with all their threads; later threads inherit it. Returns how many cores each has; None: nothing was
-    done."""
+    """Pins `engine` to half of the cores, `others` to the rest; how many each has, None: not done."""
     if not hasattr(os, "sched_setaffinity"):
         return None
     parts = halves(os.sched_getaffinity(0))

@@ -71,8 +71,7 @@ def whole_answer(tokens: int) -> bytes:
 
 
 def stream_pieces(tokens: int) -> list[bytes]:
-    """The answer to a request that streams: its head with the first token, a chunk for each other one, the
-    end."""
+    """A stream: its head with the first token, a chunk for each other one, the end."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     pieces = [_chunk(_event({"content": MARK + " "})) for _ in range(tokens)]
     pieces[0] = head + _chunk(_event({"role": "assistant", "content": MARK + " "}))

@@ -48,8 +48,7 @@ def peak_bytes(processes: Iterable[int]) -> int:
 
 
 def machine_cpu_s() -> float:
-    """Processor seconds that all processes of the machine have used. Without interrupts: under this load they
-    are the network's, and belong to no process."""
+    """Processor seconds of all processes of the machine, without interrupts: those are the network's."""
     first = (PROC / "stat").read_text(encoding="ascii").splitlines()[0].split()
     user, nice, system = (int(value) for value in first[1:4])
     return (user + nice + system) / os.sysconf("SC_CLK_TCK")

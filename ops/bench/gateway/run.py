@@ -123,8 +123,7 @@ def run(options: GatewayBenchOptions, progress: Progress = lambda line: None) ->
 
 
 def chosen(options: GatewayBenchOptions) -> tuple[list[BenchTarget], list[str]]:
-    """The targets, and a line for each peer that is not installed. Raises `CannotBench` for an unknown
-    name, and for too few rounds to compare with their spread."""
+    """The targets, and a line for each peer that is not installed. Raises `CannotBench`."""
     side_loads = [name for key, name in BESIDE.items() if getattr(options, key)]
     if side_loads and options.rounds < LEAST_ROUNDS:
         raise CannotBench(

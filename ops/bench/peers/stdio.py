@@ -77,11 +77,7 @@ def _leave(code: int) -> None:
 
 
 def drive(engine: Stepped, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Submits each request when it arrives, and steps while there is work.
-
-    While there is none, the clock is set forward to the next arrival: a light load on a fast engine would
-    take hours.
-    """
+    """While there is no work, the clock is set forward to the next arrival."""
     answers: list[dict[str, Any]] = [{"token_ids": [], "token_s": []} for _ in requests]
     ahead = deque(sorted(range(len(requests)), key=lambda index: requests[index]["arrival_s"]))
     started_s = time.perf_counter()

@@ -58,11 +58,7 @@ def differences(
     varies: Collection[str] = (),
     ignored: Collection[str] = (),
 ) -> list[FieldDifference]:
-    """Fields of which the values differ, apart from those that the gateway replaces, adds or leaves out.
-
-    Of a refusal only the status is compared: the words are the gateway's, which passes no server's own on.
-    `varies`: fields that differ between two answers of the server itself. `ignored`: patterns of others.
-    """
+    """Of a refusal only the status is compared. `varies`: differs between two of the server's answers."""
     if direct.status != through.status:
         return [FieldDifference("status", str(direct.status), str(through.status))]
     if direct.status >= 400:
@@ -77,8 +73,7 @@ def differences(
 
 
 def fields(answer: ServerAnswer) -> dict[str, Any]:
-    """The values of an answer by their path, such as `choices.0.message.content`. Raises `ValueError` for
-    what is no answer."""
+    """The values of an answer by their path, such as `choices.0.message.content`. Raises `ValueError`."""
     content = joined(answer.body) if answer.is_stream else json.loads(answer.body)
     zero = _pattern(ZERO_IS_ABSENT)
     return {

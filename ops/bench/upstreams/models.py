@@ -57,8 +57,7 @@ CHAT_TEMPLATE = """{%- if tools %}
 
 
 def save_text_model(model_dir: Path) -> Path:
-    """The shipped model with a template that takes tools and a token more, which begins a call; returns
-    `model_dir`."""
+    """The shipped model with a template that takes tools and a token that begins a call."""
     from safetensors.torch import load_file, save_file
 
     first = save_text_tokenizer(model_dir)

@@ -232,8 +232,7 @@ def beside_text(found: RequestSet) -> None:
 
 
 def vllm_defaults() -> list[SetRequest]:
-    """Of vLLM with a model that has sampling defaults of its own. The model was not taught the tasks, so that
-    another temperature or number of candidates gives another text."""
+    """Untaught tasks, so that another temperature or number of candidates gives another text."""
     found = RequestSet("Why {first} and not {last}?")
     for ask, kind in ((found.chat, ""), (found.text, ", as a text completion")):
         ask(f"nothing of sampling{kind}", temperature=None)

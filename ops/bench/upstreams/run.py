@@ -100,8 +100,7 @@ async def _measure(
 
 
 async def _record(client: httpx.AsyncClient, model: str, asked: SetRequest) -> RecordedRequest:
-    """Asks twice: what differs between the two is not the gateway's doing. The second answers are kept, in
-    which prompts are cached."""
+    """Asks twice: what differs between the two is not the gateway's doing."""
     answers: dict[bool, ServerAnswer] = {}
     varies: set[str] = set()
     for is_stream in (False, True) if asked.is_streamed else (False,):

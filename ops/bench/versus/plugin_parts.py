@@ -189,8 +189,7 @@ Sample = tuple[int, int]
 
 
 def window_ratios(samples: Sequence[Sample], window_tokens: int) -> list[float]:
-    """Heavier over lighter in each shortest run of samples with at least `window_tokens` of both together. A
-    window without a token of the lighter one is infinite. Empty: no window is as long."""
+    """Heavier over lighter in each shortest run of samples with `window_tokens`; infinite over nothing."""
     ratios: list[float] = []
     last = 0
     for first, (light, heavy) in enumerate(samples):
@@ -212,8 +211,7 @@ def furthest_off(ratios: Sequence[float], wanted: float) -> float:
 
 
 def fluid_ratio(light_streams: int, heavy_streams: int, weight: float, slots: int) -> float:
-    """Heavier over lighter by the fluid share, weights 1 and `weight`: each stream takes one slot at most,
-    and what one tenant cannot use is the other's."""
+    """Heavier over lighter by the fluid share: each stream takes one slot at most."""
     heavy = min(float(heavy_streams), slots * weight / (1.0 + weight))
     light = min(float(light_streams), slots - heavy)
     heavy = min(float(heavy_streams), slots - light)

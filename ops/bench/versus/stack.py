@@ -40,8 +40,7 @@ class ServedStack(Protocol):
     async def kill(self) -> None: ...
 
     async def charged_tokens(self, tenant: str) -> int:
-        """Input and output tokens on the tenant's bill, after the gateway has come back where it has to
-        settle. Raises `CannotBench`."""
+        """Tokens on the tenant's bill, once the gateway has come back and settled. Raises `CannotBench`."""
         ...
 
     async def why(self, headers: Mapping[str, str], key: str) -> str | None:

@@ -103,8 +103,7 @@ def vllm_version(home: Path) -> str:
 async def vllm_server(
     home: Path, directory: Path, options: VllmOptions, *, port: int | None = None
 ) -> AsyncIterator[VllmServer]:
-    """Starts one and waits until it answers. `directory`: of its log; `port` None: a free one. Raises
-    `PeerMissing`, `CannotBench`."""
+    """`directory`: of its log; `port` None: a free one. Raises `PeerMissing`, `CannotBench`."""
     program, port = installed_vllm(home), port or free_port()
     await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
     log_path = directory / "vllm.log"

@@ -39,10 +39,7 @@ FINISHING_SHARE: dict[str, float] = {
 def training_stream(
     seed: int, longest_characters: int | None = None, share: Mapping[str, float] = TRAINING_SHARE
 ) -> Iterator[Instruction]:
-    """An endless, seeded stream of decorated training instructions; none of them is held out.
-
-    With a limit, conversations of more characters (answer included) are passed over.
-    """
+    """An endless, seeded stream; none is held out, none longer than `limit` characters."""
     rng = random.Random(seed)
     families = tuple(share)
     shares = tuple(share.values())

@@ -30,8 +30,7 @@ QUEUE_QUANTILE, KV_QUANTILE, TREND_QUANTILE = 0.25, 0.67, 0.75
 def actions_that_act(
     requests: Sequence[SimulatedRequest], long_tokens: int, ageing_s: Sequence[float]
 ) -> tuple[str, ...]:
-    """Those of `GRID` that change anything on this traffic; the others stay where `hybrid` has them. A long
-    lane needs long requests, and ageing several tiers of which one ages."""
+    """Those of `GRID` that change anything on this traffic."""
     # Half of a lane's length, as what is predicted may be twice the answer that came.
     has_long = any(2 * (one.input_tokens + one.output_tokens) > long_tokens for one in requests)
     tiers = {request.tier for request in requests}

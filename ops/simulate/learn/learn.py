@@ -65,8 +65,7 @@ def learn(
     old: LearnedTable | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> LearningOutcome:
-    """The same arguments give the same table, on every machine. `old`: a table that the new one has to beat.
-    Raises `TraceTooShort`, `BudgetTooSmall`."""
+    """Deterministic. `old`: a table to beat. Raises `TraceTooShort`, `BudgetTooSmall`."""
     if not 0 <= seed <= MOST_SEED:
         raise ValueError(f"the seed must be between 0 and {MOST_SEED:,}, not {seed}")
     parts = split(name, requests, has_prefixes=has_prefixes)

@@ -44,8 +44,7 @@ class TableSearch:
         self, trials: Trials, units: Sequence[LearningTrial], table: LearnedTable, actions: Sequence[str], *,
         keep: int = 0,
     ) -> None:  # fmt: skip
-        """`units`: what every candidate is run on; `actions`: names of those that are searched; `keep`:
-        requests of the budget that are left for others."""
+        """`units`: what candidates run on; `keep`: requests of the budget that are left for others."""
         self.table = table
         self.changes: list[TableChange] = []
         self.candidates = 0

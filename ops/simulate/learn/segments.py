@@ -55,8 +55,7 @@ class Split:
 
 
 def split(name: str, requests: Sequence[SimulatedRequest], *, has_prefixes: bool = False) -> Split:
-    """Every other stretch is held out. Raises `TraceTooShort`, and ValueError for more requests than
-    `MOST_REQUESTS`."""
+    """Raises `TraceTooShort`, and ValueError for more requests than `MOST_REQUESTS`."""
     if len(requests) > MOST_REQUESTS:
         raise ValueError(
             f"{name}: more than {MOST_REQUESTS:,} requests; take fewer days (--days), or cut the trace"

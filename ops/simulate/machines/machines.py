@@ -140,10 +140,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Roofline:
-    """A model computed by `gpus` GPUs of a kind together; implements `StepTiming`.
-
-    Raises ValueError when the weights do not fit.
-    """
+    """A model on `gpus` GPUs together; implements `StepTiming`. Raises ValueError when it does not fit."""
 
     gpu: Gpu
     config: dict[str, Any]
@@ -276,8 +273,7 @@ def roofline_machine(
     block_tokens: int = GPU_BLOCK_TOKENS,
     kv_tokens: int | None = None,
 ) -> Machine:
-    """A preset model on preset GPUs. Raises ValueError for an unknown name and for weights that do not
-    fit."""
+    """Raises ValueError for an unknown name and for weights that do not fit."""
     if gpu not in GPUS:
         raise ValueError(f"no GPU {gpu!r}; there are {', '.join(GPUS)}")
     if model not in MODELS:
@@ -327,8 +323,7 @@ SAMPLES = 400
 
 
 def fitted(timing: StepTiming, max_sequences: int, max_batched_tokens: int) -> StepTime:
-    """The linear model that an engine would have learned of such steps: fitted to `SAMPLES` of them, drawn
-    with a fixed seed; every other one with a chunk of a prompt."""
+    """The linear model fitted to `SAMPLES` such steps, fixed seed; every other one with a prompt's chunk."""
     rng = random.Random(0)
     model = StepTimeModel()
     for number in range(SAMPLES):

@@ -28,8 +28,7 @@ class Curves:
     """Of those that ended in each part: how many a second had met the SLO."""
     attainment: dict[str, float]
     service_per_s: dict[str, list[float]] = field(repr=False)
-    """Of these tenants, by the same parts of the span: input and output tokens of answers, spread evenly from
-    the first token to the last."""
+    """Input and output tokens of answers, spread evenly from the first token to the last."""
 
 
 def curves(pool: SimulatedPool, slo: SloLimits) -> Curves:

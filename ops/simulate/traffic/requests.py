@@ -81,8 +81,7 @@ class BadTrace(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Sped:
-    """A source `speed` times as fast, and cut off after `limit` requests. Raises ValueError for a speed that
-    is not above 0 or a limit below 1."""
+    """`speed` times as fast, cut off after `limit` requests. Raises ValueError."""
 
     source: Source
     speed: float = 1.0

@@ -87,9 +87,8 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class TraceFile:
-    """A file with arrivals; with `rate`, its lengths alone, in its order, at Poisson arrivals of so many a
-    second (the same `seed` draws the same instants). Implements `Source`. Raises ValueError for the rate and
-    `BadTrace` where the file cannot be read: immediately for the header, line by line for the rest."""
+    """A file with arrivals; with `rate`, its lengths at Poisson arrivals. Implements `Source`. Raises
+    ValueError for the rate and `BadTrace` where the file cannot be read: immediately, or line by line."""
 
     path: Path
     rate: float | None = None
@@ -143,8 +142,7 @@ class TraceFile:
 
 
 def header(path: Path) -> list[str]:
-    """The columns of a file by our names. Raises `BadTrace` when one is missing or the file cannot be
-    read."""
+    """The columns by our names. Raises `BadTrace` when one is missing or the file cannot be read."""
     try:
         with _opened(path) as file:
             return _columns(path, next(csv.reader(_bounded(path, file)), []))
