@@ -109,8 +109,8 @@ class _TierLine:
 
     def remove(self, tenant: str, request_id: str) -> bool:
         waiting = self.by_tenant.get(tenant, [])
-        for place, found in enumerate(waiting):
-            if found.request_id == request_id:
+        for place, request in enumerate(waiting):
+            if request.request_id == request_id:
                 del waiting[place]
                 if not waiting:
                     del self.by_tenant[tenant]

@@ -113,8 +113,8 @@ class LoadHttpClient:
         try:
             connection.writer.write(head + body)
             await within(self._timeout_s, connection.writer.drain())
-            found = await within(self._timeout_s, connection.reader.readuntil(b"\r\n\r\n"))
-            response = HttpResponse(found[:-4], connection.reader, self._timeout_s)
+            start = await within(self._timeout_s, connection.reader.readuntil(b"\r\n\r\n"))
+            response = HttpResponse(start[:-4], connection.reader, self._timeout_s)
             yield response
         finally:
             if response is not None and response.is_read:

@@ -201,7 +201,7 @@ def _alternate(
                 f"TTFT p99 {1000 * figures['ttft_s']['p99']:.0f} ms"
             )
     for engine in engines.values():
-        engine["output_tokens_per_s"] = spread([each["output_tokens_per_s"] for each in engine["runs"]])
+        engine["output_tokens_per_s"] = spread([figures["output_tokens_per_s"] for figures in engine["runs"]])
     return engines, tokens
 
 

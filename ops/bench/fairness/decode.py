@@ -151,7 +151,9 @@ class _Shares:
             seen = step_shares.merged(seen, await self._steps())
         observed = await self._clients[SHORT].take()
         await self._stop(SHORT, *([LONG] if beside else []))
-        tpots_s = [each["actual"]["tpot_s"] for each in observed.accounts if each["actual"]["tpot_s"]]
+        tpots_s = [
+            account["actual"]["tpot_s"] for account in observed.accounts if account["actual"]["tpot_s"]
+        ]
         figures: Figures = {
             "requests": observed.finished,
             "ttft_s": _spread(observed.ttfts_s),
@@ -177,8 +179,8 @@ class _Shares:
         shown = await admin_call(self._operator, "GET", f"policy?decisions=0&steps={number}")
         if "steps" not in shown["engines"][0]:
             raise ServerFailed("the engine is down")
-        found: list[Step] = shown["engines"][0]["steps"]
-        return found
+        steps: list[Step] = shown["engines"][0]["steps"]
+        return steps
 
     async def _stop(self, *names: str) -> None:
         for name in names:

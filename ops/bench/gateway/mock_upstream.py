@@ -39,9 +39,9 @@ def request_length(data: bytes) -> int | None:
     head = data.find(b"\r\n\r\n")
     if head < 0:
         return None
-    found = _LENGTH.search(data, 0, head)
-    if found is not None:
-        length = head + 4 + int(found[1])
+    match = _LENGTH.search(data, 0, head)
+    if match is not None:
+        length = head + 4 + int(match[1])
     elif _CHUNKED.search(data, 0, head):
         # A client that does not know its length sends nothing after it before it has its answer.
         length = len(data) if data.endswith(_LAST_CHUNK) else sys.maxsize
@@ -52,8 +52,8 @@ def request_length(data: bytes) -> int | None:
 
 def asked_tokens(body: bytes) -> int:
     """`max_tokens` of a request, at most `MAX_TOKENS`."""
-    found = _MAX_TOKENS.search(body)
-    return min(int(found[1]), MAX_TOKENS) if found is not None else MAX_TOKENS
+    match = _MAX_TOKENS.search(body)
+    return min(int(match[1]), MAX_TOKENS) if match is not None else MAX_TOKENS
 
 
 def whole_answer(tokens: int) -> bytes:

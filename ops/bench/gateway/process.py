@@ -18,10 +18,10 @@ def process_tree(root: int) -> list[int]:
     for entry in PROC.iterdir():
         if entry.name.isdigit() and (fields := _stat(int(entry.name))):
             children.setdefault(int(fields[1]), []).append(int(entry.name))
-    found = [root] if _stat(root) else []
-    for process in found:
-        found += children.get(process, [])
-    return found
+    tree = [root] if _stat(root) else []
+    for process in tree:
+        tree += children.get(process, [])
+    return tree
 
 
 def cpu_s(processes: Iterable[int]) -> float:

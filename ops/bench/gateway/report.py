@@ -48,7 +48,7 @@ def show(report: dict[str, Any]) -> None:
         f"fsync takes {report['fsync_ms']:g} ms here"
     )
     targets = report["targets"]
-    rows = [_row(name, found) for name, found in targets.items()]
+    rows = [_row(name, part) for name, part in targets.items()]
     Report("gateways before one upstream", [(heading, heading) for heading in rows[0]], rows).show()
     bare = targets[DIRECT]["figures"]
     click.echo(
@@ -58,7 +58,7 @@ def show(report: dict[str, Any]) -> None:
     Report(
         "cores used at 32 connections, and by 64 streams: gateway, upstream, clients",
         (("gateway", "gateway"), ("throughput", "32 connections"), ("streams", "64 streams")),
-        [{"gateway": name} | _cores(found["runs"]) for name, found in targets.items()],
+        [{"gateway": name} | _cores(part["runs"]) for name, part in targets.items()],
     ).show()
     for line in report["skipped"]:
         click.echo(f"left out: {line}")
@@ -69,18 +69,18 @@ def show(report: dict[str, Any]) -> None:
     for key, load in SIDE_LOADS.items():
         if report[key] is not None:
             _show_side_load(load, report[key])
-    for name, found in targets.items():
-        for number, run in enumerate(found["runs"], 1):
+    for name, part in targets.items():
+        for number, run in enumerate(part["runs"], 1):
             if run["invalid"]:
                 click.echo(f"invalid: {name}, round {number}: {run['invalid']}")
-    if any(run["disturbed"] for found in targets.values() for run in found["runs"]):
+    if any(run["disturbed"] for part in targets.values() for run in part["runs"]):
         click.echo(DISTURBED)
 
 
-def _show_side_load(load: str, found: dict[str, Any]) -> None:
+def _show_side_load(load: str, part: dict[str, Any]) -> None:
     """With a side load beside without, and what was measured of the load itself."""
     rows = []
-    for row in found["figures"]:
+    for row in part["figures"]:
         heading, *form = COMPARED_FIGURES[row["figure"]]
         cells = {kind: spread_text(row[kind], *form) for kind in ("without", "with")}
         rows.append({"figure": heading, **cells, "ok": "within" if row["ok"] else "NOT within"})
@@ -94,29 +94,29 @@ def _show_side_load(load: str, found: dict[str, Any]) -> None:
         ),
         rows,
         notes=[
-            f"{heading}: {spread_text(found[figure], *form)}"
+            f"{heading}: {spread_text(part[figure], *form)}"
             for figure, (heading, *form) in SIDE_LOAD_FIGURES.items()
-            if figure in found and found[figure]["most"]
+            if figure in part and part[figure]["most"]
         ],
     ).show()
 
 
-def _row(name: str, found: dict[str, Any]) -> dict[str, str]:
+def _row(name: str, part: dict[str, Any]) -> dict[str, str]:
     row = {
-        heading: spread_text(found["figures"][figure], *form) for figure, (heading, *form) in COLUMNS.items()
+        heading: spread_text(part["figures"][figure], *form) for figure, (heading, *form) in COLUMNS.items()
     }
     row = {
-        "gateway": " ".join(filter(None, (name, found["version"]))) + ("*" if _disturbed(found) else ""),
+        "gateway": " ".join(filter(None, (name, part["version"]))) + ("*" if _disturbed(part) else ""),
         **row,
-        "MB peak": f"{found['figures']['peak_bytes']['most'] / 1e6:,.0f}",
+        "MB peak": f"{part['figures']['peak_bytes']['most'] / 1e6:,.0f}",
     }
     if name == DIRECT:
         row |= {heading: "-" for heading in row if heading.startswith(("added", "CPU", "MB"))}
     return row
 
 
-def _disturbed(found: dict[str, Any]) -> bool:
-    return any(run["disturbed"] for run in found["runs"])
+def _disturbed(part: dict[str, Any]) -> bool:
+    return any(run["disturbed"] for run in part["runs"])
 
 
 def _cores(runs: list[dict[str, Any]]) -> dict[str, str]:

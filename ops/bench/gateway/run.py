@@ -98,7 +98,7 @@ def run(options: GatewayBenchOptions, progress: Progress = lambda line: None) ->
     summary = figures(runs)
     judged = [promise.as_json() for promise in promises(runs, pairs)]
     side_loads = {key: beside(runs, name) for key, name in BESIDE.items()}
-    compared = [row for found in side_loads.values() if found is not None for row in found["figures"]]
+    compared = [row for report in side_loads.values() if report is not None for row in report["figures"]]
     why = invalid(runs)
     return {
         "machine": machine(),
@@ -221,11 +221,11 @@ async def _one(
             phase.name: await _measure(target, serving, phase, options.seconds, upstreams) for phase in PHASES
         }
         processes = _processes(serving)
-        found = one_run(phases, peak_bytes=peak_bytes(processes), quiet_cores=QUIET_CORES)
+        report = one_run(phases, peak_bytes=peak_bytes(processes), quiet_cores=QUIET_CORES)
         if serving.scraper is not None:
             cost_s = await serving.scraper.cost_s(lambda: cpu_s(processes))
-            found["side_load"] |= {"cpu_s_per_scrape": cost_s, "page_bytes": serving.scraper.page_bytes}
-    return found
+            report["side_load"] |= {"cpu_s_per_scrape": cost_s, "page_bytes": serving.scraper.page_bytes}
+    return report
 
 
 @contextlib.asynccontextmanager
@@ -306,8 +306,8 @@ async def _load(order: dict[str, Any]) -> dict[str, Any]:
         raise CannotBench(f"the clients did not end within {LOAD_S:g} s") from None
     if process.returncode:
         raise CannotBench(f"the clients failed: {out.decode(errors='replace')[-500:]}")
-    found: dict[str, Any] = json.loads(out)
-    return found
+    report: dict[str, Any] = json.loads(out)
+    return report
 
 
 @contextlib.asynccontextmanager

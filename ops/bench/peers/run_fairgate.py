@@ -109,12 +109,12 @@ class FairgateEngine:
         return self._core.has_work()
 
     def step(self) -> list[tuple[int, list[int]]]:
-        found = []
+        emitted = []
         for delta in self._core.step().deltas.get(GATEWAY, ()):
             if delta.outcome is not None and delta.outcome.finish != "length":
                 raise RuntimeError(f"{delta.sequence_id} ended with {delta.outcome.finish}")
-            found.append((int(delta.sequence_id.removeprefix(self._prefix)), delta.token_ids))
-        return found
+            emitted.append((int(delta.sequence_id.removeprefix(self._prefix)), delta.token_ids))
+        return emitted
 
 
 if __name__ == "__main__":

@@ -66,17 +66,17 @@ class OpenVinoEngine:
 
     def step(self) -> list[tuple[int, list[int]]]:
         self._pipe.step()
-        found = []
+        emitted = []
         for index, handle in list(self._open.items()):
             token_ids: list[int] = []
             while handle.can_read():
                 for output in handle.read().values():
                     token_ids += output.generated_ids
             if token_ids:
-                found.append((index, token_ids))
+                emitted.append((index, token_ids))
             if handle.get_status() != openvino_genai.GenerationStatus.RUNNING and not handle.can_read():
                 del self._open[index]
-        return found
+        return emitted
 
 
 if __name__ == "__main__":

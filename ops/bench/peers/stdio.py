@@ -58,8 +58,8 @@ def serve(engine: Engine) -> None:
                 answer: dict[str, Any] = {"about": engine.load(order)}
             else:
                 meter = ProcessMeter()
-                found = engine.run(order["requests"])
-                answer = {"answers": found, "usage": meter.read()}
+                tokens = engine.run(order["requests"])
+                answer = {"answers": tokens, "usage": meter.read()}
         except Exception as error:
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}

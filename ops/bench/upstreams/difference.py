@@ -166,5 +166,5 @@ def _pattern(names: Collection[str]) -> re.Pattern[str]:
     return re.compile(rf"(?:{'|'.join(steps) or '(?!)'})(?:\..*)?")
 
 
-def _shown(found: dict[str, Any], field: str) -> str:
-    return json.dumps(found[field])[:MAX_SHOWN] if field in found else ABSENT
+def _shown(values: dict[str, Any], field: str) -> str:
+    return json.dumps(values[field])[:MAX_SHOWN] if field in values else ABSENT

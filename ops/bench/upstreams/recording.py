@@ -41,7 +41,7 @@ def save(recording: Recording, directory: Path = DIRECTORY) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{recording.server}.json"
     head = msgspec.json.encode(msgspec.structs.replace(recording, requests=[]))
-    lines = b",\n".join(msgspec.json.encode(each) for each in recording.requests)
+    lines = b",\n".join(msgspec.json.encode(request) for request in recording.requests)
     path.write_bytes(head.removesuffix(b"[]}") + b"[\n" + lines + b"\n]}\n")
     return path
 

@@ -120,12 +120,14 @@ async def _compare(client: httpx.AsyncClient, recorded: RecordedRequest) -> Comp
         compared.answers += 1
         try:
             through = await ask(client, recorded.path, POOL, recorded.body, direct.is_stream)
-            found = differences(direct, through, varies=recorded.varies, ignored=RANDOM)
+            differing = differences(direct, through, varies=recorded.varies, ignored=RANDOM)
         except (ValueError, httpx.HTTPError) as error:
-            found = [FieldDifference("answer", "comes", f"{type(error).__name__} {error}"[:200])]
-        if found and found[0].field == "status":
-            found = [FieldDifference("status", found[0].direct, f"{found[0].through} {through.body[:200]}")]
-        compared.differences += found
+            differing = [FieldDifference("answer", "comes", f"{type(error).__name__} {error}"[:200])]
+        if differing and differing[0].field == "status":
+            differing = [
+                FieldDifference("status", differing[0].direct, f"{differing[0].through} {through.body[:200]}")
+            ]
+        compared.differences += differing
     return compared
 
 

@@ -290,7 +290,7 @@ async def caches(bench: VllmBench, rounds: int) -> list[Row]:
         words = " ".join(f"w{number}" for number in range(CACHED_WORDS))
         body = chat([{"role": "user", "content": words}], 1) | {"stream": False, "logprobs": False}
         del body["stream_options"]
-        found = {}
+        cached = {}
         client = LoadHttpClient(timeout_s=PATIENCE_S)
         try:
             asks = ("first", "alpha"), ("again", "alpha"), ("another", "beta"), ("its", "beta")
@@ -298,11 +298,11 @@ async def caches(bench: VllmBench, rounds: int) -> list[Row]:
                 headers = {"authorization": f"Bearer {keys[tenant]}"}
                 async with client.post(f"{stack.url}{CHATS}", json.dumps(body).encode(), headers) as reply:
                     usage = json.loads(await reply.read())["usage"]
-                found[what] = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+                cached[what] = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
         finally:
             client.close()
-    ok = found["first"] == found["another"] == 0 < min(found["again"], found["its"])
-    return [{"prompt_tokens": usage["prompt_tokens"], "cached_tokens": found, "ok": ok}]
+    ok = cached["first"] == cached["another"] == 0 < min(cached["again"], cached["its"])
+    return [{"prompt_tokens": usage["prompt_tokens"], "cached_tokens": cached, "ok": ok}]
 
 
 # ---------------------------------------------------------------- texts
