@@ -17,7 +17,6 @@ from tenants.errors import AlreadyExists, DatabaseUnavailable, Invalid, LogInRef
 from tenants.people.commands import PersonChange, PersonInvite
 from tenants.people.hashing_gate import AT_ONCE
 from tenants.people.links import LINK_S
-from tenants.people.passwords import hash_password
 from tenants.people.person import Person
 from tenants.people.roles import Role
 from tenants.people.sessions import OpenedSession, SessionRules, csrf_token_of
@@ -27,11 +26,10 @@ from tenants.people.way_in import WayIn
 from tenants.storage.database import Database, open_database
 from tenants.storage.tables import people, person_links, person_sessions
 from tests.support.audited import audited
+from tests.support.console import HASH, PASSWORD
 from tests.support.quota import Clock
 
 ACTOR = Actor("cli:tester", "cli")
-PASSWORD = "four words in a row"
-HASH = hash_password(PASSWORD)
 ADDRESS = "192.0.2.1"
 
 
