@@ -14,14 +14,7 @@ from sqlalchemy.exc import IntegrityError
 from tenants.admin import validation
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
-from tenants.admin.commands import (
-    KeyChange,
-    KeyCreate,
-    LimitSet,
-    ProjectCreate,
-    TenantChange,
-    TenantCreate,
-)
+from tenants.admin.commands import KeyChange, KeyCreate, LimitSet, ProjectCreate, TenantChange, TenantCreate
 from tenants.directory import queries
 from tenants.directory.directory import Directory
 from tenants.directory.records import ApiKey
