@@ -36,11 +36,6 @@ def tokens(count: int) -> Amounts:
     return Amounts(output_tokens=count)
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
 def redis_store(request: pytest.FixtureRequest, clock: Clock) -> RedisQuotaStore:
     url = request.getfixturevalue("redis_url")
     return RedisQuotaStore(url, timeout_s=30, virtual_clock=clock, max_end_users=MOST_USERS)

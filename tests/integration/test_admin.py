@@ -28,11 +28,6 @@ from tests.support.quota import Clock
 ACTOR = Actor("cli:tester", "cli")
 
 
-@pytest.fixture
-def admin(database: Database, pepper: bytes) -> Admin:
-    return Admin(database, pepper, Clock())
-
-
 async def revision(database: Database) -> int:
     return await database.read(queries.revision)
 

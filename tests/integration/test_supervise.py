@@ -37,7 +37,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def warm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A supervisor's engines need not import torch. Without this it starts them as ever: the first test."""
+    """Supervised engines need not import torch. One that is refused is started as ever."""
 
     def spawn(supervisor: EngineSupervisor) -> supervisors._WatchedProcess:
         engine = WarmEngine(supervisor._options, supervisor._log_path)
@@ -67,6 +67,7 @@ async def supervised(
 # ------------------------------------------------------------- death and recovery
 
 
+@pytest.mark.usefixtures("warm")
 async def test_a_killed_engine_ends_its_streams_and_a_new_one_serves(model_dir: Path, tmp_path: Path) -> None:
     losses: list[str] = []
     async with supervised(engine_options(model_dir, tmp_path)) as (supervisor, client):
