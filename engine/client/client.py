@@ -1,12 +1,8 @@
-"""`EngineClient`: a gateway's connection to one engine.
+"""`EngineClient`: a gateway's connection to one engine, on one asyncio loop, without torch.
 
-One client per engine, on one asyncio loop, without torch. It sends Hello until the engine is ready, receives
-steps, snapshots and answers, and reconnects by itself after a loss. Every connection is new (own socket, own
-session): a message for a dead engine cannot reach its successor.
-
-Whatever a lease covers, the engine gets credit for no more tokens than a stream has room for beyond what its
-reader has taken. So a sequence pauses while its reader takes nothing, and goes on when it does: credit-based
-flow control (Kung, Blackwell, Chapman, SIGCOMM 1994), with leases as the credit.
+It reconnects by itself after a loss; every connection is new (own socket, own session). The engine gets
+credit for no more tokens than a stream has room for, whatever a lease covers: credit-based flow control
+(Kung, Blackwell, Chapman, SIGCOMM 1994), with leases as the credit.
 """
 
 from __future__ import annotations
@@ -95,7 +91,6 @@ class CreditedStream(EngineStream):
             max_buffered_deltas=max_buffered_deltas,
         )
         self.covered_tokens = covered_tokens
-        """The lease as requested."""
         self.credit_tokens = 0
         """The lease as sent to the engine."""
         self.is_wanted = True
@@ -158,9 +153,7 @@ class EngineClient:
         self.ready: Ready | None = None
         """The engine's last announcement, kept after a loss. None before the first contact."""
         self.snapshot: Snapshot | None = None
-        """The engine's load as last reported; None while there is no connection."""
         self.refusal: EngineRefused | None = None
-        """The engine's refusal of this gateway, if any."""
         self._keys = keys
         self._silence_s = silence_s
         self._max_buffered_deltas = max_buffered_deltas
@@ -192,12 +185,10 @@ class EngineClient:
 
     @property
     def is_up(self) -> bool:
-        """Whether the engine serves this gateway right now."""
         return self._up
 
     @property
     def is_connecting(self) -> bool:
-        """Whether the client is connected or connecting."""
         return self._task is not None and not self._task.done()
 
     @property
@@ -643,7 +634,6 @@ class EngineClient:
                 stream.lose("the engine does not have it")
 
     def _call(self, callback: Callable[[], None] | None) -> None:
-        """Calls a listener; its exception must not end the connection."""
         if callback is not None:
             try:
                 callback()

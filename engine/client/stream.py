@@ -1,8 +1,7 @@
 """`EngineStream`: the deltas of one sequence for its reader.
 
-A stream is filled by the client's receive loop, which it never blocks and whose deltas it never drops. Its
-buffer is bounded all the same: if the reader falls too far behind, the sequence is cancelled, and the reader
-gets what was emitted until then and a `SlowReader`.
+Filled by the client's receive loop, which it never blocks. Its buffer is bounded: if the reader falls too far
+behind, the sequence is cancelled, and the reader gets what was emitted until then and a `SlowReader`.
 """
 
 from __future__ import annotations
@@ -96,7 +95,6 @@ class EngineStream:
 
     @property
     def buffered_deltas(self) -> int:
-        """Deltas that wait for the reader."""
         return len(self._buffer)
 
     def push(self, delta: Delta) -> bool:
@@ -123,7 +121,6 @@ class EngineStream:
             self._wake()
 
     def lose(self, reason: str) -> None:
-        """Ends the stream with `EngineLost`."""
         self.end(EngineLost(self.sequence_id, self.received_tokens, reason))
 
     def __aiter__(self) -> EngineStream:

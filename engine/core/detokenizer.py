@@ -1,10 +1,7 @@
-"""Incremental detokenizer with stop strings.
+"""Incremental detokenizer with stop strings. Needs `tokenizers` only.
 
-Tokens become text incrementally: never half a character, and together exactly what the tokenizer would
-decode in one go. Stop strings are searched in the text, so they may span tokens; text that may begin one
-is held back until it is decided.
-
-Needs `tokenizers` only: no torch, no transformers.
+Never half a character, and together exactly what the tokenizer would decode in one go. Stop strings may span
+tokens; text that may begin one is held back.
 """
 
 from __future__ import annotations
@@ -109,17 +106,14 @@ class IncrementalText:
         return self._stops.found
 
     def push(self, token_id: int) -> str:
-        """Takes the next output token; returns the text that is now safe to show."""
         return "" if self.stopped else self._stops.push(self._detokenizer.push(token_id))
 
     def flush(self) -> str:
-        """Ends the sequence; returns the text that was held back."""
         if self.stopped:
             return ""
         return self._stops.push(self._detokenizer.flush()) + self._stops.flush()
 
     def logprob_text(self, token_id: int) -> str:
-        """A token's own text, for log probabilities."""
         return self._factory.token_text(token_id)
 
 
@@ -139,7 +133,6 @@ class Detokenizer:
         self._neighbours = len(context)
         """Number of leading window tokens whose text is already out."""
         self._shown = factory.decode(self._window)
-        """The part of the window's text that is already out."""
 
     def push(self, token_id: int) -> str:
         """New text after one more token."""

@@ -52,7 +52,6 @@ class ModelRunner(Protocol):
     block_tokens: int
     num_blocks: int
     num_host_blocks: int
-    """Blocks of host memory for swapped KV; 0: none."""
     swap_block_s: float
     """Seconds to copy one more block out and in again."""
     swap_base_s: float

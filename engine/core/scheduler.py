@@ -44,15 +44,12 @@ if TYPE_CHECKING:
 
 
 class Scheduler:
-    """Puts one step together."""
-
     def __init__(self, table: SequenceTable, now_s: float) -> None:
         self._table = table
         self._policy = table.policy
         self._order = table.waiting
         self._now_s = now_s
         self._placed: set[Sequence] = set()
-        """Sequences that got their place in this step."""
         self._is_short = False
         """A sequence was preempted so that the running ones can go on."""
         self._sits_out: set[Sequence] = set()
@@ -67,7 +64,6 @@ class Scheduler:
         self.plan.room.placed = self._placed
 
     def run(self) -> Plan:
-        """Puts the step together."""
         self._policy.admit.stepped()
         table = self._table
         if table.paused:
@@ -131,7 +127,6 @@ class Scheduler:
             self._hand_out_shares(runners)
 
     def _hand_out_shares(self, runners: list[Sequence]) -> None:
-        """Hands out tokens as the policy composes them."""
         if self._sits_out:
             runners = [each for each in runners if each not in self._sits_out]
         if not runners:
@@ -417,7 +412,6 @@ class Scheduler:
         return sequence.host_kv_tokens or match.tokens
 
     def _start(self, sequence: Sequence, batch: Batch, match: Match) -> None:
-        """Moves a waiting sequence into the batch, with its blocks."""
         table = self._table
         if not match.is_current:
             match = table.find_prefix(sequence)
@@ -431,7 +425,6 @@ class Scheduler:
         batch.admitted_now += 1
 
     def _batch(self) -> Batch:
-        """The batch that a candidate would join now."""
         table = self._table
         return Batch(
             now_s=self._now_s,

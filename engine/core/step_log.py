@@ -18,8 +18,6 @@ MOST_TENANTS = 64
 
 
 class StepLog:
-    """The last steps of one engine, oldest first."""
-
     def __init__(self, kept: int = KEPT_STEPS) -> None:
         self._steps: deque[StepRecord] = deque(maxlen=kept)
 
@@ -47,7 +45,6 @@ class StepLog:
         )
 
     def last(self, steps: int) -> list[StepRecord]:
-        """The last `steps` of them."""
         return list(self._steps)[-steps:] if steps > 0 else []
 
 

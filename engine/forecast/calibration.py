@@ -98,7 +98,6 @@ def bucket_of(raw: Forecast, tier: int, *, is_exact: bool, kind: Kind = "plain")
 
 
 def load_of(wait_s: float) -> int:
-    """The bucket of a wait."""
     if wait_s <= FIRST_WAIT_S:
         return 0
     return min(NUM_LOADS - 1, 1 + int(log(wait_s / FIRST_WAIT_S) / log(WAIT_RATIO)))
@@ -142,7 +141,6 @@ class Shifts:
 
     @property
     def is_ready(self) -> bool:
-        """Enough scores to speak for itself."""
         return self.seen >= WARM_UP
 
     def follow(self, scores: Sequence[float]) -> None:
@@ -176,10 +174,8 @@ class Coverage:
     judged: int = 0
     within: int = 0
     recent: float = 0.0
-    """Share of the last few hundred."""
 
     def count(self, is_within: bool) -> None:
-        """One more."""
         self.judged += 1
         self.within += is_within
         self.recent += max(RECENT, 1 / self.judged) * (is_within - self.recent)
@@ -366,7 +362,6 @@ def corrected(raw_s: Seconds, by: Correction, least: Seconds) -> Seconds:
 
 
 def figure(times: HasTimes, what: What) -> Seconds:
-    """One of the pairs by name."""
     pair: Seconds = getattr(times, f"{what}_s")
     return pair
 

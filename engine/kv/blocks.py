@@ -1,7 +1,6 @@
-"""`BlockPool`: free KV blocks and reference counts.
+"""`BlockPool`: free KV blocks and reference counts, integers only.
 
-Integers only: block ids, reference counts, a free list. The tensors live with the model runner. A block is
-*free* (no content worth keeping), *cached* (unreferenced, but its content is published and may be reused),
+A block is *free* (no content worth keeping), *cached* (unreferenced, but published and reusable),
 *referenced* (at least one block table names it) or *fenced* (released while a step that may still write it
 was executing). The four always sum to the total.
 """

@@ -74,7 +74,6 @@ class KvCache(BlockTables):
         self._sharing = PrefillSharing()
 
     def free(self, table: list[int], cursor: PrefixCursor) -> None:
-        """See `BlockTables.free`; also withdraws an announcement."""
         super().free(table, cursor)
         self._sharing.retract(cursor)
 

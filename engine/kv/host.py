@@ -1,9 +1,8 @@
-"""Bookkeeping of KV in host memory: host blocks and planned copies.
+"""Bookkeeping of KV in host memory: host blocks and planned copies (made by `engine.model.host_pool`).
 
-The tensors and the copying live in `engine.model.host_pool`. Copies are planned while a step is put together
-and executed before its forward pass, **all outbound ones before all inbound ones**. So a host block released
-while a step is put together must not be reused in the same step: an inbound copy may still read it. And
-device blocks released before their content arrived must no longer receive it.
+Copies are executed before a step's forward pass, **all outbound ones before all inbound ones**. So a host
+block released while a step is put together must not be reused in the same step, and device blocks released
+before their content arrived must no longer receive it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ class SwapOut:
     blocks: list[int]
     """Host blocks in token order; empty once swapped in or dropped."""
     tokens: int
-    """Tokens whose keys and values they hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,6 @@ class HostBlocks:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be filled now."""
         return len(self._free)
 
     @property

@@ -1,9 +1,7 @@
 """`PrefillSharing`: computes the common prefix of concurrent prompts once.
 
-Two prompts with a common prefix that start together would compute the same blocks twice. The one that gets
-tokens first announces the block that it completes in this step; another that needs that block next may wait
-one step and adopt it. An announcement holds for one step only: a leader that was cancelled or lost its place
-has no followers in the next one.
+The sequence that gets tokens first announces the block that it completes in this step; another that needs
+that block next may wait one step and adopt it. An announcement holds for one step only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Prefix tree of published KV blocks.
 
-A node is one full, published block; the path to it from the root is the token ids of all blocks up to it,
-compared verbatim and not by a digest, so that no prompt can be mistaken for another. The first edge of a path
-carries a salt as well: blocks computed under one salt cannot be found under another.
+A node is one full, published block; the path to it is the token ids of all blocks up to it, compared
+verbatim. The first edge carries a salt as well: blocks computed under one salt cannot be found under another.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ class Match:
 
     @property
     def blocks(self) -> list[int]:
-        """The blocks in token order."""
         return [node.block for node in self.nodes]
 
     @property
@@ -57,7 +55,6 @@ class PrefixCursor:
     node: Node | None = None
     """The node of the table's last published block; None: none is."""
     blocks: int = 0
-    """Number of leading blocks of the table that are published."""
     deferred_at: int = -1
     """Tokens available from the cache when it last waited for another sequence."""
     announced: tuple[Node | None, bytes] | None = field(default=None, repr=False)
@@ -135,11 +132,9 @@ class PrefixTree:
         node.block = NO_BLOCK
 
     def holds(self, block: int) -> bool:
-        """Whether the block is published."""
         return block in self._nodes
 
     def below(self, block: int) -> list[int]:
-        """The children of a published block."""
         return [child.block for child in self._nodes[block].children.values()]
 
     def path(self, node: Node) -> list[int]:

@@ -23,9 +23,7 @@ class KvCounts:
     """Event counts since the cache was created."""
 
     hit_tokens: int = 0
-    """Tokens found in the cache when a sequence started or resumed."""
     adopted_tokens: int = 0
-    """Tokens adopted from another sequence while running."""
     deferrals: int = 0
     """Steps that a sequence waited for another's blocks."""
     published_blocks: int = 0
@@ -76,12 +74,10 @@ class BlockTables:
 
     @property
     def num_cached(self) -> int:
-        """Published blocks that no table names."""
         return self._pool.num_cached
 
     @property
     def num_referenced(self) -> int:
-        """Blocks that at least one table names."""
         return self._pool.num_referenced
 
     @property
@@ -96,12 +92,10 @@ class BlockTables:
 
     @property
     def num_host_blocks(self) -> int:
-        """Blocks in host memory."""
         return self._host.num_blocks
 
     @property
     def num_host_free(self) -> int:
-        """Host blocks that can be filled now."""
         return self._host.num_free
 
     # ------------------------------------------------------------ look-ups

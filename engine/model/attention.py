@@ -21,7 +21,6 @@ from kernels.dispatch import AttentionKernel
 from kernels.reference import causal_mask, dense_attention
 
 ATTENTION_NAME = "fairgate_paged"
-"""The `attn_implementation` of models that run here."""
 
 _ABSENT: Final = object()
 
@@ -31,8 +30,6 @@ class AttentionUnsupported(RuntimeError):
 
 
 class AttentionContext(Protocol):
-    """Attention context of one forward pass."""
-
     def attend(
         self,
         layer_index: int,
@@ -65,8 +62,6 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """Attention options of one layer."""
-
     scale: float
     sliding_window: int | None
     softcap: float | None

@@ -1,9 +1,8 @@
 """`HostPool`: KV blocks in host memory, and the copies to and from the device.
 
-Tensors in host memory, one for each of the cache's and laid out like it, `[blocks, block_tokens, kv_heads,
-dim]`. Whole blocks are copied, all of a step's blocks together: on the device they are gathered (scattered)
-once for each layer and tensor, and between device and host each run of neighbouring host blocks is one copy.
-Many small copies would take longer than computing the tokens again.
+One tensor for each of the cache's, laid out like it, `[blocks, block_tokens, kv_heads, dim]`. All of a step's
+blocks are copied together: gathered (scattered) on the device once a layer and tensor, and each run of
+neighbouring host blocks is one copy.
 """
 
 from __future__ import annotations
@@ -67,7 +66,6 @@ class HostPool:
 
     @property
     def num_bytes(self) -> int:
-        """Size in host memory."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._host)
 
     def copy_out(self, pairs: Sequence[tuple[int, int]]) -> None:

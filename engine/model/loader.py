@@ -194,7 +194,6 @@ class Outline:
     token_bytes: int
     weight_bytes: int
     device: str
-    """`cpu` or `cuda`."""
 
 
 def outline(model_dir: Path, *, dtype: str | None = None, device: str | None = None) -> Outline:

@@ -98,5 +98,4 @@ def samples_of(runner: TorchRunner, fingerprint: str, kept: Sequence[LengthSampl
 
 
 def threads_in_use() -> int:
-    """Number of threads of the matrix products."""
     return int(torch.get_num_threads())

@@ -46,9 +46,7 @@ class TorchRunner:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.path_reports = path_reports
-        """Fast paths considered at load."""
         self.readings: LengthReadings | None = None
-        """Predicts output lengths from the model's state, where a probe or sampling is set up."""
         self._forward = forward
         self._device = device
         self._fallback_token_id = info.eos_token_ids[0] if info.eos_token_ids else 0
@@ -94,7 +92,6 @@ class TorchRunner:
         return results
 
     def state_reader(self) -> StateReader:
-        """Reads the state of this runner's sequences."""
         return StateReader(self._caches, self.block_tokens)
 
     def forward(self, slices: Sequence[SequenceSlice], rows: list[int]) -> torch.Tensor:
@@ -123,11 +120,9 @@ class TorchRunner:
         return self._forward(batch, fed, np.array(rows, dtype=np.int64), self._caches)
 
     def copy_out(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copies blocks to host blocks: (block, host block). Raises ValueError, as `HostPool.copy_out`."""
         self._hosts().copy_out(list(pairs))
 
     def copy_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copies host blocks to blocks: (host block, block). Raises ValueError, as `HostPool.copy_in`."""
         self._hosts().copy_in(list(pairs))
 
     def read_kv(self, block_table: list[int], num_tokens: int) -> list[bytes]:

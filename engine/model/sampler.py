@@ -1,12 +1,9 @@
-"""Sampler: chooses the next tokens from a step's logits.
+"""Sampler: chooses the next tokens from a step's logits, in one batched pass.
 
-One batched pass for all sampling rows. The order of operations is transformers' (and, up to min-p,
-vLLM's): logit bias, repetition penalty (prompt and output), frequency and presence penalties (output);
-greedy rows end here; temperature, top-k, top-p, min-p, draw. Reported logprobs are the model's own,
-`log_softmax` of the logits before any of this.
-
-Randomness is one uniform number for each (seed, token index), by a hash, independent of the batch, of the
-row, and of evictions in between.
+Order of operations as in transformers (and, up to min-p, vLLM): logit bias, repetition penalty (prompt and
+output), frequency and presence penalties (output); greedy rows end here; temperature, top-k, top-p, min-p,
+draw. Reported logprobs are `log_softmax` of the logits before any of this. Randomness is one uniform number
+for each (seed, token index), by a hash: independent of batch, row and evictions.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""`EngineLoop`: main loop of the engine process.
+"""`EngineLoop`: main loop of the engine process. Synchronous: between two steps nothing else runs.
 
-Reads commands, steps while there is work, sends each gateway its part of a step in one message, and sends the
-load to all gateways. Synchronous: between two steps nothing else runs. It never waits for a gateway: messages
-that a gateway cannot take now are kept, within bounds, and a gateway that stays behind is lost.
-
-A lost gateway's sequences are cancelled before the next step; outcomes stay in the store until a gateway
-acknowledges them.
+It never waits for a gateway: messages that one cannot take now are kept, within bounds, and a gateway that
+stays behind is lost. A lost gateway's sequences are cancelled before the next step; outcomes stay in the
+store until a gateway acknowledges them.
 """
 
 from __future__ import annotations
@@ -98,9 +95,7 @@ class EngineLoop:
         self._changed = True
         self._idle = False
         self._knobs_of: GatewaySession | None = None
-        """The session that set the token budget."""
         self._unaudited_s: float | None = None
-        """Time of the last step since the last audit."""
         self._suppressed = 0
         self._warned_s = float("-inf")
         self._drain_until_s: float | None = None

@@ -116,9 +116,7 @@ class EngineOptions(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fi
     engine_id: str = "engine-0"
     policy: str = DEFAULT_POLICY
     policy_options: str = "{}"
-    """JSON: the options of the policy that are not the defaults, by name."""
     max_waiting: Annotated[int, Meta(ge=1)] = 4096
-    """Sequences that wait at the engine for a place; more are refused."""
     kv_watermark_permille: Annotated[int, Meta(ge=0, le=500)] = 10
     """Of the KV cache, what stays free when a sequence is admitted beside others: those that run grow."""
     otlp: str = ""

@@ -1,11 +1,8 @@
 """`OutcomeStore`: outcomes that no gateway has acknowledged yet.
 
-The engine knows what was emitted, so it keeps every sequence's outcome until a gateway has acknowledged that
-its settlement is durable. The store is bounded: an accepted sequence always has room for its outcome, because
-sequences are refused while there is none (`has_room`). What is left when the engine ends is written to a file
-and read at the next start.
-
-`OutcomeStore` is pure; `write_outcomes` and `read_outcomes` do the I/O.
+Bounded: sequences are refused while there is no room for their outcomes (`has_room`). What is left when the
+engine ends is written to a file and read at the next start. `OutcomeStore` is pure; `write_outcomes` and
+`read_outcomes` do the I/O.
 """
 
 from __future__ import annotations
@@ -99,7 +96,6 @@ class OutcomeStore:
         return [held.outcome for held in self._held.values() if held.gateway_id == gateway_id]
 
     def held(self) -> list[HeldOutcome]:
-        """Everything held, oldest first."""
         return list(self._held.values())
 
     def restore(self, held: Iterable[HeldOutcome]) -> None:

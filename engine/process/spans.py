@@ -39,7 +39,6 @@ class EngineSpans:
         return sum(self._sender.lost.values())
 
     def came(self, sequence_id: str, traceparent: str | None) -> None:
-        """A sequence has come."""
         if traceparent is not None:
             self._known[sequence_id] = traceparent
             if len(self._known) > self._max_known:

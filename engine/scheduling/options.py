@@ -172,7 +172,6 @@ class OptionInfo:
 
     name: str
     kind: type
-    """int, float or str."""
     least: float
     most: float | None
     """None: not a number."""
@@ -182,7 +181,6 @@ class OptionInfo:
 
     @property
     def accepts(self) -> str:
-        """What it takes, in words."""
         if self.most is None:
             return "a text"
         return f"a {'whole ' if self.kind is int else ''}number from {self.least:.9g} to {self.most:.9g}"
@@ -220,7 +218,6 @@ def _rows() -> dict[str, OptionInfo]:
 
 
 OPTIONS: Mapping[str, OptionInfo] = _rows()
-"""All options, in the order of the documents."""
 
 
 def parsed_options(values: Mapping[str, object]) -> PolicyOptions:

@@ -1,12 +1,9 @@
 """Queue with strict tiers over one shared set of service counters.
 
-Strict bands by `QueueEntry.tier` (the smaller the rank, the earlier), all over one shared set of service
-counters: what a tenant gets in one tier counts in every tier. A band may have several lanes, each with an
-order and lifts of its own, so that who waits in one lane is compared with those of that lane only (a lane
-that is held back stands low, and who comes into the other one must not be lifted to that alone). Who comes
-into an empty lane is lifted to the other one, too. Of the lanes' heads the one whose tenant stands lower
-goes first, then the one that arrived earlier. An engine uses one lane. How a band ranks a tenant:
-`bands.py`.
+Strict bands by `QueueEntry.tier`: what a tenant gets in one tier counts in every tier. A band may have
+several lanes, each with an order and lifts of its own (a lane that is held back stands low, and who comes
+into the other one must not be lifted to that alone). Of the lanes' heads the one whose tenant stands lower
+goes first, then the one that arrived earlier. An engine uses one lane. How a band ranks a tenant: `bands.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +25,6 @@ KEEP_ARRIVALS = frozenset({"fcfs", "vtc"})
 """Orders whose lines go by arrival. What is moved into another band stands there by its arrival; in other
 orders it joins as a newcomer."""
 BY_TENANT = frozenset({"vtc", "hybrid", "drr", "dlpm"})
-"""Orders in which tenants take turns."""
 Lines = dict[str, dict[str, float]]
 """Tenant id -> entry id -> arrival."""
 
@@ -40,7 +36,6 @@ class TieredQueue:
     claims: frozenset[str]
     """Those of its order: each is a promise inside one tier. Across tiers a low one may starve."""
     interrupts = True
-    """By tier, always."""
 
     def __init__(self, order_name: str, counters: ServiceCountersLike, *, lag: Lag = no_lag) -> None:
         """`lag`: of those that come into an empty line. Raises `UnknownPolicy` for an order that does not
@@ -53,16 +48,13 @@ class TieredQueue:
         """By tier x MAX_LANES + lane."""
         self._band_counters: dict[int, BandCounters] = {}
         self._where: dict[str, tuple[int, int]] = {}
-        """Entry id -> its band and its place in the order of arrivals."""
         self._added = 0
 
     @property
     def operations(self) -> int:
-        """Of all bands."""
         return sum(band.operations for band in self._bands.values())
 
     def add(self, entry: QueueEntry, *, front: bool = False, lane: int = 0) -> None:
-        """Joins its band. Raises ValueError if it waits already."""
         if entry.entry_id in self._where:
             raise ValueError(f"entry {entry.entry_id!r} waits already")
         number = entry.tier * MAX_LANES + lane
@@ -99,7 +91,6 @@ class TieredQueue:
         return [(lane, head) for _, _, lane, head in sorted(found, key=lambda each: each[:3])]
 
     def remove(self, entry_id: str) -> QueueEntry | None:
-        """Takes an entry out wherever it stands; None when it does not wait."""
         where = self._where.pop(entry_id, None)
         return None if where is None else self._bands[where[0]].remove(entry_id)
 
@@ -169,7 +160,6 @@ class TieredQueue:
         return self.order_name in BY_TENANT
 
     def entries(self) -> Iterator[QueueEntry]:
-        """All waiting entries, band by band."""
         for band in self._bands.values():
             yield from band.entries()
 
@@ -186,7 +176,6 @@ class TieredQueue:
         return self._band(waiting.tier * MAX_LANES).outranks(waiting, running, now_s)
 
     def clone(self, counters: ServiceCountersLike) -> TieredQueue:
-        """An independent copy over `counters` (a clone of the original's)."""
         copy = TieredQueue(self.order_name, counters, lag=self._lag)
         for number, band in self._bands.items():
             copy._band_counters[number] = self._band_counters[number].clone(counters)
@@ -212,7 +201,6 @@ class TieredQueue:
             band.unlift(tenant_id)
 
     def waiting_tiers(self) -> list[int]:
-        """Ranks of the bands with waiting entries, first served first."""
         return sorted({number // MAX_LANES for number, band in self._bands.items() if len(band)})
 
     def set_order(self, order_name: str) -> None:

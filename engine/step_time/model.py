@@ -91,7 +91,6 @@ class StepTimeModel:
         self._keeps_mean = keeps_mean
         self._samples = 0
         self._fitted = 0
-        """Samples since the model last started anew."""
         self._clipped_in_a_row = 0
         self._relative_error = prior.relative_error
 
@@ -134,7 +133,6 @@ class StepTimeModel:
 
     @property
     def samples(self) -> int:
-        """Steps seen."""
         return self._samples
 
     def observe(self, tokens: int, context_tokens: int, sequences: int, duration_s: float) -> None:
@@ -159,7 +157,6 @@ class StepTimeModel:
             self._coefficients = self._typical.fit(_coefficients(self._prior), _UNITS) or self._coefficients
 
     def predict(self, tokens: int, context_tokens: int, sequences: int) -> float:
-        """Seconds for a step."""
         base, per_token, per_context, per_sequence = self._coefficients
         return base + per_token * tokens + per_context * context_tokens + per_sequence * sequences
 

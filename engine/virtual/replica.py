@@ -1,11 +1,9 @@
 """`VirtualReplica`: an engine core on virtual time, without a model.
 
-The same core, scheduler and KV bookkeeping as a real engine, over a runner that advances a virtual clock by a
-step-time model instead of computing. The length of each answer is given with the request.
-
-With `audit`, the runner keeps what a KV cache would keep, one number a slot, and draws each token from the
-numbers found through the block table. A block that was freed too early, shared by mistake, not restored or
-not recomputed then changes the tokens, as it would change a model's.
+The core, scheduler and KV bookkeeping of a real engine, over a runner that advances a virtual clock by a
+step-time model. With `audit`, the runner keeps one number a slot and draws each token from the numbers found
+through the block table: a block that was freed too early, shared by mistake, not restored or not recomputed
+changes the tokens.
 """
 
 from __future__ import annotations
@@ -38,7 +36,6 @@ class VirtualClock:
         return self.now_s
 
     def advance(self, seconds: float) -> None:
-        """Advances the clock. Raises ValueError for a negative duration."""
         if seconds < 0:
             raise ValueError(f"time does not go back ({seconds} s)")
         self.now_s += seconds
@@ -141,7 +138,6 @@ class VirtualRunner:
                 self._slots[start : start + self.block_tokens] = self._host[host_block]
 
     def read_kv(self, block_table: list[int], num_tokens: int) -> list[bytes]:
-        """The numbers as one layer; without `audit` there are none, and the sequence is recomputed."""
         if self._slots is None:
             return []
         kept = [self._slots[self._slot(block_table, position)] for position in range(num_tokens)]
@@ -192,8 +188,6 @@ def virtual_prompt(name: str, tokens: int) -> list[int]:
 
 
 class VirtualText:
-    """Text of one letter a token. Holds back what may become a stop string."""
-
     def __init__(self, stop: tuple[str, ...]) -> None:
         self._stop = stop
         self._held = ""
@@ -212,12 +206,10 @@ class VirtualText:
         return shown
 
     def flush(self) -> str:
-        """The text held back."""
         shown, self._held = self._held, ""
         return shown
 
     def logprob_text(self, token_id: int) -> str:
-        """The token's letter."""
         return chr(ord("a") + token_id % 26)
 
 
@@ -229,16 +221,11 @@ def _overlap(text: str, stop: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class VirtualTexts:
-    """Implements `TextFactory`."""
-
     def open(self, prompt_token_ids: list[int], sampling: SamplingParams) -> VirtualText:
-        """A new answer's text."""
         return VirtualText(sampling.stop)
 
 
 class VirtualReplica:
-    """An engine core on virtual time."""
-
     def __init__(
         self,
         config: EngineConfig | None = None,
@@ -280,5 +267,4 @@ class VirtualReplica:
         return self.core.submit(submit, gateway_id)
 
     def step(self) -> StepResult:
-        """Runs one iteration; the clock advances by the step's time."""
         return self.core.step()

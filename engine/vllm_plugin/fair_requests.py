@@ -31,7 +31,6 @@ FINISHES = {
     "FINISHED_ABORTED": "cancelled",
     "FINISHED_ERROR": "failed",
 }
-"""Our words for vLLM's."""
 
 
 class FairRequests(VllmSchedulerBase):
@@ -71,7 +70,6 @@ class FairRequests(VllmSchedulerBase):
         self.need_mamba_block_aligned_split = True
         self._promote = next(getattr(self, name) for name in PROMOTE if hasattr(self, name))
         self._sequences: dict[str, Sequence] = {}
-        """By request id."""
         self._requests: dict[Sequence, VllmRequest] = {}
         self._by_sequence_id: dict[str, Sequence] = {}
         self._blocked: dict[str, Sequence] = {}
@@ -81,7 +79,6 @@ class FairRequests(VllmSchedulerBase):
         self._evicts_as_planned = False
         """The planner knows of the evictions that happen now, and may have admitted some of them anew."""
         self._in_step: Container[Sequence] = ()
-        """Those that got tokens in the last step."""
         for feature in self.not_supported:
             logger.warning("fairgate-vllm was not run with %s: it may work, and nothing is known", feature)
         sizes = self.planner.sizes
@@ -98,7 +95,6 @@ class FairRequests(VllmSchedulerBase):
     # ------------------------------------------------------------ requests that come and go
 
     def add_request(self, request: VllmRequest) -> None:
-        """See vLLM's `SchedulerInterface`."""
         if request.request_id not in self.requests:
             self._open(request, self.clock())
         super().add_request(request)
@@ -178,7 +174,6 @@ class FairRequests(VllmSchedulerBase):
     # ------------------------------------------------------------ controls
 
     def top_up(self, sequence_id: str, lease_tokens: int) -> bool:
-        """See `Controls`."""
         sequence = self._by_sequence_id.get(sequence_id)
         if sequence is None:
             return False
@@ -192,7 +187,6 @@ class FairRequests(VllmSchedulerBase):
         return True
 
     def end(self, sequence_id: str, cause: str) -> bool:
-        """See `Controls`."""
         sequence = self._by_sequence_id.get(sequence_id)
         if sequence is None:
             return False
@@ -203,15 +197,12 @@ class FairRequests(VllmSchedulerBase):
         return True
 
     def set_policy(self, name: str, options: PolicyOptions | None = None) -> None:
-        """See `Controls`."""
         self.planner.set_policy(name, None if options is None else self.settings.with_slots(options))
 
     def begin_words(self) -> None:
-        """See `Controls`."""
         self.planner.table.standings.begin_words()
 
     def describe(self) -> Mapping[str, Any]:
-        """See `Controls`."""
         planner = self.planner
         return {
             **planner.table.policy.describe(),
@@ -226,7 +217,6 @@ class FairRequests(VllmSchedulerBase):
         }
 
     def sequences(self) -> list[RunningSequence]:
-        """See `Controls`."""
         return [replace(each.summary(), state=self._state(each)) for each in self._sequences.values()]
 
     def _state(self, sequence: Sequence) -> str:

@@ -159,7 +159,6 @@ class FairSteps(FairRequests):
             )
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
-        """See vLLM's `SchedulerInterface`."""
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         now_s = self.clock()
         if scheduler_output.num_scheduled_tokens:

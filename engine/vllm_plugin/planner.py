@@ -53,9 +53,7 @@ class Sizes:
     num_blocks: int
     block_tokens: int
     max_batched_tokens: int
-    """Tokens that one step may compute."""
     places: int
-    """Sequences that may hold KV at once."""
     context_tokens: int
     watermark_blocks: int = 0
     """Blocks that vLLM itself leaves free when it admits a sequence."""
@@ -83,8 +81,6 @@ class _UnderWay:
 
 
 class StepPlanner:
-    """The sequences of one vLLM server."""
-
     def __init__(self, sizes: Sizes, policy: str, options: PolicyOptions) -> None:
         """`options.slots`: sequences that decode in one step; 0: as many as there are. Raises ValueError for
         a policy that does not exist or does not go with the sizes."""
@@ -114,7 +110,6 @@ class StepPlanner:
 
     @property
     def step(self) -> int:
-        """Number of the last step that was planned."""
         return self.table.decisions.step
 
     # ------------------------------------------------------------ sequences that come and go

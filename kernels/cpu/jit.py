@@ -1,9 +1,8 @@
-"""Numba: availability, compilation and threads of the CPU kernels.
+"""Numba: availability, compilation and threads of the CPU kernels, which are optional.
 
-The CPU kernels in `kernels.cpu` are optional: without Numba the torch ones serve. They share torch's
-OpenMP threads: Numba's OpenMP layer resolves to the library that torch has loaded, so one pool of threads
-does both and neither waits for the other's spinning ones. A compiled kernel is kept on disk, in a folder
-named by a hash of the sources, because Numba itself notices a changed file but not a changed helper.
+They share torch's OpenMP threads: Numba's OpenMP layer resolves to the library that torch has loaded. A
+compiled kernel is kept on disk, in a folder named by a hash of the sources, because Numba itself does not
+notice a changed helper.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """The two inner loops of attention as vector instructions.
 
-Scores of four keys at a time and weighted sums of a block's values, as vector instructions of sixteen floats:
-a compiler would add up every score alone, which for heads of 32 or 64 costs more than the products.
-The addition's order is fixed: it depends on the width of a head and on nothing else.
-
-Addresses are uintp, widths and strides are counted in elements. Elements are float32, or bfloat16 as 16 bits.
+Scores of four keys at a time and weighted sums of a block's values, sixteen floats wide. The addition's order
+depends on the width of a head and on nothing else. Addresses are uintp, widths and strides are counted in
+elements. Elements are float32, or bfloat16 as 16 bits.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """Gate that picks the most accurate layer of the length forecast, by tenant and model.
 
-Each layer predicts every answer; when one ends, all are judged by the same loss. The layer with the least
-loss over the last thousand answers is used: for a tenant by its own answers, until there are enough of
-them by those of all tenants of the model. Losses are compared on the same answers only (a layer may have
-nothing to say for some), relative to the layer at the bottom, which always answers.
-
-A change needs a margin both ways (hysteresis), so that two layers that are as good as each other do not take
-turns; it is small enough that staying costs less than 2 %. Follow the leader with a window: on a stationary
-stream the loss is that of the best layer, up to the first `LEAST_SAMPLES` answers. Pure; bounded.
+When an answer ends, all layers are judged by the same loss, relative to the layer at the bottom, which always
+answers. The layer with the least loss over the last thousand answers is used: by a tenant's own answers,
+until there are enough of them by the model's. A change needs a margin both ways (hysteresis), small enough
+that staying costs less than 2 %. Follow the leader with a window. Pure; bounded.
 """
 
 from __future__ import annotations

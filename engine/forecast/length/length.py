@@ -1,13 +1,9 @@
-"""Forecast of an answer's length in tokens.
+"""Forecast of an answer's length in tokens: quantiles, conditional on the tokens generated so far.
 
-Layers, each measured against the one at the bottom: what answers of this tenant and model were like
-(`histograms.py`), what this request says of itself (`features.py`, `regression.py`), what answers to its end
-user and in its conversation were like (`groups.py`). A gate (`gate.py`) follows how well each did on the
-answers that ended, and the best of those that have something to say answers; a request without features is
-the sketches' alone. One more layer reads the model's own state and lives in the engine (`probe.py`), with
-what is said here as its prior.
-
-Quantiles, never one number; conditional on the tokens generated so far. Pure and serialisable. Bounded.
+Layers: what answers of this tenant and model were like (`histograms.py`), what this request says of itself
+(`features.py`, `regression.py`), what answers to its end user and in its conversation were like
+(`groups.py`). A gate (`gate.py`) picks the best of those that have something to say. One more layer reads the
+model's own state and lives in the engine (`probe.py`). Pure; bounded.
 """
 
 from __future__ import annotations
@@ -25,7 +21,6 @@ from engine.forecast.length.scores import QUANTILES, LayerScore
 __all__ = ["LAYERS", "LONGEST", "PRIOR", "TOPS", "Features", "LengthForecast"]
 
 LAYERS = ("sketches", "features", "user", "conversation")
-"""By the numbers of the gate."""
 MAX_MODELS = 64
 """Served models that have weights of their own; those heard of longest ago are forgotten first."""
 VERSION = 2

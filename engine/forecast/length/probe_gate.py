@@ -1,9 +1,8 @@
 """Current length forecasts of running sequences, and the gate that drops a poor probe.
 
-Takes what the probe reads, combines it with the forecast that came with each sequence (`probe.py`), and says
-the new median and 90th percentile of its whole length. When a sequence ends, both are judged by what they
-said at its first reading; a gate per tenant drops the probe where it does worse. A probe that takes another's
-place starts unjudged. Pure; bounded by the sequences that live. One writer: the engine's core.
+When a sequence ends, the probe and the forecast that came with it are judged by what they said at its first
+reading; a gate per tenant drops the probe where it does worse. Pure; bounded by the sequences that live. One
+writer: the engine's core.
 """
 
 from __future__ import annotations

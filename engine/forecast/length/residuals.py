@@ -42,7 +42,6 @@ class Residuals:
         self._survival = self._make_survival()
 
     def observe(self, residual: float) -> None:
-        """Counts one."""
         index = int((min(max(residual, -REACH), REACH - WIDTH / 2) + REACH) / WIDTH)
         self.weights[index] += self._step
         self._step /= DECAY

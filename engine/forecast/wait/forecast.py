@@ -1,9 +1,8 @@
 """Forecast of a request's first and last token.
 
 A replay of the waiting queue (`replay.py`) with the fitted step-time model as the clock gives the median; the
-90th percentile adds the spread of as many answers as go first. Requests that come later and go first are
-replayed where the caller says how often they come (`arrivals`). What the replay does not see: memory pressure
-beyond the window's.
+90th percentile adds the spread of as many answers as go first. Memory pressure beyond the window's is not
+seen.
 """
 
 from __future__ import annotations

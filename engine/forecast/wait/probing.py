@@ -1,12 +1,9 @@
 """One replay of the queue with probes of any tenant, tier and size.
 
-One replay of the queue for all of them. Beside what really waits, probes stand in it: for each line asked
-about one of each of a few sizes, and for each tier those of a tenant that was idle so far. A probe has its
-turn by the same order and finds room by the same window as a request of its size would, but takes nothing, so
-that probes do not wait for one another. What it sees at its turn (the time, the engine's places and prompts,
-and what went first) is a point of the surface (`surface.py`).
-
-Outstanding quotes are in the replay as requests that arrived already: the same slot is not sold twice.
+For each line asked about there is a probe of each of a few sizes, and for each tier those of a tenant that
+was idle. A probe has its turn and finds room as a request of its size would, but takes nothing. What it sees
+at its turn is a point of the surface (`surface.py`). Outstanding quotes are in the replay as requests that
+arrived already: the same slot is not sold twice.
 """
 
 from __future__ import annotations

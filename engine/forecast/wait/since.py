@@ -1,8 +1,7 @@
 """What has come since a replay, as requests that are forecast between two replays count it.
 
-A request counts from its own estimate on, also while its budget is being held: of a burst each one's estimate
-contains those made before it. Pure; sums by tier and tenant, so that an estimate costs the same however many
-came.
+A request counts from its own estimate on: of a burst each one's estimate contains those before it. Pure; sums
+by tier and tenant.
 """
 
 from __future__ import annotations

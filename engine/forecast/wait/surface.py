@@ -1,8 +1,6 @@
-"""Wait surface: forecast of any tenant, tier and size from one replay.
+"""Wait surface: forecast of any tenant, tier and size from one replay (`probing.py`).
 
-One replay of the queue (`probing.py`) answers for all of them: probes of a few sizes in each line (tenant
-and tier) see when they would have their turn, and what. A request's own forecast is read off between the
-points of its line by its own cost, which takes tens of microseconds.
+A request's own forecast is read off between the points of its line by its own cost, in tens of microseconds.
 """
 
 from __future__ import annotations
@@ -49,7 +47,6 @@ class Point:
     cost: int
     wait_s: float = 0.0
     completed: int = 0
-    """Answers that had to end before."""
     place_s: float = 0.0
     """From its turn until the engine has a place for it."""
     prompt_tokens_ahead: int = 0
@@ -64,7 +61,6 @@ class Point:
     ahead_higher: int = 0
     is_reached: bool = False
     engine: int = -1
-    """Index of the engine that takes it."""
 
     @property
     def has_seen(self) -> tuple[float, ...]:
@@ -101,7 +97,6 @@ class Surface:
     dispatch_gap_s: float
     """Mean time between two turns while the queue was not empty; 0: it always was."""
     free_places: Mapping[int, int]
-    """By tier: requests that could be dispatched at once."""
     places: Mapping[int, EnginePlaces]
     """By tier: those that engines have for it."""
     basis: str = field(init=False)

@@ -1,11 +1,9 @@
 """A Llama-like decoder as one compiled call per step.
 
-transformers' modules cost a millisecond a step in Python and small operators; with few tokens that is more
-than the arithmetic. This is the same arithmetic for the plain pre-norm decoders (`FAMILY`): merged
-query/key/value and gate/up products over weights laid out in panels (`kernels.cpu.products`), float32
-activations in buffers that are kept, and, in the last layer, only the rows whose logits are wanted
-(`kernels.cpu.decoder`). transformers' forward pass is its twin: a model is run this way only if it gives the
-twin's logits at load.
+For the plain pre-norm decoders (`FAMILY`): merged query/key/value and gate/up products over weights laid out
+in panels (`kernels.cpu.products`), float32 activations in kept buffers, and in the last layer only the rows
+whose logits are wanted (`kernels.cpu.decoder`). transformers' forward pass is its twin: a model is run this
+way only if it gives the twin's logits at load.
 """
 
 from __future__ import annotations
@@ -73,7 +71,6 @@ class Panels:
                     module.weight.data = module.weight.new_empty(0)
 
     def restore(self) -> None:
-        """Gives the weights back to the modules."""
         from kernels.cpu.products import plain_weight
 
         if self._is_shared:
@@ -245,14 +242,12 @@ class CompiledForward:
         return [self._qkv, self._output, self._gate_and_up, self._down, self._head]
 
     def restore(self) -> None:
-        """Gives the weights back to the model's own modules."""
         for product in self.products:
             product.restore()
 
     def __call__(
         self, batch: PackedBatch, token_ids: Integers, rows: Integers, caches: dict[int, LayerCache]
     ) -> torch.Tensor:
-        """See `engine.model.forward.Forward`."""
         logits = np.empty((len(rows), self._head.width), dtype=np.float32)
         if self._angles.cover(batch.rows.most_context) or self._ends is None:
             self._ends = self._numba.Ends(

@@ -1,9 +1,8 @@
-"""Trains a length probe on collected readings.
+"""Trains a length probe on collected readings, in seconds on a CPU.
 
-A network with one hidden layer, by cross entropy against the range of the remaining length, its neighbours
-counting a little: ranges have an order. Inputs are standardised and jittered, because a few thousand readings
-are few for some hundred inputs; the more there are, the less they are jittered. A tenth of the readings is
-held out for evaluation. Seconds on a CPU.
+One hidden layer, cross entropy against the range of the remaining length, its neighbours counting a little.
+Inputs are standardised and jittered, the less the more readings there are. A tenth is held out for
+evaluation.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ class Fitted:
     mean_error_tokens: float
     """Error of the predicted median remaining length, by the probe alone."""
     blind_error_tokens: float
-    """Error of the best constant."""
 
 
 def fit_probe(

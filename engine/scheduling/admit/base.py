@@ -1,8 +1,7 @@
 """Admission decision: may the next candidate start now, beside what runs.
 
-Two questions. *May it join* the batch as it is (a batch that runs to completion is closed; a window
-waits for more; a bucket takes its like)? *Does it fit* into memory, with what the running ones will still
-need? A choice answers both; that no candidate is skipped is the scheduler's rule.
+*May it join* the batch as it is, and *does it fit* into memory with what the running ones will still need.
+That no candidate is skipped is the scheduler's rule.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ class Batch:
     running: SequenceOf[Sequence]
     """In order of admission, those admitted in this step included."""
     num_waiting: int
-    """The candidate included."""
     max_sequences: int
     block_tokens: int
     num_blocks: int
@@ -37,7 +35,6 @@ class Batch:
     most_promised_blocks: int | None = None
     """What the running ones can take at the very most beyond the blocks they hold; None: not known."""
     admitted_now: int = 0
-    """Admitted in this very step."""
     waiting: Callable[[], Iterable[QueueEntry]] = tuple
     """All that wait, the candidate included, in no particular order; to go through them takes its time."""
     memo: dict[str, Any] = field(default_factory=dict)

@@ -1,8 +1,7 @@
 """Membership of a batch that runs to completion.
 
-The gate opens for a number when nothing runs, lets that number in (over several steps, because one step's
-tokens may not hold all their prompts) and then stays shut until all have finished: it does not open again
-for places or memory that members leave. A member that lost its memory on the way may come back.
+The gate opens for a number when nothing runs, lets that number in (over several steps) and stays shut until
+all have finished. A member that lost its memory on the way may come back.
 """
 
 from __future__ import annotations
@@ -18,12 +17,10 @@ class BatchGate:
 
     def __init__(self) -> None:
         self.members: list[Sequence] = []
-        """Of the batch that runs, or ran last."""
         self._may_come = 0
         self._came = False
         self._stands_still = False
         self._since_s: float | None = None
-        """Since when the next batch is waited for."""
 
     def lets_in(self, candidate: Sequence, batch: Batch) -> bool:
         """Whether it may join the batch that runs."""
@@ -58,7 +55,6 @@ class BatchGate:
         return is_first
 
     def stepped(self) -> None:
-        """A step was put together."""
         self._stands_still = not self._came
         self._came = False
 

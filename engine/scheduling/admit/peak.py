@@ -61,7 +61,6 @@ class PeakAdmit:
         """No effect: only running sequences count."""
 
     def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
-        """Always."""
         return None
 
     def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
@@ -73,7 +72,6 @@ class PeakAdmit:
         return peak_blocks - held + headroom
 
     def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
-        """None."""
         return []
 
     def admitted(self, candidate: Sequence, batch: Batch) -> None:

@@ -1,8 +1,7 @@
-"""Admission with a memory reserve for predicted output.
+"""Admission with a memory reserve for a part of the predicted output.
 
-Reserving nothing (prompt only) admits most and pays with evictions and recomputation under pressure;
-reserving the full `max_tokens` leaves memory unused whenever answers are shorter; a part of the predicted
-remainder does neither.
+Reserving nothing (prompt only) admits most and pays with evictions; reserving `max_tokens` leaves memory
+unused.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ class PredictedReserve:
         """No effect: only running sequences count."""
 
     def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
-        """Always."""
         return None
 
     def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
@@ -61,11 +59,9 @@ class PredictedReserve:
         return wanted - min(lane, self._once_a_step(PROMISED, batch, self._promised_to_large))
 
     def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
-        """None."""
         return []
 
     def admitted(self, candidate: Sequence, batch: Batch) -> None:
-        """Its reserve is promised from now on."""
         if not batch.memo:
             return
         wanted = self._still_wanted([candidate], batch.block_tokens)

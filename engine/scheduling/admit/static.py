@@ -1,8 +1,7 @@
-"""Static batching: a batch is filled once and runs to completion.
+"""Static batching: a batch is filled once and runs to completion. The honest baseline.
 
-The oldest way to batch, kept as the honest baseline: the requests that wait when nothing runs go together, up
-to a size, and all others wait until the last member has finished. Places of members that have finished stay
-empty; with `padded`, the runner pads its steps to the longest member as well.
+Places of members that have finished stay empty; with `padded`, steps are padded to the longest member as
+well.
 """
 
 from __future__ import annotations
@@ -46,11 +45,9 @@ class StaticBatch:
         return None if self._gate.lets_in(candidate, batch) else RUNS
 
     def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
-        """As `memory` says."""
         return self.memory.blocks_wanted(candidate, batch)
 
     def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
-        """None."""
         return []
 
     def admitted(self, candidate: Sequence, batch: Batch) -> None:
@@ -64,7 +61,6 @@ class StaticBatch:
         """The batch is what it is."""
 
     def stepped(self) -> None:
-        """Filling ends when it stands still."""
         self._gate.stepped()
 
     def _waste_now(self) -> PaddingWaste:

@@ -1,11 +1,8 @@
-"""Batch-or-wait admission by a precomputed table.
+"""Batch-or-wait admission by a precomputed table (`engine.scheduling.batch_or_wait.table`).
 
-A table solved beforehand for the load and the machine (see `engine.scheduling.batch_or_wait.table`) is asked
-whenever nothing runs, with all that it was solved over: how fast requests arrive, how many wait and how long
-the first of them has, whether a long one is among them, what they all have to go, and how much of the KV
-cache others hold. It says wait, and for how long, or how many of the head of the line the next batch takes;
-that batch then runs to completion. With nothing running no request waits longer
-than the table's own `longest_wait_s`, whatever it says.
+Asked whenever nothing runs: it says wait, and for how long, or how many of the head of the line the next
+batch takes; that batch then runs to completion. With nothing running no request waits longer than the table's
+own `longest_wait_s`.
 """
 
 from __future__ import annotations
@@ -35,7 +32,6 @@ class BatchOrWait:
 
     @property
     def longest_wait_s(self) -> float:
-        """With nothing running."""
         return self.table.longest_wait_s
 
     def arrived(self, now_s: float) -> None:
@@ -72,15 +68,12 @@ class BatchOrWait:
         return None
 
     def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
-        """As `memory` says."""
         return self.memory.blocks_wanted(candidate, batch)
 
     def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
-        """None."""
         return []
 
     def admitted(self, candidate: Sequence, batch: Batch) -> None:
-        """A member of the batch."""
         self._gate.admitted(candidate, batch)
         self.memory.admitted(candidate, batch)
 
@@ -88,5 +81,4 @@ class BatchOrWait:
         """The batch is what it is."""
 
     def stepped(self) -> None:
-        """Filling ends when it stands still."""
         self._gate.stepped()

@@ -1,7 +1,6 @@
-"""Dynamic batching: a batch starts when it is full or its window has passed.
+"""Dynamic batching: a batch starts when `size` wait, or the first of them has waited `window_s`.
 
-A batch starts when `size` wait, or when the first of them has waited `window_s`; then it runs like a static
-batch. At low load the window only adds delay.
+Then it runs like a static batch. At low load the window only adds delay.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ class DynamicWindow:
 
     @property
     def longest_wait_s(self) -> float:
-        """With nothing running."""
         return self.window_s
 
     def arrived(self, now_s: float) -> None:
@@ -49,11 +47,9 @@ class DynamicWindow:
         return None
 
     def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
-        """As `memory` says."""
         return self.memory.blocks_wanted(candidate, batch)
 
     def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
-        """None."""
         return []
 
     def admitted(self, candidate: Sequence, batch: Batch) -> None:
@@ -65,5 +61,4 @@ class DynamicWindow:
         """The batch is what it is."""
 
     def stepped(self) -> None:
-        """Filling ends when it stands still."""
         self._gate.stepped()

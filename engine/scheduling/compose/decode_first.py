@@ -1,7 +1,6 @@
-"""Decode-first composition: every decode, then prompts in chunks.
+"""Decode-first composition: every decode, then prompts in chunks (Sarathi-Serve, OSDI 2024).
 
-Decode first, then unfinished prompts in chunks (Sarathi-Serve, OSDI 2024): a decoding stream never waits for
-another sequence's prompt, and prompts take what the step's budget of tokens and of predicted time leaves.
+Prompts take what the step's budget of tokens and of predicted time leaves.
 """
 
 from __future__ import annotations
@@ -30,11 +29,9 @@ class DecodeFirst:
     prompts_last: bool = False
 
     def floor_holds(self, decoding: SequenceOf[Sequence], room: Room, steps: int = 1) -> bool:
-        """See `Compose`."""
         return len(decoding) <= room.tokens
 
     def shares(self, running: SequenceOf[Sequence], room: Room) -> list[tuple[Sequence, int]]:
-        """See `Compose`."""
         shares: list[tuple[Sequence, int]] = []
         prompts: list[Sequence] = []
         for sequence in running:

@@ -41,9 +41,7 @@ class _Claim:
     standing: int
     token_cost: int
     most: int
-    """Tokens that it can take."""
     tokens: int = 0
-    """Tokens that it gets."""
 
 
 @dataclass(slots=True)

@@ -37,8 +37,6 @@ PATIENCE_STEPS = 8
 
 @dataclass(slots=True)
 class TokenFair:
-    """One object an engine."""
-
     slots: int = 0
     """0: as many as the step has tokens, less the prompts' part."""
     cap_tokens: int = 256
@@ -77,7 +75,6 @@ class TokenFair:
         return self._prompts.capped_chunks
 
     def floor_holds(self, decoding: SequenceOf[Sequence], room: Room, steps: int = 1) -> bool:
-        """See `Compose`."""
         count, room.slots = len(decoding), self._slots(room, room.prompts_ahead)
         if count > room.slots:
             return False
@@ -87,7 +84,6 @@ class TokenFair:
         return room.predicted_with_s(count, context, count) <= room.tightest_tpot_s
 
     def shares(self, running: SequenceOf[Sequence], room: Room) -> list[tuple[Sequence, int]]:
-        """See `Compose`."""
         self._begin(room)
         prompts, decoding = split(running)
         fresh = [sequence for sequence in decoding if sequence not in self._seen] if self._seen else decoding
@@ -121,8 +117,6 @@ class TokenFair:
         return shares
 
     def first_chunk(self, sequence: Sequence, room: Room) -> int:
-        """What a newcomer could have of the step; what it gets is decided with the other prompts. 0: it
-        waits."""
         self._begin(room)
         promised = {each: tokens for each, tokens in self._promised.items() if each not in room.given}
         tier, left = sequence.submit.tier, sequence.total_tokens - sequence.computed_tokens

@@ -32,7 +32,6 @@ MOST_KEPT_TENANTS = 4 * KEPT_TENANTS
 """Tenants that the account of a sequence counts before it drops those with least."""
 
 Lines = dict[str, list[Sequence]]
-"""Sequences by tenant."""
 
 
 def by_tenant(sequences: Iterable[Sequence]) -> Lines:

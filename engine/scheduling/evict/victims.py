@@ -20,7 +20,6 @@ class FairVictim:
     claims: frozenset[str] = ALL
 
     def victim(self, candidates: SequenceOf[Sequence], counters: Standings) -> Sequence:
-        """See `Evict`."""
         return max(
             enumerate(candidates),
             key=lambda item: (
@@ -40,7 +39,6 @@ class LatestVictim:
     claims: frozenset[str] = SAFE | {WORK_CONSERVATION, NO_STARVATION}
 
     def victim(self, candidates: SequenceOf[Sequence], counters: Standings) -> Sequence:
-        """See `Evict`."""
         return max(enumerate(candidates), key=lambda item: (item[1].tier, item[1].submitted_s, item[0]))[1]
 
 
@@ -54,7 +52,6 @@ class AttainedVictim:
     """No starvation: a sequence preempted often enough is no candidate."""
 
     def victim(self, candidates: SequenceOf[Sequence], counters: Standings) -> Sequence:
-        """See `Evict`."""
         return max(
             enumerate(candidates),
             key=lambda item: (item[1].tier, item[1].computed_prompt_tokens + item[1].emitted_tokens, item[0]),

@@ -1,9 +1,8 @@
 """Size of an entry, as one number to rank by.
 
-A predicted output length is a distribution, and a wide one is a risk: an entry that may turn out long holds
-its place for long. The size is taken between the median and the 90th percentile, so that of two entries
-with one median the more certain one goes first (S3 and TRAIL rank by a point; ProD, arXiv 2604.07931, shows
-how wide the distribution of one prompt's lengths is).
+Between the median and the 90th percentile of the predicted output, so that of two entries with one median the
+more certain one goes first (S3 and TRAIL rank by a point; ProD, arXiv 2604.07931, shows how wide the
+distribution is).
 """
 
 from __future__ import annotations

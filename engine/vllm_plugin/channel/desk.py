@@ -1,9 +1,7 @@
 """`GatewayDesk`: the gateway's side inside a vLLM server (implements `seam.Desk`).
 
-It says of whom a request is, by its signed claims; it hands the scheduler what gateways said over the
-channel; it keeps what happened until they have heard it. The scheduler calls it on the engine core's thread,
-the channel on any: every public method takes the lock, and holds it for a short time only. Times are seconds
-of a clock that only rises; signatures go by the wall clock that it is given.
+The scheduler calls it on the engine core's thread, the channel on any: every public method takes the lock.
+Times are seconds of a clock that only rises; signatures go by the wall clock that it is given.
 """
 
 from __future__ import annotations
@@ -32,7 +30,6 @@ from engine.vllm_plugin.seam import Controls, Ended, ServiceTerms, StepService, 
 from engine.vllm_plugin.signature import ChannelRefused, SignatureRefused
 
 CAUSES = frozenset({"budget", "cancelled", "expired", "failed"})
-"""Why a gateway may end a sequence."""
 SILENCE_CHECK_S = 0.25
 LOG_EVERY_S = 60.0
 """The same complaint is logged at most so often."""
@@ -64,7 +61,6 @@ class GatewayDesk:
         self._lock = threading.RLock()
         self._gateways = KnownGateways(timeout_s=timeout_s)
         self._live: dict[str, LiveSequence] = {}
-        """By sequence; those of all gateways."""
         self._pending = PendingCommands()
         self._claims_check = ClaimsCheck(key, life)
         self._nonces_seen = SeenOnce()
@@ -72,11 +68,9 @@ class GatewayDesk:
         self._logged_s: dict[str, float] = {}
         self._server = ServerState(version)
         self._choice: PolicyChoice | None = None
-        """The policy that was asked for last, refused or not."""
         self._policy_refusal = ""
         self._controls: Controls | None = None
         self.answer: Callable[[bytes], bytes] | None = None
-        """Answers a frame of the channel on the engine core's thread; None: there is no channel."""
         self._position = 0
         self._silence_checked_s = 0.0
         self._is_asked = False

@@ -47,7 +47,6 @@ class LiveSequence:
     index: int = 0
     """Of it in its request."""
     state: str = "waiting"
-    """As in `protocol.SequenceNews`."""
     emitted_tokens: int = 0
     computed_tokens: int = 0
     """Prompt tokens, those found in a cache left out."""
@@ -69,7 +68,6 @@ class UntoldService:
     computed_tokens: int = 0
     emitted_tokens: int = 0
     serials: dict[int, int] = field(default_factory=dict)
-    """The last ones; see `messages.TenantShare`."""
     lifts: dict[int, int] = field(default_factory=dict)
 
     def add(self, other: UntoldService) -> None:
@@ -118,16 +116,13 @@ class ChannelGateway:
     session: str
     heard_s: float
     live: dict[str, LiveSequence] = field(default_factory=dict)
-    """By sequence."""
     tenants: Counter[str] = field(default_factory=Counter)
-    """Of these, by tenant."""
     outcomes: OrderedDict[str, SequenceNews] = field(default_factory=OrderedDict)
     """By sequence, in order of their ends, until they are acknowledged."""
     service: ServiceLog = field(default_factory=ServiceLog)
     lost_outcomes: int = 0
     """Those that had to be forgotten before they were acknowledged."""
     early: OrderedDict[str, EarlyWord] = field(default_factory=OrderedDict)
-    """By sequence."""
 
     def own(self, sequence: LiveSequence) -> None:
         sequence.gateway = self

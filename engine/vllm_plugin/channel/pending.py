@@ -12,7 +12,6 @@ class PendingCommands:
 
     def __init__(self) -> None:
         self.policy: PolicyChoice | None = None
-        """The policy from the next step on; None: the one in force."""
         self._options = PolicyOptions()
         self._top_ups: dict[str, int] = {}
         self._ends: dict[str, str] = {}

@@ -19,9 +19,7 @@ class ServerState:
     def __init__(self, version: str) -> None:
         """`version`: of the plug-in."""
         self.is_known = False
-        """It was read at least once."""
         self.counts = dict.fromkeys(STATES, 0)
-        """Sequences by state, of all gateways and of none."""
         self.steps = 0
         self.kv_usage = 0.0
         self._about = About(version, "", "")
