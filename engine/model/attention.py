@@ -36,11 +36,7 @@ class AttentionContext(Protocol):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        *,
-        scale: float,
-        sliding_window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         """`query` `[tokens, heads, key_dim]`, `key` and `value` `[tokens, kv_heads, dim]` of one layer;
         returns `[tokens, heads, value_dim]`."""
@@ -90,11 +86,7 @@ class PagedContext:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        *,
-        scale: float,
-        sliding_window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         cache = self.caches[layer_index]
         self.kernel.write_kv(cache.keys, cache.values, key, value, self.batch)
@@ -103,10 +95,10 @@ class PagedContext:
             cache.keys,
             cache.values,
             self.batch,
-            scale=scale,
-            sliding_window=sliding_window,
-            softcap=softcap,
-            sinks=sinks,
+            scale=options.scale,
+            sliding_window=options.sliding_window,
+            softcap=options.softcap,
+            sinks=options.sinks,
         )
 
 
@@ -123,25 +115,21 @@ class ProbeContext:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        *,
-        scale: float,
-        sliding_window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         shape = LayerShape(kv_heads=key.shape[1], key_dim=key.shape[2], value_dim=value.shape[2])
         if self.shapes.setdefault(layer_index, shape) != shape:
             raise AttentionUnsupported(f"layer {layer_index} attends with keys of different shapes")
-        self.options[layer_index] = AttentionOptions(scale, sliding_window, softcap, sinks)
+        self.options[layer_index] = options
         tokens = query.shape[0]
         attended = dense_attention(
             query.transpose(0, 1)[None],
             key.transpose(0, 1)[None],
             value.transpose(0, 1)[None],
-            causal_mask(tokens, tokens, sliding_window, query.device),
-            scale=scale,
-            softcap=softcap,
-            sinks=sinks,
+            causal_mask(tokens, tokens, options.sliding_window, query.device),
+            scale=options.scale,
+            softcap=options.softcap,
+            sinks=options.sinks,
         )
         return attended[0].transpose(0, 1)
 
@@ -198,10 +186,9 @@ def paged_attention_forward(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
-        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        sliding_window=sliding_window,
-        softcap=softcap,
-        sinks=s_aux,
+        AttentionOptions(
+            query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux
+        ),
     )
     return attended[None], None
 

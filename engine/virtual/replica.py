@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import Any
 from zlib import crc32
 
 from engine.core.core import EngineConfig, EngineCore, StepResult
@@ -231,31 +232,11 @@ class VirtualReplica:
         config: EngineConfig | None = None,
         *,
         clock: VirtualClock | None = None,
-        num_blocks: int = 512,
-        block_tokens: int = 16,
-        context_tokens: int = 4096,
-        step_time: StepTime = PRIOR,
-        num_host_blocks: int = 0,
-        swap_block_s: float = 0.0,
-        swap_base_s: float = 0.0,
-        audit: bool = False,
-        padded: bool = False,
-        keeps_rows: bool = False,
+        **runner: Any,
     ) -> None:
+        """`runner`: what a `VirtualRunner` takes."""
         self.clock = clock if clock is not None else VirtualClock()
-        self.runner = VirtualRunner(
-            self.clock,
-            num_blocks=num_blocks,
-            block_tokens=block_tokens,
-            context_tokens=context_tokens,
-            step_time=step_time,
-            num_host_blocks=num_host_blocks,
-            swap_block_s=swap_block_s,
-            swap_base_s=swap_base_s,
-            audit=audit,
-            padded=padded,
-            keeps_rows=keeps_rows,
-        )
+        self.runner = VirtualRunner(self.clock, **runner)
         self.core = EngineCore(self.runner, VirtualTexts(), config or EngineConfig(), self.clock)
 
     def submit(

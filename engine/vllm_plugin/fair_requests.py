@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Container, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -18,8 +18,41 @@ from engine.vllm_plugin.options import read_settings
 from engine.vllm_plugin.planner import Sizes, StepPlanner
 from engine.vllm_plugin.seam import Desk, Ended, VllmRequest
 from engine.vllm_plugin.seam_check import PROMOTE, check_instance, not_run_with
-from engine.vllm_plugin.vllm_base import VllmSchedulerBase
 from engine.vllm_plugin.waiting import OfferedRequests, PassedOn
+
+if TYPE_CHECKING:
+
+    class VllmSchedulerBase:
+        """What the mixin uses of vLLM's scheduler; when it runs, the base class is vLLM's."""
+
+        block_size: int
+        current_step: int
+        kv_cache_config: Any
+        kv_cache_manager: Any
+        max_model_len: int
+        max_num_running_reqs: int
+        max_num_scheduled_tokens: int
+        need_mamba_block_aligned_split: bool
+        requests: dict[str, VllmRequest]
+        running: list[VllmRequest]
+        waiting: Any
+        vllm_config: Any
+        _pause_state: Any
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+        def schedule(self, *args: Any, **kwargs: Any) -> Any: ...
+        def add_request(self, request: VllmRequest) -> None: ...
+        def finish_requests(self, request_ids: Any, finished_status: Any) -> Any: ...
+        def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]: ...
+        def _preempt_request(self, request: VllmRequest, timestamp: float, *args: Any, **kw: Any) -> None: ...
+        def _free_request(self, request: VllmRequest, *args: Any, **kwargs: Any) -> Any: ...
+        def _mamba_block_aligned_split(
+            self, request: VllmRequest, num_new_tokens: int, *args: Any, **kwargs: Any
+        ) -> int: ...
+        def _is_blocked_waiting_status(self, status: Any) -> bool: ...
+
+else:
+    VllmSchedulerBase = object
 
 logger = logging.getLogger(__name__)
 

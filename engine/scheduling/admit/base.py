@@ -97,3 +97,18 @@ class Admit(Protocol):
     def stepped(self) -> None:
         """A step was put together."""
         ...
+
+
+class QuietAdmit:
+    """A choice that only answers: arrivals, evictions and steps mean nothing to it, and it suspends none."""
+
+    __slots__ = ()
+
+    def arrived(self, now_s: float) -> None: ...
+
+    def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
+        return []
+
+    def preempted(self) -> None: ...
+
+    def stepped(self) -> None: ...

@@ -6,7 +6,8 @@ all have finished. A member that lost its memory on the way may come back.
 
 from __future__ import annotations
 
-from engine.scheduling.admit.base import Batch, Defer
+from engine.scheduling.admit.base import Batch, Defer, QuietAdmit
+from engine.scheduling.admit.reserve import PredictedReserve
 from engine.sequence import Sequence
 
 RUNS = Defer("the batch runs to completion")
@@ -57,6 +58,24 @@ class BatchGate:
     def stepped(self) -> None:
         self._stands_still = not self._came
         self._came = False
+
+
+class RunToCompletion(QuietAdmit):
+    """Base of choices whose batches run to completion; memory as `memory` says."""
+
+    __slots__ = ()
+    memory: PredictedReserve
+    _gate: BatchGate
+
+    def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
+        return self.memory.blocks_wanted(candidate, batch)
+
+    def admitted(self, candidate: Sequence, batch: Batch) -> None:
+        self._gate.admitted(candidate, batch)
+        self.memory.admitted(candidate, batch)
+
+    def stepped(self) -> None:
+        self._gate.stepped()
 
 
 def has_prompt_left(sequence: Sequence) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import log
 
-from engine.scheduling.admit.base import Batch, Defer
+from engine.scheduling.admit.base import Batch, Defer, QuietAdmit
 from engine.scheduling.admit.batch_gate import has_prompt_left
 from engine.scheduling.admit.reserve import PredictedReserve
 from engine.scheduling.claims import NO_STARVATION, SAFE
@@ -28,7 +28,7 @@ NONE = -1
 
 
 @dataclass(slots=True)
-class LengthBuckets:
+class LengthBuckets(QuietAdmit):
     ratio: float = 2.0
     suspend_after_s: float = 0.5
     longest_pause_s: float = 5.0
@@ -45,9 +45,6 @@ class LengthBuckets:
     def bucket(self, sequence: Sequence) -> int:
         """By the prompt tokens that there were to compute when it came: a bucket is for life."""
         return int(log(_size(sequence)) / log(self.ratio) + 1e-9)
-
-    def arrived(self, now_s: float) -> None:
-        """Lengths count, not arrivals."""
 
     def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
         """Prompts of like length, beside any number of decodes."""
@@ -100,9 +97,6 @@ class LengthBuckets:
         if self.name in batch.memo and has_prompt_left(candidate):
             batch.memo[self.name] = max(batch.memo[self.name], self.bucket(candidate))
         self.memory.admitted(candidate, batch)
-
-    def preempted(self) -> None:
-        """The reserve is fixed."""
 
     def stepped(self) -> None:
         """A step of rest."""

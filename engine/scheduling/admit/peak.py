@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import accumulate, count
 from operator import mul, sub
 
-from engine.scheduling.admit.base import Batch, Defer
+from engine.scheduling.admit.base import Batch, Defer, QuietAdmit
 from engine.scheduling.claims import ALL
 from engine.sequence import Sequence
 
@@ -36,7 +36,7 @@ UNKNOWN_SPREAD = 2
 
 
 @dataclass(slots=True)
-class PeakAdmit:
+class PeakAdmit(QuietAdmit):
     """A candidate joins if the worst moment with it fits. One object an engine."""
 
     quantile_permille: int = 600
@@ -57,9 +57,6 @@ class PeakAdmit:
         """The quantile in force."""
         return min(1000, self.quantile_permille + self._raised // DECAY_STEPS)
 
-    def arrived(self, now_s: float) -> None:
-        """No effect: only running sequences count."""
-
     def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
         return None
 
@@ -70,9 +67,6 @@ class PeakAdmit:
         peak_blocks = peaks.with_one_more(remaining, used) // batch.block_tokens
         headroom = batch.num_blocks * self.headroom_permille // 1000 if batch.running else 0
         return peak_blocks - held + headroom
-
-    def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
-        return []
 
     def admitted(self, candidate: Sequence, batch: Batch) -> None:
         """It runs now and has the blocks of its known tokens."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from engine.scheduling.admit.base import Batch, Defer
+from engine.scheduling.admit.base import Batch, Defer, QuietAdmit
 from engine.scheduling.claims import ALL
 from engine.sequence import Sequence
 
@@ -18,7 +18,7 @@ HELD, PROMISED = "held by small ones", "promised to large ones"
 
 
 @dataclass(frozen=True, slots=True)
-class PredictedReserve:
+class PredictedReserve(QuietAdmit):
     """Any candidate may join; reserves a part of all running sequences' predicted remaining output."""
 
     permille: int = 500
@@ -29,9 +29,6 @@ class PredictedReserve:
     name: str = "predicted-reserve"
     claims: frozenset[str] = ALL
     longest_wait_s: float = 0.0
-
-    def arrived(self, now_s: float) -> None:
-        """No effect: only running sequences count."""
 
     def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
         return None
@@ -58,9 +55,6 @@ class PredictedReserve:
             return wanted + min(lane, self._once_a_step(HELD, batch, _held_by_small))
         return wanted - min(lane, self._once_a_step(PROMISED, batch, self._promised_to_large))
 
-    def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
-        return []
-
     def admitted(self, candidate: Sequence, batch: Batch) -> None:
         if not batch.memo:
             return
@@ -73,12 +67,6 @@ class PredictedReserve:
         for key, blocks in added.items():
             if key in batch.memo:
                 batch.memo[key] += blocks
-
-    def preempted(self) -> None:
-        """The reserve is fixed."""
-
-    def stepped(self) -> None:
-        """The reserve is fixed."""
 
     def _promised_to_large(self, batch: Batch) -> int:
         large = [sequence for sequence in batch.running if sequence.yields_cost]

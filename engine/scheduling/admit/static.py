@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engine.scheduling.admit.base import Batch, Defer
-from engine.scheduling.admit.batch_gate import RUNS, BatchGate
+from engine.scheduling.admit.batch_gate import RUNS, BatchGate, RunToCompletion
 from engine.scheduling.admit.reserve import PredictedReserve
 from engine.scheduling.batch_or_wait.padding import PaddingWaste, batch_waste
 from engine.scheduling.claims import NO_STARVATION, SAFE
@@ -17,7 +17,7 @@ from engine.sequence import Sequence
 
 
 @dataclass(slots=True)
-class StaticBatch:
+class StaticBatch(RunToCompletion):
     """One object an engine. `size` 0: as many as there are places."""
 
     size: int = 0
@@ -34,9 +34,6 @@ class StaticBatch:
         """What padding costs, of all batches so far; the one that runs with what it has emitted by now."""
         return self._closed + self._waste_now()
 
-    def arrived(self, now_s: float) -> None:
-        """No effect: the queue at the batch's end counts."""
-
     def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
         """Into an empty batch, or one that is just being filled."""
         if not batch.running:
@@ -44,24 +41,12 @@ class StaticBatch:
             return None
         return None if self._gate.lets_in(candidate, batch) else RUNS
 
-    def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
-        return self.memory.blocks_wanted(candidate, batch)
-
-    def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
-        return []
-
     def admitted(self, candidate: Sequence, batch: Batch) -> None:
         """The first of a new batch closes the account of the one before."""
         before = self._waste_now()
         if self._gate.admitted(candidate, batch):
             self._closed += before
         self.memory.admitted(candidate, batch)
-
-    def preempted(self) -> None:
-        """The batch is what it is."""
-
-    def stepped(self) -> None:
-        self._gate.stepped()
 
     def _waste_now(self) -> PaddingWaste:
         return batch_waste((member.prompt_tokens, member.emitted_tokens) for member in self._gate.members)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engine.scheduling.admit.base import Batch, Defer
-from engine.scheduling.admit.batch_gate import RUNS, BatchGate
+from engine.scheduling.admit.batch_gate import RUNS, BatchGate, RunToCompletion
 from engine.scheduling.admit.reserve import PredictedReserve
 from engine.scheduling.batch_or_wait.arrival_rate import ArrivalRate
 from engine.scheduling.batch_or_wait.wait_table import WaitTable
@@ -19,7 +19,7 @@ from engine.sequence import Sequence
 
 
 @dataclass(slots=True)
-class BatchOrWait:
+class BatchOrWait(RunToCompletion):
     """One object an engine; the table may be shared. `size` 0: as many as there are places."""
 
     table: WaitTable
@@ -66,19 +66,3 @@ class BatchOrWait:
                 return Defer("the table says wait", until_s)
         self._gate.open(min(places, decision.batch or places))
         return None
-
-    def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
-        return self.memory.blocks_wanted(candidate, batch)
-
-    def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
-        return []
-
-    def admitted(self, candidate: Sequence, batch: Batch) -> None:
-        self._gate.admitted(candidate, batch)
-        self.memory.admitted(candidate, batch)
-
-    def preempted(self) -> None:
-        """The batch is what it is."""
-
-    def stepped(self) -> None:
-        self._gate.stepped()

@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engine.scheduling.admit.base import Batch, Defer
-from engine.scheduling.admit.batch_gate import RUNS, BatchGate
+from engine.scheduling.admit.batch_gate import RUNS, BatchGate, RunToCompletion
 from engine.scheduling.admit.reserve import PredictedReserve
 from engine.scheduling.claims import NO_STARVATION, SAFE
 from engine.sequence import Sequence
 
 
 @dataclass(slots=True)
-class DynamicWindow:
+class DynamicWindow(RunToCompletion):
     """One object an engine. `size` 0: as many as there are places."""
 
     size: int = 0
@@ -28,9 +28,6 @@ class DynamicWindow:
     @property
     def longest_wait_s(self) -> float:
         return self.window_s
-
-    def arrived(self, now_s: float) -> None:
-        """No effect: waiting requests are counted in `joins`."""
 
     def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
         """Into an empty batch when it is time, or into one that is just being filled."""
@@ -45,20 +42,3 @@ class DynamicWindow:
             return Defer("the window is open", due_s)
         self._gate.open(min(size, batch.num_waiting))
         return None
-
-    def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
-        return self.memory.blocks_wanted(candidate, batch)
-
-    def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
-        return []
-
-    def admitted(self, candidate: Sequence, batch: Batch) -> None:
-        """The window of the next batch opens with the first request left or arriving."""
-        self._gate.admitted(candidate, batch)
-        self.memory.admitted(candidate, batch)
-
-    def preempted(self) -> None:
-        """The batch is what it is."""
-
-    def stepped(self) -> None:
-        self._gate.stepped()

@@ -74,6 +74,15 @@ class Order(Protocol):
     def __len__(self) -> int: ...
 
 
+class NeverInterrupts:
+    """Base of orders that never take a running entry's place, unless a subclass says otherwise."""
+
+    interrupts = False
+
+    def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
+        return False
+
+
 class ServiceCountersLike(Protocol):
     """The service counters of all tenants; one owner, shared by the orders of all tiers."""
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from engine.entry import QueueEntry
 from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
-from engine.scheduling.order.base import ServiceCountersLike
+from engine.scheduling.order.base import NeverInterrupts, ServiceCountersLike
 
 BATCH_ENTRIES = 16
 """Fewer than these are one bucket; twice as many in one bucket may be split."""
@@ -59,12 +59,11 @@ def bucket_size(entry: QueueEntry) -> int:
     return min(entry.uncached_tokens, LONGEST_TOKENS - 1)
 
 
-class Buckets:
+class Buckets(NeverInterrupts):
     """A line for each range of lengths; the ranges follow the load."""
 
     name = "buckets"
     claims = SAFE | {WORK_CONSERVATION, NO_STARVATION}
-    interrupts = False
     batch_entries = BATCH_ENTRIES
     run_entries = RUN_ENTRIES
 
@@ -120,9 +119,6 @@ class Buckets:
     def rank(self, entry: QueueEntry, now_s: float) -> tuple[float, ...]:
         """0 in the bucket whose run it is, else 1; then when it arrived."""
         return (0 if self._bucket_for(entry) is self._next() else 1, entry.arrived_s)
-
-    def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
-        return False
 
     def clone(self, counters: ServiceCountersLike) -> Buckets:
         copy = type(self)(counters)

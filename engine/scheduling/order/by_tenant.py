@@ -9,16 +9,15 @@ from collections.abc import Iterator
 from typing import Self
 
 from engine.entry import QueueEntry
-from engine.scheduling.order.base import Order, ServiceCountersLike
+from engine.scheduling.order.base import NeverInterrupts, Order, ServiceCountersLike
 from engine.scheduling.order.lazy_heap import Key, TenantHeap
 
 
-class ByTenant:
+class ByTenant(NeverInterrupts):
     """The common part: a subclass says `name`, `claims`, `_standing` and `_new_line`."""
 
     name: str
     claims: frozenset[str]
-    interrupts = False
     counts_turns = False
     """Whether `_picked` is to be told of every turn."""
 
@@ -79,9 +78,6 @@ class ByTenant:
     def entries(self) -> Iterator[QueueEntry]:
         for line in self._lines.values():
             yield from line.entries()
-
-    def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
-        return False
 
     def clone(self, counters: ServiceCountersLike) -> Self:
         copy = self._empty(counters)

@@ -10,15 +10,14 @@ from collections.abc import Iterator
 
 from engine.entry import QueueEntry
 from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
-from engine.scheduling.order.base import ServiceCountersLike
+from engine.scheduling.order.base import NeverInterrupts, ServiceCountersLike
 
 
-class Fcfs:
+class Fcfs(NeverInterrupts):
     """One line, in order of arrival. Counters are not used."""
 
     name = "fcfs"
     claims = SAFE | {WORK_CONSERVATION, NO_STARVATION}
-    interrupts = False
 
     def __init__(self, counters: ServiceCountersLike) -> None:
         self._line: OrderedDict[str, QueueEntry] = OrderedDict()
@@ -49,9 +48,6 @@ class Fcfs:
 
     def rank(self, entry: QueueEntry, now_s: float) -> tuple[float, ...]:
         return (entry.arrived_s,)
-
-    def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
-        return False
 
     def clone(self, counters: ServiceCountersLike) -> Fcfs:
         copy = Fcfs(counters)

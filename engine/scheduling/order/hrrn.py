@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from engine.entry import QueueEntry
 from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
-from engine.scheduling.order.base import ServiceCountersLike
+from engine.scheduling.order.base import NeverInterrupts, ServiceCountersLike
 from engine.scheduling.order.recent import Recent
 
 CLASSES_PER_DOUBLING = 4
@@ -45,12 +45,11 @@ class _HrrnWaiting:
     number: int
 
 
-class Hrrn:
+class Hrrn(NeverInterrupts):
     """A line for each class of sizes."""
 
     name = "hrrn"
     claims = SAFE | {WORK_CONSERVATION, NO_STARVATION}
-    interrupts = False
 
     def __init__(
         self,
@@ -122,9 +121,6 @@ class Hrrn:
     def waited_cost(self, entry_id: str) -> int:
         """Cost tokens that were served since the entry, which waits or left not long ago, joined."""
         return max(0, self._counters.served_cost - self._joined_cost(entry_id))
-
-    def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
-        return False
 
     def clone(self, counters: ServiceCountersLike) -> Hrrn:
         return self.clone_sharing(counters, self._left.copy())

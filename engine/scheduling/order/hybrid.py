@@ -30,7 +30,7 @@ from typing import Self
 from engine.entry import QueueEntry
 from engine.scheduling.claims import ALL
 from engine.scheduling.counters import scaled
-from engine.scheduling.order.base import Order, ServiceCountersLike
+from engine.scheduling.order.base import NeverInterrupts, Order, ServiceCountersLike
 from engine.scheduling.order.hrrn import Hrrn
 from engine.scheduling.order.lazy_heap import Key
 from engine.scheduling.order.recent import Recent
@@ -40,10 +40,9 @@ PATIENCE = 2.5
 """With `lanes.YIELDS_PERMILLE`: until others got U, the cost of all that the cache holds."""
 
 
-class Hybrid:
+class Hybrid(NeverInterrupts):
     name = "hybrid"
     claims = ALL
-    interrupts = False
 
     def __init__(self, counters: ServiceCountersLike) -> None:
         self._counters = counters
@@ -96,9 +95,6 @@ class Hybrid:
     def rank(self, entry: QueueEntry, now_s: float) -> tuple[float, ...]:
         """Its tenant's counter, then minus its response ratio: how it stands in its lane."""
         return (self._large if entry.yields_cost else self._small).rank(entry, now_s)
-
-    def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
-        return False
 
     def clone(self, counters: ServiceCountersLike) -> Self:
         copy = type(self)(counters)

@@ -11,19 +11,18 @@ from collections.abc import Iterator
 from typing import Self
 
 from engine.entry import QueueEntry
-from engine.scheduling.order.base import ServiceCountersLike
+from engine.scheduling.order.base import NeverInterrupts, ServiceCountersLike
 from engine.scheduling.order.lazy_heap import LazyHeap
 from engine.scheduling.order.recent import Recent
 
 Terms = tuple[float, ...]
 
 
-class Keyed:
+class Keyed(NeverInterrupts):
     """The common part: a subclass says `name`, `claims`, `_terms` and `_key`."""
 
     name: str
     claims: frozenset[str]
-    interrupts = False
 
     def __init__(self, counters: ServiceCountersLike) -> None:
         self._counters = counters
@@ -70,9 +69,6 @@ class Keyed:
 
     def rank(self, entry: QueueEntry, now_s: float) -> tuple[float, ...]:
         return (self._key_of(entry),)
-
-    def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
-        return False
 
     def clone(self, counters: ServiceCountersLike) -> Self:
         copy = self._empty(counters)

@@ -19,16 +19,15 @@ from collections.abc import Iterator
 
 from engine.entry import QueueEntry
 from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
-from engine.scheduling.order.base import ServiceCountersLike
+from engine.scheduling.order.base import NeverInterrupts, ServiceCountersLike
 from engine.scheduling.order.lazy_heap import LazyHeap
 
 MAX_PASSES = 8
 
 
-class Locality:
+class Locality(NeverInterrupts):
     name = "locality"
     claims = SAFE | {WORK_CONSERVATION, NO_STARVATION}
-    interrupts = False
 
     def __init__(self, counters: ServiceCountersLike) -> None:
         self._line: OrderedDict[str, QueueEntry] = OrderedDict()
@@ -81,9 +80,6 @@ class Locality:
     def rank(self, entry: QueueEntry, now_s: float) -> tuple[float, ...]:
         """Minus its cached tokens, then when it arrived."""
         return (-entry.cached_tokens, entry.arrived_s)
-
-    def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
-        return False
 
     def clone(self, counters: ServiceCountersLike) -> Locality:
         copy = Locality(counters)

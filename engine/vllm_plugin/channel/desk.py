@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.scheduling.options import PolicyOptions
-from engine.vllm_plugin.channel.claims_check import ClaimsCheck, NotAsked
+from engine.vllm_plugin.channel.claims_check import ClaimsCheck, NotAsked, SeenOnce
 from engine.vllm_plugin.channel.gateways import (
     ChannelGateway,
     GatewayRefused,
@@ -23,7 +23,6 @@ from engine.vllm_plugin.channel.gateways import (
 )
 from engine.vllm_plugin.channel.news import news_of_end, sequence_news, submit_of
 from engine.vllm_plugin.channel.pending import PendingCommands
-from engine.vllm_plugin.channel.replay import SeenOnce
 from engine.vllm_plugin.channel.server_state import ServerState
 from engine.vllm_plugin.protocol import About, ContractClaims, Exchange, PluginReport, PolicyChoice
 from engine.vllm_plugin.seam import Controls, Ended, ServiceTerms, StepService, VllmRequest, default_terms
