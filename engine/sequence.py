@@ -352,7 +352,9 @@ class Sequence:
             finished_s=now_s - self.submitted_s,
             message=message,
             trace_context=self.submit.trace_context,
-            decisions=[replace(each, at_s=each.at_s - self.submitted_s) for each in self.decisions],
+            decisions=[
+                replace(decision, at_s=decision.at_s - self.submitted_s) for decision in self.decisions
+            ],
             chunks=[(at_s - self.submitted_s, tokens) for at_s, tokens in self.chunks],
             decode=self.turns.share(self.emitted_tokens),
         )

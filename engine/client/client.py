@@ -445,7 +445,10 @@ class EngineClient:
             self._post(self._wanted_brakes)
         pending, self._acknowledgements = self._acknowledgements, {}
         for is_traced in (False, True):
-            self.acknowledge([each for each in pending if pending[each] is is_traced], is_traced=is_traced)
+            self.acknowledge(
+                [sequence_id for sequence_id in pending if pending[sequence_id] is is_traced],
+                is_traced=is_traced,
+            )
         self._call(self.on_ready)
 
     def _log_refused_policy(self, answered: asyncio.Future[str]) -> None:
@@ -607,7 +610,7 @@ class EngineClient:
 
     def _look_for_streams(self, now_s: float) -> None:
         """Asks for an inventory when a stream was quiet for long: a message about it may have been lost."""
-        quiet = [each for each in self._streams.values() if now_s - each.seen_s >= QUIET_S]
+        quiet = [stream for stream in self._streams.values() if now_s - stream.seen_s >= QUIET_S]
         if not self._up or not quiet or now_s - self._looked_s < QUIET_S:
             return
         if self._post(messages.Collect()):
@@ -620,7 +623,7 @@ class EngineClient:
         """Ends the streams of sequences that the engine does not run: they missed their end."""
         if answered.cancelled() or answered.exception() is not None:
             return
-        known = {each.sequence_id for each in answered.result().running}
+        known = {sequence.sequence_id for sequence in answered.result().running}
         for stream in quiet:
             if self._streams.get(stream.sequence_id) is not stream:
                 continue

@@ -72,7 +72,7 @@ class DecisionLog:
 
     def leaves(self, sequence: Sequence) -> None:
         """Counts what `sequence` displaced, or was displaced for; call before its outcome is made."""
-        for displacement in [each for each in self._displaced.values() if sequence in (each.of, each.by)]:
+        for displacement in [entry for entry in self._displaced.values() if sequence in (entry.of, entry.by)]:
             # The step that is over was missed, too.
             steps = self.step - displacement.since_step + 1
             if displacement.of is sequence:

@@ -173,7 +173,7 @@ class SequenceTable:
         tier = sequence.tier
         if tier not in self.brakes.shares:
             return True
-        held = [each.predicted_tokens for each in self.running if each.submit.tier == tier]
+        held = [runner.predicted_tokens for runner in self.running if runner.submit.tier == tier]
         whole = (self.max_sequences, self.pool.num_blocks * self.block_tokens)
         return self.brakes.has_room(tier, (len(held), sum(held)), (1, sequence.predicted_tokens), whole)
 
@@ -199,7 +199,7 @@ class SequenceTable:
 
     def room(self, now_s: float) -> Room:
         num_waiting = len(self.waiting)
-        ahead = sum([each.total_tokens - each.computed_tokens for each in self.prefills])
+        ahead = sum([prefill.total_tokens - prefill.computed_tokens for prefill in self.prefills])
         # One that waits may join the step where there is a place, or take one.
         return Room(
             now_s=now_s,
@@ -468,7 +468,7 @@ class SequenceTable:
         if not is_new or self.standings.knows(tier, tenant_id):
             return
         if self._left_step.get((tier, tenant_id), -1) < step - 1:
-            others = [each for each in self.running_tenants if each[0] == tier]
+            others = [key for key in self.running_tenants if key[0] == tier]
             self.standings.lift(tier, tenant_id, self.standings.lowest(others))
 
     def _charge_prompt(self, sequence: Sequence, tokens: int) -> None:

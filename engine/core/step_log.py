@@ -53,11 +53,11 @@ def _held(plan: Plan) -> tuple[dict[str, int], dict[str, int]]:
     count: Counter[str] = Counter()
     gaps: dict[str, int] = {}
     for contest in plan.room.contests:
-        for each in contest.sequences:
-            if each not in plan.shares:
-                tenant_id = each.submit.tenant_id
+        for sequence in contest.sequences:
+            if sequence not in plan.shares:
+                tenant_id = sequence.submit.tenant_id
                 count[tenant_id] += 1
-                gaps[tenant_id] = max(gaps.get(tenant_id, 0), each.turns.missed)
+                gaps[tenant_id] = max(gaps.get(tenant_id, 0), sequence.turns.missed)
     return dict(count), gaps
 
 

@@ -29,7 +29,7 @@ class ServiceShare:
     def total(self) -> TenantService:
         parts = self.by_gateway.values()
         return TenantService(
-            sum([each.computed_tokens for each in parts]), sum([each.emitted_tokens for each in parts])
+            sum([part.computed_tokens for part in parts]), sum([part.emitted_tokens for part in parts])
         )
 
 

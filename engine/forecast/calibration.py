@@ -234,11 +234,11 @@ class Calibration:
     def is_tracked(self, bucket: Bucket, now_s: float, burst_s: float = BURST_S) -> bool:
         """Whether a forecast that is told now is learned from: the n-th of a burst is where n is a power of
         two. A burst is what comes within `burst_s`."""
-        began_s, told = self._bursts.get(bucket, (now_s, 0))
+        began_s, count = self._bursts.get(bucket, (now_s, 0))
         if not 0.0 <= now_s - began_s < burst_s:
-            began_s, told = now_s, 0
-        self._bursts[bucket] = began_s, told + 1
-        return not told & (told + 1)
+            began_s, count = now_s, 0
+        self._bursts[bucket] = began_s, count + 1
+        return not count & (count + 1)
 
     def observe(
         self,
@@ -285,8 +285,8 @@ class Calibration:
             if data["version"] != VERSION:
                 raise ValueError(f"version {data['version']!r} of a calibration is not known")
             for kind, is_exact, tier, load, what, shifted, distances, seen in data["shifts"]:
-                at, spread = [float(each) for each in shifted], [float(each) for each in distances]
-                if what not in WHATS or not all(abs(each) <= LARGEST_SHIFT for each in at):
+                at, spread = [float(number) for number in shifted], [float(number) for number in distances]
+                if what not in WHATS or not all(abs(number) <= LARGEST_SHIFT for number in at):
                     raise ValueError(f"not a calibration: {what!r} shifted by {at!r}")
                 if (len(at), len(spread)) != (len(QUANTILES), len(QUANTILES)) or int(seen) < WARM_UP:
                     raise ValueError(f"not a calibration: {seen!r} scores of {what!r}")
@@ -372,7 +372,7 @@ def _chain(bucket: Bucket) -> list[Key]:
     kinds = _KINDS[kind]
     # Where nothing waits there is nothing to be a multiple of: that says nothing of other loads.
     loads = [(tier, load), (ANY, load)] + [(ANY, ANY)] * (load > 0)
-    return [(each, is_exact, *where) for each in kinds for where in loads]
+    return [(kind, is_exact, *where) for kind in kinds for where in loads]
 
 
 _KINDS: Mapping[Kind, Sequence[Kind]] = {

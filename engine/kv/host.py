@@ -103,11 +103,11 @@ class HostBlocks:
         """Self-audit; each block is free, released, or of one sequence, which has as many as its tokens
         fill, and copies read and write used blocks only. Raises AssertionError."""
         held: list[int] = []
-        for each in swapped:
-            assert len(each.blocks) == blocks_for(each.tokens, block_tokens), (
-                f"{each.tokens} tokens do not fill {len(each.blocks)} host blocks"
+        for sequence in swapped:
+            assert len(sequence.blocks) == blocks_for(sequence.tokens, block_tokens), (
+                f"{sequence.tokens} tokens do not fill {len(sequence.blocks)} host blocks"
             )
-            held += each.blocks
+            held += sequence.blocks
         everywhere = self._free + self._released + held
         assert not {host for _, host in self._out} & {*self._free}, "a free host block is written"
         assert not {*self._back.values()} & {*self._free}, "a free host block is read"

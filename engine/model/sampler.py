@@ -209,10 +209,10 @@ def _limit_top_p(scores: torch.Tensor, top_p: list[float]) -> None:
         if candidates == part.shape[-1]:
             scores[limited] = kept
             return
-        found: list[bool] = beyond[:, -1].tolist()
-        done = [row for row, is_found in enumerate(found) if is_found]
+        reached: list[bool] = beyond[:, -1].tolist()
+        done = [row for row, is_found in enumerate(reached) if is_found]
         scores[[limited[row] for row in done]] = kept[done]
-        limited = [index for index, is_found in zip(limited, found, strict=True) if not is_found]
+        limited = [index for index, is_found in zip(limited, reached, strict=True) if not is_found]
         candidates = part.shape[-1]
 
 

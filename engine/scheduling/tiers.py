@@ -81,14 +81,14 @@ class TieredQueue:
 
     def heads(self, tier: int, now_s: float) -> list[tuple[int, QueueEntry]]:
         """The first of each lane of a tier, who goes first first: (lane, entry)."""
-        found: list[tuple[int, float, int, QueueEntry]] = []
+        heads: list[tuple[int, float, int, QueueEntry]] = []
         for lane in range(MAX_LANES):
             band = self._bands.get(tier * MAX_LANES + lane)
             head = band.peek(now_s) if band is not None else None
             if head is not None:
                 stands = self.counter(head.tenant_id, tier, lane) if FAIRNESS_BOUND in self.claims else 0
-                found.append((stands, head.arrived_s, lane, head))
-        return [(lane, head) for _, _, lane, head in sorted(found, key=lambda each: each[:3])]
+                heads.append((stands, head.arrived_s, lane, head))
+        return [(lane, head) for _, _, lane, head in sorted(heads, key=lambda place: place[:3])]
 
     def remove(self, entry_id: str) -> QueueEntry | None:
         where = self._where.pop(entry_id, None)
@@ -262,8 +262,8 @@ class TieredQueue:
 
     def _lowest_of_other_lanes(self, number: int) -> tuple[int, str] | None:
         first = number - number % MAX_LANES
-        others = [self._lowest(each) for each in range(first, first + MAX_LANES) if each != number]
-        return min((each for each in others if each is not None), default=None)
+        others = [self._lowest(lane) for lane in range(first, first + MAX_LANES) if lane != number]
+        return min((standing for standing in others if standing is not None), default=None)
 
     def _sort_line(self, number: int, there: dict[str, float], joined: dict[str, float]) -> None:
         """Brings a line, entry ids with their arrivals, back into the order of arrivals: entries younger
@@ -275,8 +275,8 @@ class TieredQueue:
             (arrived_s, self._where[entry_id][1], entry_id)
             for entry_id, arrived_s in (there | joined).items()
         )
-        first = min(place for place, each in enumerate(stands) if each[2] in joined)
-        if [each[2] for each in stands[first:]] == list(joined):
+        first = min(place for place, stand in enumerate(stands) if stand[2] in joined)
+        if [stand[2] for stand in stands[first:]] == list(joined):
             return  # They joined at the end, in the right order.
         band = self._bands[number]
         for _, _, entry_id in stands[first + 1 :]:

@@ -85,10 +85,10 @@ class NormalEquations:
 
 def numbers(values: Any, size: int) -> list[float]:
     """`count` numbers, none of them negative. Raises TypeError or ValueError."""
-    found = [float(value) for value in values]
-    if len(found) != size or not all(0 <= number < inf for number in found):
+    checked = [float(value) for value in values]
+    if len(checked) != size or not all(0 <= number < inf for number in checked):
         raise ValueError(f"expected {size} numbers of at least 0")
-    return found
+    return checked
 
 
 def solve(matrix: list[list[float]], right: list[float]) -> list[float]:

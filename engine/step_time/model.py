@@ -67,13 +67,13 @@ def predict_step_s(step_time: StepTime, tokens: int, context_tokens: int, sequen
 
 def mean_of(fits: Iterable[StepTime | None]) -> StepTime | None:
     """The mean of several fits, each by the steps that its own mean remembers; None of none."""
-    found = [(fit, min(fit.samples, STEPS_OF_MEAN)) for fit in fits if fit is not None]
-    total = sum(weight for _, weight in found)
+    weighted = [(fit, min(fit.samples, STEPS_OF_MEAN)) for fit in fits if fit is not None]
+    total = sum(weight for _, weight in weighted)
     if not total:
-        return found[-1][0] if found else None
+        return weighted[-1][0] if weighted else None
     names = ("base_s", "per_token_s", "per_context_token_s", "per_sequence_s", "relative_error")
-    means = {name: sum(getattr(fit, name) * weight for fit, weight in found) / total for name in names}
-    return StepTime(samples=max(fit.samples for fit, _ in found), **means)
+    means = {name: sum(getattr(fit, name) * weight for fit, weight in weighted) / total for name in names}
+    return StepTime(samples=max(fit.samples for fit, _ in weighted), **means)
 
 
 class StepTimeModel:

@@ -157,12 +157,12 @@ class SimulatedReplica:
 
     def to_look_at(self) -> list[tuple[Sequence, int]]:
         """Sequences that have emitted as many tokens as their owner wanted to look at them at, with those."""
-        found = []
+        due = []
         for sequence, look_at in self._looks.items():
             emitted = len(sequence.token_ids) - sequence.prompt_tokens
             if emitted >= look_at:
-                found.append((sequence, emitted))
-        return found
+                due.append((sequence, emitted))
+        return due
 
     def set_knobs(self, knobs: EngineKnobs) -> None:
         """As `EngineCore.set_knobs`. No run may be in progress. Raises ValueError."""
@@ -215,13 +215,13 @@ class SimulatedReplica:
         happened.lifts = table.standings.take_raised()
         self._note_blocks(step_s)
         ends = self._ends
-        for sequence in [each for each in shares if len(each.token_ids) == ends[each]]:
+        for sequence in [member for member in shares if len(member.token_ids) == ends[member]]:
             table.decisions.leaves(sequence)
             table.finish(sequence)
             del ends[sequence]
             self._looks.pop(sequence, None)
             happened.finished.append(sequence)
-        for sequence in [each for each in self._looks if each in shares and not each.may_emit]:
+        for sequence in [member for member in self._looks if member in shares and not member.may_emit]:
             table.pause(sequence, self.now_s)
         work.steps += 1
         work.busy_s += step_s

@@ -197,10 +197,10 @@ class VirtualText:
     def push(self, token_id: int) -> str:
         """Appends a token; returns text that cannot be part of a stop string."""
         self._held += self.logprob_text(token_id)
-        found = [self._held.find(stop) for stop in self._stop if stop in self._held]
-        if found:
+        places = [self._held.find(stop) for stop in self._stop if stop in self._held]
+        if places:
             self.stopped = True
-            shown, self._held = self._held[: min(found)], ""
+            shown, self._held = self._held[: min(places)], ""
             return shown
         kept = max((_overlap(self._held, stop) for stop in self._stop), default=0)
         shown, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]

@@ -250,7 +250,9 @@ class FairRequests(VllmSchedulerBase):
         }
 
     def sequences(self) -> list[RunningSequence]:
-        return [replace(each.summary(), state=self._state(each)) for each in self._sequences.values()]
+        return [
+            replace(sequence.summary(), state=self._state(sequence)) for sequence in self._sequences.values()
+        ]
 
     def _state(self, sequence: Sequence) -> str:
         """Its state for a gateway: one with a place in the plan that vLLM has not let in yet waits, and one

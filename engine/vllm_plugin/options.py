@@ -44,8 +44,8 @@ def read_settings(environ: Mapping[str, str]) -> PluginSettings:
     """Raises `BadPluginSetting`."""
     values: dict[str, object] = {}
     for part in filter(None, (piece.strip() for piece in environ.get(OPTIONS, "").split(","))):
-        name, found, value = part.partition("=")
-        if not found:
+        name, equals, value = part.partition("=")
+        if not equals:
             raise BadPluginSetting(f"{OPTIONS} takes NAME=VALUE, several separated by commas, not {part!r}")
         values[name.strip()] = value.strip()
     try:

@@ -201,12 +201,14 @@ class StepPlanner:
         """Notes what vLLM gave: every token counts for its tenant from here on."""
         table = self.table
         for sequence, got in given.items():
-            found = got.cached_tokens - sequence.computed_tokens
-            if found > 0:
-                self.blocks.found(sequence.cursor, found)
+            cached = got.cached_tokens - sequence.computed_tokens
+            if cached > 0:
+                self.blocks.found(sequence.cursor, cached)
                 table.adopt(sequence)
         tokens = {sequence: got.tokens for sequence, got in given.items()}
-        context = sum([attended_tokens(each.computed_tokens, count) for each, count in tokens.items()])
+        context = sum(
+            [attended_tokens(sequence.computed_tokens, count) for sequence, count in tokens.items()]
+        )
         first_times = table.commit(tokens, [0 if got.emits else None for got in given.values()])
         table.settle(plan.room)
         served: dict[tuple[str, str], list[int]] = {}
@@ -266,8 +268,8 @@ class StepPlanner:
         promised = sum(
             [
                 missing
-                for each in holders
-                if (missing := len(each.block_table) - blocks_for(each.computed_tokens, block_tokens)) > 0
+                for holder in holders
+                if (missing := len(holder.block_table) - blocks_for(holder.computed_tokens, block_tokens)) > 0
             ]
         )
         free_blocks -= promised
@@ -285,7 +287,9 @@ class StepPlanner:
             return
         sequence = table.sequences[head.entry_id]
         weights = {
-            each.tenant_id: each.submit.weight for each in table.running if each.submit.tier == head.tier
+            holder.tenant_id: holder.submit.weight
+            for holder in table.running
+            if holder.submit.tier == head.tier
         }
         weights[head.tenant_id] = head.weight
         seats = table.running_tenants.get((head.tier, head.tenant_id), 0)

@@ -223,9 +223,9 @@ def _parameters(member: Any) -> list[str]:
 
 def _names(cls: type[Any], method: str) -> set[str]:
     """Names that a method's code reads or sets, in any class that defines it."""
-    found: set[str] = set()
-    for each in cls.__mro__:
-        code = getattr(each.__dict__.get(method), "__code__", None)
+    names: set[str] = set()
+    for base in cls.__mro__:
+        code = getattr(base.__dict__.get(method), "__code__", None)
         if code is not None:
-            found.update(code.co_names)
-    return found
+            names.update(code.co_names)
+    return names

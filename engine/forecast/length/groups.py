@@ -37,8 +37,8 @@ class GroupSketches:
 
     def find(self, tenant_id: str, model_id: str, hashes: Iterable[int]) -> Sketch | None:
         """The first of the groups that is known."""
-        for each in hashes:
-            sketch = self._sketches.get((tenant_id, model_id, each))
+        for group in hashes:
+            sketch = self._sketches.get((tenant_id, model_id, group))
             if sketch is not None:
                 return sketch
         return None

@@ -170,7 +170,9 @@ class LengthForecast:
             "version": VERSION,
             **self.sketches.to_dict(),
             "report": self.report(),
-            "regressions": [[model_id, each.to_dict()] for model_id, each in self._regressions.items()],
+            "regressions": [
+                [model_id, regression.to_dict()] for model_id, regression in self._regressions.items()
+            ],
         }
 
     @staticmethod
@@ -208,8 +210,8 @@ class LengthForecast:
         ]
         scores = self._scores.setdefault(model_id, tuple(LayerScore() for _ in LAYERS))
         losses = [
-            score.observe(each, output_tokens) if each is not None else None
-            for score, each in zip(scores, said, strict=True)
+            score.observe(lengths, output_tokens) if lengths is not None else None
+            for score, lengths in zip(scores, said, strict=True)
         ]
         self.gate.observe((tenant_id, model_id), model_id, losses)
         regression.observe(features, located, output_tokens)

@@ -79,9 +79,9 @@ class ProbeGate:
         the sequence was submitted with. None: the forecast is to be left as it is."""
         prior = prior_of(*forecast, generated)
         remaining = remaining_quantiles(logits, prior, QUANTILES)
-        lengths = [min(generated + each, max_tokens) for each in remaining]
+        lengths = [min(generated + tokens, max_tokens) for tokens in remaining]
         if generated == 0:
-            plain = [min(each, max_tokens) for each in prior_quantiles(prior, QUANTILES)]
+            plain = [min(tokens, max_tokens) for tokens in prior_quantiles(prior, QUANTILES)]
             self._said[sequence_id] = (plain, lengths)
         if not self._gate.layer(tenant_id, _ALL):
             return None

@@ -164,7 +164,7 @@ def _conclude(
 
 
 def _alone_s(step_times: list[StepTime], tokens: int, sequences: int) -> float:
-    return max((predict_step_s(each, tokens, 0, sequences) for each in step_times), default=0.0)
+    return max((predict_step_s(fit, tokens, 0, sequences) for fit in step_times), default=0.0)
 
 
 def _busy_step_s(replay: QueueReplay, step_times: list[StepTime]) -> float:

@@ -140,7 +140,11 @@ class Probing(QueueReplay):
             busy = [engine for engine in self.engines if engine.has_work]
             if not busy or self.now_s >= until_s:
                 return
-            engine = min(busy, key=lambda each: each.next_event_s(self._rank)) if len(busy) > 1 else busy[0]
+            engine = (
+                min(busy, key=lambda candidate: candidate.next_event_s(self._rank))
+                if len(busy) > 1
+                else busy[0]
+            )
             events = engine.advance(self._rank)
             self.now_s = max(self.now_s, engine.now_s)
             for stream in events:
@@ -259,7 +263,7 @@ class Probing(QueueReplay):
             own, band = by_tenant.get(key, 0), bands.get(line.tier, 0)
             others = band - own
             if self.queue.order_name != "fcfs":
-                sharing = sum(each for (_, tier), each in weights.items() if tier == line.tier)
+                sharing = sum(weight for (_, tier), weight in weights.items() if tier == line.tier)
                 others = min(others, round(own * max(0.0, sharing / line.weight - 1.0)))
             self._see(entry_id, self.engines[max(0, point.engine)])
             point.wait_s = passed_s + (above + own + others) * s_per_cost
@@ -297,8 +301,8 @@ class Probing(QueueReplay):
             at_s=self.start_s,
             points=points,
             loads=[engine.load for engine in self.engines],
-            error=min(1.0, max((each.relative_error for each in step_times), default=1.0)),
-            samples=min((each.samples for each in step_times), default=0),
+            error=min(1.0, max((fit.relative_error for fit in step_times), default=1.0)),
+            samples=min((fit.samples for fit in step_times), default=0),
             is_extrapolated=self.is_extrapolated,
             dispatch_gap_s=self._dispatch_gap_s(),
             free_places=self.free,

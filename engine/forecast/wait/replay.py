@@ -102,7 +102,7 @@ class QueueReplay:
                 return
             engine = busy[0]
             if len(busy) > 1:
-                engine = min(busy, key=lambda each: each.next_event_s(self._rank))
+                engine = min(busy, key=lambda candidate: candidate.next_event_s(self._rank))
             events = engine.advance(self._rank)
             self.now_s = max(self.now_s, engine.now_s)
             for stream in events:
@@ -180,7 +180,11 @@ class QueueReplay:
         roomy = [engine for engine in self.engines if engine.has_room(entry.tier, sequences, kv_tokens)]
         if not roomy and self.queue.is_by_tenant and not self.lane_of(entry):
             waiting = self.waiting.get(entry.tier, {})
-            roomy = [each for each in self.engines if each.owes(entry, sequences, kv_tokens, waiting)]
+            roomy = [
+                candidate
+                for candidate in self.engines
+                if candidate.owes(entry, sequences, kv_tokens, waiting)
+            ]
         return min(
             roomy, key=lambda engine: engine.ahead(entry.tier)[0] / engine.load.max_sequences, default=None
         )

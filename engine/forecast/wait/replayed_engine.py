@@ -213,7 +213,7 @@ class ReplayedEngine:
         while self.queued:
             tier = min(self.queued)
             # A higher tier takes a lower one's place: only streams of its tier and above stand in its way.
-            if sum(count for each, count in self.running.items() if each <= tier) >= self.load.max_sequences:
+            if sum(count for rank, count in self.running.items() if rank <= tier) >= self.load.max_sequences:
                 return
             line = self.queued[tier]
             chosen = min(line, key=lambda item: (rank(item[1].entry), item[0])) if len(line) > 1 else line[0]

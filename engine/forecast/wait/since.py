@@ -93,7 +93,7 @@ class ComingSince:
         tenant's requests and this one.
         """
         band, line = self._by_tier.get(tier, _NONE), self._by_line.get((tenant_id, tier), _NONE)
-        above = [came for each, came in self._by_tier.items() if each < tier]
+        above = [came for rank, came in self._by_tier.items() if rank < tier]
         others = others_ahead = float(band.requests - line.requests)
         if own_waiting is not None and others:
             turns = max(line.requests, own_waiting) + 1

@@ -204,12 +204,16 @@ class CompiledForward:
         self._heads = attentions[0].q_proj.out_features // shapes[0].key_dim
         tied = model.lm_head.weight.data_ptr() == decoder.embed_tokens.weight.data_ptr()
         self._embedding = array_of(decoder.embed_tokens.weight.data)
-        self._qkv = Panels([[each.q_proj, each.k_proj, each.v_proj] for each in attentions])
-        self._output = Panels([[each.o_proj] for each in attentions])
-        self._gate_and_up = Panels([[each.gate_proj, each.up_proj] for each in mlps])
-        self._down = Panels([[each.down_proj] for each in mlps])
+        self._qkv = Panels(
+            [[attention.q_proj, attention.k_proj, attention.v_proj] for attention in attentions]
+        )
+        self._output = Panels([[attention.o_proj] for attention in attentions])
+        self._gate_and_up = Panels([[mlp.gate_proj, mlp.up_proj] for mlp in mlps])
+        self._down = Panels([[mlp.down_proj] for mlp in mlps])
         self._head = Panels([[model.lm_head]], is_shared=tied)
-        head_norms = [[getattr(each, name, None) for each in attentions] for name in ("q_norm", "k_norm")]
+        head_norms = [
+            [getattr(attention, name, None) for attention in attentions] for name in ("q_norm", "k_norm")
+        ]
         windows = [options[index].sliding_window for index in range(len(attentions))]
         self._weights = numba_decoder.DecoderWeights(
             qkv=self._qkv.array,

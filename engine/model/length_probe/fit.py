@@ -73,7 +73,7 @@ def fit_probe(
     mean = states[training].mean(0)
     deviation = states[training].std(0) + LEAST_DEVIATION
     standard = ((states - mean) / deviation).clamp(-FARTHEST, FARTHEST)
-    ranges = torch.tensor([range_of(each) for each in remaining])
+    ranges = torch.tensor([range_of(tokens) for tokens in remaining])
     network = _train(standard[training], _soft_targets(ranges[training]), generator)
     first, last = network[0], network[2]
     assert isinstance(first, torch.nn.Linear)

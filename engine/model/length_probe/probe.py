@@ -128,8 +128,8 @@ class ProbeWeights:
 def _metadata(content: bytes) -> dict[str, str]:
     """Of a safetensors file: a header of JSON behind its length."""
     length = int.from_bytes(content[:8], "little")
-    found: dict[str, str] = json.loads(content[8 : 8 + length]).get("__metadata__", {})
-    return found
+    metadata: dict[str, str] = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+    return metadata
 
 
 _TENSORS = ("mean", "deviation", "hidden", "hidden_bias", "output", "output_bias")

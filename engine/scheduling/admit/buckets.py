@@ -105,8 +105,8 @@ class LengthBuckets(QuietAdmit):
     def _longest(self, batch: Batch) -> int:
         longest = batch.memo.get(self.name)
         if longest is None:
-            found = (self.bucket(sequence) for sequence in batch.running if has_prompt_left(sequence))
-            longest = batch.memo[self.name] = max(found, default=NONE)
+            prompts = (self.bucket(sequence) for sequence in batch.running if has_prompt_left(sequence))
+            longest = batch.memo[self.name] = max(prompts, default=NONE)
         return int(longest)
 
     def _may_pause(self, sequence: Sequence, candidate: Sequence) -> bool:

@@ -183,9 +183,9 @@ class Buckets(NeverInterrupts):
             bucket = lower
 
     def _merge(self) -> None:
-        waiting = [each for bucket in self._buckets for each in bucket.line.values()]
+        waiting = [item for bucket in self._buckets for item in bucket.line.values()]
         merged = _Bucket(0, LONGEST_TOKENS)
-        for entry, number in sorted(waiting, key=lambda each: each[1]):
+        for entry, number in sorted(waiting, key=lambda item: item[1]):
             merged.put(entry, number)
             self._bucket_of[entry.entry_id] = merged
         self.operations += len(waiting)

@@ -123,7 +123,7 @@ class Hybrid(NeverInterrupts):
 
     def _lift(self, tenant_id: str) -> None:
         """As `Vtc` does, over both lanes."""
-        lowest = [each for each in (self._small.lowest(), self._large.lowest()) if each is not None]
+        lowest = [tenant for tenant in (self._small.lowest(), self._large.lowest()) if tenant is not None]
         left = self._counters.left_last
         standards = lowest or ([left] if left is not None else [])
         if standards:

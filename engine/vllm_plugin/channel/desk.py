@@ -246,7 +246,9 @@ class GatewayDesk:
 
     def _end_orphans(self, controls: Controls, now_s: float) -> None:
         """Ends sequences of silent gateways whose leases are used up: no one will raise them."""
-        silent = [each for each in self._gateways if each.live and self._gateways.is_silent(each, now_s)]
+        silent = [
+            gateway for gateway in self._gateways if gateway.live and self._gateways.is_silent(gateway, now_s)
+        ]
         if not silent:
             return
         self._refresh(controls)
