@@ -277,10 +277,8 @@ class DecodeShare(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SequenceOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Outcome of a sequence, kept by the engine until it is acknowledged.
-
-    Times are seconds since the engine received the sequence; None: not reached.
-    """
+    """Outcome of a sequence, kept by the engine until it is acknowledged. Times are seconds since the engine
+    received the sequence; None: not reached."""
 
     sequence_id: str
     request_id: str
@@ -415,10 +413,8 @@ class RunningSequence(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StepTime(msgspec.Struct, frozen=True):
-    """The fitted linear step-time model, seconds:
-
-    t = base + per_token * tokens + per_context_token * attended context + per_sequence * sequences
-    """
+    """The fitted linear step-time model, seconds: t = base + per_token * tokens + per_context_token *
+    attended context + per_sequence * sequences"""
 
     base_s: float
     per_token_s: float

@@ -64,11 +64,9 @@ class IllegalMove(Exception):
 
 
 def stable_seed(submit: Submit) -> int:
-    """The sampling seed of a sequence, 63 bits: the same wherever and in whatever batch it runs.
-
-    From the request's seed and the choice's index, or from the sequence id where no seed was given. The
-    sampler combines it with the index of each token.
-    """
+    """The sampling seed of a sequence, 63 bits: the same wherever and in whatever batch it runs. From the
+    request's seed and the choice's index, or from the sequence id where no seed was given. The sampler
+    combines it with the index of each token."""
     if submit.sampling.seed is None:
         source = f"sequence {submit.sequence_id}"
     else:

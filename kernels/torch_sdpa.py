@@ -170,10 +170,8 @@ def _attend_one(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """One query a sequence: `rows` `[sequences, heads, dim]` -> `[sequences, heads, value_dim]`.
-
-    The query heads that share a key/value head stand in as its queries, so that it is read once.
-    """
+    """One query a sequence: `rows` `[sequences, heads, dim]` -> `[sequences, heads, value_dim]`. The query
+    heads that share a key/value head stand in as its queries, so that it is read once."""
     sequences, heads, dim = rows.shape
     if softcap is None and sinks is None:
         grouped = rows.view(sequences, keys.shape[1], -1, dim)

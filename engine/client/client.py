@@ -139,11 +139,9 @@ class EngineClient:
         on_ready: Callable[[], None] | None = None,
         on_lost: Callable[[], None] | None = None,
     ) -> None:
-        """`gateway_id` (at most 128 characters) belongs to one live gateway process at a time.
-
-        `keys`: for an engine at a tcp address (`keys.gateway_keys`). An engine that is silent for `silence_s`
-        counts as dead: it sends several snapshots a second even when idle, but not during a step.
-        """
+        """`gateway_id` (at most 128 characters) belongs to one live gateway process at a time. `keys`: for an
+        engine at a tcp address (`keys.gateway_keys`). An engine that is silent for `silence_s` counts as
+        dead: it sends several snapshots a second even when idle, but not during a step."""
         self.address = address
         self.gateway_id = gateway_id
         self.on_service = on_service
@@ -197,10 +195,8 @@ class EngineClient:
         return asyncio.get_running_loop().time() - self._heard_s
 
     async def connect(self, timeout_s: float = 30.0) -> Ready:
-        """Waits until the engine serves. The client keeps trying after a timeout, until `close`.
-
-        Raises `EngineUnavailable` after `timeout_s`, `EngineRefused` when the engine refuses.
-        """
+        """Waits until the engine serves. The client keeps trying after a timeout, until `close`. Raises
+        `EngineUnavailable` after `timeout_s`, `EngineRefused` when the engine refuses."""
         if self._task is None:
             self._context = zmq.Context()
             self._open_link()
@@ -282,18 +278,14 @@ class EngineClient:
 
     async def collect(self, *, adopt: bool = False) -> Inventory:
         """Sequences and outcomes that this gateway must settle; with `adopt`, also those of lost gateways.
-
-        Raises `EngineUnavailable`.
-        """
+        Raises `EngineUnavailable`."""
         self._send(messages.Collect(adopt))
         return await self._answer(self._inventories)
 
     async def set_policy(self, name: str, options: Mapping[str, OptionValue] | None = None) -> None:
         """Changes the scheduling policy from the next step on, with these options and otherwise the defaults.
-
         Raises `ValueError` with the engine's words, and `EngineUnavailable`: the policy is then sent when the
-        engine is back.
-        """
+        engine is back."""
         earlier, wanted = self._wanted_policy, messages.SetPolicy(name, dict(options or {}))
         self._wanted_policy = wanted
         self._send(wanted)
@@ -324,9 +316,7 @@ class EngineClient:
 
     async def export(self, sequence_id: str) -> SequenceState | None:
         """Takes a sequence out of the engine (None: it does not hold it); its stream ends without an outcome.
-
-        Raises `EngineUnavailable`, and `ValueError` while another export of it runs.
-        """
+        Raises `EngineUnavailable`, and `ValueError` while another export of it runs."""
         if sequence_id in self._exports:
             raise ValueError(f"sequence {sequence_id} is being exported already")
         self._send(messages.Export(sequence_id))

@@ -24,11 +24,9 @@ KEYS_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROT
 
 
 class Link:
-    """One DEALER connection. Never reused: messages queued for a dead engine are dropped with it.
-
-    When the connection breaks, ZeroMQ drops what was queued in either direction; so the client counts
-    tokens, and an engine that ends waits for the acknowledgement of its last outcomes.
-    """
+    """One DEALER connection. Never reused: messages queued for a dead engine are dropped with it. When the
+    connection breaks, ZeroMQ drops what was queued in either direction; so the client counts tokens, and an
+    engine that ends waits for the acknowledgement of its last outcomes."""
 
     def __init__(
         self,

@@ -54,11 +54,9 @@ class DetokenizerFactory:
         self._anchor_text = tokenizer.decode(self._anchor_ids)
 
     def open(self, prompt_token_ids: list[int], sampling: SamplingParams) -> IncrementalText:
-        """Text of the tokens that follow `prompt_token_ids`.
-
-        The last prompt tokens count as neighbours of the first output token, so that a completion keeps
-        its leading space; after a special token (a chat template's turn marker) a text begins afresh.
-        """
+        """Text of the tokens that follow `prompt_token_ids`. The last prompt tokens count as neighbours of
+        the first output token, so that a completion keeps its leading space; after a special token (a chat
+        template's turn marker) a text begins afresh."""
         context: list[int] = []
         for token_id in reversed(prompt_token_ids[-CONTEXT_TOKENS:]):
             if self.is_skipped(token_id):
@@ -90,10 +88,8 @@ class DetokenizerFactory:
 
 
 class IncrementalText:
-    """The text of one sequence. Implements the engine core's text protocol.
-
-    `push` and `flush` return new text; all of it together is the answer.
-    """
+    """The text of one sequence. Implements the engine core's text protocol. `push` and `flush` return new
+    text; all of it together is the answer."""
 
     def __init__(self, factory: DetokenizerFactory, context: list[int], stop: Sequence[str]) -> None:
         self._factory = factory
@@ -192,11 +188,9 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Passes text on until a stop string is complete; drops it and all that follows.
-
-    The first one completed wins, and of several completed by the same character the longest: the answer
-    depends on its characters alone, not on their tokens.
-    """
+    """Passes text on until a stop string is complete; drops it and all that follows. The first one completed
+    wins, and of several completed by the same character the longest: the answer depends on its characters
+    alone, not on their tokens."""
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = [text for text in stop if text]

@@ -55,8 +55,7 @@ class SequenceTable:
         swap_base_s: float = 0.0,
     ) -> None:
         """`context_tokens`: the longest sequence that the model takes. `swap_block_s`: seconds to copy one
-        more block to host memory and back; `swap_base_s`: fixed time of any such copy.
-        """
+        more block to host memory and back; `swap_base_s`: fixed time of any such copy."""
         self.policy = policy
         self.pool = pool
         self.counters = counters

@@ -97,10 +97,8 @@ class BlockPool:
             self._references[block] += 1
 
     def free(self, block_table: list[int]) -> None:
-        """Drops one reference to each block, the deepest first, and empties the table.
-
-        Raises ValueError for a block that is free already; the table is then left as it was.
-        """
+        """Drops one reference to each block, the deepest first, and empties the table. Raises ValueError for
+        a block that is free already; the table is then left as it was."""
         references = self._references
         for block, count in Counter(block_table).items():
             if references[block] < count:
@@ -130,10 +128,8 @@ class BlockPool:
         self._published[block] = 1
 
     def evict(self) -> int:
-        """Frees the least recently released cached block and returns it.
-
-        Raises `OutOfBlocks` when none is cached.
-        """
+        """Frees the least recently released cached block and returns it. Raises `OutOfBlocks` when none is
+        cached."""
         if not self._cached:
             raise OutOfBlocks("no block is cached")
         block, _ = self._cached.popitem(last=False)
@@ -144,10 +140,8 @@ class BlockPool:
     # ------------------------------------------------------------ the fence
 
     def fence(self) -> None:
-        """Holds released blocks aside until `lift_fence`: a step that may write them is executing.
-
-        Raises ValueError when the fence is up already.
-        """
+        """Holds released blocks aside until `lift_fence`: a step that may write them is executing. Raises
+        ValueError when the fence is up already."""
         if self._is_fenced:
             raise ValueError("the fence is up already")
         self._is_fenced = True

@@ -24,11 +24,9 @@ from engine.kv.tables import BlockTables
 
 
 class PrefillSharing:
-    """Computes the common prefix of concurrent prompts once: one step's announcements, a block a leader.
-
-    The sequence that gets tokens first announces the block that it completes in this step; another that needs
-    that block next may wait one step and adopt it. An announcement holds for one step only.
-    """
+    """Computes the common prefix of concurrent prompts once: one step's announcements, a block a leader. The
+    sequence that gets tokens first announces the block that it completes in this step; another that needs
+    that block next may wait one step and adopt it. An announcement holds for one step only."""
 
     def __init__(self) -> None:
         self._leaders: dict[tuple[Node | None, bytes], PrefixCursor] = {}
@@ -73,10 +71,8 @@ def check_consistency(
     swapped: Iterable[SwapOut],
     block_tokens: int,
 ) -> None:
-    """Raises AssertionError for a block that leaked, has two owners, or is not where it should be.
-
-    `holders`: all tables with their cursors; `swapped`: all KV in host memory. O(cache size).
-    """
+    """Raises AssertionError for a block that leaked, has two owners, or is not where it should be. `holders`:
+    all tables with their cursors; `swapped`: all KV in host memory. O(cache size)."""
     held = list(holders)
     pool.check(table for table, _ in held)
     tree.check()
@@ -189,11 +185,9 @@ class KvCache(BlockTables):
     # ------------------------------------------------------------ host memory
 
     def swap_out(self, table: list[int], cursor: PrefixCursor, computed_tokens: int) -> SwapOut | None:
-        """Moves a table's KV to host memory: plans the copies, frees the table.
-
-        None, with nothing changed, when there is nothing to keep, when host memory has no room, or when the
-        table was swapped in in the same step. Published blocks are copied too: the cache may evict them.
-        """
+        """Moves a table's KV to host memory: plans the copies, frees the table. None, with nothing changed,
+        when there is nothing to keep, when host memory has no room, or when the table was swapped in in the
+        same step. Published blocks are copied too: the cache may evict them."""
         count = blocks_for(computed_tokens, self.block_tokens)
         if not 0 <= count <= len(table):
             raise ValueError(f"{computed_tokens} computed tokens do not lie in {len(table)} blocks")

@@ -82,10 +82,8 @@ class PrefixTree:
         return len(self._nodes)
 
     def key(self, parent: Node | None, token_ids: Sequence[int], salt: str) -> bytes:
-        """Key of the block of `token_ids` that follows `parent`. There must be enough tokens.
-
-        Raises ValueError for a token id outside of 32 bits.
-        """
+        """Key of the block of `token_ids` that follows `parent`. There must be enough tokens. Raises
+        ValueError for a token id outside of 32 bits."""
         depth = 0 if parent is None else parent.depth
         first = depth * self._block_tokens
         try:

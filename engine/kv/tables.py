@@ -37,10 +37,8 @@ class KvCounts:
 
 
 class BlockTables:
-    """The blocks on the device, the prefix tree over them, and the tables that name them.
-
-    The base of `engine.kv.cache.KvCache`, which is the one to use.
-    """
+    """The blocks on the device, the prefix tree over them, and the tables that name them. The base of
+    `engine.kv.cache.KvCache`, which is the one to use."""
 
     def __init__(
         self, num_blocks: int, block_tokens: int, num_host_blocks: int, prefix_caching: bool
@@ -153,10 +151,8 @@ class BlockTables:
     # ------------------------------------------------------------ a table's life
 
     def attach(self, table: list[int], cursor: PrefixCursor, match: Match) -> None:
-        """Starts an empty table with a match.
-
-        Raises ValueError if the table is not empty, the salt is another's, or the match is out of date.
-        """
+        """Starts an empty table with a match. Raises ValueError if the table is not empty, the salt is
+        another's, or the match is out of date."""
         if table or cursor.blocks:
             raise ValueError("only an empty block table can begin with a match")
         if match.salt != cursor.salt:
@@ -168,10 +164,8 @@ class BlockTables:
         self.counts.hit_tokens += match.tokens
 
     def extend(self, table: list[int], count: int) -> None:
-        """Adds `count` blocks: blank ones first, then cached ones, least recently released first.
-
-        Raises `OutOfBlocks` and changes nothing when there are not enough.
-        """
+        """Adds `count` blocks: blank ones first, then cached ones, least recently released first. Raises
+        `OutOfBlocks` and changes nothing when there are not enough."""
         if count > self.num_free:
             raise OutOfBlocks(f"{count} blocks wanted, {self.num_free} free")
         lacking = count - self._pool.num_free
@@ -180,10 +174,8 @@ class BlockTables:
         table += self._pool.allocate(count)
 
     def extend_each(self, tables: Sequence[list[int]]) -> None:
-        """Adds one block to each of `tables`, as successive calls of `extend` would.
-
-        Raises `OutOfBlocks` and changes nothing when there are not enough.
-        """
+        """Adds one block to each of `tables`, as successive calls of `extend` would. Raises `OutOfBlocks` and
+        changes nothing when there are not enough."""
         if len(tables) > self.num_free:
             raise OutOfBlocks(f"{len(tables)} blocks wanted, {self.num_free} free")
         blank: list[int] = []
@@ -235,11 +227,8 @@ class BlockTables:
             self._advance(cursor, node)
 
     def free(self, table: list[int], cursor: PrefixCursor) -> None:
-        """Releases a table's blocks, the deepest first, and empties it. Idempotent.
-
-        Published blocks that no other table names become cached, the others free; behind a fence, when it
-        is lifted.
-        """
+        """Releases a table's blocks, the deepest first, and empties it. Idempotent. Published blocks that no
+        other table names become cached, the others free; behind a fence, when it is lifted."""
         self._check_cursor(table, cursor)
         self._release(table)
         cursor.reset()

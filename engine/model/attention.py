@@ -162,11 +162,9 @@ def paged_attention_forward(
     is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention function: `query` `[1, heads, tokens, dim]` -> `[1, tokens, heads, dim]`.
-
-    The parameters' names are transformers' (some models pass them by name). A `sliding_window` of None
-    means full attention; only where a model does not pass it at all its module's own is taken.
-    """
+    """transformers' attention function: `query` `[1, heads, tokens, dim]` -> `[1, tokens, heads, dim]`. The
+    parameters' names are transformers' (some models pass them by name). A `sliding_window` of None means full
+    attention; only where a model does not pass it at all its module's own is taken."""
     context = _current.get()
     if context is None:
         raise RuntimeError(f"{ATTENTION_NAME} attention was called outside of a step")

@@ -84,9 +84,7 @@ class LoadedModel:
         context_tokens: int | None = None,
     ) -> TorchRunner:
         """A runner with a KV cache of these sizes. `context_tokens`: a shorter context than the model's.
-
-        Raises `ModelRefused` where the memory cannot be had.
-        """
+        Raises `ModelRefused` where the memory cannot be had."""
         info = self.info
         if context_tokens is not None:
             info = msgspec.structs.replace(info, context_tokens=context_tokens)
@@ -174,10 +172,7 @@ def load_runner(
     **options: Any,
 ) -> TorchRunner:
     """As `load_model` with its `options`, with a paged cache of `num_blocks` blocks, and `num_host_blocks`
-    blocks of host memory for swapped KV.
-
-    Raises `ModelRefused`.
-    """
+    blocks of host memory for swapped KV. Raises `ModelRefused`."""
     if block_tokens < 1 or num_blocks < 1:
         raise ModelRefused(f"block_tokens ({block_tokens}) and num_blocks ({num_blocks}) must be at least 1")
     if num_host_blocks < 0:
@@ -384,11 +379,8 @@ def _architecture(model: Any) -> str:
 
 
 def _context_tokens(config: Any) -> int:
-    """The longest context for which the model is exact.
-
-    Chunked attention and position scalings that depend on the longest sequence of a batch are exact only
-    up to the length at which they set in.
-    """
+    """The longest context for which the model is exact. Chunked attention and position scalings that depend
+    on the longest sequence of a batch are exact only up to the length at which they set in."""
     limits = [getattr(config, "max_position_embeddings", None), getattr(config, "attention_chunk_size", None)]
     scalings = getattr(config, "rope_parameters", None) or {}
     for scaling in (scalings, *(value for value in scalings.values() if isinstance(value, dict))):

@@ -24,10 +24,8 @@ from kernels.batch import pack
 
 
 class TorchRunner:
-    """Holds a model's forward pass and its paged cache.
-
-    Implements `engine.core.model_runner.ModelRunner`. Made by `engine.model.loader.load_runner`.
-    """
+    """Holds a model's forward pass and its paged cache. Implements `engine.core.model_runner.ModelRunner`.
+    Made by `engine.model.loader.load_runner`."""
 
     def __init__(
         self,
@@ -63,11 +61,9 @@ class TorchRunner:
         self.swap_base_s, self.swap_block_s = trip.base_s, trip.block_s
 
     def execute(self, slices: Sequence[SequenceSlice]) -> list[Sampled | None]:
-        """Computes one step; see `engine.core.model_runner.ModelRunner`.
-
-        Raises `RuntimeError` when the device fails, `ValueError` for a slice that cannot be computed
-        (a table too short, a block or a token id that does not exist, nothing to compute).
-        """
+        """Computes one step; see `engine.core.model_runner.ModelRunner`. Raises `RuntimeError` when the
+        device fails, `ValueError` for a slice that cannot be computed (a table too short, a block or a token
+        id that does not exist, nothing to compute)."""
         if not slices:
             return []
         ends = accumulate(piece.num_tokens for piece in slices)

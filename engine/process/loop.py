@@ -103,10 +103,8 @@ class EngineLoop:
         self._settle_until_s: float | None = None
 
     def run(self) -> str:
-        """Serves until `stop` or until no gateway was heard for `orphan_s`; returns why it ended.
-
-        Raises what the core raises where it is broken; all live sequences have then ended as `failed`.
-        """
+        """Serves until `stop` or until no gateway was heard for `orphan_s`; returns why it ended. Raises what
+        the core raises where it is broken; all live sequences have then ended as `failed`."""
         try:
             return self._serve()
         except Exception:
@@ -134,10 +132,8 @@ class EngineLoop:
                 self._wait()
 
     def stop(self, drain_s: float) -> None:
-        """Takes no more sequences and ends once the live ones did, at the latest after `drain_s`.
-
-        Safe in a signal handler.
-        """
+        """Takes no more sequences and ends once the live ones did, at the latest after `drain_s`. Safe in a
+        signal handler."""
         until_s = self._clock() + drain_s
         self._drain_until_s = until_s if self._drain_until_s is None else min(until_s, self._drain_until_s)
 

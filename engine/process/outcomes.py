@@ -84,11 +84,8 @@ class OutcomeStore:
     def collect(
         self, gateway_id: str, *, adopt_from_all_but: Container[str] | None = None
     ) -> list[SequenceOutcome]:
-        """The outcomes that `gateway_id` must settle, oldest first.
-
-        With `adopt_from_all_but` (ids of live gateways), outcomes of all other gateways are reassigned
-        to `gateway_id`.
-        """
+        """The outcomes that `gateway_id` must settle, oldest first. With `adopt_from_all_but` (ids of live
+        gateways), outcomes of all other gateways are reassigned to `gateway_id`."""
         if adopt_from_all_but is not None:
             for sequence_id, held in self._held.items():
                 if held.gateway_id not in adopt_from_all_but:

@@ -30,10 +30,8 @@ class BadOption(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
-    """Everything that can be set; a policy uses what its choices know.
-
-    Raises ValueError naming the field, its bounds and the value.
-    """
+    """Everything that can be set; a policy uses what its choices know. Raises ValueError naming the field,
+    its bounds and the value."""
 
     order: Annotated[str, "Who is next: another order than the policy's own."] = ""
     admit: Annotated[

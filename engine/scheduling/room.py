@@ -181,9 +181,7 @@ YIELDS_PERMILLE = 400
 
 def yields_cost(total_tokens: int, cache_tokens: int) -> int:
     """How many cost tokens the tenant of a request may fall behind those of small ones; 0: it is small.
-
-    `total_tokens`: its prompt and predicted output; `cache_tokens`: what the KV cache holds.
-    """
+    `total_tokens`: its prompt and predicted output; `cache_tokens`: what the KV cache holds."""
     if total_tokens * 1000 <= cache_tokens * SMALL_PERMILLE:
         return 0
     return OUTPUT_TOKEN_COST * cache_tokens * YIELDS_PERMILLE // 1000

@@ -67,10 +67,8 @@ TEMPLATES: dict[str, Callable[[int], TemplateSettings]] = {
 
 
 def template(name: str, context_tokens: int) -> TemplateSettings:
-    """The settings of template `name` for a model that takes `context_tokens`.
-
-    Raises `UnknownTemplate`, and ValueError for a length below 1.
-    """
+    """The settings of template `name` for a model that takes `context_tokens`. Raises `UnknownTemplate`, and
+    ValueError for a length below 1."""
     if name not in TEMPLATES:
         raise UnknownTemplate(f"no template {name!r}; there are {', '.join(sorted(TEMPLATES))}")
     if context_tokens < 1:

@@ -204,10 +204,8 @@ class TieredQueue:
         return sorted({number // MAX_LANES for number, band in self._bands.items() if len(band)})
 
     def set_order(self, order_name: str) -> None:
-        """Changes the order of every band; entries keep their arrival order. Raises `UnknownPolicy`.
-
-        An order that counts how long entries have waited counts from here, for all alike.
-        """
+        """Changes the order of every band; entries keep their arrival order. Raises `UnknownPolicy`. An order
+        that counts how long entries have waited counts from here, for all alike."""
         if order_name == self.order_name:
             return
         self._describe(make_order(order_name, self._counters))

@@ -33,10 +33,8 @@ else:
 
 
 def compiled(*, parallel: bool = False, inline: bool = False) -> Callable[[Function], Function]:
-    """Decorates a kernel: compiled at its first call, without the interpreter lock, kept on disk.
-
-    Where no folder can be written it is compiled at every start.
-    """
+    """Decorates a kernel: compiled at its first call, without the interpreter lock, kept on disk. Where no
+    folder can be written it is compiled at every start."""
 
     def decorate(function: Function) -> Function:
         options: dict[str, Any] = {"nogil": True, "fastmath": set(FAST_MATH), "parallel": parallel}

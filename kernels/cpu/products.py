@@ -212,10 +212,8 @@ def multiply_part(
 @compiled(parallel=True)
 def multiply(inputs: Any, panels: Any, bias: Any, product: Any, workers: int) -> None:
     """`product = inputs @ weight.T + bias`, the weight as `lay_out` gave it (float32, or bfloat16 bits).
-
-    `inputs` `[rows, at least the panels' inputs]`, `bias` `[panels * PANEL]` and `product`
-    `[rows, at least panels * PANEL]` are float32.
-    """
+    `inputs` `[rows, at least the panels' inputs]`, `bias` `[panels * PANEL]` and `product` `[rows, at least
+    panels * PANEL]` are float32."""
     rows, count = inputs.shape[0], panels.shape[0]
     tiles = -(-rows // TILE_ROWS)
     parts = min(tiles, max(1, -(-PARTS_PER_WORKER * workers // count)))

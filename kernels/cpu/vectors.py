@@ -69,11 +69,8 @@ def _sums_of_four(builder: Any, vectors: list[Any]) -> Any:
 def scores_of_four(
     _context: Any, query: Any, keys: Any, stride: Any, vectors: Any, scores: Any, like: Any
 ) -> Any:
-    """`scores[i] = query . keys[i]` for four keys that lie `stride` elements apart.
-
-    `query` and `scores` are addresses of float32, `vectors` the head's width in vectors, `like` one
-    element of the keys.
-    """
+    """`scores[i] = query . keys[i]` for four keys that lie `stride` elements apart. `query` and `scores` are
+    addresses of float32, `vectors` the head's width in vectors, `like` one element of the keys."""
     half = not isinstance(like, types.Float)
 
     def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -101,10 +98,8 @@ def scores_of_four(
 def add_weighted(
     _context: Any, sums: Any, weights: Any, values: Any, stride: Any, count: Any, vectors: Any, like: Any
 ) -> Any:
-    """`sums += weights[i] * values[i]` for `count` values that lie `stride` elements apart.
-
-    `sums` and `weights` are addresses of float32; the rest as in `scores_of_four`.
-    """
+    """`sums += weights[i] * values[i]` for `count` values that lie `stride` elements apart. `sums` and
+    `weights` are addresses of float32; the rest as in `scores_of_four`."""
     half = not isinstance(like, types.Float)
 
     def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:

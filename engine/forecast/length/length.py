@@ -82,10 +82,8 @@ class LengthForecast:
         features: Features | None = None,
     ) -> list[int]:
         """For each of `qs`, the length that such a share of answers does not exceed, given that `generated`
-        tokens are out and more will come: at least `generated + 1`, at most `max_tokens`.
-
-        Raises ValueError unless 0 <= q <= 1 for each of them.
-        """
+        tokens are out and more will come: at least `generated + 1`, at most `max_tokens`. Raises ValueError
+        unless 0 <= q <= 1 for each of them."""
         for q in qs:
             if not 0 <= q <= 1:
                 raise ValueError(f"q must be between 0 and 1, not {q}")

@@ -94,11 +94,9 @@ class ArrivalRates:
         self._seen[key] = seen
 
     def streams(self, now_s: float) -> list[ArrivalStream]:
-        """The streams that are alive, each with its mean rate lately.
-
-        What has gone on for a minute will likely go on for another, what began a second ago may have been a
-        burst: a stream is taken to last as long again as it has lasted.
-        """
+        """The streams that are alive, each with its mean rate lately. What has gone on for a minute will
+        likely go on for another, what began a second ago may have been a burst: a stream is taken to last as
+        long again as it has lasted."""
         alive = []
         for (tenant_id, tier), seen in self._seen.items():
             kept = exp(-max(0.0, now_s - seen.last_s) / self._memory_s)

@@ -108,10 +108,8 @@ def forecast(
 
 
 def lognormal_lengths(spread: float = 0.7) -> DrawLength:
-    """Lengths around each entry's own prediction (its median), for lack of anything better.
-
-    `spread` is the standard deviation of the logarithm.
-    """
+    """Lengths around each entry's own prediction (its median), for lack of anything better. `spread` is the
+    standard deviation of the logarithm."""
 
     def draw(entry: QueueEntry, generated: int, u: float) -> int:
         median = max(1.0, float(entry.predicted_output_tokens))

@@ -171,11 +171,8 @@ class ReplayedEngine:
         return self.now_s + self._duration_s(steps, prefilled)
 
     def advance(self, rank: Rank) -> list[Stream]:
-        """Runs to the next event.
-
-        Returns the streams that got their first token of this replay, or (then `output_left` is 0) their
-        last.
-        """
+        """Runs to the next event. Returns the streams that got their first token of this replay, or (then
+        `output_left` is 0) their last."""
         steps, prefilled = self._next_steps(rank)
         self._pass_time(steps, prefilled)
         return self._arrivals(prefilled)

@@ -126,11 +126,8 @@ class Surface:
         way_s: float = 0.0,
     ) -> Forecast:
         """The forecast of a request. `output_tokens` (p50, p90) are of its longest sequence; `since`: what
-        came and left after the replay; `way_s`: until it is queued.
-
-        A line without probes is answered as a newcomer's. Raises KeyError for a tier of which nothing is
-        known.
-        """
+        came and left after the replay; `way_s`: until it is queued. A line without probes is answered as a
+        newcomer's. Raises KeyError for a tier of which nothing is known."""
         p50, p90 = output_tokens
         line = (tenant_id, tier)
         seen = self._point_of_all(tenant_id, tier)

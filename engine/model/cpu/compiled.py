@@ -89,10 +89,8 @@ _times: dict[tuple[int, int, torch.dtype, int], tuple[float, float]] = {}
 
 def probe_panels(outputs: int, inputs: int, dtype: torch.dtype) -> float:
     """Tries a product by panels with random numbers. Returns its speedup over torch's best, for a few numbers
-    of rows together. Results are cached.
-
-    Raises `Unsupported` when it differs from the plain product, depends on the number of rows, or is slower.
-    """
+    of rows together. Results are cached. Raises `Unsupported` when it differs from the plain product, depends
+    on the number of rows, or is slower."""
     key = (outputs, inputs, dtype, torch.get_num_threads())
     if key not in _times:
         _times[key] = _probe(outputs, inputs, dtype)
@@ -184,10 +182,8 @@ class CompiledForward:
     def __init__(
         self, model: Any, shapes: dict[int, LayerShape], options: dict[int, AttentionOptions]
     ) -> None:
-        """Takes the weights over: until `restore`, the model's own modules need not run.
-
-        Raises `Unsupported`, and leaves the model as it is, when it cannot be run this way.
-        """
+        """Takes the weights over: until `restore`, the model's own modules need not run. Raises
+        `Unsupported`, and leaves the model as it is, when it cannot be run this way."""
         from kernels.cpu import decoder as numba_decoder  # Numba may be missing: see `kernels.dispatch`
         from kernels.cpu.attention import NO_WINDOW
 

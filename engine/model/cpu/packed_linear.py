@@ -88,10 +88,8 @@ _verdicts: dict[tuple[int, int, torch.dtype, int], PackedVerdict] = {}
 
 
 def probe_packed(weight: torch.Tensor) -> PackedVerdict:
-    """Tries packed products with random weights of this one's shape and dtype. Results are cached.
-
-    Raises `Unsupported` when they do not exist here, differ from the plain product, or are slower.
-    """
+    """Tries packed products with random weights of this one's shape and dtype. Results are cached. Raises
+    `Unsupported` when they do not exist here, differ from the plain product, or are slower."""
     outputs, inputs = weight.shape
     key = (outputs, inputs, weight.dtype, torch.get_num_threads())
     if key not in _verdicts:
@@ -163,10 +161,8 @@ class PackedModules:
 
     @staticmethod
     def of(model: torch.nn.Module) -> PackedModules:
-        """Replaces every `Linear` (and GPT-2's `Conv1D`) that the probe accepts.
-
-        A weight shared with the embedding is kept; any other is dropped once it is packed.
-        """
+        """Replaces every `Linear` (and GPT-2's `Conv1D`) that the probe accepts. A weight shared with the
+        embedding is kept; any other is dropped once it is packed."""
         done = PackedModules()
         embeddings = {
             id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)

@@ -52,8 +52,7 @@ class Defer:
 
 class Admit(Protocol):
     """Contract: with nothing running, and after at most the longest wait it declares, a candidate joins; what
-    it wants of an empty pool is never more than the candidate can ever need.
-    """
+    it wants of an empty pool is never more than the candidate can ever need."""
 
     @property
     def name(self) -> str: ...

@@ -90,11 +90,9 @@ class PeakAdmit(QuietAdmit):
         self._raised = max(0, self._raised - self.jump_permille)
 
     def needs(self, sequences: Iterable[Sequence], block_tokens: int) -> list[tuple[int, int]]:
-        """(Tokens still to come, tokens used) of each, by the quantile in force.
-
-        No more is to come than ever can. Used is what whole blocks may take at worst; one that is immune to
-        preemption holds all blocks that it can need from the start.
-        """
+        """(Tokens still to come, tokens used) of each, by the quantile in force. No more is to come than ever
+        can. Used is what whole blocks may take at worst; one that is immune to preemption holds all blocks
+        that it can need from the start."""
         level = self.level_permille
         above_median = max(0, min(level, HIGH_PERMILLE) - MEDIAN_PERMILLE)
         above_high = max(0, level - HIGH_PERMILLE)
@@ -133,11 +131,9 @@ class PeakAdmit(QuietAdmit):
 
 
 class Peaks:
-    """The worst moment of a changing set of (remaining, used), without sorting it anew.
-
-    Kept sorted by remaining, the longest first, with running sums and maxima: one more is asked for in
-    O(log n), and added in one pass.
-    """
+    """The worst moment of a changing set of (remaining, used), without sorting it anew. Kept sorted by
+    remaining, the longest first, with running sums and maxima: one more is asked for in O(log n), and added
+    in one pass."""
 
     def __init__(self, needs: Iterable[tuple[int, int]]) -> None:
         ordered = sorted([(-remaining, used) for remaining, used in needs])

@@ -35,10 +35,8 @@ class PredictedReserve(QuietAdmit):
 
     def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
         """Its known tokens and its reserve, and what the running ones are still promised; see `room.py`.
-
-        Where there is memory for all that the running ones can ever take, that is the answer, without
-        looking at each.
-        """
+        Where there is memory for all that the running ones can ever take, that is the answer, without looking
+        at each."""
         own = self._still_wanted([candidate], batch.block_tokens)
         lane = batch.num_blocks * self.small_permille // 1000
         if batch.most_promised_blocks is not None:

@@ -16,11 +16,9 @@ from engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class DecodeFirst:
-    """One token for each decoding sequence; then prompts, by tier and by admission.
-
-    Claims work conservation: a step is never empty while something runs, and it leaves tokens over only where
-    a limit of `limits` says so.
-    """
+    """One token for each decoding sequence; then prompts, by tier and by admission. Claims work conservation:
+    a step is never empty while something runs, and it leaves tokens over only where a limit of `limits` says
+    so."""
 
     limits: PromptLimits = field(default_factory=PromptLimits)
     name: str = "decode-first"

@@ -13,8 +13,7 @@ from engine.sequence import Sequence
 @dataclass(frozen=True, slots=True)
 class FairVictim:
     """The lowest tier; in it the tenant that has had most service; of its sequences the one that emitted
-    least (least to recompute); of equals the one admitted last.
-    """
+    least (least to recompute); of equals the one admitted last."""
 
     name: str = "fair-victim"
     claims: frozenset[str] = ALL

@@ -61,10 +61,8 @@ class Order(Protocol):
         ...
 
     def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
-        """Whether `waiting` may take the place of `running`, of the same tier, in mid-flight.
-
-        An order that never interrupts says no. Never true both ways round at one time.
-        """
+        """Whether `waiting` may take the place of `running`, of the same tier, in mid-flight. An order that
+        never interrupts says no. Never true both ways round at one time."""
         ...
 
     def clone(self, counters: ServiceCountersLike) -> Order:
@@ -105,8 +103,6 @@ class ServiceCountersLike(Protocol):
         ...
 
     def lowered_reader(self) -> Callable[[], Collection[str] | None]:
-        """Returns a reader: tenants whose counter fell since its last call; None: look at all.
-
-        With it a heap of tenants can be lazy: counters rise with every token and fall hardly ever.
-        """
+        """Returns a reader: tenants whose counter fell since its last call; None: look at all. With it a heap
+        of tenants can be lazy: counters rise with every token and fall hardly ever."""
         ...

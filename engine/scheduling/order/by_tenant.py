@@ -95,10 +95,8 @@ class ByTenant(NeverInterrupts):
     # ------------------------------------------------------------ what a subclass says
 
     def _standing(self, tenant_id: str) -> Key:
-        """Where a waiting tenant stands, the smaller the earlier, its line's number last.
-
-        It may rise at any time; it may fall only with the tenant's counter or with a change of its line.
-        """
+        """Where a waiting tenant stands, the smaller the earlier, its line's number last. It may rise at any
+        time; it may fall only with the tenant's counter or with a change of its line."""
         raise NotImplementedError
 
     def _new_line(self) -> Order:

@@ -79,11 +79,9 @@ class UntoldService:
 
 
 class ServiceLog:
-    """Service of a gateway's sequences that it was not yet told, or did not say that it has heard.
-
-    Each token is in exactly one of two sums: what the last report told, and what came after it. A report that
-    was lost is told again with the next one.
-    """
+    """Service of a gateway's sequences that it was not yet told, or did not say that it has heard. Each token
+    is in exactly one of two sums: what the last report told, and what came after it. A report that was lost
+    is told again with the next one."""
 
     def __init__(self) -> None:
         self._told: dict[str, UntoldService] = {}
@@ -189,10 +187,8 @@ class KnownGateways:
         ]
 
     def hear(self, gateway_id: str, session: str, mono_s: float) -> tuple[ChannelGateway, bool]:
-        """Returns the gateway, and whether this is its first word in this life. Raises `GatewayRefused`.
-
-        Of a new life the sequences and outcomes are still those of the life before it.
-        """
+        """Returns the gateway, and whether this is its first word in this life. Raises `GatewayRefused`. Of a
+        new life the sequences and outcomes are still those of the life before it."""
         gateway = self._gateways.get(gateway_id)
         if gateway is not None and gateway.session == session:
             gateway.heard_s = mono_s
