@@ -21,8 +21,6 @@ WriteKv = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class AttentionKernel:
-    """The chosen kernel."""
-
     name: str
     reason: str
     attend: Attend

@@ -453,7 +453,6 @@ class EngineCore:
         self._steps_with_mixed_batch += 0 < decodes < len(plan.shares)
 
     def _emit(self, sequence: Sequence, choice: Sampled, result: StepResult, now_s: float) -> None:
-        """Emits a sampled token, and decides whether the sequence ends, pauses or goes on."""
         stream = self._streams[sequence.sequence_id]
         if sequence.first_token_s is None:
             sequence.first_token_s = now_s
@@ -475,7 +474,6 @@ class EngineCore:
             result.deltas.setdefault(sequence.gateway_id, []).append(_take_delta(sequence, stream))
 
     def _update_prediction(self, sequence: Sequence, choice: Sampled) -> None:
-        """Updates the predicted length from the model's state, if it was read."""
         submit = sequence.submit
         if submit.sampling.ignore_eos:
             return

@@ -34,8 +34,6 @@ class _Displacement:
 
 
 class DecisionLog:
-    """The last decisions of one engine."""
-
     def __init__(self, kept: int = KEPT) -> None:
         self._last: deque[Decision] = deque(maxlen=kept)
         self.step = 0

@@ -98,7 +98,6 @@ class IncrementalText:
 
     @property
     def stopped(self) -> bool:
-        """A stop string has ended the answer; nothing more will come."""
         return self._stops.found
 
     def push(self, token_id: int) -> str:
@@ -131,7 +130,6 @@ class Detokenizer:
         self._shown = factory.decode(self._window)
 
     def push(self, token_id: int) -> str:
-        """New text after one more token."""
         if self._factory.is_skipped(token_id):
             return ""
         self._window.append(token_id)

@@ -446,7 +446,6 @@ class SequenceTable:
         self._most_blocks -= self._blocks_at_most(sequence)
 
     def _blocks_at_most(self, sequence: Sequence) -> int:
-        """Blocks for the prompt and `max_tokens`."""
         return blocks_for(sequence.prompt_tokens + sequence.submit.max_tokens, self.block_tokens)
 
     def _enqueue(self, sequence: Sequence, *, front: bool = False) -> None:

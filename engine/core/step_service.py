@@ -34,8 +34,6 @@ class ServiceShare:
 
 
 class ServiceTotals:
-    """Total service of the tenants that were served last."""
-
     def __init__(self) -> None:
         self.totals: dict[str, TenantService] = {}
 

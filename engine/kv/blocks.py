@@ -47,7 +47,6 @@ class BlockPool:
 
     @property
     def num_referenced(self) -> int:
-        """Blocks that at least one table names."""
         return self._num_referenced
 
     @property
@@ -56,7 +55,6 @@ class BlockPool:
         return len(self._fenced)
 
     def references(self, block: int) -> int:
-        """How many tables name the block."""
         return self._references[block]
 
     def is_cached(self, block: int) -> bool:
@@ -68,7 +66,6 @@ class BlockPool:
         return bool(self._published[block])
 
     def cached_blocks(self) -> list[int]:
-        """The cached blocks in order of eviction."""
         return list(self._cached)
 
     # ------------------------------------------------------------ allocating and freeing

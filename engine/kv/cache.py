@@ -32,12 +32,10 @@ class PrefillSharing:
         self._leaders: dict[tuple[Node | None, bytes], PrefixCursor] = {}
 
     def announce(self, cursor: PrefixCursor, key: bytes) -> None:
-        """Announces a block; the first sequence to do so leads."""
         cursor.announced = (cursor.node, key)
         self._leaders.setdefault(cursor.announced, cursor)
 
     def retract(self, cursor: PrefixCursor) -> None:
-        """Withdraws an announcement: the sequence gets no tokens in this step."""
         announced = cursor.announced
         cursor.announced = None
         if announced is not None and self._leaders.get(announced) is cursor:
@@ -105,7 +103,6 @@ class KvCache(BlockTables):
     def __init__(
         self, num_blocks: int, block_tokens: int, *, num_host_blocks: int = 0, prefix_caching: bool = True
     ) -> None:
-        """Raises ValueError for a size that makes no sense. Without `prefix_caching` nothing is published."""
         super().__init__(num_blocks, block_tokens, num_host_blocks, prefix_caching)
         self._sharing = PrefillSharing()
 
@@ -213,7 +210,6 @@ class KvCache(BlockTables):
         self.counts.swapped_in_blocks += lacking
 
     def drop(self, swapped: SwapOut) -> None:
-        """Releases a sequence's host blocks without reading them. Idempotent."""
         self._host.drop(swapped)
 
     def close_step(self) -> Copies:

@@ -94,7 +94,6 @@ class PrefixTree:
         return key + salt.encode() if depth == 0 else key
 
     def child(self, parent: Node | None, key: bytes) -> Node | None:
-        """The published block with that key, if there is one."""
         return (self._root if parent is None else parent).children.get(key)
 
     def descend(
@@ -136,7 +135,6 @@ class PrefixTree:
         return [child.block for child in self._nodes[block].children.values()]
 
     def path(self, node: Node) -> list[int]:
-        """The blocks from the root to a node, its own included."""
         blocks = []
         at: Node | None = node
         while at is not None and at is not self._root:

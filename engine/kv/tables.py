@@ -67,7 +67,6 @@ class BlockTables:
 
     @property
     def num_blank(self) -> int:
-        """Blocks without content worth keeping."""
         return self._pool.num_free
 
     @property
@@ -234,11 +233,9 @@ class BlockTables:
         cursor.reset()
 
     def fence(self) -> None:
-        """Marks the start of a step's execution: blocks released from now on may still be read or written."""
         self._pool.fence()
 
     def lift_fence(self) -> None:
-        """Marks the end of a step: the blocks released meanwhile become cached or free."""
         self._pool.lift_fence()
 
     def evict_cached(self) -> int:

@@ -68,11 +68,9 @@ class LoadedModel:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token's keys and values, all layers."""
         return token_bytes_of(self.shapes, self.dtype)
 
     def free_bytes(self) -> int | None:
-        """Free memory of a CUDA device; None on a CPU."""
         return int(torch.cuda.mem_get_info(self.device)[0]) if self.device.type == "cuda" else None
 
     def runner(
@@ -212,12 +210,10 @@ def outline(model_dir: Path, *, dtype: str | None = None, device: str | None = N
 
 
 def free_cuda_bytes(device: str | None) -> int:
-    """Free memory of the CUDA device that `device` names."""
     return int(torch.cuda.mem_get_info(place(device, None)[0])[0])
 
 
 def token_bytes_of(shapes: dict[int, LayerShape], dtype: torch.dtype) -> int:
-    """Bytes of one token's keys and values in layers of these shapes."""
     elements = sum(shape.elements_per_token for shape in shapes.values())
     return elements * int(dtype.itemsize)
 

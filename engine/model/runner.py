@@ -182,6 +182,5 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 def _token_bytes(tensor: torch.Tensor) -> int:
-    """Bytes one token takes in a layer's keys (or values)."""
     size: int = tensor.shape[2] * tensor.shape[3] * tensor.element_size()
     return size

@@ -51,7 +51,6 @@ class OutcomeStore:
 
     @property
     def num_restored(self) -> int:
-        """Unacknowledged outcomes of an earlier engine."""
         return len(self._restored)
 
     def __len__(self) -> int:

@@ -173,7 +173,6 @@ class GatewaySessions:
         return self._owners.get(sequence_id)
 
     def release(self, sequence_id: str) -> GatewaySession | None:
-        """Forgets a sequence that has its outcome; returns its owner."""
         session = self._owners.pop(sequence_id, None)
         if session is not None:
             session.tenants.pop(sequence_id, None)

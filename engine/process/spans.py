@@ -35,7 +35,6 @@ class EngineSpans:
 
     @property
     def lost(self) -> int:
-        """Kept traces whose spans did not arrive."""
         return sum(self._sender.lost.values())
 
     def came(self, sequence_id: str, traceparent: str | None) -> None:

@@ -78,7 +78,6 @@ class ServiceCounters:
 
     @property
     def floor(self) -> int:
-        """The counter of a tenant that is not kept by name."""
         return self._floor
 
     def value(self, tenant_id: str) -> int:
@@ -120,7 +119,6 @@ class ServiceCounters:
         return self._lowered.reader()
 
     def clone(self) -> ServiceCounters:
-        """An independent copy, for replays."""
         copy = ServiceCounters(max_tenants=self._max_tenants)
         copy._values = dict(self._values)
         copy._floor = self._floor

@@ -311,7 +311,6 @@ def options_of(values: Mapping[str, object]) -> PolicyOptions:
 
 
 def with_table(options: PolicyOptions) -> PolicyOptions:
-    """The options with the table of the file that they name. Raises `BadTable`."""
     if not options.table or options.batch_or_wait_table is not None:
         return options
     path = options.table

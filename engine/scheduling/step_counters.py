@@ -167,7 +167,6 @@ class StepCounters:
         self._anchors[tier] = {tenant_id: self.value(tier, tenant_id) for tenant_id in (*whole, *held_back)}
 
     def take_raised(self) -> dict[TierTenant, int]:
-        """The lifts since the last call: each is reported once."""
         raised, self._raised = self._raised, {}
         return raised
 

@@ -94,13 +94,6 @@ class StepTimeModel:
         self._clipped_in_a_row = 0
         self._relative_error = prior.relative_error
 
-    @staticmethod
-    def from_message(message: StepTime) -> StepTimeModel:
-        """A model that continues from another one's fit."""
-        model = StepTimeModel(message)
-        model._samples = message.samples
-        return model
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: a restarted engine continues exactly from them."""
         return {

@@ -60,7 +60,6 @@ class TelemetryMissing(Exception):
 
 
 def require_extra() -> None:
-    """Raises `TelemetryMissing`."""
     try:
         missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     except ModuleNotFoundError:  # a parent package of it

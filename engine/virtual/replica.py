@@ -28,8 +28,6 @@ _MASK = (1 << 64) - 1
 
 
 class VirtualClock:
-    """Clock that is advanced by calls."""
-
     def __init__(self, now_s: float = 0.0) -> None:
         self.now_s = now_s
 

@@ -26,8 +26,6 @@ class BadPluginSetting(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PluginSettings:
-    """What the environment says."""
-
     policy: str = DEFAULT_POLICY
     options: PolicyOptions = field(default_factory=PolicyOptions)
     slots: int = 0

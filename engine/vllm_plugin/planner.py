@@ -48,8 +48,6 @@ LENGTH_SMOOTHING = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes of a vLLM server."""
-
     num_blocks: int
     block_tokens: int
     max_batched_tokens: int
@@ -72,8 +70,6 @@ class Given:
 
 @dataclass(slots=True)
 class _UnderWay:
-    """A step that was handed to the device."""
-
     at_s: float
     tokens: int
     context_tokens: int

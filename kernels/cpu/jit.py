@@ -64,7 +64,6 @@ _launched: list[bool] = []
 
 
 def describe() -> str:
-    """Version and threading layer, for people."""
     if numba is None:
         return str(MISSING)
     return f"Numba {numba.__version__}, {torch.get_num_threads()} threads ({numba.config.THREADING_LAYER})"

@@ -61,11 +61,9 @@ class LengthForecast:
         self.sketches.observe(tenant_id, model_id, output_tokens)
 
     def samples(self, tenant_id: str, model_id: str) -> int:
-        """Answers of this tenant that were seen; 0: forecasts come from the model's or the prior."""
         return self.sketches.samples(tenant_id, model_id)
 
     def model_samples(self, model_id: str) -> int:
-        """Answers of this model that were seen, of all tenants."""
         return self.sketches.model_samples(model_id)
 
     def layer(self, tenant_id: str, model_id: str) -> str:
@@ -136,13 +134,11 @@ class LengthForecast:
         max_tokens: int | None = None,
         features: Features | None = None,
     ) -> int:
-        """One of `quantiles`; raises as they do."""
         return self.quantiles(tenant_id, model_id, (q,), generated, max_tokens, features)[0]
 
     def expected(
         self, tenant_id: str, model_id: str, generated: int = 0, max_tokens: int | None = None
     ) -> float:
-        """The mean length under the same conditions, by the sketches."""
         return self.sketches.expected(tenant_id, model_id, generated, max_tokens)
 
     @property

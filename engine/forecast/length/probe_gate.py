@@ -32,8 +32,6 @@ class Foreseen:
 
 
 class ProbeGate:
-    """The lengths that one engine foresees."""
-
     def __init__(self) -> None:
         self._state = "off"
         self._problem = ""

@@ -22,7 +22,6 @@ BORROWS = 12.0
 
 
 def _make_prior() -> list[float]:
-    """A Laplace distribution of scale 1: the one that makes the median the best place."""
     weights = [exp(-abs((index + 0.5) * WIDTH - REACH)) for index in range(CELLS)]
     total = sum(weights)
     return [weight / total for weight in weights]
@@ -71,7 +70,6 @@ class Residuals:
         return (index + part) * WIDTH - REACH
 
     def filled(self) -> list[float]:
-        """The weights as of now, fit for keeping."""
         return [weight / self._step for weight in self.weights]
 
     @staticmethod

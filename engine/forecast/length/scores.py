@@ -45,8 +45,6 @@ def concordance(pairs: Iterable[tuple[float, float]]) -> float | None:
 
 @dataclass(slots=True)
 class LayerScore:
-    """What one layer of a forecast did so far."""
-
     samples: int = 0
     pinball_sum_tokens: float = 0.0
     error_sum_tokens: float = 0.0

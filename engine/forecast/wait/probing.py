@@ -105,7 +105,6 @@ class Probing(QueueReplay):
     """The engine's step and time at each probe's turn."""
 
     def add_probe(self, line: Line, cost: int) -> None:
-        """Puts one in line."""
         prompt, output = _halves(cost)
         entry = QueueEntry(
             entry_id=f"\0probe {len(self.probes)}",
@@ -275,7 +274,6 @@ class Probing(QueueReplay):
         return served
 
     def _left(self) -> tuple[dict[int, int], dict[tuple[str, int], int], dict[tuple[str, int], float]]:
-        """What still waits: cost by tier, and cost and weight by tenant and tier."""
         bands: dict[int, int] = {}
         by_tenant: dict[tuple[str, int], int] = {}
         weights: dict[tuple[str, int], float] = {}

@@ -34,7 +34,6 @@ ARRIVAL = "\0arrival"
 
 
 def one_lane(_entry: QueueEntry) -> int:
-    """All entries wait in the same lane."""
     return 0
 
 
@@ -267,7 +266,6 @@ class QueueReplay:
             cost += entry.predicted_cost
 
     def _rank(self, entry: QueueEntry) -> int:
-        """The engine's own order among what was dispatched to it."""
         if self.queue.order_name == "fcfs":
             return 0
         return self.queue.counter(entry.tenant_id, entry.tier, self.lane_of(entry))

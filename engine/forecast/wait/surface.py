@@ -33,8 +33,6 @@ NOTHING_AHEAD = {"own": 0, "others": 0, "higher_tier": 0}
 
 
 class Line(msgspec.Struct, frozen=True):
-    """Requests of one tenant in one tier."""
-
     tenant_id: str
     tier: int
     weight: float = 1.0

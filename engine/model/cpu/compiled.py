@@ -238,7 +238,6 @@ class CompiledForward:
 
     @property
     def products(self) -> list[Panels]:
-        """All matrix products of a step, by kind."""
         return [self._qkv, self._output, self._gate_and_up, self._down, self._head]
 
     def restore(self) -> None:

@@ -73,7 +73,6 @@ class PackedLinear(torch.nn.Module):  # type: ignore[misc]
         return self._multiply(rows)
 
     def plain_weight(self) -> torch.Tensor:
-        """The original weight: packing changes no bit."""
         weight: torch.Tensor = self._packed.to_dense()
         return weight
 

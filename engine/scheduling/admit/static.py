@@ -53,5 +53,4 @@ class StaticBatch(RunToCompletion):
 
 
 def padded_static(size: int = 0, memory: PredictedReserve | None = None) -> StaticBatch:
-    """With padded shapes."""
     return StaticBatch(size=size, padded=True, memory=memory or PredictedReserve(), name="static-padded")

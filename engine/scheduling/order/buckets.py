@@ -55,7 +55,6 @@ class _Bucket:
 
 
 def bucket_size(entry: QueueEntry) -> int:
-    """Prompt tokens that are still to be computed."""
     return min(entry.uncached_tokens, LONGEST_TOKENS - 1)
 
 
@@ -113,7 +112,6 @@ class Buckets(NeverInterrupts):
                 yield entry
 
     def edges(self) -> list[int]:
-        """Where the buckets end, in tokens."""
         return [bucket.high for bucket in self._buckets]
 
     def rank(self, entry: QueueEntry, now_s: float) -> tuple[float, ...]:

@@ -227,7 +227,6 @@ class GatewayDesk:
                 gateway.say_early(sequence_id, now_s, cause=cause)
 
     def _choose(self, choice: PolicyChoice) -> None:
-        """Takes a policy that differs from the last one that was asked for."""
         self._choice, self._policy_refusal = choice, ""
         try:
             self._pending.set_policy(choice, self._check_policy(choice.name, choice.options))

@@ -110,8 +110,6 @@ class ServiceLog:
 
 @dataclass(slots=True, eq=False)
 class ChannelGateway:
-    """One gateway, in its present life."""
-
     gateway_id: str
     session: str
     heard_s: float
@@ -181,7 +179,6 @@ class KnownGateways:
         return mono_s - gateway.heard_s > self._timeout_s
 
     def heard_lately(self, mono_s: float) -> list[str]:
-        """Ids of the gateways that are not silent."""
         return [
             gateway.gateway_id for gateway in self._gateways.values() if not self.is_silent(gateway, mono_s)
         ]
