@@ -18,6 +18,7 @@ from litestar import Litestar
 from sqlalchemy import Engine, text
 
 from gateway.app import HANDLERS
+from gateway.console import csv_file
 from gateway.routes import openapi
 from migrations import runner
 from tenants.admin.lists.scans import MOST_SCANNED
@@ -30,7 +31,7 @@ from tests.support.many_requests import SPAN_US, Sizes, fill
 from tests.support.query_plans import Recorder, Statement, recorder, visited, whole_scans
 
 FEW = Sizes(requests=10, tenants=2, keys=2)
-MANY = Sizes(requests=20_000, tenants=200, keys=1_000)
+MANY = Sizes(requests=12_000, tenants=200, keys=1_000)
 VERY_MANY = Sizes(requests=990_000, tenants=1_000, keys=10_000)
 """Of one tenant there is less than one page in each."""
 MOST_VISITED = {MANY: MOST_SCANNED + 2_500, VERY_MANY: MOST_SCANNED * 4}
@@ -190,6 +191,12 @@ async def check(url: str, small_url: str, tmp_path: Path, sizes: Sizes) -> list[
                     assert seen <= MOST_VISITED[sizes], f"{each.question}: {seen} rows: {statement.text}"
     engine.dispose()
     return found[sizes]
+
+
+@pytest.fixture(autouse=True)
+def _short_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a list of `MANY` is longer than a file."""
+    monkeypatch.setattr(csv_file, "FILE_PAGES", 3)
 
 
 @pytest.fixture
