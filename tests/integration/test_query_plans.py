@@ -31,7 +31,7 @@ from tests.support.many_requests import SPAN_US, Sizes, fill
 from tests.support.query_plans import Recorder, Statement, recorder, visited, whole_scans
 
 FEW = Sizes(requests=10, tenants=2, keys=2)
-MANY = Sizes(requests=12_000, tenants=200, keys=1_000)
+MANY = Sizes(requests=20_000, tenants=200, keys=1_000)
 VERY_MANY = Sizes(requests=990_000, tenants=1_000, keys=10_000)
 """Of one tenant there is less than one page in each."""
 MOST_VISITED = {MANY: MOST_SCANNED + 2_500, VERY_MANY: MOST_SCANNED * 4}
