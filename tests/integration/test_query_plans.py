@@ -18,6 +18,7 @@ from litestar import Litestar
 from sqlalchemy import Engine, text
 
 from gateway.app import HANDLERS
+from gateway.console import csv_file
 from gateway.routes import openapi
 from migrations import runner
 from tenants.admin.lists.scans import MOST_SCANNED
@@ -190,6 +191,12 @@ async def check(url: str, small_url: str, tmp_path: Path, sizes: Sizes) -> list[
                     assert seen <= MOST_VISITED[sizes], f"{each.question}: {seen} rows: {statement.text}"
     engine.dispose()
     return found[sizes]
+
+
+@pytest.fixture(autouse=True)
+def _short_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a list of `MANY` is longer than a file."""
+    monkeypatch.setattr(csv_file, "FILE_PAGES", 3)
 
 
 @pytest.fixture
