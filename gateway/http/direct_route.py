@@ -1,9 +1,8 @@
 """Runs a route's handler without the framework's parameters, dependencies and response objects.
 
 A middleware for the routes that every request of a model goes through: their handlers take the request and
-nothing else, and return an ASGI application. What the framework does for other handlers (a copy of the handler
-for each guard, a model of the parameters, an exit stack, a response of any type) would cost them as much as
-reading the body.
+nothing else, and return an ASGI application. What the framework does for other handlers (a copy of the
+handler for each guard, a model of the parameters, an exit stack) would cost more than reading the body.
 """
 
 from __future__ import annotations

@@ -174,11 +174,13 @@ def chat_prompt(
     """The tokens of a conversation, with what is held for its images, its thoughts and its texts in parts,
     and for what its server writes into the prompt of the `fields` that it is passed. Raises `ApiError`."""
     try:
-        prompt = renderer.chat_tokens(uncounted.as_counted(messages), fits)
+        counted = uncounted.as_counted(messages)
+        prompt = renderer.chat_tokens(counted, fits)
     except PromptRefused as refused:
         raise _prompt_refused(refused, "messages") from None
-    margin = _margin(renderer, fields, "tools" if "tools" in fields else "messages", messages)
-    margin += media.media_ids(messages, model.image_tokens)
+    more = () if counted is messages else messages
+    margin = _margin(renderer, fields, "tools" if "tools" in fields else "messages", more)
+    margin += media.media_ids(more, model.image_tokens)
     return [*prompt, *margin] if margin else prompt
 
 

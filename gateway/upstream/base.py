@@ -181,38 +181,42 @@ ABOUT_PROMPT = ("prompt_token_ids", "prompt_logprobs")
 """Fields of an answer that say something of its prompt."""
 
 
-def basis_of(outcomes: Sequence[SequenceOutcome]) -> str:
-    """Source of a request's token count: `engine` is our own; of several others the least certain."""
-    found = {each.basis for each in outcomes if isinstance(each, CountedOutcome)}
-    weakest_first = ("estimate", "gateway", "tokenizer", "upstream")
-    return next((basis for basis in weakest_first if basis in found), "engine")
+class ServersWord(msgspec.Struct, frozen=True):
+    """What other servers say of a request's answers, all sequences together; our own engine says none of
+    it."""
+
+    basis: str = "engine"
+    """Source of its token count: `engine` is our own; of several others the least certain."""
+    replica_id: str = ""
+    """The replica that ran it, which may not be the one that it was sent to."""
+    uncertain_tokens: int = 0
+    """Upper bound of its tokens that were generated unseen."""
+    reasoning_tokens: int = 0
+    """Its tokens that were reasoning."""
+    incomplete: str = ""
+    """What of its answers was cut in the middle; empty: nothing."""
+    unknown_finish: str = ""
+    """How the first of its answers ended, where its server has a word of its own for that."""
 
 
-def uncertain_tokens(outcomes: Sequence[SequenceOutcome]) -> int:
-    """Upper bound of a request's tokens that were generated unseen."""
-    return sum(each.uncertain_tokens for each in outcomes if isinstance(each, CountedOutcome))
+_WEAKEST_FIRST = ("estimate", "gateway", "tokenizer", "upstream")
 
 
-def reasoning_tokens(outcomes: Sequence[SequenceOutcome]) -> int:
-    """A request's tokens that were reasoning, as other servers say."""
-    return sum(each.reasoning_tokens for each in outcomes if isinstance(each, CountedOutcome))
-
-
-def incomplete(outcomes: Sequence[SequenceOutcome]) -> str:
-    """What of a request's answers was cut in the middle; empty: nothing."""
-    found = {each.incomplete for each in outcomes if isinstance(each, CountedOutcome)}
-    return next((what for what in ("tool_calls", "json") if what in found), "")
-
-
-def unknown_finish(outcomes: Sequence[SequenceOutcome]) -> str:
-    """How the first of a request's answers ended whose server has a word of its own for that; empty: none."""
-    return next((each.unknown_finish for each in outcomes if isinstance(each, CountedOutcome)), "")
-
-
-def served_by(upstream: Upstream | None, outcomes: Sequence[SequenceOutcome]) -> str | None:
-    """The replica that ran a request which was sent to `upstream`, and may have been moved from there."""
-    moved = next((each.replica_id for each in outcomes if isinstance(each, CountedOutcome)), "")
-    return moved or (upstream.replica_id if upstream is not None else None)
+def servers_word(outcomes: Sequence[SequenceOutcome]) -> ServersWord:
+    """See `ServersWord`."""
+    counted = [each for each in outcomes if isinstance(each, CountedOutcome)]
+    if not counted:
+        return ServersWord()
+    bases = [each.basis for each in counted]
+    cut = [each.incomplete for each in counted]
+    return ServersWord(
+        next((basis for basis in _WEAKEST_FIRST if basis in bases), "engine"),
+        counted[0].replica_id,
+        sum([each.uncertain_tokens for each in counted]),
+        sum([each.reasoning_tokens for each in counted]),
+        next((what for what in ("tool_calls", "json") if what in cut), ""),
+        counted[0].unknown_finish,
+    )
 
 
 OnService = Callable[[Mapping[str, TenantShare]], None]
