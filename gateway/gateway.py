@@ -9,7 +9,6 @@ import logging
 import zlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import replace as with_fields
 from functools import partial
 from typing import Any, TypeVar
 
@@ -732,7 +731,7 @@ class Gateway:
         """The way of a request for `name` along its chain; see `ChainWalk`."""
 
         async def parsed(pool: str) -> T:
-            return await parse(with_fields(self.pools[pool].served(pool), asked=name))
+            return await parse(replace(self.pools[pool].served(pool), asked=name))
 
         return ChainWalk(
             name,

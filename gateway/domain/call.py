@@ -26,8 +26,7 @@ OPENAI_DEFAULTS = SamplingParams()
 """Of sampling."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
+class ServedModel(msgspec.Struct, frozen=True):
     """What parsing needs to know of a model."""
 
     name: str

@@ -6,10 +6,11 @@ Pure but for tokenising: the route runs it in a thread when the body is not smal
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Protocol
+
+import msgspec
 
 from gateway import errors
 from gateway.config import GatewayConfig
@@ -63,8 +64,7 @@ class Renderer(Protocol):
     def text_tokens(self, text: str, fits: Fits | None = None) -> list[int]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class RequestContext:
+class RequestContext(msgspec.Struct, frozen=True):
     """What a call takes from elsewhere than its body: the key, the headers, the served model."""
 
     request_id: str

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace as with_fields
 from functools import partial
 from typing import Any, Protocol
 
@@ -186,7 +185,7 @@ async def understood(
             require = await lifecycle.budget_check(
                 principal, model.name, tier, end_user_of(asked), least_output_tokens
             )
-            context = with_fields(context, require_budget=require)
+            context = replace(context, require_budget=require)
         return await inbound.off_the_loop(lambda: parse(context))
 
     chain = gateway.catalogue.chain(asked.model)

@@ -127,7 +127,8 @@ def _configure_sqlite(engine: Engine, begin: str, busy_timeout_s: float) -> None
         connection.isolation_level = None
         connection.execute(f"PRAGMA busy_timeout={round(busy_timeout_s * 1000)}").close()
         _write_ahead(connection, busy_timeout_s)
-        for pragma in ("synchronous=FULL", "foreign_keys=ON"):
+        # In memory: what undoes a single statement. As a file it is made and deleted with every batch of rows.
+        for pragma in ("synchronous=FULL", "foreign_keys=ON", "temp_store=MEMORY"):
             connection.execute(f"PRAGMA {pragma}").close()
 
     def on_begin(connection: Connection) -> None:
