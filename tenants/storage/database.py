@@ -127,8 +127,8 @@ def _configure_sqlite(engine: Engine, busy_timeout_s: float, *, writing: bool) -
         connection.isolation_level = None
         connection.execute(f"PRAGMA busy_timeout={round(busy_timeout_s * 1000)}").close()
         _write_ahead(connection, busy_timeout_s)
-        # The writer keeps in memory what undoes one statement: as a file it is made and deleted with each batch
-        # of rows. Of readers temporary files are results of any size.
+        # The writer keeps in memory what undoes one statement: as a file it is made and deleted with each
+        # batch of rows. Readers' temporary files are results of any size.
         temporary = "MEMORY" if writing else "DEFAULT"
         for pragma in ("synchronous=FULL", "foreign_keys=ON", f"temp_store={temporary}"):
             connection.execute(f"PRAGMA {pragma}").close()
