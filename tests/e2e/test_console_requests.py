@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from gateway.console.formats import exact_dollars, percent
-from gateway.console.pages.requests.kept_shares import FEWEST, KeptFigure, kept_figure
+from gateway.console.pages.requests.quotes import FEWEST, KeptFigure, kept_figure
 from gateway.domain.timeline import unpack
 from gateway.domain.told import kept_figures
 from tenants.counts.calibration import KeptCount

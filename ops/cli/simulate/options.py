@@ -31,7 +31,7 @@ TABLE_POLICIES = "static-padded,static,dynamic,buckets,fcfs,sjf,vtc,hybrid"
 def serving_options(
     *, recorded: bool = False, compares: bool = True
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Options of policies, machine, targets and forecasts. `recorded`: what is not named is as it was;
+    """Options of policies, machine, targets and forecasts. `recorded`: what is not named stays as recorded;
     `compares`: also which policies run, and on padded shapes."""
 
     def default(text: str) -> str:
@@ -115,7 +115,7 @@ def progress_option(command: Callable[..., Any]) -> Callable[..., Any]:
 def machine_of(
     chosen: ScenarioPreset | None, asked: dict[str, Any], served: Machine | None = None
 ) -> Machine:
-    """The machine that is asked for; sizes that no flag names are those of `served`, if there is one."""
+    """The machine named by flags; sizes that no flag names are those of `served`."""
     from ops.simulate.machines.machines import roofline_machine
     from ops.simulate.machines.profile import DEFAULT_SIZES, read_profile
 
@@ -143,12 +143,10 @@ def machine_of(
 
 
 def names_machine(asked: dict[str, Any]) -> bool:
-    """Whether a machine is named that is not the one that served."""
     return any(asked[name] is not None for name in ("gpu", "model_name", "tensor_parallel", "profile"))
 
 
 def options_asked(asked: dict[str, Any]) -> dict[str, str]:
-    """Options of policies by name, as texts. Raises ValueError."""
     found = {}
     for text in asked["options"]:
         name, separator, value = text.partition("=")
@@ -210,18 +208,17 @@ def policies_of(policy: str | None, default: str) -> list[str]:
     return names
 
 
-def collector(found: list[Any], scenario: Scenario) -> Callable[[str, Any], None]:
-    from ops.simulate.figures.curves import curves
+def collector(drawn: list[Any], scenario: Scenario) -> Callable[[str, Any], None]:
+    from ops.simulate.report.charts import curves
 
-    return lambda name, pool: found.append(curves(pool, scenario.slo))
+    return lambda name, pool: drawn.append(curves(pool, scenario.slo))
 
 
 @contextmanager
 def progress_of(
     scenario: Scenario, policies: list[str]
 ) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
-    """A progress bar for each policy, on stderr if that is a terminal: half full when all have arrived, full
-    when the last answer ends."""
+    """A progress bar for each policy, on stderr if that is a terminal: half arrivals, half answers."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -272,10 +269,9 @@ def _progress_lines(total: int) -> tuple[Callable[[str], None], Callable[[int], 
 def trace_of(name: str, rate: float | None = None, seed: int = 0) -> Source:
     """A trace file, or a shipped trace: `azure`, `arena`, `servegen`. Raises `BadTrace`."""
     from ops.simulate.traffic.generate import TRACES
-    from ops.simulate.traffic.trace import open_trace
+    from ops.simulate.traffic.trace import TraceFile
 
-    path = TRACES.get(name, Path(name))
-    return open_trace(path, rate=rate, seed=seed)
+    return TraceFile(TRACES.get(name, Path(name)), rate, seed)
 
 
 def cut(source: Source, speed: float, limit: int | None) -> Source:
@@ -297,8 +293,8 @@ def run_and_answer(
     from ops.simulate.report.show import show
     from ops.simulate.run import simulate
 
-    found: list[Any] = []
-    collect = collector(found, scenario) if page_file() else lambda name, pool: None
+    drawn: list[Any] = []
+    collect = collector(drawn, scenario) if page_file() else lambda name, pool: None
     if baseline is not None:
         collect(baseline.pool.policy, baseline.pool)
     with progress_of(scenario, policies) as (on_policy, on_rows):
@@ -307,4 +303,4 @@ def run_and_answer(
     if baseline is not None:
         report["policies"].insert(0, plain(baseline.figures))
         report = plain({"warning": baseline.warning, "baseline": baseline.comparison}) | report
-    answer(report, lambda: show(report), charts(found, scenario.slo))
+    answer(report, lambda: show(report), charts(drawn, scenario.slo))
