@@ -467,7 +467,7 @@ def test_peak_jump_permille(served: ServedEngine) -> None:
             # A higher tier takes the memory of one that runs: too much had been let in.
             higher = served.begin(800, tier="interactive")
             served.until_running(2)
-            after = served.begin(200, 200, answer=1000, ignore_eos=False, tenant=tenant)
+            after = served.begin(200, 200, answer=700, ignore_eos=False, tenant=tenant)
             served.until_running(3)
         first, second = served.admitted(after.result(60))
         last_after[jump] = second - first
@@ -486,16 +486,6 @@ def test_small_lane_permille(served: ServedEngine) -> None:
     until(served.server.is_idle)
     served.set("vtc", order="fcfs", small_lane_permille=500, reserve_permille=1000, **SEVERAL)
     assert served.apart(*prompts, answer=18) > 12, "large ones leave as much as small ones hold"
-
-
-@pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small one: batches of two at most."""
-    path = tmp_path_factory.mktemp("table") / "table.json"
-    arguments = ["--rates", "1,4", "--max-batch", "2", "--slo-s", "0.2", "--wait-buckets", "4"]
-    solved = CliRunner().invoke(cli, ["policy", "solve", *arguments, "--out", str(path)])
-    assert solved.exit_code == 0, solved.output
-    return path
 
 
 def test_admit_table(served: ServedEngine, table: Path) -> None:

@@ -16,16 +16,6 @@ from tests.support.warm_command import fairgate
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small one, as `fairgate policy solve` makes it."""
-    path = tmp_path_factory.mktemp("table") / "table.json"
-    arguments = ["--rates", "1,4", "--max-batch", "2", "--slo-s", "0.2", "--wait-buckets", "4"]
-    solved = CliRunner().invoke(cli, ["policy", "solve", *arguments, "--out", str(path)])
-    assert solved.exit_code == 0, solved.output
-    return path
-
-
-@pytest.fixture(scope="module")
 def batching(tmp_path_factory: pytest.TempPathFactory, chat_model: Path, table: Path) -> Iterator[Server]:
     arguments = ["--policy", "table", "--policy-table", str(table)]
     with server_process(tmp_path_factory.mktemp("batching"), chat_model, *arguments) as running:
