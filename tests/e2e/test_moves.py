@@ -1,4 +1,4 @@
-"""A running server whose control loop acts on an overload: what it refuses, and its moves wherever they show."""
+"""A control loop that acts on an overload: what its server refuses, and its moves wherever they show."""
 
 from __future__ import annotations
 
