@@ -467,7 +467,7 @@ def test_peak_jump_permille(served: ServedEngine) -> None:
             # A higher tier takes the memory of one that runs: too much had been let in.
             higher = served.begin(800, tier="interactive")
             served.until_running(2)
-            after = served.begin(200, 200, answer=700, ignore_eos=False, tenant=tenant)
+            after = served.begin(200, 200, answer=1000, ignore_eos=False, tenant=tenant)
             served.until_running(3)
         first, second = served.admitted(after.result(60))
         last_after[jump] = second - first
