@@ -10,9 +10,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from ops.cli.main import cli
+from tests.support.commands import answer_of, fairgate
 from tests.support.people import logged_in
 from tests.support.server_process import MODEL, Server, server_process, until
 
@@ -63,12 +64,6 @@ def ask(server: Server, key: str) -> httpx.Response:
         return client.post("/v1/completions", json=BODY)
 
 
-def fairgate(server: Server, *arguments: str) -> Result:
-    return CliRunner().invoke(
-        cli, [*arguments, "--data-dir", str(server.data_dir)], prog_name="fairgate", catch_exceptions=False
-    )
-
-
 def test_under_overload_it_refuses_what_would_be_late_and_says_when_to_try_again(overload: Overload) -> None:
     answer = overload.refused
     assert answer.status_code == 503, answer.text
@@ -83,7 +78,7 @@ def test_under_overload_it_refuses_what_would_be_late_and_says_when_to_try_again
 
 
 def test_a_move_is_listed_with_its_reason(acting: Server) -> None:
-    shown = json.loads(fairgate(acting, "policy", "moves", "--knob", "admission", "--made", "--json").stdout)
+    shown = answer_of(acting, "policy", "moves", "--knob", "admission", "--made")
     first = shown["data"][-1]
     gateway_id = acting.status()["gateway_id"]
     assert (first["model"], first["gateway_id"], first["mode"]) == (MODEL, gateway_id, "acting")
@@ -113,7 +108,7 @@ def test_the_status_page_says_what_an_operator_reads_first(acting: Server) -> No
     [moved] = [line for line in lines if " admission " in line and " 0 -> " in line]
     assert "moved" in moved
     assert "ago" in moved
-    whole = json.loads(fairgate(acting, "status", "--json").stdout)
+    whole = answer_of(acting, "status")
     assert whole["readiness"]["checks"] == {"database": "ok", "quota_store": "ok", "engine": "ok"}
     assert set(whole) == set(shown)
 
