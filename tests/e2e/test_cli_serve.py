@@ -205,7 +205,7 @@ def test_a_shorter_context_is_served_on_purpose_and_the_doctor_says_the_sizes(
     sizes = ("--engine-kv-blocks", "10", "--engine-context", "161")
 
     def finding() -> dict[str, Any]:
-        checks = answer_of(tmp_path, "doctor")["checks"]
+        checks = json.loads(fairgate(tmp_path, "doctor", "--json").stdout)["checks"]
         return next(item for item in checks if item["check"] == "sizes")
 
     with server_process(tmp_path, SHIPPED_MODEL, *sizes) as server, server.http(server.owner_key) as client:

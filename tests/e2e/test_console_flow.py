@@ -301,8 +301,8 @@ def change_weight(server: Server, page: Page, keys: dict[str, str]) -> None:
 
 def share_of(server: Server) -> float:
     """Of the first tenant, as the status says."""
-    [share] = [each["share"] for each in server.status()["tenants"] if each["name"] == TENANT]
-    return float(share or 0)
+    [tiers] = [each["tiers"] for each in server.status()["tenants"] if each["name"] == TENANT]
+    return float(tiers.get("standard", {}).get("share") or 0)
 
 
 def be_refused(server: Server, page: Page, key: str) -> str:
