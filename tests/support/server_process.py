@@ -259,9 +259,11 @@ def _kill_all(server: Server) -> None:
 
 
 def until(condition: Callable[[], object], deadline_s: float = 20.0) -> None:
-    """Waits for something that another process brings about (no event of ours tells)."""
+    """Waits for something that another process brings about (no event of ours tells), the longer it takes the
+    less often it looks."""
     never = threading.Event()
-    end_s = time.monotonic() + deadline_s
+    begun_s = time.monotonic()
     while not condition():
-        assert time.monotonic() < end_s, "it did not happen in time"
-        never.wait(0.02)
+        waited_s = time.monotonic() - begun_s
+        assert waited_s < deadline_s, "it did not happen in time"
+        never.wait(min(max(0.02, waited_s / 10), 0.1))
