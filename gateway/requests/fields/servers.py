@@ -1,4 +1,4 @@
-"""Checks what a request needs against the servers of its model, and says which server lacks what. Pure."""
+"""Checks what a request needs against the servers of its model. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REMEDIES: Mapping[tuple[str, str], str] = {
     (ServerKind.LLAMA_CPP, Capability.IMAGES): "start it with --mmproj",
     (ServerKind.LLAMA_CPP, Capability.AUDIO): "start it with --mmproj",
 }
-"""By kind of server and need: what its operator can do. What is not here depends on the model."""
+"""By kind of server and need: what its operator can do. Others depend on the model."""
 NO_USAGE = "its answers have no usage, by which that is charged: set usage to end or each for it"
 TASKS: Mapping[str, str] = {
     Capability.TEXT: "generate text",
@@ -39,21 +39,20 @@ TASKS: Mapping[str, str] = {
     Endpoint.CHAT: "take chats: send it to /v1/completions",
     Endpoint.TEXT: "take text completions: send it to /v1/chat/completions",
 }
-"""What a whole request needs."""
 NAMES: Mapping[str, str] = {Capability.IMAGES: "images", Capability.AUDIO: "audio"}
-"""What clients call a need, where the field to blame is but a place in the request."""
+"""Names of needs whose field is only a place in the request."""
 
 
 def endpoint_needs(model: ServedModel, endpoint: Endpoint, param: str) -> dict[str, str]:
-    """What a request to one of the endpoints of text needs: nothing, where all servers answer both."""
+    """What a request to a text endpoint needs: nothing if all servers answer both."""
     answers = all(endpoint in each.capabilities.offers for each in model.servers)
     return {} if answers else {endpoint: param}
 
 
 def require_servers(model: ServedModel, needs: Mapping[str, str]) -> None:
-    """`needs`: see `Passed`. Raises `ApiError` where no server of the model that serves can take a request
-    with them: 503 where one that is down could, or where it is not known yet, else 400. A model of which no
-    server is up takes every request: what comes back decides."""
+    """`needs`: see `Passed`. Raises `ApiError` if no available server can take a request with them: 503 if
+    one that is down could, or if it is not known yet, else 400. While no server is up every request is
+    accepted."""
     servers = model.servers or (OWN_ENGINE,)
     able = [each for each in servers if each.capabilities.lacks(needs) is None]
     if any(each.is_up for each in able):
@@ -76,7 +75,7 @@ def require_servers(model: ServedModel, needs: Mapping[str, str]) -> None:
 
 
 def may_run_in_own_engine(model: ServedModel) -> bool:
-    """Whether some replica of the model is our own engine, which runs the very ids that are counted here."""
+    """Whether a replica of the model is our own engine, which runs exactly the ids counted here."""
     return any(not each.capabilities.kind for each in model.servers or (OWN_ENGINE,))
 
 
@@ -109,7 +108,7 @@ def _refusal(
 
 
 def _lacking(server: ServerOffer, needs: Mapping[str, str]) -> str:
-    """What one server does not take, and what can be done."""
+    """What one server does not take, and the remedy."""
     found = server.capabilities
     missing = [need for need in needs if need not in found.offers]
     for need, what in TASKS.items():
@@ -136,7 +135,6 @@ def _with_remedy(found: Capabilities, need: str, field: str) -> str:
 
 
 def _what(needs: Mapping[str, str], param: str) -> str:
-    """What a client calls the need that a field has."""
     named = (name for need, name in NAMES.items() if needs.get(need) == param)
     return next(named, f"'{param}'")
 
