@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from tenants.admin.admin import Admin
 
 SHORTEST_S = 0.0005
-"""Shortest wait that gets a sentence."""
+"""Shorter waits get no sentence."""
 TOLD_BEFORE_LINE_S = 0.02
-"""The same of the time before the line."""
+"""As `SHORTEST_S`, before the queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitBreakdown:
-    """Seconds in each state. What happened side by side (several sequences) is added up."""
+    """Seconds in each state, added up over concurrent sequences."""
 
     before_line_s: float
     """Before the queue, from its first byte on, without its tenant's own limits: to read it, to understand
@@ -64,7 +64,6 @@ class WaitBreakdown:
 
 
 def waits_of(events: Sequence[Event]) -> WaitBreakdown:
-    """Computes the seconds in each state."""
     reserved, queued = first(events, TimelineKind.RESERVED), first(events, TimelineKind.QUEUED)
     dispatched, admitted = first(events, TimelineKind.DISPATCHED), first(events, TimelineKind.ADMITTED)
     first_token, last_token = first(events, TimelineKind.FIRST_TOKEN), first(events, TimelineKind.LAST_TOKEN)
@@ -109,8 +108,6 @@ def explain(events: Sequence[Event]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class TimelineStage:
-    """One stretch of a request's time."""
-
     name: str
     start_s: float
     end_s: float
@@ -120,7 +117,7 @@ class TimelineStage:
 
 
 def stages_of(events: Sequence[Event]) -> list[TimelineStage]:
-    """The stretches, for a waterfall: those that follow each other, then those that lie within them."""
+    """For a waterfall: consecutive stages, then those within them."""
     reserved, queued = first(events, TimelineKind.RESERVED), first(events, TimelineKind.QUEUED)
     dispatched, admitted = first(events, TimelineKind.DISPATCHED), first(events, TimelineKind.ADMITTED)
     first_token, last_token = first(events, TimelineKind.FIRST_TOKEN), first(events, TimelineKind.LAST_TOKEN)
@@ -163,7 +160,6 @@ def stages_of(events: Sequence[Event]) -> list[TimelineStage]:
 
 
 def explanation(events: Sequence[Event]) -> dict[str, Any]:
-    """The whole explanation, as the API shows it."""
     return {
         "explanation": explain(events),
         "waits": waits_of(events).as_json(),

@@ -25,9 +25,7 @@ from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from engine.messages import StepTime
 
 MAX_EVENTS = 60_000
-"""Bound of the changes of shares in one run; with more jobs than that allows fewer are simulated."""
 _DONE = 1e-6
-"""Tokens: less counts as nothing."""
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -49,14 +47,11 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def kv_tokens(self) -> int:
-        """What it occupies at its end."""
         return self.input_tokens + self.cached_tokens + self.output_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class FluidMachine:
-    """The engines that served, all alike."""
-
     step_time: StepTime
     max_sequences: int
     max_batched_tokens: int
@@ -80,7 +75,7 @@ class FluidMachine:
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """When a job had its first and its last token; infinite: not within the run."""
+    """Infinite: not within the run."""
 
     first_token_s: float
     last_token_s: float
@@ -102,7 +97,6 @@ def fair_share(
 
 
 def alone(job: Job, machine: FluidMachine) -> Finish:
-    """`job` with no other, on one idle engine."""
     return fair_share([job], machine)[job.job_id]
 
 
@@ -123,8 +117,6 @@ def max_min(demands: Sequence[float], weights: Sequence[float], capacity: float)
 
 @dataclass(slots=True, eq=False)
 class _LiveJob:
-    """A job in the run."""
-
     job: Job
     prompt_left: float
     output_left: float
@@ -135,7 +127,6 @@ class _LiveJob:
 
     @staticmethod
     def of(job: Job) -> _LiveJob:
-        """It has had nothing yet."""
         return _LiveJob(job, float(max(1, job.input_tokens)), float(job.output_tokens))
 
     @property
@@ -162,14 +153,12 @@ class _LiveJob:
 
 @dataclass(slots=True, eq=False)
 class _TenantLine:
-    """One tenant's jobs in one tier, in order of arrival."""
-
     weight: float
     jobs: list[_LiveJob] = field(default_factory=list)
     sequences: int = 0
     kv_tokens: int = 0
     served: float = 0.0
-    """Cost tokens per weight; lifted when it comes back from being idle."""
+    """Cost tokens per weight; lifted when it returns from being idle."""
 
     def add(self, live: _LiveJob) -> None:
         self.jobs.append(live)
@@ -197,18 +186,13 @@ class FluidShare:
         self._serving = serving
         self._coming = sorted(jobs, key=lambda job: (job.arrived_s, job.job_id), reverse=True)
         self._lines: dict[int, dict[str, _TenantLine]] = {}
-        """By tier and tenant; an empty queue stays."""
         self._in_step: list[_LiveJob] = []
-        """The jobs in the current steps."""
         self._leaving: list[tuple[float, int, _LiveJob]] = []
-        """A heap of the jobs that are taken away, by when."""
         self._num_live = 0
         self._events = 0
         self._now_s = self._coming[-1].arrived_s if self._coming else 0.0
         self.finished: dict[str, Finish] = {}
-        """Jobs that have ended or were taken away."""
         self.had: dict[tuple[str, int], float] = {}
-        """Cost tokens by tenant and tier, so far."""
 
     def fork_with(self, job: Job) -> FluidShare:
         """A copy that continues by itself, in which `job` arrives as well. Raises `ValueError` for a job that
@@ -251,7 +235,6 @@ class FluidShare:
             self._now_s = max(self._now_s, next_s)
 
     def finish(self, job_id: str) -> Finish:
-        """A job's times so far; infinite where not reached."""
         if job_id in self.finished:
             return self.finished[job_id]
         lines = (line for tier in self._lines.values() for line in tier.values())
@@ -278,7 +261,6 @@ class FluidShare:
             heapq.heappush(self._leaving, (live.job.left_s, self._num_live, live))
 
     def _take_away(self) -> list[str]:
-        """Removes jobs that have ended or left; returns their ids."""
         gone: list[str] = []
         for each in self._in_step:
             if not each.is_decoding:
@@ -305,7 +287,6 @@ class FluidShare:
         return job.job_id
 
     def _next_event_s(self) -> float:
-        """The next arrival, departure or begin of decoding, or change of the serving replicas."""
         next_s = self._coming[-1].arrived_s if self._coming else math.inf
         if self._leaving:
             next_s = min(next_s, self._leaving[0][0])
@@ -346,7 +327,6 @@ class FluidShare:
     # ------------------------------------------------------------ shares
 
     def _share_out(self) -> None:
-        """Sets the jobs in the steps from now on, and their rates."""
         replicas = self._replicas()
         machine = self._machine
         places = machine.max_sequences * replicas

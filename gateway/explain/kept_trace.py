@@ -35,7 +35,7 @@ def kept_trace(
     now_ns: int,
     unjudged: int,
 ) -> KeptTrace:
-    """Of a request that was settled at `now_ns`, since 1970."""
+    """`now_ns`: of the settlement, since 1970."""
     call, times = run.call, run.times
     assert run.trace is not None
     settled_s = times.ended_s if run.settled_s is None else run.settled_s
@@ -95,14 +95,12 @@ def _attributes(run: Run, outcome: RequestOutcome, use: Use, charged: Amounts) -
 
 
 def _tier_used(run: Run, call: Call) -> str:
-    """That of its turn: a long wait or a reservation may have made it a higher one."""
     if run.turn is None or run.turn.tier is None:
         return call.tier.value
     return _TIERS[run.turn.tier]
 
 
 def _clients(run: Run, outcome: RequestOutcome) -> list[ClientCall]:
-    """Its sequences at another server, if it was sent to one."""
     if run.turn is None or not isinstance(run.turn.upstream, OpenAIUpstream):
         return []
     first, times = run.turn.upstream, run.times

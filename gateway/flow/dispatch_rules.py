@@ -40,11 +40,11 @@ RESERVED_RANK = 0
 """Of reserved service at the engine and in the window."""
 
 Grant = Callable[[Ticket, Replica, int, float, Reason], Dispatch]
-"""(ticket, replica, rank at the engine, now_s, why): takes it out of the queue, and charges it."""
+"""(ticket, replica, rank at the engine, now_s, why): removes it from the queue and charges it."""
 
 
 class DispatchRules:
-    """Decides; state changes only through `grant`."""
+    """State changes only through `grant`."""
 
     def __init__(
         self,
@@ -59,7 +59,6 @@ class DispatchRules:
         self._reservations = reservations
 
     def turns(self, now_s: float, replicas: Sequence[Replica], grant: Grant) -> list[Dispatch]:
-        """Everything that may go now, in order."""
         kept: dict[str, KeptRoom] = {}
         turns: list[Dispatch] = []
         self._by_reservation(now_s, replicas, kept, turns, grant)

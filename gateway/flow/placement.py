@@ -20,7 +20,7 @@ class Scorer(Protocol):
     """Chooses among replicas with room; notified of every dispatch and end."""
 
     wants_prefixes: bool
-    """Whether it looks at `Ticket.prefix_hashes`."""
+    """Whether it uses `Ticket.prefix_hashes`."""
     prefix_weight: float
     """How much a cached prefix counts: 1 for what it saves, 0 for nothing."""
 
@@ -31,21 +31,17 @@ class Scorer(Protocol):
         nothing."""
         ...
 
-    def dispatched(self, flight: InFlight, replica: Replica, now_s: float) -> None:
-        """The request goes there."""
-        ...
+    def dispatched(self, flight: InFlight, replica: Replica, now_s: float) -> None: ...
 
     def first_token(self, entry_id: str) -> None:
         """Its prompt is computed. Idempotent."""
         ...
 
     def foreseen(self, entry_id: str, left_tokens: int) -> None:
-        """So many tokens will probably come of it yet, all sequences together."""
+        """Expected further tokens, all sequences together."""
         ...
 
-    def ended(self, entry_id: str) -> None:
-        """It is over."""
-        ...
+    def ended(self, entry_id: str) -> None: ...
 
     def forget(self, replica_id: str) -> None:
         """The replica's engine is gone, and its cache with it."""
@@ -103,13 +99,11 @@ class Placement:
         self._promised_window, self._promised_lanes = window, lanes
         """The operator's, which knobs leave as they are: reserved service goes by them."""
         self.brakes = NO_BRAKES
-        """Of tiers by rank, at every replica."""
         self.scorer = scorer
         self._loads: defaultdict[str, ReplicaLoad] = defaultdict(ReplicaLoad)
         self._long_loads: defaultdict[str, ReplicaLoad] = defaultdict(ReplicaLoad)
 
     def load(self, replica_id: str) -> ReplicaLoad:
-        """What one replica holds."""
         return self._loads.get(replica_id) or ReplicaLoad()
 
     @property

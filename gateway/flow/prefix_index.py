@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 BLOCK_TOKENS = 64
-"""Coarser than an engine's blocks: what is near to enough to choose by, at a quarter of the work."""
+"""Coarser than an engine's blocks: precise enough to choose by, at a quarter of the work."""
 MAX_BLOCKS = 512
-"""Of one prompt; what comes behind is taken to be in no cache."""
+"""Of one prompt; later blocks are assumed to be in no cache."""
 
 
 def prefix_hashes(
@@ -52,7 +52,6 @@ class PrefixIndex:
         self._max_age_s = max_age_s
 
     def held(self, hashes: Sequence[int], now_s: float) -> int:
-        """How many leading blocks of the chain are probably held."""
         oldest_s = now_s - self._max_age_s
         for number, each in enumerate(hashes):
             used_s = self._used_s.get(each)

@@ -8,11 +8,10 @@ from typing import Any
 from gateway.upstream.base import Part
 
 JOINED = ("reasoning_content", "reasoning", "refusal")
-"""Texts that come in pieces."""
 
 
 def message(text: str, parts: Sequence[Part]) -> dict[str, Any]:
-    """The message of a whole answer. Its content is null where it has parts and no text."""
+    """The content is null if there are parts and no text."""
     is_null = not text and parts and not any("content" in part for part in parts)
     found: dict[str, Any] = {"role": "assistant", "content": None if is_null else text, "refusal": None}
     for name in JOINED:
@@ -32,7 +31,7 @@ def message(text: str, parts: Sequence[Part]) -> dict[str, Any]:
 
 
 def _tool_calls(fragments: Sequence[Part]) -> list[dict[str, Any]]:
-    """In the order of their indices, which need not be without gaps."""
+    """By index, which may have gaps."""
     by_index: dict[int, list[Part]] = {}
     for fragment in fragments:
         by_index.setdefault(fragment["index"], []).append(fragment)
@@ -50,7 +49,6 @@ def _tool_calls(fragments: Sequence[Part]) -> list[dict[str, Any]]:
 
 
 def _first(fragments: Sequence[Part], name: str) -> str:
-    """Some servers repeat it with each fragment."""
     return next((each[name] for each in fragments if each.get(name)), "")
 
 

@@ -11,26 +11,21 @@ from prometheus_client.registry import Collector
 
 @dataclass(frozen=True, slots=True)
 class ControlFigures:
-    """Of one model's control loop, at this gateway."""
-
     mode: str
     in_force: Mapping[str, float]
-    """By knob."""
     moves: Mapping[tuple[str, bool], int]
     """Decided here since the start, by knob and whether they were made."""
     decides: bool
-    """Here it is decided where the knobs stand."""
+    """This gateway decides."""
 
 
 class ControlCollector(Collector):
-    """Read when it is asked for. Labels are models, knobs and modes: closed sets."""
+    """Labels are models, knobs and modes: closed sets."""
 
     def __init__(self, figures: Callable[[], Mapping[str, ControlFigures]]) -> None:
-        """`figures`: by model."""
         self._figures = figures
 
     def collect(self) -> Iterator[Metric]:
-        """The families, as they are now."""
         mode = GaugeMetricFamily(
             "fairgate_control_mode",
             "1, of the control loop's mode: off, advice, acting.",

@@ -14,8 +14,7 @@ from gateway.upstream.openai.upstream import OpenAIUpstream
 
 
 class LoadCollector(Collector):
-    """Queue, budget and upstreams, read when they are asked for. What an engine counts begins anew with each
-    of its starts, as Prometheus expects of a counter."""
+    """Queue, budget and upstreams. An engine's counts restart with it, as Prometheus expects of a counter."""
 
     def __init__(
         self,
@@ -40,7 +39,6 @@ class LoadCollector(Collector):
         self._drift = drift
 
     def collect(self) -> Iterator[Metric]:
-        """The families, as they are now."""
         yield from self._waiting()
         yield from self._budget()
         yield from self._engines()

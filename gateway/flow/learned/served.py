@@ -18,8 +18,8 @@ GPU_WORDS = frozenset({"h200", "h100", "a100", "l40s"})
 
 
 def misfit(table: LearnedTable, name: str, announced: Sequence[ModelInfo]) -> str:
-    """Why the table is not for this pool, with the way out; empty: it is, or nothing says otherwise. `name`:
-    of the model in the API; `announced`: what its servers said of theirs."""
+    """Why the table does not fit this pool, with the remedy; empty: nothing contradicts. `name`: of the model
+    in the API; `announced`: its servers' models."""
     wanted = _words(table.model)
     served = [name, *(each.model_id for each in announced)]
     if wanted and not any(wanted <= _words(each) for each in served):
@@ -39,7 +39,7 @@ def misfit(table: LearnedTable, name: str, announced: Sequence[ModelInfo]) -> st
 
 
 def not_compared(table: LearnedTable) -> str:
-    """What cannot be told about whether a table fits; empty: all can."""
+    """What cannot be compared; empty: all can."""
     left = [
         what
         for what, known in (("model", _words(table.model)), ("machine", _kind(table.machine)))

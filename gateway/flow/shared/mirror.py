@@ -26,7 +26,6 @@ from gateway.flow.types import Reason
 from gateway.flow.window import Replica
 
 MAX_OTHERS = 1024
-"""Requests of other gateways that a forecast counts with."""
 
 
 class Mirror(FlowController):
@@ -39,7 +38,6 @@ class Mirror(FlowController):
         lambda replica_id, life, service: None
     )
     _others: Sequence[tuple[TenantWaiting, int]] = ()
-    """What others have waiting, and how many."""
     _seen_s = 0.0
 
     def set_order(self, order_name: str) -> None:

@@ -35,7 +35,7 @@ EVERY_EPOCH = "any"
 
 @dataclass(frozen=True, slots=True)
 class PoolMessage:
-    """What is out: the epoch, the gateway's life and the message's number belong to it."""
+    """The message in flight, under the epoch, the gateway's life and its number."""
 
     epoch: str
     life: int
@@ -51,8 +51,6 @@ class PoolMessage:
 
 @dataclass(slots=True)
 class PoolNews:
-    """What an answer means here."""
-
     held_s: float = 0.0
     """Ask again after this time: until then the pool dispatches nothing."""
     turns: list[Dispatch] = field(default_factory=list)
@@ -72,7 +70,7 @@ class PoolSession:
         self.queued = [0] * 6
         """Waiting requests of the whole pool, as of the last answer: tier by tier, ordinary and long."""
         self.refusals = 0
-        """Messages in a row that Redis rejected, or answered with what is not understood."""
+        """Consecutive messages that Redis rejected, or answered unreadably."""
         self._life = life
         self._names = dict(replica_names or {})
         self._own_names = {shared: own for own, shared in self._names.items()}
@@ -83,17 +81,16 @@ class PoolSession:
         self._told: set[str] = set()
         self._sizes: dict[str, Replica] = {}
         self._offers: dict[str, frozenset[str]] = {}
-        """What the replicas last told of can do."""
         self._acts: list[list[Any] | Ticket] = []
         self._progress: dict[str, tuple[int, int]] = {}
         self._foreseen: dict[str, int] = {}
-        """Predicted output of running requests that the pool does not know of yet."""
+        """Predicted output of running requests that the pool does not know yet."""
         self._confirmed: list[str] = []
         self._out: PoolMessage | None = None
         self._is_out = False
         self._is_urgent = False
         self._served: dict[str, int] = {}
-        """Service (scaled) of tenants that the pool does not know of yet."""
+        """Service (scaled) of tenants that the pool does not know yet."""
         self._serials: dict[str, dict[str, list[Any]]] = {}
         """Tenant id -> replica -> the engine's life and its last serial numbers of the tenant, by tier."""
         self._lifts: dict[tuple[str, int], int] = {}
@@ -106,7 +103,7 @@ class PoolSession:
 
     @property
     def belongs(self) -> bool:
-        """The pool has this gateway as a member, as of the last answer."""
+        """As of the last answer."""
         return self._belongs
 
     @property
@@ -121,7 +118,6 @@ class PoolSession:
 
     @property
     def is_urgent(self) -> bool:
-        """A request here may be dispatched by the next exchange."""
         return self.has_news and (not self._belongs or self._is_urgent)
 
     def sees_others(self, replicas: Sequence[Replica]) -> bool:
@@ -141,7 +137,7 @@ class PoolSession:
         self._is_urgent = True
 
     def progressed(self, entry_id: str, output_tokens: int, live_sequences: int) -> None:
-        """Progress of a running request; sent only where it changes the pool's charges."""
+        """Sent only if it changes the pool's charges."""
         ticket = self.mirror.ticket(entry_id)
         if ticket is None:
             return
@@ -151,7 +147,6 @@ class PoolSession:
             self._progress[entry_id] = (output_tokens, live_sequences)
 
     def foreseen(self, entry_id: str) -> None:
-        """Its engine foresees another length of a running request."""
         flight = self.mirror.dispatched.get(entry_id)
         if flight is not None:
             self._foreseen[entry_id] = flight.predicted_output_tokens
@@ -267,11 +262,10 @@ class PoolSession:
         return PoolMessage(self._epoch, self._life, self._number, packed, ends_epoch)
 
     def failed(self) -> None:
-        """The message in flight got no answer: it will be repeated."""
         self._is_out = False
 
     def lost(self) -> None:
-        """Redis was away too long; others may have declared this gateway dead: rejoin."""
+        """Redis was unavailable too long; others may have declared this gateway dead: rejoin."""
         self._belongs = False
 
     def refused(self) -> None:
@@ -283,7 +277,6 @@ class PoolSession:
 
     @property
     def is_broken(self) -> bool:
-        """The pool takes nothing from this gateway."""
         return self.refusals >= BROKEN_AFTER
 
     def answered(self, packed: bytes, now_s: float) -> PoolNews:

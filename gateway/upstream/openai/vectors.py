@@ -43,7 +43,6 @@ class _Score(msgspec.Struct, omit_defaults=True):
     index: int
     relevance_score: float
     document: Any = None
-    """As the server echoes it."""
 
 
 class _Scores(msgspec.Struct):
@@ -66,7 +65,6 @@ class VectorsResponse:
     fingerprint = ""
 
     def __init__(self, wording: Wording) -> None:
-        """`wording` is what was asked, whose task is none of text."""
         self.count = TokenCount(0, None)
         self.finish: str | None = None
         self.choice_fields: dict[str, Any] = {}
@@ -146,14 +144,12 @@ def _require_no_error(error: object) -> None:
 
 
 def _is_vector(raw: bytes) -> bool:
-    """Whether valid JSON is a flat list of numbers, or base64 text."""
     if raw[:1] == b"[":
         return not raw[1:-1].translate(None, NUMBERS) and len(raw) > 2
     return raw[:1] == b'"' and not raw[1:-1].translate(None, BASE64) and len(raw) > 2
 
 
 def _usage_of(found: _VectorUsage) -> Usage | None:
-    """Raises `Garbage`."""
     tokens = found.prompt_tokens if found.prompt_tokens is not None else found.total_tokens
     if tokens is None:
         return None
