@@ -25,7 +25,7 @@ from gateway.routes.admin.common import (
     paged,
     tagged,
 )
-from gateway.routes.context import asked, asked_or_not, gateway_of, json_response
+from gateway.routes.context import admin_of, asked, asked_or_not, json_response
 from tenants.admin.commands import KeyChange, KeyCreate, Withdrawal
 from tenants.admin.cursor import DEFAULT_PAGE
 from tenants.directory.records import ApiKey
@@ -43,8 +43,8 @@ async def list_keys(
     cursor: FromQuery[str | None] = None,
     limit: FromQuery[int] = DEFAULT_PAGE,
 ) -> Response[bytes]:
-    page = await gateway_of(request).deps.admin.page_keys(tenant, cursor=cursor, limit=limit)
-    uses = await gateway_of(request).deps.admin.last_uses(page.rows)
+    page = await admin_of(request).page_keys(tenant, cursor=cursor, limit=limit)
+    uses = await admin_of(request).last_uses(page.rows)
     return await paged(request, page, lambda key: _shown(key, uses))
 
 
@@ -55,8 +55,8 @@ async def list_keys(
     description="`key` is its id or the visible prefix of its secret.",
 )
 async def show_key(request: Request, key: FromPath[str]) -> Response[bytes]:
-    shown = await gateway_of(request).deps.admin.show_key(key)
-    uses = await gateway_of(request).deps.admin.last_uses([shown])
+    shown = await admin_of(request).show_key(key)
+    uses = await admin_of(request).last_uses([shown])
     return tagged(json_response(await named(request, _shown(shown, uses))), shown.as_json())
 
 
@@ -76,7 +76,7 @@ def _shown(key: ApiKey, uses: Mapping[str, datetime]) -> dict[str, Any]:
 )
 async def create_key(request: Request) -> Response[bytes]:
     wanted = await asked(request, KeyCreate)
-    key, secret = await gateway_of(request).deps.admin.create_key(actor(request), wanted)
+    key, secret = await admin_of(request).create_key(actor(request), wanted)
     shown = await named(request, key.as_json() | {"key": secret})
     return await changed(request, shown, 201, stored=key.as_json())
 
@@ -90,9 +90,7 @@ async def create_key(request: Request) -> Response[bytes]:
 )
 async def change_key(request: Request, key: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, KeyChange)
-    edited = await gateway_of(request).deps.admin.update_key(
-        actor(request), key, wanted, if_match=if_match(request)
-    )
+    edited = await admin_of(request).update_key(actor(request), key, wanted, if_match=if_match(request))
     return await changed(request, await named(request, edited.as_json()), stored=edited.as_json())
 
 
@@ -105,7 +103,7 @@ async def change_key(request: Request, key: FromPath[str]) -> Response[bytes]:
 )
 async def rotate_key(request: Request, key: FromPath[str]) -> Response[bytes]:
     wanted = await asked_or_not(request, KeyRotate)
-    rotated, secret = await gateway_of(request).deps.admin.rotate_key(
+    rotated, secret = await admin_of(request).rotate_key(
         actor(request), key, wanted.grace_s, if_match=if_match(request)
     )
     shown = await named(request, rotated.as_json() | {"key": secret})
@@ -121,7 +119,7 @@ async def rotate_key(request: Request, key: FromPath[str]) -> Response[bytes]:
 )
 async def revoke_key(request: Request, key: FromPath[str]) -> Response[bytes]:
     wanted = await asked_or_not(request, Withdrawal)
-    revoked = await gateway_of(request).deps.admin.revoke_key(
+    revoked = await admin_of(request).revoke_key(
         actor(request), key, now=wanted.now, if_match=if_match(request)
     )
     return await changed(request, await named(request, revoked.as_json()), stored=revoked.as_json())

@@ -20,7 +20,7 @@ from gateway.routes.admin.common import (
     paged,
     tagged,
 )
-from gateway.routes.context import asked, asked_or_not, gateway_of, json_response
+from gateway.routes.context import admin_of, asked, asked_or_not, json_response
 from tenants.admin.commands import ProjectCreate, Withdrawal
 from tenants.admin.cursor import DEFAULT_PAGE
 from tenants.directory.records import Project
@@ -33,7 +33,7 @@ async def list_projects(
     cursor: FromQuery[str | None] = None,
     limit: FromQuery[int] = DEFAULT_PAGE,
 ) -> Response[bytes]:
-    page = await gateway_of(request).deps.admin.page_projects(tenant, cursor=cursor, limit=limit)
+    page = await admin_of(request).page_projects(tenant, cursor=cursor, limit=limit)
     return await paged(request, page, Project.as_json)
 
 
@@ -46,14 +46,14 @@ async def list_projects(
 async def show_project(
     request: Request, project: FromPath[str], tenant: FromQuery[str | None] = None
 ) -> Response[bytes]:
-    shown = await gateway_of(request).deps.admin.show_project(project, tenant)
+    shown = await admin_of(request).show_project(project, tenant)
     return tagged(json_response(await named(request, shown.as_json())), shown.as_json())
 
 
 @post("/admin/v1/projects", status_code=201, opt=WRITE | {"body": ProjectCreate}, summary="Create a project")
 async def create_project(request: Request) -> Response[bytes]:
     wanted = await asked(request, ProjectCreate)
-    project = await gateway_of(request).deps.admin.create_project(actor(request), wanted)
+    project = await admin_of(request).create_project(actor(request), wanted)
     shown = await named(request, project.as_json())
     return await changed(request, shown, 201, stored=project.as_json())
 
@@ -70,7 +70,7 @@ async def suspend_project(
     request: Request, project: FromPath[str], tenant: FromQuery[str | None] = None
 ) -> Response[bytes]:
     wanted = await asked_or_not(request, Withdrawal)
-    suspended = await gateway_of(request).deps.admin.suspend_project(
+    suspended = await admin_of(request).suspend_project(
         actor(request), project, tenant, now=wanted.now, if_match=if_match(request)
     )
     shown = await named(request, suspended.as_json())
@@ -87,7 +87,7 @@ async def suspend_project(
 async def resume_project(
     request: Request, project: FromPath[str], tenant: FromQuery[str | None] = None
 ) -> Response[bytes]:
-    resumed = await gateway_of(request).deps.admin.resume_project(
+    resumed = await admin_of(request).resume_project(
         actor(request), project, tenant, if_match=if_match(request)
     )
     shown = await named(request, resumed.as_json())

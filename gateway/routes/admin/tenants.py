@@ -20,7 +20,7 @@ from gateway.routes.admin.common import (
     paged,
     tagged,
 )
-from gateway.routes.context import asked, asked_or_not, gateway_of, json_response
+from gateway.routes.context import admin_of, asked, asked_or_not, json_response
 from tenants.admin.commands import TenantChange, TenantCreate, Withdrawal
 from tenants.admin.cursor import DEFAULT_PAGE
 from tenants.directory.records import Tenant
@@ -30,20 +30,20 @@ from tenants.directory.records import Tenant
 async def list_tenants(
     request: Request, cursor: FromQuery[str | None] = None, limit: FromQuery[int] = DEFAULT_PAGE
 ) -> Response[bytes]:
-    page = await gateway_of(request).deps.admin.page_tenants(cursor=cursor, limit=limit)
+    page = await admin_of(request).page_tenants(cursor=cursor, limit=limit)
     return await paged(request, page, Tenant.as_json)
 
 
 @post("/admin/v1/tenants", status_code=201, opt=WRITE | {"body": TenantCreate}, summary="Create a tenant")
 async def create_tenant(request: Request) -> Response[bytes]:
     wanted = await asked(request, TenantCreate)
-    tenant = await gateway_of(request).deps.admin.create_tenant(actor(request), wanted)
+    tenant = await admin_of(request).create_tenant(actor(request), wanted)
     return await changed(request, tenant.as_json(), 201, stored=tenant.as_json())
 
 
 @get("/admin/v1/tenants/{tenant:str}", opt=READ, summary="Show a tenant")
 async def show_tenant(request: Request, tenant: FromPath[str]) -> Response[bytes]:
-    view = await gateway_of(request).deps.admin.show_tenant(tenant)
+    view = await admin_of(request).show_tenant(tenant)
     return tagged(json_response(await named(request, view.as_json())), view.tenant.as_json())
 
 
@@ -55,9 +55,7 @@ async def show_tenant(request: Request, tenant: FromPath[str]) -> Response[bytes
 )
 async def change_tenant(request: Request, tenant: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, TenantChange)
-    edited = await gateway_of(request).deps.admin.update_tenant(
-        actor(request), tenant, wanted, if_match=if_match(request)
-    )
+    edited = await admin_of(request).update_tenant(actor(request), tenant, wanted, if_match=if_match(request))
     return await changed(request, edited.as_json(), stored=edited.as_json())
 
 
@@ -72,7 +70,7 @@ async def change_tenant(request: Request, tenant: FromPath[str]) -> Response[byt
 )
 async def suspend_tenant(request: Request, tenant: FromPath[str]) -> Response[bytes]:
     wanted = await asked_or_not(request, Withdrawal)
-    suspended = await gateway_of(request).deps.admin.suspend_tenant(
+    suspended = await admin_of(request).suspend_tenant(
         actor(request), tenant, now=wanted.now, if_match=if_match(request)
     )
     return await changed(request, suspended.as_json(), stored=suspended.as_json())
@@ -80,9 +78,7 @@ async def suspend_tenant(request: Request, tenant: FromPath[str]) -> Response[by
 
 @post("/admin/v1/tenants/{tenant:str}/resume", status_code=200, opt=CHANGE, summary="Undo a suspension")
 async def resume_tenant(request: Request, tenant: FromPath[str]) -> Response[bytes]:
-    resumed = await gateway_of(request).deps.admin.resume_tenant(
-        actor(request), tenant, if_match=if_match(request)
-    )
+    resumed = await admin_of(request).resume_tenant(actor(request), tenant, if_match=if_match(request))
     return await changed(request, resumed.as_json(), stored=resumed.as_json())
 
 

@@ -8,7 +8,7 @@ from litestar.params import FromQuery
 from gateway import errors
 from gateway.http.asgi import Request
 from gateway.routes.admin.common import PAGED, PAGES, SHORT_PAGES, paged
-from gateway.routes.context import gateway_of
+from gateway.routes.context import admin_of
 from gateway.routes.openapi_fields import one_of
 from tenants.admin.audit import AuditRow
 from tenants.admin.cursor import DEFAULT_PAGE
@@ -53,7 +53,7 @@ async def list_audit(
         until=until,
         order="oldest" if order == "oldest" else "newest",
     )
-    page = await gateway_of(request).deps.admin.read_audit(query, cursor=cursor, limit=limit)
+    page = await admin_of(request).read_audit(query, cursor=cursor, limit=limit)
     return await paged(request, page, AuditRow.as_json)
 
 
