@@ -112,18 +112,20 @@ class CounterRebuilder:
         standing = await self._ledger.standing(self._all_limits(), self._now())
         await self._quota_store.rebuild(standing.used)
         by_identity = {limit.identity: limit for limit, _ in standing.used}
-        for each in standing.open_requests:
-            row, held = each.reserve, each.held
+        for open_request in standing.open_requests:
+            row, held = open_request.reserve, open_request.held
             path = [
-                by_identity[name] for name in map(rules.identity_in, each.charged_to) if name in by_identity
+                by_identity[name]
+                for name in map(rules.identity_in, open_request.charged_to)
+                if name in by_identity
             ]
-            hold = Hold(held, held, each.worst, each.may_be_cut)
+            hold = Hold(held, held, open_request.worst, open_request.may_be_cut)
             await self._quota_store.restore(
                 row.request_id,
                 path,
-                each.charged_to,
+                open_request.charged_to,
                 hold,
-                each.used,
+                open_request.used,
                 self._lease_ttl_s,
                 tenant_id=row.tenant_id,
             )

@@ -97,7 +97,7 @@ class StreamLimiter:
         if not self._waiting and self._can_feed(needs, sequences):
             self._pass(request_id, needs, sequences)
             return self._done(self._is_shared(needs, sequences))
-        crowds = [sum(bucket in each.needs for each in self._waiting.values()) for bucket in needs]
+        crowds = [sum(bucket in waiter.needs for waiter in self._waiting.values()) for bucket in needs]
         if max(crowds) >= self._max_waiting:
             raise StreamLimitReached(self._max_waiting)
         if len(self._waiting) >= self._max_waiting_in_all:

@@ -111,7 +111,7 @@ class Dispatcher:
         return any(takes_turns(upstream) for upstream in self._upstreams.values())
 
     def no_engine(self) -> NoEngineAvailable:
-        return NoEngineAvailable(is_drained=any(each.is_up for each in self._upstreams.values()))
+        return NoEngineAvailable(is_drained=any(upstream.is_up for upstream in self._upstreams.values()))
 
     def replicas(self) -> list[Replica]:
         sizes: list[Replica] = []
@@ -223,14 +223,20 @@ class Dispatcher:
 
     def _lacking(self, ticket: Ticket) -> str | None:
         """A need that every serving replica lacks; None: one can run it, or none serves."""
-        able = [each.capabilities for each in self._upstreams.values() if takes_turns(each) and each.ready]
-        lacking = [each.lacks(ticket.needs) for each in able]
+        able = [
+            upstream.capabilities
+            for upstream in self._upstreams.values()
+            if takes_turns(upstream) and upstream.ready
+        ]
+        lacking = [capabilities.lacks(ticket.needs) for capabilities in able]
         return lacking[0] if lacking and None not in lacking else None
 
     def _refuse_unable(self) -> None:
         """Ends the wait of requests that no serving replica can run."""
         offered = frozenset(
-            each.capabilities.offers for each in self._upstreams.values() if takes_turns(each) and each.ready
+            upstream.capabilities.offers
+            for upstream in self._upstreams.values()
+            if takes_turns(upstream) and upstream.ready
         )
         if offered == self._offered:
             return
@@ -307,6 +313,6 @@ class Dispatcher:
         elif self._down_since_s is None:
             self._down_since_s = now_s
         elif now_s - self._down_since_s >= self._engine_grace_s:
-            for entry_id in [each.entry.entry_id for each in self.flow.tickets()]:
+            for entry_id in [ticket.entry.entry_id for ticket in self.flow.tickets()]:
                 self._fail(entry_id, self.no_engine())
         self.pump()

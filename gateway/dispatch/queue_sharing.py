@@ -39,7 +39,7 @@ class QueueSharing:
     def shares(self, replica_ids: Iterable[str]) -> bool:
         """Whether others can reach all of these replicas."""
         ids = list(replica_ids)
-        return bool(ids) and all(each in self.replica_names for each in ids)
+        return bool(ids) and all(replica_id in self.replica_names for replica_id in ids)
 
     def open(
         self,
@@ -53,7 +53,7 @@ class QueueSharing:
         # Only here, because Redis is an extra.
         from gateway.dispatch.redis_queue import RedisQueue
 
-        names = {each: self.replica_names[each] for each in replica_ids}
+        names = {replica_id: self.replica_names[replica_id] for replica_id in replica_ids}
         session = PoolSession(mirror, _rule(config), secrets.randbits(40), names)
         pool = hashlib.sha256("\n".join([model, *sorted(names.values())]).encode()).hexdigest()[:24]
         queue = RedisQueue(

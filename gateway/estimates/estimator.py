@@ -98,9 +98,9 @@ class Estimator:
     def predicted_gpu_ms(self, call: Call, output_tokens: int) -> int:
         """With `output_tokens` over all sequences, beside what runs now."""
         step_time, width = self._step_time_now()
-        each = -(-output_tokens // call.sequences)
+        tokens_each = -(-output_tokens // call.sequences)
         return sum(
-            predicted_gpu_ms(step_time, width, len(call.prompt_of(index)), each)
+            predicted_gpu_ms(step_time, width, len(call.prompt_of(index)), tokens_each)
             for index in range(call.sequences)
         )
 
@@ -250,7 +250,11 @@ class Estimator:
             output_tokens,
             self._flow.tickets(),
             self._flow.in_flight(),
-            sum(each.ready.max_sequences for each in self._upstreams if takes_turns(each) and each.ready),
+            sum(
+                upstream.ready.max_sequences
+                for upstream in self._upstreams
+                if takes_turns(upstream) and upstream.ready
+            ),
         )
 
     def judge(self, estimate: Estimate, times: Times, output_tokens: int) -> None:

@@ -280,7 +280,10 @@ class ForecastCache:
             arrivals=self._rates.streams(now_s),
             lane_of=self._flow.lane,
             tiers=tiers,
-            promised=[*(each.entry for each in self.on_the_way.tickets()), *self.promised(now_s, for_tenant)],
+            promised=[
+                *(ticket.entry for ticket in self.on_the_way.tickets()),
+                *self.promised(now_s, for_tenant),
+            ],
             knots_cost=knots_cost,
             most_events=most_events,
         )

@@ -24,7 +24,7 @@ def load_calibrations(data_dir: Path | None) -> dict[str, Calibration]:
         return {}
     try:
         found = json.loads((data_dir / FILE).read_text(encoding="utf-8"))
-        return {str(model): Calibration.from_dict(each) for model, each in found.items()}
+        return {str(model): Calibration.from_dict(calibration) for model, calibration in found.items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError) as error:
@@ -34,7 +34,7 @@ def load_calibrations(data_dir: Path | None) -> dict[str, Calibration]:
 
 def as_text(calibrations: Mapping[str, Calibration]) -> str:
     """Call where the calibrations live; the text can be written anywhere."""
-    return json.dumps({model: each.to_dict() for model, each in calibrations.items()})
+    return json.dumps({model: calibration.to_dict() for model, calibration in calibrations.items()})
 
 
 def save_calibrations(data_dir: Path, text: str) -> None:

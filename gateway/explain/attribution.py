@@ -224,13 +224,13 @@ def judge(
     """The causes of (request, metric, target) that were missed; `jobs` are all that could run meanwhile, with
     or without the missed ones. `machine` None: there is no step-time model. `serving` as in `fair_share`."""
     if machine is None:
-        return [_verdict(*each, None) for each in missed]
+        return [_verdict(*miss, None) for miss in missed]
     # What ended it early must not end it in the counterfactuals, too.
     judged = {facts.job.job_id: replace(facts.job, left_s=math.inf) for facts, _, _ in missed}
     all_jobs = {job.job_id: job for job in jobs} | judged
     simulations = _Simulations(list(all_jobs.values()), machine, serving, judged)
     verdicts: dict[int, MissVerdict] = {}
-    for index in sorted(range(len(missed)), key=lambda each: missed[each][0].job.arrived_s):
+    for index in sorted(range(len(missed)), key=lambda place: missed[place][0].job.arrived_s):
         verdicts[index] = _verdict(*missed[index], simulations.seen(*missed[index]))
     return [verdicts[index] for index in range(len(missed))]
 
@@ -263,7 +263,7 @@ class _Simulations:
         if job.job_id not in self._without_own:
             fluid = self._others.get(job.tenant_id)
             if fluid is None:
-                apart = [each for each in self._jobs if each.tenant_id != job.tenant_id]
+                apart = [other for other in self._jobs if other.tenant_id != job.tenant_id]
                 fluid = self._others[job.tenant_id] = FluidShare(apart, self._machine)
             fluid.run(until_s=job.arrived_s)
             fork = fluid.fork_with(replace(job, left_s=math.inf))

@@ -103,7 +103,7 @@ class Describer:
 
     def _take_pace(self, now_s: float) -> bool:
         snapshots = (upstream.snapshot for upstream in self._upstreams)
-        found = mean_of(each.mean_step_time for each in snapshots if each is not None)
+        found = mean_of(snapshot.mean_step_time for snapshot in snapshots if snapshot is not None)
         if found is None or (now_s < self._look_s and found.samples < 2 * self._looked_at_samples):
             return False
         self._look_s, self._looked_at_samples = now_s + PACE_EVERY_S, found.samples

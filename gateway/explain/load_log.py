@@ -99,7 +99,7 @@ class LoadLog:
         request = self._seen.get(request_id)
         if request is None:
             return None
-        others = (each for other_id, each in self._seen.items() if other_id != request_id)
+        others = (other for other_id, other in self._seen.items() if other_id != request_id)
         return own_time_s(request, others, until_s, limited_s=limited_s, rested_s=rested_s)
 
     def _find(self, request_id: str) -> LoggedRequest | None:

@@ -175,12 +175,12 @@ class PoolLoadShare:
         return msgspec.msgpack.encode(
             replace(
                 out,
-                arrivals=[replace(each, age_s=now_s - each.age_s) for each in out.arrivals],
-                turns=[replace(each, age_s=now_s - each.age_s) for each in out.turns],
-                ends=[replace(each, age_s=now_s - each.age_s) for each in out.ends],
+                arrivals=[replace(arrival, age_s=now_s - arrival.age_s) for arrival in out.arrivals],
+                turns=[replace(turn, age_s=now_s - turn.age_s) for turn in out.turns],
+                ends=[replace(end, age_s=now_s - end.age_s) for end in out.ends],
                 service=[
-                    ToldService(now_s - each.since_age_s, now_s - each.until_age_s, each.total)
-                    for each in out.service
+                    ToldService(now_s - service.since_age_s, now_s - service.until_age_s, service.total)
+                    for service in out.service
                 ],
             )
         )
@@ -200,8 +200,8 @@ class PoolLoadShare:
         elif known is not None and known.number >= batch.number:
             return  # told twice, as its answer was lost
         self._heard[batch.gateway_id] = _Heard(batch.life, batch.number, told_s)
-        for each in batch.arrivals:
-            self._arrived(batch.gateway_id, each, told_s - each.age_s)
+        for arrival in batch.arrivals:
+            self._arrived(batch.gateway_id, arrival, told_s - arrival.age_s)
         for turn in batch.turns:
             self._log.dispatched(turn.request_id, turn.tier, told_s - turn.age_s)
         for end in batch.ends:
@@ -256,5 +256,5 @@ class PoolLoadShare:
         self._meter.ended(told.request_id, at_s, told.cost)
 
     def _lost(self, gateway_id: str, at_s: float) -> None:
-        for request_id in [each for each, owner in self._open.items() if owner == gateway_id]:
+        for request_id in [open_id for open_id, owner in self._open.items() if owner == gateway_id]:
             self._ended(ToldEnd(request_id, 0.0, 0, 0, 0, False, 0), at_s)

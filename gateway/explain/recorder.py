@@ -132,7 +132,7 @@ class RequestRecorder:
         turn = run.turn
         assert turn is not None
         tier = TIER_RANKS[run.call.tier] if turn.tier is None else turn.tier
-        displaced = sum(each.kv_tokens for each in turn.displaced)
+        displaced = sum(sequence.kv_tokens for sequence in turn.displaced)
         run.timeline.note(
             TimelineKind.DISPATCHED, turn.dispatched_s, tier, int(turn.by_reservation), displaced
         )
@@ -151,7 +151,7 @@ class RequestRecorder:
             return self._tracer.decide(
                 run.trace,
                 outcome,
-                [each.outcome for each in run.uses if each.outcome is not None],
+                [use.outcome for use in run.uses if use.outcome is not None],
                 is_quote_kept=None if run.redemption is None else run.redemption.is_kept,
                 has_missed=lambda: self._has_missed(run, outcome, use),
             )
@@ -166,7 +166,7 @@ class RequestRecorder:
         if not slos:
             return False
         facts = facts_of(run, outcome, use)
-        return any(facts.misses(Metric(each.metric), each.target_s) for each in slos)
+        return any(facts.misses(Metric(slo.metric), slo.target_s) for slo in slos)
 
     def ended(self, run: Run, outcome: RequestOutcome, use: Use, charged: Amounts) -> None:
         """`use`: what was computed and emitted."""
@@ -208,8 +208,8 @@ class RequestRecorder:
         own_tenant, own_tier = call.principal.tenant_id, TIER_RANKS[call.tier]
 
         def whose(sequence_ids: Sequence[str]) -> Whose:
-            for each in sequence_ids:
-                other = self._find(each.rpartition(".")[0])
+            for sequence_id in sequence_ids:
+                other = self._find(sequence_id.rpartition(".")[0])
                 if other is not None:
                     if TIER_RANKS[other.call.tier] < own_tier:
                         return Whose.HIGHER_TIER
@@ -220,7 +220,7 @@ class RequestRecorder:
         return assemble(
             _opened(run, timeline),
             run.times,
-            [each.outcome for each in run.uses if each.outcome is not None],
+            [use.outcome for use in run.uses if use.outcome is not None],
             outcome,
             output_tokens=run.output_tokens,
             charged=(charged.input_tokens, charged.output_tokens, charged.cost_nanousd),
@@ -285,7 +285,7 @@ def facts_of(run: Run, outcome: RequestOutcome, use: Use) -> RequestFacts:
     call, times = run.call, run.times
     in_line_s = times.arrived_s if run.in_line_s is None else run.in_line_s
     is_whole = outcome in (RequestOutcome.COMPLETED, RequestOutcome.BUDGET)
-    prompt = sum(len(each) for each in call.prompts) * call.choices
+    prompt = sum(len(prompt) for prompt in call.prompts) * call.choices
     predicted = run.predicted_output_tokens * call.sequences
     ended_s = times.arrived_s if times.ended_s is None else times.ended_s
     return RequestFacts(
@@ -325,9 +325,9 @@ def machine_of(
         if found:
             last = FluidMachine(
                 step_time(),
-                max(1, min(each.max_sequences for each in found)),
-                max(1, min(each.max_batched_tokens for each in found)),
-                max(1, min(each.kv_tokens for each in found)),
+                max(1, min(replica.max_sequences for replica in found)),
+                max(1, min(replica.max_batched_tokens for replica in found)),
+                max(1, min(replica.kv_tokens for replica in found)),
                 max(replicas, len(found)),
             )
         return last

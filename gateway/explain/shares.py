@@ -56,7 +56,9 @@ class ShareMeter:
                     wanting[rank].append((flow, had))
         if len(self._served) > len(flows):
             known = {flow.tenant_id for flow in flows}
-            self._served = {each: served for each, served in self._served.items() if each in known}
+            self._served = {
+                tenant_id: served for tenant_id, served in self._served.items() if tenant_id in known
+            }
         if self._at_s is not None:
             self._forget(now_s - self._at_s)
             for rank, tenants in enumerate(wanting):

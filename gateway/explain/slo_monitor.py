@@ -182,22 +182,22 @@ class SloMonitor(BackgroundWriter):
             if not pool.pending or self._stopwatch() < self._rest_until_s:
                 continue
             known_s = pool.known_until_s() if waits else math.inf
-            ripe = list(takewhile(lambda each: each.facts.ended_s <= known_s, pool.pending))  # noqa: B023
+            ripe = list(takewhile(lambda miss: miss.facts.ended_s <= known_s, pool.pending))  # noqa: B023
             pending = ripe[:MAX_JUDGED]
             if not pending:
                 continue
             pool.pending = pool.pending[len(pending) :]
-            since_s = min(each.facts.job.arrived_s for each in pending)
-            until_s = max(each.facts.ended_s for each in pending)
+            since_s = min(miss.facts.job.arrived_s for miss in pending)
+            until_s = max(miss.facts.ended_s for miss in pending)
             jobs = pool.log.jobs(until_s, since_s)
             began_s = self._stopwatch()
             verdicts = await asyncio.to_thread(
                 _judge, pending, jobs, pool.machine(), pool.log.serving_since()
             )
             self._rest_until_s = self._stopwatch() + REST * (self._stopwatch() - began_s)
-            for each, verdict in zip(pending, verdicts, strict=True):
-                self._note(each, verdict)
-                pool.on_verdict(each.facts.job.job_id, verdict)
+            for miss, verdict in zip(pending, verdicts, strict=True):
+                self._note(miss, verdict)
+                pool.on_verdict(miss.facts.job.job_id, verdict)
 
     async def flush(self) -> None:
         tallies, self._tallies = self._tallies, {}
@@ -245,7 +245,7 @@ def _judge(
     machine: FluidMachine | None,
     serving: list[tuple[float, int]],
 ) -> list[MissVerdict]:
-    missed = [(each.facts, Metric(each.slo.metric), each.slo.target_s) for each in pending]
+    missed = [(miss.facts, Metric(miss.slo.metric), miss.slo.target_s) for miss in pending]
     try:
         return judge(missed, jobs, machine, serving)
     except Exception:

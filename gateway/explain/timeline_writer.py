@@ -75,15 +75,17 @@ class TimelineWriter(BackgroundWriter):
             self._dropped.inc()
             return
         ended_us = round(self._wall_clock() * 1e6) if ended_us is None else ended_us
-        self._described |= {each.id: each.content for each in (server, terms) if each is not None}
-        ids = [each and each.id for each in (server, terms)]
+        self._described |= {
+            description.id: description.content for description in (server, terms) if description is not None
+        }
+        ids = [description and description.id for description in (server, terms)]
         self._waiting.append(StoredTimeline(request_id, tenant_id, ended_us, packed, *ids))
 
     async def find(self, request_id: str) -> StoredTimeline | None:
         """Written or not; None: there is none. Raises `DatabaseUnavailable`."""
-        for each in reversed(self._waiting):
-            if each.request_id == request_id:
-                return each
+        for row in reversed(self._waiting):
+            if row.request_id == request_id:
+                return row
         return await timelines.find(self._database, request_id)
 
     async def flush(self) -> None:
@@ -96,8 +98,12 @@ class TimelineWriter(BackgroundWriter):
                 return
             # Not before it is durable: until then `find` reads it from here.
             del self._waiting[: len(rows)]
-            left = {each for row in self._waiting for each in (row.server, row.terms)}
-            self._described = {each: content for each, content in self._described.items() if each in left}
+            left = {description_id for row in self._waiting for description_id in (row.server, row.terms)}
+            self._described = {
+                description_id: content
+                for description_id, content in self._described.items()
+                if description_id in left
+            }
 
     async def purge(self) -> None:
         before_us = round((self._wall_clock() - self._retention_s) * 1e6)

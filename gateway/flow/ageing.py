@@ -43,7 +43,7 @@ class Ageing:
             self._due_s[entry_id] = due_s
             heapq.heappush(self._heap, (due_s, entry_id))
         if len(self._heap) > 2 * len(self._due_s) + 64:
-            self._heap = [(at_s, each) for each, at_s in self._due_s.items()]
+            self._heap = [(at_s, entry_id) for entry_id, at_s in self._due_s.items()]
             heapq.heapify(self._heap)
 
     def remove(self, entry_id: str) -> None:

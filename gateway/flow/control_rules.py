@@ -268,7 +268,7 @@ class Control:
         """Latest last."""
         self.num_moves = 0
         """By any gateway of the pool."""
-        self._values = {knob: each.rest for knob, each in bounds.items()}
+        self._values = {knob: knob_bounds.rest for knob, knob_bounds in bounds.items()}
         self._most: dict[Knob, float] = {}
         """Limits by an operator's brakes."""
         self._bounds = dict(bounds)
@@ -295,7 +295,10 @@ class Control:
         """The real positions: at rest unless the mode is acting, and within the brakes."""
         if self.mode is ControlMode.ACTING:
             return self.values
-        return {knob: min(each.rest, self._most.get(knob, HIGHEST)) for knob, each in self._bounds.items()}
+        return {
+            knob: min(knob_bounds.rest, self._most.get(knob, HIGHEST))
+            for knob, knob_bounds in self._bounds.items()
+        }
 
     def rest_at(self, rests: Mapping[Knob, float], reason: str, now_s: float) -> list[Move]:
         """Changes where knobs rest, within their bounds: what a policy's table says of the present state.
@@ -324,7 +327,7 @@ class Control:
 
     @property
     def rests(self) -> dict[Knob, float]:
-        return {knob: each.rest for knob, each in self._bounds.items()}
+        return {knob: knob_bounds.rest for knob, knob_bounds in self._bounds.items()}
 
     def let_go(self, reason: str, now_s: float) -> list[Move]:
         """All knobs to rest, at once: no gateway decides. The moves are to be applied."""
@@ -350,8 +353,8 @@ class Control:
             held_ago_s={name: now_s - at_s for name, at_s in self._held_s.items() if at_s > LOWEST},
             holds=tuple(name for name, holds in self._holds.items() if holds),
             moves=tuple(
-                (now_s - each.at_s, each.knob.value, each.before, each.after, each.reason)
-                for each in [each for each in self.moves if each.is_made][-HANDED_ON_MOVES:]
+                (now_s - move.at_s, move.knob.value, move.before, move.after, move.reason)
+                for move in [move for move in self.moves if move.is_made][-HANDED_ON_MOVES:]
             ),
             num_moves=self.num_moves,
         )
@@ -392,7 +395,7 @@ class Control:
 
     def _note(self, moves: Sequence[Move]) -> None:
         self.moves.extend(moves)
-        self.num_moves += sum(each.is_made for each in moves)
+        self.num_moves += sum(move.is_made for move in moves)
 
     # ------------------------------------------------------------ decisions
 

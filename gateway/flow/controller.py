@@ -404,7 +404,7 @@ class FlowController:
         lines = self._lines_ahead(entry_id, now_s)
         turn = None
         if self.is_by_tenant:
-            own = sum(each.cost for each in lines if each.tenant_id == entry.tenant_id and each.band == band)
+            own = sum(line.cost for line in lines if line.tenant_id == entry.tenant_id and line.band == band)
             turn = self.queue.tiers.counter(entry.tenant_id, band, lane) + scaled(own, entry.weight)
         return tokens_ahead(entry.tenant_id, band, turn, lines, self.dispatched)
 

@@ -103,7 +103,7 @@ class DispatchRules:
             held_back: set[int] = set()
             # For the most part a turn is that of the only one who waits.
             while len(self._queue):
-                heads = [each for each in self._queue.heads(tier, now_s) if each[0] not in held_back]
+                heads = [head for head in self._queue.heads(tier, now_s) if head[0] not in held_back]
                 if not heads:
                     break
                 lane, ticket = heads[0]

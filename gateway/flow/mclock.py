@@ -122,8 +122,8 @@ class MclockReservations:
         self._reserved[tenant_id].running -= 1
         if len(self._reserved) > MAX_IDLE_TAGS:
             self._reserved = {
-                each: reserved
-                for each, reserved in self._reserved.items()
+                tenant: reserved
+                for tenant, reserved in self._reserved.items()
                 if any(reserved.waiting) or reserved.running or reserved.tag_s > now_s
             }
 

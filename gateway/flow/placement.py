@@ -162,7 +162,7 @@ class Placement:
         scores = self.scorer.scores(ticket, rank, roomy, now_s)
         return min(
             ((score, replica.replica_id, replica) for score, (replica, _) in zip(scores, roomy, strict=True)),
-            key=lambda each: each[:2],
+            key=lambda scored: scored[:2],
         )[2]
 
     def keep_room(
@@ -193,14 +193,14 @@ class Placement:
             for replica_id, load in loads.items():
                 for rank in range(NUM_RANKS):
                     mine = [
-                        each
-                        for each in flights
-                        if each.replica_id == replica_id
-                        and each.tier == rank
-                        and (each.is_long or not only_long)
+                        flight
+                        for flight in flights
+                        if flight.replica_id == replica_id
+                        and flight.tier == rank
+                        and (flight.is_long or not only_long)
                     ]
-                    assert load.sequences[rank] == sum(each.live_sequences for each in mine), "sequences"
-                    assert load.kv_tokens[rank] == sum(each.kv_tokens for each in mine), "KV tokens"
+                    assert load.sequences[rank] == sum(flight.live_sequences for flight in mine), "sequences"
+                    assert load.kv_tokens[rank] == sum(flight.kv_tokens for flight in mine), "KV tokens"
 
     def _may_hold(self, ticket: Ticket, rank: int, lane: int, replica: Replica, *, is_promised: bool) -> bool:
         """Whether the request's tier, by its brake, and its lane may hold this much more of a replica."""

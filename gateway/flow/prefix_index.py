@@ -53,8 +53,8 @@ class PrefixIndex:
 
     def held(self, hashes: Sequence[int], now_s: float) -> int:
         oldest_s = now_s - self._max_age_s
-        for number, each in enumerate(hashes):
-            used_s = self._used_s.get(each)
+        for number, block_hash in enumerate(hashes):
+            used_s = self._used_s.get(block_hash)
             if used_s is None or used_s < oldest_s:
                 return number
         return len(hashes)
@@ -62,9 +62,9 @@ class PrefixIndex:
     def note(self, hashes: Sequence[int], now_s: float) -> None:
         """A prompt with these blocks went there. Its deepest blocks are forgotten first, as the replica
         evicts them."""
-        for each in reversed(hashes):
-            self._used_s[each] = now_s
-            self._used_s.move_to_end(each)
+        for block_hash in reversed(hashes):
+            self._used_s[block_hash] = now_s
+            self._used_s.move_to_end(block_hash)
         while len(self._used_s) > self._max_blocks:
             self._used_s.popitem(last=False)
 

@@ -139,9 +139,13 @@ class RequestQueue:
             firsts: list[tuple[float, int, str]] = []
             for lane in range(MAX_LANES):
                 line = self._lines[tier, lane].get(tenant_id, {})
-                own = [each for each in line if asked_for in (None, self._tickets[each].entry.tier)]
+                own = [
+                    waiting_id
+                    for waiting_id in line
+                    if asked_for in (None, self._tickets[waiting_id].entry.tier)
+                ]
                 if own:
-                    first = min(own, key=lambda each: self._rank(each, tier, now_s))
+                    first = min(own, key=lambda waiting_id: self._rank(waiting_id, tier, now_s))
                     firsts.append((line[first], lane, first))
             for _, lane, first in sorted(firsts):
                 yield lane, self._tickets[first]
@@ -261,9 +265,9 @@ class RequestQueue:
         mine = self._rank(entry_id, place[0], now_s)
         costs: dict[str, tuple[int, float]] = {}
         for tenant_id, line in self._lines[place].items():
-            for each in line:
-                if each == entry_id or self._rank(each, place[0], now_s) <= mine:
-                    entry = self._tickets[each].entry
+            for waiting_id in line:
+                if waiting_id == entry_id or self._rank(waiting_id, place[0], now_s) <= mine:
+                    entry = self._tickets[waiting_id].entry
                     cost, _ = costs.get(tenant_id, (0, 0.0))
                     costs[tenant_id] = cost + entry.predicted_cost, entry.weight
         return costs

@@ -137,7 +137,9 @@ class PrefixRouter:
 
     def _note_busy(self, replica_id: str) -> None:
         self._under.setdefault(replica_id, {})
-        computing = sum(any(each.prefill_tokens for each in under.values()) for under in self._under.values())
+        computing = sum(
+            any(request.prefill_tokens for request in under.values()) for under in self._under.values()
+        )
         self._busy_share += BUSY_SMOOTHING * (computing / len(self._under) - self._busy_share)
 
     def _cost_s(
@@ -146,7 +148,7 @@ class PrefixRouter:
         step_time = replica.step_time
         under = self._under.get(replica.replica_id, {}).values()
         own = max(1, ticket.entry.input_tokens - cached_tokens)
-        ahead = sum(each.prefill_tokens for each in under if each.rank <= rank)
+        ahead = sum(request.prefill_tokens for request in under if request.rank <= rank)
         runs = min(sum(load.sequences), replica.max_sequences)
         context = sum(load.kv_tokens)
         # A step that only decodes.
@@ -169,9 +171,11 @@ class PrefixRouter:
         missing = load.ahead_of(rank)[0] + ticket.sequences - replica.max_sequences
         if missing <= 0:
             return 0.0
-        under = [each for each in self._under.get(replica.replica_id, {}).values() if each.rank <= rank]
-        sequences = sum(each.sequences for each in under)
+        under = [
+            request for request in self._under.get(replica.replica_id, {}).values() if request.rank <= rank
+        ]
+        sequences = sum(request.sequences for request in under)
         if not sequences:
             return 0.0
-        left_tokens = sum(each.left_tokens for each in under) / sequences
+        left_tokens = sum(request.left_tokens for request in under) / sequences
         return missing * left_tokens * decode_step_s / min(sequences, replica.max_sequences)

@@ -96,7 +96,7 @@ class TenantFlows:
         tenant.input_tokens += input_tokens
         tenant.output_tokens += output_tokens
         if len(self._tenants) > MAX_IDLE_TENANTS:
-            self._tenants = {each: flow for each, flow in self._tenants.items() if not flow.is_idle}
+            self._tenants = {tenant_id: flow for tenant_id, flow in self._tenants.items() if not flow.is_idle}
 
 
 @dataclass(frozen=True, slots=True)

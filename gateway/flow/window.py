@@ -86,8 +86,8 @@ class ReplicaLoad:
         live = sequences + (own[rank] if own is not None else 0)
         most = replica.max_sequences * weight_of(tenant_id)
         weights = 0.0
-        for each in {tenant_id, *waiting, *(name for name, ranks in self.live.items() if ranks[rank])}:
-            weights += weight_of(each)
+        for name in {tenant_id, *waiting, *(name for name, ranks in self.live.items() if ranks[rank])}:
+            weights += weight_of(name)
             if live * weights > most:
                 return False
         return True

@@ -51,7 +51,7 @@ def credential_of(headers: Mapping[str, str]) -> str:
     found = [headers[name] for name in ("authorization", "api-key") if name in headers]
     if "api-key" in headers:
         found[-1] = f"Bearer {found[-1].strip()}"
-    credentials = {_of_bearer(each) for each in found}
+    credentials = {_of_bearer(header) for header in found}
     if len(credentials) > 1:
         raise key_errors.invalid_api_key("two_keys")
     return credentials.pop() if credentials else _of_bearer("")

@@ -335,5 +335,7 @@ class BoundedHttp(HttpToolsProtocol):
             "x-request-id": request_id,
         }
         lines = [b"HTTP/1.1 %d %s" % (error.status, HTTPStatus(error.status).phrase.encode())]
-        lines += [b"%s: %s" % each for each in (*self.server_state.default_headers, *encode_headers(headers))]
+        lines += [
+            b"%s: %s" % header for header in (*self.server_state.default_headers, *encode_headers(headers))
+        ]
         self.transport.write(b"\r\n".join([*lines, b"", body]))

@@ -24,7 +24,7 @@ def message(text: str, parts: Sequence[Part]) -> dict[str, Any]:
     fragments = [fragment for part in parts for fragment in part.get("tool_calls", ())]
     if fragments:
         found["tool_calls"] = _tool_calls(fragments)
-    annotations = [each for part in parts for each in part.get("annotations", ())]
+    annotations = [annotation for part in parts for annotation in part.get("annotations", ())]
     if annotations:
         found["annotations"] = annotations
     return found
@@ -37,7 +37,7 @@ def _tool_calls(fragments: Sequence[Part]) -> list[dict[str, Any]]:
         by_index.setdefault(fragment["index"], []).append(fragment)
     calls: list[dict[str, Any]] = []
     for _, found in sorted(by_index.items()):
-        functions = [each["function"] for each in found if "function" in each]
+        functions = [fragment["function"] for fragment in found if "function" in fragment]
         calls.append(
             {
                 "id": _first(found, "id"),
@@ -49,11 +49,11 @@ def _tool_calls(fragments: Sequence[Part]) -> list[dict[str, Any]]:
 
 
 def _first(fragments: Sequence[Part], name: str) -> str:
-    return next((each[name] for each in fragments if each.get(name)), "")
+    return next((fragment[name] for fragment in fragments if fragment.get(name)), "")
 
 
 def _function(fragments: Sequence[Part]) -> dict[str, str]:
     return {
-        "name": "".join([each.get("name", "") for each in fragments]),
-        "arguments": "".join([each.get("arguments", "") for each in fragments]),
+        "name": "".join([fragment.get("name", "") for fragment in fragments]),
+        "arguments": "".join([fragment.get("arguments", "") for fragment in fragments]),
     }

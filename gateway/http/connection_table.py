@@ -49,7 +49,7 @@ class ConnectionTable(Generic[T]):
             self.take(address, through_proxy=False)
         displaced = None
         if len(self._open) >= self.limits.max_connections:
-            displaced = next((each for group in self._resting for each in group), None)
+            displaced = next((connection for group in self._resting for connection in group), None)
             if displaced is None:
                 self.give_back(address)
                 raise errors.too_many_connections(most=self.limits.max_connections)
@@ -74,7 +74,9 @@ class ConnectionTable(Generic[T]):
             group.pop(connection, None)
 
     def overdue(self, now_s: float) -> list[T]:
-        return [each for group in self._resting for each, until_s in group.items() if until_s <= now_s]
+        return [
+            connection for group in self._resting for connection, until_s in group.items() if until_s <= now_s
+        ]
 
     def take(self, address: Hashable, *, through_proxy: bool) -> None:
         """Counts one for the address until `give_back`. Raises `ApiError` (429)."""

@@ -126,7 +126,7 @@ def _end(call: Call, finish: str, outcome: SequenceOutcome | None) -> dict[str, 
 
 def _beside_choices(call: Call, *outcomes: SequenceOutcome | None) -> dict[str, Any]:
     """What the server of the first choice said of itself and, in a chat, of the prompt."""
-    first = next((each for each in outcomes if isinstance(each, CountedOutcome)), None)
+    first = next((outcome for outcome in outcomes if isinstance(outcome, CountedOutcome)), None)
     if first is None:
         return {}
     found = {name: first.choice_fields[name] for name in ABOUT_PROMPT if name in first.choice_fields}

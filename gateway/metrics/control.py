@@ -46,11 +46,11 @@ class ControlCollector(Collector):
             "Moves of a knob that this gateway decided: made, or advised alone.",
             labels=["model", "knob", "kind"],
         )
-        for model, each in self._figures().items():
-            mode.add_metric([model, each.mode], 1)
-            holder.add_metric([model], each.decides)
-            for name, value in each.in_force.items():
+        for model, figures in self._figures().items():
+            mode.add_metric([model, figures.mode], 1)
+            holder.add_metric([model], figures.decides)
+            for name, value in figures.in_force.items():
                 knob.add_metric([model, name], value)
-            for (name, is_made), count in each.moves.items():
+            for (name, is_made), count in figures.moves.items():
                 moves.add_metric([model, name, "made" if is_made else "advised"], count)
         yield from (mode, knob, holder, moves)

@@ -107,11 +107,11 @@ class LoadCollector(Collector):
             "what the text holds (usage_low) or above max_tokens (usage_high).",
             labels=["replica", "kind"],
         )
-        for each in self._upstreams():
-            replica, snapshot = each.replica_id, each.snapshot
-            up.add_metric([replica], each.is_up)
-            if isinstance(each, OpenAIUpstream):
-                for kind, number in each.contradictions.items():
+        for upstream in self._upstreams():
+            replica, snapshot = upstream.replica_id, upstream.snapshot
+            up.add_metric([replica], upstream.is_up)
+            if isinstance(upstream, OpenAIUpstream):
+                for kind, number in upstream.contradictions.items():
                     contradictions.add_metric([replica, kind], number)
             if snapshot is None:
                 continue

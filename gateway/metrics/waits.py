@@ -46,8 +46,8 @@ class RecentWaits:
         line = self._lines.get((tenant_id, tier))
         if line is None:
             return None
-        had = [each.had_s for each in line]
-        told = [(each.told_s, each.had_s) for each in line if each.told_s is not None]
+        had = [wait.had_s for wait in line]
+        told = [(wait.told_s, wait.had_s) for wait in line if wait.told_s is not None]
         return {
             "requests": len(line),
             "told_p50_s": _quantile([pair[0] for pair, _ in told], 0.5),

@@ -39,8 +39,8 @@ class CalibrationRecorder(ExactWriter[CalibrationCounts]):
         if len(self._counts) > MAX_COUNTS:
             first_s = min(key.hour_s for key in self._counts)
             merged: CalibrationCounts = {}
-            for key, each in self._counts.items():
-                _add(merged, {key._replace(hour_s=first_s): each})
+            for key, count in self._counts.items():
+                _add(merged, {key._replace(hour_s=first_s): count})
             self._counts = merged
 
     def take(self) -> CalibrationCounts | None:

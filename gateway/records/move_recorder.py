@@ -90,7 +90,7 @@ class MoveRecorder(BackgroundWriter):
                 log.warning("%s: %s", self.unavailable, type(error).__name__)
                 return
             # Some of them may have been dropped meanwhile.
-            written = {each.move_id for each in chunk}
+            written = {move.move_id for move in chunk}
             while self._waiting and self._waiting[0].move_id in written:
                 self._waiting.popleft()
 

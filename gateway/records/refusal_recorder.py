@@ -116,9 +116,9 @@ class RefusalRecorder(ExactWriter[RefusalBatch]):
     async def find(self, request_id: str) -> RefusedRequest | None:
         """Written or not; None: there is none, or it is only counted. Raises `DatabaseUnavailable`."""
         waiting = self._rows if self._unanswered is None else [*self._unanswered.rows, *self._rows]
-        for each in waiting:
-            if each.request_id == request_id:
-                return each
+        for row in waiting:
+            if row.request_id == request_id:
+                return row
         return await self._database.read(lambda connection: refusal_store.find(connection, request_id))
 
     def take(self) -> RefusalBatch | None:
@@ -138,4 +138,6 @@ class RefusalRecorder(ExactWriter[RefusalBatch]):
 
 def _storable(model: str) -> str:
     """A client's made-up name, in a form that every database takes."""
-    return "".join(each if each.isprintable() else "?" for each in model[: refusal.MAX_MODEL_CHARACTERS])
+    return "".join(
+        character if character.isprintable() else "?" for character in model[: refusal.MAX_MODEL_CHARACTERS]
+    )

@@ -52,8 +52,8 @@ class ChatTemplate:
             tree = environment.parse(source)
         except jinja2.TemplateError as error:
             raise TokenizerMissing(f"the chat template of the model cannot be read: {error}") from None
-        used = {each.name for each in tree.find_all(jinja2.nodes.Filter)}
-        used |= {each.attr for each in tree.find_all(jinja2.nodes.Getattr)}
+        used = {node.name for node in tree.find_all(jinja2.nodes.Filter)}
+        used |= {node.attr for node in tree.find_all(jinja2.nodes.Getattr)}
         self.rewrites = not REWRITING.isdisjoint(used)
         """Whether it could make a special token of texts that spell none."""
 

@@ -126,9 +126,9 @@ def _map_tool_call(call: Mapping[str, Any], path: str, change: Change) -> dict[s
         if isinstance(value, str):
             return change(field, value) if value else value
         if isinstance(value, list):
-            return [mapped(each) for each in value]
+            return [mapped(item) for item in value]
         if isinstance(value, dict):
-            return type(value)({mapped(key): mapped(each) for key, each in value.items()})
+            return type(value)({mapped(key): mapped(item) for key, item in value.items()})
         return value
 
     function = call["function"]

@@ -119,7 +119,7 @@ class PromptRenderer:
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """The tokens as the vocabulary writes them."""
-        return [self._tokenizer.id_to_token(each) or "" for each in ids]
+        return [self._tokenizer.id_to_token(token_id) or "" for token_id in ids]
 
     def text_of(self, ids: Sequence[int]) -> str:
         """Including special tokens."""
@@ -139,7 +139,9 @@ class PromptRenderer:
         found = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=add_special_tokens)
         if fits is not None:
             fits(sum(map(len, found)), True)
-        return found[0].ids if len(found) == 1 else list(chain.from_iterable(each.ids for each in found))
+        return (
+            found[0].ids if len(found) == 1 else list(chain.from_iterable(encoding.ids for encoding in found))
+        )
 
     def _may_fit(self, text: str, fits: Fits | None) -> None:
         """Lets `fits` refuse a text by its bytes alone."""
@@ -232,9 +234,9 @@ class PromptRenderer:
                     raise _altered(altered.field) from None
             spans = special.spans(rendered) if placed else []
             placed = [
-                each
-                for each in placed
-                if any(begin < each.end and each.begin < end for begin, end, _ in spans)
+                text
+                for text in placed
+                if any(begin < text.end and text.begin < end for begin, end, _ in spans)
             ]
             if placed and self._refuses:
                 raise _spells(spans[0][2], placed[0].field)
@@ -247,16 +249,16 @@ class PromptRenderer:
     def _encode_apart(self, rendered: str, placed: Sequence[Placed], fits: Fits | None) -> list[int]:
         """Token ids of `rendered`, with the texts at `placed` encoded apart as plain text."""
         assert self._special is not None
-        ends = [0, *(each.end for each in placed)]
-        begins = [*(each.begin for each in placed), len(rendered)]
+        ends = [0, *(text.end for text in placed)]
+        begins = [*(text.begin for text in placed), len(rendered)]
         between = [rendered[end:begin] for end, begin in zip(ends, begins, strict=True)]
         around = self._tokenizer.encode_batch_fast(between, add_special_tokens=False)
-        apart = self._special.encode_as_text([rendered[each.begin : each.end] for each in placed])
+        apart = self._special.encode_as_text([rendered[text.begin : text.end] for text in placed])
         if fits is not None:
             fits(sum(map(len, around)) + sum(map(len, apart)), True)
         ids = list(around[0].ids)
-        for each, text, after in zip(placed, apart, around[1:], strict=True):
-            ids += self._plain_ids(text, each.field)
+        for spot, text, after in zip(placed, apart, around[1:], strict=True):
+            ids += self._plain_ids(text, spot.field)
             ids += after.ids
         return ids
 

@@ -62,8 +62,8 @@ class SequenceOutput(msgspec.Struct, frozen=True):
         found = PIECE_BYTES + len(self.text)
         if self.parts:
             found += len(msgspec.json.encode(self.parts)) + PIECE_BYTES * len(self.parts)
-        for each in self.logprobs:
-            found += PIECE_BYTES * (1 + len(each.top)) + len(each.text)
+        for logprob in self.logprobs:
+            found += PIECE_BYTES * (1 + len(logprob.top)) + len(logprob.text)
         return found
 
 

@@ -18,19 +18,19 @@ class SpecialTokens:
         """`template`: source of the chat template, or empty."""
         added = tokenizer.get_added_tokens_decoder()
         special = {
-            token_id: each.content
-            for token_id, each in added.items()
-            if each.content.strip() and (each.special or each.content in template)
+            token_id: token.content
+            for token_id, token in added.items()
+            if token.content.strip() and (token.special or token.content in template)
         }
         self._contents = frozenset(special.values())
-        self.markup = frozenset(each.content for each in added.values() if not each.special)
+        self.markup = frozenset(token.content for token in added.values() if not token.special)
         """Added tokens that the tokenizer does not mark as special."""
         self._longest = max(map(len, self._contents), default=0)
         self._first = frozenset(content[0] for content in self._contents)
         self._beginnings = frozenset(c[:size] for c in self._contents for size in range(1, len(c)))
         self._ends = frozenset(c[-size:] for c in self._contents for size in range(1, len(c)))
         self._is_normalised = tokenizer.normalizer is not None and any(
-            each.normalized and token_id in special for token_id, each in added.items()
+            token.normalized and token_id in special for token_id, token in added.items()
         )
         # The added tokens and an empty model: finds them where the model's tokenizer does.
         self._finder = Tokenizer(models.WordLevel({"": 0}, unk_token=""))

@@ -69,4 +69,4 @@ def _flat(step: Mapping[str, Any] | None, inner: str) -> list[Mapping[str, Any]]
         return []
     if step.get("type") != "Sequence":
         return [step]
-    return [each for part in step.get(inner, []) for each in _flat(part, inner)]
+    return [leaf for part in step.get(inner, []) for leaf in _flat(part, inner)]

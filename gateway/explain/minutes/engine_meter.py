@@ -42,8 +42,8 @@ class EngineTotals:
             snapshot.step,
             snapshot.step_us,
             snapshot.batch_sum,
-            sum(each.computed_tokens for each in service),
-            sum(each.emitted_tokens for each in service),
+            sum(row.computed_tokens for row in service),
+            sum(row.emitted_tokens for row in service),
             snapshot.recomputed_tokens,
             snapshot.preemptions,
         )
@@ -106,5 +106,5 @@ def kv_permille(ready: Ready | None, snapshot: Snapshot) -> float:
     """Thousandths of the KV cache held by sequences; of other servers, what theirs have come to so far."""
     if snapshot.step or ready is None:
         return 1000 * snapshot.referenced_blocks / max(1, snapshot.num_blocks)
-    held = sum(each.computed_tokens + each.emitted_tokens for each in snapshot.running)
+    held = sum(sequence.computed_tokens + sequence.emitted_tokens for sequence in snapshot.running)
     return min(1000.0, 1000 * held / max(1, ready.num_blocks * ready.block_tokens))

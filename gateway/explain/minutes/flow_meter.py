@@ -171,7 +171,7 @@ class FlowMeter:
         if now_us is None:
             while self._sampled:
                 self._divide(self._sampled.popleft())
-        waits = min((each.minute_us for each in self._sampled), default=self._minute_us)
+        waits = min((sample.minute_us for sample in self._sampled), default=self._minute_us)
         taken: dict[FlowKey, FlowMinute] = {}
         for minute_us in sorted(self._minutes):
             if now_us is None or (minute_us + MINUTE_US <= now_us and minute_us < waits):

@@ -21,18 +21,18 @@ def misfit(table: LearnedTable, name: str, announced: Sequence[ModelInfo]) -> st
     """Why the table does not fit this pool, with the remedy; empty: nothing contradicts. `name`: of the model
     in the API; `announced`: its servers' models."""
     wanted = _words(table.model)
-    served = [name, *(each.model_id for each in announced)]
-    if wanted and not any(wanted <= _words(each) for each in served):
+    served = [name, *(model.model_id for model in announced)]
+    if wanted and not any(wanted <= _words(word) for word in served):
         return (
             f"the learned table is for the model {table.model!r}, and this is {name!r}: fit one for it with"
             " `fairgate policy learn`"
         )
-    kinds = {"cpu" if each.device.startswith("cpu") else "gpu" for each in announced if each.device}
+    kinds = {"cpu" if model.device.startswith("cpu") else "gpu" for model in announced if model.device}
     kind = _kind(table.machine)
     if kind and kinds and kind not in kinds:
         return (
             f"the learned table is for the machine {table.machine!r}, and {name!r} runs on"
-            f" {', '.join(sorted({each.device for each in announced}))}: fit one for it with"
+            f" {', '.join(sorted({model.device for model in announced}))}: fit one for it with"
             " `fairgate policy learn`"
         )
     return ""

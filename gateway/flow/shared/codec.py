@@ -59,7 +59,7 @@ def channel(prefix: str, pool: str, gateway_id: str) -> str:
 
 def never_is_zero(seconds: Iterable[float]) -> tuple[float, ...]:
     """Times as scripts have them, where infinity is 0."""
-    return tuple(0.0 if math.isinf(each) else each for each in seconds)
+    return tuple(0.0 if math.isinf(value_s) else value_s for value_s in seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +194,12 @@ def message(
     """One message; `passage` is what one that joins brings, or `leaves`."""
     sizes = [
         {
-            "id": each.replica_id,
-            "max_sequences": each.max_sequences,
-            "kv_tokens": each.kv_tokens,
-            "pauses": each.pauses,
+            "id": replica.replica_id,
+            "max_sequences": replica.max_sequences,
+            "kv_tokens": replica.kv_tokens,
+            "pauses": replica.pauses,
         }
-        for each in replicas
+        for replica in replicas
     ]
     words: list[Any] = [sizes, list(confirmed), list(acts)]
     if passage:

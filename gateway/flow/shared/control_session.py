@@ -215,28 +215,28 @@ def together(seen: Sequence[Observation]) -> Observation:
         raise ValueError("no gateway has said what it sees")
     if len(seen) == 1:
         return seen[0]
-    judging = [each for each in seen if each.attainment is not None]
+    judging = [observation for observation in seen if observation.attainment is not None]
 
     def mean(name: str, of: Sequence[Observation] = seen) -> float:
-        weights = [each.arrivals_per_s for each in of]
+        weights = [observation.arrivals_per_s for observation in of]
         if not sum(weights):
             weights = [1.0] * len(of)
-        values: list[float] = [getattr(each, name) for each in of]
+        values: list[float] = [getattr(observation, name) for observation in of]
         return sum(map(float.__mul__, map(float, values), weights)) / sum(weights)
 
     return Observation(
-        arrivals_per_s=sum(each.arrivals_per_s for each in seen),
+        arrivals_per_s=sum(observation.arrivals_per_s for observation in seen),
         length_spread=mean("length_spread"),
-        kv_share=max(each.kv_share for each in seen),
+        kv_share=max(observation.kv_share for observation in seen),
         prefix_hit_share=mean("prefix_hit_share"),
-        step_s=max(each.step_s for each in seen),
+        step_s=max(observation.step_s for observation in seen),
         attainment=mean("attainment", judging) if judging else None,
-        queued=sum(each.queued for each in seen),
-        evictions=max(each.evictions for each in seen),
+        queued=sum(observation.queued for observation in seen),
+        evictions=max(observation.evictions for observation in seen),
         expected_late=mean("expected_late"),
         mistaken=mean("mistaken"),
-        spare_share=min(each.spare_share for each in seen),
-        higher_waits=any(each.higher_waits for each in seen),
+        spare_share=min(observation.spare_share for observation in seen),
+        higher_waits=any(observation.higher_waits for observation in seen),
     )
 
 
@@ -253,9 +253,9 @@ def _why_elected(answer: ControlAnswer) -> str:
 def _observations(packed: Sequence[bytes]) -> list[Observation]:
     """Skips observations of other versions that this one cannot read."""
     seen = []
-    for each in packed:
+    for text in packed:
         with suppress(msgspec.DecodeError):
-            seen.append(msgspec.json.decode(each, type=Observation))
+            seen.append(msgspec.json.decode(text, type=Observation))
     return seen
 
 

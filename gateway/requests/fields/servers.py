@@ -45,7 +45,7 @@ NAMES: Mapping[str, str] = {Capability.IMAGES: "images", Capability.AUDIO: "audi
 
 def endpoint_needs(model: ServedModel, endpoint: Endpoint, param: str) -> dict[str, str]:
     """What a request to a text endpoint needs: nothing if all servers answer both."""
-    answers = all(endpoint in each.capabilities.offers for each in model.servers)
+    answers = all(endpoint in server.capabilities.offers for server in model.servers)
     return {} if answers else {endpoint: param}
 
 
@@ -54,10 +54,10 @@ def require_servers(model: ServedModel, needs: Mapping[str, str]) -> None:
     one that is down could, or if it is not known yet, else 400. While no server is up every request is
     accepted."""
     servers = model.servers or (OWN_ENGINE,)
-    able = [each for each in servers if each.capabilities.lacks(needs) is None]
-    if any(each.is_up for each in able):
+    able = [server for server in servers if server.capabilities.lacks(needs) is None]
+    if any(capabilities.is_up for capabilities in able):
         return
-    up = [each for each in servers if each.is_up]
+    up = [server for server in servers if server.is_up]
     param = _to_blame(needs, up or servers)
     if able:
         if up:
@@ -65,24 +65,24 @@ def require_servers(model: ServedModel, needs: Mapping[str, str]) -> None:
                 what=_what(needs, param), who=f"{_names(able)} can, and is away", param=param
             )
         return
-    untried = [each for each in up if each.capabilities.may_turn_out_to_meet(needs)]
+    untried = [upstream for upstream in up if upstream.capabilities.may_turn_out_to_meet(needs)]
     if untried:
         asked = f"{_names(untried)} is being asked whether it can"
         raise errors.capability_unavailable(what=_what(needs, param), who=asked, param=param)
-    if not up and any(each.capabilities.may_turn_out_to_meet(needs) for each in servers):
+    if not up and any(server.capabilities.may_turn_out_to_meet(needs) for server in servers):
         return
     raise errors.no_server_can(param, _refusal(model, needs, servers, param))
 
 
 def may_run_in_own_engine(model: ServedModel) -> bool:
     """Whether a replica of the model is our own engine, which runs exactly the ids counted here."""
-    return any(not each.capabilities.kind for each in model.servers or (OWN_ENGINE,))
+    return any(not server.capabilities.kind for server in model.servers or (OWN_ENGINE,))
 
 
 def _to_blame(needs: Mapping[str, str], servers: tuple[ServerOffer, ...] | list[ServerOffer]) -> str:
     """The first field, in the request's order, that the fewest servers can honour."""
     counts = {
-        field: sum(need in each.capabilities.offers for each in servers) for need, field in needs.items()
+        field: sum(need in server.capabilities.offers for server in servers) for need, field in needs.items()
     }
     return min(counts, key=lambda field: counts[field])
 
@@ -90,7 +90,7 @@ def _to_blame(needs: Mapping[str, str], servers: tuple[ServerOffer, ...] | list[
 def _refusal(
     model: ServedModel, needs: Mapping[str, str], servers: tuple[ServerOffer, ...], param: str
 ) -> str:
-    if all(not each.capabilities.kind for each in servers):
+    if all(not server.capabilities.kind for server in servers):
         if param == "model":
             return "Our own engine, which runs this model, only generates text: ask for another model."
         what = _what(needs, param)
@@ -98,7 +98,7 @@ def _refusal(
             f"{what[:1].upper()}{what[1:]} cannot be taken: our own engine, which runs this model, generates"
             " plain text only. Leave that out, or ask for a model on a server that takes it."
         )
-    said = [_lacking(each, needs) for each in servers[:MOST_NAMED]]
+    said = [_lacking(server, needs) for server in servers[:MOST_NAMED]]
     if len(servers) > MOST_NAMED:
         said.append(f"{len(servers) - MOST_NAMED} more lack it too")
     return (
@@ -140,4 +140,4 @@ def _what(needs: Mapping[str, str], param: str) -> str:
 
 
 def _names(servers: list[ServerOffer]) -> str:
-    return ", ".join(each.replica_id for each in servers[:MOST_NAMED])
+    return ", ".join(server.replica_id for server in servers[:MOST_NAMED])

@@ -136,7 +136,7 @@ class _Prompt:
         if isinstance(item, str):
             return text_prompt(self._context.renderer, item, fits, param)
         fits(len(item), True)
-        wrong = next((each for each in item if not 0 <= each < model.vocabulary), None)
+        wrong = next((token_id for token_id in item if not 0 <= token_id < model.vocabulary), None)
         if wrong is not None:
             raise errors.bad_request(
                 f"Invalid '{param}': token id {wrong} is not in 0..{model.vocabulary - 1}.", param

@@ -162,7 +162,7 @@ class CapabilityProbe:
             if trial.word in found.words | found.untried
         ]
         status, reason, is_alive = 0, "", False
-        for trial in sorted(least, key=lambda each: each != self._plain):
+        for trial in sorted(least, key=lambda trial: trial != self._plain):
             try:
                 status, body = await self._client.post(trial.path, trial.body, self._timeout_s)
             except (ConnectFailed, FetchFailed) as error:
@@ -198,7 +198,7 @@ class CapabilityProbe:
         return min(self._server.timeouts.first_byte_s, MOST_TRIAL_S)
 
     def _set_by_operator(self) -> Capabilities:
-        words = {Capability(each) for each in self._server.capabilities}
+        words = {Capability(word) for word in self._server.capabilities}
         if not words or words - VECTORS:
             words.add(Capability.TEXT)  # unless it is only there for something else
         if Capability.TOOLS in words:

@@ -51,9 +51,11 @@ def trials(model: str, kind: ServerKind, *, is_chat: bool) -> list[Trial]:
     """One for each further word of a generating server, as chats or as text completions."""
     fields = {**_FIELDS, Capability.EXTRA_FIELDS: KIND_TRIALS.get(kind, {})}
     if not is_chat:
-        fields = {word: each for word, each in fields.items() if word in _OF_TEXT}
+        fields = {word: field for word, field in fields.items() if word in _OF_TEXT}
     path, body = (CHAT_PATH, _chat(model)) if is_chat else (TEXT_PATH, _text(model))
-    return [Trial(word, path, msgspec.json.encode({**body, **each})) for word, each in fields.items() if each]
+    return [
+        Trial(word, path, msgspec.json.encode({**body, **field})) for word, field in fields.items() if field
+    ]
 
 
 def vector_trials(model: str) -> list[Trial]:

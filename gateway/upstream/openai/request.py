@@ -59,12 +59,12 @@ MAX_COMPARED = 16_384
 def repeats(wording: Wording, said: str) -> bool:
     """Whether a server's words have some of the request's: a run of `SHORTEST_REPEATED` letters and digits,
     or a whole text of half of that. Of a request that is too long to be compared: always."""
-    texts = [_letters(each) for each in _texts([wording.messages, wording.prompt, wording.fields])]
+    texts = [_letters(text) for text in _texts([wording.messages, wording.prompt, wording.fields])]
     if sum(map(len, texts)) > MAX_COMPARED:
         return True
     found, sent = _letters(said), "\n".join(texts)
     runs = range(max(1, len(found) - SHORTEST_REPEATED + 1))
-    return any(len(each) >= SHORTEST_REPEATED // 2 and each in found for each in texts) or any(
+    return any(len(text) >= SHORTEST_REPEATED // 2 and text in found for text in texts) or any(
         found[at : at + SHORTEST_REPEATED] in sent for at in runs if found
     )
 
@@ -77,11 +77,11 @@ def _texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from _texts(each)
+        for item in value.values():
+            yield from _texts(item)
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _texts(each)
+        for item in value:
+            yield from _texts(item)
 
 
 def cache_salt(secret: bytes, tenant_id: str) -> str:

@@ -281,7 +281,7 @@ def _field_of(error: object) -> str | None:
         steps = re.findall(r"\w+", param)
     elif isinstance(detail, list) and detail and isinstance(detail[0], dict):
         location = detail[0].get("loc")
-        steps = [str(each) for each in location if each != "body"] if isinstance(location, list) else []
+        steps = [str(step) for step in location if step != "body"] if isinstance(location, list) else []
     else:
         found = _LOCATION.search(str(error.get("message"))[: 16 * MAX_MESSAGE_CHARACTERS])
         steps = re.findall(r"\w+", found[1]) if found is not None else []
@@ -309,7 +309,7 @@ def said(error: object) -> str:
 
 
 def one_line(text: str, most: int) -> str:
-    words = "".join(each if each.isprintable() else " " for each in text[: 4 * most]).split()
+    words = "".join(character if character.isprintable() else " " for character in text[: 4 * most]).split()
     return " ".join(words)[:most]
 
 
@@ -391,4 +391,4 @@ def models(data: bytes) -> dict[str, ListedModel]:
         found = msgspec.json.decode(data, type=_Models)
     except NOT_JSON:
         raise Garbage("its list of models is not in OpenAI's shape") from None
-    return {each.id: each for each in found.data}
+    return {model.id: model for model in found.data}

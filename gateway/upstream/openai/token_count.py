@@ -138,7 +138,7 @@ class TokenCount:
             self._said_bytes += len(part.text.encode())
             fragments += part.is_generated
             self.uncounted += part.uncounted
-        self.lengths = [len(each) for each in texts]
+        self.lengths = [len(text) for text in texts]
         return texts, fragments
 
     def fitting(self, logprobs: Sequence[TokenLogprob]) -> Sequence[TokenLogprob]:
@@ -265,11 +265,11 @@ class TokenCount:
 
     def _others(self, text: _Text | None = None) -> int:
         found = 0
-        for each in self._texts.values():
-            if each is not text:
-                if each.rest_tokens is None:
-                    each.rest_tokens = self._tokens_of(each.rest)
-                found += each.settled + each.rest_tokens
+        for other in self._texts.values():
+            if other is not text:
+                if other.rest_tokens is None:
+                    other.rest_tokens = self._tokens_of(other.rest)
+                found += other.settled + other.rest_tokens
         return found
 
     def _count_to_the_end(self) -> None:

@@ -111,11 +111,11 @@ def read_vectors(body: bytes, inputs: int) -> tuple[bytes, _VectorUsage | None]:
         raise Garbage("its embeddings are not in OpenAI's shape") from None
     _require_no_error(found.error)
     data = found.data or []
-    if sorted(each.index for each in data) != list(range(inputs)):
+    if sorted(item.index for item in data) != list(range(inputs)):
         raise Garbage("it did not answer with one embedding for each input")
-    if not all(_is_vector(bytes(each.embedding)) for each in data):
+    if not all(_is_vector(bytes(item.embedding)) for item in data):
         raise Garbage("an embedding is neither a list of numbers nor base64")
-    shown = [{"object": "embedding", "index": each.index, "embedding": each.embedding} for each in data]
+    shown = [{"object": "embedding", "index": item.index, "embedding": item.embedding} for item in data]
     return msgspec.json.encode(shown), found.usage
 
 
@@ -130,10 +130,10 @@ def read_scores(body: bytes, documents: int) -> tuple[bytes, _VectorUsage | None
     results = found.results
     if results is None:
         raise Garbage("it sent no results")
-    places = [each.index for each in results]
+    places = [result.index for result in results]
     if len(set(places)) != len(places) or not set(places) <= set(range(documents)):
         raise Garbage("its results name documents that were not sent, or one twice")
-    if not all(math.isfinite(each.relevance_score) for each in results):
+    if not all(math.isfinite(result.relevance_score) for result in results):
         raise Garbage("a score is not a finite number")
     return msgspec.json.encode(results), found.usage
 
