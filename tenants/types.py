@@ -215,7 +215,7 @@ class RequestTraits:
 
 class Amounts(msgspec.Struct, frozen=True):
     """What a request holds or has used, by meter. Limits count weighted tokens
-    (`tenants/pricing/metering.py`), bills and usage the real ones."""
+    (`tenants/pricing/pricing.py`), bills and usage the real ones."""
 
     input_tokens: int = 0
     output_tokens: int = 0

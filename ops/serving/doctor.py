@@ -25,12 +25,11 @@ from gateway.cluster import identity
 from gateway.requests.prompt import PromptRenderer, TokenizerMissing
 from migrations import runner
 from ops.serving import audit_key, datadir
-from ops.serving.capability_words import can
 from ops.serving.composition import engine_sampling
 from ops.serving.hub_model import ModelMissing, with_local_model
 from ops.serving.listeners import StartFailed
-from ops.serving.plugin_findings import plugin_detail, plugin_faults
 from ops.serving.serve import check_model, explain, missing_packages
+from ops.serving.upstream_probe import can, plugin_detail, plugin_faults
 from ops.settings.settings import Settings
 from ops.settings.telemetry import BadTelemetry, span_target
 from tenants.admin.admin import Admin

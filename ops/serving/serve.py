@@ -43,7 +43,7 @@ from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
 from tenants.admin.commands import KeyCreate, TenantCreate
 from tenants.errors import DatabaseUnavailable, NotWritten, TenancyError
-from tenants.people.links import link_path
+from tenants.people.person import link_path
 from tenants.quota.store import QuotaStoreUnavailable
 from tenants.types import SCOPES, Tier
 

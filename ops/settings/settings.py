@@ -26,9 +26,7 @@ from gateway.pools.catalogue import Alias
 from gateway.upstream.openai.config import UpstreamSettings
 from ops.settings import upstreams as upstream_settings
 from ops.settings import values
-from ops.settings.admin import AdminSettings
-from ops.settings.audit import AuditSettings
-from ops.settings.policy import PolicySettings, Templated, templated
+from ops.settings.groups import AdminSettings, AuditSettings, PolicySettings, Templated, templated
 from ops.settings.telemetry import TelemetrySettings
 from tenants.pricing.pricing import DEFAULT_MULTIPLIERS, Price
 from tenants.types import Tier

@@ -16,8 +16,7 @@ from sqlalchemy import Connection, delete, insert, select
 from tenants.admin import validation
 from tenants.admin.audit import Actor
 from tenants.admin.commands import BrakeEnd, BrakeSet
-from tenants.admin.etag import IfMatch
-from tenants.admin.transaction import AdminCommands, Change
+from tenants.admin.transaction import AdminCommands, Change, IfMatch
 from tenants.directory.records import from_us
 from tenants.errors import Invalid, NotFound
 from tenants.storage import tables

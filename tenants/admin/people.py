@@ -14,17 +14,22 @@ from sqlalchemy import Connection, delete, update
 
 from tenants.admin import validation
 from tenants.admin.audit import Actor
-from tenants.admin.etag import IfMatch
 from tenants.admin.lists.people import PeopleLists
-from tenants.admin.transaction import Change
+from tenants.admin.transaction import Change, IfMatch
 from tenants.audit import persons, store
 from tenants.directory import queries
 from tenants.directory.keys import new_id
 from tenants.errors import Invalid, LogInRefused, NotFound
 from tenants.people import rows
-from tenants.people.commands import PersonChange, PersonInvite
-from tenants.people.links import LINK_S
-from tenants.people.person import MAX_PEOPLE, MAX_TENANTS_OF_A_MEMBER, Person, person_name
+from tenants.people.person import (
+    LINK_S,
+    MAX_PEOPLE,
+    MAX_TENANTS_OF_A_MEMBER,
+    Person,
+    PersonChange,
+    PersonInvite,
+    person_name,
+)
 from tenants.people.roles import Role
 from tenants.people.sessions import Session, digest_of, is_secret, new_secret
 from tenants.storage.tables import drains, people, person_links, person_sessions, settings

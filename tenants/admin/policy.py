@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import ColumnElement, Connection, delete, insert, select
 
 from tenants.admin.audit import Actor
-from tenants.admin.etag import IfMatch
-from tenants.admin.transaction import AdminCommands, Change
+from tenants.admin.transaction import AdminCommands, Change, IfMatch
 from tenants.errors import Invalid
 from tenants.storage import tables
 

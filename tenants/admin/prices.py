@@ -15,8 +15,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, insert, select
 from tenants.admin import validation
 from tenants.admin.audit import Actor
 from tenants.admin.commands import PriceSet
-from tenants.admin.etag import IfMatch
-from tenants.admin.transaction import AdminCommands, Change
+from tenants.admin.transaction import AdminCommands, Change, IfMatch
 from tenants.directory import queries
 from tenants.directory.records import from_us
 from tenants.errors import Invalid

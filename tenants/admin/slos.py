@@ -9,8 +9,7 @@ from sqlalchemy import Connection, delete, update
 from tenants.admin import validation
 from tenants.admin.audit import Actor
 from tenants.admin.commands import SloSet
-from tenants.admin.etag import IfMatch
-from tenants.admin.transaction import AdminCommands, Change
+from tenants.admin.transaction import AdminCommands, Change, IfMatch
 from tenants.directory import queries
 from tenants.directory.keys import new_id
 from tenants.errors import Invalid, NotFound

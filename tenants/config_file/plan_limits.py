@@ -8,8 +8,7 @@ from typing import Any
 from tenants.admin import validation
 from tenants.admin.commands import LimitSet, SloSet
 from tenants.admin.slos import new_slo
-from tenants.config_file.document import ConfigLimit, ConfigTarget
-from tenants.config_file.errors import ConfigInvalid, Place
+from tenants.config_file.document import ConfigInvalid, ConfigLimit, ConfigTarget, Place
 from tenants.config_file.state import EACH_END_USER, PLATFORM_LIMIT, TENANT_LIMIT, SubjectName
 from tenants.config_file.steps import ConfigStep, NamedOnce, differences, standing_at
 from tenants.directory.records import limit_as_json, limit_from

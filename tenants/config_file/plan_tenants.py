@@ -8,8 +8,7 @@ from typing import Any
 from tenants.admin import validation
 from tenants.admin.commands import ProjectCreate, TenantChange, TenantCreate
 from tenants.admin.drafts import changed_tenant, new_tenant
-from tenants.config_file.document import ConfigProject, ConfigTenant
-from tenants.config_file.errors import ConfigInvalid, Place
+from tenants.config_file.document import ConfigInvalid, ConfigProject, ConfigTenant, Place
 from tenants.config_file.plan_keys import ended, key_steps
 from tenants.config_file.plan_limits import limit_steps, name_of, target_steps
 from tenants.config_file.state import TenantState

@@ -17,9 +17,9 @@ from tenants.admin.commands import (
     TenantChange,
     TenantCreate,
 )
-from tenants.admin.etag import etag_of
 from tenants.admin.policy import StoredPolicy
-from tenants.config_file.errors import ConfigInvalid, Place, as_text
+from tenants.admin.transaction import etag_of
+from tenants.config_file.document import ConfigInvalid, Place, as_text
 from tenants.errors import Invalid
 
 

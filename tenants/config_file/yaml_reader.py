@@ -18,8 +18,7 @@ from msgspec.inspect import ListType, LiteralType, Metadata, StructType, Type, U
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from tenants.config_file.document import Configuration
-from tenants.config_file.errors import ConfigInvalid, Place, as_text
+from tenants.config_file.document import ConfigInvalid, Configuration, Place, as_text
 
 MAX_FILE_BYTES = 4 * 2**20
 MAX_DEPTH = 20

@@ -1,7 +1,7 @@
 """Digests of the ledger in the audit: spans of rows are closed in order, and checked against the rows.
 
 Spans follow each other without a gap from id 1, so that a row which is added, removed or changed later shows
-in the span of its id. A span is closed only where every id in it is final (`tenants/usage/final_ids.py`), so
+in the span of its id. A span is closed only where every id in it is final (`tenants/usage/fold.py`), so
 spans end at or before the fold's position. The ledger is never purged: a missing row was removed.
 """
 

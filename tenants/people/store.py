@@ -16,8 +16,7 @@ from sqlalchemy import Connection, delete, insert, or_, select, update
 from tenants.directory.keys import new_id
 from tenants.errors import DatabaseUnavailable, Invalid, LogInRefused
 from tenants.people import rows
-from tenants.people.links import PersonLink
-from tenants.people.person import Person, person_name
+from tenants.people.person import Person, PersonLink, person_name
 from tenants.people.roles import Role
 from tenants.people.sessions import (
     DEFAULT_RULES,

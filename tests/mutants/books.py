@@ -243,7 +243,7 @@ BOOKS_MUTATIONS = mutations_of(
             REFUSALS,
         ),
         (
-            "tenants/counts/refusal.py",
+            "tenants/counts/refusal_store.py",
             "records: a tenant reads the platform's numbers",
             "        if not self.of_platform:\n",
             "        if self.of_platform:\n",
@@ -299,7 +299,7 @@ BOOKS_MUTATIONS = mutations_of(
             SPARE_TEST,
         ),
         (
-            "tenants/usage/final_ids.py",
+            "tenants/usage/fold.py",
             "usage: the newest id that is seen is final",
             "    if not running:\n        return newest_id, WaitingIds()\n",
             "    if True:\n        return newest_id, WaitingIds()\n",

@@ -38,7 +38,7 @@ def list_() -> None:
         "priced": true, "can": {"llama-a": ["text", "tools"]}}, …]
     """
     from gateway.pools.catalogue import alias_as_json
-    from ops.serving.capability_words import can
+    from ops.serving.upstream_probe import can
 
     settings = settings_now()
     priced = {row.model for row in administer(lambda admin: admin.list_prices())}
@@ -116,10 +116,8 @@ def check() -> None:
 async def _check() -> Sequence[dict[str, Any]]:
     from gateway.pools.catalogue import Catalogue
     from gateway.requests.prompt import TokenizerMissing
-    from ops.serving.capability_words import can, cannot
-    from ops.serving.plugin_findings import plugin_detail, plugin_faults
     from ops.serving.upstream_pools import renderer_of, upstream_of
-    from ops.serving.upstream_probe import faults_of
+    from ops.serving.upstream_probe import can, cannot, faults_of, plugin_detail, plugin_faults
     from tenants.errors import Invalid
 
     settings = settings_now()

@@ -11,9 +11,7 @@ from ops.cli.admin.administer import actor, administer, named_list, named_one
 from ops.cli.base import answer, group, settings_now
 from ops.cli.live import running_server
 from ops.reporting import table
-from tenants.people.commands import PersonChange, PersonInvite
-from tenants.people.links import link_path
-from tenants.people.person import Person
+from tenants.people.person import Person, PersonChange, PersonInvite, link_path
 from tenants.people.roles import Role
 from tenants.people.sessions import Session, SessionRules
 

@@ -7,7 +7,7 @@ import click
 from ops.cli.admin.administer import actor, administer, named_list, named_one
 from ops.cli.base import answer, group
 from ops.reporting import table
-from tenants.admin.webhooks.commands import DeliveryAgain, Webhook, WebhookAdd
+from tenants.admin.webhooks import DeliveryAgain, Webhook, WebhookAdd
 from tenants.outbox.kinds import SUBJECTS
 from tenants.outbox.outbox import Delivery
 

@@ -28,9 +28,8 @@ def export(url: str | None, key_file: Path | None, schema: bool) -> None:
     """
     import msgspec
 
-    from tenants.config_file.document import Configuration
+    from tenants.config_file.document import Configuration, json_schema
     from tenants.config_file.export import as_yaml
-    from tenants.config_file.schema import json_schema
 
     if schema:
         click.echo(json.dumps(json_schema(), indent=2))

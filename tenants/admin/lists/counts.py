@@ -15,7 +15,7 @@ from tenants.admin.cursor import Page, Text, beyond, checked_limit, decode_curso
 from tenants.admin.lists.refusals import MAX_NAME_CHARACTERS, RENAMED, Conditions, Instant, one_of, text
 from tenants.admin.transaction import AdminCommands
 from tenants.counts.calibration import FIGURES, KINDS, KeptCount
-from tenants.counts.refusal import MAX_CODE_CHARACTERS, MAX_ID_CHARACTERS, MAX_MODEL_CHARACTERS
+from tenants.counts.refusal_store import MAX_CODE_CHARACTERS, MAX_ID_CHARACTERS, MAX_MODEL_CHARACTERS
 from tenants.directory import queries
 from tenants.directory.records import from_us, to_us
 from tenants.errors import Invalid

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from tenants.admin.transaction import AdminCommands
 from tenants.counts import minute_store
-from tenants.counts.minutes import HOUR_US, KEPT_US, EngineMinute
+from tenants.counts.minute_store import HOUR_US, KEPT_US, EngineMinute
 
 MOST_RESERVED = 100
 """Tenants whose reservations are compared with their service: those with the largest."""

@@ -21,7 +21,7 @@ from tenants.admin.cursor import (
 )
 from tenants.admin.transaction import AdminCommands
 from tenants.counts import minute_store
-from tenants.counts.minutes import HOUR_US, MINUTE_US, EngineKey, EngineMinute, FlowKey, FlowMinute
+from tenants.counts.minute_store import HOUR_US, MINUTE_US, EngineKey, EngineMinute, FlowKey, FlowMinute
 from tenants.directory import queries
 from tenants.directory.records import from_us, to_us
 from tenants.errors import Invalid

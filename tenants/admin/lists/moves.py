@@ -13,7 +13,7 @@ from tenants.admin.lists.refusals import RENAMED, text
 from tenants.admin.lists.scans import between, end_of_scan
 from tenants.admin.transaction import AdminCommands
 from tenants.counts import move_store
-from tenants.counts.move import MAX_KNOB_CHARACTERS, MAX_MODEL_CHARACTERS, StoredMove
+from tenants.counts.move_store import MAX_KNOB_CHARACTERS, MAX_MODEL_CHARACTERS, StoredMove
 from tenants.storage.tables import control_moves
 
 Instant = Annotated[int, msgspec.Meta(ge=0, le=2**53)]

@@ -13,7 +13,7 @@ from tenants.admin.cursor import Page, Text, beyond, checked_limit, decode_curso
 from tenants.admin.lists.scans import between, end_of_scan
 from tenants.admin.transaction import AdminCommands
 from tenants.counts import refusal_store
-from tenants.counts.refusal import (
+from tenants.counts.refusal_store import (
     MAX_CODE_CHARACTERS,
     MAX_ID_CHARACTERS,
     MAX_MODEL_CHARACTERS,

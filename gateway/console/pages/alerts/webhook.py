@@ -16,7 +16,7 @@ from gateway.console.pages.tenant_parts.acts import said
 from gateway.console.rendering import page_response, redirect
 from gateway.console.return_path import with_query
 from gateway.routes.context import gateway_of
-from tenants.admin.webhooks.commands import DeliveryAgain, Webhook
+from tenants.admin.webhooks import DeliveryAgain, Webhook
 from tenants.errors import Invalid
 from tenants.people.roles import Act
 

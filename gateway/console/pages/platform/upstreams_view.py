@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from gateway.console.formats import without_password
 from tenants.admin.lists.flow import EngineRow
-from tenants.counts.minutes import EngineMinute
+from tenants.counts.minute_store import EngineMinute
 
 MOST_LINES = 8
 """Replicas in the chart of the last hour."""

@@ -20,8 +20,8 @@ from gateway.domain.what_if import RunState, WhatIfRun
 from gateway.gateway import Gateway
 from gateway.routes.admin.config import file_of
 from gateway.routes.context import gateway_of
-from tenants.admin.etag import etag_of
-from tenants.config_file.errors import ConfigInvalid
+from tenants.admin.transaction import etag_of
+from tenants.config_file.document import ConfigInvalid
 from tenants.config_file.export import as_yaml
 from tenants.config_file.steps import stored
 from tenants.errors import Invalid, NotFound, PreconditionFailed

@@ -9,7 +9,7 @@ from gateway.console.pages.money.recovery import hour_nanousd, pool_of, reservat
 from gateway.console.pages.money.recovery_view import HOUR_US, all_pools, by_pool, pool_time, unused_us
 from gateway.pools.catalogue import Alias, Chain
 from tenants.admin.lists.engine_time import EngineTime, ServedTime
-from tenants.counts.minutes import EngineMinute
+from tenants.counts.minute_store import EngineMinute
 from tenants.errors import Invalid
 
 USD = 1_000_000_000
