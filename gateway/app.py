@@ -6,9 +6,8 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
-from typing import Any
 
-from litestar import HttpMethod, Litestar, Request, Response, route
+from litestar import HttpMethod, Litestar, Response, route
 from litestar.config.cors import CORSConfig
 from litestar.datastructures import State
 from litestar.exceptions import MethodNotAllowedException, NotFoundException
@@ -22,22 +21,12 @@ from gateway.error_mapping import as_api_error
 from gateway.errors import ApiError
 from gateway.gateway import Gateway
 from gateway.http.accesses import note_refused
-from gateway.http.asgi import TRACE, add_standard_headers, begin, read_trace
+from gateway.http.asgi import TRACE, Request, add_standard_headers, begin, read_trace
 from gateway.http.authentication import require_scope
 from gateway.http.request_body import declared_length
 from gateway.metrics.gen_ai import OPERATIONS, OTHER
 from gateway.records.refusal_recorder import UNKNOWN
-from gateway.routes import (
-    health,
-    inference,
-    openapi,
-    quotes,
-    refusals,
-    requests,
-    tokens,
-    usage,
-    vectors,
-)
+from gateway.routes import health, inference, openapi, quotes, refusals, requests, tokens, usage, vectors
 from gateway.routes.admin import handlers as admin
 from gateway.routes.admin import requests as admin_requests
 from gateway.routes.context import asked_of
@@ -129,7 +118,7 @@ def _cross_origin(origins: tuple[str, ...]) -> CORSConfig | None:
     return CORSConfig(allow_origins=list(origins), expose_headers=["*"]) if origins else None
 
 
-def _refuse(request: Request[Any, Any, Any], exception: Exception) -> Response[bytes] | Response[str]:
+def _refuse(request: Request, exception: Exception) -> Response[bytes] | Response[str]:
     """Every exception of every route in OpenAI's shape; of the console, as a page."""
     request_id = begin(request.scope)
     path = request.scope.get("path", "")
@@ -160,9 +149,7 @@ def _refuse(request: Request[Any, Any, Any], exception: Exception) -> Response[b
     return Response(error.body(), status_code=error.status, headers=headers, media_type="application/json")
 
 
-def _trace_refused(
-    request: Request[Any, Any, Any], request_id: str, error: ApiError, duration_s: float
-) -> None:
+def _trace_refused(request: Request, request_id: str, error: ApiError, duration_s: float) -> None:
     """A refused request held nothing and has no timeline."""
     deps: GatewayDeps = request.app.state.gateway.deps
     if deps.tracer is None:

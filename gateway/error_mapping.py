@@ -51,11 +51,7 @@ from tenants.types import Limit, Meter, Window
 
 log = logging.getLogger("fairgate.gateway")
 
-_ENGINE_REFUSALS = {
-    "context_length_exceeded": "messages",
-    "too_large": "max_tokens",
-    "invalid_request": None,
-}
+_ENGINE_REFUSALS = {"context_length_exceeded": "messages", "too_large": "max_tokens", "invalid_request": None}
 """Engine error codes caused by the caller, and the parameter concerned."""
 
 

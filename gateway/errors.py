@@ -198,9 +198,7 @@ head_too_large = ErrorKind(
     headers=_CLOSE,
 )
 head_too_slow = _too_slow(
-    "request_timeout",
-    "The request line and headers did not arrive within {timeout_s:g} s.",
-    headers=_CLOSE,
+    "request_timeout", "The request line and headers did not arrive within {timeout_s:g} s.", headers=_CLOSE
 )
 body_too_slow = _too_slow(
     "request_timeout", "The request body did not arrive within {timeout_s:g} s.", headers=_CLOSE

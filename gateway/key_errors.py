@@ -59,8 +59,5 @@ def key_withdrawn(reason: str, charged_tokens: int) -> ApiError:
     code, message = _KEPT_OUT.get(reason, ("invalid_api_key", _KEY_MESSAGES.get(reason, "")))
     charged = f"The {charged_tokens} tokens that were generated were charged" if charged_tokens else ""
     return ApiError(
-        401,
-        code,
-        f"{message} The request was ended. {charged or 'Nothing was charged'}.",
-        should_retry=False,
+        401, code, f"{message} The request was ended. {charged or 'Nothing was charged'}.", should_retry=False
     )

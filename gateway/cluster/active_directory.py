@@ -21,10 +21,7 @@ log = logging.getLogger("fairgate.gateway.directory")
 
 class ActiveDirectory:
     def __init__(
-        self,
-        deps: GatewayDeps,
-        lifecycle: Callable[[], Lifecycles],
-        also: Callable[[], Awaitable[None]],
+        self, deps: GatewayDeps, lifecycle: Callable[[], Lifecycles], also: Callable[[], Awaitable[None]]
     ) -> None:
         """`also`: applies other changes of a revision; may raise `DatabaseUnavailable`."""
         self._deps = deps

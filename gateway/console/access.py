@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from litestar import Request, get, post
+import litestar
+from litestar import get, post
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
 
@@ -20,10 +21,13 @@ from gateway.console import cookies
 from gateway.console.forms import TOKEN_FIELD, read_form
 from gateway.gateway import Gateway
 from gateway.http.accesses import REFUSED, origin_and_ids, route_of
-from gateway.http.asgi import headers_of
+from gateway.http.asgi import Request, headers_of
 from gateway.http.client_address import client_of
 from gateway.routes.context import gateway_of
 from tenants.admin.audit import LINK, Actor
+from tenants.directory import queries
+from tenants.directory.records import Tenant
+from tenants.errors import NotFound
 from tenants.people.person import Person
 from tenants.people.roles import Act
 from tenants.people.sessions import Session, csrf_token_of
@@ -78,7 +82,7 @@ class Visit:
 
 def page(path: str, act: Act | None = Act.OWN_ACCOUNT) -> Callable[..., HTTPRouteHandler]:
     """Decorator: a page for people who may do `act` on at least one tenant; None: for anyone, without a
-    session. Pages of one tenant check that tenant themselves (`scope.py`)."""
+    session. Pages of one tenant check that tenant themselves (`tenant_shown`)."""
     return get(path, guards=[require_access], opt={"act": act}, include_in_schema=False)
 
 
@@ -93,7 +97,7 @@ def form(
 
 async def require_access(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
     """Guard. Raises `SignInNeeded`, `NotForThisRole`, `FormRefused`, `ApiError`, `DatabaseUnavailable`."""
-    assert isinstance(connection, Request)
+    assert isinstance(connection, litestar.Request)
     gateway = gateway_of(connection)
     visit = await _visit(connection, gateway, handler.opt.get("lines", ()))
     connection.scope["state"]["visit"] = visit
@@ -120,14 +124,32 @@ def is_file(path: str) -> bool:
     return path.endswith(FILES)
 
 
-def note_refused(request: Request[Any, Any, Any], gateway: Gateway, status: int) -> None:
+def own_tenants(person: Person) -> frozenset[str] | None:
+    """Ids of the tenants that the person sees; None: all."""
+    return None if person.may(Act.READ_PLATFORM) else person.tenants
+
+
+async def tenant_shown(request: Request, wanted: str, act: Act = Act.READ_TENANT) -> Tenant:
+    """The tenant by name or id. Raises `NotFound` if it does not exist or the person may not see it, and
+    `NotForThisRole` if the person may see it but not do `act`."""
+    person = visit_of(request).person
+    database = gateway_of(request).deps.database
+    owner = await database.read(lambda connection: queries.find_tenant(connection, wanted))
+    if not person.may(Act.READ_TENANT, owner.tenant_id):
+        raise NotFound("tenant", wanted)
+    if not person.may(act, owner.tenant_id):
+        raise NotForThisRole
+    return owner
+
+
+def note_refused(request: Request, gateway: Gateway, status: int) -> None:
     """Audits a refused form of a signed-in person."""
     visit: Visit | None = request.scope["state"].get("visit")
     if request.method == "POST" and status in REFUSED and visit is not None and visit.session is not None:
         gateway.accesses.note("access.refuse", visit.actor, route_of(request.scope), f"status {status}")
 
 
-async def _visit(request: Request[Any, Any, Any], gateway: Gateway, lines: Collection[str]) -> Visit:
+async def _visit(request: Request, gateway: Gateway, lines: Collection[str]) -> Visit:
     deps, config = gateway.deps, gateway.deps.config
     secure = cookies.is_https(request.scope, config.trusted_proxies)
     address = client_of(request.scope, config.trusted_proxies)
@@ -146,7 +168,7 @@ async def _visit(request: Request[Any, Any, Any], gateway: Gateway, lines: Colle
     )
 
 
-def _where_it_was(request: Request[Any, Any, Any]) -> str:
+def _where_it_was(request: Request) -> str:
     """The requested page; empty for a form."""
     if request.method == "POST":
         return ""
@@ -160,6 +182,6 @@ def token_of(visit: Visit, *, before_log_in: bool) -> str:
     return visit.session.csrf_token
 
 
-def visit_of(request: Request[Any, Any, Any]) -> Visit:
+def visit_of(request: Request) -> Visit:
     visit: Visit = request.scope["state"]["visit"]
     return visit

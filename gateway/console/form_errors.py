@@ -6,14 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tenants.errors import (
-    AlreadyExists,
-    Invalid,
-    LogInRefused,
-    NotFound,
-    PreconditionFailed,
-    TooManyLogIns,
-)
+from tenants.errors import AlreadyExists, Invalid, LogInRefused, NotFound, PreconditionFailed, TooManyLogIns
 
 WHOLE_FORM = ""
 FORM_ERRORS = (AlreadyExists, Invalid, LogInRefused, NotFound, PreconditionFailed, TooManyLogIns)

@@ -100,6 +100,24 @@ def without_password(url: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if parts.netloc else url
 
 
+_BROWSERS = {"Edg/": "Edge", "OPR/": "Opera", "Firefox/": "Firefox", "Chrome/": "Chrome", "Safari/": "Safari"}
+_SYSTEMS = {
+    "Android": "Android",
+    "iPhone": "iOS",
+    "iPad": "iOS",
+    "Windows": "Windows",
+    "Mac OS": "macOS",
+    "Linux": "Linux",
+}
+
+
+def browser(user_agent: str) -> str:
+    """A browser's short name, or its own words if it is unknown."""
+    name = next((name for mark, name in _BROWSERS.items() if mark in user_agent), "")
+    system = next((name for mark, name in _SYSTEMS.items() if mark in user_agent), "")
+    return " on ".join(word for word in (name, system) if word) or user_agent[:60] or "unknown"
+
+
 def _moment(instant_us: int) -> datetime:
     return datetime.fromtimestamp(instant_us / MICROSECONDS, UTC)
 
@@ -114,4 +132,5 @@ FILTERS = {
     "exact_money": exact_money,
     "seconds": seconds,
     "percent": percent,
+    "browser": browser,
 }

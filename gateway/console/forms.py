@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import parse_qsl, quote_plus
 
 import msgspec
-from litestar import Request
 
 from gateway import errors
+from gateway.http.asgi import Request
 from gateway.http.request_body import read_form_body
 
 MAX_FORM_BYTES = 64 * 1024
@@ -26,9 +25,7 @@ MAX_UNSENT_BYTES = MAX_FORM_BYTES - 2_048
 """Of a kept form inside the log-in form."""
 
 
-async def read_form(
-    request: Request[Any, Any, Any], timeout_s: float, lines: Collection[str] = ()
-) -> Mapping[str, str]:
+async def read_form(request: Request, timeout_s: float, lines: Collection[str] = ()) -> Mapping[str, str]:
     """The fields of the body. Raises `ApiError` (400, 408, 413, 415)."""
     return parse_form(await read_form_body(request, MAX_FORM_BYTES, timeout_s), lines)
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 from urllib.parse import quote
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.exceptions import MethodNotAllowedException, NotFoundException
 
 from gateway.console.access import FormRefused, NotForThisRole, SignInNeeded, Visit, note_refused
@@ -15,6 +14,7 @@ from gateway.console.live.stream import session_over, wants_stream
 from gateway.console.rendering import HTML, SECURITY_HEADERS, page_response, redirect, render
 from gateway.console.return_path import LOG_IN, LOG_OUT, START, log_in_for
 from gateway.error_mapping import as_api_error
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.errors import DatabaseUnavailable, NotFound, NotWritten, PersonChanged, TooManyLogIns
 
@@ -26,18 +26,14 @@ def is_console(path: str) -> bool:
     return path == START or path.startswith(f"{START}/")
 
 
-def answer(
-    request: Request[Any, Any, Any], exception: Exception, request_id: str
-) -> Response[str] | Response[bytes]:
+def answer(request: Request, exception: Exception, request_id: str) -> Response[str] | Response[bytes]:
     """Unknown exceptions are logged with their traceback."""
     shown = _page(request, exception, request_id)
     note_refused(request, gateway_of(request), shown.status_code or 500)
     return shown
 
 
-def _page(
-    request: Request[Any, Any, Any], exception: Exception, request_id: str
-) -> Response[str] | Response[bytes]:
+def _page(request: Request, exception: Exception, request_id: str) -> Response[str] | Response[bytes]:
     headers: dict[str, str] = {}
     gateway_id = gateway_of(request).deps.gateway_id
     match exception:
@@ -95,7 +91,7 @@ def _page(
     return Response(text, status_code=status, headers={**SECURITY_HEADERS, **headers}, media_type=HTML)
 
 
-def _log_in_first(request: Request[Any, Any, Any]) -> Response[str]:
+def _log_in_first(request: Request) -> Response[str]:
     """The log-in page, which keeps a submitted form."""
     visit: Visit = request.scope["state"]["visit"]
     if request.scope["path"] == LOG_OUT:

@@ -229,10 +229,7 @@ def assemble(
 
 
 def _at_the_engine(
-    outcome: SequenceOutcome,
-    index: int,
-    began_s: float,
-    whose: Callable[[Sequence[str]], Whose],
+    outcome: SequenceOutcome, index: int, began_s: float, whose: Callable[[Sequence[str]], Whose]
 ) -> list[Note]:
     notes: list[Note] = []
     has_started = False

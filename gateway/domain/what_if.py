@@ -63,11 +63,7 @@ class WhatIfAsked:
     def file(self) -> Configuration:
         names = list(dict.fromkeys([*self.weights, *self.limits]))
         tenants = [
-            ConfigTenant(
-                name=name,
-                weight=self.weights.get(name),
-                limits=list(self.limits.get(name, ())),
-            )
+            ConfigTenant(name=name, weight=self.weights.get(name), limits=list(self.limits.get(name, ())))
             for name in names
         ]
         return Configuration(version=1, tenants=tenants)

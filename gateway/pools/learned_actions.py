@@ -154,7 +154,4 @@ def own_numbers(policy: StoredPolicy) -> dict[Knob, float]:
     preset = POLICIES.get(policy.name)
     own = HYBRID_OPTIONS if preset is None else preset().options
     partial = options.max_num_partial_prefills or own.max_num_partial_prefills or 1
-    return {
-        Knob.PARTIAL_PREFILLS: float(partial),
-        Knob.RESERVE_PERMILLE: float(options.reserve_permille),
-    }
+    return {Knob.PARTIAL_PREFILLS: float(partial), Knob.RESERVE_PERMILLE: float(options.reserve_permille)}

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from litestar import Litestar, MediaType, Request, Response, get
+from litestar import Litestar, MediaType, Response, get
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.spec import Components, SecurityScheme, Tag
 
+from gateway.http.asgi import Request
 from gateway.routes import openapi_fields
 from gateway.routes.context import gateway_of, json_response
 
@@ -20,7 +21,7 @@ _REFERENCE = "#/components/schemas/{name}"
 
 
 @get("/", include_in_schema=False)
-async def root(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def root(request: Request) -> Response[bytes]:
     return json_response(
         {
             "service": "fairgate",
@@ -34,12 +35,12 @@ async def root(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 
 @get("/openapi.json", include_in_schema=False)
-async def openapi_json(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def openapi_json(request: Request) -> Response[bytes]:
     return json_response(document(request.app, request.app.openapi_schema.to_schema()))
 
 
 @get("/docs", include_in_schema=False)
-async def docs(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def docs(request: Request) -> Response[bytes]:
     contents = document(request.app, request.app.openapi_schema.to_schema())
     text = page(contents, str(request.base_url).rstrip("/"), gateway_of(request).deps.model_name)
     return Response(text.encode(), media_type=MediaType.HTML)

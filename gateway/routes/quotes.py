@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from litestar import Request, Response, post
+from litestar import Response, post
 
 from gateway import errors
 from gateway.domain.call import ServedModel
 from gateway.domain.tiers import tier_of
-from gateway.http.asgi import begin
+from gateway.http.asgi import Request, begin
 from gateway.http.authentication import principal_of
 from gateway.quotes.offered import offered
 from gateway.quotes.quotes import Wanted
@@ -59,13 +58,13 @@ from tenants.types import Tier
     "tier has a token; whoever sends the same request with it in `X-Fairgate-Quote` while it is valid is "
     "served in that tier at these prices, and is credited where we do not keep the p90.",
 )
-async def quotes(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def quotes(request: Request) -> Response[bytes]:
     with reserved_memory(request) as reserved:
         body = await large_body_of(request, reserved)
         return await _quoted(request, body)
 
 
-async def _quoted(request: Request[Any, Any, Any], body: bytes) -> Response[bytes]:
+async def _quoted(request: Request, body: bytes) -> Response[bytes]:
     gateway = gateway_of(request)
     principal = principal_of(request)
     if not gateway.estimates.is_enabled:
@@ -157,9 +156,7 @@ def _sizes(
     return choices, max_tokens
 
 
-def _prompt(
-    request: Request[Any, Any, Any], asked: QuoteRequest, renderer: Renderer, served: ServedModel
-) -> Sequence[int]:
+def _prompt(request: Request, asked: QuoteRequest, renderer: Renderer, served: ServedModel) -> Sequence[int]:
     """The prompt's tokens, or as many placeholders as the given length."""
     given = [name for name in ("messages", "prompt", "prompt_tokens") if getattr(asked, name) is not None]
     if len(given) != 1:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from litestar import Request, Response, get
+from litestar import Response, get
 from litestar.params import FromQuery, QueryParameter
 
 from gateway.domain.ids import request_id_of
+from gateway.http.asgi import Request
 from gateway.http.authentication import principal_of
 from gateway.routes.context import gateway_of, json_response
 from gateway.routes.openapi_fields import between, one_of
@@ -34,12 +35,7 @@ def request_id_or_none(request_id: str | None) -> str | None:
 
 
 async def shown_refusals(
-    request: Request[Any, Any, Any],
-    query: RefusalQuery,
-    cursor: str | None,
-    limit: int,
-    *,
-    of_tenant: str | None = None,
+    request: Request, query: RefusalQuery, cursor: str | None, limit: int, *, of_tenant: str | None = None
 ) -> Response[bytes]:
     """`of_tenant`: as this tenant may see its own."""
     admin = gateway_of(request).deps.admin
@@ -55,7 +51,7 @@ async def shown_refusals(
     description=f"{LISTED} Of a limit on all tenants together (`of_platform`) no numbers are shown.",
 )
 async def list_own_refusals(
-    request: Request[Any, Any, Any],
+    request: Request,
     request_id: FromQuery[str | None] = None,
     project: FromQuery[str | None] = None,
     key: FromQuery[str | None] = None,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from litestar import Request, Response, delete, get, post
+from litestar import Response, delete, get, post
 from litestar.params import FromPath
 
 from gateway import errors
@@ -18,6 +18,7 @@ from gateway.domain.ids import request_id_of
 from gateway.domain.tiers import tier_of
 from gateway.errors import ApiError
 from gateway.explain.explanation import explained
+from gateway.http.asgi import Request
 from gateway.http.authentication import principal_of
 from gateway.pools.request_actions import (
     CANCEL,
@@ -53,13 +54,8 @@ LISTED = (
 )
 
 
-@get(
-    "/v1/requests",
-    opt=OWN,
-    summary="List this tenant's requests that wait or run",
-    description=LISTED,
-)
-async def list_requests(request: Request[Any, Any, Any]) -> Response[bytes]:
+@get("/v1/requests", opt=OWN, summary="List this tenant's requests that wait or run", description=LISTED)
+async def list_requests(request: Request) -> Response[bytes]:
     ask = RequestAction(LIST, tenant_id=principal_of(request).tenant_id)
     return json_response(await listed_requests(request, ask))
 
@@ -74,7 +70,7 @@ async def list_requests(request: Request[Any, Any, Any]) -> Response[bytes]:
     " sentences, `waits` in seconds by cause, the `timeline` they were read off, and the targets that it"
     " missed, each with its cause. Timelines are kept for a while.",
 )
-async def show_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
+async def show_request(request: Request, request_id: FromPath[str]) -> Response[bytes]:
     return json_response(
         await shown_request(request, about(SHOW, request_id, principal_of(request).tenant_id))
     )
@@ -88,7 +84,7 @@ async def show_request(request: Request[Any, Any, Any], request_id: FromPath[str
     description="What was emitted is charged. Repeating it changes nothing; of a request that has ended it "
     "says how.",
 )
-async def cancel_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
+async def cancel_request(request: Request, request_id: FromPath[str]) -> Response[bytes]:
     return json_response(await acted(request, about(CANCEL, request_id, principal_of(request).tenant_id)))
 
 
@@ -100,7 +96,7 @@ async def cancel_request(request: Request[Any, Any, Any], request_id: FromPath[s
     description="The answer states both prices, per token and for this request. With `preview` nothing moves."
     " The budget must cover the new price; otherwise nothing changes.",
 )
-async def move_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
+async def move_request(request: Request, request_id: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, TierChangeBody)
     principal = principal_of(request)
     show = about(SHOW, request_id, principal.tenant_id)
@@ -120,7 +116,7 @@ def about(
     return RequestAction(act, request_id_of(request_id), tenant_id, tier=tier, by=by)
 
 
-async def listed_requests(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
+async def listed_requests(request: Request, ask: RequestAction) -> dict[str, Any]:
     requests = await gateway_of(request).fleet.live_requests(ask)
     return {
         "object": "list",
@@ -130,7 +126,7 @@ async def listed_requests(request: Request[Any, Any, Any], ask: RequestAction) -
     }
 
 
-async def shown_request(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
+async def shown_request(request: Request, ask: RequestAction) -> dict[str, Any]:
     """Its state; of an ended request also its explanation."""
     try:
         shown = await acted(request, ask)
@@ -145,7 +141,7 @@ async def shown_request(request: Request[Any, Any, Any], ask: RequestAction) -> 
     return shown | await explained(gateway.timelines.find, gateway.deps.admin, ask.request_id)
 
 
-async def _refused(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any] | None:
+async def _refused(request: Request, ask: RequestAction) -> dict[str, Any] | None:
     """A request refused before it held anything, as its tenant or an operator sees it. Raises
     `DatabaseUnavailable`."""
     if not _may_be_an_id(ask.request_id):
@@ -168,7 +164,7 @@ async def _refused(request: Request[Any, Any, Any], ask: RequestAction) -> dict[
     }
 
 
-async def acted(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
+async def acted(request: Request, ask: RequestAction) -> dict[str, Any]:
     """The action's result if the request is running, else how it ended. Raises `ApiError`."""
     running = await found_running(request, ask)
     if running is not None:
@@ -179,7 +175,7 @@ async def acted(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str
     return shown if ask.tenant_id is not None else shown | owner(rows[0])
 
 
-async def live(request: Request[Any, Any, Any], ask: RequestAction) -> ActionResult:
+async def live(request: Request, ask: RequestAction) -> ActionResult:
     """As `found_running`. Raises `ApiError` for a request that has ended."""
     running = await found_running(request, ask)
     if running is None:
@@ -188,7 +184,7 @@ async def live(request: Request[Any, Any, Any], ask: RequestAction) -> ActionRes
     return running
 
 
-async def found_running(request: Request[Any, Any, Any], ask: RequestAction) -> ActionResult | None:
+async def found_running(request: Request, ask: RequestAction) -> ActionResult | None:
     """The answer of the gateway that runs the request; None: no gateway does. Raises `ApiError` if that is
     unknown."""
     gateway = gateway_of(request)
@@ -207,7 +203,7 @@ async def found_running(request: Request[Any, Any, Any], ask: RequestAction) -> 
     return peers.found
 
 
-async def ended(request: Request[Any, Any, Any], ask: RequestAction) -> list[LedgerRow]:
+async def ended(request: Request, ask: RequestAction) -> list[LedgerRow]:
     """The rows of a request that no reachable gateway runs, its settlement among them. Raises `ApiError`."""
     rows = await rows_of(request, ask)
     if not rows:
@@ -217,7 +213,7 @@ async def ended(request: Request[Any, Any, Any], ask: RequestAction) -> list[Led
     return rows
 
 
-async def rows_of(request: Request[Any, Any, Any], ask: RequestAction) -> list[LedgerRow]:
+async def rows_of(request: Request, ask: RequestAction) -> list[LedgerRow]:
     """Raises `DatabaseUnavailable`."""
     request_id = ask.request_id
     if not _may_be_an_id(request_id):

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
-from litestar import Request, Response, post
+from litestar import Response, post
 
 from gateway import errors
 from gateway.domain.call import ServedModel
-from gateway.http.asgi import begin
+from gateway.http.asgi import Request, begin
 from gateway.http.authentication import principal_of
 from gateway.requests.inputs import media, uncounted
 from gateway.requests.parse import chat_messages
@@ -86,7 +86,7 @@ OWN_FORM = (
     summary="Turn a prompt or messages into tokens",
     description="vLLM's form: `count`, `max_model_len`, `tokens` and `token_strs`. Not charged.",
 )
-async def tokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def tokenize(request: Request) -> Response[bytes]:
     body, asked, served = await _asked(request, TokenizeRequest)
     if (asked.prompt is None) == (asked.messages is None) or (asked.messages and asked.add_special_tokens):
         raise errors.bad_request(OWN_FORM, "prompt")
@@ -116,7 +116,7 @@ async def tokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
     summary="Turn tokens into text",
     description="vLLM's form: `prompt`. Not charged.",
 )
-async def detokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def detokenize(request: Request) -> Response[bytes]:
     body, asked, served = await _asked(request, DetokenizeRequest)
 
     def own(renderer: PromptRenderer) -> DetokenizedText:
@@ -127,7 +127,7 @@ async def detokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
     return await _answer(request, body, served, "/detokenize", {"tokens": asked.tokens}, DetokenizedText, own)
 
 
-async def _asked(request: Request[Any, Any, Any], into: type[S]) -> tuple[bytes, S, ServedModel]:
+async def _asked(request: Request, into: type[S]) -> tuple[bytes, S, ServedModel]:
     """The body, raw and decoded, and the model; of a chain the first one."""
     gateway, principal = gateway_of(request), principal_of(request)
     gateway.take_token_call(principal.tenant_id)
@@ -141,7 +141,7 @@ async def _asked(request: Request[Any, Any, Any], into: type[S]) -> tuple[bytes,
 
 
 async def _answer(
-    request: Request[Any, Any, Any],
+    request: Request,
     body: bytes,
     served: ServedModel,
     path: str,

@@ -50,13 +50,7 @@ class Endpoint(StrEnum):
 
 
 COUNTED_BY_SERVER = frozenset(
-    {
-        Capability.TOOLS,
-        Capability.FORCED_TOOLS,
-        Capability.REASONING,
-        Capability.IMAGES,
-        Capability.AUDIO,
-    }
+    {Capability.TOOLS, Capability.FORCED_TOOLS, Capability.REASONING, Capability.IMAGES, Capability.AUDIO}
 )
 """Only the server can count these, so servers that send no usage do not get them."""
 

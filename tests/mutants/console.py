@@ -178,7 +178,7 @@ CONSOLE_MUTATIONS = mutations_of(
             "tests/e2e/test_console_money.py::test_a_member_sees_the_own_tenants_alone",
         ),
         (
-            "gateway/console/pages/money/recovery_view.py",
+            "gateway/console/pages/money/recovery.py",
             "money: reservations are charged with time that others used",
             "return min(idle_us, round(unused_tokens * busy_us / served.all_tokens))",
             "return round(unused_tokens * busy_us / served.all_tokens)",

@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.response.base import ASGIResponse
 from litestar.response.streaming import ASGIStreamingResponse
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,7 +22,7 @@ from gateway.console.access import visit_of
 from gateway.console.live.hub import HubFull, LiveHub
 from gateway.console.rendering import HTML, SECURITY_HEADERS, render
 from gateway.console.return_path import log_in_for
-from gateway.http.asgi import headers_of
+from gateway.http.asgi import Request, headers_of
 from gateway.routes.context import gateway_of
 from tenants.errors import DatabaseUnavailable
 from tenants.people.sessions import Session
@@ -41,7 +41,7 @@ LIVE = "/live"
 """Suffix of a stream's path."""
 
 
-def hub_of(request: Request[Any, Any, Any]) -> LiveHub:
+def hub_of(request: Request) -> LiveHub:
     hub: LiveHub = request.app.state.live
     return hub
 
@@ -57,7 +57,7 @@ def last_event(why: str, href: str, words: str) -> bytes:
     )
 
 
-def wants_stream(request: Request[Any, Any, Any]) -> bool:
+def wants_stream(request: Request) -> bool:
     """Whether the client asks for events; others get the region once."""
     return request.method == "GET" and EVENTS in headers_of(request.scope).get("accept", "")
 
@@ -86,7 +86,7 @@ def streamed(events: AsyncGenerator[bytes, None], unread_s: float = UNREAD_S) ->
 
 
 async def live_region(
-    request: Request[Any, Any, Any],
+    request: Request,
     key: tuple[object, ...],
     make: Callable[[], Awaitable[T]],
     text_of: Callable[[T, Texts], str],
@@ -108,7 +108,7 @@ async def live_region(
 
 
 async def _events(
-    request: Request[Any, Any, Any],
+    request: Request,
     hub: LiveHub,
     key: tuple[object, ...],
     make: Callable[[], Awaitable[T]],
@@ -140,7 +140,7 @@ async def _events(
         yield last_event(f"{full} This one shows what was so when it was opened.", page, "Look again")
 
 
-async def _is_open(request: Request[Any, Any, Any], session: Session) -> bool:
+async def _is_open(request: Request, session: Session) -> bool:
     """Whether the session is still open in all gateways. Raises `DatabaseUnavailable`."""
     deps, visit = gateway_of(request).deps, visit_of(request)
     cookie = cookies.read(request.scope, cookies.SESSION, secure=visit.is_https)

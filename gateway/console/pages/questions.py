@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-from litestar import Request
 
 from gateway.console.form_errors import WHOLE_FORM, FormProblem
 from gateway.console.forms import typed_fields
+from gateway.http.asgi import Request
 from tenants.errors import Invalid, NotFound
 
 DATE_CHARACTERS = 10
 FILTER_ERRORS = (Invalid, NotFound)
 
 
-def asked_of(request: Request[Any, Any, Any], *names: str) -> dict[str, str]:
+def asked_of(request: Request, *names: str) -> dict[str, str]:
     values = {name: str(request.query_params.get(name, "")).strip() for name in names}
     return typed_fields(values, *names)
 
 
-def cursor_of(request: Request[Any, Any, Any]) -> str | None:
+def cursor_of(request: Request) -> str | None:
     return request.query_params.get("cursor") or None
 
 

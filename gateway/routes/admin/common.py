@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from litestar import Request, Response
+from litestar import Response
 
 from gateway import errors
 from gateway.http.accesses import actor_of
-from gateway.http.asgi import headers_of
+from gateway.http.asgi import Request, headers_of
 from gateway.routes.context import gateway_of, json_response
 from gateway.routes.openapi_fields import between
 from tenants.admin.audit import Actor
@@ -53,11 +53,7 @@ _TAG = re.compile(r'(W/)?"([\x21\x23-\x7e]*)"')
 
 
 async def changed(
-    request: Request[Any, Any, Any],
-    shown: Mapping[str, Any],
-    status: int = 200,
-    *,
-    stored: Mapping[str, Any] | None = None,
+    request: Request, shown: Mapping[str, Any], status: int = 200, *, stored: Mapping[str, Any] | None = None
 ) -> Response[bytes]:
     """Answers once the change is in force in every gateway; `not_in_force_on` names those that have not
     confirmed it in time. `stored`: the object as stored, for its tag; None: it is gone."""
@@ -71,7 +67,7 @@ def tagged(answer: Response[bytes], stored: Mapping[str, Any]) -> Response[bytes
     return answer
 
 
-def if_match(request: Request[Any, Any, Any]) -> IfMatch:
+def if_match(request: Request) -> IfMatch:
     """The request's condition. Weak tags match nothing. Raises `ApiError`."""
     text = headers_of(request.scope).get("if-match")
     if text is None:
@@ -88,22 +84,22 @@ def if_match(request: Request[Any, Any, Any]) -> IfMatch:
     return frozenset(tag[2] for tag in tags if tag is not None and tag[1] is None)
 
 
-async def named(request: Request[Any, Any, Any], shown: Mapping[str, Any]) -> dict[str, Any]:
+async def named(request: Request, shown: Mapping[str, Any]) -> dict[str, Any]:
     """With names beside ids."""
     return (await gateway_of(request).deps.admin.with_names([shown]))[0]
 
 
 async def paged(
-    request: Request[Any, Any, Any], page: Page[T], as_json: Callable[[T], Mapping[str, Any]]
+    request: Request, page: Page[T], as_json: Callable[[T], Mapping[str, Any]]
 ) -> Response[bytes]:
     data = await gateway_of(request).deps.admin.with_names(as_json(row) for row in page.rows)
     return json_response({"object": "list", "data": data, "next_cursor": page.next_cursor})
 
 
-async def listed(request: Request[Any, Any, Any], items: Iterable[Mapping[str, Any]]) -> Response[bytes]:
+async def listed(request: Request, items: Iterable[Mapping[str, Any]]) -> Response[bytes]:
     data = await gateway_of(request).deps.admin.with_names(items)
     return json_response({"object": "list", "data": data})
 
 
-def actor(request: Request[Any, Any, Any]) -> Actor:
+def actor(request: Request) -> Actor:
     return actor_of(request.scope, gateway_of(request))

@@ -21,14 +21,7 @@ if TYPE_CHECKING:
 
 MAX_LIMITS_SHOWN = 2_000
 SHOWN_MOVES = 20
-_COUNTS = (
-    "dispatched",
-    "finished",
-    "service_cost",
-    "running_output_tokens",
-    "input_tokens",
-    "output_tokens",
-)
+_COUNTS = ("dispatched", "finished", "service_cost", "running_output_tokens", "input_tokens", "output_tokens")
 
 
 async def status_of(gateway: Gateway, *, active_only: bool = False) -> dict[str, Any]:

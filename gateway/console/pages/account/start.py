@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response
+from litestar import Response
 
 from gateway.console.access import page, visit_of
 from gateway.console.names import tenant_names
 from gateway.console.rendering import page_response
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.people.person import Person
 from tenants.people.roles import Act
@@ -36,7 +35,7 @@ def allowed(person: Person) -> list[str]:
 
 
 @page("/console")
-async def start(request: Request[Any, Any, Any]) -> Response[str]:
+async def start(request: Request) -> Response[str]:
     visit = visit_of(request)
     names = tenant_names(gateway_of(request).deps.directory, visit.person)
     return page_response(

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 
-from gateway.console.access import NotForThisRole, form, page, visit_of
+from gateway.console.access import NotForThisRole, form, own_tenants, page, tenant_shown, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.forms import typed_fields
 from gateway.console.pages.questions import cursor_of
 from gateway.console.pages.tenant_parts.acts import said
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
-from gateway.console.scope import own_tenants, tenant_shown
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.webhooks import Webhook, WebhookAdd
 from tenants.directory import queries
@@ -40,12 +39,12 @@ def may_change(person: Person, tenant_id: str) -> bool:
 
 
 @page(PATH, act=Act.READ_TENANT)
-async def alerts_page(request: Request[Any, Any, Any]) -> Response[str]:
+async def alerts_page(request: Request) -> Response[str]:
     return await _shown(request, dict.fromkeys(FIELDS, ""))
 
 
 @form(WEBHOOKS, act=Act.CHANGE_WEBHOOK)
-async def add_webhook(request: Request[Any, Any, Any]) -> Response[str]:
+async def add_webhook(request: Request) -> Response[str]:
     visit = visit_of(request)
     typed = typed_fields(visit.form, *FIELDS)
     tenant = typed.get("tenant", "").strip()
@@ -66,7 +65,7 @@ async def add_webhook(request: Request[Any, Any, Any]) -> Response[str]:
 
 
 async def _shown(
-    request: Request[Any, Any, Any], typed: Mapping[str, str], problem: FormProblem | None = None
+    request: Request, typed: Mapping[str, str], problem: FormProblem | None = None
 ) -> Response[str]:
     visit, admin = visit_of(request), gateway_of(request).deps.admin
     person, whose = visit.person, own_tenants(visit.person)
@@ -94,7 +93,7 @@ async def _shown(
     )
 
 
-async def webhook_shown(request: Request[Any, Any, Any], webhook: str, *, changes: bool) -> Webhook:
+async def webhook_shown(request: Request, webhook: str, *, changes: bool) -> Webhook:
     """The webhook, if the person may see it. Raises `NotFound`, and with `changes` `NotForThisRole`."""
     person = visit_of(request).person
     shown = await gateway_of(request).deps.admin.show_webhook(webhook, own_tenants(person))

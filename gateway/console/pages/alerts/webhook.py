@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response
+from litestar import Response
 from litestar.params import FromPath
 
 from gateway.console.access import form, page, visit_of
-from gateway.console.confirm import confirm_page
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.pages.alerts.alerts import PATH as LIST
 from gateway.console.pages.alerts.alerts import WEBHOOKS, may_change, webhook_shown
 from gateway.console.pages.tenant_parts.acts import said
-from gateway.console.rendering import page_response, redirect
+from gateway.console.rendering import confirm_page, page_response, redirect
 from gateway.console.return_path import with_query
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.webhooks import DeliveryAgain, Webhook
 from tenants.errors import Invalid
@@ -29,12 +27,12 @@ DONE = {
 
 
 @page(PATH, act=Act.READ_TENANT)
-async def webhook_page(request: Request[Any, Any, Any], webhook: FromPath[str]) -> Response[str]:
+async def webhook_page(request: Request, webhook: FromPath[str]) -> Response[str]:
     return await _shown(request, await webhook_shown(request, webhook, changes=False))
 
 
 @form(PATH, act=Act.CHANGE_WEBHOOK)
-async def use_webhook(request: Request[Any, Any, Any], webhook: FromPath[str]) -> Response[str]:
+async def use_webhook(request: Request, webhook: FromPath[str]) -> Response[str]:
     visit, admin = visit_of(request), gateway_of(request).deps.admin
     shown = await webhook_shown(request, webhook, changes=True)
     act, seq = visit.form.get("act", ""), visit.form.get("seq", "")
@@ -52,7 +50,7 @@ async def use_webhook(request: Request[Any, Any, Any], webhook: FromPath[str]) -
 
 
 @page(f"{PATH}/remove", act=Act.CHANGE_WEBHOOK)
-async def ask_remove(request: Request[Any, Any, Any], webhook: FromPath[str]) -> Response[str]:
+async def ask_remove(request: Request, webhook: FromPath[str]) -> Response[str]:
     shown = await webhook_shown(request, webhook, changes=True)
     counts = await gateway_of(request).deps.admin.count_deliveries([shown.webhook_id])
     sent = counts[shown.webhook_id]
@@ -72,15 +70,13 @@ async def ask_remove(request: Request[Any, Any, Any], webhook: FromPath[str]) ->
 
 
 @form(f"{PATH}/remove", act=Act.CHANGE_WEBHOOK)
-async def remove_webhook(request: Request[Any, Any, Any], webhook: FromPath[str]) -> Response[str]:
+async def remove_webhook(request: Request, webhook: FromPath[str]) -> Response[str]:
     shown = await webhook_shown(request, webhook, changes=True)
     await gateway_of(request).deps.admin.remove_webhook(visit_of(request).actor, shown.webhook_id)
     return redirect(with_query(LIST, {"done": "removed"}))
 
 
-async def _shown(
-    request: Request[Any, Any, Any], found: Webhook, problem: FormProblem | None = None
-) -> Response[str]:
+async def _shown(request: Request, found: Webhook, problem: FormProblem | None = None) -> Response[str]:
     visit, admin = visit_of(request), gateway_of(request).deps.admin
     newest = await admin.deliveries(found.webhook_id, most=MOST_SHOWN)
     dead = await admin.deliveries(found.webhook_id, state="dead", most=MOST_SHOWN)

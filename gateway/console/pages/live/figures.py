@@ -48,18 +48,6 @@ class ShareRow:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveReplicaRow:
-    pool: str
-    name: str
-    state: str
-    running: int
-    waiting: int
-    mean_batch: float | None
-    """Sequences per step since the previous snapshot; None: no steps, or none reported."""
-    kv_share: float
-
-
-@dataclass(frozen=True, slots=True)
 class Overview:
     at_us: int
     fleet: FleetNow
@@ -67,7 +55,8 @@ class Overview:
     """Output of all gateways; None: there is no earlier snapshot."""
     jain: float | None
     tenants: tuple[ShareRow, ...]
-    replicas: tuple[LiveReplicaRow, ...]
+    replicas: list[tuple[ReplicaNow, float | None]]
+    """With their mean batch since the previous snapshot; None: no steps, or none reported."""
     slow: SlowFigures
     left_out: int
     """Tenants and tiers that are not shown."""
@@ -140,23 +129,14 @@ def tokens_per_s(now: FleetNow, before: FleetNow | None) -> float | None:
     return sum(rates) if rates else None
 
 
-def replica_rows(now: Iterable[ReplicaNow], before: Iterable[ReplicaNow]) -> tuple[LiveReplicaRow, ...]:
+def replica_rows(
+    now: Iterable[ReplicaNow], before: Iterable[ReplicaNow]
+) -> list[tuple[ReplicaNow, float | None]]:
     earlier = {(replica.pool, replica.address): replica for replica in before}
     rows = []
     for replica in now:
         was = earlier.get((replica.pool, replica.address))
         steps = 0 if was is None else replica.steps - was.steps
         batch = (replica.batch_sum - was.batch_sum) / steps if was is not None and steps > 0 else None
-        state = "drained" if replica.is_drained else "up" if replica.is_up else "down"
-        rows.append(
-            LiveReplicaRow(
-                replica.pool,
-                replica.replica_id,
-                state,
-                replica.running,
-                replica.waiting,
-                batch,
-                replica.kv_share,
-            )
-        )
-    return tuple(rows)
+        rows.append((replica, batch))
+    return rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tenants.admin.admin import Admin
 from tenants.admin.cursor import MAX_PAGE
@@ -39,15 +40,6 @@ class HourRow:
     @property
     def lag_tokens(self) -> int:
         return self.fair_tokens - self.served_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class PastHour:
-    minutes: tuple[EngineMinuteRow, ...]
-    tenants: tuple[HourRow, ...]
-    more_tenants: int
-    has_more_minutes: bool
-    """The latest minutes are left out when there are very many replicas."""
 
 
 def engine_minutes_of(rows: Iterable[EngineRow]) -> tuple[EngineMinuteRow, ...]:
@@ -94,7 +86,7 @@ def hour_rows(rows: Iterable[FlowRow], names: Mapping[str, str]) -> tuple[HourRo
     return tuple(sorted(made, key=lambda row: (-row.served_tokens, row.name, row.tier)))
 
 
-async def read_past_hour(admin: Admin, directory: Directory, now_us: int) -> PastHour:
+async def read_past_hour(admin: Admin, directory: Directory, now_us: int) -> dict[str, Any]:
     engines = await admin.page_engines(limit=MAX_PAGE)
     since = from_us(now_us // HOUR_US * HOUR_US).isoformat()
     flow = await admin.page_flow(window="hour", since=since, limit=MAX_PAGE)
@@ -103,9 +95,10 @@ async def read_past_hour(admin: Admin, directory: Directory, now_us: int) -> Pas
         tenant_id: tenant.name for tenant_id in ids if (tenant := directory.tenant(tenant_id)) is not None
     }
     rows = hour_rows(flow.rows, names)
-    return PastHour(
-        engine_minutes_of(engines.rows),
-        rows[:MOST_TENANTS],
-        max(0, len(rows) - MOST_TENANTS),
-        engines.next_cursor is not None,
-    )
+    return {
+        "minutes": engine_minutes_of(engines.rows),
+        "tenants": rows[:MOST_TENANTS],
+        "more_tenants": max(0, len(rows) - MOST_TENANTS),
+        # The latest minutes are left out when there are very many replicas.
+        "has_more_minutes": engines.next_cursor is not None,
+    }

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.params import FromPath
 
 from gateway.console.access import NotForThisRole, Visit, form, page, visit_of
-from gateway.console.confirm import confirm_page
 from gateway.console.form_errors import WHOLE_FORM, FormProblem
 from gateway.console.pages.live.waiting import PATH
-from gateway.console.rendering import page_response, redirect
+from gateway.console.rendering import confirm_page, page_response, redirect
 from gateway.console.return_path import with_query
 from gateway.errors import ApiError
+from gateway.http.asgi import Request
 from gateway.pools.request_actions import CANCEL, MOVE, OFFER, SHOW, ActionResult
 from gateway.routes.admin.common import named
 from gateway.routes.admin.requests import cancelled_by, moved_by
@@ -42,7 +42,7 @@ class Steered:
         return value
 
 
-async def steered(request: Request[Any, Any, Any], request_id: str) -> Steered | None:
+async def steered(request: Request, request_id: str) -> Steered | None:
     """None: no gateway runs it, or the person may not see its tenant. Raises `NotForThisRole`, and `ApiError`
     if a gateway does not answer."""
     person = visit_of(request).person
@@ -59,7 +59,7 @@ async def steered(request: Request[Any, Any, Any], request_id: str) -> Steered |
 
 
 @page(f"{ONE}/cancel", act=Act.STEER_REQUEST)
-async def cancel_page(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[str]:
+async def cancel_page(request: Request, request_id: FromPath[str]) -> Response[str]:
     visit = visit_of(request)
     what = await steered(request, request_id)
     if what is None:
@@ -82,7 +82,7 @@ async def cancel_page(request: Request[Any, Any, Any], request_id: FromPath[str]
 
 
 @form(f"{ONE}/cancel", act=Act.STEER_REQUEST)
-async def cancel(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[str]:
+async def cancel(request: Request, request_id: FromPath[str]) -> Response[str]:
     visit = visit_of(request)
     what = await steered(request, request_id)
     if what is None:
@@ -92,14 +92,14 @@ async def cancel(request: Request[Any, Any, Any], request_id: FromPath[str]) -> 
 
 
 @page(f"{ONE}/move", act=Act.STEER_REQUEST)
-async def move_page(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[str]:
+async def move_page(request: Request, request_id: FromPath[str]) -> Response[str]:
     """What each other tier costs, and whom a move would pass."""
     what = await steered(request, request_id)
     return _gone(visit_of(request)) if what is None else await _offers(request, what)
 
 
 @form(f"{ONE}/move", act=Act.STEER_REQUEST)
-async def move(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[str]:
+async def move(request: Request, request_id: FromPath[str]) -> Response[str]:
     visit = visit_of(request)
     what = await steered(request, request_id)
     if what is None:
@@ -118,9 +118,7 @@ async def move(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Re
     return redirect(with_query(PATH, {"done": "moved"}))
 
 
-async def _offers(
-    request: Request[Any, Any, Any], what: Steered, problem: FormProblem | None = None
-) -> Response[str]:
+async def _offers(request: Request, what: Steered, problem: FormProblem | None = None) -> Response[str]:
     offers: list[dict[str, Any]] = []
     why = ""
     for tier in what.tiers:

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.types import ASGIApp
 
 from gateway import errors
-from gateway.console.access import page, visit_of
+from gateway.console.access import own_tenants, page, tenant_shown, visit_of
 from gateway.console.live.held_rows import held
 from gateway.console.live.stream import LIVE, Texts, hub_of, live_region
 from gateway.console.rendering import page_response, render
 from gateway.console.return_path import with_query
-from gateway.console.scope import own_tenants, tenant_shown
+from gateway.http.asgi import Request
 from gateway.pools.fleet import WaitingRequests
 from gateway.pools.waiting import WaitingNow
 from gateway.routes.context import gateway_of
@@ -54,7 +54,7 @@ class WaitingQuestion:
         return {"tenant": self.typed_tenant, "tier": self.tier}
 
 
-async def question_of(request: Request[Any, Any, Any]) -> WaitingQuestion:
+async def question_of(request: Request) -> WaitingQuestion:
     """Raises `ApiError` for an unknown tier, `NotFound` for a tenant that the person may not see."""
     person = visit_of(request).person
     typed, tier = (request.query_params.get(name, "") for name in ("tenant", "tier"))
@@ -66,7 +66,7 @@ async def question_of(request: Request[Any, Any, Any]) -> WaitingQuestion:
     return WaitingQuestion(tenants, tier, typed[:200], person.may_somewhere(Act.STEER_REQUEST))
 
 
-async def view_of(request: Request[Any, Any, Any], question: WaitingQuestion) -> WaitingView:
+async def view_of(request: Request, question: WaitingQuestion) -> WaitingView:
     gateway = gateway_of(request)
     waiting = await gateway.fleet.waiting(question.tenant_ids, question.tier)
     names = {
@@ -112,7 +112,7 @@ class WaitingWriter:
 
 
 @page(PATH, act=Act.READ_TENANT)
-async def waiting_page(request: Request[Any, Any, Any]) -> Response[str]:
+async def waiting_page(request: Request) -> Response[str]:
     hub, question = hub_of(request), await question_of(request)
     view = await hub.look(question.topic, lambda: view_of(request, question))
     return page_response(
@@ -128,7 +128,7 @@ async def waiting_page(request: Request[Any, Any, Any]) -> Response[str]:
 
 
 @page(f"{PATH}{LIVE}", act=Act.READ_TENANT)
-async def waiting_live(request: Request[Any, Any, Any]) -> ASGIApp:
+async def waiting_live(request: Request) -> ASGIApp:
     question = await question_of(request)
     return await live_region(
         request,

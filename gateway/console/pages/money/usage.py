@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import Any
 
 import msgspec
-from litestar import Request, Response
+from litestar import Response
 
-from gateway.console.access import page, visit_of
+from gateway.console.access import own_tenants, page, tenant_shown, visit_of
 from gateway.console.csv_file import csv_list
 from gateway.console.form_errors import FormProblem
 from gateway.console.formats import exact_dollars
@@ -20,7 +20,7 @@ from gateway.console.pages.money.usage_view import NAMED, REQUESTS, Row, group_s
 from gateway.console.pages.questions import FILTER_ERRORS, asked_of, cursor_of, filter_problem
 from gateway.console.rendering import SECURITY_HEADERS, page_response
 from gateway.console.return_path import with_query
-from gateway.console.scope import own_tenants, tenant_shown
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from gateway.routes.views.usage_view import shown_usage
 from tenants.admin.cursor import MAX_PAGE, Page
@@ -69,7 +69,7 @@ def labels_of(tenants: list[Tenant]) -> list[str]:
     return [name for name, _ in names.most_common(MOST_LABELS)]
 
 
-def _tenants(request: Request[Any, Any, Any]) -> list[Tenant]:
+def _tenants(request: Request) -> list[Tenant]:
     own, directory = own_tenants(visit_of(request).person), gateway_of(request).deps.directory
     if own is None:
         return directory.tenants()
@@ -77,7 +77,7 @@ def _tenants(request: Request[Any, Any, Any]) -> list[Tenant]:
     return sorted((tenant for tenant in tenants if tenant is not None), key=lambda tenant: tenant.name)
 
 
-def _asked(request: Request[Any, Any, Any]) -> dict[str, str]:
+def _asked(request: Request) -> dict[str, str]:
     asked, sees_all = asked_of(request, *FIELDS), own_tenants(visit_of(request).person) is None
     if "group" not in request.query_params:
         asked["group"] = "tenant" if sees_all and not asked["tenant"] else "model"
@@ -87,7 +87,7 @@ def _asked(request: Request[Any, Any, Any]) -> dict[str, str]:
     return asked | {"window": asked["window"] or "day", "time_zone": asked["time_zone"] or "UTC"}
 
 
-async def _tenant_of(request: Request[Any, Any, Any], asked: dict[str, str]) -> str | None:
+async def _tenant_of(request: Request, asked: dict[str, str]) -> str | None:
     """The id of the tenant that is asked about; None: all, which members do not see. Raises `NotFound`."""
     if not asked["tenant"] and own_tenants(visit_of(request).person) is None:
         return None
@@ -95,7 +95,7 @@ async def _tenant_of(request: Request[Any, Any, Any], asked: dict[str, str]) -> 
 
 
 @page(PATH, act=Act.READ_TENANT)
-async def usage_page(request: Request[Any, Any, Any]) -> Response[str]:
+async def usage_page(request: Request) -> Response[str]:
     admin, asked = gateway_of(request).deps.admin, _asked(request)
     try:
         question = usage_asked(asked, await _tenant_of(request, asked))
@@ -106,7 +106,7 @@ async def usage_page(request: Request[Any, Any, Any]) -> Response[str]:
 
 
 def _shown(
-    request: Request[Any, Any, Any],
+    request: Request,
     asked: dict[str, str],
     found: UsageRead | None = None,
     problem: FormProblem | None = None,
@@ -172,7 +172,7 @@ def _answer(asked: dict[str, str], found: UsageRead) -> dict[str, Any]:
 
 
 @page(f"{PATH}/json", act=Act.READ_TENANT)
-async def usage_json(request: Request[Any, Any, Any]) -> Response[Any]:
+async def usage_json(request: Request) -> Response[Any]:
     """The same as `GET /admin/v1/usage` answers, one page of it."""
     admin, asked = gateway_of(request).deps.admin, _asked(request)
     try:
@@ -184,7 +184,7 @@ async def usage_json(request: Request[Any, Any, Any]) -> Response[Any]:
 
 
 @page(f"{PATH}/csv", act=Act.READ_TENANT)
-async def usage_file(request: Request[Any, Any, Any]) -> Response[str]:
+async def usage_file(request: Request) -> Response[str]:
     admin, asked = gateway_of(request).deps.admin, _asked(request)
     try:
         question = usage_asked(asked, await _tenant_of(request, asked))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.params import FromPath
 
 from gateway.console.access import form, page, visit_of
@@ -16,6 +15,7 @@ from gateway.console.pages.account import sessions
 from gateway.console.pages.people import people
 from gateway.console.rendering import page_response, redirect
 from gateway.console.return_path import with_query
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.transaction import etag_of
 from tenants.errors import Invalid, PreconditionFailed
@@ -34,20 +34,19 @@ DONE = {
 SESSION_PASSWORD = "session_password"
 """The field of the owner's password in the form of sessions."""
 STALE = FormProblem(
-    412,
-    {WHOLE_FORM: "This person was changed after you opened the page. Nothing was done; look again."},
+    412, {WHOLE_FORM: "This person was changed after you opened the page. Nothing was done; look again."}
 )
 
 
 @page(PATH, act=Act.READ_PEOPLE)
-async def person_page(request: Request[Any, Any, Any], person: FromPath[str]) -> Response[str]:
+async def person_page(request: Request, person: FromPath[str]) -> Response[str]:
     shown = await gateway_of(request).deps.admin.show_person(person)
     done = DONE.get(request.query_params.get("done", ""), "")
     return await _shown(request, shown, done=done)
 
 
 @form(PATH, act=Act.CHANGE_PEOPLE)
-async def change_person(request: Request[Any, Any, Any], person: FromPath[str]) -> Response[str]:
+async def change_person(request: Request, person: FromPath[str]) -> Response[str]:
     """Does what the pressed button says; asks for the password."""
     visit, deps = visit_of(request), gateway_of(request).deps
     shown = await deps.admin.show_person(person)
@@ -86,11 +85,10 @@ async def change_person(request: Request[Any, Any, Any], person: FromPath[str]) 
 
 
 async def _shown(
-    request: Request[Any, Any, Any], found: Person, *, problem: FormProblem | None = None, done: str = ""
+    request: Request, found: Person, *, problem: FormProblem | None = None, done: str = ""
 ) -> Response[str]:
     visit, deps = visit_of(request), gateway_of(request).deps
     assert visit.session is not None
-    theirs = sessions.rows(await deps.people.sessions_of(found), visit.session)
     seen = etag_of(found.as_json())
     is_kept = problem is not None and problem is not STALE
     stored = {"role": found.role.value, "tenants": ", ".join(tenant_names(deps.directory, found))}
@@ -101,7 +99,8 @@ async def _shown(
         done=done,
         found=found,
         state=people.state_of(found),
-        sessions=theirs,
+        sessions=sessions.newest_first(await deps.people.sessions_of(found)),
+        this_id=visit.session.session_id,
         roles=ROLES,
         typed=stored | (_typed(visit.form) if is_kept else {}),
         etag=visit.form.get("etag", seen) if is_kept else seen,

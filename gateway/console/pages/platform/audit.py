@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 from msgspec.structs import replace
 
 from gateway.console.access import page, visit_of
@@ -16,6 +15,7 @@ from gateway.console.pages.platform.audit_view import FieldChange, as_stored, ch
 from gateway.console.pages.questions import FILTER_ERRORS, asked_of, cursor_of, filter_problem, instant
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.audit import AuditRow
 from tenants.admin.cursor import MAX_PAGE, Page
@@ -54,7 +54,7 @@ def query_of(asked: dict[str, str]) -> AuditQuery:
 
 
 @page(PATH, act=Act.READ_PLATFORM)
-async def audit_page(request: Request[Any, Any, Any]) -> Response[str]:
+async def audit_page(request: Request) -> Response[str]:
     """The newest acts first. A page looks at a bounded number of rows, and says so where the list goes on."""
     admin = gateway_of(request).deps.admin
     asked, cursor = asked_of(request, *FIELDS), cursor_of(request)
@@ -66,7 +66,7 @@ async def audit_page(request: Request[Any, Any, Any]) -> Response[str]:
 
 
 async def _shown(
-    request: Request[Any, Any, Any],
+    request: Request,
     asked: dict[str, str],
     found: Page[AuditRow] | None = None,
     *,
@@ -93,7 +93,7 @@ async def _shown(
     )
 
 
-async def _entries(request: Request[Any, Any, Any], found: Page[AuditRow]) -> list[AuditEntry]:
+async def _entries(request: Request, found: Page[AuditRow]) -> list[AuditEntry]:
     named = await gateway_of(request).deps.admin.with_names(
         {"tenant_id": row.tenant_id} for row in found.rows
     )
@@ -104,13 +104,13 @@ async def _entries(request: Request[Any, Any, Any], found: Page[AuditRow]) -> li
 
 
 @page(f"{PATH}/{NEW}", act=Act.READ_PLATFORM)
-async def new_acts(request: Request[Any, Any, Any]) -> Response[str]:
+async def new_acts(request: Request) -> Response[str]:
     asked = asked_of(request, *FIELDS)
     return new_rows(await gateway_of(request).deps.admin.read_audit(query_of(asked), limit=MOST_NEW))
 
 
 @page(f"{PATH}/csv", act=Act.READ_PLATFORM)
-async def audit_file(request: Request[Any, Any, Any]) -> Response[str]:
+async def audit_file(request: Request) -> Response[str]:
     asked = asked_of(request, *FIELDS)
 
     async def read(cursor: str | None) -> Page[dict[str, object]]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 
 from gateway.console.access import page, visit_of
 from gateway.console.pages.questions import asked_of
 from gateway.console.rendering import page_response
 from gateway.deps import ShownSetting
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.people.roles import Act
 
@@ -38,7 +38,7 @@ def grouped(settings: Iterable[ShownSetting]) -> Sequence[tuple[str, list[ShownS
 
 
 @page(PATH, act=Act.READ_PLATFORM)
-async def settings_page(request: Request[Any, Any, Any]) -> Response[str]:
+async def settings_page(request: Request) -> Response[str]:
     """Of secrets only whether they are set."""
     deps = gateway_of(request).deps
     asked = asked_of(request, "text", "only")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from gateway.console import formats
@@ -15,33 +14,7 @@ _OF_TENANT = (("ttft_s", "p50"), ("ttft_s", "p99"), ("e2e_s", "p50"), ("e2e_s", 
 _OF_ALL = tuple((name, quantile) for name in ("ttft_s", "e2e_s") for quantile in QUANTILES)
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedRow:
-    """One policy's simulation, or what happened."""
-
-    name: str
-    """`as it was`, `baseline: vtc`, `fcfs`."""
-    policy: str
-    """Empty for what happened."""
-    number: int | None
-    """Within the report; None for what happened."""
-    requests: int
-    refused: int
-    times: Sequence[str]
-    attainment: str
-    preemptions: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedTenant:
-    """One tenant in one simulation, or in what happened."""
-
-    tenant: str
-    name: str
-    requests: int
-    refused: int
-    times: Sequence[str]
-    attainment: str
+Row = dict[str, Any]
 
 
 def time_words(value_s: float | None) -> str:
@@ -57,24 +30,25 @@ def name_of(row: Mapping[str, Any]) -> str:
     return f"baseline: {row['policy']}" if row.get("is_baseline") else str(row["policy"])
 
 
-def rows_of(report: Mapping[str, Any]) -> list[ComparedRow]:
+def rows_of(report: Mapping[str, Any]) -> list[Row]:
+    """Each simulation and what happened, with `name` (`as it was`, `baseline: vtc`, `fcfs`), `policy` (empty:
+    it cannot be applied) and `number` (within the report; None for what happened)."""
     recorded = [_row(report["recorded"], None)] if "recorded" in report else []
     return recorded + [_row(policy, number) for number, policy in enumerate(report["policies"])]
 
 
-def tenants_of(report: Mapping[str, Any]) -> list[ComparedTenant]:
+def tenants_of(report: Mapping[str, Any]) -> list[Row]:
     """The tenants with the most requests."""
     rows = [report["recorded"], *report["policies"]] if "recorded" in report else report["policies"]
     names = list(dict.fromkeys(name for row in rows for name in row["tenants"]))[:MOST_TENANTS]
     return [
-        ComparedTenant(
-            tenant,
-            name_of(row),
-            its["requests"],
-            its["refused"],
-            [time_words(its[name][quantile]) for name, quantile in _OF_TENANT],
-            part_words(its["attainment"]),
-        )
+        its
+        | {
+            "tenant": tenant,
+            "name": name_of(row),
+            "times": [time_words(its[name][quantile]) for name, quantile in _OF_TENANT],
+            "attainment": part_words(its["attainment"]),
+        }
         for tenant in names
         for row in rows
         if (its := row["tenants"].get(tenant)) is not None
@@ -122,15 +96,13 @@ def otherwise_of(run: WhatIfRun) -> str:
     return "; ".join(words) or "nothing: the baseline alone"
 
 
-def _row(row: Mapping[str, Any], number: int | None) -> ComparedRow:
+def _row(row: Mapping[str, Any], number: int | None) -> Row:
     can_apply = number is not None and not row.get("is_baseline")
-    return ComparedRow(
-        name_of(row),
-        row["policy"] if can_apply else "",
-        number,
-        row["requests"],
-        row["refused"],
-        [time_words(row[name][quantile]) for name, quantile in _OF_ALL],
-        part_words(row["attainment"]),
-        row["preemptions"],
-    )
+    return {
+        **row,
+        "name": name_of(row),
+        "policy": row["policy"] if can_apply else "",
+        "number": number,
+        "times": [time_words(row[name][quantile]) for name, quantile in _OF_ALL],
+        "attainment": part_words(row["attainment"]),
+    }

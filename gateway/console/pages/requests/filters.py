@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
-from litestar import Request
-
-from gateway.console.access import visit_of
+from gateway.console.access import own_tenants, tenant_shown, visit_of
 from gateway.console.form_errors import WHOLE_FORM, FormProblem
 from gateway.console.forms import typed_fields
 from gateway.console.names import tenant_names
 from gateway.console.return_path import with_query
-from gateway.console.scope import own_tenants, tenant_shown
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.directory.directory import Directory
 from tenants.errors import Invalid, NotFound
@@ -54,7 +51,7 @@ class Filters:
         return FormProblem(400, {where if is_field else WHOLE_FORM: sentence})
 
 
-def filters_of(request: Request[Any, Any, Any], path: str, names: Sequence[str]) -> Filters:
+def filters_of(request: Request, path: str, names: Sequence[str]) -> Filters:
     query = {name: request.query_params.get(name, "").strip() for name in names}
     return Filters(path, typed_fields(query, *names), request.query_params.get("cursor"))
 
@@ -82,7 +79,7 @@ class TenantScope:
         return self.wanted if self.choices else None
 
 
-async def tenant_scope(request: Request[Any, Any, Any], wanted: str | None) -> TenantScope:
+async def tenant_scope(request: Request, wanted: str | None) -> TenantScope:
     """The requested tenant; for members by default the first. Raises `NotFound` if the member may not see
     it."""
     person = visit_of(request).person

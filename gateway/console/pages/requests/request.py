@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.params import FromPath
 
 from gateway.console.access import page, visit_of
@@ -24,6 +24,7 @@ from gateway.console.pages.requests.ways_out import way_out
 from gateway.console.rendering import page_response
 from gateway.errors import ApiError
 from gateway.explain.explanation import sat_out_for
+from gateway.http.asgi import Request
 from gateway.pools.request_actions import SHOW
 from gateway.routes.context import gateway_of
 from gateway.routes.requests import about, rows_of, settled_of, shown_request
@@ -49,7 +50,7 @@ ABSENT: dict[str, Any] = {
 
 
 @page(PATH, act=Act.READ_TENANT)
-async def request_page(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[str]:
+async def request_page(request: Request, request_id: FromPath[str]) -> Response[str]:
     visit, deps = visit_of(request), gateway_of(request).deps
     sees_all = visit.person.may(Act.READ_PLATFORM)
     shown = await _found(request, visit.person, request_id)
@@ -80,7 +81,7 @@ async def request_page(request: Request[Any, Any, Any], request_id: FromPath[str
     )
 
 
-async def _found(request: Request[Any, Any, Any], person: Person, request_id: str) -> dict[str, Any]:
+async def _found(request: Request, person: Person, request_id: str) -> dict[str, Any]:
     """As operators or as its tenant see it, with names. Raises `NotFound`, also if the person may not see
     it."""
     ask = about(SHOW, request_id)

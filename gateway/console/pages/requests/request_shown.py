@@ -59,13 +59,6 @@ class Told:
 
 
 @dataclass(frozen=True)
-class EventShown:
-    at_s: float
-    name: str
-    numbers: str
-
-
-@dataclass(frozen=True)
 class LedgerLine:
     kind: str
     at_us: int
@@ -125,9 +118,10 @@ def is_binding(timeline: Sequence[Mapping[str, Any]]) -> bool:
     return any(event.get("is_binding") for event in timeline if event["event"] == "quoted")
 
 
-def events_shown(timeline: Sequence[Mapping[str, Any]]) -> list[EventShown]:
+def events_shown(timeline: Sequence[Mapping[str, Any]]) -> list[tuple[float, str, str]]:
+    """Time, name and numbers."""
     return [
-        EventShown(
+        (
             event["at_s"],
             event["event"].replace("_", " "),
             ", ".join(_number(name, value) for name, value in event.items() if name not in ("event", "at_s")),

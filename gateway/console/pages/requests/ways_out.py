@@ -24,14 +24,8 @@ _SENTENCES: tuple[tuple[str, str], ...] = (
         "The estimate is above what the client allows: allow more, or take one of the quotes in the answer.",
     ),
     ("invalid_api_key", "The key is missing, misspelt, revoked or expired: use one that is in force."),
-    (
-        "tenant_suspended project_suspended",
-        "The tenant or project is suspended: an operator can resume it.",
-    ),
-    (
-        "service_tier_not_allowed",
-        "The key may not use this tier: allow the tier, or ask for another.",
-    ),
+    ("tenant_suspended project_suspended", "The tenant or project is suspended: an operator can resume it."),
+    ("service_tier_not_allowed", "The key may not use this tier: allow the tier, or ask for another."),
     ("tier_has_limits", "Its tiers have limits of their own: send it anew in the tier wanted."),
     ("insufficient_permissions", "The key lacks the scope: make one that has it."),
     (

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 
 from gateway.console.rendering import redirect
 from gateway.console.return_path import with_query
+from gateway.http.asgi import Request
 from gateway.pools.request_actions import LIST, RequestAction
 from gateway.routes.context import gateway_of
 from tenants.admin.transaction import IfMatch, etag_of
@@ -19,13 +20,13 @@ TAG_FIELD = "etag"
 LATE = "A gateway has not confirmed it yet; there it is in force as soon as it reads the database again."
 
 
-async def done(request: Request[Any, Any, Any], path: str, act: str) -> Response[str]:
+async def done(request: Request, path: str, act: str) -> Response[str]:
     """Redirects once the act is in force in all gateways that answer; the page then says what was done."""
     late = await gateway_of(request).directory.changed()
     return redirect(with_query(path, {"done": act, "late": "yes" if late else ""}))
 
 
-def said(request: Request[Any, Any, Any], words: Mapping[str, str]) -> str:
+def said(request: Request, words: Mapping[str, str]) -> str:
     """What was just done, from `done` and `late` of the address."""
     text = words.get(request.query_params.get("done", ""), "")
     return f"{text} {LATE}" if text and request.query_params.get("late") == "yes" else text
@@ -54,9 +55,7 @@ class Unfinished:
         return f"{least}{self.running:,} running and {least}{self.waiting:,} waiting"
 
 
-async def in_flight(
-    request: Request[Any, Any, Any], tenant_id: str, *, project: str = "", key: str = ""
-) -> Unfinished:
+async def in_flight(request: Request, tenant_id: str, *, project: str = "", key: str = "") -> Unfinished:
     ask = RequestAction(LIST, of_tenant=tenant_id, project=project, key=key)
     requests = await gateway_of(request).fleet.live_requests(ask)
     by_status = Counter(row["status"] for row in requests.data)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from litestar import Request
 
 from gateway.console.pages.tenant_parts.amounts import SUBJECTS, amount_text, narrowed, what_of
+from gateway.http.asgi import Request
 from gateway.response_headers import tightness
 from gateway.routes.context import gateway_of
 from tenants.directory.records import ApiKey
@@ -111,7 +109,7 @@ def words_of(path: Sequence[PathLimit]) -> str:
 
 
 async def paths_of(
-    request: Request[Any, Any, Any], keys: Sequence[ApiKey], *, shows_platform: bool
+    request: Request, keys: Sequence[ApiKey], *, shows_platform: bool
 ) -> dict[str, list[PathLimit]]:
     """By key id, the limits that bind each key. One query of the quota store."""
     deps = gateway_of(request).deps

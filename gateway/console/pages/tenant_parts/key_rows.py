@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from litestar import Request
-
 from gateway.console.access import visit_of
 from gateway.console.pages.tenant_parts.key_path import PathLimit, paths_of, words_of
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.lists.key_hygiene import EXPIRING_DAYS, IDLE_DAYS, KeyFinding, findings_of
 from tenants.directory.records import ApiKey, from_us, to_us
@@ -26,21 +24,7 @@ FINDINGS = {
 }
 
 
-@dataclass(frozen=True)
-class KeyRow:
-    """A key without its secret."""
-
-    key_id: str
-    name: str
-    prefix: str
-    tenant: str
-    project: str
-    state: str
-    scopes: str
-    used_us: int | None
-    expires_us: int | None
-    findings: tuple[str, ...]
-    limit_words: str
+Row = dict[str, Any]
 
 
 def row_of(
@@ -51,25 +35,25 @@ def row_of(
     *,
     tenant: str | None,
     project: str | None,
-) -> KeyRow:
-    """`tenant`, `project`: names."""
+) -> Row:
+    """A key as shown, without its secret. `tenant`, `project`: names."""
     has_limit = any(limit.mode is LimitMode.HARD and limit.level != "all tenants together" for limit in path)
-    return KeyRow(
-        key.key_id,
-        key.name or key.prefix,
-        key.prefix,
-        tenant or key.tenant_id,
-        project or key.project_id,
-        key.status(now),
-        ", ".join(sorted(key.scopes)),
-        None if last_used is None else to_us(last_used),
-        None if key.expires_at is None else to_us(key.expires_at),
-        tuple(FINDINGS[finding] for finding in findings_of(key, last_used, has_limit, now)),
-        words_of(path),
-    )
+    return {
+        "key_id": key.key_id,
+        "name": key.name or key.prefix,
+        "prefix": key.prefix,
+        "tenant": tenant or key.tenant_id,
+        "project": project or key.project_id,
+        "state": key.status(now),
+        "scopes": ", ".join(sorted(key.scopes)),
+        "used_us": None if last_used is None else to_us(last_used),
+        "expires_us": None if key.expires_at is None else to_us(key.expires_at),
+        "findings": [FINDINGS[finding] for finding in findings_of(key, last_used, has_limit, now)],
+        "limit_words": words_of(path),
+    }
 
 
-async def rows_of_keys(request: Request[Any, Any, Any], keys: Sequence[ApiKey]) -> list[KeyRow]:
+async def rows_of_keys(request: Request, keys: Sequence[ApiKey]) -> list[Row]:
     """The number of statements does not depend on the number of keys."""
     deps = gateway_of(request).deps
     now = from_us(round(deps.wall_clock() * 1e6))

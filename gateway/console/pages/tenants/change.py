@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response
+from litestar import Response
 from litestar.params import FromPath
 
-from gateway.console.access import form, page, visit_of
+from gateway.console.access import form, page, tenant_shown, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.forms import typed_fields
 from gateway.console.pages.tenant_parts.acts import done, if_match, tag_of
@@ -23,7 +21,7 @@ from gateway.console.pages.tenant_parts.tenant_form import (
 from gateway.console.pages.tenants import tenant as one
 from gateway.console.pages.tenants.tenants import PATH as LIST
 from gateway.console.rendering import page_response
-from gateway.console.scope import tenant_shown
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.directory.records import Tenant
 from tenants.errors import PreconditionFailed
@@ -34,13 +32,13 @@ PATH = f"{one.PATH}/change"
 
 
 @page(PATH, act=Act.CHANGE_TENANT)
-async def change_page(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
+async def change_page(request: Request, tenant: FromPath[str]) -> Response[str]:
     shown = await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     return _shown(request, shown, stored_in_form(shown))
 
 
 @form(PATH, act=Act.CHANGE_TENANT, lines=("labels",))
-async def change_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
+async def change_tenant(request: Request, tenant: FromPath[str]) -> Response[str]:
     visit, deps = visit_of(request), gateway_of(request).deps
     shown = await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     typed = typed_fields(visit.form, *FIELDS)
@@ -58,11 +56,7 @@ async def change_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) 
 
 
 def _shown(
-    request: Request[Any, Any, Any],
-    found: Tenant,
-    typed: dict[str, str],
-    problem: FormProblem | None = None,
-    tag: str = "",
+    request: Request, found: Tenant, typed: dict[str, str], problem: FormProblem | None = None, tag: str = ""
 ) -> Response[str]:
     is_conflict = problem is not None and problem.status == 412
     return page_response(

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 
-from gateway.console.access import page, visit_of
+from gateway.console.access import own_tenants, page, tenant_shown, visit_of
 from gateway.console.csv_file import FILE_ROWS, csv_list
 from gateway.console.pages.tenant_parts.key_rows import FINDINGS, rows_of_keys
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
-from gateway.console.scope import own_tenants, tenant_shown
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.cursor import MAX_PAGE, Page
 from tenants.admin.lists.key_hygiene import KeyFinding
@@ -47,14 +46,12 @@ class KeyFilters:
         return with_query(path, {"finding": self.finding, "tenant": self.tenant, "cursor": cursor or ""})
 
 
-def filters_of(request: Request[Any, Any, Any]) -> KeyFilters:
+def filters_of(request: Request) -> KeyFilters:
     query = request.query_params
     return KeyFilters(query.get("finding", ""), query.get("tenant", "").strip())
 
 
-async def _found(
-    request: Request[Any, Any, Any], filters: KeyFilters, cursor: str | None, limit: int
-) -> Page[ApiKey]:
+async def _found(request: Request, filters: KeyFilters, cursor: str | None, limit: int) -> Page[ApiKey]:
     finding, name = finding_of(filters.finding), filters.tenant
     owner = None if not name else await tenant_shown(request, plain_text("tenant", name))
     return await gateway_of(request).deps.admin.page_keys(
@@ -67,7 +64,7 @@ async def _found(
 
 
 @page(PATH, act=Act.READ_TENANT)
-async def hygiene_page(request: Request[Any, Any, Any]) -> Response[str]:
+async def hygiene_page(request: Request) -> Response[str]:
     filters = filters_of(request)
     keys_page = await _found(request, filters, request.query_params.get("cursor"), MOST_SHOWN)
     return page_response(
@@ -85,7 +82,7 @@ async def hygiene_page(request: Request[Any, Any, Any]) -> Response[str]:
 
 
 @page(FILE, act=Act.READ_TENANT)
-async def keys_file(request: Request[Any, Any, Any]) -> Response[str]:
+async def keys_file(request: Request) -> Response[str]:
     filters, deps = filters_of(request), gateway_of(request).deps
 
     async def read(cursor: str | None) -> Page[dict[str, object]]:

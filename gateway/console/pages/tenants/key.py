@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response
+from litestar import Response
 from litestar.params import FromPath
 
-from gateway.console.access import form, page, visit_of
-from gateway.console.confirm import confirm_page
+from gateway.console.access import form, page, tenant_shown, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.forms import typed_fields
 from gateway.console.pages.tenant_parts.acts import done, if_match, in_flight, said, tag_of
@@ -18,8 +15,8 @@ from gateway.console.pages.tenant_parts.key_path import paths_of
 from gateway.console.pages.tenant_parts.key_rows import rows_of_keys
 from gateway.console.pages.tenants import keys
 from gateway.console.pages.tenants.tenants import PATH as LIST
-from gateway.console.rendering import page_response
-from gateway.console.scope import tenant_shown
+from gateway.console.rendering import confirm_page, page_response
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.lists.usage import UsageAsked
 from tenants.directory.records import ApiKey, Tenant, to_us
@@ -32,9 +29,7 @@ PATH = f"{keys.PATH}/{{key:str}}"
 DONE = {"changed": "The change is stored.", "revoked": "The key is revoked, for good."}
 
 
-async def found_key(
-    request: Request[Any, Any, Any], tenant: str, key: str, act: Act
-) -> tuple[Tenant, ApiKey]:
+async def found_key(request: Request, tenant: str, key: str, act: Act) -> tuple[Tenant, ApiKey]:
     """Raises `NotFound` for another tenant's key."""
     owner = await tenant_shown(request, tenant, act)
     api_key = await gateway_of(request).deps.admin.show_key(key)
@@ -44,14 +39,12 @@ async def found_key(
 
 
 @page(PATH, act=Act.READ_TENANT)
-async def key_page(
-    request: Request[Any, Any, Any], tenant: FromPath[str], key: FromPath[str]
-) -> Response[str]:
+async def key_page(request: Request, tenant: FromPath[str], key: FromPath[str]) -> Response[str]:
     return await _shown(request, *await found_key(request, tenant, key, Act.READ_TENANT))
 
 
 @form(f"{PATH}/rotate", act=Act.MAKE_KEY)
-async def rotate(request: Request[Any, Any, Any], tenant: FromPath[str], key: FromPath[str]) -> Response[str]:
+async def rotate(request: Request, tenant: FromPath[str], key: FromPath[str]) -> Response[str]:
     visit = visit_of(request)
     owner, api_key = await found_key(request, tenant, key, Act.MAKE_KEY)
     try:
@@ -68,9 +61,7 @@ async def rotate(request: Request[Any, Any, Any], tenant: FromPath[str], key: Fr
 
 
 @page(f"{PATH}/revoke", act=Act.REVOKE_KEY)
-async def ask_revoke(
-    request: Request[Any, Any, Any], tenant: FromPath[str], key: FromPath[str]
-) -> Response[str]:
+async def ask_revoke(request: Request, tenant: FromPath[str], key: FromPath[str]) -> Response[str]:
     """`now` in the address: running requests end, too."""
     owner, api_key = await found_key(request, tenant, key, Act.REVOKE_KEY)
     now = request.query_params.get("now") == "yes"
@@ -95,7 +86,7 @@ async def ask_revoke(
 
 
 @form(f"{PATH}/revoke", act=Act.REVOKE_KEY)
-async def revoke(request: Request[Any, Any, Any], tenant: FromPath[str], key: FromPath[str]) -> Response[str]:
+async def revoke(request: Request, tenant: FromPath[str], key: FromPath[str]) -> Response[str]:
     visit = visit_of(request)
     owner, api_key = await found_key(request, tenant, key, Act.REVOKE_KEY)
     now = visit.form.get("now") == "yes"
@@ -104,7 +95,7 @@ async def revoke(request: Request[Any, Any, Any], tenant: FromPath[str], key: Fr
 
 
 async def _shown(
-    request: Request[Any, Any, Any], owner: Tenant, found: ApiKey, problem: FormProblem | None = None
+    request: Request, owner: Tenant, found: ApiKey, problem: FormProblem | None = None
 ) -> Response[str]:
     visit, deps = visit_of(request), gateway_of(request).deps
     [row] = await rows_of_keys(request, [found])

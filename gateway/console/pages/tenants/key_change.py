@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response
+from litestar import Response
 from litestar.params import FromPath
 
 from gateway.console.access import NotForThisRole, form, page, visit_of
@@ -26,6 +24,7 @@ from gateway.console.pages.tenant_parts.tenant_form import TIER_FIELDS, differen
 from gateway.console.pages.tenants import key as one
 from gateway.console.pages.tenants.tenants import PATH as LIST
 from gateway.console.rendering import page_response
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.directory.records import ApiKey, Tenant
 from tenants.errors import PreconditionFailed
@@ -34,7 +33,7 @@ from tenants.people.roles import Act
 PATH = f"{one.PATH}/change"
 
 
-async def _found(request: Request[Any, Any, Any], tenant: str, key: str) -> tuple[Tenant, ApiKey]:
+async def _found(request: Request, tenant: str, key: str) -> tuple[Tenant, ApiKey]:
     """Keys of the admin API are for owners."""
     owner, api_key = await one.found_key(request, tenant, key, Act.CHANGE_KEY)
     if not visit_of(request).person.may(Act.CHANGE_PEOPLE) and not OWNERS_SCOPES.isdisjoint(api_key.scopes):
@@ -43,17 +42,13 @@ async def _found(request: Request[Any, Any, Any], tenant: str, key: str) -> tupl
 
 
 @page(PATH, act=Act.CHANGE_KEY)
-async def change_key_page(
-    request: Request[Any, Any, Any], tenant: FromPath[str], key: FromPath[str]
-) -> Response[str]:
+async def change_key_page(request: Request, tenant: FromPath[str], key: FromPath[str]) -> Response[str]:
     owner, api_key = await _found(request, tenant, key)
     return _shown(request, owner, api_key, stored_in_form(api_key))
 
 
 @form(PATH, act=Act.CHANGE_KEY)
-async def change_key(
-    request: Request[Any, Any, Any], tenant: FromPath[str], key: FromPath[str]
-) -> Response[str]:
+async def change_key(request: Request, tenant: FromPath[str], key: FromPath[str]) -> Response[str]:
     visit, admin = visit_of(request), gateway_of(request).deps.admin
     owner, api_key = await _found(request, tenant, key)
     is_owner = visit.person.may(Act.CHANGE_PEOPLE)
@@ -72,7 +67,7 @@ async def change_key(
 
 
 def _shown(
-    request: Request[Any, Any, Any],
+    request: Request,
     owner: Tenant,
     found: ApiKey,
     typed: dict[str, str],

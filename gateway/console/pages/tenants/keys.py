@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.params import FromPath
 
-from gateway.console.access import form, page, visit_of
+from gateway.console.access import form, page, tenant_shown, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.forms import typed_fields
 from gateway.console.names import names_in
@@ -25,7 +24,7 @@ from gateway.console.pages.tenants import tenant as one
 from gateway.console.pages.tenants.tenants import PATH as LIST
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
-from gateway.console.scope import tenant_shown
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.admin import DEFAULT_PROJECT, DEFAULT_SCOPES
 from tenants.admin.commands import KeyCreate
@@ -54,12 +53,12 @@ def create_of(form: Mapping[str, str], tenant_id: str, *, is_owner: bool) -> Key
 
 
 @page(PATH, act=Act.READ_TENANT)
-async def keys_page(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
+async def keys_page(request: Request, tenant: FromPath[str]) -> Response[str]:
     return await _shown(request, await tenant_shown(request, tenant), typed_fields(NEW_KEY, *FIELDS))
 
 
 @form(PATH, act=Act.MAKE_KEY)
-async def new_key(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
+async def new_key(request: Request, tenant: FromPath[str]) -> Response[str]:
     visit, deps = visit_of(request), gateway_of(request).deps
     owner = await tenant_shown(request, tenant, Act.MAKE_KEY)
     try:
@@ -71,9 +70,7 @@ async def new_key(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Res
     return await secret_page(request, owner, made, secret)
 
 
-async def secret_page(
-    request: Request[Any, Any, Any], owner: Tenant, key: ApiKey, secret: str
-) -> Response[str]:
+async def secret_page(request: Request, owner: Tenant, key: ApiKey, secret: str) -> Response[str]:
     """Shows a secret, once, when the key is active everywhere."""
     late = await gateway_of(request).directory.changed()
     return page_response(
@@ -88,7 +85,7 @@ def _at_fields(problem: FormProblem) -> FormProblem:
 
 
 async def _shown(
-    request: Request[Any, Any, Any], found: Tenant, typed: dict[str, str], problem: FormProblem | None = None
+    request: Request, found: Tenant, typed: dict[str, str], problem: FormProblem | None = None
 ) -> Response[str]:
     visit, deps, here = visit_of(request), gateway_of(request).deps, f"{LIST}/{found.name}/keys"
     listed = await deps.admin.page_keys(

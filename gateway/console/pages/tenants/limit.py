@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.params import FromPath
 
-from gateway.console.access import NotForThisRole, form, page, visit_of
-from gateway.console.confirm import confirm_page
+from gateway.console.access import NotForThisRole, form, page, tenant_shown, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.forms import typed_fields
 from gateway.console.pages.tenant_parts.acts import done, if_match, said, tag_of
@@ -18,8 +16,8 @@ from gateway.console.pages.tenant_parts.limit_form import act_on, override_of, s
 from gateway.console.pages.tenant_parts.limit_rows import rows_of_tenant
 from gateway.console.pages.tenants import limits
 from gateway.console.pages.tenants.tenants import PATH as LIST
-from gateway.console.rendering import page_response
-from gateway.console.scope import tenant_shown
+from gateway.console.rendering import confirm_page, page_response
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.limits import LimitView
 from tenants.directory.records import Tenant, limit_as_json
@@ -38,9 +36,7 @@ DONE = {
 }
 
 
-async def _found(
-    request: Request[Any, Any, Any], tenant: str, limit: str, *, to_change: bool
-) -> tuple[Tenant, LimitView]:
+async def _found(request: Request, tenant: str, limit: str, *, to_change: bool) -> tuple[Tenant, LimitView]:
     """Raises `NotFound` for another tenant's limit. Limits of the tenant itself need the right to change
     tenants."""
     owner = await tenant_shown(request, tenant, Act.LIMIT_BELOW_TENANT if to_change else Act.READ_TENANT)
@@ -53,16 +49,12 @@ async def _found(
 
 
 @page(PATH, act=Act.READ_TENANT)
-async def limit_page(
-    request: Request[Any, Any, Any], tenant: FromPath[str], limit: FromPath[str]
-) -> Response[str]:
+async def limit_page(request: Request, tenant: FromPath[str], limit: FromPath[str]) -> Response[str]:
     return await _shown(request, *await _found(request, tenant, limit, to_change=False))
 
 
 @form(PATH, act=Act.LIMIT_BELOW_TENANT)
-async def change_limit(
-    request: Request[Any, Any, Any], tenant: FromPath[str], limit: FromPath[str]
-) -> Response[str]:
+async def change_limit(request: Request, tenant: FromPath[str], limit: FromPath[str]) -> Response[str]:
     """Does what the pressed button says, unless the limit was changed in the meantime."""
     visit, admin = visit_of(request), gateway_of(request).deps.admin
     owner, view = await _found(request, tenant, limit, to_change=True)
@@ -90,9 +82,7 @@ async def change_limit(
 
 
 @page(f"{PATH}/remove", act=Act.LIMIT_BELOW_TENANT)
-async def ask_remove(
-    request: Request[Any, Any, Any], tenant: FromPath[str], limit: FromPath[str]
-) -> Response[str]:
+async def ask_remove(request: Request, tenant: FromPath[str], limit: FromPath[str]) -> Response[str]:
     owner, view = await _found(request, tenant, limit, to_change=True)
     [row] = await rows_of_tenant(request, owner, [view], projected=False)
     here = f"{LIST}/{owner.name}/limits/{view.limit.limit_id}"
@@ -112,9 +102,7 @@ async def ask_remove(
 
 
 @form(f"{PATH}/remove", act=Act.LIMIT_BELOW_TENANT)
-async def remove_limit(
-    request: Request[Any, Any, Any], tenant: FromPath[str], limit: FromPath[str]
-) -> Response[str]:
+async def remove_limit(request: Request, tenant: FromPath[str], limit: FromPath[str]) -> Response[str]:
     visit, admin = visit_of(request), gateway_of(request).deps.admin
     owner, view = await _found(request, tenant, limit, to_change=True)
     try:
@@ -125,11 +113,7 @@ async def remove_limit(
 
 
 async def _shown(
-    request: Request[Any, Any, Any],
-    owner: Tenant,
-    found: LimitView,
-    problem: FormProblem | None = None,
-    tag: str = "",
+    request: Request, owner: Tenant, found: LimitView, problem: FormProblem | None = None, tag: str = ""
 ) -> Response[str]:
     visit, stored = visit_of(request), stored_in_form(found.limit)
     shows_reasons = visit.person.may(Act.READ_PLATFORM)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response
+from litestar import Response
 from litestar.params import FromPath
 
-from gateway.console.access import form, page, visit_of
-from gateway.console.confirm import confirm_page
+from gateway.console.access import form, page, tenant_shown, visit_of
 from gateway.console.pages.tenant_parts.acts import Unfinished, done, in_flight
 from gateway.console.pages.tenants import tenant as one
 from gateway.console.pages.tenants.tenants import PATH as LIST
-from gateway.console.scope import tenant_shown
+from gateway.console.rendering import confirm_page
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.people.roles import Act
 
@@ -33,7 +31,7 @@ def effects(what: str, code: str, live: Unfinished, *, now: bool) -> list[str]:
 
 
 @page(f"{OF_TENANT}/suspend", act=Act.CHANGE_TENANT)
-async def ask_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
+async def ask_tenant(request: Request, tenant: FromPath[str]) -> Response[str]:
     """`now` in the address: running requests end, too."""
     owner = await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     now = request.query_params.get("now") == "yes"
@@ -50,7 +48,7 @@ async def ask_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> 
 
 
 @form(f"{OF_TENANT}/suspend", act=Act.CHANGE_TENANT)
-async def suspend_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
+async def suspend_tenant(request: Request, tenant: FromPath[str]) -> Response[str]:
     visit, owner = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     now = visit.form.get("now") == "yes"
     await gateway_of(request).deps.admin.suspend_tenant(visit.actor, owner.tenant_id, now=now)
@@ -58,16 +56,14 @@ async def suspend_tenant(request: Request[Any, Any, Any], tenant: FromPath[str])
 
 
 @form(f"{OF_TENANT}/resume", act=Act.CHANGE_TENANT)
-async def resume_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
+async def resume_tenant(request: Request, tenant: FromPath[str]) -> Response[str]:
     visit, owner = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     await gateway_of(request).deps.admin.resume_tenant(visit.actor, owner.tenant_id)
     return await done(request, f"{LIST}/{owner.name}", "resumed")
 
 
 @page(f"{OF_PROJECT}/suspend", act=Act.CHANGE_TENANT)
-async def ask_project(
-    request: Request[Any, Any, Any], tenant: FromPath[str], project: FromPath[str]
-) -> Response[str]:
+async def ask_project(request: Request, tenant: FromPath[str], project: FromPath[str]) -> Response[str]:
     owner = await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     shown = await gateway_of(request).deps.admin.show_project(project, owner.tenant_id)
     now = request.query_params.get("now") == "yes"
@@ -84,9 +80,7 @@ async def ask_project(
 
 
 @form(f"{OF_PROJECT}/suspend", act=Act.CHANGE_TENANT)
-async def suspend_project(
-    request: Request[Any, Any, Any], tenant: FromPath[str], project: FromPath[str]
-) -> Response[str]:
+async def suspend_project(request: Request, tenant: FromPath[str], project: FromPath[str]) -> Response[str]:
     visit, owner = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     now = visit.form.get("now") == "yes"
     await gateway_of(request).deps.admin.suspend_project(visit.actor, project, owner.tenant_id, now=now)
@@ -94,9 +88,7 @@ async def suspend_project(
 
 
 @form(f"{OF_PROJECT}/resume", act=Act.CHANGE_TENANT)
-async def resume_project(
-    request: Request[Any, Any, Any], tenant: FromPath[str], project: FromPath[str]
-) -> Response[str]:
+async def resume_project(request: Request, tenant: FromPath[str], project: FromPath[str]) -> Response[str]:
     visit, owner = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     await gateway_of(request).deps.admin.resume_project(visit.actor, project, owner.tenant_id)
     return await done(request, f"{LIST}/{owner.name}/projects", "resumed")

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.params import FromPath
 
-from gateway.console.access import page, visit_of
+from gateway.console.access import page, tenant_shown, visit_of
 from gateway.console.pages.tenant_parts.acts import in_flight, said
 from gateway.console.pages.tenant_parts.limit_rows import binding, rows_of_tenant
 from gateway.console.pages.tenants.tenants import PATH as LIST
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
-from gateway.console.scope import tenant_shown
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.admin import Admin
 from tenants.admin.lists.flow import FlowRow
@@ -36,51 +35,31 @@ MOST_GROUPS = 50
 DAYS = 30
 
 
-@dataclass(frozen=True)
-class FairHour:
-    """Service received and fair share in one hour, in cost tokens."""
-
-    start_us: int
-    served: int
-    fair: int
-
-
-@dataclass(frozen=True)
-class UsageLine:
-    """Usage of one key or model."""
-
-    name: str
-    reference: str
-    """The key's id; the model's name."""
-    amounts: Mapping[str, int]
-
-
-def fair_hours(rows: Iterable[FlowRow]) -> list[FairHour]:
-    """Sums over pools and tiers, oldest first."""
+def fair_hours(rows: Iterable[FlowRow]) -> list[tuple[int, int, int]]:
+    """Start, service and fair share of each hour in cost tokens, over pools and tiers, oldest first."""
     served: dict[int, tuple[int, int]] = {}
     for row in rows:
         had, fair = served.get(row.key.minute_us, (0, 0))
         served[row.key.minute_us] = (had + row.counts.served_tokens, fair + row.counts.fair_tokens)
-    return [FairHour(start_us, *tokens) for start_us, tokens in sorted(served.items())]
+    return [(start_us, *tokens) for start_us, tokens in sorted(served.items())]
+
+
+UsageLine = tuple[str, str, Mapping[str, Any]]
+"""Name, reference (the key's id; the model's name) and sums of one key or model."""
 
 
 def usage_lines(rows: Sequence[Mapping[str, Any]], field: str, name: str) -> list[UsageLine]:
     """Most tokens first. `field`, `name`: keys of the reference and the name."""
-    lines = [
-        UsageLine(
-            row[name] or row[field] or "–", row[field] or "", {amount: row[amount] for amount in AMOUNTS}
-        )
-        for row in rows
-    ]
-    return sorted(lines, key=lambda line: -(line.amounts["input_tokens"] + line.amounts["output_tokens"]))
+    lines = [(row[name] or row[field] or "–", row[field] or "", row) for row in rows]
+    return sorted(lines, key=lambda line: -(line[2]["input_tokens"] + line[2]["output_tokens"]))
 
 
-async def _lines(admin: Admin, found: UsagePage, field: str, name: str) -> list[UsageLine]:
-    return usage_lines(await admin.with_names(found.as_json()["data"]), field, name)
+async def _lines(admin: Admin, usage: UsagePage, field: str, name: str) -> list[UsageLine]:
+    return usage_lines(await admin.with_names(usage.as_json()["data"]), field, name)
 
 
 @page(PATH, act=Act.READ_TENANT)
-async def tenant_page(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
+async def tenant_page(request: Request, tenant: FromPath[str]) -> Response[str]:
     visit, admin = visit_of(request), gateway_of(request).deps.admin
     owner = await tenant_shown(request, tenant)
     name, person = owner.name, visit.person

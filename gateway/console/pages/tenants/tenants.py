@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from litestar import Response
 
-from litestar import Request, Response
-
-from gateway.console.access import form, page, visit_of
+from gateway.console.access import form, own_tenants, page, visit_of
 from gateway.console.csv_file import FILE_ROWS, csv_list
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.forms import typed_fields
@@ -20,7 +18,7 @@ from gateway.console.pages.tenant_parts.tenant_form import (
 )
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
-from gateway.console.scope import own_tenants
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.cursor import MAX_PAGE, Page
 from tenants.directory.records import Tenant
@@ -37,12 +35,12 @@ MOST_SHOWN = 50
 
 
 @page(PATH, act=Act.READ_TENANT)
-async def tenants_page(request: Request[Any, Any, Any]) -> Response[str]:
+async def tenants_page(request: Request) -> Response[str]:
     return await _shown(request, typed_fields(NEW_TENANT, *FIELDS))
 
 
 @form(PATH, act=Act.CHANGE_TENANT)
-async def new_tenant(request: Request[Any, Any, Any]) -> Response[str]:
+async def new_tenant(request: Request) -> Response[str]:
     visit, deps = visit_of(request), gateway_of(request).deps
     try:
         made = await deps.admin.create_tenant(visit.actor, create_of(visit.form))
@@ -53,7 +51,7 @@ async def new_tenant(request: Request[Any, Any, Any]) -> Response[str]:
 
 
 @page(FILE, act=Act.READ_TENANT)
-async def tenants_file(request: Request[Any, Any, Any]) -> Response[str]:
+async def tenants_file(request: Request) -> Response[str]:
     search = _search(request)
 
     async def read(cursor: str | None) -> Page[dict[str, object]]:
@@ -66,11 +64,11 @@ async def tenants_file(request: Request[Any, Any, Any]) -> Response[str]:
     return await csv_list("tenants", COLUMNS, read, request.query_params.get("cursor"), link)
 
 
-def _search(request: Request[Any, Any, Any]) -> str:
+def _search(request: Request) -> str:
     return str(request.query_params.get("search", "")).strip()
 
 
-async def _found(request: Request[Any, Any, Any], cursor: str | None, limit: int) -> Page[Tenant]:
+async def _found(request: Request, cursor: str | None, limit: int) -> Page[Tenant]:
     return await gateway_of(request).deps.admin.page_tenants(
         search=_search(request) or None,
         only=own_tenants(visit_of(request).person),
@@ -80,7 +78,7 @@ async def _found(request: Request[Any, Any, Any], cursor: str | None, limit: int
 
 
 async def _shown(
-    request: Request[Any, Any, Any], typed: dict[str, str], problem: FormProblem | None = None
+    request: Request, typed: dict[str, str], problem: FormProblem | None = None
 ) -> Response[str]:
     visit, search = visit_of(request), _search(request)
     page = await _found(request, request.query_params.get("cursor"), MOST_SHOWN)
