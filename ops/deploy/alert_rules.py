@@ -48,7 +48,7 @@ def window(seconds: int) -> str:
 def rules(least_misses: int, checkpoint_s: float) -> dict[str, Any]:
     """The rule file's content; `least_misses` in an alert's long window make it fire. `checkpoint_s`: setting
     audit.checkpoint_every."""
-    windows = sorted({each for alert in ALERTS for each in (alert.short_s, alert.long_s)})
+    windows = sorted({seconds for alert in ALERTS for seconds in (alert.short_s, alert.long_s)})
     recorded = [
         {
             "record": _burn_rate(seconds),
@@ -56,7 +56,7 @@ def rules(least_misses: int, checkpoint_s: float) -> dict[str, Any]:
         }
         for seconds in windows
     ]
-    alerts = [_alert(each, least_misses) for each in ALERTS]
+    alerts = [_alert(alert, least_misses) for alert in ALERTS]
     health = _health(least_misses, checkpoint_s)
     return {
         "groups": [
@@ -118,7 +118,7 @@ def _burn_rate(seconds: int) -> str:
 def _alert(alert: Alert, least_misses: int) -> dict[str, Any]:
     long, short = window(alert.long_s), window(alert.short_s)
     is_burning = " and ".join(
-        f"{_burn_rate(each)} >= {alert.rate:g}" for each in (alert.long_s, alert.short_s)
+        f"{_burn_rate(seconds)} >= {alert.rate:g}" for seconds in (alert.long_s, alert.short_s)
     )
     spent = alert.rate * alert.long_s / (PERIOD_DAYS * DAY_S)
     burns = f"the error budget burns at least {alert.rate:g} times as fast as it may"

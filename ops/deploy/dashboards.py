@@ -30,7 +30,7 @@ def dashboard(name: str) -> dict[str, Any]:
         "time": {"from": "now-6h", "to": "now"},
         "refresh": "30s",
         "templating": {"list": [_variable("datasource", "datasource", "prometheus"), _job()]},
-        "panels": [_panel(number, each) for number, each in enumerate(panels)],
+        "panels": [_panel(number, panel) for number, panel in enumerate(panels)],
     }
 
 

@@ -70,8 +70,8 @@ def read_books(connection: Connection) -> LedgerBooks:
     projects = connection.execute(text("SELECT tenant_id, name, id FROM projects"))
     return LedgerBooks(
         charges(connection),
-        {each.name: each.id for each in tenants},
-        {(each.tenant_id, each.name): each.id for each in projects},
+        {row.name: row.id for row in tenants},
+        {(row.tenant_id, row.name): row.id for row in projects},
     )
 
 
@@ -204,7 +204,7 @@ class _Check:
         """The table by the day; its values are exact, in the chart's unit."""
         name, units = MEASURES[measure]
         shown = {
-            int(cells[0].exact): sum(int(Decimal(each.exact) * units) for each in cells[1:])
+            int(cells[0].exact): sum(int(Decimal(cell.exact) * units) for cell in cells[1:])
             for cells in page.tables.get(f"{name} by day", [])
         }
         self._same(

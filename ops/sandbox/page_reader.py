@@ -100,9 +100,9 @@ class _Parser(HTMLParser):
             self._into = None
 
     def handle_data(self, data: str) -> None:
-        for each in (self._into, self._link):
-            if each is not None:
-                each.text += data
+        for cell in (self._into, self._link):
+            if cell is not None:
+                cell.text += data
 
     def _begin(self, cell: PageCell, until: str) -> None:
         self._into, self._until = cell, until

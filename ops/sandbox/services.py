@@ -97,11 +97,11 @@ class Service:
         children = _children(self.process.pid)
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        for each in children:
+        for child in children:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(each, signal.SIGKILL)
-            select.select([each], [], [], STOP_DEADLINE_S)
-            os.close(each)
+                signal.pidfd_send_signal(child, signal.SIGKILL)
+            select.select([child], [], [], STOP_DEADLINE_S)
+            os.close(child)
 
     def stop(self) -> None:
         """Ends it and deletes its data."""
@@ -264,9 +264,9 @@ def _children(pid: int) -> list[int]:
     except OSError:
         return []
     found = []
-    for each in pids:
+    for child in pids:
         with contextlib.suppress(ProcessLookupError):
-            found.append(os.pidfd_open(int(each)))
+            found.append(os.pidfd_open(int(child)))
     return found
 
 

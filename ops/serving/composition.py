@@ -191,7 +191,7 @@ def gateway_config(settings: Settings) -> GatewayConfig:
 def sharing_of(settings: Settings, gateway_id: str) -> QueueSharing | None:
     """What the gateway needs to share its queues; None: it does not. Raises `Invalid` for a policy whose
     order cannot be shared."""
-    names = {each.name: f"{each.url} {each.model}" for each in settings.upstreams}
+    names = {upstream.name: f"{upstream.url} {upstream.model}" for upstream in settings.upstreams}
     if settings.engine.serve and settings.engine.address:
         names[engine_options(settings).engine_id] = settings.engine.address
     if not settings.redis_url or settings.gateway.queue == "own" or not names:

@@ -376,20 +376,22 @@ async def _other_servers(settings: Settings) -> Finding:
     async with httpx.AsyncClient(timeout=5.0, headers=headers) as client:
         response = await client.get(f"{server.url_of_admin}/admin/v1/status")
     pools = response.raise_for_status().json()["models"]["pools"].values()
-    replicas = [each for pool in pools for each in pool["replicas"] if each["kind"] == "openai"]
+    replicas = [replica for pool in pools for replica in pool["replicas"] if replica["kind"] == "openai"]
     faults, details = [], []
-    for each in replicas:
-        if each["is_drained"]:
-            details.append(f"{each['replica_id']} is drained (`fairgate upstream resume` ends that)")
-        elif not each["is_up"]:
-            faults.append(f"{each['replica_id']} is not used: {each['refusal'] or 'it failed too often'}")
-        kinds = [f"{kind} {number}" for kind, number in each["contradictions"].items() if number]
+    for replica in replicas:
+        if replica["is_drained"]:
+            details.append(f"{replica['replica_id']} is drained (`fairgate upstream resume` ends that)")
+        elif not replica["is_up"]:
+            faults.append(
+                f"{replica['replica_id']} is not used: {replica['refusal'] or 'it failed too often'}"
+            )
+        kinds = [f"{kind} {number}" for kind, number in replica["contradictions"].items() if number]
         if kinds:
-            faults.append(f"{each['replica_id']} contradicts itself ({', '.join(kinds)} answers)")
-        if each["is_up"] and each["plugin"] is not None:
-            faults += [f"{each['replica_id']}: {fault}" for fault in plugin_faults(each)]
-            details.append(f"{each['replica_id']} has {plugin_detail(each)}")
-        details.append(f"{each['replica_id']} ({each['server']}) can do {can(each)}")
+            faults.append(f"{replica['replica_id']} contradicts itself ({', '.join(kinds)} answers)")
+        if replica["is_up"] and replica["plugin"] is not None:
+            faults += [f"{replica['replica_id']}: {fault}" for fault in plugin_faults(replica)]
+            details.append(f"{replica['replica_id']} has {plugin_detail(replica)}")
+        details.append(f"{replica['replica_id']} ({replica['server']}) can do {can(replica)}")
     if faults:
         return Finding(name, False, "; ".join(faults), "run `fairgate model check`; docs/upstreams.md")
     return Finding(name, True, "; ".join([f"{len(replicas)} serve, and count what they send", *details]))
@@ -466,7 +468,7 @@ async def _speed(settings: Settings) -> Finding:
         return Finding("speed", True, "not probed: the model cannot be loaded")
     from engine.model.cpu.doctor import probe_machine
 
-    return Finding("speed", True, "; ".join(str(each) for each in probe_machine(Path(settings.model))))
+    return Finding("speed", True, "; ".join(str(line) for line in probe_machine(Path(settings.model))))
 
 
 async def _clock(settings: Settings) -> Finding:

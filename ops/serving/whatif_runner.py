@@ -61,7 +61,7 @@ class WhatIfRunner:
         return list(self._runs)
 
     def run(self, run_id: str) -> WhatIfRun | None:
-        return next((each for each in self._runs if each.run_id == run_id), None)
+        return next((run for run in self._runs if run.run_id == run_id), None)
 
     async def start(self, asked: WhatIfAsked, by: str) -> WhatIfRun:
         """Begins a run. Raises `WhatIfBusy`."""

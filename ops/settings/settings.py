@@ -173,7 +173,7 @@ class Settings:
     def pool_names(self) -> tuple[str, ...]:
         """Every served model, our own engine's first."""
         own = (self.served_model_name,) if self.engine.serve else ()
-        return tuple(dict.fromkeys((*own, *(each.pool_name for each in self.upstreams))))
+        return tuple(dict.fromkeys((*own, *(upstream.pool_name for upstream in self.upstreams))))
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -370,7 +370,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, st
         if variable not in by_variable:
             # A setting whose variable is called otherwise is looked for by its own name, too.
             named = {_variable(row.name): row.variable for row in SETTINGS} | {
-                each: each for each in by_variable
+                name: name for name in by_variable
             }
             nearest = _nearest(variable, named, called=named)
             raise BadSetting(f"unknown setting: environment variable {variable}{nearest}")

@@ -49,15 +49,15 @@ def upstreams() -> ValueKind[tuple[UpstreamSettings, ...]]:
         found: tuple[UpstreamSettings, ...] = _decoded(text, tuple[UpstreamSettings, ...]) if text else ()
         if len(found) > MAX_UPSTREAMS:
             raise Unaccepted(f"{len(found)} of them; the most is {MAX_UPSTREAMS}")
-        names = [each.name for each in found]
+        names = [server.name for server in found]
         for name in names:
             if names.count(name) > 1:
                 raise Unaccepted(f"the name {name!r} is there twice")
-        for each in found:
-            dirs = {other.tokenizer_dir for other in found if other.pool_name == each.pool_name}
+        for server in found:
+            dirs = {other.tokenizer_dir for other in found if other.pool_name == server.pool_name}
             if len(dirs) > 1:
-                raise Unaccepted(f"replicas of {each.pool_name!r} name different tokenizer_dirs")
-            _require_plugin_keys(each)
+                raise Unaccepted(f"replicas of {server.pool_name!r} name different tokenizer_dirs")
+            _require_plugin_keys(server)
         return found
 
     return ValueKind("[[upstreams]] tables with name, url and model (JSON elsewhere)", parse)

@@ -51,7 +51,7 @@ def kind_of(hint: Any) -> ValueKind[Any]:
     """The kind of a field: a `ValueKind` in its annotation, or what follows from its type and bounds."""
     base, *marks = get_args(hint)
     if isinstance(base, UnionType):  # or not set
-        [base] = [each for each in get_args(base) if each is not NoneType]
+        [base] = [argument for argument in get_args(base) if argument is not NoneType]
     for mark in marks:
         if isinstance(mark, ValueKind):
             return mark

@@ -223,7 +223,7 @@ class Admin(
                 owners = queries.tenants_where(connection)
             else:
                 owners = [queries.find_tenant(connection, tenant)]
-            return queries.projects_of(connection, [each.tenant_id for each in owners])
+            return queries.projects_of(connection, [owner.tenant_id for owner in owners])
 
         return await self._database.read(find)
 

@@ -94,7 +94,7 @@ class BrakeCommands(AdminCommands):
 
     async def list_brakes(self) -> list[Brake]:
         now_us = round(self._clock() * 1e6)
-        return [each for each in await self.stored_brakes() if not each.is_over(now_us)]
+        return [brake for brake in await self.stored_brakes() if not brake.is_over(now_us)]
 
     async def stored_brakes(self) -> list[Brake]:
         """All brakes, also those whose time is over and whose end is not written yet."""

@@ -52,7 +52,7 @@ def decode_cursor(list_name: str, filters: Mapping[str, Any], text: str, key: An
         packed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         made_for, made_with, raw = msgspec.json.decode(packed, type=tuple[str, dict[str, Any], msgspec.Raw])
         last = msgspec.json.decode(raw, type=key) if made_for == list_name else ()
-        if any(isinstance(each, str) and not each.isprintable() for each in last):
+        if any(isinstance(value, str) and not value.isprintable() for value in last):
             raise ValueError  # PostgreSQL takes no NUL
     except ValueError:  # of base64, of UTF-8, and of what is in it
         raise Invalid(

@@ -265,7 +265,7 @@ def _tenants(connection: Connection, role: Role, references: Iterable[str] | Non
         return frozenset()
     if not 1 <= len(wanted) <= MAX_TENANTS_OF_A_MEMBER:
         raise Invalid("tenants", f"a member needs 1 to {MAX_TENANTS_OF_A_MEMBER} tenants")
-    return frozenset(queries.find_tenant(connection, each).tenant_id for each in wanted)
+    return frozenset(queries.find_tenant(connection, reference).tenant_id for reference in wanted)
 
 
 def _keep_an_owner(connection: Connection, before: Person, after: Person) -> None:
@@ -275,11 +275,11 @@ def _keep_an_owner(connection: Connection, before: Person, after: Person) -> Non
     if after.role is Role.OWNER and after.status == "active":
         return
     others = [
-        each
-        for each in rows.people_where(
+        owner
+        for owner in rows.people_where(
             connection, people.c.role == Role.OWNER.value, people.c.status == "active"
         )
-        if each.person_id != before.person_id and (each.has_password or not before.has_password)
+        if owner.person_id != before.person_id and (owner.has_password or not before.has_password)
     ]
     if not others:
         raise Invalid(

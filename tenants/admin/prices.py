@@ -60,9 +60,9 @@ class PriceCommands(AdminCommands):
         def act(connection: Connection, now_us: int) -> Change[list[PriceRow]]:
             book = queries.price_book(connection)
             before = _rows_of(connection, model)
-            old = {each: book.entries.get((model, each)) for each in tiers}
-            new = {each: changed(old[each], wanted, self._tier_multipliers[each]) for each in tiers}
-            entries = {(model, each): new[each] for each in tiers if new[each] != old[each]}
+            old = {tier: book.entries.get((model, tier)) for tier in tiers}
+            new = {tier: changed(old[tier], wanted, self._tier_multipliers[tier]) for tier in tiers}
+            entries = {(model, tier): new[tier] for tier in tiers if new[tier] != old[tier]}
             _insert(connection, book, entries, now_us)
             after = _rows_of(connection, model)
             return Change(after, model[:128], None, as_stored(before), as_stored(after))

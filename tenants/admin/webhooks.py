@@ -92,10 +92,10 @@ def checked_subjects(wanted: Iterable[str] | None, *, of_tenant: bool) -> tuple[
     """Raises `Invalid` for a subject that the webhook would never be told of."""
     known = OF_TENANTS if of_tenant else SUBJECTS
     chosen = tuple(dict.fromkeys(wanted or ()))
-    for each in chosen:
-        if each not in known:
+    for subject in chosen:
+        if subject not in known:
             whose = "of a tenant" if of_tenant else "there are"
-            raise Invalid("subjects", f"{each[:40]!r} is none; those {whose}: {', '.join(known)}")
+            raise Invalid("subjects", f"{subject[:40]!r} is none; those {whose}: {', '.join(known)}")
     return chosen
 
 
@@ -113,7 +113,7 @@ class WebhookCommands(AdminCommands):
         if last is not None:
             wanted.append(beyond([webhooks.c.id], last))
         found = await self._database.read(lambda one: _where(one, *wanted, most=most + 1))
-        return page_of(found, most, "webhooks", {}, lambda each: (each.webhook_id,))
+        return page_of(found, most, "webhooks", {}, lambda hook: (hook.webhook_id,))
 
     async def show_webhook(self, webhook: str, whose: Whose = None) -> Webhook:
         """Raises `NotFound`."""
@@ -254,8 +254,8 @@ class WebhookCommands(AdminCommands):
                 raise Invalid(
                     "webhook", f"more than {store.MAX_PENDING} events would wait, which is the most"
                 )
-            for each in dead:
-                store.send_again(connection, each.seq, now_us)
+            for delivery in dead:
+                store.send_again(connection, delivery.seq, now_us)
             store.try_now(connection, found.webhook_id, now_us)
             return Change(len(dead), found.webhook_id, found.tenant_id or None, after={"events": len(dead)})
 

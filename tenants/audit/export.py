@@ -62,7 +62,7 @@ def verify_export(
             checkpoints.append(_checkpoint_of(number, line))
         elif line.get("action") == ACTION:
             changes.append(change_from(_row_of(number, line).entry))
-    found = [each for each in changes if each is not None]
+    found = [change for change in changes if change is not None]
     verifier = LogVerifier(keys, checkpoints, kept=kept, changes=found)
     for number, line in _parsed(again):
         if number > 1 and "checkpoint" not in line:

@@ -125,7 +125,7 @@ class InclusionProof:
     @property
     def text(self) -> str:
         extra = () if self.entry is None else (f"extra {base64.b64encode(self.entry).decode()}",)
-        hashes = (base64.b64encode(each).decode() for each in self.path)
+        hashes = (base64.b64encode(digest).decode() for digest in self.path)
         return "\n".join((PROOF_HEADER, *extra, f"index {self.index}", *hashes, "", self.checkpoint))
 
     def proves(self, entry: bytes, checkpoint: Checkpoint) -> bool:
@@ -200,7 +200,7 @@ def parse_proof(text: str) -> InclusionProof:
     index = _number("proof index", lines.pop(0).removeprefix("index "))
     if len(lines) > MAX_PROOF_HASHES:
         raise Invalid("proof", f"has more than {MAX_PROOF_HASHES} hashes")
-    return InclusionProof(index, tuple(hash_of_text("proof", each) for each in lines), checkpoint, entry)
+    return InclusionProof(index, tuple(hash_of_text("proof", line) for line in lines), checkpoint, entry)
 
 
 def hash_of_text(field: str, text: str) -> bytes:

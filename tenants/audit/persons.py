@@ -86,7 +86,7 @@ def person_of(action: str, *fields: Mapping[str, Any] | None) -> str | None:
     """The id of the person that an act was about; None: of none."""
     kind = action.partition(".")[0]
     name = {"person": "id", "session": "person_id"}.get(kind)
-    return next((str(each[name]) for each in fields if name is not None and each and name in each), None)
+    return next((str(part[name]) for part in fields if name is not None and part and name in part), None)
 
 
 def erase(connection: Connection, person_id: str) -> None:
@@ -99,7 +99,7 @@ def acts_of(connection: Connection, name: str, person_id: str) -> ColumnElement[
     query = (
         select(table.digest).where((table.text == name) | (table.person_id == person_id)).limit(MAX_RECORDS)
     )
-    return audit.c.actor.in_([f"{ACTOR}{MARK}{each}" for each in connection.execute(query).scalars()])
+    return audit.c.actor.in_([f"{ACTOR}{MARK}{digest}" for digest in connection.execute(query).scalars()])
 
 
 class Shown:

@@ -66,7 +66,7 @@ def _steps(state: ConfigState, wanted: Configuration, terms: PlanTerms) -> Itera
         yield from _policy_steps(wanted.policy, state.policy, terms, ("policy",))
     yield from price_steps(wanted.prices, state.prices, terms.multipliers, ("prices",))
     yield from target_steps("", wanted.targets, state.targets, ("targets",))
-    platform = {name_of(SubjectName(PLATFORM_LIMIT), each): each for each in state.platform_limits}
+    platform = {name_of(SubjectName(PLATFORM_LIMIT), limit): limit for limit in state.platform_limits}
     yield from limit_steps("", wanted.platform_limits, platform, {}, (), ("platform_limits",))
     seen = NamedOnce()
     for number, tenant in enumerate(wanted.tenants):
@@ -101,39 +101,41 @@ def unnamed(there: Configuration, wanted: Configuration) -> Iterator[str]:
     alone."""
     if there.policy is not None and wanted.policy is None:
         yield f"scheduling policy {there.policy.name}"
-    priced = {each.model for each in wanted.prices}
-    models = dict.fromkeys(each.model for each in there.prices)
+    priced = {price.model for price in wanted.prices}
+    models = dict.fromkeys(price.model for price in there.prices)
     yield from (f"prices of {model}" for model in models if model not in priced)
     yield from _targets("", there.targets, wanted.targets)
     yield from _limits("", there.platform_limits, wanted.platform_limits)
-    tenants = {each.name: each for each in wanted.tenants}
-    for each in there.tenants:
-        if each.name in tenants:
-            yield from _of_tenant(each, tenants[each.name])
+    tenants = {tenant.name: tenant for tenant in wanted.tenants}
+    for tenant in there.tenants:
+        if tenant.name in tenants:
+            yield from _of_tenant(tenant, tenants[tenant.name])
         else:
-            yield f"tenant {each.name}"
+            yield f"tenant {tenant.name}"
 
 
 def _of_tenant(there: ConfigTenant, wanted: ConfigTenant) -> Iterator[str]:
     name = there.name
-    projects = {DEFAULT_PROJECT, *(each.name for each in wanted.projects)}
-    yield from (f"{name}: project {each.name}" for each in there.projects if each.name not in projects)
-    keys = {each.name for each in wanted.keys}
-    yield from (f"{name}: key {each.name}" for each in there.keys if each.name not in keys)
+    projects = {DEFAULT_PROJECT, *(project.name for project in wanted.projects)}
+    yield from (
+        f"{name}: project {project.name}" for project in there.projects if project.name not in projects
+    )
+    keys = {key.name for key in wanted.keys}
+    yield from (f"{name}: key {key.name}" for key in there.keys if key.name not in keys)
     yield from _limits(name, there.limits, wanted.limits)
     yield from _targets(name, there.targets, wanted.targets)
 
 
 def _limits(tenant: str, there: Sequence[ConfigLimit], wanted: Sequence[ConfigLimit]) -> Iterator[str]:
-    named = {name_in_file(tenant, each) for each in wanted}
-    for each in there:
-        name = name_in_file(tenant, each)
+    named = {name_in_file(tenant, limit) for limit in wanted}
+    for limit in there:
+        name = name_in_file(tenant, limit)
         if name not in named:
             yield described(tenant, name)
 
 
 def _targets(tenant: str, there: Sequence[ConfigTarget], wanted: Sequence[ConfigTarget]) -> Iterator[str]:
-    named = {(each.tier, each.metric) for each in wanted}
-    for each in there:
-        if (each.tier, each.metric) not in named:
-            yield described_target(tenant, each.tier, each.metric)
+    named = {(target.tier, target.metric) for target in wanted}
+    for target in there:
+        if (target.tier, target.metric) not in named:
+            yield described_target(tenant, target.tier, target.metric)

@@ -107,7 +107,7 @@ def _creation(part: ConfigKey, draft: ApiKey, now_us: int, what: str, at: Place,
 
 
 def _require_project(part: ConfigKey, old: ApiKey, there: TenantState, at: Place) -> None:
-    names = {each.project_id: name for name, each in there.projects.items()}
+    names = {project.project_id: name for name, project in there.projects.items()}
     if part.project is not None and names.get(old.project_id) != part.project:
         raise ConfigInvalid(
             (*at, "project"),
@@ -120,7 +120,7 @@ def _change(
     part: ConfigKey, old: ApiKey, draft: ApiKey, there: TenantState, now_us: int, what: str, at: Place
 ) -> Iterator[ConfigStep]:
     """The fields of the file that differ from `old`, the key within its tenant."""
-    stored = next(each for each in there.keys if each.key_id == old.key_id)
+    stored = next(other for other in there.keys if other.key_id == old.key_id)
     command = KeyChange()
     if part.scopes is not None and draft.scopes != old.scopes:
         command.scopes = part.scopes

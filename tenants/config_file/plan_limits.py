@@ -112,7 +112,7 @@ def target_steps(
     tenant: str, wanted: Sequence[ConfigTarget], there: Iterable[Slo], place: Place
 ) -> Iterator[ConfigStep]:
     """Steps for one tenant's targets, or (tenant '') for the default ones."""
-    seen, old = NamedOnce(), {(each.tier.value, each.metric): each for each in there}
+    seen, old = NamedOnce(), {(target.tier.value, target.metric): target for target in there}
     for number, part in enumerate(wanted):
         at = (*place, number)
         seen.add((part.tier, part.metric), f"the target of {part.metric} in tier {part.tier}", at)

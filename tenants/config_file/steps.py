@@ -115,7 +115,7 @@ def _flat(record: Record) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in record.items():
         if isinstance(value, Mapping):
-            found |= {f"{name}.{inner}": each for inner, each in _flat(value).items()}
+            found |= {f"{name}.{inner}": item for inner, item in _flat(value).items()}
         elif name not in MADE_BY_THE_ACT:
             found[name] = value
     return found

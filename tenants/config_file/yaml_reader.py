@@ -123,13 +123,13 @@ def _words_at(kind: Type, place: Place) -> list[str]:
     if isinstance(kind, Metadata):
         return _words_at(kind.type, place)
     if isinstance(kind, UnionType):
-        return [word for each in kind.types for word in _words_at(each, place)]
+        return [word for type_ in kind.types for word in _words_at(type_, place)]
     if isinstance(kind, LiteralType) and not place:
         return [str(word) for word in kind.values]
     if isinstance(kind, ListType):
         return _words_at(kind.item_type, place[1:]) if place else ["a list"]
     if isinstance(kind, StructType) and place:
-        found = [each.type for each in kind.fields if each.name == place[0]]
+        found = [field.type for field in kind.fields if field.name == place[0]]
         return _words_at(found[0], place[1:]) if found else []
     return []
 

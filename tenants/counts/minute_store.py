@@ -173,7 +173,7 @@ def flow_by_window(
         .limit(most)
     )
     return [
-        (FlowKey(*row[: len(keys)]), FlowMinute(*(int(each) for each in row[len(keys) :])))
+        (FlowKey(*row[: len(keys)]), FlowMinute(*(int(count) for count in row[len(keys) :])))
         for row in connection.execute(query)
     ]
 

@@ -65,8 +65,8 @@ async def add(database: Database, moves: Sequence[StoredMove]) -> None:
 
     def work(connection: Connection) -> None:
         rows = [
-            msgspec.structs.asdict(each) | {"knobs": msgspec.json.encode(each.knobs).decode()}
-            for each in moves
+            msgspec.structs.asdict(move) | {"knobs": msgspec.json.encode(move.knobs).decode()}
+            for move in moves
         ]
         connection.execute(insert(connection, control_moves).on_conflict_do_nothing(), rows)
 

@@ -165,7 +165,9 @@ class Directory:
     def limits(self, now_s: float, tenant_id: str | None = None) -> list[Limit]:
         """Limits as in force at `now_s` (seconds since 1970): all, or one tenant's with its projects', keys'
         and end users'; those of `PLATFORM` are its own."""
-        found = {each: state.limits for each, state in self._tenants.items()} | {PLATFORM: self._platform}
+        found = {known_id: state.limits for known_id, state in self._tenants.items()} | {
+            PLATFORM: self._platform
+        }
         chosen = found.values() if tenant_id is None else [found.get(tenant_id, ())]
         return [limit.at(now_s) for limits in chosen for limit in limits]
 
@@ -221,7 +223,7 @@ class Directory:
         changed = loaded.states
         if loaded.platform is not None and loaded.platform != self._platform:
             self._platform = loaded.platform
-            changed = list((self._tenants | {each.tenant.tenant_id: each for each in changed}).values())
+            changed = list((self._tenants | {state.tenant.tenant_id: state for state in changed}).values())
         for state in changed:
             old = self._tenants.get(state.tenant.tenant_id)
             for public_id in old.entries if old is not None else ():
@@ -315,7 +317,9 @@ def _entry(
         (SubjectKind.TENANT, key.tenant_id),
     ]
     of_path = [limit for subject in path for limit in limits.get(subject, ())]
-    of_users = [limit for (kind, _), each in limits.items() if kind is SubjectKind.END_USER for limit in each]
+    of_users = [
+        limit for (kind, _), owned in limits.items() if kind is SubjectKind.END_USER for limit in owned
+    ]
     principal = Principal(
         tenant_id=tenant.tenant_id,
         tenant_name=tenant.name,

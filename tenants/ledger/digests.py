@@ -146,8 +146,8 @@ def _check(
     changed = differences(span, digest_of(span.first_id, span.last_id, rows))
     if not changed:
         return None, span
-    detail = "; ".join(f"{each.kind}: {each.detail}" for each in changed)
-    kinds = tuple(each.kind for each in changed)
+    detail = "; ".join(f"{difference.kind}: {difference.detail}" for difference in changed)
+    kinds = tuple(difference.kind for difference in changed)
     return LedgerFinding(seq, span.first_id, span.last_id, kinds, detail), span
 
 

@@ -57,9 +57,9 @@ def of_end_users(
     names: dict[str, set[str]] = {
         tenant_id: _settled_counters(connection, mine, now_us) for tenant_id, mine in defaults.items()
     }
-    for each in open_requests:
-        if each.reserve.tenant_id in names:
-            names[each.reserve.tenant_id].update(each.charged_to)
+    for request in open_requests:
+        if request.reserve.tenant_id in names:
+            names[request.reserve.tenant_id].update(request.charged_to)
     for tenant_id, mine in defaults.items():
         users = sorted({rules.end_user_in(name) for name in names[tenant_id]} - {""})
         for limit in (default.of_end_user(user) for default in mine for user in users):
@@ -184,7 +184,7 @@ def emptied(
 ) -> list[tuple[Limit, int]]:
     """The same usage, with the buckets of running streams empty: their use so far is in no settle row yet,
     and a rebuild must not give it back. Pure."""
-    streaming = {name for each in open_requests if each.top_ups for name in each.charged_to}
+    streaming = {name for request in open_requests if request.top_ups for name in request.charged_to}
     return [
         (limit, limit.amount if limit.is_bucket and limit.identity in streaming else amount)
         for limit, amount in used
@@ -195,7 +195,7 @@ def without_rested(
     used: Iterable[tuple[Limit, int]], open_requests: Iterable[OpenRequest]
 ) -> list[tuple[Limit, int]]:
     """Without the limits of end users of whom nothing counts any more. Pure."""
-    holding = {rules.end_user_in(name) for each in open_requests for name in each.charged_to}
+    holding = {rules.end_user_in(name) for request in open_requests for name in request.charged_to}
     return [
         (limit, amount)
         for limit, amount in used

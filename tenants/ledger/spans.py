@@ -51,7 +51,7 @@ class SpanDigest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def rows(self) -> int:
-        return sum(each.rows for each in self.kinds.values())
+        return sum(digest.rows for digest in self.kinds.values())
 
     def as_json(self) -> dict[str, Any]:
         """As it is kept in the audit."""
@@ -114,8 +114,8 @@ def _order(kind: str) -> tuple[int, str]:
 
 
 def _difference(old: KindDigest | None, new: KindDigest | None) -> str:
-    rows_old, rows_new = (0 if each is None else each.rows for each in (old, new))
-    cost_old, cost_new = (0 if each is None else each.cost_nanousd for each in (old, new))
+    rows_old, rows_new = (0 if rows is None else rows.rows for rows in (old, new))
+    cost_old, cost_new = (0 if rows is None else rows.cost_nanousd for rows in (old, new))
     if rows_old != rows_new:
         count = f"{rows_old} rows were digested, there are {rows_new}"
     else:

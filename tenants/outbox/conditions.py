@@ -43,7 +43,7 @@ def slo_burns(
     book = SloBook(targets)
     found = []
     for (tenant_id, tier, metric), tallies in windows.items():
-        slo = next((each for each in book.of(tenant_id, Tier(tier)) if each.metric == metric), None)
+        slo = next((target for target in book.of(tenant_id, Tier(tier)) if target.metric == metric), None)
         for burn in () if slo is None else burning_over(tallies, slo.per_mille, least_misses):
             if not burn.fires:
                 continue
@@ -103,17 +103,17 @@ def leaked_holds(overdue: int) -> list[Condition]:
 def calibration_off(counts: Iterable[Kept]) -> list[Condition]:
     """Figures whose 90th percentile was kept too rarely or too often, of those with enough requests."""
     found = []
-    for each in counts:
-        covered = each.within_p90 / each.requests if each.requests else 0.0
-        if each.requests >= LEAST_JUDGED and not COVERED[0] <= covered <= COVERED[1]:
+    for count in counts:
+        covered = count.within_p90 / count.requests if count.requests else 0.0
+        if count.requests >= LEAST_JUDGED and not COVERED[0] <= covered <= COVERED[1]:
             found.append(
                 Condition(
                     kinds.CALIBRATION,
-                    f"{each.model}:{each.figure}",
-                    f"{each.model}: the told p90 of {each.figure} was kept by {covered:.0%} of"
-                    f" {each.requests} requests",
-                    page="/console/quotes?" + urlencode({"figure": each.figure}),
-                    evidence=each._asdict(),
+                    f"{count.model}:{count.figure}",
+                    f"{count.model}: the told p90 of {count.figure} was kept by {covered:.0%} of"
+                    f" {count.requests} requests",
+                    page="/console/quotes?" + urlencode({"figure": count.figure}),
+                    evidence=count._asdict(),
                 )
             )
     return found

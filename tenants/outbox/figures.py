@@ -108,7 +108,7 @@ def _calibration(connection: Connection, now_s: int) -> list[Kept]:
     """Of the last day, without waits that were told as none, which are always kept."""
     columns = calibration_counts.c
     groups = (columns.model, columns.figure)
-    sums: list[Any] = [cast(func.sum(each), BigInteger) for each in (columns.requests, columns.within_p90)]
+    sums: list[Any] = [cast(func.sum(sum_), BigInteger) for sum_ in (columns.requests, columns.within_p90)]
     says = (columns.figure != "wait") | (columns.wait_bucket > 0)
     query = select(*groups, *sums).where(columns.hour_s > now_s - CALIBRATED_S, says).group_by(*groups)
     return [Kept(*row) for row in connection.execute(query.order_by(*groups))]

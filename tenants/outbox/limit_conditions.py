@@ -32,7 +32,7 @@ class SoftEvent(NamedTuple):
 def soft_limits(states: Iterable[LimitState], events: Iterable[SoftEvent], now_us: int) -> list[Condition]:
     """Thresholds that are reached: of limits with a window of an hour or longer by their counters, of others
     by recent events. `states`: of all soft limits."""
-    lately = {(each.limit_id, each.level) for each in events if now_us - each.last_us < SOFT_SHOWN_US}
+    lately = {(event.limit_id, event.level) for event in events if now_us - event.last_us < SOFT_SHOWN_US}
     found = []
     for state in states:
         limit = state.limit

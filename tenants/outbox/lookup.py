@@ -22,4 +22,4 @@ async def address_of(target: Target, *, allows_private: bool) -> str:
         raise Invalid("url", f"the name {target.host} was not found within {LOOK_UP_S:g} s") from None
     except (OSError, UnicodeError):
         raise Invalid("url", f"the name {target.host} is not known") from None
-    return checked_addresses(target.host, [str(each[4][0]) for each in found], allows_private=allows_private)
+    return checked_addresses(target.host, [str(info[4][0]) for info in found], allows_private=allows_private)

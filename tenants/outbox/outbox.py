@@ -183,7 +183,7 @@ def claim(connection: Connection, sender: str, now_us: int, lease_us: int, most:
     if taken:
         connection.execute(
             update(outbox)
-            .where(outbox.c.seq.in_([each.seq for each in taken]))
+            .where(outbox.c.seq.in_([delivery.seq for delivery in taken]))
             .values(sender=sender, claimed_until_us=now_us + lease_us)
         )
     return taken

@@ -76,7 +76,7 @@ def valid_now(now_us: int, rules: SessionRules) -> tuple[ColumnElement[bool], ..
 def sessions_where(
     connection: Connection, *conditions: ColumnElement[bool], limit: int | None = None
 ) -> list[Session]:
-    columns = [each.label(f"session_{each.name}") for each in person_sessions.c]
+    columns = [column.label(f"session_{column.name}") for column in person_sessions.c]
     query = (
         select(*columns, people)
         .join(people, people.c.id == person_sessions.c.person_id)

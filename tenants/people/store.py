@@ -150,7 +150,7 @@ class People:
             *rows.valid_now(self._now_us(), self.rules),
         )
         found = await self._database.read(lambda connection: rows.sessions_where(connection, *conditions))
-        return sorted(found, key=lambda each: each.seen_us, reverse=True)
+        return sorted(found, key=lambda session: session.seen_us, reverse=True)
 
     async def link(self, token: str) -> PersonLink | None:
         """The link of a token; None: unknown, used or too old."""

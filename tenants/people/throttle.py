@@ -67,7 +67,7 @@ class _Counted:
 
     def _make_room(self, now_s: float) -> None:
         """Drops expired entries; without any, the tenth with the fewest attempts."""
-        kept = {key: each for key, each in self._of.items() if now_s - each.last_s <= FORGET_S}
+        kept = {key: entry for key, entry in self._of.items() if now_s - entry.last_s <= FORGET_S}
         if len(kept) >= self._most:
             by_weight = sorted(kept, key=lambda key: (kept[key].count, kept[key].last_s))
             for key in by_weight[: max(1, self._most // 10)]:

@@ -38,15 +38,15 @@ class Price:
     output_nanousd: int
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
+        for part in fields(self):
+            value = getattr(self, part.name)
             if (
                 isinstance(value, bool)
                 or not isinstance(value, int)
                 or not 0 <= value <= MAX_NANOUSD_PER_TOKEN
             ):
                 raise Invalid(
-                    each.name, f"must be a whole number between 0 and {MAX_NANOUSD_PER_TOKEN} nano-dollars"
+                    part.name, f"must be a whole number between 0 and {MAX_NANOUSD_PER_TOKEN} nano-dollars"
                 )
         if self.cached_input_nanousd > self.input_nanousd:
             raise Invalid("cached_input_nanousd", "must not exceed input_nanousd: lower it or raise that")
@@ -77,8 +77,8 @@ class TokenWeights:
     reasoning: int = 1_000
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            thousandths(f"{each.name}_weight", getattr(self, each.name))
+        for part in fields(self):
+            thousandths(f"{part.name}_weight", getattr(self, part.name))
         if self.cached_input > self.input:
             raise Invalid("cached_input_weight", "must not exceed input_weight: lower it too, or raise that")
         if self.reasoning > self.output:

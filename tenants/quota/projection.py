@@ -63,11 +63,11 @@ def projected_exhaustion(
     """`left`: units that are neither used nor held; `observed` may overlap."""
     if left <= 0:
         return Exhaustion(0.0, 0.0, "it is used up")
-    seen = [each for each in observed if each.seconds >= LEAST_OBSERVED_S]
+    seen = [use for use in observed if use.seconds >= LEAST_OBSERVED_S]
     if not seen:
         return Exhaustion(None, None, "nothing is known of its use for a minute or longer")
-    said = "; ".join(f"{each.what} ({_time(each.seconds)}): {each.per_s:.4g} a second" for each in seen)
-    middle = sum(each.per_s for each in seen) / len(seen)
+    said = "; ".join(f"{use.what} ({_time(use.seconds)}): {use.per_s:.4g} a second" for use in seen)
+    middle = sum(use.per_s for use in seen) / len(seen)
     if middle <= 0:
         return Exhaustion(None, None, f"it is not being used: {said}")
     p50_s, p90_s = left / middle, _p90_s(left, middle, seen)
@@ -85,14 +85,14 @@ def projected_exhaustion(
 
 def _p90_s(left: int, middle: float, seen: Sequence[ObservedUse]) -> float | None:
     """None: the number of requests is not known."""
-    counted = [(each.requests, each.amount) for each in seen if each.requests]
+    counted = [(use.requests, use.amount) for use in seen if use.requests]
     if not counted:
         return None
     requests, amount = max(counted)
     size = amount / requests
     # Of the rate, which is known from so many requests, and of those that are still to come.
     spread = SIZE_SPREAD * math.sqrt(1 / requests + size / left)
-    slower = min(each.per_s for each in seen)
+    slower = min(use.per_s for use in seen)
     by_rate_s = left / slower if slower > 0 else math.inf
     return max(by_rate_s, left / middle * (1 + Z90 * spread))
 
@@ -165,7 +165,7 @@ def _crossings(
         for place, week in enumerate(weeks):
             sums[place] += part * week[hour % WEEK_HOURS]
         middle = sum(sums) / count
-        low = middle - wide * math.sqrt(sum((each - middle) ** 2 for each in sums) / (count - 1))
+        low = middle - wide * math.sqrt(sum((total - middle) ** 2 for total in sums) / (count - 1))
         if p50_s is None and middle >= left:
             p50_s = at_s + span_s * (left - middle_before) / (middle - middle_before)
         if low >= left:

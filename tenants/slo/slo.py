@@ -39,7 +39,7 @@ ALERTS = (
     Alert(3 * DAY_S, 6 * 3_600, 1.0, "ticket"),
 )
 """Table 5-8 of the workbook: 2 % of the budget in an hour, 5 % in six, 10 % in three days."""
-WINDOWS_S = tuple(sorted({each for alert in ALERTS for each in (alert.short_s, alert.long_s)}))
+WINDOWS_S = tuple(sorted({seconds for alert in ALERTS for seconds in (alert.short_s, alert.long_s)}))
 DEFAULT_LEAST_MISSES = 10
 """In an alert's long window. With fewer it does not fire, which is the workbook's warning of low traffic."""
 
@@ -203,7 +203,7 @@ class SloReport:
             "missed": missed,
             "attainment": None if not total else round(1 - missed / total, 6),
             "budget_left": _finite(self.period.budget_left(self.slo.per_mille)),
-            "burn": [each.as_json() for each in self.burning],
+            "burn": [burn.as_json() for burn in self.burning],
             "causes": dict(self.causes),
         }
 

@@ -37,10 +37,10 @@ def statements(connection: Connection, role: str) -> list[str]:
     name, schema = quote(role), quote(schema_name)
 
     def tables(names: list[str]) -> str:
-        return ", ".join(f"{schema}.{quote(each)}" for each in names)
+        return ", ".join(f"{schema}.{quote(name)}" for name in names)
 
     special = {*APPEND_ONLY, *MOVED}
-    ordinary = sorted(each.name for each in metadata.tables.values() if each.name not in special)
+    ordinary = sorted(table.name for table in metadata.tables.values() if table.name not in special)
     return [
         f"REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM {name}",
         f"REVOKE ALL ON SCHEMA {schema} FROM {name}",

@@ -178,8 +178,8 @@ def statement_of(
     groups = [start, *map(group, query.group_by)]
     if after is not None:
         conditions.append(tuple_(*groups) > tuple_(*after))
-    named = [each.label(f"group_{number}") for number, each in enumerate(groups)]
-    names = [each.name for each in named]
+    named = [column.label(f"group_{number}") for number, column in enumerate(groups)]
+    names = [column.name for column in named]
     sums = [func.sum(usage_sums.c[name]) for name in AMOUNTS]
     return select(*named, *sums).select_from(source).where(*conditions).group_by(*names).order_by(*names)
 

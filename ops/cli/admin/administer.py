@@ -57,7 +57,7 @@ def administer(act: Callable[[Admin], Awaitable[T]]) -> T:
             done = await act(admin)
             if await database.read(queries.revision) != before:
                 late = await GatewayRegistry(database).not_serving(settings.gateway.gateway_stale_s)
-                click.get_current_context().meta[LATE_KEY] = [each.gateway_id for each in late]
+                click.get_current_context().meta[LATE_KEY] = [gateway.gateway_id for gateway in late]
             return done
         finally:
             await database.close()
@@ -81,7 +81,7 @@ def named_list(
 
     async def both(admin: Admin) -> tuple[Sequence[T], list[dict[str, Any]]]:
         found = await act(admin)
-        return found, await admin.with_names(as_json(each) for each in found)
+        return found, await admin.with_names(as_json(row) for row in found)
 
     return administer(both)
 

@@ -43,7 +43,7 @@ def brake(tier: str | None, share: float | None, for_s: float | None, reason: st
         return
     if tier is None and share is None and for_s is None:
         found = administer(lambda admin: admin.list_brakes())
-        answer([each.as_json() for each in found], lambda: _show(found))
+        answer([row.as_json() for row in found], lambda: _show(found))
         return
     if tier is None or share is None:
         raise click.UsageError("give --tier and --share, such as --tier batch --share 0.1 --for 30m")
@@ -56,6 +56,6 @@ def brake(tier: str | None, share: float | None, for_s: float | None, reason: st
 
 
 def _show(found: list[Brake]) -> None:
-    rows = [each.as_json() for each in found]
+    rows = [row.as_json() for row in found]
     columns = ("tier", "share", "until", "by", "reason")
     table("brakes", columns, [tuple(str(row[name]) for name in columns) for row in rows])

@@ -105,7 +105,7 @@ def create(
 
     async def create_in_project(admin: Admin) -> tuple[ApiKey, str]:
         project, tenant = wanted.project, wanted.tenant
-        known = {text for each in await admin.list_projects(tenant) for text in (each.name, each.project_id)}
+        known = {text for row in await admin.list_projects(tenant) for text in (row.name, row.project_id)}
         if project is not None and project not in known:
             await admin.create_project(actor(), ProjectCreate(tenant=tenant, name=project))
         return await admin.create_key(actor(), wanted)

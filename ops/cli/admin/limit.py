@@ -252,7 +252,7 @@ def _in_use(path: str, **query: str | None) -> dict[str, dict[str, Any] | None]:
     while True:
         pages = {} if path else {"limit": str(MAX_PAGE), "cursor": cursor}
         found = call(server, "GET", f"/limits{path}", query=query | pages)
-        used |= {each["id"]: each["usage"] for each in found.get("data", [found])}
+        used |= {row["id"]: row["usage"] for row in found.get("data", [found])}
         cursor = found.get("next_cursor")
         if cursor is None:
             return used
@@ -323,7 +323,7 @@ def list_(tenant: str | None, end_user: str | None) -> None:
         ]
         table("limits", ("id", "binds", "limit", "use", "override", "noticed"), rows)
 
-    answer([_shown(each, in_use) for each in named], text)
+    answer([_shown(row, in_use) for row in named], text)
 
 
 def _shown(named: Mapping[str, Any], in_use: Mapping[str, Any]) -> dict[str, Any]:

@@ -71,13 +71,13 @@ def list_() -> None:
     found, shown = named_list(lambda admin: admin.list_people(), Person.as_json)
     rows = [
         (
-            each.person_id,
-            each.name,
-            each.role.value,
+            who.person_id,
+            who.name,
+            who.role.value,
             ", ".join(str(tenant["tenant"]) for tenant in named["tenants"]),
-            each.status if each.has_password else f"{each.status}, no password",
+            who.status if who.has_password else f"{who.status}, no password",
         )
-        for each, named in zip(found, shown, strict=True)
+        for who, named in zip(found, shown, strict=True)
     ]
     answer(shown, lambda: table("people", ("id", "name", "role", "tenants", "status"), rows))
 
@@ -164,7 +164,7 @@ def sessions(name: str | None) -> None:
     settings = settings_now().gateway
     rules = SessionRules(settings.session_idle_s, settings.session_max_s)
     found = administer(lambda admin: admin.list_sessions(name, rules))
-    answer([each.as_json() for each in found], lambda: _show(found))
+    answer([session.as_json() for session in found], lambda: _show(found))
 
 
 @person.command(name="end-session")
@@ -203,6 +203,6 @@ def _told(shown: dict[str, Any]) -> str:
 
 
 def _show(found: Sequence[Session]) -> None:
-    rows = [each.as_json() for each in found]
+    rows = [session.as_json() for session in found]
     columns = ("id", "person", "created_at", "seen_at", "ends_at", "address")
     table("sessions", columns, [tuple(str(row[name]) for name in columns) for row in rows])

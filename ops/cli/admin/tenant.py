@@ -202,8 +202,8 @@ def show(name: str) -> None:
         projects = [(item.name, item.status, item.project_id) for item in shown.projects]
         table("projects", ("name", "status", "id"), projects)
         keys = [
-            (each["id"], each["name"], each["project"], each["prefix"], ", ".join(each["scopes"]))
-            for each in named["keys"]
+            (key["id"], key["name"], key["project"], key["prefix"], ", ".join(key["scopes"]))
+            for key in named["keys"]
         ]
         table("keys", ("id", "name", "project", "prefix", "scopes"), keys)
         if shown.limits:

@@ -61,8 +61,8 @@ def _show(found: dict[str, Any]) -> None:
         for shown in pool["replicas"]
     ]
     rows += [
-        (each["replica"], each["pool"], "drained, elsewhere", "", each["address"], _about(each))
-        for each in found["drained_elsewhere"]
+        (row["replica"], row["pool"], "drained, elsewhere", "", row["address"], _about(row))
+        for row in found["drained_elsewhere"]
     ]
     table("replicas", ("replica", "model", "state", "running", "address", "why"), rows)
     if found["gateways_missing"]:

@@ -44,8 +44,8 @@ def list_(state: str | None) -> None:
     fires = None if state is None else state == "firing"
     found, shown = named_list(lambda admin: admin.list_alerts(fires=fires), Incident.as_json)
     rows = [
-        (each.subject, named["state"], each.severity, named["tenant"] or "", named["fired_at"], each.summary)
-        for each, named in zip(found, shown, strict=True)
+        (row.subject, named["state"], row.severity, named["tenant"] or "", named["fired_at"], row.summary)
+        for row, named in zip(found, shown, strict=True)
     ]
     columns = ("subject", "state", "severity", "tenant", "since", "what")
     answer(shown, lambda: table("alerts", columns, rows))

@@ -37,5 +37,5 @@ def export(url: str | None, key_file: Path | None, schema: bool) -> None:
     found = target_of(url, key_file).export()
     text = as_yaml(msgspec.convert(found["config"], Configuration))
     answer(found, lambda: click.echo(text, nl=False))
-    for each in found["left_out"]:
-        click.echo(f"left out: {each}", err=True)
+    for name in found["left_out"]:
+        click.echo(f"left out: {name}", err=True)

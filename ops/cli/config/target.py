@@ -216,8 +216,8 @@ def show_plan(plan: Mapping[str, Any]) -> None:
     if not plan["steps"]:
         click.echo("no changes")
     unnamed = plan["unnamed"]
-    for each in unnamed[:MOST_UNNAMED]:
-        click.echo(f"not in the file: {each}")
+    for name in unnamed[:MOST_UNNAMED]:
+        click.echo(f"not in the file: {name}")
     if len(unnamed) > MOST_UNNAMED:
         click.echo(f"not in the file: {len(unnamed) - MOST_UNNAMED} more")
 

@@ -157,7 +157,7 @@ def parsed_keys(texts: Sequence[str]) -> list[PublicKey]:
     from tenants.errors import Invalid
 
     try:
-        return [PublicKey.parse(each) for each in texts]
+        return [PublicKey.parse(text) for text in texts]
     except Invalid as error:
         raise click.UsageError(f"--public-key: {error.message}") from None
 
@@ -186,9 +186,9 @@ async def write_log(file: TextIO, admin: Admin, own: SigningKey | None) -> int:
             file.write(row_line(row, shown))
         seq = rows[-1].seq + 1
     while notes := await log.checkpoints(signed):
-        for each in notes:
-            if each.size <= state.size:
-                file.write(checkpoint_line(each.size, each.note))
+        for note in notes:
+            if note.size <= state.size:
+                file.write(checkpoint_line(note.size, note.note))
         signed = notes[-1].size
     return seq
 

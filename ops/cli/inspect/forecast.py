@@ -104,7 +104,7 @@ def calibration(limit: int, cursor: str | None, **given: Any) -> None:
                 (
                     *(row.get(name) for name in ("model", "tier", "figure", "wait_bucket", "kind")),
                     row["requests"],
-                    *(f"{row[each] / row['requests']:.1%}" for each in ("within_p50", "within_p90")),
+                    *(f"{row[name] / row['requests']:.1%}" for name in ("within_p50", "within_p90")),
                 )
                 for row in found["data"]
             ],
@@ -240,9 +240,9 @@ def _gateway_report(data_dir: Path) -> dict[str, Any]:
 
 def _show(found: dict[str, Any]) -> None:
     rows: list[tuple[object, ...]] = []
-    for model_id, each in found["gateway"].items():
-        for number, (name, score) in enumerate(each["layers"].items()):
-            rows.append(_row(f"gateway, {model_id}", f"{number + 1} {name}", each["used"] == number, score))
+    for model_id, pool in found["gateway"].items():
+        for number, (name, score) in enumerate(pool["layers"].items()):
+            rows.append(_row(f"gateway, {model_id}", f"{number + 1} {name}", pool["used"] == number, score))
     for engine_id, engine in found["engines"].items():
         probe = engine["length_probe"]
         for name, key, is_used in (("before", "forecast", False), ("3 probe", "probe", True)):

@@ -100,16 +100,16 @@ def list_(status: str | None, ended: bool, limit: int, cursor: str | None, **fil
     def text() -> None:
         rows = [
             (
-                each["id"],
-                each["tenant"] or each["tenant_id"],
-                each["key_name"] or each["key_id"],
-                each["tier"],
-                each["status"],
-                each["model"],
-                seconds(each["elapsed_s"]),
-                f"{each['input_tokens']:,} / {each['output_tokens']:,}",
+                row["id"],
+                row["tenant"] or row["tenant_id"],
+                row["key_name"] or row["key_id"],
+                row["tier"],
+                row["status"],
+                row["model"],
+                seconds(row["elapsed_s"]),
+                f"{row['input_tokens']:,} / {row['output_tokens']:,}",
             )
-            for each in found["data"]
+            for row in found["data"]
         ]
         columns = ("id", "tenant", "key", "tier", "status", "model", "since", "tokens in / out")
         table("requests that wait or run", columns, rows)
@@ -155,8 +155,8 @@ def move(request_id: str, tier: str, preview: bool) -> None:
         before, after = moved["from"], moved["to"]
         did = "moved to" if moved["moved"] else "would move to" if preview else "was already in"
         click.echo(f"request {moved['id']} {did} {after['tier']}")
-        for each in (before, after):
-            click.echo(f"  {each['tier']}: {_price(each)}")
+        for terms in (before, after):
+            click.echo(f"  {terms['tier']}: {_price(terms)}")
 
     answer(moved, text)
 
@@ -190,8 +190,8 @@ def show(request_id: str, events: bool) -> None:
     def text() -> None:
         click.echo(headline(shown))
         chained = shown.get("fallback", {"tried": ()})
-        for each in chained["tried"]:
-            click.echo(f"- asked for {chained['asked']}; {each['model']} was passed over: {each['reason']}")
+        for other in chained["tried"]:
+            click.echo(f"- asked for {chained['asked']}; {other['model']} was passed over: {other['reason']}")
         if cut := shown.get("incomplete"):
             click.echo(f"- cut in the middle of its {INCOMPLETE.get(cut, cut)}")
         waterfall(shown.get("stages") or [])
@@ -280,7 +280,7 @@ def ended_requests(query: RequestQuery, cursor: str | None, limit: int) -> dict[
 
     async def read(admin: Admin) -> dict[str, Any]:
         page = await admin.page_requests(query, cursor=cursor, limit=limit)
-        rows = await admin.with_names(each.as_json() | steps_of(each.packed) for each in page.rows)
+        rows = await admin.with_names(row.as_json() | steps_of(row.packed) for row in page.rows)
         return {"data": rows, "next_cursor": page.next_cursor}
 
     return administer(read)
@@ -292,18 +292,18 @@ def show_ended(found: dict[str, Any]) -> None:
         ("ended", "id", "tenant", "key", "tier", "model", "outcome", "took", "tokens in / out", "missed"),
         [
             (
-                each["ended_at"][:19] + "Z",
-                each["id"],
-                each["tenant"] or each["tenant_id"],
-                each["key_name"] or each["key_id"],
-                each["tier"],
-                each["model"],
-                each["outcome"],
-                "" if each["ended_s"] is None else seconds(each["ended_s"]),
-                f"{each['input_tokens']:,} / {each['output_tokens']:,}",
-                ", ".join(f"{miss['metric']}: {miss['cause']}" for miss in each["misses"]),
+                row["ended_at"][:19] + "Z",
+                row["id"],
+                row["tenant"] or row["tenant_id"],
+                row["key_name"] or row["key_id"],
+                row["tier"],
+                row["model"],
+                row["outcome"],
+                "" if row["ended_s"] is None else seconds(row["ended_s"]),
+                f"{row['input_tokens']:,} / {row['output_tokens']:,}",
+                ", ".join(f"{miss['metric']}: {miss['cause']}" for miss in row["misses"]),
             )
-            for each in found["data"]
+            for row in found["data"]
         ],
     )
     if found["next_cursor"]:

@@ -198,7 +198,7 @@ def policies_of(policy: str | None, default: str) -> list[str]:
     from engine.scheduling.policy import LEARNED_POLICIES, POLICIES, TABLE_POLICIES
 
     known = POLICIES | TABLE_POLICIES | LEARNED_POLICIES
-    names = [each.strip() for each in (policy or default).split(",") if each.strip()]
+    names = [name.strip() for name in (policy or default).split(",") if name.strip()]
     names = list(POLICIES) if names == ["all"] else list(dict.fromkeys(names))
     for name in names:
         if name not in known:

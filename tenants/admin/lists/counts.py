@@ -149,11 +149,11 @@ class CountReads(AdminCommands):
             where = conditions(connection, last)
             if last:
                 where = [*where, beyond(columns, last)]
-            labelled = [each.label(label) for label, each in {**groups, **sums}.items()]
+            labelled = [column.label(label) for label, column in {**groups, **sums}.items()]
             found = select(*labelled).where(*where).group_by(*columns).order_by(*columns).limit(most + 1)
             rows = [dict(row) for row in connection.execute(found).mappings()]
             # Without groups there is one row, also where nothing is added up.
-            return [row | {each: int(row[each]) for each in sums} for row in rows if row[next(iter(sums))]]
+            return [row | {name: int(row[name]) for name in sums} for row in rows if row[next(iter(sums))]]
 
         found = await self._database.read(read)
         return page_of(found, most, name, filters, lambda row: [row[group] for group in groups])

@@ -86,9 +86,9 @@ class HistoryLists(AdminCommands):
         rows = await self._database.read(lambda one: history(one, model, most + 1, *after))
         if not rows and last is None:
             raise NotFound("price", model)
-        page = page_of(rows, most, "price history", filters, lambda each: (each.version, each.tier.value))
+        page = page_of(rows, most, "price history", filters, lambda row: (row.version, row.tier.value))
         tiers = list(Tier)
-        shown = sorted(page.rows, key=lambda each: (-each.version, tiers.index(each.tier)))
+        shown = sorted(page.rows, key=lambda row: (-row.version, tiers.index(row.tier)))
         return Page(shown, page.next_cursor)
 
 

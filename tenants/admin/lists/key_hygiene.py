@@ -64,7 +64,7 @@ def condition(finding: KeyFinding, now: datetime) -> ColumnElement[bool]:
         case KeyFinding.EXPIRING:
             is_it = api_keys.c.expires_us < to_us(now + timedelta(days=EXPIRING_DAYS))
         case KeyFinding.NO_LIMIT:
-            is_it = and_(*(not_(each) for each in _hard_limits()))
+            is_it = and_(*(not_(query) for query in _hard_limits()))
     return and_(works, is_it)
 
 

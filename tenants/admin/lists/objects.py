@@ -57,7 +57,7 @@ class ObjectLists(LimitCommands, PriceCommands):
         if only is not None:
             wanted.append(tables.tenants.c.id.in_(sorted(only)))
         found = await self._database.read(lambda one: queries.tenants_where(one, *wanted, most=most + 1))
-        return page_of(found, most, "tenants", filters, lambda each: (each.name,))
+        return page_of(found, most, "tenants", filters, lambda row: (row.name,))
 
     async def page_projects(
         self, tenant: str | None = None, *, cursor: str | None = None, limit: int = DEFAULT_PAGE
@@ -74,7 +74,7 @@ class ObjectLists(LimitCommands, PriceCommands):
             return queries.projects_where(connection, *wanted, most=most + 1)
 
         found = await self._database.read(look)
-        return page_of(found, most, "projects", filters, lambda each: (each.tenant_id, each.name))
+        return page_of(found, most, "projects", filters, lambda project: (project.tenant_id, project.name))
 
     async def page_keys(
         self,
@@ -112,7 +112,7 @@ class ObjectLists(LimitCommands, PriceCommands):
             most,
             "keys",
             filters,
-            lambda each: (to_us(each.created_at), each.key_id),
+            lambda key: (to_us(key.created_at), key.key_id),
             scanned_to=end,
         )
 
@@ -136,12 +136,12 @@ class ObjectLists(LimitCommands, PriceCommands):
             if tenant is not None:
                 wanted.append(table.c.tenant_id == queries.find_tenant(connection, tenant).tenant_id)
             found = queries.limits_where(connection, *wanted, most=most + 1)
-            events = limit_events.events_of(connection, [each.limit_id for each in found])
-            return [self._view(each, newest_window(events.get(each.limit_id, []))) for each in found]
+            events = limit_events.events_of(connection, [limit.limit_id for limit in found])
+            return [self._view(limit, newest_window(events.get(limit.limit_id, []))) for limit in found]
 
         views = await self._database.read(look)
         return page_of(
-            views, most, "limits", filters, lambda each: (each.limit.created_us, each.limit.limit_id)
+            views, most, "limits", filters, lambda view: (view.limit.created_us, view.limit.limit_id)
         )
 
     async def page_slos(
@@ -159,7 +159,7 @@ class ObjectLists(LimitCommands, PriceCommands):
                 return slo_store.slos_where(connection, *wanted, most=most + 1)
             tenant_id = queries.find_tenant(connection, tenant).tenant_id
             binding = sorted(slo_store.binding(connection, tenant_id), key=_slo_key)
-            return [each for each in binding if last is None or _slo_key(each) > last]
+            return [slo for slo in binding if last is None or _slo_key(slo) > last]
 
         found = await self._database.read(look)
         return page_of(found, most, "slos", filters, _slo_key)

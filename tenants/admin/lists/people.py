@@ -37,7 +37,7 @@ class PeopleLists(AdminCommands):
             return rows.people_where(connection, *after, limit=most + 1)
 
         found = await self._database.read(look)
-        return page_of(found, most, "people", {}, lambda each: (each.name,))
+        return page_of(found, most, "people", {}, lambda row: (row.name,))
 
     async def list_sessions(
         self, person: str | None = None, rules: SessionRules = DEFAULT_RULES
@@ -67,4 +67,4 @@ class PeopleLists(AdminCommands):
             return rows.sessions_where(connection, *whose, *after, *valid, limit=most + 1)
 
         found = await self._database.read(look)
-        return page_of(found, most, "sessions", filters, lambda each: (each.session_id,))
+        return page_of(found, most, "sessions", filters, lambda session: (session.session_id,))

@@ -78,7 +78,7 @@ class RefusalReads(AdminCommands):
 
         found, end = await self._database.read(read)
         if of_tenant is not None:
-            found = [each.for_tenant() for each in found]
+            found = [row.for_tenant() for row in found]
         return page_of(found, most, name, filters, lambda row: (row.at_us, row.request_id), scanned_to=end)
 
 

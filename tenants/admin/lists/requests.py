@@ -132,8 +132,8 @@ class RequestLists(AdminCommands):
             return _with_what_happened(connection, list(connection.execute(rows).mappings())), end
 
         found, end = await self._database.read(look)
-        page = page_of(found, most, "ended requests", filters, lambda each: each.key, scanned_to=end)
-        return Page([each.request for each in page.rows], page.next_cursor)
+        page = page_of(found, most, "ended requests", filters, lambda row: row.key, scanned_to=end)
+        return Page([row.request for row in page.rows], page.next_cursor)
 
 
 @dataclass(frozen=True, slots=True)
