@@ -66,10 +66,10 @@ def rules(least_misses: int, checkpoint_s: float) -> dict[str, Any]:
     }
 
 
-def as_yaml(found: dict[str, Any]) -> str:
+def as_yaml(content: dict[str, Any]) -> str:
     yaml, out = YAML(), io.StringIO()
     yaml.width = 4_096  # an expression stays on its line
-    yaml.dump(found, out)
+    yaml.dump(content, out)
     return HEADER + out.getvalue()
 
 
@@ -86,7 +86,7 @@ def _health(least_misses: int, checkpoint_s: float) -> list[dict[str, Any]]:
     """Alerts of the server itself as far as metrics show them: a server that is gone sends no webhook."""
     late_s = late_after_s(checkpoint_s)
     refused = f'sum by (job) (increase(fairgate_refusals_total{{code="{SATURATED_CODE}"}}[5m]))'
-    found = (
+    alerts = (
         (
             REPLICA_DOWN,
             "ReplicaDown",
@@ -107,7 +107,7 @@ def _health(least_misses: int, checkpoint_s: float) -> list[dict[str, Any]]:
             "labels": {"severity": kind.severity},
             "annotations": {"summary": whose + kind.says, "runbook": RUNBOOK},
         }
-        for kind, name, expr, whose in found
+        for kind, name, expr, whose in alerts
     ]
 
 

@@ -49,8 +49,14 @@ def _variable(name: str, kind: str, query: str) -> dict[str, Any]:
 
 
 def _job() -> dict[str, Any]:
-    found = _variable("job", "query", "label_values(fairgate_build_info, job)")
-    return found | {"datasource": SOURCE, "refresh": 2, "includeAll": True, "multi": True, "allValue": ".+"}
+    variable = _variable("job", "query", "label_values(fairgate_build_info, job)")
+    return variable | {
+        "datasource": SOURCE,
+        "refresh": 2,
+        "includeAll": True,
+        "multi": True,
+        "allValue": ".+",
+    }
 
 
 def _panel(number: int, panel: Panel) -> dict[str, Any]:

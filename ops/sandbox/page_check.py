@@ -76,12 +76,12 @@ def read_books(connection: Connection) -> LedgerBooks:
 
 
 def _summed(rows: Iterable[tuple[Group, Mapping[str, Any]]]) -> dict[Group, Amounts]:
-    found: dict[Group, Amounts] = {}
+    by_group: dict[Group, Amounts] = {}
     for group, row in rows:
-        sums = found.setdefault(group, dict.fromkeys(NAMES, 0))
+        sums = by_group.setdefault(group, dict.fromkeys(NAMES, 0))
         for name, amount in zip(NAMES, _ledger_amounts(row), strict=True):
             sums[name] += amount
-    return {group: sums for group, sums in found.items() if any(sums.values())}
+    return {group: sums for group, sums in by_group.items() if any(sums.values())}
 
 
 def _has(row: Mapping[str, Any], values: Mapping[str, str]) -> bool:
@@ -129,16 +129,16 @@ async def page_sums(
                 await check.pages(only)
                 if not check.differences:
                     break
-            found: list[str] = []
+            differences: list[str] = []
 
             async def overview_is_equal() -> bool:
                 last = _Check(reader, await database.read(read_books))
                 await last.overview()
-                found[:] = last.differences
-                return not found
+                differences[:] = last.differences
+                return not differences
 
             await until(overview_is_equal, OVERVIEW_S)
-            return PageSums(len(reader.paths), [*check.differences, *found][:MAX_EXAMPLES])
+            return PageSums(len(reader.paths), [*check.differences, *differences][:MAX_EXAMPLES])
     finally:
         await database.close()
 

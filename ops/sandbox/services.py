@@ -263,11 +263,11 @@ def _children(pid: int) -> list[int]:
         pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
         return []
-    found = []
+    descriptors = []
     for child in pids:
         with contextlib.suppress(ProcessLookupError):
-            found.append(os.pidfd_open(int(child)))
-    return found
+            descriptors.append(os.pidfd_open(int(child)))
+    return descriptors
 
 
 def _start_on_a_free_port(service: Callable[[int], Service]) -> Service:
@@ -329,5 +329,5 @@ def _version(binary: Path) -> tuple[int, ...]:
         done = subprocess.run([str(binary), "--version"], capture_output=True, text=True, timeout=20)
     except OSError:
         return ()
-    found = re.search(r"(?:v=|\(PostgreSQL\) )(\d+(?:\.\d+)*)", done.stdout)
-    return tuple(int(part) for part in found[1].split(".")) if found and done.returncode == 0 else ()
+    match = re.search(r"(?:v=|\(PostgreSQL\) )(\d+(?:\.\d+)*)", done.stdout)
+    return tuple(int(part) for part in match[1].split(".")) if match and done.returncode == 0 else ()

@@ -291,10 +291,10 @@ def engine_sampling(settings: Settings) -> SamplingParams:
     """How our own engine samples a request that says nothing. Raises `Invalid`."""
     if settings.gateway.sampling_defaults == "openai":
         return OPENAI_DEFAULTS
-    found = model_defaults(settings.model)
-    if said := msgspec.to_builtins(found):
+    defaults = model_defaults(settings.model)
+    if said := msgspec.to_builtins(defaults):
         log.info("what requests do not say of sampling is as generation_config.json says: %s", said)
-    return found
+    return defaults
 
 
 async def open_upstreams(servers: Sequence[OpenAIUpstream], closing: contextlib.AsyncExitStack) -> None:

@@ -78,17 +78,17 @@ async def examine(settings: Settings) -> list[Finding]:
         ("collector", _collector),
         ("clock", _clock),
     ]
-    found = []
+    findings = []
     for name, check in checks:
         try:
-            found.append(await check(settings))
+            findings.append(await check(settings))
         except Exception as error:  # a check that fails is a finding, too
-            found.append(
+            findings.append(
                 Finding(
                     name, False, explain(error, settings), "run with --log-level debug and look at the log"
                 )
             )
-    return found
+    return findings
 
 
 async def _data_dir(settings: Settings) -> Finding:

@@ -97,14 +97,14 @@ async def _ask(
 
 def plugin_detail(described: Mapping[str, Any]) -> str:
     plugin = described["plugin"]
-    found = (
+    detail = (
         f"Fairgate's plug-in {plugin['version']} in vLLM {plugin['vllm_version']}: token-fair by the policy"
         f" {plugin['policy']}, budgets exact inside its decode, {plugin['slots']} slots a step,"
         f" {plugin['places']} places"
     )
     if untried := plugin["not_supported"]:
-        found += f"; never tried with {', '.join(untried)}"
-    return found
+        detail += f"; never tried with {', '.join(untried)}"
+    return detail
 
 
 def plugin_faults(described: Mapping[str, Any], max_concurrent: int | None = None) -> list[str]:

@@ -359,7 +359,7 @@ def _parse(row: SettingInfo, text: str, source: str) -> Any:
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     by_variable = {row.variable: row for row in SETTINGS}
-    found: dict[str, tuple[str, str]] = {}
+    texts: dict[str, tuple[str, str]] = {}
     for variable, text in environment.items():
         if not variable.startswith(ENVIRONMENT_PREFIX):
             continue
@@ -374,8 +374,8 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, st
             }
             nearest = _nearest(variable, named, called=named)
             raise BadSetting(f"unknown setting: environment variable {variable}{nearest}")
-        found[by_variable[variable].name] = (text, f"environment variable {variable}")
-    return found
+        texts[by_variable[variable].name] = (text, f"environment variable {variable}")
+    return texts
 
 
 def _from_file(config_file: Path) -> dict[str, tuple[str, str]]:
@@ -395,7 +395,7 @@ def _from_file(config_file: Path) -> dict[str, tuple[str, str]]:
         raise BadSetting(f"config file {config_file} is not TOML: {error}") from None
     known = {row.name for row in SETTINGS}
     groups = {name.partition(".")[0] for name in known if "." in name}
-    found: dict[str, tuple[str, str]] = {}
+    texts: dict[str, tuple[str, str]] = {}
     if "policy_table" in document and isinstance(document.get("policy"), dict):
         raise BadSetting(
             f"config file {config_file} has the table [policy] and the older key policy_table: move it there,"
@@ -403,7 +403,7 @@ def _from_file(config_file: Path) -> dict[str, tuple[str, str]]:
         )
     for older, name in OLDER_KEYS.items():
         if isinstance(document.get(older), str):
-            found[name] = (document.pop(older), f"file {config_file}, key {older}")
+            texts[name] = (document.pop(older), f"file {config_file}, key {older}")
     for key, value in document.items():
         items = (
             {f"{key}.{inner}": item for inner, item in value.items()}
@@ -414,8 +414,8 @@ def _from_file(config_file: Path) -> dict[str, tuple[str, str]]:
             source = f"file {config_file}, key {name}"
             if name not in known:
                 raise BadSetting(f"unknown setting: {source}{_nearest(name, known)}")
-            found[name] = (_as_text(item), source)
-    return found
+            texts[name] = (_as_text(item), source)
+    return texts
 
 
 def _nearest(name: str, known: Iterable[str], called: Mapping[str, str] | None = None) -> str:

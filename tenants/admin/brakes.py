@@ -117,16 +117,16 @@ def _find(connection: Connection, tier: Tier) -> Brake | None:
     columns = tables.settings.c
     is_of_tier = columns.name.in_(_names(tier).values())
     rows = connection.execute(select(columns.name, columns.value).where(is_of_tier))
-    found = {row.name.rpartition(".")[2]: row.value for row in rows}
-    if not found:
+    values = {row.name.rpartition(".")[2]: row.value for row in rows}
+    if not values:
         return None
-    return Brake(tier, float(found["share"]), int(found["until_us"]), found["by"], found["reason"])
+    return Brake(tier, float(values["share"]), int(values["until_us"]), values["by"], values["reason"])
 
 
 def _take(connection: Connection, tier: Tier) -> Brake | None:
-    found = _find(connection, tier)
+    brake = _find(connection, tier)
     connection.execute(delete(tables.settings).where(tables.settings.c.name.in_(_names(tier).values())))
-    return found
+    return brake
 
 
 def _target(tier: Tier) -> str:

@@ -88,7 +88,7 @@ def checked_limit(limit: int) -> int:
 
 
 def page_of(
-    found: Sequence[T],
+    items: Sequence[T],
     limit: int,
     list_name: str,
     filters: Mapping[str, Any],
@@ -98,8 +98,8 @@ def page_of(
 ) -> Page[T]:
     """The first `limit` of the rows found, of which there is one more where the list goes on. `scanned_to`:
     the last row looked at; the list goes on after it at least."""
-    rows = list(found[:limit])
-    last = key_of(rows[-1]) if len(found) > limit else scanned_to
+    rows = list(items[:limit])
+    last = key_of(rows[-1]) if len(items) > limit else scanned_to
     return Page(rows, None if last is None else encode_cursor(list_name, filters, last))
 
 

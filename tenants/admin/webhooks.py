@@ -112,8 +112,8 @@ class WebhookCommands(AdminCommands):
         wanted = seen(webhooks.c.tenant_id, whose)
         if last is not None:
             wanted.append(beyond([webhooks.c.id], last))
-        found = await self._database.read(lambda one: _where(one, *wanted, most=most + 1))
-        return page_of(found, most, "webhooks", {}, lambda hook: (hook.webhook_id,))
+        rows = await self._database.read(lambda one: _where(one, *wanted, most=most + 1))
+        return page_of(rows, most, "webhooks", {}, lambda hook: (hook.webhook_id,))
 
     async def show_webhook(self, webhook: str, whose: Whose = None) -> Webhook:
         """Raises `NotFound`."""
@@ -132,19 +132,19 @@ class WebhookCommands(AdminCommands):
 
     async def count_deliveries(self, ids: Iterable[str]) -> dict[str, dict[str, int]]:
         """Of these webhooks, by webhook and state."""
-        found: dict[str, dict[str, int]] = {webhook_id: {} for webhook_id in ids}
+        counts: dict[str, dict[str, int]] = {webhook_id: {} for webhook_id in ids}
 
         def look(connection: Connection) -> None:
-            for chunk in queries.chunks(list(found)):
+            for chunk in queries.chunks(list(counts)):
                 query = select(outbox.c.webhook_id, outbox.c.state, func.count())
                 query = query.where(outbox.c.webhook_id.in_(chunk))
                 for webhook_id, state, count in connection.execute(
                     query.group_by(outbox.c.webhook_id, outbox.c.state)
                 ):
-                    found[webhook_id][state] = count
+                    counts[webhook_id][state] = count
 
         await self._database.read(look)
-        return found
+        return counts
 
     async def list_alerts(
         self, whose: Whose = None, *, fires: bool | None = None, most: int = MOST_SHOWN
@@ -211,10 +211,10 @@ class WebhookCommands(AdminCommands):
         """Removes a webhook with its pending events. Raises `NotFound`."""
 
         def change(connection: Connection, now_us: int) -> Change[Webhook]:
-            found = find_webhook(connection, webhook, whose)
-            connection.execute(delete(outbox).where(outbox.c.webhook_id == found.webhook_id))
-            connection.execute(delete(webhooks).where(webhooks.c.id == found.webhook_id))
-            return Change(found, found.webhook_id, found.tenant_id or None, before=found.as_json())
+            hook = find_webhook(connection, webhook, whose)
+            connection.execute(delete(outbox).where(outbox.c.webhook_id == hook.webhook_id))
+            connection.execute(delete(webhooks).where(webhooks.c.id == hook.webhook_id))
+            return Change(hook, hook.webhook_id, hook.tenant_id or None, before=hook.as_json())
 
         return await self._act(actor, "webhook.remove", change)
 
@@ -223,15 +223,15 @@ class WebhookCommands(AdminCommands):
         `Invalid` where too many wait."""
 
         def change(connection: Connection, now_us: int) -> Change[Delivery]:
-            found = find_webhook(connection, webhook, whose)
+            hook = find_webhook(connection, webhook, whose)
             event = OutboxEvent(
-                TEST, found.tenant_id, {"webhook": found.webhook_id, "summary": "This is a test."}
+                TEST, hook.tenant_id, {"webhook": hook.webhook_id, "summary": "This is a test."}
             )
-            [put] = store.put(connection, [event], now_us, only=found.webhook_id)
+            [put] = store.put(connection, [event], now_us, only=hook.webhook_id)
             if put.state == "dead":
                 raise Invalid("webhook", put.error)
-            store.try_now(connection, found.webhook_id, now_us)
-            return Change(put, found.webhook_id, found.tenant_id or None, after={"event": put.event_id})
+            store.try_now(connection, hook.webhook_id, now_us)
+            return Change(put, hook.webhook_id, hook.tenant_id or None, after={"event": put.event_id})
 
         return await self._act(actor, "webhook.test", change)
 
@@ -242,22 +242,22 @@ class WebhookCommands(AdminCommands):
         Raises `NotFound`."""
 
         def change(connection: Connection, now_us: int) -> Change[int]:
-            found = find_webhook(connection, webhook, whose)
-            is_it = [outbox.c.webhook_id == found.webhook_id, outbox.c.state == "dead"]
+            hook = find_webhook(connection, webhook, whose)
+            is_it = [outbox.c.webhook_id == hook.webhook_id, outbox.c.state == "dead"]
             if wanted.seq is not None:
                 is_it.append(outbox.c.seq == wanted.seq)
             dead = store.deliveries(connection, *is_it, most=store.MAX_PENDING)
             if not dead and wanted.seq is not None:
                 raise NotFound("dead letter", str(wanted.seq))
-            waiting = [outbox.c.webhook_id == found.webhook_id, outbox.c.state == "pending"]
+            waiting = [outbox.c.webhook_id == hook.webhook_id, outbox.c.state == "pending"]
             if queries.count(connection, outbox, *waiting) + len(dead) > store.MAX_PENDING:
                 raise Invalid(
                     "webhook", f"more than {store.MAX_PENDING} events would wait, which is the most"
                 )
             for delivery in dead:
                 store.send_again(connection, delivery.seq, now_us)
-            store.try_now(connection, found.webhook_id, now_us)
-            return Change(len(dead), found.webhook_id, found.tenant_id or None, after={"events": len(dead)})
+            store.try_now(connection, hook.webhook_id, now_us)
+            return Change(len(dead), hook.webhook_id, hook.tenant_id or None, after={"events": len(dead)})
 
         return await self._act(actor, "webhook.resend", change)
 
@@ -265,10 +265,10 @@ class WebhookCommands(AdminCommands):
 def find_webhook(connection: Connection, webhook: str, whose: Whose = None) -> Webhook:
     """Raises `NotFound`."""
     is_it = webhooks.c.id == queries.plain(webhook)
-    found = _where(connection, is_it, *seen(webhooks.c.tenant_id, whose))
-    if not found:
+    rows = _where(connection, is_it, *seen(webhooks.c.tenant_id, whose))
+    if not rows:
         raise NotFound("webhook", webhook[:80])
-    return found[0]
+    return rows[0]
 
 
 def _where(

@@ -66,8 +66,8 @@ class KeyHistory:
         """Keys of which one signs a checkpoint of that many rows."""
         if not self._changes:
             return self._trusted
-        if found := next((change for change in self._changes if change.size == size), None):
-            return [found.old, found.new]
+        if change_ := next((change for change in self._changes if change.size == size), None):
+            return [change_.old, change_.new]
         later = next((change for change in self._changes if change.size > size), None)
         return [self._changes[-1].new if later is None else later.old]
 

@@ -197,7 +197,7 @@ def key_changes(connection: Connection) -> list[SignerChange]:
     """Changes of the key as rows claim; their checkpoints prove them."""
     query = select(audit.c.entry).where(audit.c.target == TARGET, audit.c.action == ACTION)
     entries = connection.execute(query.order_by(audit.c.seq)).scalars()
-    return [found for entry in entries if (found := change_from(entry)) is not None]
+    return [change for entry in entries if (change := change_from(entry)) is not None]
 
 
 def _rows(connection: Connection, first: int, most: int | None = None) -> Iterator[LogRow]:
@@ -206,10 +206,10 @@ def _rows(connection: Connection, first: int, most: int | None = None) -> Iterat
     while left is None or left > 0:
         page = PAGE if left is None else min(PAGE, left)
         query = select(audit).where(audit.c.seq >= first).order_by(audit.c.seq).limit(page)
-        found = connection.execute(query).mappings().all()
-        for row in found:
+        stored = connection.execute(query).mappings().all()
+        for row in stored:
             yield LogRow(row["seq"], row["entry"], {name: row[name] for name in FIELDS})
-        if len(found) < page:
+        if len(stored) < page:
             return
-        first = found[-1]["seq"] + 1
-        left = None if left is None else left - len(found)
+        first = stored[-1]["seq"] + 1
+        left = None if left is None else left - len(stored)

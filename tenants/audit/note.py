@@ -55,10 +55,10 @@ class PublicKey:
         """Reads `name+id+key`. Raises `Invalid`."""
         name, _, rest = text.strip().partition("+")
         key_id, _, material = rest.partition("+")
-        found = cls(name, _key_material("public key", material))
-        if found.key_id.hex() != key_id:
+        key = cls(name, _key_material("public key", material))
+        if key.key_id.hex() != key_id:
             raise Invalid("public key", f"{key_id[:64]!r} is not the id of this name and key: it was changed")
-        return found
+        return key
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,10 @@ class SigningKey:
             raise Invalid("audit key", f"does not begin with {_SECRET_PREFIX}+")
         name, _, rest = text.removeprefix(f"{_SECRET_PREFIX}+").partition("+")
         key_id, _, material = rest.partition("+")
-        found = cls(name, _key_material("audit key", material))
-        if found.public.key_id.hex() != key_id:
+        key = cls(name, _key_material("audit key", material))
+        if key.public.key_id.hex() != key_id:
             raise Invalid("audit key", "its id is not that of its name and key: it was changed")
-        return found
+        return key
 
     def signed(self, text: str) -> str:
         """The text as a note with one signature."""
@@ -205,10 +205,10 @@ def parse_proof(text: str) -> InclusionProof:
 
 def hash_of_text(field: str, text: str) -> bytes:
     """A SHA-256 hash from base64. Raises `Invalid`."""
-    found = _decoded(field, text)
-    if len(found) != HASH_BYTES:
-        raise Invalid(field, f"a hash has {HASH_BYTES} bytes, this one {len(found)}")
-    return found
+    digest = _decoded(field, text)
+    if len(digest) != HASH_BYTES:
+        raise Invalid(field, f"a hash has {HASH_BYTES} bytes, this one {len(digest)}")
+    return digest
 
 
 def _parts(note: str) -> tuple[str, list[tuple[str, bytes]]]:

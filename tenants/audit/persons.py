@@ -128,8 +128,8 @@ class Shown:
         return shown
 
     def _text(self, text: str, erased: str) -> str:
-        found = _HASH.fullmatch(text)
-        return text if found is None else self._texts.get(found[1], erased)
+        match = _HASH.fullmatch(text)
+        return text if match is None else self._texts.get(match[1], erased)
 
 
 def _records(connection: Connection, person_id: str) -> int:
@@ -142,8 +142,8 @@ def _hashes(row: RowMapping) -> Iterable[str]:
     for fields in (row["before"], row["after"]):
         values += [value for value in (fields or {}).values() if isinstance(value, str)]
     for value in values:
-        if found := _HASH.fullmatch(value.removeprefix(ACTOR)):
-            yield found[1]
+        if match := _HASH.fullmatch(value.removeprefix(ACTOR)):
+            yield match[1]
 
 
 def _texts(connection: Connection, hashes: Iterable[str]) -> dict[str, str]:

@@ -62,18 +62,18 @@ def exported(state: ConfigState) -> Configuration:
 
 def left_out(state: ConfigState) -> list[str]:
     """The keys and limits that cannot be named in a file, and why."""
-    found: list[str] = []
+    names: list[str] = []
     for name, there in sorted(state.tenants.items()):
         named = {key.key_id for key in there.named_keys()}
         for key in sorted(there.keys, key=lambda key: (key.name, key.key_id)):
             if key.key_id not in named:
                 is_shared = any(other.name == key.name for other in there.keys if other is not key)
                 why = "another has its name" if is_shared else "what its tenant allows leaves it nothing"
-                found.append(f"{name}: key {key.key_id}: {why if key.name else 'it has no name'}")
+                names.append(f"{name}: key {key.key_id}: {why if key.name else 'it has no name'}")
         limits = {limit.limit_id for _, limit in there.named_limits()}
         missing = [limit.limit_id for limit in there.limits if limit.limit_id not in limits]
-        found += [f"{name}: limit {limit_id}: of a key that is left out or over" for limit_id in missing]
-    return found
+        names += [f"{name}: limit {limit_id}: of a key that is left out or over" for limit_id in missing]
+    return names
 
 
 def as_yaml(wanted: Configuration) -> str:

@@ -29,13 +29,13 @@ def key_steps(
         seen.add(part.name, f"key {part.name!r}", at)
         with standing_at(at):
             validation.name("name", part.name)
-        found = there.keys_called(part.name)
-        if len(found) > 1:
+        same_name = there.keys_called(part.name)
+        if len(same_name) > 1:
             raise ConfigInvalid(
                 (*at, "name"),
-                f"{len(found)} keys of {tenant} have this name: revoke all but one, or name them apart",
+                f"{len(same_name)} keys of {tenant} have this name: revoke all but one, or name them apart",
             )
-        old = found[0] if found else None
+        old = same_name[0] if same_name else None
         if part.state == "absent":
             if old is not None:
                 changes = {"revoked_at": (None, from_us(now_us).isoformat())}

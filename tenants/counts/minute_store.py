@@ -202,10 +202,10 @@ def served_by_hour(
         .where(table.c.minute_us >= from_us, table.c.minute_us < to_us, table.c.tenant_id.in_(tenant_ids))
         .group_by(table.c.tenant_id, hour)
     )
-    found: dict[str, tuple[int, ...]] = dict.fromkeys(tenant_ids, ())
+    tokens_by_tenant: dict[str, tuple[int, ...]] = dict.fromkeys(tenant_ids, ())
     for tenant_id, _, tokens in connection.execute(query):
-        found[tenant_id] = (*found[tenant_id], int(tokens))
-    return found
+        tokens_by_tenant[tenant_id] = (*tokens_by_tenant[tenant_id], int(tokens))
+    return tokens_by_tenant
 
 
 def engine_sums(connection: Connection, from_us: int, to_us: int) -> list[tuple[str, str, EngineMinute]]:

@@ -156,8 +156,8 @@ def _add_counts(connection: Connection, counts: Mapping[RefusalKey, int]) -> Non
 
 def find(connection: Connection, request_id: str) -> RefusedRequest | None:
     """None: not refused, not kept whole, or purged."""
-    found = where(connection, [refusals.c.request_id == request_id], 1)
-    return found[0] if found else None
+    rows = where(connection, [refusals.c.request_id == request_id], 1)
+    return rows[0] if rows else None
 
 
 def where(
@@ -213,7 +213,7 @@ def _purge_counts(connection: Connection, before_s: int) -> int:
     """Deletes whole minutes with at most `MAX_PURGED` counts together, and one at least."""
     minute_s: Any = refusal_counts.c.minute_s
     oldest = select(minute_s).where(minute_s < before_s).order_by(minute_s).limit(MAX_PURGED)
-    found = connection.execute(oldest).scalars().all()
-    if not found:
+    minutes = connection.execute(oldest).scalars().all()
+    if not minutes:
         return 0
-    return connection.execute(delete(refusal_counts).where(minute_s <= found[-1])).rowcount
+    return connection.execute(delete(refusal_counts).where(minute_s <= minutes[-1])).rowcount

@@ -165,10 +165,10 @@ class Directory:
     def limits(self, now_s: float, tenant_id: str | None = None) -> list[Limit]:
         """Limits as in force at `now_s` (seconds since 1970): all, or one tenant's with its projects', keys'
         and end users'; those of `PLATFORM` are its own."""
-        found = {known_id: state.limits for known_id, state in self._tenants.items()} | {
+        by_tenant = {known_id: state.limits for known_id, state in self._tenants.items()} | {
             PLATFORM: self._platform
         }
-        chosen = found.values() if tenant_id is None else [found.get(tenant_id, ())]
+        chosen = by_tenant.values() if tenant_id is None else [by_tenant.get(tenant_id, ())]
         return [limit.at(now_s) for limits in chosen for limit in limits]
 
     @property
@@ -284,10 +284,10 @@ Subject = tuple[SubjectKind, str]
 
 
 def _by_subject(limits: list[Limit]) -> dict[Subject, list[Limit]]:
-    found: dict[Subject, list[Limit]] = {}
+    by_subject: dict[Subject, list[Limit]] = {}
     for limit in limits:
-        found.setdefault((limit.kind, limit.subject_id), []).append(limit)
-    return found
+        by_subject.setdefault((limit.kind, limit.subject_id), []).append(limit)
+    return by_subject
 
 
 def _entry(

@@ -123,8 +123,8 @@ class GatewayRegistry:
 
     async def is_held_by(self, gateway_id: str, instance: Instance) -> bool:
         """Whether no other process has begun to serve under this id."""
-        found = await self.find(gateway_id)
-        return found is None or found.instance_id in ("", instance.instance_id)
+        row = await self.find(gateway_id)
+        return row is None or row.instance_id in ("", instance.instance_id)
 
     async def serve(self, gateway_id: str, revision: int) -> None:
         """Records the directory's revision that a gateway serves."""

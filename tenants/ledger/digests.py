@@ -108,11 +108,11 @@ def rows_between(connection: Connection, first_id: int, last_id: int, most: int)
     """By id, at most `most`, a page at a time."""
     while most > 0:
         query = select(*_COLUMNS).where(ledger.c.id >= first_id, ledger.c.id <= last_id)
-        found = connection.execute(query.order_by(ledger.c.id).limit(min(PAGE, most))).all()
-        yield from found
-        if len(found) < min(PAGE, most):
+        page = connection.execute(query.order_by(ledger.c.id).limit(min(PAGE, most))).all()
+        yield from page
+        if len(page) < min(PAGE, most):
             return
-        first_id, most = found[-1][0] + 1, most - len(found)
+        first_id, most = page[-1][0] + 1, most - len(page)
 
 
 async def verify_digests(database: Database) -> LedgerVerdict:

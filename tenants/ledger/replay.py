@@ -53,7 +53,7 @@ def of_end_users(
     for limit in limits:
         if limit.is_default:
             defaults.setdefault(limit.tenant_id, []).append(limit)
-    found = {limit.identity: limit for limit in limits if not limit.is_default}
+    by_identity = {limit.identity: limit for limit in limits if not limit.is_default}
     names: dict[str, set[str]] = {
         tenant_id: _settled_counters(connection, mine, now_us) for tenant_id, mine in defaults.items()
     }
@@ -64,8 +64,8 @@ def of_end_users(
         users = sorted({rules.end_user_in(name) for name in names[tenant_id]} - {""})
         for limit in (default.of_end_user(user) for default in mine for user in users):
             # One that an end user has of its own is in the default's place.
-            found.setdefault(limit.identity, limit)
-    return list(found.values())
+            by_identity.setdefault(limit.identity, limit)
+    return list(by_identity.values())
 
 
 def _settled_counters(connection: Connection, defaults: Sequence[Limit], now_us: int) -> set[str]:
@@ -121,7 +121,7 @@ def charged_sums(
     condition: ColumnElement[bool] | None = None,
 ) -> dict[str, Amounts]:
     """By counter, the sum of the settle rows of the requests charged to it, less what was given back."""
-    found: dict[str, Amounts] = {}
+    sums: dict[str, Amounts] = {}
     for chunk in queries.chunks(names):
         query = (
             select(counter_sets.c.counter, *(func.sum(column) for column in counted_columns(ledger)))
@@ -130,8 +130,8 @@ def charged_sums(
             .group_by(counter_sets.c.counter)
         )
         for name, *amounts in connection.execute(query):
-            found[name] = Amounts(*(int(amount) for amount in amounts))
-    return found
+            sums[name] = Amounts(*(int(amount) for amount in amounts))
+    return sums
 
 
 def _replayed_since_us(limit: Limit, now_us: int) -> int:

@@ -55,21 +55,21 @@ class SpanDigest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def as_json(self) -> dict[str, Any]:
         """As it is kept in the audit."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
+        document: dict[str, Any] = msgspec.to_builtins(self)
+        return document
 
 
 def span_from(said: Any) -> SpanDigest:
     """Inverse of `as_json`. Raises `Invalid`."""
     try:
-        found = msgspec.convert(said, SpanDigest)
+        span = msgspec.convert(said, SpanDigest)
     except msgspec.ValidationError as error:
         raise Invalid("ledger digest", str(error)) from None
-    if found.format != FORMAT:
+    if span.format != FORMAT:
         raise Invalid(
-            "ledger digest", f"has format {found.format}, and this program knows {FORMAT}: use a newer one"
+            "ledger digest", f"has format {span.format}, and this program knows {FORMAT}: use a newer one"
         )
-    return found
+    return span
 
 
 def digest_of(first_id: int, last_id: int, rows: Iterable[Sequence[Any]]) -> SpanDigest:
@@ -98,11 +98,11 @@ class KindDifference:
     detail: str
 
 
-def differences(said: SpanDigest, found: SpanDigest) -> list[KindDifference]:
+def differences(said: SpanDigest, actual: SpanDigest) -> list[KindDifference]:
     """Kinds whose rows differ from the digest; the kinds of bills first."""
     changed = []
-    for kind in sorted({*said.kinds, *found.kinds}, key=_order):
-        old, new = said.kinds.get(kind), found.kinds.get(kind)
+    for kind in sorted({*said.kinds, *actual.kinds}, key=_order):
+        old, new = said.kinds.get(kind), actual.kinds.get(kind)
         if old != new:
             changed.append(KindDifference(kind, _difference(old, new)))
     return changed

@@ -108,13 +108,13 @@ async def described(database: Database, ids: Collection[str]) -> dict[str, bytes
     """By id; missing ones are left out. Raises `DatabaseUnavailable`."""
 
     def look(connection: Connection) -> dict[str, bytes]:
-        found: dict[str, bytes] = {}
+        contents: dict[str, bytes] = {}
         for chunk in queries.chunks(sorted(ids)):
             rows = connection.execute(
                 select(descriptions.c.id, descriptions.c.content).where(descriptions.c.id.in_(chunk))
             )
-            found |= {row.id: row.content for row in rows}
-        return found
+            contents |= {row.id: row.content for row in rows}
+        return contents
 
     return await database.read(look)
 

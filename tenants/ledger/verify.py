@@ -111,9 +111,9 @@ def _check_rows(connection: Connection) -> VerifyReport:
     changed = ledger.c.counter_set.in_(changed_sets(connection)[: queries.CHUNK])
     checks = _row_checks() | {"what it is charged to was changed": select(ledger.c.request_id).where(changed)}
     for problem, query in checks.items():
-        found = [row[0] for row in connection.execute(query.limit(MAX_EXAMPLES + 1))]
-        problems += [f"{request_id}: {problem}" for request_id in found[:MAX_EXAMPLES]]
-        if len(found) > MAX_EXAMPLES:
+        request_ids = [row[0] for row in connection.execute(query.limit(MAX_EXAMPLES + 1))]
+        problems += [f"{request_id}: {problem}" for request_id in request_ids[:MAX_EXAMPLES]]
+        if len(request_ids) > MAX_EXAMPLES:
             problems.append(f"and more requests: {problem}")
     problems += _check_adjusted(connection)
     doubtful = _in_doubt(connection)
@@ -139,8 +139,8 @@ def _in_doubt(connection: Connection) -> dict[str, int]:
         .where(settle.c.kind == "settle", settle.c.outcome == "lost", ~was_given_back.exists())
         .order_by(settle.c.id.desc())
     )
-    found = {request_id: in_doubt(detail) for request_id, detail in connection.execute(query)}
-    tokens = {request_id: doubt.input_tokens + doubt.output_tokens for request_id, doubt in found.items()}
+    doubts = {request_id: in_doubt(detail) for request_id, detail in connection.execute(query)}
+    tokens = {request_id: doubt.input_tokens + doubt.output_tokens for request_id, doubt in doubts.items()}
     return {request_id: number for request_id, number in tokens.items() if number}
 
 

@@ -80,8 +80,8 @@ def note_ledger_check(connection: Connection, check: LedgerCheck) -> None:
 
 
 def _ledger_check(connection: Connection) -> LedgerCheck | None:
-    found = queries.setting(connection, LEDGER_CHECK_SETTING)
-    return None if found is None else msgspec.json.decode(found, type=LedgerCheck)
+    text = queries.setting(connection, LEDGER_CHECK_SETTING)
+    return None if text is None else msgspec.json.decode(text, type=LedgerCheck)
 
 
 def _keys(connection: Connection, now_us: int) -> list[ExpiringKey]:

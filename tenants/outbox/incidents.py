@@ -61,18 +61,18 @@ def give_up_lease(connection: Connection, gateway_id: str) -> None:
 def evaluate(
     connection: Connection,
     gateway_id: str,
-    found: Iterable[Condition],
+    conditions: Iterable[Condition],
     looked_at: Collection[str],
     now_us: int,
     lease_us: int,
     base_url: str = "",
 ) -> Evaluated | None:
-    """Stores changes and puts them into the outbox; None: another gateway evaluates. `found`: all conditions
+    """Stores changes and puts them into the outbox; None: another gateway evaluates. `conditions`: all
     of the subjects in `looked_at`; `base_url`: prefix of links."""
     if not take_lease(connection, gateway_id, now_us, lease_us):
         return None
     open_ = firing(connection)
-    changes = transitions(open_, found, looked_at, now_us)
+    changes = transitions(open_, conditions, looked_at, now_us)
     room = max(0, MAX_FIRING - len(open_) + len(changes.resolved))
     fired = [_begun(condition, now_us) for condition in changes.fired[:room]]
     if fired:

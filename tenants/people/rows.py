@@ -41,11 +41,11 @@ def find_person(connection: Connection, reference: str) -> Person:
     """Raises `NotFound`."""
     # PostgreSQL takes no NUL.
     if reference.isprintable():
-        found = people_where(
+        rows = people_where(
             connection, or_(people.c.id == reference, people.c.name == folded(reference[:200]))
         )
-        if found:
-            return found[0]
+        if rows:
+            return rows[0]
     raise NotFound("person", reference[:80])
 
 

@@ -83,19 +83,19 @@ class SloBook:
 
     def of(self, tenant_id: str, tier: Tier) -> tuple[Slo, ...]:
         """Targets of a request: for each metric its tenant's own, or the tier's default."""
-        found = self._found.get((tenant_id, tier))
-        if found is None:
+        targets = self._found.get((tenant_id, tier))
+        if targets is None:
             merged = self._by.get(("", tier), {}) | self._by.get((tenant_id, tier), {})
-            found = self._found[tenant_id, tier] = tuple(merged[metric] for metric in sorted(merged))
-        return found
+            targets = self._found[tenant_id, tier] = tuple(merged[metric] for metric in sorted(merged))
+        return targets
 
     def targets_s(self, tenant_id: str, tier: Tier) -> Mapping[str, float]:
-        found = self._targets_s.get((tenant_id, tier))
-        if found is None:
-            found = self._targets_s[tenant_id, tier] = {
+        targets = self._targets_s.get((tenant_id, tier))
+        if targets is None:
+            targets = self._targets_s[tenant_id, tier] = {
                 slo.metric: slo.target_s for slo in self.of(tenant_id, tier)
             }
-        return found
+        return targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +174,10 @@ def burning_over(
     windows: Mapping[int, SloTally], per_mille: int, least_misses: int = DEFAULT_LEAST_MISSES
 ) -> list[Burning]:
     """From the tallies of each of `WINDOWS_S`."""
-    found = [(alert, windows[alert.long_s], windows[alert.short_s]) for alert in ALERTS]
+    rows = [(alert, windows[alert.long_s], windows[alert.short_s]) for alert in ALERTS]
     return [
         Burning(alert, long.burn_rate(per_mille), short.burn_rate(per_mille), long.missed >= least_misses)
-        for alert, long, short in found
+        for alert, long, short in rows
     ]
 
 

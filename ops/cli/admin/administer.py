@@ -80,8 +80,8 @@ def named_list(
     """The rows of an act, and the same for `--json`, with names beside ids."""
 
     async def both(admin: Admin) -> tuple[Sequence[T], list[dict[str, Any]]]:
-        found = await act(admin)
-        return found, await admin.with_names(as_json(row) for row in found)
+        rows = await act(admin)
+        return rows, await admin.with_names(as_json(row) for row in rows)
 
     return administer(both)
 

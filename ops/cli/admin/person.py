@@ -68,7 +68,7 @@ def list_() -> None:
     \b
     --json answers what `person invite` answers, without "link", in a list.
     """
-    found, shown = named_list(lambda admin: admin.list_people(), Person.as_json)
+    people, shown = named_list(lambda admin: admin.list_people(), Person.as_json)
     rows = [
         (
             who.person_id,
@@ -77,7 +77,7 @@ def list_() -> None:
             ", ".join(str(tenant["tenant"]) for tenant in named["tenants"]),
             who.status if who.has_password else f"{who.status}, no password",
         )
-        for who, named in zip(found, shown, strict=True)
+        for who, named in zip(people, shown, strict=True)
     ]
     answer(shown, lambda: table("people", ("id", "name", "role", "tenants", "status"), rows))
 
@@ -163,8 +163,8 @@ def sessions(name: str | None) -> None:
     """
     settings = settings_now().gateway
     rules = SessionRules(settings.session_idle_s, settings.session_max_s)
-    found = administer(lambda admin: admin.list_sessions(name, rules))
-    answer([session.as_json() for session in found], lambda: _show(found))
+    valid = administer(lambda admin: admin.list_sessions(name, rules))
+    answer([session.as_json() for session in valid], lambda: _show(valid))
 
 
 @person.command(name="end-session")
@@ -202,7 +202,7 @@ def _told(shown: dict[str, Any]) -> str:
     return f"  {link}\nThe link works once, within a day, and is shown this once{where}."
 
 
-def _show(found: Sequence[Session]) -> None:
-    rows = [session.as_json() for session in found]
+def _show(held: Sequence[Session]) -> None:
+    rows = [session.as_json() for session in held]
     columns = ("id", "person", "created_at", "seen_at", "ends_at", "address")
     table("sessions", columns, [tuple(str(row[name]) for name in columns) for row in rows])

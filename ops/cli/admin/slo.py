@@ -81,7 +81,7 @@ def list_(tenant: str | None) -> None:
       [{"id": "slo_…", "tenant_id": null, "tenant": null, "tier": "interactive", "metric": "ttft",
         "target_s": 0.5, "percentile": 95.0}, …]
     """
-    found, shown = named_list(lambda admin: admin.list_slos(tenant), Slo.as_json)
+    targets, shown = named_list(lambda admin: admin.list_slos(tenant), Slo.as_json)
     rows = [
         (
             target.slo_id,
@@ -91,7 +91,7 @@ def list_(tenant: str | None) -> None:
             f"{target.target_s:g} s",
             f"{target.per_mille / 10:g} %",
         )
-        for target, named in zip(found, shown, strict=True)
+        for target, named in zip(targets, shown, strict=True)
     ]
     answer(
         shown,
@@ -130,17 +130,17 @@ def report(tenant: str | None, tier: str | None) -> None:
                   "severity": "page", "fires": false}, …],
         "causes": {"capacity": 25, "request": 5}}]
     """
-    found = administer(lambda admin: admin.slo_report(tenant, tier))
+    reports = administer(lambda admin: admin.slo_report(tenant, tier))
 
     def text() -> None:
-        if not found:
+        if not reports:
             click.echo("nothing to report: no target is set (`fairgate slo set`), or nothing was sent since")
             return
         columns: tuple[str, ...]
         columns = ("tenant", "tier", "metric", "within", "wanted", "met", "requests", "budget left")
         columns += ("burn 1h/6h/3d", "misses by cause")
-        table(f"targets over {PERIOD_DAYS} days", columns, [_row(report) for report in found])
-        for report in found:
+        table(f"targets over {PERIOD_DAYS} days", columns, [_row(report) for report in reports])
+        for report in reports:
             for burn in report.burning:
                 if burn.fires:
                     where = f"{report.tenant_name}, {report.slo.tier.value} {report.slo.metric}"
@@ -150,7 +150,7 @@ def report(tenant: str | None, tier: str | None) -> None:
                         fg="red" if burn.alert.severity == "page" else "yellow",
                     )
 
-    answer([report.as_json() for report in found], text)
+    answer([report.as_json() for report in reports], text)
 
 
 @slo.command()
@@ -173,7 +173,7 @@ def misses(
     """
 
     async def newest(admin: Admin) -> list[Missed]:
-        found: list[Missed] = []
+        rows: list[Missed] = []
         cursor = None
         while True:
             page = await admin.page_misses(
@@ -183,13 +183,13 @@ def misses(
                 since=since,
                 until=until,
                 cursor=cursor,
-                limit=most - len(found),
+                limit=most - len(rows),
             )
-            found, cursor = found + page.rows, page.next_cursor
-            if cursor is None or len(found) >= most:
-                return found
+            rows, cursor = rows + page.rows, page.next_cursor
+            if cursor is None or len(rows) >= most:
+                return rows
 
-    found, shown = named_list(newest, Missed.as_json)
+    missed, shown = named_list(newest, Missed.as_json)
     rows = [
         (
             miss.request_id,
@@ -201,7 +201,7 @@ def misses(
             miss.cause,
             _evidence(miss.evidence),
         )
-        for miss, named in zip(found, shown, strict=True)
+        for miss, named in zip(missed, shown, strict=True)
     ]
     columns = ("request", "tenant", "tier", "metric", "target", "actual", "cause", "had it been")
     answer(shown, lambda: table("missed targets", columns, rows))

@@ -167,13 +167,13 @@ def list_() -> None:
     --json answers a list of what `tenant create` answers:
       [{"id": "ten_…", "name": "acme", "status": "active", "weight": 2.0, …}]
     """
-    found = administer(lambda admin: admin.list_tenants())
+    tenants = administer(lambda admin: admin.list_tenants())
     rows = [
         (item.name, item.status, f"{item.weight:g}", item.default_tier.value, item.tenant_id)
-        for item in found
+        for item in tenants
     ]
     answer(
-        [item.as_json() for item in found],
+        [item.as_json() for item in tenants],
         lambda: table("tenants", ("name", "status", "weight", "tier", "id"), rows),
     )
 

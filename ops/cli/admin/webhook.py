@@ -59,8 +59,8 @@ def list_() -> None:
     --json answers what `webhook add` answers, without "secret", in a list, with
       "deliveries": {"pending": 1, "delivered": 20, "dead": 0}
     """
-    found, shown = named_list(lambda admin: admin.list_webhooks(), Webhook.as_json)
-    counts = administer(lambda admin: admin.count_deliveries(hook.webhook_id for hook in found))
+    hooks, shown = named_list(lambda admin: admin.list_webhooks(), Webhook.as_json)
+    counts = administer(lambda admin: admin.count_deliveries(hook.webhook_id for hook in hooks))
     rows = [
         (
             hook.webhook_id,
@@ -70,7 +70,7 @@ def list_() -> None:
             counts[hook.webhook_id].get("pending", 0),
             counts[hook.webhook_id].get("dead", 0),
         )
-        for hook, named in zip(found, shown, strict=True)
+        for hook, named in zip(hooks, shown, strict=True)
     ]
     columns = ("id", "events of", "host", "subjects", "waiting", "given up")
     answer(
@@ -116,7 +116,7 @@ def deliveries(webhook_id: str, state: str | None) -> None:
         "slo.burn", "state": "pending", "attempts": 3, "error": "it answered 503", "made_at": "2026-…",
         "next_at": "2026-…", "ended_at": null}, …]
     """
-    found, shown = named_list(lambda admin: admin.deliveries(webhook_id, state=state), Delivery.as_json)
+    sent, shown = named_list(lambda admin: admin.deliveries(webhook_id, state=state), Delivery.as_json)
     rows = [
         (
             delivery.seq,
@@ -127,7 +127,7 @@ def deliveries(webhook_id: str, state: str | None) -> None:
             named["made_at"],
             delivery.error,
         )
-        for delivery, named in zip(found, shown, strict=True)
+        for delivery, named in zip(sent, shown, strict=True)
     ]
     columns = ("seq", "subject", "tenant", "state", "attempts", "made at", "error")
     answer(shown, lambda: table("deliveries", columns, rows))

@@ -34,8 +34,8 @@ def export(url: str | None, key_file: Path | None, schema: bool) -> None:
     if schema:
         click.echo(json.dumps(json_schema(), indent=2))
         return
-    found = target_of(url, key_file).export()
-    text = as_yaml(msgspec.convert(found["config"], Configuration))
-    answer(found, lambda: click.echo(text, nl=False))
-    for name in found["left_out"]:
+    exported = target_of(url, key_file).export()
+    text = as_yaml(msgspec.convert(exported["config"], Configuration))
+    answer(exported, lambda: click.echo(text, nl=False))
+    for name in exported["left_out"]:
         click.echo(f"left out: {name}", err=True)

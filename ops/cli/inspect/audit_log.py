@@ -51,8 +51,8 @@ def checkpoint() -> None:
         made = await admin.audit_log(key).make_checkpoint()
         return {"size": made.size, "note": made.note, "public_key": str(key.public)}
 
-    found = administer(sign)
-    answer(found, found["note"].rstrip("\n"))
+    signed = administer(sign)
+    answer(signed, signed["note"].rstrip("\n"))
 
 
 @click.command(cls=Command)
@@ -137,10 +137,12 @@ def rotate() -> None:
         }
 
     try:
-        found = administer(change)
+        signed = administer(change)
     except datadir.DataDirRefused as error:
         raise Failure(str(error)) from None
-    answer(found, f"{found['public_key']}\nsigns from row {found['size']} on, in place of\n{found['before']}")
+    answer(
+        signed, f"{signed['public_key']}\nsigns from row {signed['size']} on, in place of\n{signed['before']}"
+    )
 
 
 def signing_key() -> SigningKey | None:

@@ -124,11 +124,11 @@ def _ask(method: str, url: str, api_key: str, body: dict[str, Any] | None = None
     except httpx.HTTPError as error:
         raise Failure(f"{url} does not answer: {error}") from None
     try:
-        found: dict[str, Any] = response.json()
+        answer_: dict[str, Any] = response.json()
     except ValueError:
         raise Failure(
             f"{url} answered {response.status_code} without JSON: is this a Fairgate server?"
         ) from None
     if response.is_error:
-        raise Failure(in_commands(str(found["error"]["message"])))
-    return found
+        raise Failure(in_commands(str(answer_["error"]["message"])))
+    return answer_

@@ -95,7 +95,7 @@ def list_(status: str | None, ended: bool, limit: int, cursor: str | None, **fil
     if cursor is not None or any(filters[name] is not None for name in ONLY_ENDED):
         raise click.UsageError("--outcome, --cause, --from, --to and --cursor are for --ended")
     query = {name: filters[name] for name in filters if name not in ONLY_ENDED} | {"status": status}
-    found = call(require_server(), "GET", "/requests", query=query)
+    document = call(require_server(), "GET", "/requests", query=query)
 
     def text() -> None:
         rows = [
@@ -109,16 +109,16 @@ def list_(status: str | None, ended: bool, limit: int, cursor: str | None, **fil
                 seconds(row["elapsed_s"]),
                 f"{row['input_tokens']:,} / {row['output_tokens']:,}",
             )
-            for row in found["data"]
+            for row in document["data"]
         ]
         columns = ("id", "tenant", "key", "tier", "status", "model", "since", "tokens in / out")
         table("requests that wait or run", columns, rows)
-        if found["has_more"]:
+        if document["has_more"]:
             click.echo("there are more: name a --tenant, a --tier or a --status")
-        if found["gateways_missing"]:
-            click.echo(f"{found['gateways_missing']} gateways did not answer: theirs are not in the list")
+        if document["gateways_missing"]:
+            click.echo(f"{document['gateways_missing']} gateways did not answer: theirs are not in the list")
 
-    answer(found, text)
+    answer(document, text)
 
 
 @request.command()
@@ -286,7 +286,7 @@ def ended_requests(query: RequestQuery, cursor: str | None, limit: int) -> dict[
     return administer(read)
 
 
-def show_ended(found: dict[str, Any]) -> None:
+def show_ended(document: dict[str, Any]) -> None:
     table(
         "requests that have ended",
         ("ended", "id", "tenant", "key", "tier", "model", "outcome", "took", "tokens in / out", "missed"),
@@ -303,8 +303,8 @@ def show_ended(found: dict[str, Any]) -> None:
                 f"{row['input_tokens']:,} / {row['output_tokens']:,}",
                 ", ".join(f"{miss['metric']}: {miss['cause']}" for miss in row["misses"]),
             )
-            for row in found["data"]
+            for row in document["data"]
         ],
     )
-    if found["next_cursor"]:
-        click.echo(f"older ones: the same command with --cursor {found['next_cursor']}")
+    if document["next_cursor"]:
+        click.echo(f"older ones: the same command with --cursor {document['next_cursor']}")

@@ -150,13 +150,13 @@ class CountReads(AdminCommands):
             if last:
                 where = [*where, beyond(columns, last)]
             labelled = [column.label(label) for label, column in {**groups, **sums}.items()]
-            found = select(*labelled).where(*where).group_by(*columns).order_by(*columns).limit(most + 1)
-            rows = [dict(row) for row in connection.execute(found).mappings()]
+            query_ = select(*labelled).where(*where).group_by(*columns).order_by(*columns).limit(most + 1)
+            rows = [dict(row) for row in connection.execute(query_).mappings()]
             # Without groups there is one row, also where nothing is added up.
             return [row | {name: int(row[name]) for name in sums} for row in rows if row[next(iter(sums))]]
 
-        found = await self._database.read(read)
-        return page_of(found, most, name, filters, lambda row: [row[group] for group in groups])
+        grouped = await self._database.read(read)
+        return page_of(grouped, most, name, filters, lambda row: [row[group] for group in groups])
 
     def _span(
         self, query: RefusalCountQuery | CalibrationQuery, usual_s: int, longest_s: int

@@ -66,8 +66,8 @@ class HistoryLists(AdminCommands):
             wanted += [table.c[name] == value for name, value in rest.items() if value is not None]
             return slo_store.misses(connection, wanted, most + 1), end
 
-        found, end = await self._database.read(look)
-        return page_of(found, most, "misses", filters, _miss_key, scanned_to=end)
+        rows, end = await self._database.read(look)
+        return page_of(rows, most, "misses", filters, _miss_key, scanned_to=end)
 
     async def page_price_history(
         self, model: str, *, cursor: str | None = None, limit: int = DEFAULT_PAGE

@@ -104,10 +104,10 @@ class UsageCommands(AdminCommands):
 
         def look(connection: Connection) -> UsagePage:
             wanted = _resolved(connection, query, asked)
-            found = usage(connection, wanted, after, limit)
-            last = (query.from_us, query.to_us, *found.rows[-1].key) if found.has_more else None
+            rows = usage(connection, wanted, after, limit)
+            last = (query.from_us, query.to_us, *rows.rows[-1].key) if rows.has_more else None
             following = None if last is None else encode_cursor(_LIST, filters, last)
-            return UsagePage(wanted, found.rows, following, found.folded_us, found.includes_unfolded)
+            return UsagePage(wanted, rows.rows, following, rows.folded_us, rows.includes_unfolded)
 
         return await self._database.read(look)
 
