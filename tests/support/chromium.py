@@ -48,9 +48,9 @@ def browser_open() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """A browser, closed behind each test."""
+    """A browser for the tests of a file, which has no asynchronous ones."""
     with browser_open() as browser:
         yield browser
 
@@ -68,8 +68,7 @@ class Visitor:
         self.context.on("console", lambda message: note(f"{message.type}: {message.text}"))
         self.context.on("weberror", lambda error: note(str(error.error)))
         self.context.on(
-            "request",
-            lambda request: None if request.url.startswith(self.server.url) else note(request.url),
+            "request", lambda request: None if request.url.startswith(self.server.url) else note(request.url)
         )
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -36,11 +35,6 @@ def engine_options(model_dir: Path, data_dir: Path, **changes: Any) -> EngineOpt
         "threads": 1,
     }
     return EngineOptions(**{**values, **changes})
-
-
-def engine_command(options: EngineOptions) -> list[str]:
-    """The command line that runs an engine."""
-    return [sys.executable, "-m", "engine.process.server", *options.arguments()]
 
 
 @contextmanager
