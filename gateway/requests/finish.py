@@ -30,7 +30,7 @@ from gateway.requests.observer import RequestObserver
 from gateway.requests.run import Closed, Run
 from gateway.statistics import RecentShare
 from gateway.upstream.base import ServersWord, servers_word
-from tenants.pricing.metering import counted
+from tenants.pricing.pricing import counted
 from tenants.types import NOTHING, Amounts
 
 log = logging.getLogger("fairgate.gateway.lifecycle")
