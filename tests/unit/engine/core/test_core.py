@@ -184,10 +184,7 @@ def test_deltas_go_to_the_gateway_that_submitted() -> None:
     result = replica.step()
     assert {
         gateway: [delta.sequence_id for delta in deltas] for gateway, deltas in result.deltas.items()
-    } == {
-        "one": ["a"],
-        "two": ["b"],
-    }
+    } == {"one": ["a"], "two": ["b"]}
 
 
 def test_service_names_what_each_tenant_got_in_the_step() -> None:

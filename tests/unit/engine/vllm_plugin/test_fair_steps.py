@@ -10,14 +10,7 @@ from typing import Any
 import pytest
 
 from engine.vllm_plugin.fair_steps import UnfairStep
-from tests.support.vllm_scheduler import (
-    FairStandIn,
-    Server,
-    StandInRequest,
-    StandInScheduler,
-    Status,
-    stock,
-)
+from tests.support.vllm_scheduler import FairStandIn, Server, StandInRequest, StandInScheduler, Status, stock
 
 Make = Callable[..., Server]
 

@@ -10,14 +10,7 @@ from msgspec import structs
 
 from engine.step_time.model import PRIOR
 from gateway.domain.outcomes import RequestOutcome
-from gateway.explain.attribution import (
-    Cause,
-    Counterfactuals,
-    Metric,
-    RequestFacts,
-    cause_of,
-    judge,
-)
+from gateway.explain.attribution import Cause, Counterfactuals, Metric, RequestFacts, cause_of, judge
 from gateway.explain.fluid_share import FluidMachine, Job
 from gateway.explain.load_log import LoadLog
 

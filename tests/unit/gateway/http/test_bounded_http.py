@@ -297,10 +297,7 @@ async def test_where_all_have_requests_a_new_connection_is_refused() -> None:
 
 async def test_one_address_has_so_many_connections_and_a_64_is_one() -> None:
     house = HttpHouse(limits=replace(LIMITS, max_per_address=2))
-    for addresses in (
-        ["192.0.2.1", "::ffff:192.0.2.1"],
-        ["2001:db8::1", "2001:db8::ffff:2"],
-    ):
+    for addresses in (["192.0.2.1", "::ffff:192.0.2.1"], ["2001:db8::1", "2001:db8::ffff:2"]):
         for address in addresses:
             assert not house.connect(address)[1].written
         assert refusal(house.connect(addresses[0])[1]) == (429, "address_has_too_many")

@@ -229,9 +229,6 @@ def test_knobs_without_a_setter_here_are_left_alone() -> None:
 
 
 def test_own_numbers_of_a_policy() -> None:
-    assert own_numbers(StoredPolicy("fcfs", {})) == {
-        Knob.PARTIAL_PREFILLS: 1.0,
-        Knob.RESERVE_PERMILLE: 500.0,
-    }
+    assert own_numbers(StoredPolicy("fcfs", {})) == {Knob.PARTIAL_PREFILLS: 1.0, Knob.RESERVE_PERMILLE: 500.0}
     learned = StoredPolicy("learned", {"reserve_permille": 300, "learned_table": "x"})
     assert own_numbers(learned) == {Knob.PARTIAL_PREFILLS: 4.0, Knob.RESERVE_PERMILLE: 300.0}

@@ -72,11 +72,7 @@ class Desk:
         self.now_s = 1_000.0
         self.shelf = shelf or Shelf()
         self.quotes = Quotes(
-            secret,
-            valid_s=10.0,
-            wall_clock=lambda: self.now_s,
-            prices_at=self.prices_at,
-            redeemed=self.shelf,
+            secret, valid_s=10.0, wall_clock=lambda: self.now_s, prices_at=self.prices_at, redeemed=self.shelf
         )
 
     async def prices_at(self, version: int) -> PriceBook:

@@ -16,12 +16,7 @@ from gateway.errors import ApiError
 from gateway.requests.inputs.uncounted import OTHER_TOKENS
 from gateway.requests.parse import RequestContext, parse_chat, parse_text
 from gateway.requests.prompt import EstimatedRenderer, Fits
-from gateway.requests.schemas import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    decode,
-    decode_chat,
-)
+from gateway.requests.schemas import ChatCompletionRequest, CompletionRequest, decode, decode_chat
 from gateway.upstream.capabilities import Capabilities, ServerOffer
 from tenants.types import Limit, Meter, Principal, SubjectKind, Tier, Window, end_user_id
 
@@ -61,16 +56,12 @@ def context(renderer: Letters | None = None, who: Principal | None = None) -> Re
 
 def chat(renderer: Letters | None = None, who: Principal | None = None, **fields: Any) -> Call:
     body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]} | fields
-    return parse_chat(
-        decode(json.dumps(body).encode(), ChatCompletionRequest),
-        context(renderer, who),
-    )
+    return parse_chat(decode(json.dumps(body).encode(), ChatCompletionRequest), context(renderer, who))
 
 
 def text(**fields: Any) -> Call:
     return parse_text(
-        decode(json.dumps({"model": "m", "prompt": "hello"} | fields).encode(), CompletionRequest),
-        context(),
+        decode(json.dumps({"model": "m", "prompt": "hello"} | fields).encode(), CompletionRequest), context()
     )
 
 

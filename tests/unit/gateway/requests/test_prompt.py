@@ -39,11 +39,7 @@ CONVERSATION: list[dict[str, Any]] = [
 def model_dir(path: Path, **config: Any) -> Path:
     path.mkdir(exist_ok=True)
     byte_level().save(str(path / "tokenizer.json"))
-    values = {
-        "bos_token": "<s>",
-        "eos_token": EOS,
-        "tokenizer_class": "PreTrainedTokenizerFast",
-    }
+    values = {"bos_token": "<s>", "eos_token": EOS, "tokenizer_class": "PreTrainedTokenizerFast"}
     (path / "tokenizer_config.json").write_text(json.dumps(values | config))
     return path
 
@@ -57,10 +53,7 @@ def test_a_conversation_becomes_the_tokens_that_transformers_makes_of_it(tmp_pat
         config = {"chat_template": CHATML}
     elif where == "named":
         config = {
-            "chat_template": [
-                {"name": "tool_use", "template": "no"},
-                {"name": "default", "template": CHATML},
-            ]
+            "chat_template": [{"name": "tool_use", "template": "no"}, {"name": "default", "template": CHATML}]
         }
     path = model_dir(tmp_path / "model", **config)
     if where == "file":

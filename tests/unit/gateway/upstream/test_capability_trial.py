@@ -50,11 +50,7 @@ def test_a_reason_is_one_bounded_line() -> None:
 
 
 def test_each_word_has_one_trial_of_one_token() -> None:
-    found = [
-        *text_trials("m")[:1],
-        *trials("m", ServerKind.VLLM, is_chat=True),
-        *vector_trials("m"),
-    ]
+    found = [*text_trials("m")[:1], *trials("m", ServerKind.VLLM, is_chat=True), *vector_trials("m")]
     assert sorted(each.word for each in found) == sorted(Capability)
     for each in found:
         asked = json.loads(each.body)

@@ -337,9 +337,7 @@ def test_text_that_fits_holds_no_more_tokens_than_were_asked_for(
 
 
 @pytest.mark.parametrize("tokenize", [words_in, None])
-def test_one_huge_chunk_is_cut_without_counting_it_to_its_end(
-    tokenize: Callable[[str], int] | None,
-) -> None:
+def test_one_huge_chunk_is_cut_without_counting_it_to_its_end(tokenize: Callable[[str], int] | None) -> None:
     counted = 0
 
     def counting(text: str) -> int:

@@ -52,10 +52,7 @@ def test_rounds_of_a_tenant_follow_from_its_part_of_the_slots() -> None:
 
 
 def test_a_tenant_below_its_half_has_a_deficit_that_what_it_had_before_does_not_hide() -> None:
-    steps = [
-        step(1, decodes={"b": 4}, prompts={"a": 2}),
-        step(2, decodes={"b": 4}, prompts={"a": 12}),
-    ]
+    steps = [step(1, decodes={"b": 4}, prompts={"a": 2}), step(2, decodes={"b": 4}, prompts={"a": 12})]
     assert step_shares.least_surplus(steps, "a", 0.5) == -1
     assert step_shares.both_work([*steps, step(3, decodes={"b": 4})], "a", "b") == steps
 

@@ -328,8 +328,7 @@ def test_what_estimates_cost_is_the_median_of_pairs(pairs: list[float], ok: bool
 
 
 @pytest.mark.parametrize(
-    ("with_it", "ok"),
-    [([0.6, 1.1, 9.0], True), ([1.0, 1.2, 1.2], True), ([1.0, 1.3, 1.3], False)],
+    ("with_it", "ok"), [([0.6, 1.1, 9.0], True), ([1.0, 1.2, 1.2], True), ([1.0, 1.3, 1.3], False)]
 )
 def test_a_side_load_is_compared_with_the_worst_round_without(with_it: list[float], ok: bool) -> None:
     measured = runs(fairgate=[1.0, 1.2, 0.8], watched=with_it)

@@ -132,10 +132,7 @@ def test_an_engine_whose_threads_linger_ends_with_its_orders() -> None:
 
 def test_a_program_that_is_not_there() -> None:
     launch = EngineLaunch("a peer", ("/nonexistent/python",), Path.cwd(), {"threads": 1})
-    with (
-        pytest.raises(EngineFailed, match="a peer cannot be started"),
-        engine_process(launch, timeout_s=1.0),
-    ):
+    with pytest.raises(EngineFailed, match="a peer cannot be started"), engine_process(launch, timeout_s=1.0):
         pass
 
 

@@ -113,11 +113,7 @@ def test_promtool_reads_them() -> None:
 def test_an_alert_fires_when_it_should(alert: Alert, tmp_path: Path) -> None:
     tests = tmp_path / "tests.yml"
     interval = window(alert.short_s // STEPS_OF_SHORT)
-    content = {
-        "rule_files": [str(COMMITTED)],
-        "evaluation_interval": interval,
-        "tests": list(cases(alert)),
-    }
+    content = {"rule_files": [str(COMMITTED)], "evaluation_interval": interval, "tests": list(cases(alert))}
     tests.write_text(json.dumps(content))
     assert "SUCCESS" in promtool("test", "rules", str(tests), silent=False)
 

@@ -8,14 +8,7 @@ import pytest
 
 from gateway.config import GatewayConfig
 from gateway.flow.control_rules import ControlMode
-from ops.settings.settings import (
-    SETTINGS,
-    SHIPPED_MODEL_NAME,
-    SHIPPED_PRICE,
-    BadSetting,
-    Settings,
-    load,
-)
+from ops.settings.settings import SETTINGS, SHIPPED_MODEL_NAME, SHIPPED_PRICE, BadSetting, Settings, load
 from tenants.networks import network_of
 from tenants.pricing.pricing import FREE
 from tenants.types import Tier

@@ -291,10 +291,7 @@ def test_the_table_names_the_best_and_the_ratios() -> None:
     scenario = Scenario(Listed(requests), machine(places=4), slo=SloLimits(1.0, 0.1))
     (row,) = compare([("listed", scenario)], ["static", "fcfs"], limit=150)
     assert row["best"] == "fcfs"
-    assert row["ratios"] == {
-        "static": 1.0,
-        "fcfs": row["rate_per_s"]["fcfs"] / row["rate_per_s"]["static"],
-    }
+    assert row["ratios"] == {"static": 1.0, "fcfs": row["rate_per_s"]["fcfs"] / row["rate_per_s"]["static"]}
     assert row["ratios"]["fcfs"] > 1.1
     assert ratios({"static": 0.0}) == {}
     assert 1.0 < PRECISION < 1.1

@@ -10,13 +10,7 @@ import pytest
 
 from engine.messages import StepTime
 from engine.step_time.model import StepTimeModel, predict_step_s
-from engine.virtual.step_shapes import (
-    LinearTiming,
-    PaddedShapes,
-    PlainShapes,
-    StepShape,
-    StepTiming,
-)
+from engine.virtual.step_shapes import LinearTiming, PaddedShapes, PlainShapes, StepShape, StepTiming
 from ops.simulate.machines.machines import GPUS, MODELS, Roofline, roofline_machine
 from ops.simulate.machines.profile import BadProfile, read_profile
 
@@ -160,10 +154,7 @@ def test_what_an_engine_keeps_of_its_steps_is_a_profile(tmp_path: Path) -> None:
         ("{", "cannot be read as JSON"),
         ('{"base_s": 1}', "per_token_s must be between 0 and 60"),
         ('{"base_s": -1, "per_token_s": 1}', "base_s must be between 0 and 60 seconds, not -1"),
-        (
-            '{"base_s": 0, "per_token_s": 0, "per_context_token_s": 0, "per_sequence_s": 0}',
-            "must be above 0",
-        ),
+        ('{"base_s": 0, "per_token_s": 0, "per_context_token_s": 0, "per_sequence_s": 0}', "must be above 0"),
         (
             '{"base_s": 1, "per_token_s": 1, "per_context_token_s": 0, "per_sequence_s": 0, "kv_tokens": 0}',
             "kv_tokens must be a whole number",

@@ -65,10 +65,7 @@ def test_what_differs_is_told_with_its_money() -> None:
     assert told(cheaper) == [("settle", f"{of_all}; the sum of their costs is off by -1 nano-dollars")]
     less = [each for each in ROWS if each[0] != 7]
     assert told(less) == [
-        (
-            "credit",
-            "10 rows were digested, there are 9; the sum of their costs is off by -3000 nano-dollars",
-        )
+        ("credit", "10 rows were digested, there are 9; the sum of their costs is off by -3000 nano-dollars")
     ]
     more = [*ROWS, row(42, "credit", cost_nanousd=0)]
     assert told(more) == [("credit", "10 rows were digested, there are 11")]

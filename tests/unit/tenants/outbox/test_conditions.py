@@ -122,13 +122,7 @@ def test_a_key_fires_in_its_last_week_and_not_after_its_end() -> None:
 
 @pytest.mark.parametrize(
     ("requests", "within", "fires"),
-    [
-        (199, 0, False),
-        (200, 169, True),
-        (200, 170, False),
-        (200, 190, False),
-        (200, 191, True),
-    ],
+    [(199, 0, False), (200, 169, True), (200, 170, False), (200, 190, False), (200, 191, True)],
 )
 def test_calibration_is_off_outside_of_its_bounds_with_enough_told(
     requests: int, within: int, fires: bool
@@ -155,11 +149,6 @@ def test_what_is_counted_fires_from_the_first_or_from_enough_of_them() -> None:
 
 
 def test_a_bounded_number_of_limits_is_looked_at() -> None:
-    every = [
-        limit(),
-        limit(LimitMode.SOFT, None),
-        limit(LimitMode.SHADOW),
-        limit(window=Window.MINUTE),
-    ]
+    every = [limit(), limit(LimitMode.SOFT, None), limit(LimitMode.SHADOW), limit(window=Window.MINUTE)]
     assert limit_conditions.limits_to_look_at(every, 10) == every[:2]
     assert len(limit_conditions.limits_to_look_at(every, 1)) == 1

@@ -18,12 +18,7 @@ from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.tiers import TieredQueue
 
 ONE_SECOND_STEPS = StepTime(
-    base_s=1.0,
-    per_token_s=0.0,
-    per_context_token_s=0.0,
-    per_sequence_s=0.0,
-    samples=50,
-    relative_error=0.0,
+    base_s=1.0, per_token_s=0.0, per_context_token_s=0.0, per_sequence_s=0.0, samples=50, relative_error=0.0
 )
 
 

@@ -12,12 +12,7 @@ from engine.scheduling.admit.window import DynamicWindow
 from engine.scheduling.batch_or_wait.padding import batch_waste
 from engine.scheduling.batch_or_wait.wait_table import TableAction
 from engine.sequence import Sequence
-from tests.support.scheduling_states import (
-    execute,
-    make_batch,
-    make_sequence,
-    start,
-)
+from tests.support.scheduling_states import execute, make_batch, make_sequence, start
 
 
 def let_in(admit: StaticBatch | DynamicWindow | BatchOrWait, running: list[Sequence], name: str) -> Sequence:

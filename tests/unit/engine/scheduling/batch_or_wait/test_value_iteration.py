@@ -306,10 +306,7 @@ def test_a_batch_takes_as_long_as_its_steps() -> None:
         (lambda: BatchModel(STEP_TIME, SHORT, LONG, 0.5, busy_watts=float("nan")), "busy_watts"),
         (lambda: RequestLengths(0, 1), "at least 1"),
         (lambda: solve(MIXED, 1.0, Objective(), Grid(), KvMemory(tokens=639)), "no long request of 640"),
-        (
-            lambda: solve(MIXED, 1.0, Objective(), Grid(40, 2.0, 50), KvMemory(9999)),
-            "fewer KV pressures",
-        ),
+        (lambda: solve(MIXED, 1.0, Objective(), Grid(40, 2.0, 50), KvMemory(9999)), "fewer KV pressures"),
         (lambda: KvMemory(tokens=-1), "pool tokens -1"),
         (lambda: KvMemory(pressures=()), "1 to 6"),
         (lambda: KvMemory(pressures=(0.0, 1.0)), "parts of the pool"),

@@ -8,14 +8,7 @@ from itertools import pairwise
 
 from engine.scheduling.compose.lanes import MOST_DECODE_STEPS, MOST_PREFILL_STEPS, Lanes
 from engine.sequence import Sequence
-from tests.support.scheduling_states import (
-    decoding,
-    execute,
-    make_room,
-    make_sequence,
-    names,
-    taken,
-)
+from tests.support.scheduling_states import decoding, execute, make_room, make_sequence, names, taken
 
 
 def test_a_step_advances_prompts_or_answers() -> None:

@@ -205,11 +205,7 @@ def test_higher_tiers_have_their_slots_first() -> None:
 
 
 def test_the_account_says_by_whom_a_step_was_sat_out() -> None:
-    high, own, other = (
-        sequences("h", 2, tier=0),
-        sequences("a", 4),
-        sequences("b", 4),
-    )
+    high, own, other = (sequences("h", 2, tier=0), sequences("a", 4), sequences("b", 4))
     harness = Steps(TokenFair(slots=6))
     harness.step(high + own + other)
     causes = Counter(
