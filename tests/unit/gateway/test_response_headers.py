@@ -7,12 +7,12 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from gateway.domain.estimate import Estimate
 from gateway.error_mapping import as_api_error, budget_denied
 from gateway.response_headers import contract_headers, estimate_headers, go_duration, rate_limit_headers
 from tenants.errors import DatabaseUnavailable, Invalid, KeyRejected, NotFound
 from tenants.quota.store import Denied, LimitState, QuotaStoreUnavailable
-from tenants.types import Limit, LimitMode, Meter, Principal, SubjectKind, Tier, Window
+from tenants.types import Limit, LimitMode, Meter, SubjectKind, Tier, Window
+from tests.support import builders
 
 
 def limit(meter: Meter = Meter.TOTAL_TOKENS, amount: int = 100, **fields: object) -> Limit:
@@ -67,19 +67,10 @@ def test_headers_come_from_the_tightest_limit_of_each_kind() -> None:
 
 
 def test_estimates_are_numbers_that_a_script_can_read() -> None:
-    estimate = Estimate(
-        wait_s=(0.12, 0.4812),
-        ttft_s=(0.2, 0.6),
-        tpot_s=(0.01, 0.02),
-        e2e_s=(1.0, 2.0),
-        output_tokens=(10, 40),
-        cost_nanousd=(100, 400),
-        max_cost_nanousd=5000,
-        tokens_ahead={"own": 1, "others": 2, "higher_tier": 3},
-        basis="replay",
-        samples=7,
-        saturated=True,
-    )
+    estimate = builders.estimate(
+        wait_s=(0.12, 0.4812), ttft_s=(0.2, 0.6), e2e_s=(1.0, 2.0), cost_nanousd=(100, 400),
+        max_cost_nanousd=5000, samples=7, saturated=True,
+    )  # fmt: skip
     [(name, field)] = estimate_headers(estimate).items()
     assert name == "x-fairgate-estimate"
     members = dict(member.split(";", 1) for member in field.split(", "))
@@ -97,10 +88,7 @@ def test_estimates_are_numbers_that_a_script_can_read() -> None:
 
 
 def test_a_tenants_name_cannot_break_a_header() -> None:
-    principal = Principal(
-        "ten_1", "bö\r\nset-cookie: x", "p", "k", "fg", 1.0, frozenset(), Tier.STANDARD, frozenset(), None
-    )
-    assert contract_headers(principal, Tier.BATCH) == {
+    assert contract_headers(builders.principal(tenant_name="bö\r\nset-cookie: x"), Tier.BATCH) == {
         "x-fairgate-tenant": "b???set-cookie: x",
         "x-fairgate-tier": "batch",
     }

@@ -31,20 +31,14 @@ from engine.virtual.replica import (
     VirtualText,
     VirtualTexts,
 )
+from tests.support import builders
 
 LETTERS = SamplingParams()
 
 
-def make_submit(name: str = "s", **changes: object) -> Submit:
-    values: dict[str, object] = {
-        "sequence_id": name,
-        "request_id": f"request of {name}",
-        "tenant_id": "tenant",
-        "prompt_token_ids": [5, 6, 7],
-        "max_tokens": 6,
-        "lease_tokens": 6,
-    }
-    return Submit(**{**values, **changes})  # type: ignore[arg-type]
+def make_submit(name: str = "s", **changes: Any) -> Submit:
+    values = {"request_id": f"request of {name}", "tenant_id": "tenant", "max_tokens": 6}
+    return builders.submit(name, **(values | changes))
 
 
 def make_replica(**changes: object) -> VirtualReplica:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine.core.core import EngineConfig
 from engine.messages import Delta, SequenceOutcome, Submit
 from engine.virtual.replica import VirtualReplica
+from tests.support import builders
 
 INTERACTIVE, BATCH = 0, 2
 
@@ -15,14 +16,8 @@ def replica(places: int = 1) -> VirtualReplica:
 
 
 def submit(name: str, tier: int, max_tokens: int) -> Submit:
-    return Submit(
-        sequence_id=name,
-        request_id=f"request of {name}",
-        tenant_id=f"tenant of {name}",
-        prompt_token_ids=[5, 6, 7],
-        max_tokens=max_tokens,
-        lease_tokens=max_tokens,
-        tier=tier,
+    return builders.submit(
+        name, request_id=f"request of {name}", tenant_id=f"tenant of {name}", max_tokens=max_tokens, tier=tier
     )
 
 

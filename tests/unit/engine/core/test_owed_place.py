@@ -6,12 +6,15 @@ The engine core on virtual time; what tenants had is said as a gateway would.
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from engine.core.core import EngineConfig
 from engine.core.places import SET_BACK_TOKENS
 from engine.messages import SequenceOutcome, Submit
 from engine.virtual.replica import VirtualReplica
+from tests.support import builders
 
 PLACES = 2
 
@@ -21,20 +24,9 @@ def replica() -> VirtualReplica:
     return VirtualReplica(config, num_blocks=64, block_tokens=4, audit=True)
 
 
-def submit(
-    name: str, tenant: str, counter: int, *, is_owed: bool = False, max_tokens: int = 6, tier: int = 1
-) -> Submit:
-    return Submit(
-        sequence_id=name,
-        request_id=name,
-        tenant_id=tenant,
-        prompt_token_ids=[5, 6, 7],
-        max_tokens=max_tokens,
-        lease_tokens=max_tokens,
-        counter=counter,
-        had=counter,
-        is_owed=is_owed,
-        tier=tier,
+def submit(name: str, tenant: str, counter: int, *, max_tokens: int = 6, **fields: Any) -> Submit:
+    return builders.submit(
+        name, tenant_id=tenant, counter=counter, had=counter, max_tokens=max_tokens, **fields
     )
 
 

@@ -8,11 +8,9 @@ import pytest
 
 from gateway.domain.estimate import Estimate
 from gateway.domain.targets import LEAST_S, NO_TARGETS, RequestTargets, targets_of
+from tests.support.builders import estimate
 
-QUOTED = Estimate(
-    wait_s=(0.1, 0.2), ttft_s=(0.3, 0.5), tpot_s=(0.01, 0.02), e2e_s=(2.0, 4.0), output_tokens=(10, 20),
-    cost_nanousd=(1, 2), max_cost_nanousd=3, tokens_ahead={}, basis="", samples=0, saturated=False,
-)  # fmt: skip
+QUOTED = estimate(ttft_s=(0.3, 0.5), e2e_s=(2.0, 4.0))
 
 
 def targets(

@@ -21,11 +21,9 @@ from engine.messages import (
     ModelInfo,
     Ready,
     RunningSequence,
-    SamplingParams,
     Snapshot,
     Submit,
 )
-from engine.scheduling.counters import ServiceCounters
 from engine.step_time.model import PRIOR
 from gateway.domain.call import Call
 from gateway.domain.estimate import Estimate, Times
@@ -33,11 +31,13 @@ from gateway.estimates.engine_load import flights_of
 from gateway.estimates.estimator import Estimator
 from gateway.estimates.forecast_cache import DEBT_S, MAX_COMING, Size
 from gateway.estimates.persistence import LENGTHS_FILE, load_lengths, save_lengths
-from gateway.flow.controller import FlowController, Ticket
-from gateway.flow.window import Replica, WindowRule
+from gateway.flow.controller import Ticket
+from gateway.flow.window import Replica
 from gateway.upstream.base import OnService
 from tenants.pricing.pricing import Price, uniform_book
-from tenants.types import Principal, Tier
+from tenants.types import Tier
+from tests.support import builders
+from tests.support.builders import principal
 
 MODEL = "m"
 SIZE = Size(input_tokens=100, sequences=1, choices=1, max_tokens=300, is_exact=False)
@@ -85,10 +85,7 @@ class Bench:
         readings = itertools.count()
         self.book = uniform_book({MODEL: Price(100, 50, 300)})
         self.engine = StillEngine()
-        self.flow = FlowController(
-            "vtc", ServiceCounters(), max_queued=9999, max_queued_per_tenant=9999, queue_ttl_s=[1e9] * 3,
-            window=WindowRule(2, 1.0), log_records=10,
-        )  # fmt: skip
+        self.flow = builders.flow_controller(lookahead=2, max_queued=9999, max_queued_per_tenant=9999)
         self.estimates = Estimator(
             flow=self.flow,
             upstreams=[self.engine],
@@ -167,14 +164,9 @@ def test_without_an_engine_it_says_that_it_cannot_know() -> None:
 
 
 def call_of(max_tokens: int, *, choices: int = 1) -> Call:
-    principal = Principal(
-        "me", "me", "prj_1", "key_1", "fg_live_x", 1.0, frozenset({"inference"}), Tier.STANDARD,
-        frozenset(Tier), None,
-    )  # fmt: skip
-    return Call(
-        request_id="req_1", chat=False, model=MODEL, principal=principal, tier=Tier.STANDARD,
-        prompts=([1] * 100,), choices=choices, max_tokens=max_tokens, sampling=SamplingParams(), stream=False,
-        include_usage=False, created=1,
+    return builders.call(
+        chat=False, model=MODEL, principal=principal("me"), prompts=([1] * 100,), choices=choices,
+        max_tokens=max_tokens, stream=False, include_usage=False,
     )  # fmt: skip
 
 

@@ -8,17 +8,17 @@ import pytest
 
 from engine.entry import QueueEntry
 from engine.messages import StepTime
-from engine.scheduling.counters import ServiceCounters
-from gateway.flow.controller import FlowController, Ticket
+from gateway.flow.controller import Ticket
 from gateway.flow.placement import Score, Scorer
 from gateway.flow.prefix_index import PrefixIndex, prefix_hashes
 from gateway.flow.routing import PrefixRouter
 from gateway.flow.types import InFlight
-from gateway.flow.window import Replica, ReplicaLoad, WindowRule
+from gateway.flow.window import Replica, ReplicaLoad
 from ops.reporting import quantile
 from ops.simulate.machines.machines import profile_machine
 from ops.simulate.pool import SimulatedPool
 from ops.simulate.predictions import Exact
+from tests.support.builders import flow_controller
 from tests.support.conversations import (
     BLOCK_TOKENS,
     INPUT_SCALE,
@@ -39,16 +39,7 @@ class Pool:
     def __init__(self, replicas: list[Replica] | None = None) -> None:
         self.replicas = replicas or REPLICAS
         self.router = PrefixRouter(block_tokens=64)
-        self.flow = FlowController(
-            "vtc",
-            ServiceCounters(),
-            max_queued=1000,
-            max_queued_per_tenant=1000,
-            queue_ttl_s=[1e9] * 3,
-            window=WindowRule(2, 1.0),
-            log_records=10,
-            scorer=self.router,
-        )
+        self.flow = flow_controller(lookahead=2, scorer=self.router)
         self.number = 0
 
     def send(self, prompt: list[int], now_s: float = 0.0, *, computed: bool = True) -> str:

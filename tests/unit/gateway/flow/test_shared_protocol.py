@@ -10,27 +10,19 @@ from msgspec import structs
 
 from engine.entry import QueueEntry
 from engine.messages import TenantShare
-from engine.scheduling.counters import ServiceCounters
 from gateway.flow.controller import Ticket
 from gateway.flow.shared import codec
 from gateway.flow.shared.codec import GivenTurn, PoolReply, PoolRule, QueueRefusal
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.shared.protocol import PoolMessage, PoolSession
-from gateway.flow.window import Replica, WindowRule
+from gateway.flow.window import Replica
+from tests.support.builders import flow_controller
 
 REPLICAS = [Replica("engine-0", 4, 1000)]
 
 
 def make_session() -> PoolSession:
-    mirror = Mirror(
-        "vtc",
-        ServiceCounters(),
-        max_queued=10,
-        max_queued_per_tenant=10,
-        queue_ttl_s=(1e9,) * 3,
-        window=WindowRule(0, 1.0),
-        log_records=10,
-    )
+    mirror = flow_controller(kind=Mirror)
     rule = PoolRule(10, 10, 0, 1.0, stale_us=10**7)
     return PoolSession(mirror, rule, 100, {"engine-0": "ipc:///run/engine"})
 

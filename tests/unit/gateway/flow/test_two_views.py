@@ -6,9 +6,9 @@ import pytest
 
 from engine.entry import COUNTER_SCALE, QueueEntry
 from engine.messages import TenantShare
-from engine.scheduling.counters import ServiceCounters
-from gateway.flow.controller import Dispatch, FlowController, Ticket
-from gateway.flow.window import NUM_RANKS, Replica, WindowRule
+from gateway.flow.controller import Dispatch, Ticket
+from gateway.flow.window import Replica
+from tests.support.builders import flow_controller
 
 INPUT, OUTPUT = 60, 20
 COST = INPUT + 2 * OUTPUT
@@ -19,15 +19,7 @@ class House:
     """The controller in front of one replica of eight places."""
 
     def __init__(self, *, reports: bool = True, life: str = LIFE) -> None:
-        self.flow = FlowController(
-            "vtc",
-            ServiceCounters(),
-            max_queued=1000,
-            max_queued_per_tenant=1000,
-            queue_ttl_s=[1e9] * NUM_RANKS,
-            window=WindowRule(0, 1.0),
-            log_records=10,
-        )
+        self.flow = flow_controller()
         self.replicas = [Replica("a", 8, 1_000_000, reports=reports, life=life)]
         self.number = 0
 

@@ -19,6 +19,7 @@ from gateway.requests.prompt import EstimatedRenderer, Fits
 from gateway.requests.schemas import ChatCompletionRequest, CompletionRequest, decode, decode_chat
 from gateway.upstream.capabilities import Capabilities, ServerOffer
 from tenants.types import Limit, Meter, Principal, SubjectKind, Tier, Window, end_user_id
+from tests.support.builders import principal
 
 
 class Letters:
@@ -34,15 +35,6 @@ class Letters:
         if fits is not None:
             fits(len(text) // 2, False)
         return [ord(letter) % 1000 for letter in text]
-
-
-def principal(**fields: Any) -> Principal:
-    values: dict[str, Any] = {
-        "tenant_id": "ten_1", "tenant_name": "acme", "project_id": "prj_1", "key_id": "key_1",
-        "key_prefix": "fg_live_x", "weight": 2.0, "scopes": frozenset({"inference"}),
-        "default_tier": Tier.STANDARD, "tiers": frozenset(Tier), "models": None,
-    }  # fmt: skip
-    return Principal(**(values | fields))
 
 
 MODEL = ServedModel("m", context_tokens=100, vocabulary=1000)
@@ -397,7 +389,7 @@ def test_an_end_user_is_known_by_a_hash_and_a_conversation_by_its_leading_blocks
     later = [{"role": "user", "content": "a" * 70}, {"role": "user", "content": "b" * 20}]
     assert len(first.blocks) == 1  # type: ignore[union-attr]
     assert chat(messages=later).traits.blocks == first.blocks  # type: ignore[union-attr]
-    elsewhere = chat(who=principal(tenant_id="ten_2"), messages=later).traits
+    elsewhere = chat(who=principal("ten_2"), messages=later).traits
     assert elsewhere.blocks != first.blocks  # type: ignore[union-attr]
 
 

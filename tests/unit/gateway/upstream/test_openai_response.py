@@ -34,6 +34,7 @@ from gateway.upstream.openai.token_count import (
 from gateway.upstream.server_logprobs import MAX_ALTERNATIVES, MAX_TOKEN_CHARACTERS
 from tenants.quota.store import LimitState
 from tenants.types import Amounts, Limit, LimitMode, Meter, SubjectKind, Window
+from tests.support import builders
 
 # ---------------------------------------------------------------- events
 
@@ -68,10 +69,7 @@ def test_lines_of_one_event_belong_together_and_a_huge_one_is_refused() -> None:
 
 
 def submit(**fields: Any) -> Submit:
-    return Submit(
-        **({"sequence_id": "s", "request_id": "r", "tenant_id": "t", "prompt_token_ids": [1], "max_tokens": 9,
-            "lease_tokens": 9} | fields)
-    )  # fmt: skip
+    return builders.submit(**({"request_id": "r", "prompt_token_ids": [1], "max_tokens": 9} | fields))
 
 
 def sent(sampling: SamplingParams, wording: Wording | None = None, **fields: Any) -> dict[str, Any]:

@@ -16,10 +16,9 @@ from engine.messages import StepTime
 from engine.scheduling.brakes import Brakes
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.tiers import TieredQueue
+from tests.support.builders import step_time
 
-ONE_SECOND_STEPS = StepTime(
-    base_s=1.0, per_token_s=0.0, per_context_token_s=0.0, per_sequence_s=0.0, samples=50, relative_error=0.0
-)
+ONE_SECOND_STEPS = step_time(1.0, samples=50)
 
 
 def entry(
