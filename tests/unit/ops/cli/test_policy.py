@@ -6,18 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 from engine.scheduling.batch_or_wait.kv_pool import KvMemory
 from engine.scheduling.batch_or_wait.table import BatchOrWaitTable
 from engine.scheduling.policy import POLICIES
-from ops.cli.main import cli
+from tests.support.commands import fairgate
 
 QUICK = ("--max-batch", "2", "--wait-buckets", "2")
-
-
-def fairgate(*arguments: str) -> Result:
-    return CliRunner().invoke(cli, list(arguments), prog_name="fairgate")
 
 
 def test_every_preset_is_listed_with_its_choices() -> None:

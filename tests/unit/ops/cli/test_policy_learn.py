@@ -11,13 +11,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from click.testing import CliRunner, Result
 
 from gateway.flow.learned.actions import HYBRID
 from gateway.flow.learned.macro_state import NUM_STATES
 from gateway.flow.learned.table_file import LearnedTable
-from ops.cli.main import cli
 from tests.support.bursty_traffic import STEP_TIME, TWO_PLACES, bursty, write_trace
+from tests.support.commands import fairgate
 from tests.support.learned_tables import learned_table
 
 BUDGET = "3000"
@@ -41,10 +40,6 @@ def asked(where: Path, trace: str, *more: str) -> list[str]:
         *("policy", "learn", "--trace", str(where / trace), "--profile", str(where / "two.json"), "--json"),
         *("--budget", BUDGET, *more),
     ]
-
-
-def fairgate(*arguments: str) -> Result:
-    return CliRunner().invoke(cli, list(arguments), prog_name="fairgate")
 
 
 @pytest.fixture(scope="module")

@@ -6,16 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 from gateway.flow.learned.table_file import Judged
-from ops.cli.main import cli
+from tests.support.commands import fairgate
 from tests.support.learned_tables import learned_table
 
 
-def fairgate(*arguments: str, table: Path | None = None) -> Result:
-    environment = {} if table is None else {"FAIRGATE_POLICY_LEARNED_TABLE": str(table)}
-    return CliRunner().invoke(cli, list(arguments), prog_name="fairgate", env=environment)
+def setting(table: Path) -> dict[str, str]:
+    return {"FAIRGATE_POLICY_LEARNED_TABLE": str(table)}
 
 
 @pytest.fixture
@@ -27,22 +25,17 @@ def table(tmp_path: Path) -> Path:
 
 def test_the_table_is_explained_in_words_also_where_it_does_not_win(table: Path) -> None:
     by_flag = fairgate("policy", "explain", "learned", "--learned-table", str(table))
-    by_setting = fairgate("policy", "explain", "learned", table=table)
+    by_setting = fairgate("policy", "explain", "learned", env=setting(table))
     for result in (by_flag, by_setting):
         assert result.exit_code == 0, result.output
-        assert (
-            "fitted on by hand for tiny on 8b on h100, with seed 1 and 0 simulated requests" in result.output
-        )
-        assert (
-            "outside of it (more than queued_per_place 8, kv_share 0.95, trend 6) it is hybrid"
-            in result.output
-        )
-        assert (
-            "it does not win on requests that it had not seen: its sum is 51, that of hybrid 50"
-            in result.output
-        )
-        assert "learned is made for: a load whose kinds come again" in result.output
-    answer = json.loads(fairgate("policy", "explain", "learned", "--json", table=table).stdout)
+        for words in (
+            "fitted on by hand for tiny on 8b on h100, with seed 1 and 0 simulated requests",
+            "outside of it (more than queued_per_place 8, kv_share 0.95, trend 6) it is hybrid",
+            "it does not win on requests that it had not seen: its sum is 51, that of hybrid 50",
+            "learned is made for: a load whose kinds come again",
+        ):
+            assert words in result.output
+    answer = json.loads(fairgate("policy", "explain", "learned", "--json", env=setting(table)).stdout)
     assert len(answer["learned"]["states"]) == 12
     assert answer["learned"]["states"][4]["unlike_hybrid"][0].startswith("50% of the sequences")
     assert answer["options"]["learned_table"] == str(table)
@@ -55,7 +48,7 @@ def test_without_a_table_the_choices_are_explained_and_the_list_names_what_it_ne
     assert "learned" not in plain
     told = fairgate("policy", "list").stdout
     assert "learned: needs a table (`fairgate policy learn`) in the setting policy.learned_table" in told
-    listed = json.loads(fairgate("policy", "list", "--json", table=table).stdout)
+    listed = json.loads(fairgate("policy", "list", "--json", env=setting(table)).stdout)
     assert listed["policies"][-1]["policy"] == "learned"
     assert listed["need_table"] == ["table"]
 
