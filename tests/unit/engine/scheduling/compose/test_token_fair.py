@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
+import pytest
+
 from engine.messages import StepTime
 from engine.scheduling.compose.token_fair import PATIENCE_STEPS, TokenFair
 from engine.scheduling.compose.turns import held_tenants, note_turns
@@ -107,17 +109,9 @@ def test_a_tenant_that_was_away_has_nothing_saved_up() -> None:
     assert all(abs(tokens - 16) <= 1 for tokens in windows(steps, "b", 8))
 
 
-def test_a_tenant_that_was_served_whole_saves_nothing_up() -> None:
-    few, others = sequences("a", 1), sequences("b", 50)
-    harness = Steps(TokenFair(slots=20))
-    harness.steps(few + others, 100)
-    few += [decoding(f"more{number}", tenant="a", max_tokens=10_000) for number in range(30)]
-    steps = harness.steps(few + others, 20)
-    assert all(abs(served["a"] - 10) <= 1 for served in steps)
-
-
-def test_nor_does_one_that_was_served_whole_while_there_was_no_contest() -> None:
-    few, others = sequences("a", 1), sequences("b", 19)
+@pytest.mark.parametrize("others_before", [50, 19], ids=["in a contest", "without one"])
+def test_a_tenant_that_was_served_whole_saves_nothing_up(others_before: int) -> None:
+    few, others = sequences("a", 1), sequences("b", others_before)
     harness = Steps(TokenFair(slots=20))
     harness.steps(few + others, 100)
     few += [decoding(f"more{number}", tenant="a", max_tokens=10_000) for number in range(30)]
