@@ -105,16 +105,20 @@ def test_an_answer_ends_with_its_eos_which_counts_and_has_no_text() -> None:
     assert all(delta.outcome is None for delta in deltas[:-1])
 
 
-def test_an_answer_ends_at_max_tokens_and_token_k_is_sent_once_and_says_which_it_is() -> None:
+def test_an_answer_ends_at_max_tokens() -> None:
     deltas = answer()
     assert len(tokens(deltas)) == 6
     assert text(deltas) == letters(tokens(deltas))
     assert deltas[-1].outcome is not None
     assert deltas[-1].outcome.finish == "length"
+
+
+def test_token_k_is_sent_once_and_says_which_it_is() -> None:
     next_index = 0
-    for delta in deltas:
+    for delta in answer():
         assert delta.first_index == next_index
         next_index += len(delta.token_ids)
+    assert next_index == 6
 
 
 def test_an_ignored_eos_is_a_token_like_any_other() -> None:

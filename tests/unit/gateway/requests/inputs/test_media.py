@@ -123,9 +123,11 @@ def test_addresses_can_be_turned_off() -> None:
 @pytest.mark.parametrize(
     "host",
     [
-        "127.0.0.1", "127.1", "2130706433", "0x7f000001", "0x7f.1", "0177.0.0.1", "169.254.169.254", "93.184.216.34",
+        "127.0.0.1", "127.1", "2130706433", "0x7f000001", "0x7f.1", "0177.0.0.1", "169.254.169.254",
+        "93.184.216.34",
         "[::1]", "[2606:4700::1111]", "[::ffff:127.0.0.1]", "127%2e0.0.1", "example.org%2f.x", "１２７.0.0.1",
-        "localhost", "redis", "a.localhost", "a.LOCAL", "metadata.google.internal", "internal.", "x.internal.",
+        "localhost", "redis", "a.localhost", "a.LOCAL", "metadata.google.internal", "internal.",
+        "x.internal.",
         "example.org@127.0.0.1", "user:word@example.org", "127.0.0.1\\@example.org", "example.org\\.x",
         "", ".", "..", ".org", "a..org", "example.org:", "example.org:x", "example.org:80@127.0.0.1",
     ],
