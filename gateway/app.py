@@ -6,9 +6,8 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
-from typing import Any
 
-from litestar import HttpMethod, Litestar, Request, Response, route
+from litestar import HttpMethod, Litestar, Response, route
 from litestar.config.cors import CORSConfig
 from litestar.datastructures import State
 from litestar.exceptions import MethodNotAllowedException, NotFoundException
@@ -22,22 +21,12 @@ from gateway.error_mapping import as_api_error
 from gateway.errors import ApiError
 from gateway.gateway import Gateway
 from gateway.http.accesses import note_refused
-from gateway.http.asgi import TRACE, add_standard_headers, begin, read_trace
+from gateway.http.asgi import TRACE, Request, add_standard_headers, begin, read_trace
 from gateway.http.authentication import require_scope
 from gateway.http.request_body import declared_length
 from gateway.metrics.gen_ai import OPERATIONS, OTHER
 from gateway.records.refusal_recorder import UNKNOWN
-from gateway.routes import (
-    health,
-    inference,
-    openapi,
-    quotes,
-    refusals,
-    requests,
-    tokens,
-    usage,
-    vectors,
-)
+from gateway.routes import health, inference, openapi, quotes, refusals, requests, tokens, usage, vectors
 from gateway.routes.admin import handlers as admin
 from gateway.routes.admin import requests as admin_requests
 from gateway.routes.context import asked_of
@@ -62,8 +51,8 @@ _ROUTES = [
 
 
 def _complete(handlers: list[HTTPRouteHandler]) -> list[HTTPRouteHandler]:
-    """The routes, with HEAD beside each GET, and OPTIONS that names all methods of its path. (The framework's
-    OPTIONS names those of a single handler. It is made for a path that has none yet, so ours come first.)"""
+    """Adds HEAD to each GET, and an OPTIONS that names all methods of its path (the framework's names those
+    of one handler, and is only made for paths without one)."""
     methods: dict[str, set[str]] = defaultdict(set)
     for handler in handlers:
         if "GET" in handler.http_methods:
@@ -77,7 +66,6 @@ def _complete(handlers: list[HTTPRouteHandler]) -> list[HTTPRouteHandler]:
 
 
 def _options(path: str, methods: set[str]) -> HTTPRouteHandler:
-    """OPTIONS of one path, without a key."""
     allow = ", ".join(sorted(methods | {"OPTIONS"}))
 
     @route(path, http_method=[HttpMethod.OPTIONS], include_in_schema=False)
@@ -88,14 +76,11 @@ def _options(path: str, methods: set[str]) -> HTTPRouteHandler:
 
 
 HANDLERS = _complete(_ROUTES)
-"""Every route there is."""
 
 
 def create_app(deps: GatewayDeps) -> Litestar:
-    """The gateway as an ASGI application. Its lifespan recovers and opens; at the end it drains and settles.
-
-    Raises `ValueError` for an inconsistent configuration.
-    """
+    """The gateway as an ASGI application. Its lifespan recovers and opens, then drains and settles. Raises
+    `ValueError` for an inconsistent configuration."""
     gateway = Gateway(deps)
     live = LiveHub(gateway.metrics.registry)
 
@@ -128,13 +113,13 @@ def create_app(deps: GatewayDeps) -> Litestar:
 
 
 def _cross_origin(origins: tuple[str, ...]) -> CORSConfig | None:
-    """CORS for browser applications of these origins: any header may be sent and read. Keys travel in a
-    header, so cookies are not allowed."""
+    """CORS for browser applications of these origins. Keys travel in a header, so credentials are not
+    allowed."""
     return CORSConfig(allow_origins=list(origins), expose_headers=["*"]) if origins else None
 
 
-def _refuse(request: Request[Any, Any, Any], exception: Exception) -> Response[bytes] | Response[str]:
-    """Every exception of every route, in OpenAI's shape; of the console, as a page."""
+def _refuse(request: Request, exception: Exception) -> Response[bytes] | Response[str]:
+    """Every exception of every route in OpenAI's shape; of the console, as a page."""
     request_id = begin(request.scope)
     path = request.scope.get("path", "")
     if console_refusals.is_console(path):
@@ -164,10 +149,8 @@ def _refuse(request: Request[Any, Any, Any], exception: Exception) -> Response[b
     return Response(error.body(), status_code=error.status, headers=headers, media_type="application/json")
 
 
-def _trace_refused(
-    request: Request[Any, Any, Any], request_id: str, error: ApiError, duration_s: float
-) -> None:
-    """With tracing on: of a request that held nothing, and so has no timeline."""
+def _trace_refused(request: Request, request_id: str, error: ApiError, duration_s: float) -> None:
+    """A refused request held nothing and has no timeline."""
     deps: GatewayDeps = request.app.state.gateway.deps
     if deps.tracer is None:
         return

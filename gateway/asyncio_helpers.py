@@ -1,7 +1,4 @@
-"""Cheaper forms of asyncio's waits and timeouts, for the path of every request.
-
-What `asyncio` has for it costs more than most of these waits last.
-"""
+"""Cheaper forms of asyncio's waits and timeouts, for the path of every request."""
 
 from __future__ import annotations
 
@@ -15,8 +12,8 @@ Result = TypeVar("Result")
 
 async def one_of(*futures: asyncio.Future[Any]) -> None:
     """Returns when one of `futures` is done; the caller checks which. `asyncio.wait` without its sets."""
-    for each in futures:
-        if each.done():
+    for future in futures:
+        if future.done():
             return
     waiter = asyncio.get_running_loop().create_future()
 
@@ -24,18 +21,18 @@ async def one_of(*futures: asyncio.Future[Any]) -> None:
         if not waiter.done():
             waiter.set_result(None)
 
-    for each in futures:
-        each.add_done_callback(wake)
+    for future in futures:
+        future.add_done_callback(wake)
     try:
         await waiter
     finally:
-        for each in futures:
-            each.remove_done_callback(wake)
+        for future in futures:
+            future.remove_done_callback(wake)
 
 
 async def within(timeout_s: float, work: Awaitable[Result]) -> Result:
-    """The result of `work`. Raises `TimeoutError` and cancels `work` where it takes longer.
-    `asyncio.timeout`, with a timer only where `work` waits at all."""
+    """The result of `work`. Raises `TimeoutError` and cancels `work` if it takes longer. `asyncio.timeout`,
+    with a timer only if `work` waits at all."""
     steps = work.__await__()
     try:
         waits_for = next(steps)
@@ -48,7 +45,7 @@ async def within(timeout_s: float, work: Awaitable[Result]) -> Result:
 
 @coroutine
 def _rest(steps: Generator[Any, Any, Result], waits_for: Any) -> Generator[Any, Any, Result]:
-    """The rest of a coroutine that has already yielded `waits_for`, which the running task waits for next."""
+    """The rest of a coroutine that has already yielded `waits_for`, which the running task awaits next."""
     while True:
         try:
             try:
@@ -68,14 +65,14 @@ def _rest(steps: Generator[Any, Any, Result], waits_for: Any) -> Generator[Any, 
 # One timer for a whole answer: new data only moves the deadline, which is checked when the timer fires.
 
 LOOK_S = 4.0
-"""Longest interval between two checks of the deadline: with it a nearer deadline rarely needs a new timer."""
+"""Longest interval between two checks, so that a nearer deadline rarely needs a new timer."""
 
 
 class IdleTimeout:
     """A deadline that moves. Use from one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, on_late: Callable[[], None]) -> None:
-        """`on_late` is called once, when the deadline has passed."""
+        """`on_late` is called once, after the deadline."""
         self._loop = loop
         self._on_late = on_late
         now_s = loop.time()
@@ -83,8 +80,8 @@ class IdleTimeout:
         self._set(now_s)
 
     def wait(self, seconds: float) -> None:
-        """Moves the deadline to `seconds` from now. The timer is replaced where that is before its next
-        check."""
+        """Moves the deadline to `seconds` from now; replaces the timer only if its next check would be too
+        late."""
         now_s = self._loop.time()
         self._deadline_s = now_s + seconds
         if self._deadline_s < self._look_s:
@@ -92,8 +89,8 @@ class IdleTimeout:
             self._set(now_s)
 
     def end(self) -> None:
-        """Stops the timer. Drops the reference to the callback, which would keep both in a cycle until the
-        garbage collector runs."""
+        """Drops the reference to the callback, too: it would keep both in a cycle until a garbage
+        collection."""
         self._timer.cancel()
         self._on_late = _nothing
 

@@ -1,4 +1,4 @@
-"""Background work of a gateway: periodic tasks, and writers of what requests leave in memory."""
+"""Periodic tasks of a gateway, and writers of what requests leave in memory."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ async def every(
     *,
     starts_now: bool = False,
 ) -> None:
-    """Calls `work` every `seconds` until it is cancelled, first after one interval unless `starts_now`.
-    Errors are logged as `failed`, with their traceback."""
+    """Calls `work` every `seconds` until cancelled, first after one interval unless `starts_now`. Errors are
+    logged as `failed`, with their traceback."""
     if not starts_now:
         await asyncio.sleep(seconds)
     while True:
@@ -36,8 +36,7 @@ async def every(
 
 
 async def watch_lag(seconds: float, note: Callable[[float], None]) -> None:
-    """Has the event loop wake this task every `seconds`, and tells `note` how many seconds late each time: so
-    long nothing else could run either. Until it is cancelled."""
+    """Measures event loop lag: `note` gets how many seconds late each wake-up was. Runs until cancelled."""
     clock = asyncio.get_running_loop().time
     while True:
         due_s = clock() + seconds
@@ -46,16 +45,17 @@ async def watch_lag(seconds: float, note: Callable[[float], None]) -> None:
 
 
 class BackgroundWriter(ABC):
-    """Writes what was noted in memory to the database: every second (`flush_every_s`), and when it closes.
+    """Writes what was noted in memory to the database, every `flush_every_s` and when it closes.
 
     A subclass bounds what it keeps, counts what it drops, and keeps what could not be written. Use from one
-    event loop."""
+    event loop.
+    """
 
     task_name: str
     log: logging.Logger
     failed: str
     unavailable: str
-    """Logged where a round ends with an error, or with `DatabaseUnavailable`."""
+    """Logged when a round fails, or raises `DatabaseUnavailable`."""
     flush_every_s = FLUSH_EVERY_S
     purge_every_s = math.inf
 
@@ -64,17 +64,17 @@ class BackgroundWriter(ABC):
 
     @abstractmethod
     async def flush(self) -> None:
-        """Writes what was noted; where the database is down it stays for the next time."""
+        """Writes what was noted; keeps it if the database is down."""
 
     async def purge(self) -> None:  # noqa: B027
-        """Deletes what is too old. Raises `DatabaseUnavailable`."""
+        """Deletes expired rows. Raises `DatabaseUnavailable`."""
 
     def start(self) -> None:
         work = every(self.flush_every_s, self._round, self.log, self.failed)
         self._task = asyncio.create_task(work, name=self.task_name)
 
     async def close(self) -> None:
-        """Writes what is left, if the database lets it."""
+        """Writes the rest if the database is up."""
         if self._task is not None:
             await stop([self._task])
         await self.flush()

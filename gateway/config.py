@@ -68,8 +68,7 @@ class GatewaySettings(Bounded, frozen=True, kw_only=True):
         " the default trusts none: the address is the connection's.",
     ] = ()
     cors_origins: Annotated[
-        tuple[Origin, ...],
-        "Origins of browser applications that may call the API; the default is none.",
+        tuple[Origin, ...], "Origins of browser applications that may call the API; the default is none."
     ] = ()
     max_choices: Annotated[int, Meta(ge=1, le=128), "Most answers (n) that a request may ask for."] = 8
     max_prompts: Annotated[int, Meta(ge=1, le=2_048), "Most prompts in one request to /v1/completions."] = 16

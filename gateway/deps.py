@@ -1,4 +1,4 @@
-"""Parts that the composition root hands to a gateway. Frozen."""
+"""The parts that the composition root hands to a gateway. Frozen."""
 
 from __future__ import annotations
 
@@ -40,23 +40,18 @@ __all__ = ["GatewayConfig", "GatewayDeps"]
 
 @dataclass(frozen=True, slots=True)
 class ShownSetting:
-    """A setting of this process, for people to read."""
-
     name: str
     value: str
-    """As it would be written; of a secret only whether it is set."""
+    """Of a secret only whether it is set."""
     source: str
-    """What set it: a flag, a variable, a key of a file, a template; empty: it is the default."""
+    """A flag, a variable, a key of a file, a template; empty: the default."""
     meaning: str
 
 
 @dataclass(frozen=True)
 class GatewayDeps:
-    """The parts that outlive a request.
-
-    The composition root builds and closes what is passed in; `create_app` starts and stops what the
-    gateway itself owns (queue, dispatcher, settlements).
-    """
+    """The parts that outlive a request. The composition root builds and closes them; `create_app` starts and
+    stops what the gateway itself owns."""
 
     config: GatewayConfig
     gateway_id: str
@@ -67,59 +62,51 @@ class GatewayDeps:
     ledger: Ledger
     quota_store: QuotaStore
     prices: Callable[[], PriceBook]
-    """The price book in force; it changes while the gateway runs."""
+    """Changes while the gateway runs."""
     upstreams: tuple[Upstream, ...]
-    """Those that keep outcomes, which recovery asks for, and take the policy: each engine of our own, all of
-    the same model, and each vLLM with our plug-in."""
+    """Those that keep outcomes for recovery and take the policy: our own engines, all of one model, and vLLMs
+    with our plug-in."""
     renderer: Renderer
     model_name: str
-    """The name in the API of the model that is served, or of the first one."""
+    """Of the served model, or the first one."""
     control_token: str = ""
-    """Bearer of the local CLI with all admin scopes; empty: none."""
+    """Bearer token of the local CLI with all admin scopes; empty: none."""
     rebuild_counters: bool = True
     """The quota store lives and dies with this process: fill it from the ledger before serving."""
     quote_secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
-    """Signs quotes; the same in every gateway of an installation, or each knows only its own."""
+    """Signs quotes; shared by all gateways of an installation, or each knows only its own."""
     instance: Instance = field(default_factory=lambda: Instance(secrets.token_hex(8)))
-    """This process, among all that ever served under `gateway_id`."""
     address: str = ""
-    """Where this gateway serves; for people."""
     engine_addresses: tuple[str, ...] = ()
-    """One for each upstream, unique among all gateways of the database; empty: the replica ids are."""
+    """One per upstream, unique among all gateways of the database; empty: the replica ids."""
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
     lengths: LengthForecast | None = None
     """None: loaded from `config.data_dir`, or fresh."""
     pools: tuple[PoolSpec, ...] = ()
-    """Every served model; empty: `model_name` on `upstreams` is the only one."""
+    """Empty: `model_name` on `upstreams` is the only one."""
     aliases: Mapping[str, Alias] = field(default_factory=dict)
-    """Other names of models."""
     sharing: QueueSharing | None = None
-    """How queues are shared with other gateways; None: each gateway has its own."""
+    """None: each gateway has its own queues."""
     peer_requests: PeerRequests | None = None
-    """How other gateways are asked about their requests; None: without a Redis they are not."""
+    """None: without Redis other gateways cannot be asked."""
     shown_settings: tuple[ShownSetting, ...] = ()
-    """Every setting of this process, without secrets."""
+    """Without secrets."""
     what_if: WhatIf | None = None
-    """Runs what-ifs for the console; None: there is no simulator here."""
+    """None: there is no simulator."""
     threads: FairThreads = field(default_factory=FairThreads)
-    """Where prompts that are not small are parsed and tokenised."""
+    """Parses and tokenises prompts that are not small."""
     tracer: Tracer | None = None
-    """Keeps traces; None: none are kept."""
+    """None: no traces are kept."""
     audit_key: SigningKey | None = None
-    """What the audit is signed with; None: other gateways sign it."""
+    """Signs the audit; None: other gateways do."""
     read_audit_key: Callable[[], SigningKey | None] = lambda: None
-    """The same as it is kept now: asked for once the log is signed with another one."""
+    """The current key: read when the log is signed with another one."""
     audit: AuditLog = field(init=False)
-    """The audit as a log."""
     registry: GatewayRegistry = field(init=False)
-    """Which gateways live."""
     progress: ProgressStore = field(init=False)
-    """What the running requests of each gateway have used."""
     people: People = field(init=False)
-    """Who is logged in to the console."""
     way_in: WayIn = field(init=False)
-    """How people log in."""
 
     def __post_init__(self) -> None:
         from gateway.pools.pool import PoolSpec
@@ -141,13 +128,11 @@ class GatewayDeps:
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What was found and done."""
-
     open_reserves: int = 0
     recovered: int = 0
-    """Settled by an engine's word."""
+    """Settled by an engine's outcome."""
     lost: int = 0
-    """Settled by their last report: no engine knew of them."""
+    """Settled by their last report: no engine knew them."""
     left_open: int = 0
     """No engine could be asked yet."""
     acknowledged: int = 0

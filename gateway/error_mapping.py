@@ -51,17 +51,12 @@ from tenants.types import Limit, Meter, Window
 
 log = logging.getLogger("fairgate.gateway")
 
-_ENGINE_REFUSALS = {
-    "context_length_exceeded": "messages",
-    "too_large": "max_tokens",
-    "invalid_request": None,
-}
-"""Engine error codes that the caller caused, and the parameter they concern."""
+_ENGINE_REFUSALS = {"context_length_exceeded": "messages", "too_large": "max_tokens", "invalid_request": None}
+"""Engine error codes caused by the caller, and the parameter concerned."""
 
 
 def as_api_error(exception: BaseException, request_id: str) -> ApiError:
-    """The API error for an exception. An unknown one is logged with its traceback and becomes a neutral
-    500."""
+    """An unknown exception is logged with its traceback and becomes a neutral 500."""
     match exception:
         case ApiError():
             return exception
@@ -155,7 +150,7 @@ def as_api_error(exception: BaseException, request_id: str) -> ApiError:
 
 
 def refusal_of(run: Run, closed: Closed) -> ApiError | None:
-    """What the client of a request that is over is told; None: the answer is complete."""
+    """The error for the client of a finished request; None: the answer is complete."""
     match closed.cause:
         case None:
             return None
@@ -203,8 +198,8 @@ def _queue_full(most: int, wait: str, retry_after_s: float, *, of_tenant: bool) 
 
 
 def budget_denied(denied: Denied, fitting_max_tokens: int | None = None) -> ApiError:
-    """429: a rate limit where the limit refills soon, otherwise a budget that is spent, or has less left than
-    was wanted. `fitting_max_tokens`: see `BudgetDenied`."""
+    """429: a rate limit if the limit refills soon, otherwise a spent or insufficient budget.
+    `fitting_max_tokens`: see `BudgetDenied`."""
     is_ours = is_platforms(denied.limit)
     if is_ours:
         error = platform_limit(denied.retry_after_s)
@@ -216,7 +211,7 @@ def budget_denied(denied: Denied, fitting_max_tokens: int | None = None) -> ApiE
 
 
 def platform_limit(retry_after_s: float | None) -> ApiError:
-    """A limit on all tenants together, of which a tenant reads only when to come again."""
+    """A limit on all tenants together: a tenant is only told when to retry."""
     what = "The server's limit on all its tenants together does not admit this request"
     if retry_after_s is None or retry_after_s > LONGEST_RETRY_S:
         when = "" if retry_after_s is None else f" for another {math.ceil(retry_after_s)} s"
@@ -229,7 +224,7 @@ def platform_limit(retry_after_s: float | None) -> ApiError:
 
 
 def _own_limit(denied: Denied, fitting_max_tokens: int | None) -> ApiError:
-    """The refusal by a limit of its tenant's own, with its numbers."""
+    """A limit of the tenant's own, with its numbers."""
     limit = denied.limit
     over = f" in tier {limit.tier.value}" if limit.tier is not None else ""
     over += f" for model {limit.model}" if limit.model is not None else ""
@@ -274,6 +269,5 @@ def _meter_type(meter: Meter) -> str:
 
 
 def _sentence(text: str) -> str:
-    """The text with a capital first letter and a full stop."""
     text = text.strip()
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".") if text else text

@@ -1,13 +1,12 @@
-"""API errors in OpenAI's shape: a table of the kinds of refusal, and functions where a text depends on more
-than its fields.
+"""API errors in OpenAI's shape: a table of kinds, and functions for texts that depend on more than their
+fields.
 
 {"error": {"message", "type", "param", "code"}}
 
-`message` names the subject, the limit and the remedy. SDKs decide by headers: they obey `x-should-retry`,
-then `retry-after-ms`, then `retry-after`, and nothing else. By default they retry 408, 409, 429 and 5xx, so
-each of those says whether a retry helps: yes, and when, where nothing was charged and waiting helps; no where
-it would be refused again or charged twice. Driver texts, stack traces and other tenants' data never get here:
-unknown exceptions become one neutral sentence.
+`message` names the subject, the limit and the remedy. SDKs obey `x-should-retry`, then `retry-after-ms`, then
+`retry-after`, and by default retry 408, 409, 429 and 5xx. So each of those says whether a retry helps: yes,
+and when, if nothing was charged and waiting helps; no if it would be refused again or charged twice. Driver
+texts, stack traces and other tenants' data never appear: unknown exceptions become one neutral sentence.
 """
 
 from __future__ import annotations
@@ -22,44 +21,42 @@ from typing import Any
 import msgspec
 
 LONGEST_RETRY_S = 120.0
-"""SDKs sleep as long as this says (one of them without bound): a longer wait is a spent budget."""
+"""SDKs sleep as long as told (one of them without bound): a longer wait is a spent budget."""
 
 MOST_MESSAGE_CHARACTERS = 5_000
 MOST_PARAM_CHARACTERS = 200
-"""What a request is quoted with is cut, or its refusal could be as large as the request."""
+"""Quoted text is cut, or a refusal could be as large as its request."""
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
 _TYPES = {403: "permission_error", 429: "requests"}
-"""By status, where it is not the caller's error in general."""
+"""By status; otherwise `invalid_request_error`."""
 RETRY_SOON_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Lacked:
-    """The limit that refuses a request, and how much it lacked. For records: answers say it in words."""
+    """The limit that refuses a request and how much it lacked, for records."""
 
     limit_id: str
     wanted: int
     available: int
     of_platform: bool = False
-    """The limit is on all tenants together."""
 
 
 @dataclass
 class ApiError(Exception):
-    """An error response. `code` is stable and from a closed set: metrics are labelled with it."""
+    """An error response. `code` is stable and from a closed set: metrics use it as a label."""
 
     status: int
     code: str
     message: str
     type: str = ""
-    """Empty: as the status has it."""
+    """Empty: by status."""
     param: str | None = None
     retry_after_s: float | None = None
     should_retry: bool | None = None
     headers: dict[str, str] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
-    """Further members of the error object."""
     fallback: dict[str, Any] | None = None
     """Of a chain of which no pool took the request: which were tried, and why not."""
     lacked: Lacked | None = None
@@ -73,28 +70,26 @@ class ApiError(Exception):
         return f"{self.status} {self.code}: {self.message}"
 
     def body(self) -> bytes:
-        """The JSON body."""
         return msgspec.json.encode(self.payload())
 
     def payload(self) -> dict[str, dict[str, Any]]:
-        """The error object, and beside it what is ours."""
         param = None if self.param is None else _shortened(self.param, MOST_PARAM_CHARACTERS)
         message = _shortened(self.message, MOST_MESSAGE_CHARACTERS)
         said = {"message": message, "type": self.type, "param": param, "code": self.code}
-        found: dict[str, dict[str, Any]] = {"error": said | self.details}
+        body: dict[str, dict[str, Any]] = {"error": said | self.details}
         if self.fallback is not None:
-            found["fairgate"] = {"fallback": self.fallback}
-        return found
+            body["fairgate"] = {"fallback": self.fallback}
+        return body
 
     def late_payload(self) -> dict[str, dict[str, Any]]:
-        """The error object of a stream that has begun, with what can no longer be sent as headers."""
-        found = self.payload()
-        found["error"] |= {
+        """The error object within a stream, with what can no longer be sent as headers."""
+        body = self.payload()
+        body["error"] |= {
             "status": self.status,
             "retry_after_ms": None if self.retry_after_s is None else _milliseconds(self.retry_after_s),
             "should_retry": self.should_retry,
         }
-        return found
+        return body
 
     def all_headers(self) -> dict[str, str]:
         """Its own headers, and those that tell a client whether and when to retry."""
@@ -108,7 +103,7 @@ class ApiError(Exception):
 
 
 def _shortened(text: str, most: int) -> str:
-    """Without its middle where it is longer: what is wrong stands at the beginning, the remedy at the end."""
+    """Cuts the middle: the problem is at the start, the remedy at the end."""
     return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most // 4) :]}"
 
 
@@ -118,27 +113,27 @@ def _milliseconds(seconds: float) -> int:
 
 
 class Retry(Enum):
-    """What a refusal tells SDKs about another attempt."""
+    """What a refusal tells SDKs about a retry."""
 
     UNSAID = "unsaid"
     NEVER = "never"
     SOON = "soon"
     AFTER = "after"
-    """After the time that the error is made with."""
+    """After the error's time."""
     IF_FREE = "if free"
-    """Soon, where `charged_tokens` is 0; else the caller decides whether to pay for another attempt."""
+    """Soon if `charged_tokens` is 0; otherwise the caller decides whether to pay again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorKind:
-    """A kind of refusal. Called with the fields of its template, it makes the error."""
+    """A kind of refusal. Calling it with its template's fields makes the error."""
 
     status: int
     retry: Retry
     code: str
     template: str
     param: str | None = None
-    """None: the one that it is called with."""
+    """None: given in the call."""
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(
@@ -162,7 +157,7 @@ class ErrorKind:
 
 
 _CLOSE = {"connection": "close"}
-"""What follows is not read, or cannot be found."""
+"""The rest of the connection is not read, or cannot be parsed."""
 _unavailable = partial(ErrorKind, 503, Retry.NEVER)
 _unavailable_now = partial(ErrorKind, 503, Retry.SOON)
 _unavailable_until = partial(ErrorKind, 503, Retry.AFTER)
@@ -203,9 +198,7 @@ head_too_large = ErrorKind(
     headers=_CLOSE,
 )
 head_too_slow = _too_slow(
-    "request_timeout",
-    "The request line and headers did not arrive within {timeout_s:g} s.",
-    headers=_CLOSE,
+    "request_timeout", "The request line and headers did not arrive within {timeout_s:g} s.", headers=_CLOSE
 )
 body_too_slow = _too_slow(
     "request_timeout", "The request body did not arrive within {timeout_s:g} s.", headers=_CLOSE
@@ -397,23 +390,19 @@ idempotent_answer_too_large = _conflict(
 
 
 def bad_request(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
-    """A field whose value is not accepted."""
     return ApiError(400, code, message, param=param)
 
 
 def bad_header(name: str, value: str, wanted: str) -> ApiError:
-    """A header of ours, or of an SDK, whose value is not accepted."""
     return ApiError(400, "invalid_header", f"Invalid '{name}': '{value[:64]}'. {wanted}", param=name)
 
 
 def unknown_parameter(name: str) -> ApiError:
-    """A field that the API does not know."""
     shown = _shortened(name, MOST_PARAM_CHARACTERS)
     return ApiError(400, "unknown_parameter", f"Unknown parameter: '{shown}'.", param=name)
 
 
 def unsupported_parameter(name: str, message: str) -> ApiError:
-    """A field that OpenAI knows and this server cannot honour."""
     return ApiError(400, "unsupported_parameter", message, param=name)
 
 
@@ -422,19 +411,17 @@ class ServerLacks(ApiError):
 
 
 def no_server_can(name: str, message: str) -> ServerLacks:
-    """A field that no server of the model can honour."""
     return ServerLacks(400, "unsupported_parameter", message, param=name)
 
 
 def wrong_content_type(sent: str, wanted: str = "application/json") -> ApiError:
-    """The content type is not `wanted`."""
     shown = f"'{sent[:80]}'" if sent else "nothing"
     message = f"The content type must be {wanted}; the request says {shown}."
     return ApiError(415, "unsupported_media_type", message)
 
 
 def address_has_too_many(most: int, *, through_proxy: bool) -> ApiError:
-    """One address has as many connections as it may, or behind a proxy as many requests at a time."""
+    """One address has its maximum of connections or, behind a proxy, of concurrent requests."""
     return ApiError(
         429,
         "address_has_too_many",
@@ -449,7 +436,6 @@ def address_has_too_many(most: int, *, through_proxy: bool) -> ApiError:
 
 
 def large_bodies_full(most_bytes: int, *, of_tenant: bool) -> ApiError:
-    """As many large bodies are here as may be."""
     whose = "Your requests with" if of_tenant else "Requests with"
     return ApiError(
         429 if of_tenant else 503,
@@ -465,14 +451,14 @@ def large_bodies_full(most_bytes: int, *, of_tenant: bool) -> ApiError:
 def context_too_long(
     context_tokens: int, prompt_tokens: int, max_tokens: int | None, param: str, *, is_least: bool = False
 ) -> ApiError:
-    """The prompt, or prompt and answer together, exceed the model's context. `is_least`: the prompt was not
-    counted, and `prompt_tokens` is the least number that it can have."""
+    """The prompt, or prompt and answer together, exceed the model's context. `is_least`: `prompt_tokens` is
+    only a lower bound."""
     if max_tokens is None:
         least = "at least " if is_least else ""
-        found = f"your prompt has {least}{prompt_tokens} tokens and leaves no room for an answer"
+        message = f"your prompt has {least}{prompt_tokens} tokens and leaves no room for an answer"
         advice = "Shorten the prompt."
     else:
-        found = (
+        message = (
             f"you asked for {prompt_tokens + max_tokens} tokens ({prompt_tokens} in the prompt,"
             f" {max_tokens} for the answer)"
         )
@@ -480,14 +466,13 @@ def context_too_long(
     return ApiError(
         400,
         "context_length_exceeded",
-        f"This model's maximum context length is {context_tokens} tokens, but {found}. {advice}",
+        f"This model's maximum context length is {context_tokens} tokens, but {message}. {advice}",
         param=param,
     )
 
 
 def precondition_failed(message: str, current: Mapping[str, Any] | None, etag: str | None) -> ApiError:
-    """412: the object does not have the entity tag that the change was made for; nothing was changed. With
-    its state and tag now."""
+    """412: the entity tag does not match; includes the object's current state and tag."""
     return ApiError(
         412,
         "precondition_failed",
@@ -505,14 +490,13 @@ def insufficient_quota(message: str) -> ApiError:
 
 
 def rate_limited(message: str, meter_type: str, retry_after_s: float) -> ApiError:
-    """A rate that refills: retry then."""
     return ApiError(
         429, "rate_limit_exceeded", message, type=meter_type, retry_after_s=retry_after_s, should_retry=True
     )
 
 
 def too_many_end_users(end_user: str, most: int, retry_after_s: float | None) -> ApiError:
-    """As many of the tenant's end users as may be have counters in use, and this one has none."""
+    """The tenant's maximum of end users have counters in use, and this one has none."""
     is_soon = retry_after_s is not None and retry_after_s <= LONGEST_RETRY_S
     when = "" if retry_after_s is None else f" The first place is free in {math.ceil(retry_after_s)} s."
     return ApiError(
@@ -539,7 +523,7 @@ def accounts_unavailable(what: str, why: str = "cannot be reached") -> ApiError:
 
 
 def quote_refused(code: str, reason: str, *, conflict: bool = False) -> ApiError:
-    """A quote that does not bind this request: nothing was run, and nothing was charged."""
+    """A quote that does not bind this request."""
     return ApiError(
         409 if conflict else 400,
         code,
@@ -551,7 +535,7 @@ def quote_refused(code: str, reason: str, *, conflict: bool = False) -> ApiError
 
 
 def request_not_found(request_id: str, *, of_any_tenant: bool = False) -> ApiError:
-    """No such request, or another tenant's: the answer does not tell which. `of_any_tenant`: an operator
+    """The answer does not tell whether another tenant has such a request. `of_any_tenant`: an operator
     asked."""
     of_yours, route = ("", "/admin/v1/requests") if of_any_tenant else (" of yours", "/v1/requests")
     return ApiError(
@@ -563,7 +547,6 @@ def request_not_found(request_id: str, *, of_any_tenant: bool = False) -> ApiErr
 
 
 def request_cancelled(charged_tokens: int) -> ApiError:
-    """Cancelled by its tenant or an operator. 499: withdrawn by the client's side."""
     return ApiError(
         499,
         "request_cancelled",
@@ -574,7 +557,7 @@ def request_cancelled(charged_tokens: int) -> ApiError:
 
 
 def tier_has_limits(tier: str, meter: str | None) -> ApiError:
-    """A limit binds only one of the two tiers, and a hold cannot move from one limit to another."""
+    """A limit binds only one of the two tiers, and a hold cannot move between limits."""
     on_meter = f" on {meter}" if meter else ""
     return ApiError(
         409,

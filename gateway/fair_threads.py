@@ -13,13 +13,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 INLINE_BYTES = 4 * 1024
-"""Text up to this size is tokenised on the event loop: at most 3 ms, and the way to a thread costs as much as
-a short prompt does."""
+"""Text up to this size is tokenised on the event loop: at most 3 ms, no more than switching to a thread
+costs."""
 
 
 class TooManyWaiting(Exception):
-    """As much work waits for a thread as may wait."""
-
     def __init__(self, most: int, *, of_tenant: bool) -> None:
         super().__init__(f"{most} pieces of work wait for a thread already")
         self.most = most
@@ -34,8 +32,8 @@ class _Work:
 
 
 class FairThreads:
-    """Runs work in threads. Tenants take turns, and one tenant has at most all threads but one (the only
-    one where there is only one), so that a thread is left for another's work. Use from one event loop."""
+    """Runs work in threads. Tenants take turns, and one tenant has at most all threads but one (if there are
+    several), so that one is left for others. Use from one event loop."""
 
     def __init__(
         self, threads: int = 2, *, max_waiting: int = 2_048, max_waiting_per_tenant: int = 512
@@ -53,9 +51,8 @@ class FairThreads:
         return sum(map(len, self._waiting.values()))
 
     async def run(self, tenant_id: str, call: Callable[[], T], *, is_bounded: bool = True) -> T:
-        """The result of `call`, which runs in a thread when it is the tenant's turn; work that is cancelled
-        before that never runs. `is_bounded`: False where its number is bounded elsewhere. Raises
-        `TooManyWaiting`."""
+        """The result of `call`, run in a thread in the tenant's turn; cancelled before that, it never runs.
+        `is_bounded`: False if its number is bounded elsewhere. Raises `TooManyWaiting`."""
         work = _Work(tenant_id, call, asyncio.get_running_loop().create_future())
         if self._may_start(tenant_id):
             self._start(work)
@@ -115,7 +112,7 @@ class FairThreads:
         self._start_next()
 
     def _start_next(self) -> None:
-        """Starts the work of the first tenant that may have a thread; its next work is behind the others'."""
+        """Starts the work of the next tenant that may have a thread, and requeues the tenant."""
         for tenant_id, line in self._waiting.items():
             if self._may_start(tenant_id):
                 work = line.popleft()

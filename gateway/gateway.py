@@ -117,26 +117,22 @@ T = TypeVar("T")
 
 
 def _fairness_note(spec: PoolSpec) -> str:
-    """What an estimate's basis says of the sharing between tenants; of our own engine, nothing."""
+    """The estimate's note on sharing between tenants; empty for our own engine."""
     if not spec.is_foreign:
         return ""
     return "; token-fair" if spec.is_token_fair else "; fair at dispatch only"
 
 
 class Gateway:
-    """One gateway process's own state; `deps` is what it shares with others."""
+    """One gateway process's own state; `deps` is shared with others."""
 
     def __init__(self, deps: GatewayDeps) -> None:
         """Raises `UnknownPolicy`."""
         config = deps.config
         self.policy = ActivePolicy(deps, lambda: self.pools.values(), lambda: self.controls.values())
-        """The policy in force, of the queue and of the engines."""
         self.brakes = ActiveBrakes(deps, lambda: self.pools.values(), lambda: self.controls)
-        """What operators let tiers hold, for a while."""
         self.drains = ActiveDrains(deps, lambda: self.pools.values())
-        """Which replicas get no new requests."""
         self.directory = ActiveDirectory(deps, lambda: self.lifecycle, self.drains.follow)
-        """What admin acts say of keys, limits and replicas, for what waits and runs."""
         self.deps = deps
         self.recovery: RecoveryReport | None = None
         """What the start found of an earlier life; None: not started."""
@@ -144,17 +140,12 @@ class Gateway:
         self.liveness = Liveness(deps.gateway_id, config.gateway_stale_s, deps.clock)
         self.limit_events = LimitAlerts(deps.database, self.metrics, deps.wall_clock)
         self.refusals = RefusalRecorder(deps.database, self.metrics, deps.wall_clock)
-        """Every refused request is told to it."""
         self.accesses = AccessRecorder(deps.admin, self.metrics.registry, deps.wall_clock)
-        """Log-ins, refused attempts and reads, for the audit."""
         deps.way_in.tell = self.accesses.log_in
         self.key_uses = KeyUseRecorder(deps.database, deps.wall_clock)
         self.usage_check = UsageCheck(deps.admin.verify_usage, deps.wall_clock)
-        """Whether the sums of usage are what the ledger says."""
         self.moves = MoveRecorder(deps.database, self.metrics.registry, deps.gateway_id, deps.wall_clock)
-        """Every move of a control loop is told to it."""
         self.calibration = CalibrationRecorder(deps.database, deps.wall_clock)
-        """Told against happened."""
         self._replica_counts: list[Callable[[], None]] = []
         self.timelines = TimelineWriter(
             deps.database,
@@ -164,7 +155,6 @@ class Gateway:
             max_rows=config.max_timelines,
         )
         self.usage = UsageFolder(deps.database, self.metrics.registry, deps.wall_clock)
-        """Of what the ledger says was charged, into sums by hour and day."""
         self.audit = AuditCheckpoints(
             deps.audit,
             self.metrics.registry,
@@ -178,7 +168,6 @@ class Gateway:
             deps.database, self.metrics.registry, deps.wall_clock, lambda: deps.directory.revision
         )
         self.minutes = MinuteWriter(deps.database, deps.gateway_id, self.metrics.registry, deps.wall_clock)
-        """What each pool's tenants and engines had and did, by minute."""
         self.holds = Holds(
             deps.ledger,
             deps.quota_store,
@@ -191,9 +180,7 @@ class Gateway:
         )
         lengths = deps.lengths if deps.lengths is not None else load_lengths(config.data_dir)
         self.lengths = lengths
-        """Forecast of output lengths, by tenant and model."""
         self.pools = {name: self._make_pool(spec) for name, spec in pools_of(deps.pools).items()}
-        """Every served model."""
         self.catalogue = Catalogue(list(self.pools), deps.aliases)
         self.pool = next(iter(self.pools.values()))
         """The model of our own engine, or the first one."""
@@ -203,10 +190,8 @@ class Gateway:
         self.fleet = Fleet(
             deps.gateway_id, self.request_actions, deps.peer_requests, deps.registry, config.gateway_stale_s
         )
-        """Live state of all gateways."""
         self.idempotency = IdempotencyKeys(deps)
         self.large_bodies = LargeBodies(config.large_bodies_bytes)
-        """Request bodies above the ordinary limit that are here now."""
         self._redeemed = RedeemedQuotes(deps.database)
         self.quotes = Quotes(
             deps.quote_secret,
@@ -218,7 +203,7 @@ class Gateway:
         for collector in (
             LoadCollector(
                 lambda: [pool.flow for pool in self.pools.values()],
-                lambda: [each for pool in self.pools.values() for each in pool.spec.upstreams],
+                lambda: [upstream for pool in self.pools.values() for upstream in pool.spec.upstreams],
                 pending=lambda: self.holds.pending,
                 overdue=lambda: self.holds.overdue,
                 is_local=lambda: self.holds.is_local,
@@ -229,8 +214,10 @@ class Gateway:
             HashingCollector(deps.way_in.gate),
             CalibrationCollector(self._calibrations),
             LengthCollector(self.lengths, self._probes),
-            MacroStateCollector(lambda: {name: each.learned.switch for name, each in self.controls.items()}),
-            ControlCollector(lambda: {name: each.figures() for name, each in self.controls.items()}),
+            MacroStateCollector(
+                lambda: {name: control.learned.switch for name, control in self.controls.items()}
+            ),
+            ControlCollector(lambda: {name: control.figures() for name, control in self.controls.items()}),
         ):
             self.metrics.registry.register(collector)
         if deps.tracer is not None:
@@ -242,9 +229,7 @@ class Gateway:
                 self.pools[name].estimates.calibration = calibration
         deps.quota_store.spare.cover(self.pools)
         self.controls = {name: self._make_control(name, pool) for name, pool in self.pools.items()}
-        """The control loop of each model."""
         self.shares = {name: ShareMeter() for name in self.pools}
-        """Recent service of tenants against their fair shares, of each model."""
         for pool in self.pools.values():
             pool.estimates.forecast_cache.promised = partial(self._promised, pool.name)
         self.webhooks = WebhookSender(
@@ -277,29 +262,28 @@ class Gateway:
             lambda: [pool.spec for pool in self.pools.values()],
             deps.wall_clock,
         )
-        """Of the requests that run."""
         self._free_buckets: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
-        """Of what is not charged, by tenant: level, and when it was that."""
+        """By tenant and kind of uncharged call: level, and its time."""
         self._tasks: list[asyncio.Task[None]] = []
         self.is_taken = asyncio.Event()
         """Set when another process serves under this gateway's id: this one must stop (`taken` says why)."""
         self.taken: IdentityTaken | None = None
         self._rival: RivalWatch | None = None
-        """Of the process that last wrote this gateway's heartbeat, where that was another one."""
+        """Watches another process that last wrote this gateway's heartbeat."""
         self._dead: list[GatewaySeen] = []
         self._adopting: dict[str, asyncio.Task[None]] = {}
         self._engine_changed = asyncio.Event()
         self._saved_at_observation = 0
 
     def switch_estimates(self) -> bool:
-        """Turns estimates off or on until the next start; returns whether they are on."""
+        """Toggles estimates until the next start; returns whether they are on."""
         is_enabled = not self.estimates.is_enabled
         for pool in self.pools.values():
             pool.estimates.is_enabled = is_enabled
         return is_enabled
 
     def _make_pool(self, spec: PoolSpec) -> ModelPool:
-        """The queue, the forecasts and the requests of one model. Raises `UnknownPolicy`."""
+        """Raises `UnknownPolicy`."""
         deps = self.deps
         config = deps.config
         replica_ids = [upstream.replica_id for upstream in spec.upstreams]
@@ -428,7 +412,7 @@ class Gateway:
             setters_of(
                 pool.flow,
                 lifecycle,
-                [each for each in pool.spec.upstreams if each in self.deps.upstreams],
+                [upstream for upstream in pool.spec.upstreams if upstream in self.deps.upstreams],
                 is_foreign=pool.spec.is_foreign,
                 own_rests=own_rests,
                 quota=partial(self.deps.quota_store.spare.set, name),
@@ -457,13 +441,13 @@ class Gateway:
     # ------------------------------------------------------------ start and stop
 
     async def start(self) -> None:
-        """Recovers what an earlier process left, then opens. While the quota store is not ready nothing is
-        admitted, and `/readyz` says so. Raises `DatabaseUnavailable`, and `Invalid` where another gateway
-        serves this database and each would count for itself."""
+        """Recovers what an earlier process left, then opens. While the quota store is unavailable nothing is
+        admitted, and `/readyz` says so. Raises `DatabaseUnavailable`, and `Invalid` if another gateway of
+        this database would count limits separately."""
         # What was created a moment ago (the owner's key, at the first start) works for the first request.
         await self.deps.directory.refresh()
         seen = await self._beat(takes_over=True)
-        others = [each for each in seen if each.gateway_id != self.deps.gateway_id]
+        others = [row for row in seen if row.gateway_id != self.deps.gateway_id]
         await self.directory.follow()
         await self._prepare_counters(others)
         self.holds.start()
@@ -510,7 +494,7 @@ class Gateway:
             "brakes": every(FOLLOW_EVERY_S, self.brakes.follow, log, "the stored brakes were not read"),
             "idempotency": every(PURGE_EVERY_S, self._purge, log, "the purge failed; it goes on"),
         }
-        self._tasks = [asyncio.create_task(each, name=f"gateway {name}") for name, each in work.items()]
+        self._tasks = [asyncio.create_task(task, name=f"gateway {name}") for name, task in work.items()]
 
     async def stop(self) -> None:
         """Drains: running requests may end, waiting ones are refused, everything settles."""
@@ -545,15 +529,14 @@ class Gateway:
                 await self.deps.registry.forget(self.deps.gateway_id, instance=self.deps.instance)
 
     async def _prepare_counters(self, others: list[GatewaySeen]) -> None:
-        """Rebuilds the counters and settles an earlier life's requests; while Redis is not ready, both
-        later."""
+        """Rebuilds the counters and settles an earlier life's requests; both later if Redis is not ready."""
         deps = self.deps
         if deps.rebuild_counters:
-            for each in others:
-                if each.silent_s <= deps.config.gateway_stale_s:
+            for row in others:
+                if row.silent_s <= deps.config.gateway_stale_s:
                     raise Invalid(
                         "redis_url",
-                        f"gateway {each.gateway_id} {each.address} serves this database, and each would count"
+                        f"gateway {row.gateway_id} {row.address} serves this database, and each would count"
                         " limits for itself: stop it, or give both the same Redis",
                     )
         try:
@@ -568,13 +551,12 @@ class Gateway:
             self._engine_changed.set()
 
     def _forget_earlier(self, report: RecoveryReport) -> None:
-        """Nothing of an earlier life is open any more: its record has been used."""
+        """Nothing of an earlier life is open any more."""
         if not report.left_open and report.open_reserves < recovery.PAGE:
             self.progress.earlier = None
 
     async def _beat(self, *, takes_over: bool = False) -> list[GatewaySeen]:
-        """One heartbeat; returns every gateway that the database knows. `_live` adopts. Raises
-        `IdentityTaken`."""
+        """One heartbeat; returns every gateway that the database knows. Raises `IdentityTaken`."""
         deps, asked_s = self.deps, self.deps.clock()
         seen = await deps.registry.beat(
             deps.gateway_id, deps.address, deps.engine_names(), deps.instance, takes_over=takes_over
@@ -602,7 +584,7 @@ class Gateway:
 
     async def _watch_rival(self, error: IdentityTaken) -> None:
         """Another process has written this gateway's heartbeat. While it is watched this one writes none, so
-        after a while it starts nothing that waits."""
+        after a while it starts no waiting request."""
         self._rival = self._rival or RivalWatch(self.deps.config.beat_s)
         match self._rival.look(error.taken_by, self.deps.clock()):
             case "lives":
@@ -684,16 +666,16 @@ class Gateway:
         }
 
     def _probes(self) -> dict[tuple[str, str], ProbeReport]:
-        """By model and replica: the length probe of each engine that has one."""
+        """By model and replica."""
         return {
-            (name, each.replica_id): snapshot.length_probe
+            (name, upstream.replica_id): snapshot.length_probe
             for name, pool in self.pools.items()
-            for each in pool.spec.upstreams
-            if (snapshot := each.snapshot) is not None and snapshot.length_probe.state == "on"
+            for upstream in pool.spec.upstreams
+            if (snapshot := upstream.snapshot) is not None and snapshot.length_probe.state == "on"
         }
 
     async def _keep_recovered(self) -> None:
-        """Settles outcomes that an engine which came (back) still holds: neither settled nor acknowledged."""
+        """Settles outcomes that a reconnected engine still holds."""
         while True:
             await self._engine_changed.wait()
             self._engine_changed.clear()
@@ -709,12 +691,12 @@ class Gateway:
     # ------------------------------------------------------------ for routes
 
     def served(self, name: str, request_id: str) -> ServedModel:
-        """The served model behind a name for this request. Raises `ApiError`: 404 for an unknown name, 503
-        before any replica has announced itself."""
+        """The model behind a name. Raises `ApiError`: 404 for an unknown name, 503 before any replica has
+        announced itself."""
         # Drawn from the id, so that a repeated call for one request gives the same answer.
         draw = zlib.crc32(request_id.encode()) / 2**32
         try:
-            pool = self.catalogue.choose(name, draw, lambda each: self.pools[each].has_engine)
+            pool = self.catalogue.choose(name, draw, lambda target: self.pools[target].has_engine)
         except KeyError:
             raise errors.model_not_found(name=name) from None
         return self.pools[pool].served(name)
@@ -729,8 +711,6 @@ class Gateway:
         only: str | None = None,
         on_passed: OnPassed = nothing_passed,
     ) -> ChainWalk[T]:
-        """The way of a request for `name` along its chain; see `ChainWalk`."""
-
         async def parsed(pool: str) -> T:
             return await parse(with_fields(self.pools[pool].served(pool), asked=name))
 
@@ -746,14 +726,19 @@ class Gateway:
         )
 
     def capabilities(self, name: str) -> list[str]:
-        """What some server of a model behind a name can do, in words of `Capability`. Raises `KeyError`."""
+        """Words of `Capability` that some server of the model has. Raises `KeyError`."""
         pools = [self.pools[pool] for pool, weight in self.catalogue.targets(name) if weight]
         return sorted(
-            {word for pool in pools for each in pool.spec.upstreams for word in each.capabilities.words}
+            {
+                word
+                for pool in pools
+                for upstream in pool.spec.upstreams
+                for word in upstream.capabilities.words
+            }
         )
 
     def largest_body(self, models: Collection[str] | None) -> int:
-        """Bytes of the largest body that a model of these names takes (None: any name)."""
+        """In bytes, over these model names (None: all)."""
         ordinary = self.deps.config.max_body_bytes
         names = self.catalogue.names() if models is None else set(models).intersection(self.catalogue.names())
         pools = {pool for name in names for pool, _ in self.catalogue.targets(name)}
@@ -771,25 +756,27 @@ class Gateway:
             raise errors.text_too_large(max_text_bytes=ordinary)
 
     def context_tokens(self, name: str) -> int | None:
-        """The context that every model behind a name accepts, of a chain the longest of those known; None
-        where one has not announced itself, of a chain where none has. Raises `KeyError`."""
-        found = [self.pools[pool].context_tokens for pool, weight in self.catalogue.targets(name) if weight]
-        known = [tokens for tokens in found if tokens is not None]
+        """The context that every model behind a name accepts; of a chain the longest known. None: unknown.
+        Raises `KeyError`."""
+        context_sizes = [
+            self.pools[pool].context_tokens for pool, weight in self.catalogue.targets(name) if weight
+        ]
+        known = [tokens for tokens in context_sizes if tokens is not None]
         if self.catalogue.chain(name) is not None:
             return max(known, default=None)
-        return min(known) if len(known) == len(found) else None
+        return min(known) if len(known) == len(context_sizes) else None
 
     @property
     def has_engine(self) -> bool:
         return any(pool.has_engine for pool in self.pools.values())
 
     def require_engine(self, pool: str) -> None:
-        """Raises `NoEngineAvailable` when no replica of the pool serves right now."""
+        """Raises `NoEngineAvailable` if no replica of the pool serves now."""
         if not self.pools[pool].has_engine:
             raise self.pools[pool].dispatcher.no_engine()
 
     async def ready(self, call: Call, token: str | None) -> Call:
-        """The call for a pool that serves now, with the tier and the prices of its quote. Raises `ApiError`,
+        """The call for a pool that serves now, with the tier and prices of its quote. Raises `ApiError`,
         `NoEngineAvailable`, `NoneTook`."""
         if call.chained is None:
             self.require_engine(call.pool)
@@ -805,8 +792,7 @@ class Gateway:
         return replace(call, tier=Tier(binding.quote.tier), binding=binding)
 
     def quotes_instead(self, call: Call, tiers: Sequence[Tier]) -> dict[str, Any]:
-        """What a refusal says of `tiers`: their quotes, which the call's key can redeem where it has the
-        scope and room for more."""
+        """Quotes of `tiers` for a refusal; redeemable if the key has the scope and room for more."""
         principal, pool = call.principal, self.pools[call.pool or self.pool.name]
         if not tiers or not pool.estimates.is_enabled:
             return {}
@@ -831,12 +817,12 @@ class Gateway:
         return self.quotes.promised(pool, tenant_id)
 
     def take_quote(self, tenant_id: str) -> None:
-        """Counts one fresh replay against the tenant's rate. Raises `ApiError` (429)."""
+        """Counts one quote against the tenant's rate. Raises `ApiError` (429)."""
         self.quotes.require_room(tenant_id)
         self._take("quotes", self.deps.config.quotes_per_s, tenant_id)
 
     def take_token_call(self, tenant_id: str) -> None:
-        """Counts one look at a tokenizer against the tenant's rate. Raises `ApiError` (429)."""
+        """Counts one tokenizer call against the tenant's rate. Raises `ApiError` (429)."""
         self._take("tokenizer answers", self.deps.config.token_calls_per_s, tenant_id)
 
     def _take(self, what: str, rate: float, tenant_id: str) -> None:

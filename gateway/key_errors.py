@@ -1,4 +1,4 @@
-"""Errors about API keys: unknown, withdrawn, kept out for now, used from elsewhere."""
+"""Errors about API keys."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _KEPT_OUT = {
         "None of this API key's tiers is allowed to its tenant any more.",
     ),
 }
-"""By the directory's reason: code and message for a key that is right."""
+"""By the directory's reason, for an otherwise valid key: code and message."""
 
 
 def key_rejected(reason: str) -> ApiError:
-    """403 for a right key that is kept out for now, else 401; `reason` as the directory names it."""
+    """403 for a valid key that is kept out, else 401; `reason` as the directory names it."""
     if reason not in _KEPT_OUT:
         return invalid_api_key(reason)
     code, message = _KEPT_OUT[reason]
@@ -36,7 +36,6 @@ def key_rejected(reason: str) -> ApiError:
 
 
 def invalid_api_key(reason: str) -> ApiError:
-    """401: no key that opens anything."""
     message = _KEY_MESSAGES.get(reason, _KEY_MESSAGES["unknown"])
     return ApiError(
         401, "invalid_api_key", message, headers={"www-authenticate": "Bearer"}, should_retry=False
@@ -44,8 +43,8 @@ def invalid_api_key(reason: str) -> ApiError:
 
 
 def address_not_allowed(address: IPv4Address | IPv6Address | None) -> ApiError:
-    """403: a valid key, used from an address outside its networks, which are not named. None: the address is
-    unknown, which counts as outside."""
+    """403: a valid key used from outside its networks, which are not named. None: an unknown address, which
+    counts as outside."""
     seen = (
         f"from {address}. An administrator can allow it: fairgate key set KEY_ID --allow-from {address}"
         if address is not None
@@ -56,13 +55,9 @@ def address_not_allowed(address: IPv4Address | IPv6Address | None) -> ApiError:
 
 
 def key_withdrawn(reason: str, charged_tokens: int) -> ApiError:
-    """401: its key was revoked, or its project or tenant suspended, after the request was admitted; `reason`
-    as the directory names it."""
+    """401: the key was revoked, or its project or tenant suspended, after admission."""
     code, message = _KEPT_OUT.get(reason, ("invalid_api_key", _KEY_MESSAGES.get(reason, "")))
     charged = f"The {charged_tokens} tokens that were generated were charged" if charged_tokens else ""
     return ApiError(
-        401,
-        code,
-        f"{message} The request was ended. {charged or 'Nothing was charged'}.",
-        should_retry=False,
+        401, code, f"{message} The request was ended. {charged or 'Nothing was charged'}.", should_retry=False
     )

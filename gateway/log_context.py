@@ -1,4 +1,4 @@
-"""Which request a line of the log belongs to: ids that are known wherever its task, or one of its, logs."""
+"""Ids of the current request for log lines."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class LogContext:
-    """Ids of one request; what is not known yet is empty. Tasks that it starts share the object."""
+    """Unknown ids are empty. Tasks started by the request share the object."""
 
     request_id: str
     trace_id: str = ""
-    """Of the caller's trace, or of the request's own where traces are kept."""
+    """Of the caller's trace, or the request's own if traces are kept."""
     tenant_id: str = ""
 
     def fields(self) -> Iterator[tuple[str, str]]:
@@ -23,4 +23,3 @@ class LogContext:
 
 
 CURRENT: ContextVar[LogContext | None] = ContextVar("fairgate_log_context", default=None)
-"""None: no request's work."""

@@ -1,8 +1,8 @@
 """Response headers about limits and about the estimate.
 
-OpenAI's names: `x-ratelimit-{limit,remaining,reset}-{requests,tokens}`, each from the tightest limit of that
-meter on the key's path, resets as Go writes durations. The IETF's: `RateLimit-Policy` and `RateLimit`,
-structured fields that name every hard limit (draft-ietf-httpapi-ratelimit-headers-11). Ours: `x-fairgate-*`.
+OpenAI's `x-ratelimit-{limit,remaining,reset}-{requests,tokens}`, each from the tightest limit of that meter,
+resets as Go writes durations. The IETF's `RateLimit-Policy` and `RateLimit`, structured fields that name
+every hard limit (draft-ietf-httpapi-ratelimit-headers-11). Ours: `x-fairgate-*`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tenants.quota.store import LimitState
 from tenants.types import PLATFORM, TOKEN_METERS, Limit, LimitMode, Meter, Principal, Tier, Window
 
 MAX_POLICIES = 8
-"""Limits that the structured fields name, the tightest first: headers have to stay small."""
+"""Limits in the structured fields, the tightest first: headers have to stay small."""
 MAX_INTEGER = 10**15 - 1
-"""The largest that a structured field can hold (RFC 8941, section 3.3.1)."""
+"""The largest in a structured field (RFC 8941, section 3.3.1)."""
 WINDOW_S = {Window.MINUTE: 60, Window.HOUR: 3_600, Window.DAY: 86_400, Window.MONTH: 31 * 86_400}
 """A month as its longest; a lifetime has no window."""
 QUOTA_UNITS = {
@@ -28,8 +28,7 @@ QUOTA_UNITS = {
     Meter.COST_NANOUSD: "nano-dollars",
     Meter.GPU_MS: "gpu-milliseconds",
 }
-"""`requests` and `concurrent-requests` are registered by the draft; it has none for tokens (`tokens`, ours),
-money or device time."""
+"""`requests` and `concurrent-requests` are registered by the draft; the others are ours."""
 _ESTIMATE = (
     "wait;p50=%.3f;p90=%.3f, ttft;p50=%.3f;p90=%.3f, latency;p50=%.3f;p90=%.3f, "
     'output-tokens;p50=%d;p90=%d, cost;p50=%d;p90=%d;max=%d, basis="%s";samples=%d%s'
@@ -52,7 +51,7 @@ def go_duration(seconds: float) -> str:
 
 
 def rate_limit_headers(states: Iterable[LimitState]) -> dict[str, str]:
-    """From the tightest limit of each kind: the one with the least left, and of those the last to reset."""
+    """From the tightest limit of each kind."""
     headers: dict[str, str] = {}
     states = [state for state in states if not is_platforms(state.limit)]
     kinds: Sequence[tuple[str, tuple[Meter, ...]]] = (
@@ -98,7 +97,7 @@ def _resets(reset_s: float) -> str:
 
 
 def tightness(state: LimitState) -> tuple[float, float]:
-    """Sorts first the limit that binds first: with the smallest share left, of those the last to reset."""
+    """Sort key: smallest share left first, then the last to reset."""
     return state.available / max(1, state.limit.amount), -state.reset_s
 
 
@@ -112,8 +111,8 @@ def _policy(limit: Limit) -> tuple[str, str]:
 
 
 def policy_name(limit: Limit) -> str:
-    """A limit's name in those fields: `key-requests-rate`, `tenant-concurrency`,
-    `tenant-total_tokens-day-interactive`, `end_user-requests-minute-large_model-above_8000`."""
+    """`key-requests-rate`, `tenant-concurrency`, `tenant-total_tokens-day-interactive`,
+    `end_user-requests-minute-large_model-above_8000`."""
     shape = limit.window.value if limit.window is not None else "rate" if limit.is_bucket else ""
     tier = "" if limit.tier is None else limit.tier.value
     model = (

@@ -7,14 +7,13 @@ MEMORY = 0.02
 
 
 class RecentShare:
-    """A share that forgets: over about the last hundred cases."""
+    """A share over about the last hundred cases."""
 
     def __init__(self) -> None:
         self.value: float | None = None
-        """Between 0 and 1; None: nothing has been noted."""
+        """0 to 1; None: nothing noted."""
 
     def note(self, share: float) -> None:
-        """One more case, true to the part `share`."""
         self.value = share if self.value is None else self.value + MEMORY * (share - self.value)
 
 
@@ -28,8 +27,8 @@ FIRST_GAP_S = 1.0
 
 
 class EvenSample:
-    """Selects all events of a slow stream, and `per_s` a second of a fast one, evenly. The first few hundred
-    of a burst are all selected, until it is known to be one. Times are passed in."""
+    """Selects all events of a slow stream, and evenly `per_s` a second of a fast one. The first few hundred
+    of a burst are all selected."""
 
     def __init__(self, per_s: float) -> None:
         self._per_s = per_s
@@ -38,7 +37,6 @@ class EvenSample:
         self._due = 0.0
 
     def takes(self, now_s: float) -> bool:
-        """Whether the event that comes now is selected."""
         self._gap_s += GAP_MEMORY * (max(0.0, now_s - self._last_s) - self._gap_s)
         self._last_s = now_s
         self._due += min(1.0, self._gap_s * self._per_s)

@@ -17,7 +17,7 @@ _INSTEAD = {
     "usage": "use /v1/limits and /v1/requests",
     "organization": "use /v1/limits and /v1/requests",
 }
-"""What serves instead of routes of OpenAI's API that are not here, by what follows `/v1/`."""
+"""What to use instead of OpenAI routes that are missing, by what follows `/v1/`."""
 _NOT_SERVED = (
     *("moderations", "images", "audio", "videos", "fine_tuning", "fine-tunes", "uploads"),
     *("vector_stores", "evals", "containers", "graders"),
@@ -29,7 +29,7 @@ _WITHOUT_PREFIX = frozenset(
 
 
 def not_found(path: str) -> ApiError:
-    """No such route. One of OpenAI's names the route that serves instead, or says that there is none."""
+    """Names the route that serves instead, if the path is OpenAI's."""
     message = f"Nothing at {path[:200]}. GET /docs lists what is here."
     first, _, rest = path.strip("/").partition("/")
     resource = rest.partition("/")[0]
@@ -45,7 +45,7 @@ def not_found(path: str) -> ApiError:
 
 
 def method_not_allowed(method: str, path: str, allowed: str) -> ApiError:
-    """A route, but not with this method. `allowed`: those that it has, separated by commas."""
+    """`allowed`: separated by commas."""
     methods = ", ".join(sorted({name.strip() for name in allowed.split(",")}))
     message = f"{method[:16]} is not possible on {path[:200]}: use {methods}."
     return ApiError(405, "method_not_allowed", message, headers={"allow": methods})

@@ -1,26 +1,5 @@
-"""Errors that `tenants` raises.
-
-TenancyError
-  Invalid              a value that cannot be accepted: names the field
-  NotFound             no such tenant, project, key, limit, override, price, brake, drain, person,
-                       session or link
-  AlreadyExists        the name is taken
-  PreconditionFailed   the object is not as the caller has seen it (`If-Match`)
-  KeyRejected          an API key that is not accepted; `reason` says why
-  UnknownPrice         a model without a price
-  EpochEnded           the counters were rebuilt: grants of the epoch before are void
-  LogInRefused         wrong name or password; which of them is not told
-  TooManyLogIns        log-ins are slowed: try again later
-  PepperMismatch       the keys in this database were made with another pepper
-  AuditDamaged         the audit is not what was signed: `fairgate audit verify` says where
-  DatabaseUnavailable  the database does not answer, or cannot be written
-    NotWritten         its disk is full, read-only or broken
-    SchemaMissing      `fairgate db upgrade` was not run
-    Overloaded         too many writes or reads are queued
-    DirectoryStale     the directory could not be refreshed for too long
-
-Messages may be shown to API clients: they never contain a driver's text (that is in `__cause__`).
-"""
+"""Errors that `tenants` raises. Messages may be shown to API clients: a driver's text is only in
+`__cause__`."""
 
 from __future__ import annotations
 
@@ -34,8 +13,6 @@ class TenancyError(Exception):
 
 
 class Invalid(TenancyError):
-    """A value that cannot be accepted."""
-
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
@@ -53,8 +30,6 @@ class NotFound(TenancyError):
 
 
 class AlreadyExists(TenancyError):
-    """The name is taken."""
-
     def __init__(self, what: str, name: str) -> None:
         super().__init__(f"there is a {what} called {name!r} already")
         self.what = what
@@ -98,8 +73,6 @@ class KeyRejected(TenancyError):
 
 
 class UnknownPrice(TenancyError):
-    """A model that is neither priced nor marked free (in this tier)."""
-
     def __init__(self, model: str, tier: str) -> None:
         super().__init__(
             f"model {model!r} has no price in tier {tier}: set one with "
@@ -110,14 +83,14 @@ class UnknownPrice(TenancyError):
 
 
 class LogInRefused(TenancyError):
-    """A log-in that is not accepted. One text for every reason: it does not tell which names there are."""
+    """A log-in that is not accepted. One text for every reason: it does not reveal which names exist."""
 
     def __init__(self) -> None:
         super().__init__("the name or the password is wrong")
 
 
 class PersonChanged(TenancyError):
-    """Who acts was changed or suspended after the session was looked at: the act is not done."""
+    """The actor was changed or suspended since the session was read: the act is not done."""
 
     def __init__(self) -> None:
         super().__init__("your account was changed meanwhile, and your session has ended: log in again")
@@ -153,8 +126,8 @@ class AuditDamaged(TenancyError):
 
 
 class DatabaseUnavailable(TenancyError):
-    """The database cannot be used now; callers fail closed. After a failed write it is unknown whether
-    it was committed: repeat it (ledger writes are idempotent)."""
+    """The database cannot be used now; callers fail closed. After a failed write it is unknown whether it was
+    committed: repeat it (ledger writes are idempotent)."""
 
 
 class NotWritten(DatabaseUnavailable):

@@ -1,7 +1,5 @@
-"""IP networks that keys are bound to, and addresses in them.
-
-IPv4 inside IPv6 (`::ffff:192.0.2.7`, as a socket for both families names its peers) counts as IPv4.
-"""
+"""IP networks that keys are bound to, and addresses in them. IPv4 inside IPv6 (`::ffff:192.0.2.7`) counts as
+IPv4."""
 
 from __future__ import annotations
 
@@ -57,5 +55,4 @@ def counted_as(address: Address | None) -> Address | Network | None:
 
 
 def is_within(address: Address, networks: Iterable[Network]) -> bool:
-    """Whether one of the networks holds the address."""
     return any(address in network for network in networks)

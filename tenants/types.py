@@ -14,16 +14,12 @@ from tenants.networks import Network
 
 
 class Tier(StrEnum):
-    """Service tiers in order of service."""
-
     INTERACTIVE = "interactive"
     STANDARD = "standard"
     BATCH = "batch"
 
 
 class Meter(StrEnum):
-    """What a limit counts."""
-
     TOTAL_TOKENS = "total_tokens"
     INPUT_TOKENS = "input_tokens"
     OUTPUT_TOKENS = "output_tokens"
@@ -38,8 +34,6 @@ TOKEN_METERS = (Meter.TOTAL_TOKENS, Meter.INPUT_TOKENS, Meter.OUTPUT_TOKENS)
 
 
 class Window(StrEnum):
-    """Calendar windows of a limit."""
-
     MINUTE = "minute"
     HOUR = "hour"
     DAY = "day"
@@ -56,16 +50,14 @@ class LimitMode(StrEnum):
 
 
 class OnLowBudget(StrEnum):
-    """Handling of a request whose worst case exceeds a tenant's remaining budget: refuse it, or admit it and
-    cut its answer where the budget ends."""
+    """What to do with a request whose worst case exceeds a tenant's remaining budget: refuse it, or admit it
+    and cut its answer where the budget ends."""
 
     REFUSE = "refuse"
     TRUNCATE = "truncate"
 
 
 class SubjectKind(StrEnum):
-    """Kinds of subjects that a limit applies to."""
-
     PLATFORM = "platform"
     """All tenants together."""
     TENANT = "tenant"
@@ -83,8 +75,7 @@ MAX_END_USER_CHARS = 64
 
 @lru_cache(maxsize=16_384)
 def end_user_id(tenant_id: str, name: str) -> str:
-    """The subject of limits on the end user that a tenant's requests call `name`: a digest of both, so that
-    equal names of two tenants are two end users."""
+    """The subject of limits on a tenant's end user: a digest, so that equal names of two tenants differ."""
     packed = f"{tenant_id}\0{name}".encode("utf-8", "surrogatepass")
     return f"usr_{hashlib.blake2b(packed, digest_size=16).hexdigest()}"
 
@@ -106,8 +97,7 @@ class Override:
 
 
 def scale_of(meter: Meter) -> int:
-    """Fractions of a unit in which a bucket's level is counted, chosen so that the largest stays below
-    2**53."""
+    """Fractions of a unit in a bucket's level, so that the largest stays below 2**53."""
     return 1_000 if meter is Meter.COST_NANOUSD else 1_000_000
 
 
@@ -151,7 +141,6 @@ class Limit:
     is_bucket: bool = field(init=False, compare=False, repr=False, default=False)
     """A token bucket: refills at `rate_per_s` up to `amount`."""
     scale: int = field(init=False, compare=False, repr=False, default=0)
-    """See `scale_of`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "is_bucket", self.rate_per_s is not None)
@@ -183,7 +172,6 @@ class Limit:
         return replace(self, subject_id=subject_id)
 
     def binds(self, request: RequestTraits) -> bool:
-        """Whether it counts such a request."""
         return (
             (self.tier is None or self.tier == request.tier)
             and (self.model is None or self.model == request.model)
@@ -217,8 +205,6 @@ def _model_digest(model: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RequestTraits:
-    """What decides which limits bind a request."""
-
     tier: Tier
     model: str
     tokens: int
@@ -295,7 +281,6 @@ class Principal:
 
     @property
     def ids(self) -> tuple[str, str, str]:
-        """Of tenant, project and key."""
         return self.tenant_id, self.project_id, self.key_id
 
     def limits_for(self, request: RequestTraits, now_s: float) -> tuple[Limit, ...]:

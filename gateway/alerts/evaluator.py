@@ -1,6 +1,6 @@
-"""Evaluates alerts while a gateway runs: one gateway of a database does, the holder of a lease.
+"""Evaluates alerts on the one gateway of a database that holds the lease.
 
-Figures that cannot be read leave their alerts as they are: what fires goes on firing.
+Alerts whose figures cannot be read keep their state.
 """
 
 from __future__ import annotations
@@ -20,17 +20,15 @@ from tenants.storage.database import Database
 from tenants.storage.task_stop import stop
 
 LEASE_ROUNDS = 3
-"""Rounds that the holder of the lease may miss before another gateway evaluates."""
+"""Rounds the lease holder may miss before another gateway takes over."""
 LEAST_LEASE_S = 10.0
 
 Look = Callable[[int], Awaitable[tuple[list[Condition], set[str]]]]
-"""What alerts say now (microseconds since 1970), and of which subjects that is all. Raises
+"""Conditions now (Unix microseconds), and the subjects for which they are complete. Raises
 `DatabaseUnavailable`."""
 
 
 class AlertEvaluator(BackgroundWriter):
-    """Looks every `every_s`."""
-
     task_name = "gateway alerts"
     log = logging.getLogger("fairgate.gateway.alerts")
     failed = "alerts were not evaluated; it goes on"
@@ -56,7 +54,7 @@ class AlertEvaluator(BackgroundWriter):
         self._lease_us = round(max(LEAST_LEASE_S, LEASE_ROUNDS * every_s) * 1e6)
         self._base_url = base_url
         self._since_us: dict[str, int] = {}
-        """Since when each condition has been there, as far as this gateway has looked."""
+        """When this gateway first saw each condition."""
         self._firing = Gauge(
             "fairgate_alerts_firing",
             "Alerts that fire, of all tenants, as the gateway that evaluates them says; others say none.",
@@ -65,7 +63,7 @@ class AlertEvaluator(BackgroundWriter):
         )
 
     async def flush(self) -> None:
-        """One round. Raises `DatabaseUnavailable`."""
+        """Evaluates once. Raises `DatabaseUnavailable`."""
         now_us = self._now_us()
         if not await self._database.write(
             lambda one: incidents.take_lease(one, self._gateway_id, now_us, self._lease_us)
@@ -73,8 +71,8 @@ class AlertEvaluator(BackgroundWriter):
             self._since_us = {}
             self._firing.clear()
             return
-        found, looked_at = await self._look(now_us)
-        due, since_us = ripe(found, self._since_us, now_us)
+        conditions, looked_at = await self._look(now_us)
+        due, since_us = ripe(conditions, self._since_us, now_us)
         # Of what could not be looked at, the wait goes on.
         self._since_us = {
             key: at_us for key, at_us in self._since_us.items() if key.partition(":")[0] not in looked_at
@@ -90,22 +88,21 @@ class AlertEvaluator(BackgroundWriter):
         await self._database.write(lambda one: incidents.announce_checkpoints(one, now_us))
         firing = await self._database.read(incidents.firing)
         for kind in ALERT_KINDS:
-            self._firing.labels(kind.subject).set(sum(each.subject == kind.subject for each in firing))
+            self._firing.labels(kind.subject).set(sum(alert.subject == kind.subject for alert in firing))
 
     def _tell(self, changed: Evaluated) -> None:
-        for each in changed.fired:
-            self.log.warning("alert %s fires: %s", each.key, each.summary)
-        for each in changed.resolved:
-            self.log.info("alert %s is over", each.key)
+        for alert in changed.fired:
+            self.log.warning("alert %s fires: %s", alert.key, alert.summary)
+        for alert in changed.resolved:
+            self.log.info("alert %s is over", alert.key)
         if changed.left_out:
             self.log.error("%d alerts wait: %d fire already", changed.left_out, incidents.MAX_FIRING)
 
     async def purge(self) -> None:
-        """Deletes incidents that were over long ago."""
         await self._database.write(lambda one: incidents.purge(one, self._now_us()))
 
     async def close(self) -> None:
-        """Leaves the rest to another gateway."""
+        """Releases the lease."""
         try:
             if self._task is not None:
                 await stop([self._task])

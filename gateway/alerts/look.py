@@ -1,4 +1,4 @@
-"""What alerts say now: figures of the database, and live ones of the gateways."""
+"""Conditions of alerts, from the database and the live figures of all gateways."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from tenants.outbox.transitions import Condition
 from tenants.quota.store import LimitState, QuotaStoreUnavailable
 
 MOST_LIMITS = 2_000
-"""Limits whose counters one round reads."""
+"""Counters read in one round."""
 
 
 class AlertFigures:
-    """Reads what alerts go by."""
-
     def __init__(
         self,
         deps: GatewayDeps,
@@ -26,42 +24,42 @@ class AlertFigures:
         holds_overdue: Callable[[], int],
         audit_complaint: Callable[[], str],
     ) -> None:
-        """`fleet`: what all gateways serve now; `holds_overdue`: holds whose gateway is gone;
-        `audit_complaint`: why the audit is not signed, empty: it is."""
+        """`holds_overdue`: holds of dead gateways; `audit_complaint`: why the audit is not signed, or
+        empty."""
         self._deps = deps
         self._fleet = fleet
         self._holds_overdue = holds_overdue
         self._audit_complaint = audit_complaint
 
     async def __call__(self, now_us: int) -> tuple[list[Condition], set[str]]:
-        """The conditions, and the subjects of which these are all. Raises `DatabaseUnavailable`."""
+        """The conditions, and the subjects for which they are complete. Raises `DatabaseUnavailable`."""
         stored = await self._deps.database.read(lambda one: figures.read(one, now_us))
-        found, looked_at = self._of_database(stored, now_us)
+        holding, looked_at = self._of_database(stored, now_us)
         states = await self._states(now_us)
         if states is not None:
-            found += limit_conditions.soft_limits(states, stored.soft_events, now_us)
-            found += limit_conditions.exhaustions(states, now_us)
+            holding += limit_conditions.soft_limits(states, stored.soft_events, now_us)
+            holding += limit_conditions.exhaustions(states, now_us)
             looked_at |= {kinds.SOFT_LIMIT.subject, kinds.EXHAUSTION.subject}
-        found += conditions.leaked_holds(self._holds_overdue())
+        holding += conditions.leaked_holds(self._holds_overdue())
         looked_at.add(kinds.HOLDS_LEAKED.subject)
         fleet = await self._fleet()
         down = [
-            (each.pool, each.replica_id, each.address)
-            for each in fleet.replicas
-            if not each.is_up and not each.is_drained
+            (replica.pool, replica.replica_id, replica.address)
+            for replica in fleet.replicas
+            if not replica.is_up and not replica.is_drained
         ]
-        found += conditions.replicas_down(down)
+        holding += conditions.replicas_down(down)
         if not fleet.missing:  # else a replica that another gateway alone knows would be taken for back
             looked_at.add(kinds.REPLICA_DOWN.subject)
-        return found, looked_at
+        return holding, looked_at
 
     def _of_database(self, stored: DatabaseFigures, now_us: int) -> tuple[list[Condition], set[str]]:
         config = self._deps.config
-        found = conditions.slo_burns(stored.windows, stored.targets, config.alert_misses)
-        found += conditions.expiring_keys(stored.keys, now_us)
-        found += conditions.calibration_off(stored.calibration)
-        found += conditions.saturation(stored.refused, SATURATED_MINUTES, config.alert_misses)
-        found += conditions.audit_signing(
+        holding = conditions.slo_burns(stored.windows, stored.targets, config.alert_misses)
+        holding += conditions.expiring_keys(stored.keys, now_us)
+        holding += conditions.calibration_off(stored.calibration)
+        holding += conditions.saturation(stored.refused, SATURATED_MINUTES, config.alert_misses)
+        holding += conditions.audit_signing(
             stored.audit_size,
             stored.audit_signed,
             stored.audit_signed_us,
@@ -81,12 +79,12 @@ class AlertFigures:
             )
         }
         if stored.ledger_check is not None:
-            found += conditions.ledger_drift(stored.ledger_check.problems)
+            holding += conditions.ledger_drift(stored.ledger_check.problems)
             looked_at.add(kinds.LEDGER_DRIFT.subject)
-        return found, looked_at
+        return holding, looked_at
 
     async def _states(self, now_us: int) -> list[LimitState] | None:
-        """None: the quota store is away."""
+        """None: the quota store is unavailable."""
         every = self._deps.directory.limits(now_us / 1e6)
         wanted = limit_conditions.limits_to_look_at(every, MOST_LIMITS)
         try:

@@ -1,8 +1,7 @@
-"""Sends the outbox: signed, in order by tenant, again after failures.
+"""Sends webhooks from the outbox: signed, in order per tenant, retried after failures.
 
-Every gateway sends what it claims; what a dead one had claimed is sent by another once the claim has run out.
-A name is looked up before each attempt, and the connection goes to the address that was checked. No
-answer's body is read: what it says is nothing for who may add a webhook. No redirect is followed.
+A gateway sends what it has claimed; claims of a dead gateway expire. A name is resolved before each attempt
+and the connection goes to the checked address. Response bodies are not read and redirects are not followed.
 """
 
 from __future__ import annotations
@@ -27,17 +26,13 @@ from tenants.storage.database import Database
 from tenants.storage.task_stop import stop
 
 MOST_AT_ONCE = 16
-"""Of one gateway."""
 CLAIM_MARGIN_S = 15.0
-"""Beyond the longest attempt."""
 
 Secret = Callable[[str], Awaitable[tuple[str, bytes]]]
 """The URL and the secret of a webhook. Raises `NotFound`, `Invalid`, `DatabaseUnavailable`."""
 
 
 class WebhookSender(BackgroundWriter):
-    """Looks each second, and sends beside that. Use from one event loop."""
-
     task_name = "gateway webhooks"
     log = logging.getLogger("fairgate.gateway.webhooks")
     failed = "webhooks were not sent; it goes on"
@@ -75,7 +70,7 @@ class WebhookSender(BackgroundWriter):
             self._attempts.labels(outcome)
 
     async def flush(self) -> None:
-        """Begins to send what is due. Raises `DatabaseUnavailable`."""
+        """Starts sending what is due. Raises `DatabaseUnavailable`."""
         if not self._is_released:
             await self._database.write(lambda one: outbox.release(one, self._gateway_id))
             self._is_released = True
@@ -83,23 +78,22 @@ class WebhookSender(BackgroundWriter):
         if not room or not await self._database.read(lambda one: outbox.is_any_due(one, now_us)):
             return
         lease_us = round((self._timeout_s + LOOK_UP_S + CLAIM_MARGIN_S) * 1e6)
-        for each in await self._database.write(
+        for delivery in await self._database.write(
             lambda one: outbox.claim(one, self._gateway_id, now_us, lease_us, room)
         ):
-            task = asyncio.create_task(self._send(each), name=f"webhook {each.event_id}")
+            task = asyncio.create_task(self._send(delivery), name=f"webhook {delivery.event_id}")
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
 
     async def sent(self) -> int:
-        """Waits for the attempts that have begun; returns how many."""
+        """Waits for running attempts; returns how many there were."""
         return len(await asyncio.gather(*self._sending))
 
     async def purge(self) -> None:
-        """Deletes what ended long ago."""
         await self._database.write(lambda one: outbox.purge(one, self._now_us()))
 
     async def close(self) -> None:
-        """Stops: what is on its way is sent again by the next claim, under the same id."""
+        """Deliveries in progress are repeated after the claim, under the same id."""
         if self._task is not None:
             await stop([self._task])
         await stop(list(self._sending))
@@ -132,7 +126,7 @@ class WebhookSender(BackgroundWriter):
             self.log.warning("webhook %s was not told of %s: %s", event.webhook_id, event.event_id, error)
 
     async def _attempt(self, event: Delivery) -> str:
-        """What went wrong; empty: it was delivered."""
+        """Why it failed; empty: delivered."""
         try:
             url, secret = await self._secret(event.webhook_id)
             target = target_of(url, allows_private=self._allows_private)

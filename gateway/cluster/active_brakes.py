@@ -1,8 +1,7 @@
-"""The brakes in force: what an operator lets tiers hold for a while, in every gateway.
+"""Applies the stored brakes of tiers to this gateway's queues, control loops and engines.
 
-Stored brakes are those of all gateways of a database; the directory's revision shows a change. Each gateway
-applies them to its queues, its control loops and its engines, and lets go by its own clock when one's time
-has passed, also while the database is away. The first one that can writes that end to the audit.
+Stored brakes apply to all gateways of a database; the directory's revision shows changes. Each gateway
+releases an expired brake by its own clock, and the first that can write it audits the end.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ log = logging.getLogger("fairgate.gateway.brakes")
 
 
 class ActiveBrakes:
-    """The brakes of one gateway's queues and engines. Use from one event loop."""
-
     def __init__(
         self,
         deps: GatewayDeps,
@@ -35,7 +32,7 @@ class ActiveBrakes:
         controls: Callable[[], Mapping[str, ControlLoop]],
     ) -> None:
         self.now: tuple[Brake, ...] = ()
-        """Those that hold."""
+        """The active ones."""
         self._stored: list[Brake] = []
         self._deps = deps
         self._pools = pools
@@ -44,7 +41,7 @@ class ActiveBrakes:
         self._following = asyncio.Lock()
 
     async def start(self) -> None:
-        """Takes over what is stored, also where that is nothing: an engine may know an earlier one. Raises
+        """Applies what is stored, even nothing: an engine may still have an earlier brake. Raises
         `DatabaseUnavailable`."""
         await self._read()
         self._apply(self._in_force())
@@ -69,7 +66,7 @@ class ActiveBrakes:
 
     def _in_force(self) -> tuple[Brake, ...]:
         now_us = round(self._deps.wall_clock() * 1e6)
-        return tuple(each for each in self._stored if not each.is_over(now_us))
+        return tuple(brake for brake in self._stored if not brake.is_over(now_us))
 
     def _apply(self, holds: tuple[Brake, ...]) -> None:
         for brake in (*self.now, *holds):
@@ -78,7 +75,7 @@ class ActiveBrakes:
                 log.warning("the brake on %s (share %g) %s", brake.tier.value, brake.share, what)
         self.now = holds
         # A share of 1 bounds nothing: requests may be sent ahead of the engine as without it.
-        shares = {TIER_RANKS[each.tier.value]: each.share for each in holds if each.share < 1}
+        shares = {TIER_RANKS[hold.tier.value]: hold.share for hold in holds if hold.share < 1}
         most = shares.get(TIER_RANKS[Tier.BATCH.value], 1.0)
         for upstream in self._deps.upstreams:
             upstream.set_brakes(shares)

@@ -1,8 +1,8 @@
-"""Brings what the directory says into force in this gateway, and confirms it to the others.
+"""Applies the directory's current revision in this gateway and confirms it to the others.
 
-An admin act is in force when every gateway has confirmed its revision: the gateway's copy of the directory
-has it, what waits or runs under it was treated by it, and the revision stands in the gateway's row of the
-database. The act's route or command waits for that (`GatewayRegistry.not_serving`).
+An admin act is in force when every gateway has confirmed its revision in its row of the database: its copy of
+the directory has it, and it was applied to waiting and running requests. Routes and commands wait for that
+(`GatewayRegistry.not_serving`).
 """
 
 from __future__ import annotations
@@ -20,15 +20,10 @@ log = logging.getLogger("fairgate.gateway.directory")
 
 
 class ActiveDirectory:
-    """Applies the directory to the requests of one gateway. Use from one event loop."""
-
     def __init__(
-        self,
-        deps: GatewayDeps,
-        lifecycle: Callable[[], Lifecycles],
-        also: Callable[[], Awaitable[None]],
+        self, deps: GatewayDeps, lifecycle: Callable[[], Lifecycles], also: Callable[[], Awaitable[None]]
     ) -> None:
-        """`also`: brings into force what else a revision has changed; may raise `DatabaseUnavailable`."""
+        """`also`: applies other changes of a revision; may raise `DatabaseUnavailable`."""
         self._deps = deps
         self._lifecycle = lifecycle
         self._also = also
@@ -44,7 +39,7 @@ class ActiveDirectory:
                 log.exception("the directory was not followed; it is tried again")
 
     async def follow(self) -> None:
-        """Brings the copy's revision into force and confirms it. While a store is away neither is done."""
+        """Applies and confirms the current revision; neither if a store is unavailable."""
         directory = self._deps.directory
         async with self._following:
             revision = directory.revision
@@ -59,13 +54,13 @@ class ActiveDirectory:
                 log.warning("revision %d is not confirmed yet: %s", revision, type(error).__name__)
 
     async def refresh(self) -> None:
-        """Brings what is stored by now into force here. Raises `DatabaseUnavailable`."""
+        """Reads and applies what is stored now. Raises `DatabaseUnavailable`."""
         await self._deps.directory.refresh()
         await self.follow()
 
     async def changed(self) -> list[str]:
-        """After an admin act: brings it into force here and waits for the other gateways, for up to
-        `CONFIRM_S`. Returns the ids of those that have not confirmed it. Raises `DatabaseUnavailable`."""
+        """Applies an admin act and waits up to `CONFIRM_S` for the other gateways. Returns the ids of those
+        that have not confirmed it. Raises `DatabaseUnavailable`."""
         await self.refresh()
         late = await self._deps.registry.not_serving(self._deps.config.gateway_stale_s)
-        return [each.gateway_id for each in late]
+        return [row.gateway_id for row in late]

@@ -1,8 +1,7 @@
-"""The drains in force: which replicas get no new requests, in every gateway.
+"""Keeps drained replicas from getting new requests.
 
-Stored drains are those of all gateways of a database; the directory's revision shows a change. A gateway
-confirms a revision only once it has followed its drains, so a drain that is answered holds everywhere but at
-the gateways that the answer names.
+Stored drains apply to all gateways of a database. A gateway confirms a revision only after applying its
+drains, so a confirmed drain holds everywhere.
 """
 
 from __future__ import annotations
@@ -18,22 +17,20 @@ log = logging.getLogger("fairgate.gateway.drains")
 
 
 class ActiveDrains:
-    """The drained replicas of one gateway's pools. Use from one event loop."""
-
     def __init__(self, deps: GatewayDeps, pools: Callable[[], Collection[ModelPool]]) -> None:
         self.now: tuple[Drain, ...] = ()
-        """All that are stored, also of replicas that this gateway does not have."""
+        """All that are stored, also of other gateways' replicas."""
         self._deps = deps
         self._pools = pools
         self._seen_revision = -1
 
     async def follow(self) -> None:
-        """Takes over what was drained or resumed anywhere. Raises `DatabaseUnavailable`."""
+        """Raises `DatabaseUnavailable`."""
         revision = self._deps.directory.revision
         if revision == self._seen_revision:
             return
         self.now = tuple(await self._deps.admin.list_drains())
-        drained = {each.identity for each in self.now}
+        drained = {drain.identity for drain in self.now}
         for pool in self._pools():
             for upstream in pool.spec.upstreams:
                 is_drained = (pool.name, upstream.address) in drained

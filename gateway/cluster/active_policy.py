@@ -1,8 +1,7 @@
-"""The scheduling policy in force: what `fairgate policy set` stored goes before the settings.
+"""The active scheduling policy: the stored one (`fairgate policy set`), otherwise the settings'.
 
-The stored policy is one for all gateways of a database. Whichever gateway is asked to change it stores it;
-the others see the directory's revision grow and follow. Queue and engines always have the same policy: an
-engine gets it from each gateway that connects, also after a restart.
+One stored policy applies to all gateways of a database, which follow the directory's revision. Queue and
+engines always have the same policy: each gateway that connects sends it to the engine.
 """
 
 from __future__ import annotations
@@ -32,23 +31,20 @@ log = logging.getLogger("fairgate.gateway.policy")
 
 
 class ActivePolicy:
-    """The policy of one gateway's queues and engines. Use from one event loop."""
-
     def __init__(
         self,
         deps: GatewayDeps,
         pools: Callable[[], Collection[ModelPool]],
         controls: Callable[[], Collection[ControlLoop]] = tuple,
     ) -> None:
-        """`controls`: of the same pools; they are told of a learned policy's table."""
+        """`controls`: of the same pools."""
         config = deps.config
         self.settings = StoredPolicy(config.policy, config.policy_options.changed())
-        """What the settings say."""
+        """From the settings."""
         self.now = self.settings
         self.is_stored = False
-        """Whether the policy in force is a stored one."""
         self.problem = ""
-        """Why a stored policy is not in force; empty: it is, or there is none."""
+        """Why a stored policy is not active; empty: it is, or there is none."""
         self._deps = deps
         self._pools = pools
         self._controls = controls
@@ -60,7 +56,7 @@ class ActivePolicy:
         return self._options(self.now)
 
     async def start(self) -> None:
-        """Takes the stored policy over, and gives the engines the one in force."""
+        """Activates the stored policy or the settings', in the engines too."""
         self._seen_revision = self._deps.directory.revision
         stored = await self._deps.admin.stored_policy()
         if stored is not None:
@@ -76,7 +72,7 @@ class ActivePolicy:
         await self._tell_engines()
 
     async def follow(self) -> None:
-        """Takes over what another gateway stored or gave up."""
+        """Follows a change made by another gateway."""
         async with self._changing:
             await self._follow()
 
@@ -97,22 +93,22 @@ class ActivePolicy:
             await self._tell_engines()
 
     async def change(self, actor: Actor, wanted: StoredPolicy | None, if_match: IfMatch = None) -> None:
-        """Stores the policy and brings it into force; None: gives the stored one up.
+        """Stores and activates the policy; None: removes the stored one.
 
-        Raises ValueError (`UnknownPolicy`, `BadOption`, `BadTable`, `BadLearnedTable`, `NeedsTable`), also
-        with an engine's words, before anything has changed; `Invalid`, `PreconditionFailed`,
-        `DatabaseUnavailable`.
+        Raises ValueError (`UnknownPolicy`, `BadOption`, `BadTable`, `BadLearnedTable`, `NeedsTable`, or an
+        engine's refusal), `Invalid`, `PreconditionFailed` or `DatabaseUnavailable` before anything has
+        changed.
         """
         async with self._changing:
             await self._change(actor, wanted, if_match)
 
     def checked(self, wanted: StoredPolicy) -> StoredPolicy:
-        """A policy that could be stored, with the options that are not its defaults. Raises ValueError."""
-        found = checked_policy(wanted, self._deps.config.policy_options)
-        order = make_policy(found.name, self._options(found)).order
+        """The policy with its changed options, if it could be stored. Raises ValueError."""
+        policy = checked_policy(wanted, self._deps.config.policy_options)
+        order = make_policy(policy.name, self._options(policy)).order
         for pool in self._pools():
             pool.dispatcher.require_order(order)
-        return found
+        return policy
 
     async def _change(self, actor: Actor, wanted: StoredPolicy | None, if_match: IfMatch) -> None:
         asked = wanted or self.settings
@@ -137,21 +133,21 @@ class ActivePolicy:
         self._take_table()
 
     def _options(self, policy: StoredPolicy) -> PolicyOptions:
-        """Raises ValueError. A stored policy without a table of its own may use the settings'."""
+        """A stored policy without a table of its own may use the settings'. Raises ValueError."""
         mine = self._deps.config.policy_options
         if policy == self.settings:
             return mine
         return options_of(own_tables(mine) | dict(policy.options))
 
     def _require_served(self, table: LearnedTable | None) -> None:
-        """Raises `BadLearnedTable` for a table that is for nothing that is served here."""
+        """Raises `BadLearnedTable` for a table that fits no served model."""
         if table is None:
             return
         misfits = [
             misfit(
                 table,
                 pool.spec.name,
-                [each.ready.model for each in pool.spec.upstreams if each.ready is not None],
+                [upstream.ready.model for upstream in pool.spec.upstreams if upstream.ready is not None],
             )
             for pool in self._pools()
         ]
@@ -159,8 +155,8 @@ class ActivePolicy:
             raise BadLearnedTable(misfits[0])
 
     def _take_table(self) -> None:
-        """Gives the control loops the table of a learned policy; without one that can be used, the actions of
-        hybrid are in force."""
+        """Gives the control loops the table of a learned policy; without a usable one they act as hybrid
+        does."""
         table, problem, is_learned = None, "", self.now.name in LEARNED_POLICIES
         try:
             table = learned_table_of(self.now.name, self._options(self.now))
@@ -170,7 +166,7 @@ class ActivePolicy:
             control.learned.use(table, problem, is_wanted=is_learned)
 
     def _take(self, stored: StoredPolicy | None) -> None:
-        """Sets the order of the queues; a stored policy that cannot be made is left out."""
+        """Sets the order of the queues; ignores a stored policy that cannot be built."""
         self.problem, self.is_stored = "", stored is not None
         wanted = stored or self.settings
         try:
@@ -193,8 +189,7 @@ class ActivePolicy:
             log.error("policy %s: %s", described(self.now), refused)
 
     async def _tell(self, policy: StoredPolicy) -> str:
-        """Gives every engine the policy; those that are down have it when they are back. Returns what those
-        that refuse say."""
+        """Sends the policy to every engine, later to those that are down. Returns the refusals."""
         refused: list[str] = []
         options = self._options(policy).changed()
         # Read by gateways alone: an engine may not have the file, and a plug-in may not know the option.

@@ -1,8 +1,7 @@
-"""Signs the audit while a gateway runs, and has it hold digests of the ledger: every so many rows, and every
-so often where there are new ones.
+"""Signs the audit, verifies it, and audits digests of the ledger, periodically.
 
-Gateways with the key may sign at once: of one head there is one checkpoint. Each is logged whole, because
-rows that are cut off the end are missed only by those who have kept a checkpoint elsewhere.
+Several gateways with the key may sign: there is one checkpoint for each head. Checkpoints are logged whole,
+because only those kept elsewhere show that rows at the end are missing.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ OF_THE_LOG = ("the audit is damaged", "the audit is not signed")
 
 
 class AuditCheckpoints(BackgroundWriter):
-    """Looks each second."""
-
     task_name = "gateway audit"
     log = logging.getLogger("fairgate.audit")
     failed = "the audit was not signed; it goes on"
@@ -65,17 +62,17 @@ class AuditCheckpoints(BackgroundWriter):
 
     @property
     def complaint(self) -> str:
-        """What is wrong with the audit, as far as this gateway has seen; empty: nothing."""
+        """What is wrong with the audit; empty: nothing known."""
         return next((f"{what}: {why}" for what, why in self._complaints.items()), "")
 
     async def flush(self) -> None:
-        """Checks the whole audit, closes a span of the ledger and signs the head, where each is due. Raises
-        `DatabaseUnavailable`, and `AuditDamaged` where there is no head."""
+        """Verifies the audit, closes a span of the ledger and signs the head, if due. Raises
+        `DatabaseUnavailable`, and `AuditDamaged` if there is no head."""
         try:
             if self._wall_clock() - self._verified_at_s >= self._verify_s:
-                found = await self._audit.damage()
+                damage = await self._audit.damage()
                 self._verified_at_s = self._wall_clock()
-                self._note("the audit is damaged", "" if found is None else str(found))
+                self._note("the audit is damaged", "" if damage is None else str(damage))
             await self._sign_what_is_due()
         finally:
             self._damaged.set(any(what in self._complaints for what in OF_THE_LOG))
@@ -110,7 +107,7 @@ class AuditCheckpoints(BackgroundWriter):
         self._note("the ledger is not digested", why)
 
     def _note(self, what: str, why: str) -> None:
-        """Logs what is wrong once; empty: it is over."""
+        """Logs a problem once; empty: it is over."""
         if not why:
             self._complaints.pop(what, None)
         elif self._complaints.get(what) != why:
@@ -118,7 +115,7 @@ class AuditCheckpoints(BackgroundWriter):
             self.log.error("%s: %s", what, why)
 
     async def close(self) -> None:
-        """Signs the last rows, if they are due and the database lets it."""
+        """Signs the last rows, if due and the database is up."""
         try:
             await super().close()
         except (AuditDamaged, DatabaseUnavailable) as error:

@@ -1,15 +1,13 @@
-"""Charges for requests whose gateway died.
+"""Charges for requests whose gateway died. Pure.
 
-Pure. The best source decides, and the settle row names it (`basis`):
+The best source decides, and the settle row names it (`basis`):
 
-- `engine`: its outcomes say what was computed and emitted, to the token;
-- `last_report`: no engine knows of it. Billed is what was last reported as used, by a top-up row or by the
-  gateway's progress record, whichever says more. Where the engines that the gateway used have lived on since,
-  it never got to one, and that is all (`is_known`). Otherwise they died as well, and what was emitted after
-  the report is unknown: limits then count all that was held, so that none is exceeded, and the doubt is ours
-  in money. The row says how much of the counted is in doubt (`in_doubt`): an operator can give it back.
-
-(`gateway` is the third: the engine died under a live gateway, see `gateway/requests/lifecycle.py`.)
+- `engine`: its outcomes, exact to the token;
+- `gateway`: the engine died under a live gateway, see `gateway/requests/lifecycle.py`;
+- `last_report`: no engine knows the request. It is billed by its last top-up row or the gateway's progress
+  record, whichever says more. If the gateway's engines have lived on, it never reached one (`is_known`).
+  Otherwise what was emitted after the report is unknown: limits count all that was held, the bill does not,
+  and the row has the difference (`in_doubt`), which an operator can give back.
 """
 
 from __future__ import annotations
@@ -35,15 +33,15 @@ class CrashCharge(msgspec.Struct, frozen=True):
 
     outcome: RequestOutcome
     charged: Amounts
-    """Tokens as they were, for bills."""
+    """Actual tokens, for bills."""
     counted: Amounts
-    """As limits count it, never more than was held."""
+    """What limits count: never more than was held."""
     detail: dict[str, Any]
 
 
 def is_known(request_id: str, model: str, progress: Progress, lives: Set[str]) -> bool:
-    """Whether engines that keep no outcome of a request have emitted nothing for it. `lives`: of the engines
-    that were asked now; `progress`: the last record of the gateway that died."""
+    """Whether engines without an outcome of a request have emitted nothing for it. `lives`: of the engines
+    asked now; `progress`: the dead gateway's last record."""
     sent = progress.requests.get(request_id)
     if sent is not None:
         return sent.engine in lives and not sent.output_tokens
@@ -58,8 +56,8 @@ def reckon(
     progress: Progress | None = None,
     lives: Set[str] = frozenset(),
 ) -> CrashCharge:
-    """The charge from `outcomes`, all that any engine kept of this request. `progress` None: the request was
-    certainly never sent. Raises `UnknownPrice`."""
+    """The charge from all outcomes that any engine kept of this request. `progress` None: it was certainly
+    never sent. Raises `UnknownPrice`."""
     held = open_request.held
     detail: dict[str, Any] = {
         "held": as_list(held),
@@ -86,7 +84,7 @@ def reckon(
 def _last_report(
     open_request: OpenRequest, prices: PriceBook, progress: Progress | None
 ) -> tuple[Amounts, Amounts]:
-    """What the gateway last reported as used: as billed, and as limits count it."""
+    """The last reported use: as billed, and as limits count it."""
     held, used = open_request.held, open_request.used
     reported = open_request.top_ups[-1].detail.get("tokens") if open_request.top_ups else None
     charged = used if reported is None else amounts_from(reported)
@@ -100,7 +98,7 @@ def _last_report(
 
 
 def _charge_of(open_request: OpenRequest, use: Use, prices: PriceBook) -> tuple[Amounts, Amounts]:
-    """A use as billed, and as limits count it."""
+    """As billed, and as limits count it."""
     held = open_request.held
     limited = counted(
         prices,
@@ -133,18 +131,18 @@ def _by_engine(
         "basis": "engine",
         "uncertain_tokens": 0,
         "cached_tokens": use.cached_tokens,
-        "finish": sorted({each.finish for each in outcomes}),
+        "finish": sorted({outcome.finish for outcome in outcomes}),
     }
     return CrashCharge(RequestOutcome.RECOVERED, charged, limited, detail)
 
 
 def tier_of(open_request: OpenRequest) -> str:
-    """The tier that it is charged in: that of the newest row, as it may have changed while it waited."""
+    """The tier of the newest row: it may have changed while the request waited."""
     return open_request.top_ups[-1].tier if open_request.top_ups else open_request.reserve.tier
 
 
 def within(amounts: Amounts, held: Amounts) -> Amounts:
-    """Bounds each meter by what was held; GPU time, known only after a step, is not bounded."""
+    """Bounds each meter by what was held, except GPU time, which is known only after a step."""
     return Amounts(
         **{
             name: getattr(amounts, name)

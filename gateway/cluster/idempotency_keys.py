@@ -30,7 +30,7 @@ log = logging.getLogger("fairgate.gateway.idempotency")
 
 
 def check_key(key: str, ttl_s: float) -> None:
-    """Raises `ApiError` (400) for a key that cannot be used."""
+    """Raises `ApiError` (400) for an unusable key."""
     if ttl_s == 0:
         raise errors.bad_request(
             "This server keeps no answers (setting gateway.idempotency_ttl is 0), so 'Idempotency-Key' cannot"
@@ -47,12 +47,11 @@ def check_key(key: str, ttl_s: float) -> None:
 
 
 def fingerprint(route: str, body: bytes) -> str:
-    """What makes two requests the same."""
     return hashlib.sha256(route.encode() + b"\n" + body).hexdigest()
 
 
 def charged_tokens(rows: Sequence[LedgerRow]) -> int | None:
-    """What was charged for a request by its ledger rows; None: it is not settled."""
+    """None: not settled."""
     for row in rows:
         if row.kind == "settle":
             return row.amounts.input_tokens + row.amounts.output_tokens
@@ -60,8 +59,6 @@ def charged_tokens(rows: Sequence[LedgerRow]) -> int | None:
 
 
 class IdempotencyKeys:
-    """The keys that this gateway is asked about. Use from one event loop."""
-
     def __init__(self, deps: GatewayDeps) -> None:
         self._deps = deps
         self._store = IdempotentAnswers(
@@ -72,28 +69,28 @@ class IdempotencyKeys:
         self._running: dict[Scope, asyncio.Future[None]] = {}
 
     async def purge(self) -> int:
-        """Forgets what has expired. Raises `DatabaseUnavailable`."""
+        """Deletes expired keys. Raises `DatabaseUnavailable`."""
         return await self._store.purge(self._now_us())
 
     async def claim(self, call: Call, scope: Scope, print_: str) -> Kept | None:
-        """None: run it, and say `ended` or `lost` afterwards. Otherwise the answer that is there already;
-        one that is on its way here is waited for. Raises `ApiError`, `DatabaseUnavailable`."""
+        """None: run it and call `ended` or `lost` afterwards. Otherwise the stored answer, after waiting for
+        a run in progress. Raises `ApiError`, `DatabaseUnavailable`."""
         until_s = self._deps.clock() + self._deps.config.idempotency_wait_s
         instead_of: str | None = None
         while True:
-            found = await self._claim(call, scope, print_, instead_of)
-            if found is None:
+            kept = await self._claim(call, scope, print_, instead_of)
+            if kept is None:
                 self._running[scope] = asyncio.get_running_loop().create_future()
                 return None
-            if found.fingerprint != print_:
+            if kept.fingerprint != print_:
                 raise errors.idempotency_key_reused()
-            if found.answer is not None:
-                if found.answer.pieces is None:
-                    raise errors.idempotent_answer_too_large(request_id=found.request_id)
-                return found.answer
+            if kept.answer is not None:
+                if kept.answer.pieces is None:
+                    raise errors.idempotent_answer_too_large(request_id=kept.request_id)
+                return kept.answer
             here = self._running.get(scope)
             if here is None:
-                instead_of = await self._never_began(found)
+                instead_of = await self._never_began(kept)
                 continue
             try:
                 async with asyncio.timeout(until_s - self._deps.clock()):
@@ -106,7 +103,7 @@ class IdempotencyKeys:
         return await self._store.is_claimed(key_id, key, self._now_us())
 
     async def ended(self, call: Call, scope: Scope, answer: Kept | None) -> None:
-        """The run is over; None: nothing was charged, and the key is free again."""
+        """The run is over; None: nothing was charged and the key is free again."""
         try:
             if answer is None:
                 await self._store.release(scope, call.request_id)
@@ -118,7 +115,7 @@ class IdempotencyKeys:
         self.lost(scope)
 
     def lost(self, scope: Scope) -> None:
-        """The run is over, and how it ended is not known here. Harmless to repeat."""
+        """The run is over with an unknown result. Idempotent."""
         ended = self._running.pop(scope, None)
         if ended is not None:
             ended.set_result(None)
@@ -154,12 +151,12 @@ class IdempotencyKeys:
             ) from None
 
     async def _never_began(self, found: Claimed) -> str:
-        """Of a run that is not here: its request, if nothing was charged for it and nothing can be any more.
-        Raises `ApiError` otherwise."""
+        """The request of another gateway's run, if nothing was or can still be charged for it. Raises
+        `ApiError` otherwise."""
         if found.gateway_id != self._deps.gateway_id:
             stale_s = self._deps.config.gateway_stale_s
             seen = await self._deps.registry.seen()
-            if any(each.gateway_id == found.gateway_id and each.silent_s <= stale_s for each in seen):
+            if any(row.gateway_id == found.gateway_id and row.silent_s <= stale_s for row in seen):
                 raise errors.idempotent_run_in_progress(retry_after_s=RETRY_S)
         rows = await self._deps.ledger.find(found.request_id)
         charged = charged_tokens(rows)

@@ -1,8 +1,7 @@
-"""Whether another process serves under this gateway's id, as with a copied data directory.
+"""Detects another process under this gateway's id, as with a copied data directory.
 
-Requests are recovered by their gateway's id, so two processes of one id would settle each other's running
-requests as lost. A row of another process is therefore watched for two heartbeats: one that moves on belongs
-to a live process, and one that stands still to a dead one, whose place this process takes.
+Two processes with one id would settle each other's running requests as lost. So another process's row is
+watched for two heartbeats: if it advances, the process is alive; otherwise this process takes over.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ log = logging.getLogger("fairgate.gateway.identity")
 
 
 class RivalWatch:
-    """Watches the heartbeat of another process with the same id. Pure: time is passed in."""
+    """Watches the heartbeat of another process with the same id. Pure."""
 
     def __init__(self, beat_s: float) -> None:
         self._watch_s = WATCHED_BEATS * beat_s
@@ -29,7 +28,7 @@ class RivalWatch:
         self._still_since_s = 0.0
 
     def look(self, rival: GatewaySeen, now_s: float) -> Literal["watch", "lives", "still"]:
-        """What the row, as read at `now_s`, says of its process."""
+        """Judges the row as read at `now_s`."""
         if self._first is None:
             self._first, self._still_since_s = rival, now_s - rival.silent_s
         if rival.heartbeat_us != self._first.heartbeat_us:
@@ -46,8 +45,8 @@ async def claim(
     clock: Callable[[], float],
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Returns once no other process serves under `gateway_id`; to be called before an engine hears of it.
-    Raises `IdentityTaken`, `DatabaseUnavailable`."""
+    """Returns once no other process serves under `gateway_id`; call it before connecting to engines. Raises
+    `IdentityTaken`, `DatabaseUnavailable`."""
     watch = RivalWatch(beat_s)
     is_told = False
     while (seen := await registry.find(gateway_id)) is not None and not instance.follows(seen):

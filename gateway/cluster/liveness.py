@@ -1,10 +1,9 @@
-"""Liveness of this gateway and of the others, from the registry's heartbeats.
+"""Liveness of this gateway and the others, from the registry's heartbeats. Pure.
 
-Pure but for the clock that is passed in. A gateway that was silent for `stale_s` may be taken for dead, and
-another one then settles what it has reserved. So a gateway that could not write its heartbeat (it was
-stopped, or lost the database) starts nothing that waits here (`require`): its waiting requests may have been
-settled. And it takes no other for dead before it has itself been in touch for `stale_s` without a break:
-after an outage of the database every gateway gets the time to write its heartbeat.
+A gateway that was silent for `stale_s` may be taken for dead and its reservations settled by another. So a
+gateway that could not write its heartbeat starts no waiting request (`require`). And it takes no other for
+dead before it has itself been in touch for `stale_s`: after an outage of the database every gateway gets the
+time to write its heartbeat.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ arrived."""
 
 
 class Liveness:
-    """One gateway's view of its own standing and of dead gateways. Use from one event loop."""
+    """Use from one event loop."""
 
     def __init__(self, gateway_id: str, stale_s: float, clock: Callable[[], float]) -> None:
         """`stale_s` must be larger than `MARGIN_S`; `clock` must run on while the process is stopped."""
@@ -39,11 +38,9 @@ class Liveness:
         self._beaten_s = asked_s
         if asked_s - self._in_touch_since_s < self._stale_s:
             return []
-        return [
-            each for each in seen if each.silent_s > self._stale_s and each.gateway_id != self._gateway_id
-        ]
+        return [row for row in seen if row.silent_s > self._stale_s and row.gateway_id != self._gateway_id]
 
     def require(self) -> None:
-        """Raises `DatabaseUnavailable` when this gateway may have been taken for dead."""
+        """Raises `DatabaseUnavailable` if this gateway may have been taken for dead."""
         if self._clock() - self._beaten_s > self._stale_s - MARGIN_S:
             raise DatabaseUnavailable("this gateway was out of touch for too long: what waited here is void")

@@ -1,4 +1,4 @@
-"""Checks of a policy that is to be stored: its name, its options, and what they are together."""
+"""Checks a policy to be stored: its name, its options, and their combination."""
 
 from __future__ import annotations
 
@@ -17,32 +17,31 @@ from tenants.admin.policy import StoredPolicy
 
 
 def parsed_policy(wanted: StoredPolicy) -> StoredPolicy:
-    """The policy with the options that are not its defaults. No file is read, since who may only look must
-    not open files by an option: whether a table can be used is seen when it is stored. Raises ValueError."""
+    """The policy with its changed options. Opens no file: a read-only caller must not choose files, so tables
+    are checked when stored. Raises ValueError."""
     options = parsed_options(dict(wanted.options)).changed()
     if wanted.name not in TABLE_POLICIES:
         make_policy(
-            wanted.name, options_of({name: each for name, each in options.items() if name != "table"})
+            wanted.name, options_of({name: option for name, option in options.items() if name != "table"})
         )
     return StoredPolicy(wanted.name, options)
 
 
 def checked_policy(wanted: StoredPolicy, settings: PolicyOptions) -> StoredPolicy:
-    """The same, with its table, or that of the settings. Raises ValueError."""
-    found = parsed_policy(wanted)
-    options = options_of({**own_tables(settings), **found.options})
-    make_policy(found.name, options)
-    learned_table_of(found.name, options)
-    return found
+    """`parsed_policy` with its table, or that of the settings. Raises ValueError."""
+    policy = parsed_policy(wanted)
+    options = options_of({**own_tables(settings), **policy.options})
+    make_policy(policy.name, options)
+    learned_table_of(policy.name, options)
+    return policy
 
 
 def own_tables(settings: PolicyOptions) -> dict[str, OptionValue]:
-    """The tables of the settings, which a policy without tables of its own may use."""
+    """The tables of the settings, for a policy without tables of its own."""
     return {name: path for name in ("table", "learned_table") if (path := getattr(settings, name))}
 
 
 def learned_table_of(name: str, options: PolicyOptions) -> LearnedTable | None:
-    """The table that a learned policy looks up; None: the policy is another. Raises `NeedsTable` and
-    `BadLearnedTable`."""
+    """The table of a learned policy; None: another policy. Raises `NeedsTable` and `BadLearnedTable`."""
     require_learned_table(name, options)
     return LearnedTable.load(Path(options.learned_table)) if name in LEARNED_POLICIES else None

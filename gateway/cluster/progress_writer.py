@@ -1,7 +1,7 @@
-"""Writes what the running requests of this gateway have used, at least once a second.
+"""Writes what this gateway's running requests have used, at least once a second.
 
-Should gateway and engine die together, it is the last report on them (`gateway/cluster/crash_charge.py`). One
-row, overwritten where something changed; nothing is written while nothing runs.
+The last report if gateway and engine die together (`gateway/cluster/crash_charge.py`). One row, overwritten
+when something changed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ProgressWriter:
         wall_clock: Callable[[], float],
     ) -> None:
         self.earlier: Progress | None = None
-        """The record of an earlier life, while requests of it are open: it stays part of what is written."""
+        """The record of an earlier life, kept in what is written while its requests are open."""
         self._store = store
         self._gateway_id = gateway_id
         self._holds = holds
@@ -59,7 +59,6 @@ class ProgressWriter:
             await stop([self._task])
 
     async def write(self) -> None:
-        """Writes the present record where it differs from the last one."""
         packed = msgspec.msgpack.encode(self.now().after(self.earlier), order="deterministic")
         if packed == self._written:
             return
@@ -71,10 +70,10 @@ class ProgressWriter:
 
     def now(self) -> Progress:
         own = [pool for pool in self._pools() if pool.is_token_fair]
-        lives = {pool.name: [engine_life(each.ready) for each in pool.upstreams] for pool in own}
+        lives = {pool.name: [engine_life(upstream.ready) for upstream in pool.upstreams] for pool in own}
         return Progress(
-            frozenset(life for found in lives.values() for life in found if life),
+            frozenset(life for engine_lives in lives.values() for life in engine_lives if life),
             # While an engine has not announced itself, what will be sent to it is not known.
-            frozenset(name for name, found in lives.items() if all(found)),
+            frozenset(name for name, engine_lives in lives.items() if all(engine_lives)),
             self._holds.running(),
         )

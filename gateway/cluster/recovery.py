@@ -50,32 +50,30 @@ log = logging.getLogger("fairgate.gateway.recovery")
 
 @dataclass(slots=True)
 class _Inventories:
-    """The inventories of all engines that could be asked."""
-
     inventories: list[tuple[Upstream, Inventory]] = field(default_factory=list)
     unasked: list[Upstream] = field(default_factory=list)
-    """Those that could not be asked, or have more to tell."""
+    """Unreachable, or with more outcomes to fetch."""
 
     def may_know(self, model: str, pools: Iterable[PoolSpec]) -> bool:
-        """Whether one of those may hold an outcome of a request for `model`. A name that is no pool's, such
+        """Whether an engine that was not asked may hold an outcome of `model`. A name that is no pool's, such
         as an alias, may mean any."""
         if not self.unasked:
             return False
         named = [pool for pool in pools if pool.name == model]
-        return not named or any(each in self.unasked for pool in named for each in pool.upstreams)
+        return not named or any(upstream in self.unasked for pool in named for upstream in pool.upstreams)
 
     def outcomes(self) -> dict[str, list[SequenceOutcome]]:
-        found: dict[str, list[SequenceOutcome]] = {}
+        by_request: dict[str, list[SequenceOutcome]] = {}
         for _, inventory in self.inventories:
             for outcome in inventory.outcomes:
-                found.setdefault(outcome.request_id, []).append(outcome)
-        return found
+                by_request.setdefault(outcome.request_id, []).append(outcome)
+        return by_request
 
     def lives(self) -> Set[str]:
         return {engine_life(upstream.ready) for upstream, _ in self.inventories} - {""}
 
     def is_connected(self, gateway_id: str) -> bool:
-        """Whether some engine still has a connection to this gateway."""
+        """Whether some engine is still connected to this gateway."""
         return any(gateway_id in inventory.gateways for _, inventory in self.inventories)
 
 
@@ -87,7 +85,7 @@ async def recover(deps: GatewayDeps, earlier: Progress) -> RecoveryReport:
         page = await _own_open_requests(deps)
         report.open_reserves += len(page)
         if page:
-            models = {each.reserve.model for each in page}
+            models = {open_request.reserve.model for open_request in page}
             await _wait_for_engines(_that_may_know(deps, models), ENGINE_WAIT_S)
         settled = await _settle(deps, page, frozenset(), report, earlier)
         if settled == 0 or len(page) < PAGE:
@@ -98,18 +96,18 @@ async def recover(deps: GatewayDeps, earlier: Progress) -> RecoveryReport:
 
 
 async def sweep(deps: GatewayDeps, live: Container[str], earlier: Progress | None) -> RecoveryReport:
-    """The same while serving: requests in `live` (looked up late: they come and go meanwhile) are not
-    touched. `earlier` None: nothing of an earlier life is open."""
+    """`recover` while serving: requests in `live` (looked up late, as they come and go) are not touched.
+    `earlier` None: nothing of an earlier life is open."""
     report = RecoveryReport()
     page = await _own_open_requests(deps)
-    orphans = [each for each in page if each.request_id not in live]
+    orphans = [open_request for open_request in page if open_request.request_id not in live]
     report.open_reserves = len(orphans)
     await _settle(deps, orphans, live, report, earlier)
     return report
 
 
 async def adopt(deps: GatewayDeps, dead: GatewaySeen, stale_s: float, live: Container[str]) -> RecoveryReport:
-    """Settles what a dead gateway left, and forgets it once nothing of it is open. Raises as `recover`."""
+    """Settles what a dead gateway left, and forgets it once nothing is open. Raises as `recover`."""
     report = RecoveryReport()
     if not dead.engines <= deps.engine_names():
         log.warning(
@@ -134,7 +132,6 @@ async def adopt(deps: GatewayDeps, dead: GatewaySeen, stale_s: float, live: Cont
 
 
 async def _own_open_requests(deps: GatewayDeps) -> list[OpenRequest]:
-    """What this gateway left open, in this life or an earlier one."""
     page = await deps.ledger.open_requests(deps.gateway_id, most=PAGE)
     # After the page was read: none of these was reserved by another process under this gateway's id.
     return page if await deps.registry.is_held_by(deps.gateway_id, deps.instance) else []
@@ -147,7 +144,7 @@ async def _settle(
     report: RecoveryReport,
     progress: Progress | None,
 ) -> int:
-    """Settles `page` and everything else that the engines hold outcomes of. Returns the number settled."""
+    """Settles `page` and everything else of which the engines hold outcomes. Returns the number settled."""
     return await _settle_by(deps, page, live, await _ask(deps.upstreams, live), report, progress)
 
 
@@ -161,21 +158,21 @@ async def _settle_by(
 ) -> int:
     by_request, lives = engines.outcomes(), engines.lives()
     settled = 0
-    for each in page:
-        outcomes = by_request.get(each.request_id, [])
-        if not outcomes and engines.may_know(each.reserve.model, deps.pools):
+    for open_request in page:
+        outcomes = by_request.get(open_request.request_id, [])
+        if not outcomes and engines.may_know(open_request.reserve.model, deps.pools):
             report.left_open += 1
             continue
-        settled += await _settle_one(deps, each, outcomes, report, progress, lives)
+        settled += await _settle_one(deps, open_request, outcomes, report, progress, lives)
     # Adopted before, and not settled then: their reserve rows have another gateway's id.
-    done = {each.request_id for each in page}
+    done = {open_request.request_id for open_request in page}
     for request_id, outcomes in by_request.items():
         if request_id in live or request_id in done:
             continue
-        for each in await deps.ledger.open_requests(request_ids=[request_id]):
-            settled += await _settle_one(deps, each, outcomes, report)
+        for open_request in await deps.ledger.open_requests(request_ids=[request_id]):
+            settled += await _settle_one(deps, open_request, outcomes, report)
     for upstream, inventory in engines.inventories:
-        ids = [each.sequence_id for each in inventory.outcomes if each.request_id not in live]
+        ids = [outcome.sequence_id for outcome in inventory.outcomes if outcome.request_id not in live]
         if ids:
             upstream.acknowledge(ids)
             report.acknowledged += len(ids)
@@ -224,8 +221,8 @@ async def _settle_one(
 
 
 async def _ask(upstreams: Iterable[Upstream], live: Container[str], *, adopt: bool = False) -> _Inventories:
-    """Every engine's outcomes, once nothing of a request outside `live` runs. Only the gateway with the right
-    to settle for the dead adopts: otherwise two would each see half of the outcomes."""
+    """Every engine's outcomes, once nothing outside `live` runs. Only the gateway with the right to settle
+    for the dead adopts: otherwise two would each see half of the outcomes."""
     engines = _Inventories()
     for upstream in upstreams:
         try:
@@ -246,7 +243,7 @@ async def _inventory_of(upstream: Upstream, live: Container[str], adopt: bool) -
     until_s = loop.time() + CANCEL_WAIT_S
     while True:
         inventory = await upstream.collect(adopt=adopt)
-        orphans = [each for each in inventory.running if each.request_id not in live]
+        orphans = [sequence for sequence in inventory.running if sequence.request_id not in live]
         if not orphans:
             return inventory
         if loop.time() > until_s:
@@ -257,11 +254,12 @@ async def _inventory_of(upstream: Upstream, live: Container[str], adopt: bool) -
 
 
 def _that_may_know(deps: GatewayDeps, models: Set[str]) -> list[Upstream]:
-    """Engines whose outcomes may be of requests for these models."""
     pools = {pool.name: pool for pool in deps.pools}
     if not models <= pools.keys():
         return list(deps.upstreams)  # an alias may mean any
-    return [each for each in deps.upstreams if any(each in pools[name].upstreams for name in models)]
+    return [
+        upstream for upstream in deps.upstreams if any(upstream in pools[name].upstreams for name in models)
+    ]
 
 
 async def _wait_for_engines(upstreams: Iterable[Upstream], timeout_s: float) -> None:

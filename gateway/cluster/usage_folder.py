@@ -1,6 +1,6 @@
-"""Folds the ledger into the sums of usage, in the background of each gateway.
+"""Folds the ledger into sums of usage, in the background.
 
-Gateways may fold at once: the position's lock lets one of them work, and the others have nothing to do.
+Gateways may fold at once: the position's lock lets one of them work.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from tenants.storage.database import Database
 from tenants.usage.fold import fold, purge_hours, unfolded_since_us
 
 MOST_ROUNDS = 50
-"""Transactions of one turn: after an upgrade a long ledger is folded over many turns, between which others
+"""Transactions per turn: after an upgrade a long ledger is folded over many turns, between which others
 write."""
 
 
 class UsageFolder(BackgroundWriter):
-    """Folds every second what settled since. What a killed gateway had not folded, any other one folds."""
-
     task_name = "gateway usage"
     log = logging.getLogger("fairgate.gateway.usage")
     failed = "usage was not folded; it goes on"
@@ -35,7 +33,7 @@ class UsageFolder(BackgroundWriter):
         self._database = database
         self._wall_clock = wall_clock
         self._folded_until_s = wall_clock()
-        """All that was written before is folded, as of the last round that ended."""
+        """Everything written before is folded."""
         lag = Gauge(
             "fairgate_usage_fold_lag_seconds",
             "Age of the oldest row of the ledger that is not in the sums of usage; without one, of the last "
@@ -45,7 +43,7 @@ class UsageFolder(BackgroundWriter):
         lag.set_function(lambda: max(0.0, wall_clock() - self._folded_until_s))
 
     async def flush(self) -> None:
-        """Folds what there is, up to `MOST_ROUNDS` transactions. Raises `DatabaseUnavailable`."""
+        """Folds up to `MOST_ROUNDS` transactions. Raises `DatabaseUnavailable`."""
         begun_s = self._wall_clock()
         oldest_us = await self._database.read(unfolded_since_us)
         if oldest_us is not None:
@@ -62,7 +60,7 @@ class UsageFolder(BackgroundWriter):
             pass
 
     async def close(self) -> None:
-        """Folds the last settlements, if the database lets it."""
+        """Folds the last settlements, if the database is up."""
         try:
             await super().close()
         except DatabaseUnavailable as error:

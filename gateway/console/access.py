@@ -1,8 +1,7 @@
-"""The guard of every page: the session behind a request, what its person may do, and the token of its form.
+"""The guard of every page: the session behind a request, what its person may do, and the form's token.
 
-A page is opened by a session and by nothing else: no API key counts here, and no session counts on the API.
-A form is taken from our own pages only: browsers say where it comes from (`Sec-Fetch-Site`), and it carries a
-token that belongs to the session, or before a log-in to a cookie of its own.
+Only a session opens a page; API keys do not. Forms are accepted from our own pages only: by `Sec-Fetch-Site`,
+and by a token bound to the session or, before a log-in, to a cookie.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from litestar import Request, get, post
+import litestar
+from litestar import get, post
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
 
@@ -21,20 +21,23 @@ from gateway.console import cookies
 from gateway.console.forms import TOKEN_FIELD, read_form
 from gateway.gateway import Gateway
 from gateway.http.accesses import REFUSED, origin_and_ids, route_of
-from gateway.http.asgi import headers_of
+from gateway.http.asgi import Request, headers_of
 from gateway.http.client_address import client_of
 from gateway.routes.context import gateway_of
 from tenants.admin.audit import LINK, Actor
+from tenants.directory import queries
+from tenants.directory.records import Tenant
+from tenants.errors import NotFound
 from tenants.people.person import Person
 from tenants.people.roles import Act
 from tenants.people.sessions import Session, csrf_token_of
 
 FILES = ("csv", "json", "report")
-"""How the paths of pages end that are files."""
+"""Suffixes of pages that answer with files."""
 
 
 class SignInNeeded(Exception):
-    """It needs a session. `next_path`: where to go on afterwards; empty: with the form that was sent."""
+    """A session is required. `next_path`: where to go after the log-in; empty: keep the submitted form."""
 
     def __init__(self, next_path: str) -> None:
         super().__init__(next_path)
@@ -51,53 +54,50 @@ class FormRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What is known of a request for a page."""
+    """What is known about a request for a page."""
 
     session: Session | None
     is_https: bool
     address: str
     """Of the client; empty: unknown."""
     form: Mapping[str, str]
-    """The fields of a submitted form."""
     form_cookie: str
-    """Binds the forms before a log-in."""
+    """Binds forms submitted before a log-in."""
     is_new_form_cookie: bool
     stranger: Actor
-    """Who sent the request, where there is no session: whoever has the link."""
+    """Actor of requests without a session: whoever has the link."""
 
     @property
     def person(self) -> Person:
-        """Of the session, which there is on every page that needs one."""
+        """The signed-in person. Only call on pages that require a session."""
         assert self.session is not None
         return self.session.person
 
     @property
     def actor(self) -> Actor:
-        """The person, for the audit. Acts of one who was changed meanwhile are not done."""
+        """The person, for the audit. An act fails if the person was changed in the meantime."""
         person = self.person
         return replace(self.stranger, name=person.actor_name, person=(person.person_id, person.revision))
 
 
 def page(path: str, act: Act | None = Act.OWN_ACCOUNT) -> Callable[..., HTTPRouteHandler]:
-    """Decorator: a page that persons see who may do `act`; None: anyone, also without a session.
-
-    Of an act on a tenant: who may do it to some tenant. The page itself asks about the one that it shows
-    (`scope.py`)."""
+    """Decorator: a page for people who may do `act` on at least one tenant; None: for anyone, without a
+    session. Pages of one tenant check that tenant themselves (`tenant_shown`)."""
     return get(path, guards=[require_access], opt={"act": act}, include_in_schema=False)
 
 
 def form(
     path: str, act: Act | None = Act.OWN_ACCOUNT, *, lines: Collection[str] = ()
 ) -> Callable[..., HTTPRouteHandler]:
-    """Decorator: takes a form from persons who may do `act`; None: from anyone. Where the session has ended,
-    the person logs in and is shown what was typed. `lines`: fields that may have several lines."""
+    """Decorator: takes a form from people who may do `act`; None: from anyone. If the session has ended, what
+    was typed is kept through the log-in. `lines`: multi-line fields."""
     opt = {"act": act, "lines": lines}
     return post(path, status_code=200, guards=[require_access], opt=opt, include_in_schema=False)
 
 
 async def require_access(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
     """Guard. Raises `SignInNeeded`, `NotForThisRole`, `FormRefused`, `ApiError`, `DatabaseUnavailable`."""
-    assert isinstance(connection, Request)
+    assert isinstance(connection, litestar.Request)
     gateway = gateway_of(connection)
     visit = await _visit(connection, gateway, handler.opt.get("lines", ()))
     connection.scope["state"]["visit"] = visit
@@ -124,14 +124,32 @@ def is_file(path: str) -> bool:
     return path.endswith(FILES)
 
 
-def note_refused(request: Request[Any, Any, Any], gateway: Gateway, status: int) -> None:
-    """A form of a person who is logged in was refused: the audit has it."""
+def own_tenants(person: Person) -> frozenset[str] | None:
+    """Ids of the tenants that the person sees; None: all."""
+    return None if person.may(Act.READ_PLATFORM) else person.tenants
+
+
+async def tenant_shown(request: Request, wanted: str, act: Act = Act.READ_TENANT) -> Tenant:
+    """The tenant by name or id. Raises `NotFound` if it does not exist or the person may not see it, and
+    `NotForThisRole` if the person may see it but not do `act`."""
+    person = visit_of(request).person
+    database = gateway_of(request).deps.database
+    owner = await database.read(lambda connection: queries.find_tenant(connection, wanted))
+    if not person.may(Act.READ_TENANT, owner.tenant_id):
+        raise NotFound("tenant", wanted)
+    if not person.may(act, owner.tenant_id):
+        raise NotForThisRole
+    return owner
+
+
+def note_refused(request: Request, gateway: Gateway, status: int) -> None:
+    """Audits a refused form of a signed-in person."""
     visit: Visit | None = request.scope["state"].get("visit")
     if request.method == "POST" and status in REFUSED and visit is not None and visit.session is not None:
         gateway.accesses.note("access.refuse", visit.actor, route_of(request.scope), f"status {status}")
 
 
-async def _visit(request: Request[Any, Any, Any], gateway: Gateway, lines: Collection[str]) -> Visit:
+async def _visit(request: Request, gateway: Gateway, lines: Collection[str]) -> Visit:
     deps, config = gateway.deps, gateway.deps.config
     secure = cookies.is_https(request.scope, config.trusted_proxies)
     address = client_of(request.scope, config.trusted_proxies)
@@ -150,8 +168,8 @@ async def _visit(request: Request[Any, Any, Any], gateway: Gateway, lines: Colle
     )
 
 
-def _where_it_was(request: Request[Any, Any, Any]) -> str:
-    """The page that was asked for; empty: a form was sent."""
+def _where_it_was(request: Request) -> str:
+    """The requested page; empty for a form."""
     if request.method == "POST":
         return ""
     path, query = request.scope["path"], request.scope["query_string"].decode("latin-1")
@@ -164,6 +182,6 @@ def token_of(visit: Visit, *, before_log_in: bool) -> str:
     return visit.session.csrf_token
 
 
-def visit_of(request: Request[Any, Any, Any]) -> Visit:
+def visit_of(request: Request) -> Visit:
     visit: Visit = request.scope["state"]["visit"]
     return visit

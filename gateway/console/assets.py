@@ -1,6 +1,6 @@
-"""Style sheets, scripts and the icon of the console, also those of others (`assets/vendor/vendored.json`).
+"""Style sheets, scripts and the icon of the console, including vendored ones (`assets/vendor/vendored.json`).
 
-Names hold digests: a browser may keep them for good.
+Names contain digests, so browsers may cache them forever.
 """
 
 from __future__ import annotations
@@ -8,20 +8,15 @@ from __future__ import annotations
 import gzip
 import hashlib
 from pathlib import Path
-from typing import Any
 
-from litestar import Request, Response, get
+from litestar import Response, get
 from litestar.exceptions import NotFoundException
 from litestar.params import FromPath
 
-from gateway.http.asgi import headers_of
+from gateway.http.asgi import Request, headers_of
 
 FOLDER = Path(__file__).parent / "assets"
-TYPES = {
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
+TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 DIGEST_CHARACTERS = 16
 HEADERS = {
     "cache-control": "public, max-age=31536000, immutable",
@@ -45,17 +40,15 @@ _ADDRESSES = {path.name: f"/console/assets/{name}" for name, path in _FILES.item
 
 
 def address(name: str) -> str:
-    """Where a file of the folder is served."""
     return _ADDRESSES[name]
 
 
 def text(name: str) -> str:
-    """The content of a file of the folder, for pages that must stand alone."""
     return _CONTENTS[_ADDRESSES[name].rpartition("/")[2]].decode()
 
 
 @get("/console/assets/{name:str}", include_in_schema=False)
-async def asset(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+async def asset(request: Request, name: FromPath[str]) -> Response[bytes]:
     if name not in _CONTENTS:
         raise NotFoundException
     media_type = TYPES[_FILES[name].suffix]

@@ -1,8 +1,7 @@
-"""Cookies of the console: names, attributes, and whether a request came over https. Pure.
+"""Cookies of the console. Pure.
 
-`SESSION` holds the session, `FORM` a random value to which the forms before a log-in are bound. Neither can
-be read by a script. Over https their names begin with `__Host-`, so that no other host of the domain can set
-them.
+`SESSION` holds the session, `FORM` a random value that binds forms before a log-in. Scripts cannot read
+either. Over https their names start with `__Host-`, so that no other host of the domain can set them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _SCHEME_HEADER = b"x-forwarded-proto"
 
 
 def is_https(scope: Scope, trusted: Iterable[Network]) -> bool:
-    """Whether the client speaks https: with us, or with a trusted proxy that says so."""
+    """Whether the client uses https, with us or with a trusted proxy."""
     if scope["scheme"] == "https":
         return True
     peer = scope.get("client")
@@ -38,21 +37,21 @@ def full_name(name: str, *, secure: bool) -> str:
 
 
 def read(scope: Scope, name: str, *, secure: bool) -> str:
-    """The value of a cookie; empty: there is none, or several that differ, of which one is not ours."""
+    """The value of a cookie; empty if it is missing or if there are several different ones."""
     wanted = full_name(name, secure=secure)
-    found: set[str] = set()
+    values: set[str] = set()
     for header, value in scope["headers"]:
         if header == b"cookie":
             for pair in value.decode("latin-1").split(";"):
                 key, _, text = pair.strip().partition("=")
                 if key == wanted:
-                    found.add(text)
-    only = found.pop() if len(found) == 1 else ""
+                    values.add(text)
+    only = values.pop() if len(values) == 1 else ""
     return only if len(only) <= MAX_VALUE_CHARACTERS and only.isascii() else ""
 
 
 def cookie(name: str, value: str, *, secure: bool) -> Cookie:
-    """A cookie that lasts until the browser is closed; the server knows when its session ends."""
+    """A cookie that lasts until the browser closes; the server knows when its session ends."""
     key = full_name(name, secure=secure)
     return Cookie(key, value=value, secure=secure, httponly=True, samesite="lax")
 

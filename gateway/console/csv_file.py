@@ -1,4 +1,4 @@
-"""Tables as CSV files (RFC 4180), exact: nothing rounded, and nothing that a spreadsheet would run."""
+"""Exact tables as CSV files (RFC 4180), safe against formula injection in spreadsheets."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tenants.admin.cursor import MAX_PAGE, Page
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 FILE_PAGES = 10
-"""Of `MAX_PAGE` rows, in one file."""
+"""Pages of `MAX_PAGE` rows in one file."""
 FILE_ROWS = FILE_PAGES * MAX_PAGE
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """The file. Text that a spreadsheet would take for a formula gets an apostrophe in front."""
+    """Prefixes text that a spreadsheet would take for a formula with an apostrophe."""
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerow(map(_cell, columns))
@@ -30,7 +30,7 @@ def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 def _cell(value: object) -> object:
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+    if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
         value = " ".join(value)
     if isinstance(value, Mapping | list | tuple):
         return msgspec.json.encode(value).decode()
@@ -40,7 +40,6 @@ def _cell(value: object) -> object:
 
 
 def csv_response(name: str, text: str) -> Response[str]:
-    """The file as a download. `name`: of ours, without the ending."""
     headers = SECURITY_HEADERS | {"content-disposition": f'attachment; filename="{name}.csv"'}
     return Response(text, headers=headers, media_type="text/csv; charset=utf-8")
 
@@ -48,8 +47,8 @@ def csv_response(name: str, text: str) -> Response[str]:
 def csv_part(
     name: str, columns: Sequence[str], rows: Sequence[Sequence[object]], next_part: str = ""
 ) -> Response[str]:
-    """A file that may not be the whole list: then its last row and its `Link` header (RFC 8288) say where the
-    next part is, so that it cannot be taken for all of it."""
+    """A file that may be only part of a list: then its last row and its `Link` header (RFC 8288) point to the
+    next part."""
     more = [(f"more rows: {next_part}",)] if next_part else []
     answer = csv_response(f"{name}-part" if next_part else name, csv_text(columns, [*rows, *more]))
     if next_part:
@@ -64,13 +63,13 @@ async def csv_list(
     cursor: str | None,
     link: Callable[[str], str],
 ) -> Response[str]:
-    """A list as a file, or a part of it: `read` answers a page of at most `MAX_PAGE` rows after a cursor,
-    `link` the address of the file after one."""
+    """A list, or part of it, as a file. `read` returns a page of at most `MAX_PAGE` rows after a cursor;
+    `link` gives the address of the file after a cursor."""
     rows: list[list[object]] = []
     for _ in range(FILE_PAGES):
-        found = await read(cursor)
-        rows += [[row[column] for column in columns] for row in found.rows]
-        cursor = found.next_cursor
+        page = await read(cursor)
+        rows += [[row[column] for column in columns] for row in page.rows]
+        cursor = page.next_cursor
         if cursor is None:
             break
     return csv_part(name, columns, rows, "" if cursor is None else link(cursor))

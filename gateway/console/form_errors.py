@@ -1,4 +1,4 @@
-"""What is wrong with a form, by field, as a person is told it. Pure."""
+"""What is wrong with a form, by field. Pure."""
 
 from __future__ import annotations
 
@@ -6,18 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tenants.errors import (
-    AlreadyExists,
-    Invalid,
-    LogInRefused,
-    NotFound,
-    PreconditionFailed,
-    TooManyLogIns,
-)
+from tenants.errors import AlreadyExists, Invalid, LogInRefused, NotFound, PreconditionFailed, TooManyLogIns
 
 WHOLE_FORM = ""
 FORM_ERRORS = (AlreadyExists, Invalid, LogInRefused, NotFound, PreconditionFailed, TooManyLogIns)
-"""What a person can put right in the form itself."""
+"""What a person can correct in the form."""
 CHANGED_MEANWHILE = (
     "It was changed since you opened this page, and nothing of yours was saved. See what is stored now, then"
     " send the form again to put yours in its place."
@@ -27,11 +20,8 @@ GONE_MEANWHILE = "It is gone since you opened this page; nothing was changed."
 
 @dataclass(frozen=True)
 class FormProblem:
-    """The answer to a form that was not taken."""
-
     status: int
     errors: Mapping[str, str]
-    """By field."""
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -42,8 +32,8 @@ def problem_of(
     refused_at: str = "password",
     refused: str = "This is not your password.",
 ) -> FormProblem:
-    """The answer to one of `FORM_ERRORS`. `fields`: those of the form; what concerns none of them
-    concerns the form as a whole. `refused_at`: the field of the person's own password."""
+    """The answer to one of `FORM_ERRORS`. Errors on fields outside `fields` concern the whole form.
+    `refused_at`: the field of the person's own password."""
     match error:
         case LogInRefused():
             return FormProblem(403, {refused_at: refused})

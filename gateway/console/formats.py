@@ -1,7 +1,4 @@
-"""How pages write numbers, amounts and times. Pure.
-
-Rounded here, for eyes; files for machines (`csv_file.py`) are never rounded.
-"""
+"""How pages write numbers, amounts and times: rounded, unlike `csv_file.py`. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ NONE = "–"
 
 
 def at(instant_us: int) -> str:
-    """An instant as text: UTC, to the minute."""
+    """UTC, to the minute."""
     return _moment(instant_us).strftime("%Y-%m-%d %H:%M UTC")
 
 
@@ -26,7 +23,7 @@ def day(start_s: int) -> str:
 
 
 def time(instant_us: int | None) -> Markup:
-    """An instant as an element: a script writes it in the viewer's time zone, and UTC stays as its title."""
+    """An element that a script rewrites into the viewer's time zone; its title stays UTC."""
     if instant_us is None:
         return Markup(NONE)
     moment = _moment(instant_us)
@@ -36,7 +33,7 @@ def time(instant_us: int | None) -> Markup:
 
 
 def number(value: float | None) -> str:
-    """A count with its thousands apart; fractions with one or two digits."""
+    """A count with thousands separators; fractions with one or two digits."""
     if value is None:
         return NONE
     if isinstance(value, int) or value == int(value):
@@ -55,14 +52,14 @@ def short(value: float | None) -> str:
 
 
 def exact_dollars(nanousd: int) -> str:
-    """An amount of money with all of its digits, at least two behind the point."""
+    """All digits, at least two behind the point."""
     whole = f"{Decimal(nanousd) / NANO:f}"
     before, _, after = whole.partition(".")
     return f"{before}.{after.rstrip('0').ljust(2, '0')}"
 
 
 def money(nanousd: int | None) -> str:
-    """An amount of money to the cent; what is less than a dollar to four digits behind the point."""
+    """To the cent; below a dollar to four digits."""
     if nanousd is None:
         return NONE
     sign, dollars = "-" if nanousd < 0 else "", abs(Decimal(nanousd)) / NANO
@@ -72,7 +69,7 @@ def money(nanousd: int | None) -> str:
 
 
 def exact_money(nanousd: int | None) -> Markup:
-    """The same as an element that has all digits: in dollars as its title, in nano-dollars for programs."""
+    """`money` with all digits in its title, and in nano-dollars for programs."""
     if nanousd is None:
         return Markup(NONE)
     element = Markup('<data value="{}" title="${}">{}</data>')
@@ -98,9 +95,27 @@ def percent(part: float | None) -> str:
 
 
 def without_password(url: str) -> str:
-    """A URL without the name and the password that it may hold."""
+    """A URL without user name and password."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if parts.netloc else url
+
+
+_BROWSERS = {"Edg/": "Edge", "OPR/": "Opera", "Firefox/": "Firefox", "Chrome/": "Chrome", "Safari/": "Safari"}
+_SYSTEMS = {
+    "Android": "Android",
+    "iPhone": "iOS",
+    "iPad": "iOS",
+    "Windows": "Windows",
+    "Mac OS": "macOS",
+    "Linux": "Linux",
+}
+
+
+def browser(user_agent: str) -> str:
+    """A browser's short name, or its own words if it is unknown."""
+    name = next((name for mark, name in _BROWSERS.items() if mark in user_agent), "")
+    system = next((name for mark, name in _SYSTEMS.items() if mark in user_agent), "")
+    return " on ".join(word for word in (name, system) if word) or user_agent[:60] or "unknown"
 
 
 def _moment(instant_us: int) -> datetime:
@@ -117,5 +132,5 @@ FILTERS = {
     "exact_money": exact_money,
     "seconds": seconds,
     "percent": percent,
+    "browser": browser,
 }
-"""By their names in templates."""

@@ -1,42 +1,37 @@
-"""Reads a submitted form: bounded, each field once, without control characters; and keeps one that came
-without a session until its person has logged in."""
+"""Reads submitted forms (bounded, each field once, no control characters) and keeps one through a log-in."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import parse_qsl, quote_plus
 
 import msgspec
-from litestar import Request
 
 from gateway import errors
+from gateway.http.asgi import Request
 from gateway.http.request_body import read_form_body
 
 MAX_FORM_BYTES = 64 * 1024
 MAX_FIELDS = 32
 MAX_SHOWN_CHARACTERS = 16_000
-"""Of a value that is shown again, or taken from an address."""
+"""Of a value that is shown again or taken from an address."""
 TOKEN_FIELD = "form_token"
 SECRET_FIELDS = ("password", "repeat", "current", "session_password")
-"""Of all forms; what was typed there is never kept."""
+"""Never kept or shown again."""
 NOT_TYPED_FIELDS = (TOKEN_FIELD, "username")
-"""The pages' own; the second one tells password managers whose password is asked for."""
+"""The pages' own fields; `username` tells password managers whose password it is."""
 MAX_UNSENT_BYTES = MAX_FORM_BYTES - 2_048
-"""Of a form in the form of the log-in."""
+"""Of a kept form inside the log-in form."""
 
 
-async def read_form(
-    request: Request[Any, Any, Any], timeout_s: float, lines: Collection[str] = ()
-) -> Mapping[str, str]:
+async def read_form(request: Request, timeout_s: float, lines: Collection[str] = ()) -> Mapping[str, str]:
     """The fields of the body. Raises `ApiError` (400, 408, 413, 415)."""
     return parse_form(await read_form_body(request, MAX_FORM_BYTES, timeout_s), lines)
 
 
 def parse_form(body: bytes, lines: Collection[str] = ()) -> dict[str, str]:
-    """The fields of a body. `lines`: names of those that may have several lines. Raises `ApiError` (400),
-    which names the field."""
+    """`lines`: multi-line fields. Raises `ApiError` (400), which names the field."""
     try:
         pairs = parse_qsl(
             body.decode("ascii"),
@@ -66,17 +61,16 @@ def parse_form(body: bytes, lines: Collection[str] = ()) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class UnsentForm:
-    """A form that was not taken, because the session had ended. It is never taken by itself: it is shown to
-    the person who logs in, who sends it or does not."""
+    """A form submitted after the session had ended. It is never submitted automatically, only shown again."""
 
     path: str
     values: Mapping[str, str]
     secrets: tuple[str, ...]
-    """Fields whose values were not kept; they are asked for again."""
+    """Fields whose values were not kept; asked for again."""
 
 
 def unsent(path: str, values: Mapping[str, str]) -> str:
-    """The form as the value of a field of the log-in; empty: it is too long to be kept."""
+    """The form as a value for a hidden field; empty: it is too long."""
     kept = {name: value for name, value in values.items() if name not in (*NOT_TYPED_FIELDS, *SECRET_FIELDS)}
     form = UnsentForm(path, kept, tuple(name for name in values if name in SECRET_FIELDS))
     text = msgspec.json.encode(form).decode()
@@ -84,7 +78,7 @@ def unsent(path: str, values: Mapping[str, str]) -> str:
 
 
 def unsent_of(text: str) -> UnsentForm | None:
-    """The form that `unsent` wrote; None: there is none."""
+    """Inverse of `unsent`; None: there is no form."""
     try:
         return msgspec.json.decode(text, type=UnsentForm) if text else None
     except (msgspec.DecodeError, msgspec.ValidationError):
@@ -92,5 +86,4 @@ def unsent_of(text: str) -> UnsentForm | None:
 
 
 def typed_fields(values: Mapping[str, str], *names: str) -> dict[str, str]:
-    """What was typed into these fields; they are never those of passwords."""
     return {name: values.get(name, "")[:MAX_SHOWN_CHARACTERS] for name in names}

@@ -1,7 +1,7 @@
-"""Every page of the console, and its style sheet.
+"""Every page of the console.
 
-People log in here; programs use `/admin/v1` with a key. Pages are made on the server and need no script;
-scripts add live figures, charts and local times. Each says in its decorator (`access.py`) who may open it.
+For people; programs use `/admin/v1` with a key. Pages are rendered on the server and work without scripts,
+which add live figures, charts and local times.
 """
 
 from gateway.console import assets

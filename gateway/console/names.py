@@ -1,4 +1,4 @@
-"""Names of a person's tenants and roles, as pages show them."""
+"""Names of a person's tenants and roles as pages show them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ ROLES = {
     Role.AUDITOR: "Auditor: sees everything, changes nothing",
     Role.MEMBER: "Member: the tenants that are named, and no others",
 }
-"""Each role with what it is for."""
 
 
 def tenant_names(directory: Directory, person: Person) -> list[str]:
-    """A person's tenants by name; by id where a tenant is gone."""
-    found = [(directory.tenant(tenant_id), tenant_id) for tenant_id in person.tenants]
-    return sorted(tenant_id if tenant is None else tenant.name for tenant, tenant_id in found)
+    """By name, or by id if a tenant is gone."""
+    tenants = [(directory.tenant(tenant_id), tenant_id) for tenant_id in person.tenants]
+    return sorted(tenant_id if tenant is None else tenant.name for tenant, tenant_id in tenants)
 
 
 def names_in(text: str) -> list[str]:
-    """Names that were typed into one field, separated by commas or spaces."""
+    """Names separated by commas or spaces."""
     return text.replace(",", " ").split()

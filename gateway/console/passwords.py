@@ -9,8 +9,7 @@ from tenants.people.way_in import WayIn
 
 
 async def chosen_password(way_in: WayIn, name: str, form: Mapping[str, str]) -> str:
-    """The hash of the new password in a form's fields `password` and `repeat`. Raises `Invalid`,
-    `TooManyLogIns`."""
+    """The hash of the new password in `password` and `repeat`. Raises `Invalid`, `TooManyLogIns`."""
     wanted = form.get("password", "")
     if wanted != form.get("repeat", ""):
         raise Invalid("repeat", "this is not what stands in the field above")

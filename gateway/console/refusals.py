@@ -1,12 +1,11 @@
-"""Turns every exception of the console into a page, or into the way to the log-in."""
+"""Turns every exception of the console into a page or a redirect to the log-in."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 from urllib.parse import quote
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.exceptions import MethodNotAllowedException, NotFoundException
 
 from gateway.console.access import FormRefused, NotForThisRole, SignInNeeded, Visit, note_refused
@@ -15,6 +14,7 @@ from gateway.console.live.stream import session_over, wants_stream
 from gateway.console.rendering import HTML, SECURITY_HEADERS, page_response, redirect, render
 from gateway.console.return_path import LOG_IN, LOG_OUT, START, log_in_for
 from gateway.error_mapping import as_api_error
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.errors import DatabaseUnavailable, NotFound, NotWritten, PersonChanged, TooManyLogIns
 
@@ -22,22 +22,18 @@ RETRY_S = 5
 
 
 def is_console(path: str) -> bool:
-    """Whether a path is one of the console's, also one that there is not."""
+    """True for any /console path, existing or not."""
     return path == START or path.startswith(f"{START}/")
 
 
-def answer(
-    request: Request[Any, Any, Any], exception: Exception, request_id: str
-) -> Response[str] | Response[bytes]:
-    """The page for an exception. An unknown one is logged with its traceback."""
+def answer(request: Request, exception: Exception, request_id: str) -> Response[str] | Response[bytes]:
+    """Unknown exceptions are logged with their traceback."""
     shown = _page(request, exception, request_id)
     note_refused(request, gateway_of(request), shown.status_code or 500)
     return shown
 
 
-def _page(
-    request: Request[Any, Any, Any], exception: Exception, request_id: str
-) -> Response[str] | Response[bytes]:
+def _page(request: Request, exception: Exception, request_id: str) -> Response[str] | Response[bytes]:
     headers: dict[str, str] = {}
     gateway_id = gateway_of(request).deps.gateway_id
     match exception:
@@ -90,13 +86,13 @@ def _page(
             if status == 413:
                 headers = {"connection": "close"}  # its rest is not read
     # Not the session: the page must be there without one.
-    found: Visit | None = request.scope["state"].get("visit")
-    text = render("refusal.html", found, title=title, message=message, request_id=request_id)
+    visit: Visit | None = request.scope["state"].get("visit")
+    text = render("refusal.html", visit, title=title, message=message, request_id=request_id)
     return Response(text, status_code=status, headers={**SECURITY_HEADERS, **headers}, media_type=HTML)
 
 
-def _log_in_first(request: Request[Any, Any, Any]) -> Response[str]:
-    """The log-in, which keeps the form that was sent."""
+def _log_in_first(request: Request) -> Response[str]:
+    """The log-in page, which keeps a submitted form."""
     visit: Visit = request.scope["state"]["visit"]
     if request.scope["path"] == LOG_OUT:
         return redirect(LOG_IN)

@@ -1,12 +1,12 @@
-"""Pages from templates, with the headers that every answer of the console has.
+"""Renders pages from templates, with the console's security headers.
 
-Nothing inline, nothing from elsewhere: the content security policy allows what lies beside the templates and
-nothing else.
+The content security policy allows only our own files, nothing inline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,44 @@ from gateway.console.access import Visit, token_of
 from gateway.console.form_errors import FormProblem
 from gateway.console.formats import FILTERS
 from gateway.console.forms import TOKEN_FIELD
-from gateway.console.navigation import entries_for
+from tenants.people.person import Person
 from tenants.people.roles import Act
+
+
+@dataclass(frozen=True)
+class Entry:
+    path: str
+    name: str
+    """As in the template: `{% set here = '...' %}`."""
+    words: str
+    act: Act
+
+
+ENTRIES = (
+    Entry("/console", "start", "Start", Act.OWN_ACCOUNT),
+    Entry("/console/overview", "overview", "Overview", Act.READ_PLATFORM),
+    Entry("/console/waiting", "waiting", "Waiting", Act.READ_TENANT),
+    Entry("/console/tenants", "tenants", "Tenants", Act.READ_TENANT),
+    Entry("/console/keys", "keys", "Keys", Act.READ_TENANT),
+    Entry("/console/usage", "usage", "Usage", Act.READ_TENANT),
+    Entry("/console/requests", "requests", "Requests", Act.READ_TENANT),
+    Entry("/console/refusals", "refusals", "Refusals", Act.READ_TENANT),
+    Entry("/console/slo", "slo", "SLO", Act.READ_TENANT),
+    Entry("/console/alerts", "alerts", "Alerts", Act.READ_TENANT),
+    Entry("/console/quotes", "quotes", "Quotes", Act.READ_PLATFORM),
+    Entry("/console/policy", "policy", "Policy", Act.READ_PLATFORM),
+    Entry("/console/upstreams", "upstreams", "Upstreams", Act.READ_PLATFORM),
+    Entry("/console/audit", "audit", "Audit", Act.READ_PLATFORM),
+    Entry("/console/people", "people", "People", Act.READ_PEOPLE),
+    Entry("/console/settings", "settings", "Settings", Act.READ_PLATFORM),
+    Entry("/console/sessions", "sessions", "Sessions", Act.OWN_ACCOUNT),
+    Entry("/console/password", "password", "Password", Act.OWN_ACCOUNT),
+)
+
+
+def entries_for(person: Person) -> list[Entry]:
+    return [entry for entry in ENTRIES if person.may_somewhere(entry.act)]
+
 
 SECURITY_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self';"
@@ -55,7 +91,7 @@ _TEMPLATES = _environment()
 
 
 def render(template: str, visit: Visit | None, **shown: Any) -> str:
-    """The text of a page. `visit` None: a page about something that went wrong before we knew of one."""
+    """`visit` None: an error page before there is a visit."""
     person = visit.session.person if visit is not None and visit.session is not None else None
     return _TEMPLATES.get_template(template).render(
         person=person,
@@ -77,7 +113,6 @@ def page_response(
     set_cookies: Iterable[Cookie] = (),
     **shown: Any,
 ) -> Response[str]:
-    """A page, with what is wrong about the form that was sent."""
     text = render(template, visit, errors=problem.errors if problem else {}, **shown)
     new = [cookies.cookie(cookies.FORM, visit.form_cookie, secure=visit.is_https)]
     return Response(
@@ -89,8 +124,36 @@ def page_response(
     )
 
 
+def confirm_page(
+    visit: Visit,
+    *,
+    title: str,
+    effects: Sequence[str],
+    action: str,
+    button: str,
+    back: str,
+    hidden: Mapping[str, str] | None = None,
+    reason: str | None = None,
+    problem: FormProblem | None = None,
+) -> Response[str]:
+    """`effects`: sentences about what will stop, for whom, and how many requests run. The form posts `hidden`
+    to `action`. `reason`: what was typed as the reason; None: no reason is asked for. `problem`: why the page
+    is shown again."""
+    return page_response(
+        "confirm.html",
+        visit,
+        problem=problem,
+        title=title,
+        effects=effects,
+        action=action,
+        button=button,
+        back=back,
+        hidden=hidden or {},
+        reason=reason,
+    )
+
+
 def redirect(path: str, set_cookies: Iterable[Cookie] = ()) -> Response[str]:
-    """Sends the browser to another page, which it asks for with GET."""
     return Response(
         "",
         status_code=303,
@@ -101,7 +164,7 @@ def redirect(path: str, set_cookies: Iterable[Cookie] = ()) -> Response[str]:
 
 
 def session_cookies(visit: Visit, cookie_value: str) -> list[Cookie]:
-    """Those of a new session. The forms before it are void."""
+    """Cookies of a new session; earlier forms become void."""
     secure = visit.is_https
     return [
         cookies.cookie(cookies.SESSION, cookie_value, secure=secure),

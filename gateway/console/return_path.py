@@ -12,11 +12,8 @@ MAX_CHARACTERS = 2_000
 
 
 def safe(wanted: str) -> str:
-    """The path, where it is one below /console and nothing else, otherwise the start page.
-
-    What a browser reads differently from a server is refused: backslashes, dot segments (also written as
-    `%2e`), control characters.
-    """
+    """The path if it is below /console, otherwise the start page. Refuses what browsers read differently from
+    servers: backslashes, dot segments (also as `%2e`), control characters."""
     path = wanted.partition("?")[0]
     is_below = path == START or path.startswith(f"{START}/")
     is_plain = wanted.isascii() and wanted.isprintable() and not set(wanted) & set('\\ "<>#')
@@ -26,11 +23,9 @@ def safe(wanted: str) -> str:
 
 
 def with_query(path: str, values: Mapping[str, str]) -> str:
-    """The path with those values that are not empty."""
     query = urlencode({name: value for name, value in values.items() if value})
     return f"{path}?{query}" if query else path
 
 
 def log_in_for(path: str) -> str:
-    """The log-in page that leads to `path` afterwards."""
     return LOG_IN if path == START else with_query(LOG_IN, {"next": path})

@@ -20,13 +20,10 @@ if TYPE_CHECKING:
 
 TOOK_A_PLACE = frozenset({"admit", "resume"})
 LOST_ITS_PLACE = frozenset({"pause", "suspend"})
-"""Kinds of `Decision`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TierMove:
-    """A waiting request changed its tier."""
-
     before: Tier
     after: Tier
     after_s: float
@@ -36,17 +33,16 @@ class TierMove:
 
 
 class Refill(msgspec.Struct, frozen=True):
-    """A rate with a ceiling that the request was held on, as it was admitted."""
+    """The refill rate of a limit with a ceiling, at admission."""
 
     meter: str
     rate_per_s: float
     ceiling_per_s: float
     refill_per_s: float
-    """By the capacity that was spare then."""
 
 
 def refills_of(states: Iterable[LimitState]) -> tuple[Refill, ...]:
-    """Those among the limits' states; of limits on all tenants together a tenant reads no numbers."""
+    """Limits on all tenants together are left out: tenants read no numbers of those."""
     return tuple(
         Refill(limit.meter.value, limit.rate_per_s, limit.ceiling_per_s, state.refill_per_s)
         for state in states
@@ -72,29 +68,24 @@ class Account(msgspec.Struct, frozen=True):
     cached_tokens: int
     preemptions: int
     top_ups: int = 0
-    """How often more was held while it decoded."""
+    """How often its hold was enlarged while it decoded."""
     upstream: str | None = None
-    """The replica that ran it; None: it came to none."""
+    """None: no replica ran it."""
     basis: str = "engine"
-    """The counter of its tokens, see `gateway.upstream.base.CountedOutcome`; `engine`: our own."""
     decisions: Sequence[Decision] = ()
-    """What the engines' schedulers decided about it."""
     decode: DecodeShare | None = None
-    """How its tokens came; None: an upstream that says nothing of it computed them, or none did."""
+    """None: unknown, or no tokens were computed."""
     moves: Sequence[TierMove] = ()
-    """Between tiers, while it waited."""
     redemption: Redemption | None = None
-    """The verdict on its quote; None: it had none."""
+    """None: no quote."""
     reasoning_tokens: int = 0
-    """Of the output, as other servers say."""
     incomplete: str = ""
-    """What was cut in the middle: `tool_calls`, `json` or nothing (empty)."""
+    """What was cut short: `tool_calls`, `json` or nothing (empty)."""
     unknown_finish: str = ""
-    """The finish reason of a server that is none that is known: shown as `stop`; empty: none."""
+    """A server's unknown finish reason, shown as `stop`; empty: none."""
     fallback: Fallback | None = None
-    """Which pool of its alias's chain took it; None: it asked for no chain."""
+    """None: it asked for no chain."""
     refills: Sequence[Refill] = ()
-    """Of the limits with a ceiling that it was held on."""
 
     def as_json(self) -> dict[str, Any]:
         """The `fairgate` object of the answer, to be encoded."""
@@ -117,26 +108,26 @@ class Account(msgspec.Struct, frozen=True):
             },
             "scheduling": [
                 {
-                    "kind": each.kind,
-                    "after_s": _rounded(each.at_s),
-                    "rule": each.rule,
-                    "rank": each.rank,
+                    "kind": decision.kind,
+                    "after_s": _rounded(decision.at_s),
+                    "rule": decision.rule,
+                    "rank": decision.rank,
                     # Not who they are: they may be another tenant's.
-                    "others": len(each.others),
-                    "displaced_tokens": each.displaced_tokens,
+                    "others": len(decision.others),
+                    "displaced_tokens": decision.displaced_tokens,
                 }
-                for each in self.decisions
+                for decision in self.decisions
             ],
             "displaced": _displaced(self.decisions),
             "decode": None if self.decode is None else decode_as_json(self.decode),
             "moves": [
                 {
-                    "from": each.before.value,
-                    "to": each.after.value,
-                    "after_s": _rounded(each.after_s),
-                    "by": each.by,
+                    "from": move.before.value,
+                    "to": move.after.value,
+                    "after_s": _rounded(move.after_s),
+                    "by": move.by,
                 }
-                for each in self.moves
+                for move in self.moves
             ],
             "tokens": _account(
                 held.input_tokens + held.output_tokens, charged.input_tokens + charged.output_tokens
@@ -151,7 +142,7 @@ class Account(msgspec.Struct, frozen=True):
         if self.fallback is not None:
             shown["fallback"] = self.fallback.as_json()
         if self.refills:
-            shown["refills"] = [msgspec.structs.asdict(each) for each in self.refills]
+            shown["refills"] = [msgspec.structs.asdict(refill) for refill in self.refills]
         if self.stop_cause is not None:
             shown["stop_cause"] = self.stop_cause
         if self.incomplete:
@@ -162,25 +153,25 @@ class Account(msgspec.Struct, frozen=True):
 
 
 def decode_together(shares: Iterable[DecodeShare]) -> DecodeShare:
-    """The sum over the sequences of a request; a step that two sat out counts twice."""
+    """Sums over the sequences of a request; a step that two sat out counts twice."""
     listed = list(shares)
     if len(listed) == 1:
         return listed[0]
     sat_out_for: Counter[str] = Counter()
-    for each in listed:
-        sat_out_for.update(each.sat_out_for)
+    for decision in listed:
+        sat_out_for.update(decision.sat_out_for)
     return DecodeShare(
-        floor_tokens=sum(each.floor_tokens for each in listed),
-        turn_tokens=sum(each.turn_tokens for each in listed),
-        sat_out_own=sum(each.sat_out_own for each in listed),
-        sat_out_share=sum(each.sat_out_share for each in listed),
-        sat_out_tier=sum(each.sat_out_tier for each in listed),
+        floor_tokens=sum(decision.floor_tokens for decision in listed),
+        turn_tokens=sum(decision.turn_tokens for decision in listed),
+        sat_out_own=sum(decision.sat_out_own for decision in listed),
+        sat_out_share=sum(decision.sat_out_share for decision in listed),
+        sat_out_tier=sum(decision.sat_out_tier for decision in listed),
         sat_out_for=dict(sat_out_for),
     )
 
 
 def decode_as_json(share: DecodeShare) -> dict[str, Any]:
-    """How tokens came, without the names of other tenants."""
+    """Without the names of other tenants."""
     return {
         "floor_tokens": share.floor_tokens,
         "turn_tokens": share.turn_tokens,
@@ -189,18 +180,17 @@ def decode_as_json(share: DecodeShare) -> dict[str, Any]:
 
 
 def _displaced(decisions: Sequence[Decision]) -> dict[str, int]:
-    """What soft preemption did: `by_this` counts the tokens that others stood back for it (and how many times
-    it took a place), `of_this` the tokens that it stood back for others (and how often it lost its place).
-
-    Who they are is not told, for they may be another tenant's; `scheduling` has the rule of each case."""
-    took = [each for each in decisions if each.kind in TOOK_A_PLACE and each.others]
+    """What soft preemption did. `by_this`: tokens that others stood back for it, and how often it took a
+    place; `of_this`: tokens that it stood back for, and how often it lost its place. Others may be other
+    tenants' and are not named."""
+    took = [decision for decision in decisions if decision.kind in TOOK_A_PLACE and decision.others]
     # A sequence that waits for memory has lost no place.
-    lost = [each for each in decisions if each.kind in LOST_ITS_PLACE and each.others]
+    lost = [decision for decision in decisions if decision.kind in LOST_ITS_PLACE and decision.others]
     return {
-        "places_taken": sum(len(each.others) for each in took),
-        "tokens_by_this": sum(each.displaced_tokens for each in took),
+        "places_taken": sum(len(decision.others) for decision in took),
+        "tokens_by_this": sum(decision.displaced_tokens for decision in took),
         "places_lost": len(lost),
-        "tokens_of_this": sum(each.displaced_tokens for each in lost),
+        "tokens_of_this": sum(decision.displaced_tokens for decision in lost),
     }
 
 

@@ -24,12 +24,9 @@ _AS_JSON = (
     b'"tokens_ahead":{"own":%d,"others":%d,"higher_tier":%d},"basis":%s,"samples":%d,"saturated":%s}'
 )
 _encode_basis = lru_cache(maxsize=64)(msgspec.json.Encoder().encode)
-"""There are only a few."""
 
 
 class Estimate(msgspec.Struct, frozen=True, gc=False):
-    """A forecast for one request in one tier, with its price."""
-
     wait_s: Seconds
     ttft_s: Seconds
     tpot_s: Seconds
@@ -37,17 +34,16 @@ class Estimate(msgspec.Struct, frozen=True, gc=False):
     output_tokens: Whole
     cost_nanousd: Whole
     max_cost_nanousd: int
-    """Of the longest answer that may come: never exceeded."""
+    """Of the longest answer: never exceeded."""
     tokens_ahead: dict[str, int]
-    """Cost tokens that go first, by cause."""
+    """By cause."""
     basis: str
     samples: int
     saturated: bool
     promise: Promise | None = None
-    """What it is held against once the request is over."""
+    """What it is compared with once the request is over."""
 
     def as_json(self) -> dict[str, Any]:
-        """As the API shows it."""
         wait_s, ttft_s, tpot_s, e2e_s = self.wait_s, self.ttft_s, self.tpot_s, self.e2e_s
         tokens, cost = self.output_tokens, self.cost_nanousd
         return {
@@ -64,7 +60,7 @@ class Estimate(msgspec.Struct, frozen=True, gc=False):
         }
 
     def encoded(self) -> msgspec.Raw:
-        """`as_json` as every answer has it: written in one go, for half of what dictionaries cost."""
+        """`as_json` written in one go, at half the cost of dictionaries."""
         (wait_p50_s, wait_p90_s), (ttft_p50_s, ttft_p90_s) = self.wait_s, self.ttft_s
         (tpot_p50_s, tpot_p90_s), (e2e_p50_s, e2e_p90_s) = self.tpot_s, self.e2e_s
         (tokens_p50, tokens_p90), (cost_p50, cost_p90) = self.output_tokens, self.cost_nanousd
@@ -82,7 +78,7 @@ class Estimate(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class Times:
-    """When what happened to one request, on the gateway's clock. None: it did not come to that."""
+    """Times of one request on the gateway's clock. None: it did not get that far."""
 
     arrived_s: float
     dispatched_s: float | None = None
@@ -106,7 +102,7 @@ class Times:
         return None if self.ended_s is None else self.ended_s - self.arrived_s
 
     def without(self, to_first_s: float, to_end_s: float) -> Times:
-        """As if it had taken so much less to its first token, and to its end; in the same order."""
+        """The times if it had taken so much less to its first token and to its end; in the same order."""
         arrived_s = self.arrived_s
         first_s = _earlier(self.first_token_s, to_first_s, arrived_s)
         last_s = _earlier(self.last_token_s, to_end_s, first_s or arrived_s)
@@ -133,15 +129,14 @@ def _earlier(at_s: float | None, seconds: float, least_s: float) -> float | None
 
 
 class Promise(msgspec.Struct, frozen=True, gc=False):
-    """The times behind an estimate, before they were corrected, and where such ones are compared with the
-    truth."""
+    """The uncorrected times behind an estimate, and what they are compared by."""
 
     bucket: Bucket
     raw: Forecast | Figures
     is_tracked: bool = True
     """Corrections learn from it."""
     is_learned: bool = True
-    """It is corrected by what became of earlier ones; only such a quote binds."""
+    """It is corrected by earlier requests; only such a quote binds."""
 
 
 def calibrate(
@@ -153,7 +148,7 @@ def calibrate(
     is_counted: bool = True,
     is_learned: bool = True,
 ) -> None:
-    """Tells the calibration what a request that was answered in full really waited and took."""
+    """Feeds the calibration with the actual times of a request that was answered in full."""
     promise = estimate.promise
     if promise is None:
         return

@@ -1,8 +1,7 @@
-"""Fallback along an alias's chain: why a pool was passed over, at what price another one was taken.
+"""Fallback along an alias's chain: why a pool was passed over, and the price of the one taken.
 
-Prices are compared token by token, in the tier of the request: a pool is as dear as the dearest of its prices
-(input, cached input, output) beside the first pool's. So what is taken is never dearer than was allowed,
-however long the answer becomes. Pure.
+A pool's price ratio is the largest over its prices (input, cached input, output) in the request's tier, so
+what is taken is never dearer than allowed, however long the answer becomes. Pure.
 """
 
 from __future__ import annotations
@@ -18,14 +17,12 @@ from tenants.pricing.pricing import PriceBook, PriceEntry
 
 
 class FallbackReason(StrEnum):
-    """Why a pool of a chain did not take a request."""
-
     BUDGET = "budget"
-    """A limit has no room for it, at this model's price, or it could cost more than its client allows."""
+    """A limit has no room for it at this model's price, or it could cost more than its client allows."""
     CAPABILITY = "capability"
-    """None of its servers can do what the request asks for: tools, images, a field of its server."""
+    """No server can do what the request asks for."""
     CONTEXT = "context"
-    """It is longer than this model's context."""
+    """Longer than this model's context."""
     DEADLINE = "deadline"
     """It would be late, or wait longer than its client allows, or this model's queue is full."""
     HEALTH = "health"
@@ -37,32 +34,28 @@ class FallbackReason(StrEnum):
 
 
 class PoolTried(msgspec.Struct, frozen=True):
-    """A pool that was passed over."""
-
     model: str
     reason: FallbackReason
 
 
 class Fallback(msgspec.Struct, frozen=True):
-    """Which pool of a chain a request came to, and why to no earlier one."""
+    """The pool of a chain that took a request, and why earlier ones did not."""
 
     asked: str
     """The alias."""
     taken: str | None
     """None: no pool took it."""
     tried: tuple[PoolTried, ...] = ()
-    """In their order."""
     price_ratio: float | None = None
-    """The dearest price of the pool taken over the same price of the first."""
+    """The largest ratio of a price of the pool taken to the same price of the first."""
     price_picousd: tuple[int, int, int] | None = None
-    """Of a token, as the request is charged: input, cached input, output."""
+    """Per token as charged: input, cached input, output."""
 
     def as_json(self) -> dict[str, Any]:
-        """As accounts and errors show it."""
         shown: dict[str, Any] = {
             "asked": self.asked,
             "taken": self.taken,
-            "tried": [{"model": each.model, "reason": each.reason.value} for each in self.tried],
+            "tried": [{"model": attempt.model, "reason": attempt.reason.value} for attempt in self.tried],
             "price_ratio": None if self.price_ratio is None else round(self.price_ratio, 6),
         }
         if self.price_picousd is not None:
@@ -81,8 +74,8 @@ class NoneTook(Exception):
 
 
 def price_ratio(first: PriceEntry, other: PriceEntry) -> float:
-    """The largest ratio of a price of `other` to the same price of `first`; infinite where only `first` is
-    free of it, 1 where both are free of all."""
+    """The largest ratio of a price of `other` to the same price of `first`; infinite if only `first` is free,
+    1 if both are."""
     pairs = list(zip(other.token_picousd, first.token_picousd, strict=True))
     ratios = [mine / theirs if theirs else math.inf for mine, theirs in pairs if mine or theirs]
     return max(ratios, default=1.0)

@@ -7,20 +7,18 @@ import os
 REQUEST_ID_PREFIX = "req_"
 CHAT_ID_PREFIX = "chatcmpl-"
 TEXT_ID_PREFIX = "cmpl-"
-"""Of completions, as OpenAI's are named; the rest is the request's own."""
+"""As OpenAI's; the rest is the request's own."""
 RANDOM_BYTES = 10
 _DRAWN_AT_ONCE = 400
-"""Ids' worth of random bytes: to ask the operating system for each costs more than all else about an id."""
+"""Ids' worth of random bytes drawn at once: asking the operating system for each costs more than all else
+about an id."""
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = [high + low for high in _ALPHABET for low in _ALPHABET]
 _SHIFTS = range(120, -1, -10)
 
 
 def new_request_id(unix_s: float) -> str:
-    """`req_` and 26 characters: 48 bits of milliseconds, 80 random bits, in Crockford's base 32 (a ULID).
-
-    Ids sort by time, and no two gateways agree on one beforehand.
-    """
+    """`req_` and a ULID: 48 bits of milliseconds, 80 random bits, in Crockford's base 32."""
     value = (int(unix_s * 1000) & (2**48 - 1)) << 80 | int.from_bytes(_random_bytes())
     return REQUEST_ID_PREFIX + "".join([_PAIRS[value >> shift & 1023] for shift in _SHIFTS])
 
@@ -40,12 +38,10 @@ def _random_bytes() -> bytes:
 
 
 def completion_id(request_id: str, *, is_chat: bool) -> str:
-    """The id that a completion shows its client."""
     return (CHAT_ID_PREFIX if is_chat else TEXT_ID_PREFIX) + request_id.removeprefix(REQUEST_ID_PREFIX)
 
 
 def request_id_of(shown: str) -> str:
-    """The id of a request, given that or the id of its completion."""
     for prefix in (CHAT_ID_PREFIX, TEXT_ID_PREFIX):
         if shown.startswith(prefix):
             return REQUEST_ID_PREFIX + shown.removeprefix(prefix)
@@ -53,5 +49,5 @@ def request_id_of(shown: str) -> str:
 
 
 def sequence_id(request_id: str, index: int) -> str:
-    """The engine's name for one stream of tokens of a request."""
+    """The engine's name for one sequence of a request."""
     return f"{request_id}.{index}"

@@ -6,8 +6,6 @@ from enum import StrEnum
 
 
 class RequestOutcome(StrEnum):
-    """What became of a request that held budget."""
-
     COMPLETED = "completed"
     DISCONNECTED = "disconnected"
     """The client left; what was emitted is charged."""

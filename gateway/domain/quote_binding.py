@@ -16,10 +16,8 @@ async def _keep() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A redeemed quote, and the prices that it named."""
-
     quote: Quote
     prices: PriceBook
     estimate: Estimate
     release: Callable[[], Awaitable[None]] = _keep
-    """Nothing was charged: the quote may be redeemed again."""
+    """Call if nothing was charged: the quote may be redeemed again."""

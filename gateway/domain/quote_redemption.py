@@ -1,10 +1,10 @@
-"""Judges whether a redeemed quote was kept, and computes the credit for a miss.
+"""Judges whether a redeemed quote was kept, and computes the credit for a miss. Pure.
 
-The quoted p90 of TTFT is the promise for every request. That of the whole answer counts only where the answer
-was no longer than the quoted p90 of its length. Not ours: time for which the tenant's own limits held the
-request back or its client did not read, time that went to its tenant's own work which the quote did not count
-(`gateway/explain/own_work.py`), and what the client ended. Time that our stores took is ours; a fault of ours
-breaks the promise whatever the clock says. A quote that does not bind is judged and never credited. Pure.
+The quoted p90 of TTFT always binds; that of the whole answer only if the answer was no longer than the quoted
+p90 of its length. Not counted: time the tenant's own limits held the request back, time its client did not
+read, its tenant's own work that the quote did not include (`gateway/explain/own_work.py`), and ends by the
+client. Our stores' time counts, and our own faults break the promise in any case. A quote that does not bind
+is judged and never credited.
 """
 
 from __future__ import annotations
@@ -25,33 +25,27 @@ OURS = frozenset(
         RequestOutcome.FAILED,
     }
 )
-"""Ends that break a promise by themselves."""
 JUDGED = frozenset({RequestOutcome.COMPLETED})
 
 
 @dataclass(frozen=True, slots=True)
 class Redemption:
-    """The verdict on a redeemed quote."""
-
     offer_id: str
     is_kept: bool | None
-    """None: its client ended it, or it had no turn to be judged by."""
+    """None: its client ended it, or it never ran."""
     missed: tuple[str, ...] = ()
     """`ttft`, `e2e`, or the outcome."""
     credit_nanousd: int = 0
-    """Given back, of what was charged."""
     is_binding: bool = True
     own_s: tuple[float, float] = (0.0, 0.0)
-    """Of the time to the first token and of the whole time: what went to its tenant's own later work."""
+    """Of the time to the first token and the whole time: its tenant's own later work."""
     is_capped: bool = False
-    """Its tenant has had the most that is credited in a day: `credit_nanousd` is less than was due."""
+    """The tenant's daily maximum of credits was reached."""
 
     def capped_at(self, credited_nanousd: int) -> Redemption:
-        """Credited with so much only."""
         return replace(self, credit_nanousd=credited_nanousd, is_capped=True)
 
     def as_json(self) -> dict[str, Any]:
-        """As the account shows it."""
         return {
             "id": self.offer_id,
             "kept": self.is_kept,
@@ -77,11 +71,10 @@ def redemption_of(
     own_s: tuple[float, float] = (0.0, 0.0),
     is_binding: bool = True,
 ) -> Redemption:
-    """`output_tokens` emitted and `cost_nanousd` charged in all; `limited_s`: how long its tenant's
-    limits kept it out of the queue; `rested_s`: how long it rested while decoding, for those limits or for a
-    client that did not read; `credit_share` of the charge is credited for a miss of ours, if the quote
-    `is_binding`; `own_s`: of the times to its first and its last token, what its tenant's own later work
-    took."""
+    """`output_tokens` emitted and `cost_nanousd` charged in all; `limited_s`: held out of the queue by its
+    tenant's limits; `rested_s`: paused while decoding, for those limits or a client that did not read;
+    `credit_share` of the charge is credited for a miss of ours, if the quote `is_binding`; `own_s`: its
+    tenant's own later work in the times to its first and its last token."""
     if outcome in OURS:
         missed: tuple[str, ...] = (outcome.value,)
     elif outcome in JUDGED:

@@ -37,22 +37,19 @@ class BadQuote(Exception):
 
 
 class Quote(msgspec.Struct, frozen=True, array_like=True):
-    """One tier of one offer."""
-
     offer_id: str
-    """The same in every tier that was offered: one of them can be redeemed, once."""
+    """The same in every tier: one of them can be redeemed, once."""
     tenant_id: str
     key_id: str
     model: str
     digest: bytes
-    """Of what was quoted, see `digest_of`."""
     is_sized: bool
-    """It was quoted by its length alone: any prompt of that length redeems it."""
+    """Quoted by length alone: any prompt of that length redeems it."""
     tier: str
     rank: int
     price_version: int
     issued_s: float
-    """Unix time; together with `expires_s` of the gateways' clocks."""
+    """Unix time, as `expires_s`."""
     expires_s: float
     input_tokens: int
     choices: int
@@ -62,7 +59,7 @@ class Quote(msgspec.Struct, frozen=True, array_like=True):
     max_cost_nanousd: int
     told: Figures
     raw: Figures
-    """As forecast before its correction: what it is judged by later."""
+    """Before correction: what it is judged by later."""
     load: int
     tokens_ahead: dict[str, int]
     basis: str
@@ -74,7 +71,6 @@ class Quote(msgspec.Struct, frozen=True, array_like=True):
     """Made while other quotes of its tenant were outstanding."""
 
     def estimate(self) -> Estimate:
-        """What was promised, in the form in which every request has its estimate."""
         bucket = Bucket("together" if self.is_together else "binding", False, self.rank, self.load)
         return Estimate(
             wait_s=self.told.wait_s,
@@ -104,8 +100,8 @@ def figures_of(times: HasTimes) -> Figures:
 def digest_of(
     model: str, prompts: Sequence[Sequence[int]], choices: int, max_tokens: int, *, sized: bool = False
 ) -> bytes:
-    """What a request and its quote have in common: the model, the prompt as tokens (`sized`: only how many),
-    how many answers, and how long they may be."""
+    """What a request and its quote have in common: model, prompt tokens (`sized`: only their number),
+    choices, longest answer."""
     digest = hashlib.sha256(f"{model}\n{choices}\n{max_tokens}\n{len(prompts)}\n".encode())
     for prompt in prompts:
         digest.update(b"%d\n" % len(prompt))
@@ -115,19 +111,16 @@ def digest_of(
 
 
 class Signer:
-    """Makes tokens, and reads its own."""
-
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
         self._decoder = msgspec.msgpack.Decoder(Quote)
 
     def sign(self, quote: Quote) -> str:
-        """The token of a quote."""
         payload = _encode(msgspec.msgpack.encode(quote))
         return f"{PREFIX}.{payload}.{_encode(self._signature(payload))}"
 
     def open(self, token: str) -> Quote:
-        """Raises `BadQuote` with the reason, fit for people."""
+        """Raises `BadQuote` with a reason for people."""
         if len(token) > MAX_TOKEN_CHARACTERS:
             raise BadQuote(f"it has {len(token)} characters; the most is {MAX_TOKEN_CHARACTERS}")
         prefix, _, rest = token.partition(".")
@@ -164,7 +157,7 @@ def quote_of(
     choices: int,
     max_tokens: int,
 ) -> Quote:
-    """The promise of an estimate. It must have one to be held against."""
+    """The estimate must have a promise."""
     promise = estimate.promise
     assert promise is not None, "an estimate of our own has a promise"
     return Quote(

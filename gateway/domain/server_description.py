@@ -1,8 +1,7 @@
-"""Description of the server that ran a request, and the terms of the key that sent it.
+"""The server that ran a request, and the terms of its key, as stored beside timelines. Pure.
 
-Stored beside timelines, so that recorded traffic can be replayed by what was in force then, whatever the
-settings say now (`fairgate whatif`). Both are JSON with a version number; what a later version adds must have
-a default. Pure.
+For replaying recorded traffic with the settings of its time (`fairgate whatif`). JSON with a version number;
+fields added later must have a default.
 """
 
 from __future__ import annotations
@@ -20,12 +19,10 @@ VERSION = 1
 
 
 class UnreadableDescription(ValueError):
-    """Stored bytes that are no description of this version; the message says of which they are."""
+    """Stored bytes of no known version; the message names the description."""
 
 
 class DescribedEngine(msgspec.Struct, frozen=True):
-    """Sizes of one replica, as it announced them."""
-
     device: str
     context_tokens: int
     block_tokens: int
@@ -35,7 +32,6 @@ class DescribedEngine(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, ready: Ready) -> DescribedEngine:
-        """From what an engine says first."""
         return cls(
             ready.model.device,
             ready.model.context_tokens,
@@ -47,19 +43,18 @@ class DescribedEngine(msgspec.Struct, frozen=True):
 
     @property
     def kv_tokens(self) -> int:
-        """What its KV cache holds."""
         return self.num_blocks * self.block_tokens
 
 
 class DescribedQueue(msgspec.Struct, frozen=True):
-    """Settings of the queue in front of the engines. What a control loop moves since is not in it."""
+    """The queue's settings; changes by a control loop are not included."""
 
     lookahead_sequences: int
     kv_window: float
     ageing_s: tuple[float, ...]
     """By rank of the tier; 0: requests of that tier do not age."""
     long_tokens: int
-    """0: by the context of the model."""
+    """0: by the model's context."""
     long_share_sequences: float
     long_share_kv: float
     batch_share: float
@@ -67,7 +62,6 @@ class DescribedQueue(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, config: GatewayConfig) -> DescribedQueue:
-        """As a gateway is set up."""
         return cls(
             config.lookahead_sequences,
             config.kv_window,
@@ -85,31 +79,30 @@ class ServerDescription(msgspec.Struct, frozen=True):
 
     gateway_id: str
     model: str
-    """The served model: its queue's name."""
     is_foreign: bool
-    """Some replica is another server, whose sizes and steps are not known."""
+    """Some replica is another server, whose sizes and steps are unknown."""
     engines: tuple[DescribedEngine, ...]
-    """The replicas that had announced themselves."""
+    """Those that had announced themselves."""
     policy: str
     options: dict[str, str | int | float]
-    """Of the policy, as far as they are not the defaults."""
+    """Only those that differ from the defaults."""
     queue: DescribedQueue
     step_time: StepTime | None = None
-    """The mean of the last minutes; None: not known."""
+    """The mean of the last minutes; None: unknown."""
     version: int = VERSION
 
 
 class RequestTerms(msgspec.Struct, frozen=True):
-    """What a key was entitled to when it sent a request."""
+    """A key's rights when it sent a request."""
 
     weight: float
     reserved_cost_per_s: float = 0.0
     limits: tuple[Limit, ...] = ()
-    """Those in force that the request was held on."""
+    """Those the request was held on."""
     price: PriceEntry | None = None
-    """Of its model and tier, where limits need it to count tokens and money."""
+    """Of its model and tier, if limits need it."""
     reserved_tier: Tier | None = None
-    """The tier that the reservation is for; None: all."""
+    """The tier of the reservation; None: all."""
     version: int = VERSION
 
 
@@ -121,17 +114,14 @@ class _Versioned(msgspec.Struct, frozen=True):
 
 
 def packed(described: ServerDescription | RequestTerms) -> bytes:
-    """As it is stored."""
     return msgspec.json.encode(described)
 
 
 def server_of(content: bytes) -> ServerDescription:
-    """The inverse of `packed`. Raises `UnreadableDescription`."""
     return _unpacked(content, ServerDescription)
 
 
 def terms_of(content: bytes) -> RequestTerms:
-    """The inverse of `packed`. Raises `UnreadableDescription`."""
     return _unpacked(content, RequestTerms)
 
 

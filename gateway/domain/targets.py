@@ -1,12 +1,12 @@
-"""Targets of a request: what was promised to it, and what its client asks for.
+"""Targets of a request: what was promised to it, and what its client asks for. Pure.
 
-Promised are the SLO of its tenant and tier and the quote that it redeems; of several the tightest counts.
-Where neither says when the whole answer is due, it is due when the pace that they name gets to the predicted
-end, or, without a pace, with its first token. These order requests of different tenants, so what is promised
-is counted from the moment at which the tenant's own limits let the request into the queue.
+Promised are the SLO of its tenant and tier and its quote; the tightest counts. If neither bounds the whole
+answer, it is due when the promised pace reaches the predicted end or, without a pace, with its first token.
+These order requests of different tenants, so they count from when the tenant's own limits let the request
+into the queue.
 
-A client's timeout is a wish. It has a request refused early (`deadline_check.py`) and orders its tenant's own
-requests. It never counts between tenants: there the shortest timeout would always have the first place. Pure.
+A client's timeout only has a request refused early (`deadline_check.py`) and orders its tenant's own
+requests: between tenants, the shortest timeout would always win.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 from gateway.domain.estimate import Estimate
 
 LEAST_S = 0.001
-"""What is due earlier is due after that: for an engine 0 is no target."""
+"""An engine reads 0 as no target."""
 
 
 class SubmitTargets(TypedDict):
@@ -32,18 +32,18 @@ class SubmitTargets(TypedDict):
 
 
 class RequestTargets(msgspec.Struct, frozen=True):
-    """When what is due. Instants are of the gateway's clock; None: not said."""
+    """When what is due, on the gateway's clock. None: no target."""
 
     first_token_s: float | None = None
     tpot_s: float | None = None
     """Seconds for each further token."""
     deadline_s: float | None = None
-    """For the whole answer, as promised."""
+    """Promised, for the whole answer."""
     own_deadline_s: float | None = None
-    """As its client asks, where that is earlier than what is promised."""
+    """The client's, if earlier than what is promised."""
 
     def for_engine(self, now_s: float) -> SubmitTargets:
-        """The fields of a `Submit` sent now."""
+        """For a `Submit` sent now."""
 
         def left_s(instant_s: float | None) -> float | None:
             return None if instant_s is None else max(LEAST_S, instant_s - now_s)
@@ -67,8 +67,8 @@ def targets_of(
     expires_s: float | None,
     output_tokens: int,
 ) -> RequestTargets:
-    """The tightest of each. `slo_s`: seconds by metric; `since_s`: when its limits let it in; `expires_s`: by
-    its client's word; `output_tokens`: predicted, of each sequence."""
+    """The tightest of each. `slo_s`: seconds by metric; `since_s`: when its limits let it in; `expires_s`:
+    its client's; `output_tokens`: predicted, of each sequence."""
     ttft_s = _least(slo_s.get("ttft"), None if quoted is None else quoted.ttft_s[1])
     e2e_s = _least(slo_s.get("e2e"), None if quoted is None else quoted.e2e_s[1])
     tpot_s = slo_s.get("tpot")
@@ -84,4 +84,4 @@ def targets_of(
 
 
 def _least(*seconds: float | None) -> float | None:
-    return min((each for each in seconds if each is not None), default=None)
+    return min((value_s for value_s in seconds if value_s is not None), default=None)

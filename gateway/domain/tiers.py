@@ -14,13 +14,13 @@ SERVICE_TIERS: dict[str, Tier | None] = {
     "standard": Tier.STANDARD,
     "batch": Tier.BATCH,
 }
-"""`service_tier` to tier; None: the key's default. Our own names are a vendor extra."""
+"""None: the key's default. Our own names are a vendor extra."""
 TIER_NAMES: dict[Tier, str] = {Tier.INTERACTIVE: "priority", Tier.STANDARD: "default", Tier.BATCH: "flex"}
 """What `service_tier` says in the answer: the tier really used, in OpenAI's words."""
 
 
 def tier_of(service_tier: str | None, principal: Principal) -> Tier:
-    """The tier a request runs in. Raises `ApiError`: 400 for a name unknown, 403 for one not allowed."""
+    """Raises `ApiError`: 400 for an unknown name, 403 for one not allowed."""
     asked = "auto" if service_tier is None else service_tier
     tier = tier_named(asked, principal.default_tier)
     if tier not in principal.tiers:
@@ -30,7 +30,7 @@ def tier_of(service_tier: str | None, principal: Principal) -> Tier:
 
 
 def tier_named(service_tier: str, default: Tier) -> Tier:
-    """The tier behind a name, allowed or not. Raises `ApiError` (400)."""
+    """The tier of a name, allowed or not. Raises `ApiError` (400)."""
     if service_tier not in SERVICE_TIERS:
         raise errors.bad_request(
             f"Invalid 'service_tier': '{service_tier[:64]}'. It is one of {', '.join(SERVICE_TIERS)}.",

@@ -1,10 +1,9 @@
-"""Timeline of a request: numbered events with their times.
+"""Timeline of a request: numbered events with their times. Pure.
 
-An event is a kind, microseconds since the request's arrival, and some integers whose meaning `FIELDS`
-has. While a request runs only a few are noted, each an append to a list; the rest is assembled at its end
-from its times, its engine's outcome and its leases (`assemble`). Stored it is a packed array of arrays, some
-150 bytes. Bounded: of very many events the first and the last of each kind are kept, with the number left
-out. Pure.
+An event is a kind, microseconds since the request's arrival, and some integers (`FIELDS`). While a request
+runs only a few are noted, each an append to a list; the rest is assembled at its end (`assemble`). Stored as
+a packed array of arrays of some 150 bytes. Bounded: of very many events the first and last of each kind are
+kept, with the number left out.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from gateway.domain.outcomes import RequestOutcome
 VERSION = 1
 MAX_EVENTS = 64
 MAX_NOTES = 64
-"""Noted while it runs."""
+"""While it runs."""
 OUTCOMES = tuple(RequestOutcome)
-"""By the number in `ENDED`. New ones are added at the end."""
+"""By the number in `ENDED`; new ones are appended."""
 _IN_ORDER = itemgetter(1, 0)
-"""Of notes: by time, and of one instant by kind."""
+"""By time, then by kind."""
 
 
 class TimelineKind(IntEnum):
-    """What happened. The numbers are stored: none is ever given another meaning."""
+    """Kinds of events. The numbers are stored and never change their meaning."""
 
     RECEIVED = 1
     QUOTED = 2
@@ -111,10 +110,8 @@ _PLACES: dict[int, dict[str, int]] = {
 
 
 class Whose(IntEnum):
-    """The request that took its place."""
-
     UNKNOWN = 0
-    """Another gateway's, or one that had ended by then."""
+    """Another gateway's, or one that had ended."""
     OWN = 1
     """Of the same tenant."""
     OTHER = 2
@@ -123,15 +120,13 @@ class Whose(IntEnum):
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True):
-    """One thing that happened."""
-
     kind: int
     at_us: int
     """Since the request arrived."""
     numbers: tuple[int, ...] = ()
 
     def as_json(self) -> dict[str, object]:
-        """With the names of its numbers. A kind that a newer version wrote is called by its number."""
+        """A kind that a newer version wrote is shown by its number."""
         if self.kind not in FIELDS:
             return {"event": f"kind {self.kind}", "at_s": self.at_us / 1e6, "numbers": list(self.numbers)}
         shown: dict[str, object] = {"event": TimelineKind(self.kind).name.lower(), "at_s": self.at_us / 1e6}
@@ -154,7 +149,7 @@ _decode = msgspec.msgpack.Decoder(_Packed).decode
 
 
 class UnreadableTimeline(ValueError):
-    """Stored bytes that are no timeline of this or an earlier version."""
+    """Stored bytes that are no timeline of a known version."""
 
 
 Note = tuple[int, float, tuple[int, ...]]
@@ -163,7 +158,7 @@ Note = tuple[int, float, tuple[int, ...]]
 
 @dataclass(slots=True)
 class Timeline:
-    """Notes taken while a request runs. `note` is its only cost on the request's path."""
+    """Notes taken while a request runs; `note` is its only cost on the request's path."""
 
     notes: list[Note]
 
@@ -171,12 +166,12 @@ class Timeline:
         self.notes = []
 
     def note(self, kind: TimelineKind, at_s: float, *numbers: int) -> None:
-        """Something happened, on the gateway's clock. Beyond `MAX_NOTES` nothing is noted any more."""
+        """Beyond `MAX_NOTES` nothing is noted."""
         if len(self.notes) < MAX_NOTES:
             self.notes.append((kind, at_s, numbers))
 
     def waited_s(self, *kinds: TimelineKind) -> float:
-        """For how long it waited for any of `kinds`, which begin with the microseconds of a wait."""
+        """Total of the given kinds, whose first number is the microseconds of a wait."""
         if not self.notes:
             return 0.0
         return together(
@@ -185,13 +180,12 @@ class Timeline:
 
 
 def wait_span(kind: int, at: float, waited: float) -> tuple[float, float]:
-    """From when to when it waited, in one unit of time: a top-up is noted at its wait's end, a stalled reader
-    at its beginning."""
+    """Start and end of a wait: a top-up is noted at its wait's end, a stalled reader at its start."""
     return (at - waited, at) if kind == TimelineKind.TOPPED_UP else (at, at + waited)
 
 
 def together(spans: Iterable[tuple[float, float]]) -> float:
-    """For how long at least one of them lasted: a request's sequences wait at the same time."""
+    """How long at least one of the spans lasted: a request's sequences wait at the same time."""
     total, until = 0.0, -math.inf
     for start, end in sorted(spans):
         if end > until:
@@ -210,13 +204,13 @@ def assemble(
     charged: tuple[int, int, int],
     whose: Callable[[Sequence[str]], Whose] = lambda _: Whose.UNKNOWN,
 ) -> list[Event]:
-    """The whole timeline, in order. `outcomes` are the engine's, whose clock begins with the dispatch;
-    `charged` input tokens, output tokens, nano-dollars; `whose` tells of sequences who they belong to."""
+    """The whole timeline in order. `outcomes`' clocks start with the dispatch; `charged`: input tokens,
+    output tokens, nano-dollars; `whose`: owners of sequences."""
     arrived_s = times.arrived_s
     notes = timeline.notes.copy()
     if times.dispatched_s is not None:
-        for index, each in enumerate(outcomes):
-            notes += _at_the_engine(each, index, times.dispatched_s, whose)
+        for index, part in enumerate(outcomes):
+            notes += _at_the_engine(part, index, times.dispatched_s, whose)
     if times.first_token_s is not None:
         notes.append((TimelineKind.FIRST_TOKEN, times.first_token_s, ()))
     if times.last_token_s is not None:
@@ -235,29 +229,28 @@ def assemble(
 
 
 def _at_the_engine(
-    outcome: SequenceOutcome,
-    index: int,
-    began_s: float,
-    whose: Callable[[Sequence[str]], Whose],
+    outcome: SequenceOutcome, index: int, began_s: float, whose: Callable[[Sequence[str]], Whose]
 ) -> list[Note]:
     notes: list[Note] = []
     has_started = False
-    for each in outcome.decisions:
-        at_s = began_s + each.at_s
-        match each.kind:
+    for decision in outcome.decisions:
+        at_s = began_s + decision.at_s
+        match decision.kind:
             case "admit" if not has_started:
                 has_started = True
                 notes.append((TimelineKind.ADMITTED, at_s, (index, outcome.cached_tokens)))
             case "admit" | "resume":
                 notes.append((TimelineKind.RESUMED, at_s, (index,)))
             case "pause" | "suspend":
-                notes.append((TimelineKind.PAUSED, at_s, (whose(each.others), each.displaced_tokens, index)))
+                notes.append(
+                    (TimelineKind.PAUSED, at_s, (whose(decision.others), decision.displaced_tokens, index))
+                )
             case "swap":
-                notes.append((TimelineKind.SWAPPED, at_s, (whose(each.others), index)))
+                notes.append((TimelineKind.SWAPPED, at_s, (whose(decision.others), index)))
             case "restore":
                 notes.append((TimelineKind.RESTORED, at_s, (index,)))
             case "preempt":
-                notes.append((TimelineKind.PREEMPTED, at_s, (whose(each.others), index)))
+                notes.append((TimelineKind.PREEMPTED, at_s, (whose(decision.others), index)))
     for after_s, tokens in outcome.chunks:
         notes.append((TimelineKind.PREFILLED, began_s + after_s, (tokens, index)))
     had = outcome.decode
@@ -268,17 +261,17 @@ def _at_the_engine(
 
 
 def bounded(events: Sequence[Event], most: int = MAX_EVENTS) -> list[Event]:
-    """At most `most` of them: of the kinds that there are most of the middle ones are left out, and an event
-    at their place says how many."""
+    """At most `most` events: drops middle ones of the most frequent kinds, and marks their place with a
+    count."""
     kept = list(events)
     while len(kept) > most:
         counts: dict[int, int] = {}
-        for each in kept:
-            counts[each.kind] = counts.get(each.kind, 0) + 1
+        for event in kept:
+            counts[event.kind] = counts.get(event.kind, 0) + 1
         commonest = max(
             (kind for kind in counts if kind != TimelineKind.LEFT_OUT), key=lambda kind: (counts[kind], kind)
         )
-        places = [index for index, each in enumerate(kept) if each.kind == commonest]
+        places = [index for index, event in enumerate(kept) if event.kind == commonest]
         # One more than the surplus, for the event that says so; the first and the last of a kind stay.
         surplus = min(len(kept) - most + 1, len(places) - 2)
         if surplus < 2:
@@ -287,41 +280,39 @@ def bounded(events: Sequence[Event], most: int = MAX_EVENTS) -> list[Event]:
         dropped = set(places[middle : middle + surplus])
         mark = Event(TimelineKind.LEFT_OUT, kept[places[middle]].at_us, (commonest, surplus))
         kept = [
-            mark if index == places[middle] else each
-            for index, each in enumerate(kept)
+            mark if index == places[middle] else event
+            for index, event in enumerate(kept)
             if index == places[middle] or index not in dropped
         ]
     return kept
 
 
 def pack(events: Sequence[Event]) -> bytes:
-    """As it is stored."""
     return _encode(_Packed(VERSION, list(events)))
 
 
 def unpack(packed: bytes) -> list[Event]:
     """Raises `UnreadableTimeline`."""
     try:
-        found = _decode(packed)
+        decoded = _decode(packed)
     except msgspec.DecodeError as error:
         raise UnreadableTimeline(str(error)) from None
-    if found.version > VERSION:
-        raise UnreadableTimeline(f"version {found.version} of timelines is newer than this program")
-    return found.events
+    if decoded.version > VERSION:
+        raise UnreadableTimeline(f"version {decoded.version} of timelines is newer than this program")
+    return decoded.events
 
 
 def trace_numbers(trace_id: str, span_id: str) -> tuple[int, int, int]:
-    """A trace in the numbers of `TRACED`, of 64 bits each: of its id the upper and the lower half."""
+    """The ids as 64-bit numbers of `TRACED`: the trace id's upper and lower half, the span id."""
     return int(trace_id[:16], 16), int(trace_id[16:], 16), int(span_id, 16)
 
 
 def first(events: Iterable[Event], kind: TimelineKind) -> Event | None:
-    """The first event of a kind."""
-    return next((each for each in events if each.kind == kind), None)
+    return next((event for event in events if event.kind == kind), None)
 
 
 def number(event: Event | None, name: str) -> int:
-    """One of an event's numbers, by its name in `FIELDS`; 0 where there is none."""
+    """One of an event's numbers by its name in `FIELDS`; 0 if absent."""
     if event is None:
         return 0
     place = _PLACES[event.kind][name]

@@ -1,8 +1,8 @@
-"""Told against happened: which figures of its estimate a request kept, read off its timeline. Pure.
+"""Which figures of its estimate a request kept, read off its timeline. Pure.
 
-Compared is what its client was told on arrival (or by the quote that it redeemed) with what its client saw;
-what its tenant's own later requests took is not taken out, as it is for credits. Requests that were not
-answered in full, or that changed their tier, were told something else and are left out.
+Compares what its client was told on arrival (or by its quote) with what it saw; unlike for credits, its
+tenant's own later requests are not taken out. Requests that were not answered in full or changed their tier
+are left out.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _QUANTILES = (
     ("e2e_p50_us", "e2e_p90_us"),
     ("output_p50_tokens", "output_p90_tokens"),
 )
-"""Numbers of `QUOTED`, of each figure in the order of `happened`."""
+"""Names in `QUOTED` of each figure, in the order of `happened`."""
 
 
 def kept_figures(events: Sequence[Event], model: str, ended_us: int) -> dict[CalibrationKey, KeptCount]:
-    """The figures that a request of `model` was told, each counted once. Empty: it was told none, or they do
-    not count, or an older version wrote its timeline."""
+    """The figures that a request of `model` was told, each counted once. Empty: none that count, or an older
+    version's timeline."""
     firsts = {event.kind: event for event in reversed(events)}
     quoted, ended = firsts.get(TimelineKind.QUOTED), firsts.get(TimelineKind.ENDED)
     if (

@@ -1,15 +1,13 @@
 """Usage of a request, and what is charged for it.
 
-Input tokens that were computed (or found in the prefix cache) plus output tokens that were emitted, the
-end-of-sequence token included, summed over all sequences of the request. A prompt is charged once, however
-many choices were asked for it, as OpenAI bills it. Recomputation after a preemption is never charged, and
-never more is charged than was held.
+Input tokens computed or found in the prefix cache plus output tokens emitted, end-of-sequence included, over
+all sequences. A prompt is charged once, however many choices it has, as OpenAI bills it. Recomputation after
+a preemption is never charged, nor more than was held.
 
-The request itself counts (meter `requests`) once an engine has taken it up; what was refused, or left the
-queue without a turn, gives its count back.
+The request itself counts (meter `requests`) once an engine has taken it up.
 
-The engine's outcome decides. Where an engine was lost, what reached the gateway decides: all tokens that a
-client can have seen, none that it cannot have.
+The engine's outcome decides. If an engine was lost, what reached the gateway decides: all tokens that a
+client can have seen, no others.
 """
 
 from __future__ import annotations
@@ -25,11 +23,9 @@ from tenants.types import Amounts
 
 @dataclass(slots=True)
 class SequenceUse:
-    """What is known of one sequence's work."""
-
     prompt_tokens: int
     input_tokens: int = 0
-    """Prompt tokens computed or found in the cache."""
+    """Computed or found in the cache."""
     computed_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
@@ -39,7 +35,7 @@ class SequenceUse:
     outcome: SequenceOutcome | None = None
 
     def received(self, delta: Delta) -> None:
-        """What reached the gateway; the first token proves that the prompt was computed."""
+        """The first token proves that the prompt was computed."""
         self.gpu_us = max(self.gpu_us, delta.gpu_us)
         self.foreseen_tokens = delta.foreseen_tokens or self.foreseen_tokens
         if delta.token_ids:
@@ -59,7 +55,7 @@ class SequenceUse:
 
 
 class Use(msgspec.Struct, frozen=True):
-    """What a whole request used, before it has a price."""
+    """What a whole request used, before pricing."""
 
     input_tokens: int
     """To charge: each prompt once."""
@@ -77,7 +73,7 @@ class Use(msgspec.Struct, frozen=True):
 
 
 def use_of(sequences: Sequence[SequenceUse], choices: int, *, dispatched: bool) -> Use:
-    """Sums up; sequence i belongs to prompt `i // choices`."""
+    """Sequence i belongs to prompt `i // choices`."""
     input_tokens = computed_tokens = cached_tokens = output_tokens = gpu_us = 0
     for sequence in sequences:
         computed_tokens += sequence.computed_tokens
@@ -95,22 +91,21 @@ def use_of(sequences: Sequence[SequenceUse], choices: int, *, dispatched: bool) 
 
 
 def use_of_outcomes(outcomes: Sequence[SequenceOutcome], prompt_tokens: Sequence[int], choices: int) -> Use:
-    """The same from the outcomes that an engine kept for a gateway that died.
+    """`use_of` from the outcomes that an engine kept for a dead gateway.
 
-    `prompt_tokens` and `choices` are what the reserve row says. A sequence without an outcome never got to
-    an engine, or died with it: nothing is known of it, so nothing is charged for it. Of several attempts at
-    one sequence the client saw at most the longest.
+    `prompt_tokens` and `choices` are from the reserve row. A sequence without an outcome is not charged. Of
+    several attempts at one sequence the client saw at most the longest.
     """
     sequences = [SequenceUse(tokens) for tokens in prompt_tokens for _ in range(choices)]
-    for outcome in sorted(outcomes, key=lambda each: each.emitted_tokens):
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.emitted_tokens):
         if 0 <= outcome.index < len(sequences):
             sequences[outcome.index].ended(outcome)
     return use_of(sequences, choices, dispatched=bool(outcomes))
 
 
 def charge(use: Use, cost_nanousd: int, held: Amounts) -> Amounts:
-    """The amounts to settle: within what was held, meter by meter; device time, which is known only after a
-    step, as it was."""
+    """The amounts to settle: each meter within what was held, except device time, which is known only after a
+    step."""
     return Amounts(
         input_tokens=min(use.input_tokens, held.input_tokens),
         output_tokens=min(use.output_tokens, held.output_tokens),

@@ -1,7 +1,7 @@
-"""Recorded traffic served otherwise: what is asked for, a run of it, and who runs it.
+"""What-ifs: recorded traffic simulated with changes.
 
-The simulator belongs to `ops`, which hands a `WhatIf` to the gateway. A run is `fairgate whatif` with the
-flags that stand here, so its report is that of the command line.
+The simulator belongs to `ops`, which hands a `WhatIf` to the gateway. A run is `fairgate whatif` with
+`flags`, so its report is the command line's.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ INSTANT = "%Y-%m-%dT%H:%M:%S.%f"
 
 
 class RunState(StrEnum):
-    """What became of a run."""
-
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
@@ -28,50 +26,44 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WhatIfAsked:
-    """Traffic that ended in a time, and what is to be otherwise."""
+    """The traffic of a span of time, and what to change."""
 
     since_us: int
     until_us: int
-    """Exclusive; both in microseconds since 1970."""
+    """Exclusive; both in Unix microseconds."""
     policies: tuple[str, ...] = ()
     """None: the one that served."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """Of the policies."""
     replicas: int | None = None
     """None: as many as served."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """By the names of tenants."""
+    """By tenant name."""
     limits: Mapping[str, Sequence[ConfigLimit]] = field(default_factory=dict)
-    """By the names of tenants."""
+    """By tenant name."""
     model: str = ""
     """Requests of this model; empty: there is one."""
     gateway: str = ""
-    """What this gateway served; empty: all."""
+    """Traffic of this gateway; empty: all."""
     rows: int | None = None
-    """The first requests alone; None: all."""
+    """Only the first requests; None: all."""
 
     def flags(self, limits_file: str = "limits.yaml") -> list[str]:
-        """Flags of `fairgate whatif`. A value is never taken for a flag: it stands behind `=`."""
-        found = [f"--from={_instant(self.since_us)}", f"--to={_instant(self.until_us)}"]
-        found += [f"--of-model={self.model}"] if self.model else []
-        found += [f"--gateway={self.gateway}"] if self.gateway else []
-        found += [f"--policy={','.join(self.policies)}"] if self.policies else []
-        found += [f"--option={name}={value}" for name, value in self.options.items()]
-        found += [f"--replicas={self.replicas}"] if self.replicas is not None else []
-        found += [f"--weight={tenant}={weight:g}" for tenant, weight in self.weights.items()]
-        found += [f"--limits={limits_file}"] if self.limits else []
-        found += [f"--rows={self.rows}"] if self.rows is not None else []
-        return found
+        """`fairgate whatif` flags, as `--name=value`, so that a value is never taken for a flag."""
+        options = [f"--from={_instant(self.since_us)}", f"--to={_instant(self.until_us)}"]
+        options += [f"--of-model={self.model}"] if self.model else []
+        options += [f"--gateway={self.gateway}"] if self.gateway else []
+        options += [f"--policy={','.join(self.policies)}"] if self.policies else []
+        options += [f"--option={name}={value}" for name, value in self.options.items()]
+        options += [f"--replicas={self.replicas}"] if self.replicas is not None else []
+        options += [f"--weight={tenant}={weight:g}" for tenant, weight in self.weights.items()]
+        options += [f"--limits={limits_file}"] if self.limits else []
+        options += [f"--rows={self.rows}"] if self.rows is not None else []
+        return options
 
     def file(self) -> Configuration:
-        """Weights and limits as a configuration file."""
         names = list(dict.fromkeys([*self.weights, *self.limits]))
         tenants = [
-            ConfigTenant(
-                name=name,
-                weight=self.weights.get(name),
-                limits=list(self.limits.get(name, ())),
-            )
+            ConfigTenant(name=name, weight=self.weights.get(name), limits=list(self.limits.get(name, ())))
             for name in names
         ]
         return Configuration(version=1, tenants=tenants)
@@ -83,46 +75,44 @@ def _instant(at_us: int) -> str:
 
 @dataclass(slots=True)
 class WhatIfRun:
-    """One run. Its runner alone writes it."""
+    """One run, written by its runner alone."""
 
     run_id: str
     asked: WhatIfAsked
     by: str
-    """The actor that asked."""
     started_us: int
     state: RunState = RunState.RUNNING
     ended_us: int | None = None
     policy: str = ""
-    """The one that is being simulated."""
+    """The one being simulated."""
     number: int = 0
-    """Of that simulation, from 1; the first one is the baseline."""
+    """Of that simulation, from 1; 1 is the baseline."""
     part: float = 0.0
-    """How much of it is done."""
+    """Progress, 0 to 1."""
     report: Mapping[str, Any] = field(default_factory=dict)
-    """As of `fairgate whatif --json`, once it is done."""
+    """As of `fairgate whatif --json`."""
     error: str = ""
-    """Why it failed."""
 
 
 class WhatIfBusy(Exception):
-    """One run at a time: another one is under way."""
+    """Another run is in progress."""
 
 
 class WhatIf(Protocol):
-    """Runs what-ifs, one at a time, and keeps the last ones in memory."""
+    """Runs what-ifs one at a time and keeps the last ones in memory."""
 
     def runs(self) -> Sequence[WhatIfRun]:
-        """The newest first."""
+        """Newest first."""
         ...
 
     def run(self, run_id: str) -> WhatIfRun | None:
-        """One of them; None: it is not kept."""
+        """None: it is not kept."""
         ...
 
     async def start(self, asked: WhatIfAsked, by: str) -> WhatIfRun:
-        """Begins a run. Raises `WhatIfBusy`."""
+        """Raises `WhatIfBusy`."""
         ...
 
     async def cancel(self, run_id: str) -> None:
-        """Ends a run that is under way; of others it does nothing."""
+        """Does nothing if the run has ended."""
         ...

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+import litestar
 from litestar.types import Message, Scope
 
 from gateway import log_context, trace_context
@@ -14,6 +15,7 @@ from gateway.asyncio_helpers import within
 from gateway.domain.ids import new_request_id
 from gateway.log_context import LogContext
 
+Request = litestar.Request[Any, Any, Any]
 Send = Callable[[Any], Awaitable[None]]
 EncodedHeaders = list[tuple[bytes, bytes]]
 FIRST_BYTE = "first_byte_s"

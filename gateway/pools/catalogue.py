@@ -1,8 +1,8 @@
-"""Model names: pools and their aliases.
+"""Model names: pools and their aliases. Pure.
 
-A *pool* is the replicas of one model, with one queue. A name is a pool's own, or an alias: of one or several
-pools with weights, or of a chain, whose next pool takes what the one before it cannot. Pure: which of an
-alias's pools a request gets is drawn by its caller, or decided along the chain (`chain_walk.py`).
+A *pool* is the replicas of one model, with one queue. A name is a pool's own or an alias: of pools with
+weights, or of a chain, whose next pool takes what the previous cannot. The pool is drawn by the caller, or
+decided along the chain (`chain_walk.py`).
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ class Chain:
 
     pools: tuple[str, ...]
     max_price: float = 1.0
-    """A pool whose prices are more than this many times those of the first is passed over."""
+    """A pool dearer than this many times the first is passed over."""
 
     def __post_init__(self) -> None:
-        """Raises `Invalid`."""
         if not 1 <= len(self.pools) <= MAX_CHAIN:
             raise Invalid("chain", f"must name 1 to {MAX_CHAIN} models; it names {len(self.pools)}")
         for pool in self.pools:
@@ -54,10 +53,7 @@ def alias_as_json(means: Alias) -> dict[str, Any]:
 
 
 class Catalogue:
-    """Names and what stands behind them."""
-
     def __init__(self, pools: Sequence[str], aliases: Mapping[str, Alias]) -> None:
-        """Raises `Invalid`."""
         if len(pools) + len(aliases) > MAX_NAMES:
             raise Invalid("aliases", f"there are more than {MAX_NAMES} names of models")
         self._targets: dict[str, tuple[tuple[str, int], ...]] = {name: ((name, 1),) for name in pools}
@@ -88,21 +84,21 @@ class Catalogue:
         return list(self._targets)
 
     def targets(self, name: str) -> tuple[tuple[str, int], ...]:
-        """Pools and weights of a name; those of a chain in its order. Raises `KeyError`."""
+        """Pools and weights of a name; those of a chain in order. Raises `KeyError`."""
         return self._targets[name]
 
     def chain(self, name: str) -> Chain | None:
-        """The chain that a name means; None: it means something else, or nothing."""
+        """None: the name is no chain's."""
         return self._chains.get(name)
 
     def choose(self, name: str, draw: float, is_up: Callable[[str], bool]) -> str:
-        """The pool for a request, by weight; `draw` is uniform in [0, 1). Pools that serve now go before
-        those that do not. Raises `KeyError`."""
+        """The pool for a request, by weight, preferring those that serve now; `draw` is uniform in [0, 1).
+        Raises `KeyError`."""
         targets = self._targets[name]
         if len(targets) == 1:
             return targets[0][0]
-        weighted = [each for each in targets if each[1] > 0]
-        serving = [each for each in weighted if is_up(each[0])] or weighted
+        weighted = [target for target in targets if target[1] > 0]
+        serving = [target for target in weighted if is_up(target[0])] or weighted
         point = draw * sum(weight for _, weight in serving)
         for pool, weight in serving:
             point -= weight

@@ -1,8 +1,7 @@
 """A request's way along the chain of its alias.
 
-A pool is passed over for what keeps it from taking the request before anything is held; once a pool holds
-budget for it, the request stays there. Refusals that no other pool would take back (a bad parameter, a store
-that is away) end the walk.
+A pool is passed over if it cannot take the request before anything is held. Refusals that no pool would take
+back (a bad parameter, an unavailable store) end the walk.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from tenants.types import Tier
 
 Request = TypeVar("Request")
 OnPassed = Callable[[str, FallbackReason], None]
-"""Called with a pool that is passed over, and why."""
 
 
 def nothing_passed(pool: str, reason: FallbackReason) -> None:
@@ -35,7 +33,7 @@ class TooDear(Exception):
 
 def reason_of(refusal: Exception, *, was_parsed: bool) -> FallbackReason | None:
     """Why a pool is passed over; None: no other pool is asked. `was_parsed`: an earlier pool's model could
-    take the request, so that what is wrong with it concerns this model."""
+    take the request, so that the fault lies with this model."""
     match refusal:
         case BudgetDenied():
             return FallbackReason.BUDGET
@@ -90,7 +88,7 @@ class ChainWalk(Generic[Request]):
 
     @property
     def fallback(self) -> Fallback:
-        """Where the walk is. Raises `UnknownPrice`."""
+        """Raises `UnknownPrice`."""
         pool = self._left[0]
         return Fallback(self._asked, pool, tuple(self._tried), self._ratio(pool))
 
@@ -103,8 +101,8 @@ class ChainWalk(Generic[Request]):
         return await self.onward(refusal)
 
     async def onward(self, refusal: Exception) -> Request:
-        """The request for the next pool that may take it, after a refusal of the one where it is. Raises that
-        refusal where it is none that a chain goes on after, `NoneTook` where no pool is left."""
+        """The request for the next pool that may take it, after a refusal. Raises the refusal if the chain
+        does not go on after it, `NoneTook` if no pool is left."""
         while True:
             self._pass(refusal)
             try:
@@ -133,7 +131,7 @@ class ChainWalk(Generic[Request]):
         return request
 
     def _require_price(self, pool: str) -> None:
-        """Raises `TooDear`, also for a pool whose prices cannot be compared."""
+        """Raises `TooDear`, also for a pool without comparable prices."""
         try:
             if self._ratio(pool) > self._chain.max_price:
                 raise TooDear(pool)

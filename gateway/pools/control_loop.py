@@ -1,11 +1,9 @@
 """The control loop of one pool: observes, decides, applies.
 
-The edge of `flow/control_rules.py`: every `EVERY_S` it puts the state of the engines and the queue into an
-`Observation`, and turns the knobs to where they are to stand (`Control.in_force`). Acting, the loop has the
-knobs with setters (`setters_of`); with advice it has all of them. Where gateways share a queue, one decides
-for all (`flow/shared/control_session.py`), and each turns its own knobs to what that one decided: those of
-the shared queue are also in Redis, where the turns are given. Every move is logged with its reason, by the
-gateway that decided it.
+The edge of `flow/control_rules.py`: every `EVERY_S` it builds an `Observation` and sets the knobs
+(`Control.in_force`). Acting loops have only knobs with setters (`setters_of`), advising ones all. If gateways
+share a queue, one decides for all (`flow/shared/control_session.py`) and each sets its own knobs; the shared
+queue's are also in Redis. Every move is logged with its reason by the gateway that decided it.
 """
 
 from __future__ import annotations
@@ -38,9 +36,9 @@ if TYPE_CHECKING:
 
 EVERY_S = 2.0
 NO_TENANT = "\0"
-"""A tenant without answers of its own: lengths are its model's."""
+"""Of no tenant: lengths are the model's."""
 LEAST_LENGTHS = 20
-"""Answers from which on their spread is looked at."""
+"""Fewer answers have no known spread."""
 Z90 = 1.2816
 
 logger = logging.getLogger("fairgate.gateway.control")
@@ -50,8 +48,8 @@ Setters = Mapping[Knob, Callable[[float], None]]
 
 
 def queue_setters(flow: FlowController) -> Setters:
-    """The knobs of a queue. Where gateways share it these are of this one's forecasts, and of its own
-    decisions while Redis is away."""
+    """If gateways share the queue: of this one's forecasts, and of its own decisions while Redis is
+    unavailable."""
 
     def lookahead(value: float) -> None:
         flow.window = replace(flow.window, lookahead_sequences=round(value))
@@ -78,10 +76,10 @@ def setters_of(
     own_rests: Callable[[], Mapping[Knob, float]] = dict,
     quota: Callable[[float], None] | None = None,
 ) -> Setters:
-    """All knobs that a gateway can turn. `engines`: those whose scheduler is ours, which several gateways may
-    share: all turn them to what one decided; `is_foreign`: some of them belong to other servers, whose steps
-    have a size of their own. `own_rests`: where the policy puts the engines' numbers. `quota`: says what
-    share of spare capacity the model's token buckets refill by; None: there is no such knob."""
+    """All knobs that a gateway can set. `engines`: those with our scheduler, which gateways may share;
+    `is_foreign`: some belong to other servers, whose steps have a size of their own; `own_rests`: where the
+    policy puts the engines' numbers; `quota`: sets the share of spare capacity that the model's token buckets
+    refill by; None: no such knob."""
 
     def send(knobs: EngineKnobs) -> None:
         for engine in engines:
@@ -102,7 +100,7 @@ def setters_of(
 
 
 class ControlLoop:
-    """One pool's control loop at work. Use from one event loop."""
+    """Use from one event loop."""
 
     def __init__(
         self,
@@ -124,28 +122,27 @@ class ControlLoop:
         on_moves: Callable[[Control, Sequence[Move]], None] = lambda control, moves: None,
         may_lend: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`rests`: where the operator put knobs that do not rest where `DEFAULT_BOUNDS` say; `attainment`:
-        the share of the last targets that were met; `prefix_hits`: of the last prompt tokens, found in a
-        cache; `expected_late`: of the last requests, expected to miss their target; `mistaken`: of those
-        expected to keep it, that missed one; None: unknown. `own_rests`: as `rests`, as of now (the policy
-        may have changed). `feed`: how gateways that share the queue agree; None: it is this one's own.
-        `on_moves` hears of every move that this gateway decided, made or advised, once it is applied;
-        `may_lend`: a limit has a ceiling, so that spare capacity is of use to it."""
+        """`rests`: the operator's positions of knobs that differ from `DEFAULT_BOUNDS`; `own_rests`: the same
+        as of now (the policy may change). `attainment`: share of recent targets met; `prefix_hits`: share of
+        recent prompt tokens found in a cache; `expected_late`: share of recent requests expected to miss
+        their target; `mistaken`: of those expected to keep it, the share that missed; None: unknown. `feed`:
+        agreement between gateways that share the queue; None: not shared. `on_moves` gets every move of this
+        gateway, made or advised, once applied; `may_lend`: a limit has a ceiling, so that it can use spare
+        capacity."""
         self.control = Control(mode, bounds_of(mode, setters, rests or {}))
         self.learned = LearnedActions(model, flow, upstreams, own_rests or (lambda: rests or {}))
-        """What a learned policy's table says."""
         self.feed = feed
         self.session = (
             None if feed is None else ControlSession(self.control, feed.gateway_id, partial(_tell, model))
         )
-        """Its part where gateways share the queue."""
+        """Shared with other gateways; None: not shared."""
         self.moved: Counter[tuple[Knob, bool]] = Counter()
-        """Moves that this gateway decided, by knob and whether they were made."""
+        """Moves decided by this gateway, by knob and whether made."""
         self.has_table = False
-        """A policy's table says where knobs rest, in every mode: gateways of one queue have to agree."""
+        """A policy's table sets where knobs rest, in every mode: gateways of one queue have to agree."""
         self._has_left = False
         self._stands = self.control.rests
-        """Where the knobs were turned to."""
+        """The knobs' positions."""
         self._setters = setters
         self._model = model
         self._flow = flow
@@ -161,7 +158,7 @@ class ControlLoop:
         self._preemptions = 0
 
     async def turn(self, now_s: float) -> list[Move]:
-        """One look, together with the other gateways where they share the queue. Returns what this gateway
+        """One observation, with the other gateways if they share the queue. Returns what this gateway
         decided."""
         if self._has_left:
             return []
@@ -180,14 +177,14 @@ class ControlLoop:
             return self._done(self._decide(self._observe(now_s), now_s))
 
     async def leave(self) -> None:
-        """Ends the loop, and lets another gateway decide at once."""
+        """Ends the loop and lets another gateway decide immediately."""
         self._has_left = True
         if self.feed is not None and self.session is not None and self.session.holder:
             await self.feed.leave(self.session)
 
     @property
     def is_shared(self) -> bool:
-        """Other gateways turn the same knobs: one decides for all. Advice each gives for itself."""
+        """Other gateways set the same knobs: one decides for all. Advice is never shared."""
         acts = self.control.mode is ControlMode.ACTING or self.learned.is_wanted
         return self.feed is not None and acts
 
@@ -213,21 +210,20 @@ class ControlLoop:
         )
 
     def bound(self, knob: Knob, most: float) -> None:
-        """Lets the knob stand at `most` at most, also where it stands higher now; no effect where this loop
-        has no such knob."""
+        """Limits the knob to `most`, also now; no effect without such a knob."""
         if knob in self.control.values:
             self.control.bound(knob, most)
             self._apply()
 
     def _decide(self, seen: Observation, now_s: float) -> list[Move]:
-        """First where a learned table says that knobs rest now, then what rules make of it."""
+        """First a learned table's resting positions, then the rules."""
         moves = self._rest(now_s)
         if self.control.mode is not ControlMode.OFF:
             moves += self.control.look(seen, now_s)
         return moves
 
     def _done(self, moves: list[Move]) -> list[Move]:
-        """What was decided is in force: turns the knobs, and says why."""
+        """Sets the decided positions and reports why."""
         self._apply()
         for move in moves:
             self.moved[move.knob, move.is_made] += 1
@@ -245,7 +241,7 @@ class ControlLoop:
         return moves
 
     def _rest(self, now_s: float) -> list[Move]:
-        """Moves to where a learned table says that knobs rest now."""
+        """Moves to a learned table's resting positions."""
         wanted = self.learned.look(now_s)
         if wanted is None:
             return []
@@ -254,8 +250,8 @@ class ControlLoop:
         return self.control.rest_at(reachable, reason, now_s)
 
     def _apply(self) -> None:
-        """Turns every knob that does not stand where it is to; engines that gateways share are told at each
-        look where theirs are, unless they rest. Without acting, brakes are not this loop's to apply."""
+        """Sets every knob that is not in position; shared engines are told at each observation unless theirs
+        rest. Without acting, brakes are not applied."""
         is_acting = self.control.mode is ControlMode.ACTING
         rests = self.control.rests
         for knob, value in (self.control.in_force if is_acting else rests).items():
@@ -267,11 +263,15 @@ class ControlLoop:
                 self._setters[knob](value)
 
     def _observe(self, now_s: float) -> Observation:
-        snapshots = [each.snapshot for each in self._upstreams if each.is_up and each.snapshot is not None]
-        blocks = sum(each.num_blocks for each in snapshots)
-        preemptions = sum(each.preemptions for each in snapshots)
+        snapshots = [
+            upstream.snapshot
+            for upstream in self._upstreams
+            if upstream.is_up and upstream.snapshot is not None
+        ]
+        blocks = sum(snapshot.num_blocks for snapshot in snapshots)
+        preemptions = sum(snapshot.preemptions for snapshot in snapshots)
         evictions, self._preemptions = max(0, preemptions - self._preemptions), preemptions
-        kv_share = sum(each.referenced_blocks for each in snapshots) / blocks if blocks else 0.0
+        kv_share = sum(snapshot.referenced_blocks for snapshot in snapshots) / blocks if blocks else 0.0
         return Observation(
             arrivals_per_s=self._arrivals_per_s(now_s),
             length_spread=self._length_spread(),
@@ -284,7 +284,9 @@ class ControlLoop:
             expected_late=self._expected_late() or 0.0,
             mistaken=self._mistaken() or 0.0,
             spare_share=spare_share(
-                sum(len(each.running) + len(each.waiting) for each in snapshots), self._places(), kv_share
+                sum(len(snapshot.running) + len(snapshot.waiting) for snapshot in snapshots),
+                self._places(),
+                kv_share,
             )
             if self._may_lend()
             else 0.0,
@@ -293,8 +295,7 @@ class ControlLoop:
 
     @contextmanager
     def _lending(self) -> Iterator[None]:
-        """What no loop looks after is not lent: a look that fails takes back what buckets refill by above
-        their rates, and the next one lends it again."""
+        """Stops lending spare capacity if an observation fails; the next one lends again."""
         try:
             yield
         except Exception:
@@ -304,21 +305,22 @@ class ControlLoop:
             raise
 
     def _length_spread(self) -> float:
-        """Of the answers that were seen; 0 while these are few, for the prior is wide of itself."""
+        """Of the answers seen; 0 while they are few, as the prior is wide."""
         if self._lengths.model_samples(self._model) < LEAST_LENGTHS:
             return 0.0
         p50, p90 = (self._lengths.quantile(NO_TENANT, self._model, quantile) for quantile in (0.5, 0.9))
         return length_spread(p50, p90)
 
     def _places(self) -> int:
-        """Of the engines that tell what they run."""
-        ready = (each.ready for each in self._upstreams if each.is_up and each.snapshot is not None)
-        return sum(each.max_sequences for each in ready if each is not None)
+        """Of engines that report what they run."""
+        ready = (
+            upstream.ready for upstream in self._upstreams if upstream.is_up and upstream.snapshot is not None
+        )
+        return sum(engine.max_sequences for engine in ready if engine is not None)
 
 
 def spare_share(running: int, places: int, kv_share: float) -> float:
-    """Of the engines' capacity, what is idle: of places or of memory, whichever is less; 0 where it is not
-    known."""
+    """Idle capacity of the engines: places or memory, whichever is less; 0: unknown."""
     return max(0.0, min(1 - running / places, 1 - kv_share)) if places else 0.0
 
 
@@ -331,7 +333,7 @@ def _by_name(values: Mapping[Knob, float]) -> dict[str, float]:
 
 
 def length_spread(p50: int, p90: int) -> float:
-    """Standard deviation of the logarithm of lengths with these quantiles, were it normal."""
+    """Standard deviation of the logarithm of lengths with these quantiles, if normal."""
     return log(max(1, p90) / max(1, p50)) / Z90
 
 
@@ -342,7 +344,7 @@ def _step_s(snapshot: Snapshot) -> float:
 
 
 def bounds_of(mode: ControlMode, setters: Setters, rests: Mapping[Knob, float]) -> dict[Knob, Bounds]:
-    """Of the knobs that this mode has; each rests where the operator put it."""
+    """Of the mode's knobs, resting where the operator put them."""
     bounds = {}
     for knob, default in DEFAULT_BOUNDS.items():
         if mode is ControlMode.ACTING and knob not in setters:

@@ -1,4 +1,4 @@
-"""Knobs that stand inside engines: each has its setter, and all are sent together."""
+"""Knobs inside engines, each with its setter, all sent together."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from gateway.flow.control_rules import Knob
 SHARES = {Knob.TOKEN_BUDGET: "token_share", Knob.SLOTS: "slot_share"}
 NUMBERS = {Knob.PARTIAL_PREFILLS: "partial_prefills", Knob.RESERVE_PERMILLE: "reserve_permille"}
 ENGINE_KNOBS = frozenset({*SHARES, *NUMBERS})
-"""They stand inside engines."""
 
 
 def engine_setters(
     send: Callable[[EngineKnobs], None], own: Callable[[], Mapping[Knob, float]] = dict
 ) -> Mapping[Knob, Callable[[float], None]]:
-    """Setters of the knobs of all engines of a pool, or of a simulated one. `own`: where the policy itself
-    puts those that are numbers; at that value an engine goes by its policy's option."""
+    """Setters of the knobs of all engines of a pool, or of a simulated one. `own`: the policy's numbers; at
+    these an engine uses its policy's option."""
     stand = EngineKnobs()
 
     def turn(name: str, value: float | None) -> None:

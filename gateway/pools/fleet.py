@@ -1,7 +1,7 @@
-"""Live state of all gateways of an installation: their requests, and what runs on each replica.
+"""Live state of all gateways: their requests, and what runs on each replica.
 
-This gateway's own, and what the others answer. Those that did not answer in time are counted, never guessed:
-the heartbeats in the database say how many others there are, also such as do not hear the question.
+This gateway's own plus the others' answers. Missing answers are counted by the heartbeats in the database,
+never guessed.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound=msgspec.Struct)
 PAGE_ANSWER_S = 1.0
-"""Pages that are watched wait no longer for a gateway that stands still."""
+"""Timeout for watched pages, which do not wait for a stalled gateway."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveRequests:
-    """Requests that wait or run, the oldest first, at most `MAX_LISTED`."""
+    """Oldest first, at most `MAX_LISTED`."""
 
     data: list[dict[str, Any]]
     has_more: bool
@@ -52,7 +52,7 @@ class LiveRequests:
 
 @dataclass(frozen=True, slots=True)
 class WaitingRequests:
-    """Requests that wait, the oldest first, at most `MAX_WAITING_SHOWN`."""
+    """Oldest first, at most `MAX_WAITING_SHOWN`."""
 
     data: list[WaitingNow]
     total: int
@@ -63,7 +63,7 @@ class WaitingRequests:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All gateways, as seen from one of them. Use from one event loop."""
+    """Use from one event loop."""
 
     gateway_id: str
     own: RequestActions
@@ -71,10 +71,10 @@ class Fleet:
     """None: there are no others, or they cannot be asked."""
     registry: GatewayRegistry
     stale_s: float
-    """A gateway that has been silent for longer is taken for dead."""
+    """A gateway silent for longer is taken for dead."""
 
     async def live_requests(self, ask: RequestAction) -> LiveRequests:
-        """Those of all gateways that match a `list` action, each once."""
+        """Requests of all gateways that match a `list` action, each once."""
         assert ask.act == LIST
         answers, missing = await self._ask_all(ask)
         # The same id in two answers: it moved between them, and what is here goes first.
@@ -82,12 +82,12 @@ class Fleet:
         for answer in answers:
             for shown in answer.value:
                 by_id.setdefault(shown["id"], shown)
-        found = sorted(by_id.values(), key=lambda shown: (-shown["elapsed_s"], shown["id"]))
-        return LiveRequests(found[:MAX_LISTED], len(found) > MAX_LISTED, missing)
+        requests = sorted(by_id.values(), key=lambda shown: (-shown["elapsed_s"], shown["id"]))
+        return LiveRequests(requests[:MAX_LISTED], len(requests) > MAX_LISTED, missing)
 
     async def in_flight(self) -> tuple[Mapping[tuple[str, str], int], int]:
-        """Dispatched requests of all gateways by model and address of the replica, and how many gateways did
-        not answer."""
+        """Dispatched requests of all gateways by model and replica address, and the number of missing
+        answers."""
         answers, missing = await self._ask_all(RequestAction(COUNT))
         counts: Counter[tuple[str, str]] = Counter()
         for answer in answers:
@@ -97,29 +97,28 @@ class Fleet:
 
     async def now(self) -> FleetNow:
         answers, missing = await self._ask_all(RequestAction(COUNTERS), PAGE_ANSWER_S)
-        found = _read(answers, GatewayNow)
-        return merged(found, missing + len(answers) - len(found))
+        counters = _read(answers, GatewayNow)
+        return merged(counters, missing + len(answers) - len(counters))
 
     async def waiting(self, tenant_ids: Collection[str] | None, tier: str = "") -> WaitingRequests:
-        """What waits at all gateways, the oldest first; `tenant_ids`: whose, None: of all tenants; `tier`:
-        which, empty: all."""
+        """`tenant_ids`: None: of all tenants; `tier`: empty: all."""
         whose = None if tenant_ids is None else tuple(sorted(tenant_ids))
         ask = RequestAction(WAITING, of_tenants=whose, tier=tier)
         answers, missing = await self._ask_all(ask, PAGE_ANSWER_S)
         here = _read(answers, WaitingHere)
         by_id: dict[str, WaitingNow] = {}
-        for each in here:
-            for row in each.data:
+        for answer in here:
+            for row in answer.data:
                 by_id.setdefault(row.request_id, row)
         oldest = sorted(by_id.values(), key=lambda row: (-row.elapsed_s, row.request_id))
-        total = max(len(oldest), sum(each.total for each in here))
+        total = max(len(oldest), sum(answer.total for answer in here))
         unread = len(answers) - len(here)
         return WaitingRequests(oldest[:MAX_WAITING_SHOWN], total, len(here), missing + unread)
 
     async def _ask_all(
         self, ask: RequestAction, within_s: float = math.inf
     ) -> tuple[list[ActionResult], int]:
-        """This gateway's answer and those of the others, and how many others did not answer."""
+        """The answers of all gateways, and how many others did not answer."""
         own = await self.own.act(ask)
         if self.peers is None:
             return [own], 0
@@ -129,23 +128,23 @@ class Fleet:
         except Unreachable:
             return [own], 1 if others is None else others
         # One of an older version does not know every question.
-        understood = [each for each in heard.answers if each.is_found]
+        understood = [answer for answer in heard.answers if answer.is_found]
         silent = heard.missing + len(heard.answers) - len(understood)
         return [own, *understood], max(silent, (others or 0) - len(understood))
 
     async def _others(self) -> int | None:
-        """Other gateways that live, by their heartbeats; None: the database does not answer."""
+        """Other live gateways by their heartbeats; None: the database is unavailable."""
         try:
             seen = await self.registry.seen()
         except DatabaseUnavailable:
             return None
-        return sum(each.gateway_id != self.gateway_id and each.silent_s <= self.stale_s for each in seen)
+        return sum(row.gateway_id != self.gateway_id and row.silent_s <= self.stale_s for row in seen)
 
 
 def _read(answers: Iterable[ActionResult], kind: type[S]) -> list[S]:
-    """The answers that say what this version asks for; one of another version may not."""
-    found: list[S] = []
-    for each in answers:
+    """The answers in this version's form."""
+    read: list[S] = []
+    for answer in answers:
         with contextlib.suppress(msgspec.ValidationError):
-            found.append(msgspec.convert(each.value, kind))
-    return found
+            read.append(msgspec.convert(answer.value, kind))
+    return read

@@ -1,8 +1,8 @@
-"""A learned policy at work in one pool: what its table says of the present load.
+"""Applies a learned policy's table to the load of one pool.
 
-The edge of `flow/learned/switch.py`: observes the load of the pool, asks the switch once a look, and says
-where knobs rest from then on. Where the table is missing, broken or for something else, and outside of what
-it was fitted on, knobs rest where the operator's settings put them: that is `hybrid`.
+The edge of `flow/learned/switch.py`: observes the load, asks the switch once per observation, and sets where
+knobs rest. Without a usable table, and outside of what it was fitted on, knobs rest where the operator's
+settings put them, as in `hybrid`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ log = logging.getLogger("fairgate.gateway.control")
 
 
 class LearnedActions:
-    """One pool's. Use from one event loop."""
-
     def __init__(
         self,
         model: str,
@@ -42,31 +40,29 @@ class LearnedActions:
         upstreams: Sequence[Upstream],
         own_rests: Callable[[], Mapping[Knob, float]] = dict,
     ) -> None:
-        """`own_rests`: where settings and policy put knobs that do not rest where `DEFAULT_BOUNDS` say."""
+        """`own_rests`: the positions by settings and policy that differ from `DEFAULT_BOUNDS`."""
         self.switch: MacroStateSwitch | None = None
-        """None: no table is in use."""
         self.problem = ""
-        """Why the policy is learned and no table is in use; empty: one is, or the policy is another."""
+        """Why a learned policy has no table in use; empty: it has, or the policy is another."""
         self._model = model
         self._flow = flow
         self._upstreams = upstreams
         self._own_rests = own_rests
         self.is_wanted = False
-        """The policy is a learned one."""
         self._table: LearnedTable | None = None
         self._rests_then: dict[Knob, float] = {}
-        """Where settings and policy put the knobs when the table was taken."""
+        """The positions by settings and policy when the table was taken."""
         self._due: str | None = None
-        """Why knobs go back to where the settings put them, at the next look; None: they need not."""
+        """Why knobs return to the settings' positions at the next observation; None: they do not."""
 
     @property
     def is_due(self) -> bool:
-        """A look may move knobs: the policy is a learned one, or was until now."""
+        """An observation may move knobs: the policy is, or was until now, a learned one."""
         return self.is_wanted or self._due is not None
 
     def use(self, table: LearnedTable | None, problem: str = "", *, is_wanted: bool = True) -> None:
-        """From the next look on. Without a table `problem` says why; not `is_wanted`: the policy is not a
-        learned one."""
+        """From the next observation on. Without a table `problem` says why; not `is_wanted`: the policy is
+        not a learned one."""
         rests = self._rests()
         if table is not None and (table, rests) == (self._table, self._rests_then):
             return
@@ -79,12 +75,12 @@ class LearnedActions:
             log.info("learned table of %s: %s", self._model, note)
 
     def look(self, now_s: float) -> tuple[dict[Knob, float], str] | None:
-        """Looks the load up, once. Where knobs rest from now on, and why; None: nothing changed."""
+        """Looks the load up once. The new resting positions and why; None: nothing changed."""
         reason, self._due = self._due, None
         back = None if reason is None else (self._rests(), reason)
         if self._table is None:
             return back
-        announced = [each.ready.model for each in self._upstreams if each.ready is not None]
+        announced = [upstream.ready.model for upstream in self._upstreams if upstream.ready is not None]
         self._tell(misfit(self._table, self._model, announced))
         if self.problem:
             if self.switch is not None:
@@ -100,20 +96,19 @@ class LearnedActions:
         return self._rests() if self.switch.is_outside else actions.knobs(), why
 
     def situation(self, now_s: float) -> Situation:
-        """The load of the pool now."""
-        up = [each for each in self._upstreams if each.is_up]
-        places = sum(each.ready.max_sequences for each in up if each.ready is not None)
-        snapshots = [each.snapshot for each in up if each.snapshot is not None]
-        blocks = sum(each.num_blocks for each in snapshots)
+        up = [upstream for upstream in self._upstreams if upstream.is_up]
+        places = sum(upstream.ready.max_sequences for upstream in up if upstream.ready is not None)
+        snapshots = [upstream.snapshot for upstream in up if upstream.snapshot is not None]
+        blocks = sum(snapshot.num_blocks for snapshot in snapshots)
         return Situation(
             queued_per_place=self._flow.queued_up_to(NUM_RANKS - 1) / max(1, places),
             long_at_head=self._flow.is_long_at_head(now_s),
-            kv_share=sum(each.referenced_blocks for each in snapshots) / blocks if blocks else 0.0,
+            kv_share=sum(snapshot.referenced_blocks for snapshot in snapshots) / blocks if blocks else 0.0,
             trend=self._flow.arrivals.value(now_s),
         )
 
     def as_json(self) -> dict[str, Any] | None:
-        """For the status page; None: the policy is not a learned one."""
+        """For the status page; None: not a learned policy."""
         if not self.is_wanted:
             return None
         switch = self.switch
@@ -145,7 +140,7 @@ class LearnedActions:
         }
 
     def _tell(self, problem: str) -> None:
-        """Says a new problem once."""
+        """Logs a new problem once."""
         if problem and problem != self.problem:
             log.error(
                 "policy learned, model %s: %s; the actions of hybrid are in force", self._model, problem
@@ -154,12 +149,9 @@ class LearnedActions:
 
 
 def own_numbers(policy: StoredPolicy) -> dict[Knob, float]:
-    """Where a policy's options put the knobs that are numbers of an engine."""
+    """The positions of engine numbers by a policy's options."""
     options = parsed_options(dict(policy.options))
     preset = POLICIES.get(policy.name)
     own = HYBRID_OPTIONS if preset is None else preset().options
     partial = options.max_num_partial_prefills or own.max_num_partial_prefills or 1
-    return {
-        Knob.PARTIAL_PREFILLS: float(partial),
-        Knob.RESERVE_PERMILLE: float(options.reserve_permille),
-    }
+    return {Knob.PARTIAL_PREFILLS: float(partial), Knob.RESERVE_PERMILLE: float(options.reserve_permille)}

@@ -1,7 +1,7 @@
-"""What waits, runs and is served now: as one gateway counts it, and of all gateways together. Pure.
+"""What waits, runs and is served now, of one gateway and of all together. Pure.
 
-Requests and service are each gateway's own and are added up. A replica is seen by several gateways, and
-stands once: as the one sees it that has heard the most steps of it.
+Requests and service are added up. A replica is counted once, as seen by the gateway that knows the most steps
+of it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from gateway.upstream.base import Upstream
 
 MAX_TENANT_ROWS = 500
-"""Of one gateway's answer: those with the most service and the longest lines."""
+"""Per gateway: those with the most service and the longest queues."""
 
 
 class TenantNow(msgspec.Struct, frozen=True):
-    """A tenant in one tier, of all models."""
+    """A tenant in one tier, over all models."""
 
     tenant_id: str
     tier: str
@@ -35,16 +35,16 @@ class TenantNow(msgspec.Struct, frozen=True):
     queued: int = 0
     running: int = 0
     had: float = 0.0
-    """Cost tokens of about the last minute, the recent ones weighing most."""
+    """Cost tokens of about the last minute, weighted to the recent."""
     due: float = 0.0
-    """What it would have had of the same service, ideally divided."""
+    """Its ideal share of the same service."""
     bound: float = 0.0
-    """2U of the paper, in cost tokens: by so much, divided by the smallest weight, the service of two
-    backlogged tenants may differ per weight."""
+    """2U in cost tokens (`paper_bound`): per weight, by so much divided by the smallest weight, the service
+    of two backlogged tenants may differ."""
     arrivals: int = 0
-    """Requests that lined up in the minute that runs and in the one before."""
+    """Requests queued in this minute and the previous one."""
     before_line_us: int = 0
-    """Their time from the first byte read until they lined up, without their tenant's limits."""
+    """Their time from first byte to the queue, without their tenant's limits."""
 
     def plus(self, other: TenantNow) -> TenantNow:
         return TenantNow(
@@ -62,7 +62,7 @@ class TenantNow(msgspec.Struct, frozen=True):
 
 
 class ReplicaNow(msgspec.Struct, frozen=True):
-    """A replica. Totals are since its engine started; other servers report none."""
+    """Totals are since its engine started; other servers report none."""
 
     pool: str
     replica_id: str
@@ -71,28 +71,24 @@ class ReplicaNow(msgspec.Struct, frozen=True):
     is_drained: bool = False
     running: int = 0
     waiting: int = 0
-    """Sequences in it."""
     kv_share: float = 0.0
-    """Of its KV cache in use."""
+    """Share of its KV cache in use."""
     steps: int = 0
     batch_sum: int = 0
     preemptions: int = 0
 
 
 class GatewayNow(msgspec.Struct, frozen=True):
-    """One gateway's answer."""
-
     gateway_id: str
     address: str
     clock_s: float
-    """Its own clock, for rates between two answers."""
+    """For rates between two answers."""
     output_tokens: int
-    """Emitted by its requests since it started."""
+    """By its requests since it started."""
     queued: dict[str, int]
-    """By tier."""
     running: int
     lag_s: float
-    """The latest that its event loop woke a timer in the last seconds: meanwhile nothing is read."""
+    """The longest event loop lag of the last seconds."""
     tenants: list[TenantNow] = []
     left_out: int = 0
     """Tenants and tiers beyond `MAX_TENANT_ROWS`."""
@@ -100,26 +96,23 @@ class GatewayNow(msgspec.Struct, frozen=True):
 
 
 class FleetNow(msgspec.Struct, frozen=True):
-    """All gateways together."""
-
     gateways: list[GatewayNow]
-    """Those that answered, by their ids."""
+    """Those that answered, by id."""
     missing: int
-    """Others that live by their heartbeats and did not answer."""
+    """Live ones that did not answer."""
     tenants: list[TenantNow]
     replicas: list[ReplicaNow]
 
     @property
     def queued(self) -> dict[str, int]:
         sums: Counter[str] = Counter()
-        for each in self.gateways:
-            sums.update(each.queued)
+        for gateway in self.gateways:
+            sums.update(gateway.queued)
         return {tier: sums[tier] for tier in TIER_RANKS}
 
     @property
     def running(self) -> int:
-        """Requests dispatched and not finished."""
-        return sum(each.running for each in self.gateways)
+        return sum(gateway.running for gateway in self.gateways)
 
 
 def counters_of(
@@ -153,12 +146,12 @@ def counters_of(
         lag_s,
         busiest[:MAX_TENANT_ROWS],
         max(0, len(busiest) - MAX_TENANT_ROWS),
-        [_replica(name, each) for name, pool in pools.items() for each in pool.spec.upstreams],
+        [_replica(name, upstream) for name, pool in pools.items() for upstream in pool.spec.upstreams],
     )
 
 
 def _tenants_of(pool: ModelPool, meter: ShareMeter, minutes: FlowMeter) -> Iterable[TenantNow]:
-    """Tenants and tiers with something that waits, runs, was served or lined up lately."""
+    """Tenants and tiers with requests or recent service."""
     bound, came = paper_bound(pool.spec.upstreams), minutes.recent_arrivals()
     nothing = RecentService()
     for flow in pool.flow.tenants():
@@ -183,9 +176,9 @@ def _tenants_of(pool: ModelPool, meter: ShareMeter, minutes: FlowMeter) -> Itera
 def paper_bound(replicas: Sequence[Upstream]) -> float:
     """2U, with U = max(cost of the longest input, cost of as many output tokens as all KV caches hold); 0
     before any replica has announced itself. Sheng et al., "Fairness in Serving Large Language Models"."""
-    ready = [each.ready for each in replicas if each.ready is not None]
-    longest = max((each.model.context_tokens for each in ready), default=0)
-    held = sum(each.num_blocks * each.block_tokens for each in ready)
+    ready = [replica.ready for replica in replicas if replica.ready is not None]
+    longest = max((engine.model.context_tokens for engine in ready), default=0)
+    held = sum(engine.num_blocks * engine.block_tokens for engine in ready)
     return 2.0 * max(INPUT_TOKEN_COST * longest, OUTPUT_TOKEN_COST * held)
 
 
@@ -207,7 +200,7 @@ def _replica(pool: str, upstream: Upstream) -> ReplicaNow:
 
 
 def merged(answers: Iterable[GatewayNow], missing: int) -> FleetNow:
-    gateways = {each.gateway_id: each for each in answers}
+    gateways = {answer.gateway_id: answer for answer in answers}
     tenants: dict[tuple[str, str], TenantNow] = {}
     replicas: dict[tuple[str, str], ReplicaNow] = {}
     for gateway in gateways.values():
@@ -220,8 +213,8 @@ def merged(answers: Iterable[GatewayNow], missing: int) -> FleetNow:
             if seen is None or (replica.is_up, replica.steps) > (seen.is_up, seen.steps):
                 replicas[where] = replica
     return FleetNow(
-        sorted(gateways.values(), key=lambda each: each.gateway_id),
+        sorted(gateways.values(), key=lambda gateway: gateway.gateway_id),
         missing,
         list(tenants.values()),
-        sorted(replicas.values(), key=lambda each: (each.pool, each.replica_id)),
+        sorted(replicas.values(), key=lambda replica: (replica.pool, replica.replica_id)),
     )

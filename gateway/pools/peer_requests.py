@@ -1,13 +1,11 @@
 """Asks the other gateways about a request that this one does not have.
 
-A client behind a load balancer need not know which gateway has its request. So an action on a request that is
-neither running here nor over goes to all gateways of the Redis as one published message; the one that has it
-acts and answers (`gateway/pools/request_actions.py`). Nothing is stored, and the request path is not touched:
-this costs round trips only when such an action is asked for.
+A client behind a load balancer need not know which gateway has its request: an action on a request that is
+neither running here nor over is published to all gateways of the Redis, and the one that has it acts and
+answers (`gateway/pools/request_actions.py`). Nothing is stored and the request path is not touched.
 
-Published messages are not repeated, and may be lost. So the asker waits for as many answers as gateways
-received the question, at most `ANSWER_S`, and reports missing ones. A lost answer leaves the action done: to
-repeat a cancellation or a move changes nothing.
+Published messages may be lost. The asker waits for as many answers as gateways received the question, at most
+`ANSWER_S`, and reports missing ones. A lost answer leaves the action done; actions are idempotent.
 """
 
 from __future__ import annotations
@@ -38,9 +36,9 @@ RETRY_S = 0.25
 HEARTBEAT_S = 1.0
 MAX_CONNECTIONS = 16
 MAX_ASKING = 256
-"""Questions that wait for their answers here at one time."""
+"""Own questions in progress."""
 MAX_ACTING = 256
-"""Other gateways' questions in progress here at one time; further ones are not answered."""
+"""Other gateways' questions in progress; further ones are not answered."""
 
 log = logging.getLogger("fairgate.gateway.peer_requests")
 
@@ -52,14 +50,12 @@ _answers = msgspec.msgpack.Decoder(ActionResult)
 class _OpenQuestion:
     answers: list[ActionResult]
     expected: int | None
-    """None: not known yet."""
+    """None: unknown."""
     ends_with_one: bool
     done: asyncio.Event
 
 
 class PeerRequests:
-    """One gateway's part. Use from one event loop."""
-
     def __init__(
         self, url: str, *, prefix: str = "fairgate", timeout_s: float = TIMEOUT_S, answer_s: float = ANSWER_S
     ) -> None:
@@ -78,10 +74,10 @@ class PeerRequests:
         self._acting: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self.is_listening = asyncio.Event()
-        """Set while subscribed: questions and answers arrive."""
+        """Set while subscribed."""
 
     def start(self, act: Callable[[RequestAction], Awaitable[ActionResult]]) -> None:
-        """Begins to answer others with `act`, which must not raise."""
+        """Starts answering others with `act`, which must not raise."""
         self._act = act
         self._task = asyncio.create_task(self._listen(), name="gateway peer requests")
 

@@ -24,31 +24,25 @@ from gateway.upstream.capabilities import MEDIA_NEEDS, ServerOffer
 
 @dataclass(frozen=True)
 class PoolSpec:
-    """One served model, as the composition root puts it together."""
-
     name: str
     upstreams: tuple[Upstream, ...]
-    """Its replicas."""
     renderer: Renderer
     is_estimated: bool = False
     """No tokenizer is known: prompts are counted by bytes, with a margin."""
     is_foreign: bool = False
-    """Some replica is not our own engine: its sizes and steps are not known."""
+    """Some replica is not our own engine: its sizes and steps are unknown."""
     image_tokens: int = 0
     """Held for each image of a request."""
     max_body_bytes: int = 0
     """Largest body of a request with images; 0: as for any other."""
     is_token_fair: bool = True
-    """Every replica shares its steps by weight, stops at leases and keeps outcomes: an engine of ours, or a
-    server with our plug-in. Otherwise sharing ends at the dispatch."""
+    """Every replica shares its steps by weight, stops at leases and keeps outcomes: our engine or a server
+    with our plug-in. Otherwise fairness ends at the dispatch."""
     sampling: SamplingParams = OPENAI_DEFAULTS
-    """In our own engine, of a request that says nothing."""
 
 
 @dataclass(frozen=True)
 class ModelPool:
-    """One served model at work."""
-
     spec: PoolSpec
     flow: FlowController
     dispatcher: Dispatcher
@@ -61,24 +55,22 @@ class ModelPool:
 
     @property
     def has_engine(self) -> bool:
-        """Whether at least one replica serves now, and is not drained."""
+        """Whether a replica serves now and is not drained."""
         return self.dispatcher.has_engine
 
     @property
     def context_tokens(self) -> int | None:
-        """What the smallest replica takes, prompt and answer together; None before any has announced
-        itself."""
+        """Of the smallest replica, prompt and answer together; None before any has announced itself."""
         return _context_tokens(self._announced())
 
     def body_limit(self, ordinary_bytes: int) -> int:
-        """Bytes of the largest body of a request, which `ordinary_bytes` is where no replica takes more than
-        text in messages."""
+        """`ordinary_bytes`, or more if a replica takes more than text in messages."""
         needs = set(MEDIA_NEEDS.values())
-        takes = any(needs & each.capabilities.offers for each in self.spec.upstreams)
+        takes = any(needs & upstream.capabilities.offers for upstream in self.spec.upstreams)
         return max(ordinary_bytes, self.spec.max_body_bytes) if takes else ordinary_bytes
 
     def fit_lanes(self) -> None:
-        """Sets what makes a request long here by the context that the replicas have announced."""
+        """Sets what counts as a long request by the replicas' context."""
         self.flow.long_tokens = long_tokens_of(self.context_tokens)
 
     def served(self, name: str) -> ServedModel:
@@ -96,8 +88,8 @@ class ModelPool:
             self.spec.is_estimated,
             self.name,
             servers=tuple(
-                ServerOffer(each.replica_id, each.capabilities, takes_turns(each))
-                for each in self.spec.upstreams
+                ServerOffer(upstream.replica_id, upstream.capabilities, takes_turns(upstream))
+                for upstream in self.spec.upstreams
             ),
             image_tokens=self.spec.image_tokens,
             sampling=self.spec.sampling,
@@ -110,12 +102,10 @@ class ModelPool:
 def _context_tokens(announced: Sequence[Ready]) -> int | None:
     # A KV cache always holds one: an engine whose does not does not start, and one that a request does not
     # fit into all the same says so itself.
-    return min((each.model.context_tokens for each in announced), default=None)
+    return min((model.model.context_tokens for model in announced), default=None)
 
 
 class Lifecycles:
-    """The requests of all pools."""
-
     def __init__(self, pools: Mapping[str, ModelPool], default: str) -> None:
         self._pools = pools
         self._default = default
@@ -128,34 +118,36 @@ class Lifecycles:
         return self.of(call).begin(call)
 
     def find(self, request_id: str) -> Run | None:
-        found = (pool.lifecycle.find(request_id) for pool in self._pools.values())
-        return next((run for run in found if run is not None), None)
+        runs = (pool.lifecycle.find(request_id) for pool in self._pools.values())
+        return next((run for run in runs if run is not None), None)
 
     def runs_of(self, tenant_id: str | None) -> list[Run]:
         """A tenant's requests, or with None all, the oldest first."""
-        found = [run for pool in self._pools.values() for run in pool.lifecycle.runs_of(tenant_id)]
-        return sorted(found, key=lambda run: run.times.arrived_s)
+        runs = [run for pool in self._pools.values() for run in pool.lifecycle.runs_of(tenant_id)]
+        return sorted(runs, key=lambda run: run.times.arrived_s)
 
     def in_flight(self) -> list[tuple[str, str, int]]:
-        """Model, address and dispatched requests of every replica. One that went on to another replica before
-        its first token counts there and where it was sent first: never is less said than runs."""
+        """Model, address and dispatched requests of every replica. May overcount, never undercounts: a
+        request that moved to another replica before its first token counts at both."""
         counts = {
-            (name, each.replica_id): 0 for name, pool in self._pools.items() for each in pool.spec.upstreams
+            (name, upstream.replica_id): 0
+            for name, pool in self._pools.items()
+            for upstream in pool.spec.upstreams
         }
         for name, pool in self._pools.items():
             for flight in pool.flow.in_flight():
                 counts[name, flight.replica_id] += 1
         return [
-            (name, each.address, max(counts[name, each.replica_id], each.running_requests))
+            (name, upstream.address, max(counts[name, upstream.replica_id], upstream.running_requests))
             for name, pool in self._pools.items()
-            for each in pool.spec.upstreams
+            for upstream in pool.spec.upstreams
         ]
 
     def of(self, call: Call) -> Lifecycle:
         return self._pools[call.pool or self._default].lifecycle
 
     async def follow_directory(self) -> None:
-        """As `Lifecycle.follow_directory`, in all pools, whatever fails in one of them."""
+        """As `Lifecycle.follow_directory` in all pools, even if one fails."""
         followed = await asyncio.gather(
             *(pool.lifecycle.follow_directory() for pool in self._pools.values()), return_exceptions=True
         )
@@ -164,12 +156,11 @@ class Lifecycles:
                 raise failure
 
     async def close(self, grace_s: float) -> None:
-        """As `Lifecycle.close`, all pools concurrently."""
         await asyncio.gather(*(pool.lifecycle.close(grace_s) for pool in self._pools.values()))
 
 
 def pools_of(specs: Sequence[PoolSpec]) -> dict[str, PoolSpec]:
-    """By name. Raises `ValueError` for two of one name, and for two replicas of one name."""
+    """By name. Raises `ValueError` for duplicate names of pools or replicas."""
     replicas = [upstream.replica_id for spec in specs for upstream in spec.upstreams]
     for names in ([spec.name for spec in specs], replicas):
         for name in names:

@@ -1,7 +1,6 @@
-"""Actions on the running requests of this gateway: show, list, cancel, offer, move; what waits and runs now.
+"""Actions on the running requests of this gateway, for its own routes and for other gateways.
 
-One table for every caller: a route of this gateway, or another gateway on behalf of one of its clients
-(`gateway/pools/peer_requests.py`). With a tenant's id only that tenant's requests exist.
+With a tenant's id only that tenant's requests exist.
 """
 
 from __future__ import annotations
@@ -27,37 +26,37 @@ from tenants.ledger.rows import LedgerRow
 from tenants.types import Principal, Tier
 
 MAX_LISTED = 1_000
-"""Each gateway lists one more, so that a list that was cut says so."""
+"""Each gateway lists one more, so that a cut list is recognised."""
 STATUSES = ("limited", "waiting", "running")
 """Of requests that have not ended; see `Run.status`."""
 SHOW, LIST, CANCEL, OFFER, MOVE, COUNT = "show", "list", "cancel", "offer", "move", "count"
 COUNTERS, WAITING = "counters", "waiting"
-"""Of the whole gateway, for pages that are watched: `GatewayNow`, `WaitingHere`."""
+"""Of the whole gateway, for watched pages: `GatewayNow`, `WaitingHere`."""
 
 
 class RequestAction(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One action. `tenant_id` None: any tenant's requests (an operator asks)."""
+    """`tenant_id` None: any tenant's requests (an operator asks)."""
 
     act: str
     request_id: str = ""
     tenant_id: str | None = None
     tier: str = ""
-    """For `offer` and `move`; of `list` and `waiting` only requests in this tier."""
+    """For `offer` and `move`; a filter of `list` and `waiting`."""
     by: str = "tenant"
     number: int = 0
     reply_to: str = ""
     of_tenant: str = ""
-    """Of `list`, where an operator asks: only this tenant's requests."""
+    """Filter of `list` by operators."""
     status: str = ""
-    """Of `list`: only requests with this status."""
+    """Filter of `list`."""
     project: str = ""
-    """Of `list`: only requests of this project, by its id."""
+    """Filter of `list`, by id."""
     key: str = ""
-    """Of `list`: only requests of this key, by its id."""
+    """Filter of `list`, by id."""
     model: str = ""
-    """Of `list`: only requests for this model, by the name that was asked for."""
+    """Filter of `list`: the requested name."""
     of_tenants: tuple[str, ...] | None = None
-    """Of `waiting`: only these tenants' requests, by id; None: all."""
+    """Filter of `waiting`, by id; None: all."""
 
 
 class PeerRefusal(msgspec.Struct, frozen=True):
@@ -99,23 +98,20 @@ class PeerRefusal(msgspec.Struct, frozen=True):
 
 
 class ActionResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Result of an action. Not `is_found`: that gateway runs no such request."""
+    """Not `is_found`: that gateway runs no such request."""
 
     is_found: bool
     value: Any = None
-    """The answer's JSON object; of `list` its items; of `count` a model, an address and a number for each
-    replica; of `counters` and `waiting` their structs."""
+    """The answer's JSON object; of `list` its items; of `count` model, address and number by replica; of
+    `counters` and `waiting` their structs."""
     refused: PeerRefusal | None = None
     tenant_id: str = ""
-    """The request's tenant, for the audit."""
     default_tier: str = ""
-    """Of that tenant's key."""
     tiers: tuple[str, ...] = ()
-    """That this key may use."""
     number: int = 0
 
     def result(self) -> Any:
-        """The value. Raises `ApiError` where the act was refused."""
+        """Raises `ApiError` if the act was refused."""
         if self.refused is not None:
             raise self.refused.as_error()
         return self.value
@@ -125,24 +121,24 @@ NOT_HERE = ActionResult(False)
 
 
 class Unreachable(Exception):
-    """Redis does not answer, or too many questions are open."""
+    """Redis is unavailable, or too many questions are open."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerAnswers:
-    """Results of the other gateways. `missing` of them did not answer in time."""
+    """`missing` gateways did not answer in time."""
 
     answers: list[ActionResult] = field(default_factory=list)
     missing: int = 0
 
     @property
     def found(self) -> ActionResult | None:
-        """The answer of the one that has the request."""
-        return next((each for each in self.answers if each.is_found), None)
+        """The answer of the gateway that has the request."""
+        return next((answer for answer in self.answers if answer.is_found), None)
 
 
 class RequestActions:
-    """Acts on the requests of this gateway. Use from one event loop."""
+    """Use from one event loop."""
 
     def __init__(
         self,
@@ -151,7 +147,7 @@ class RequestActions:
         counters: Callable[[], GatewayNow] | None = None,
         waiting: Callable[[Collection[str] | None, str], WaitingHere] | None = None,
     ) -> None:
-        """`counters`, `waiting`: answers to questions about the whole gateway; None: it answers none."""
+        """`counters`, `waiting`: answers about the whole gateway; None: not answered."""
         self._lifecycle = lifecycle
         self._clock = clock
         self._counters = counters
@@ -183,7 +179,7 @@ class RequestActions:
             refused,
             principal.tenant_id,
             principal.default_tier.value,
-            tuple(each.value for each in Tier if each in principal.tiers),
+            tuple(tier.value for tier in Tier if tier in principal.tiers),
         )
 
     async def _acted(self, run: Run, ask: RequestAction) -> dict[str, Any]:
@@ -245,12 +241,11 @@ class RequestActions:
 
 
 def owner(of: Principal | LedgerRow) -> dict[str, str]:
-    """The ids of a request's tenant, project and key, for operators."""
     return {"tenant_id": of.tenant_id, "project_id": of.project_id, "key_id": of.key_id}
 
 
 def _lined_up(run: Run) -> dict[str, int] | None:
-    """The tokens that were ahead when it got in line, by whose they were; None: it is not in line yet."""
+    """The tokens ahead when it was queued, by whose they were; None: not queued yet."""
     numbers = next((numbers for kind, _, numbers in run.timeline.notes if kind == TimelineKind.QUEUED), None)
     fields = FIELDS[TimelineKind.QUEUED]
     return None if numbers is None else dict(zip(fields, numbers, strict=False))

@@ -1,4 +1,4 @@
-"""What waits at this gateway, each request with what goes first and how long that takes."""
+"""What waits at this gateway: each request with what is ahead and for how long."""
 
 from __future__ import annotations
 
@@ -17,34 +17,32 @@ if TYPE_CHECKING:
     from gateway.pools.pool import ModelPool
 
 MAX_WAITING_SHOWN = 100
-"""Of one gateway; the figures of each cost a look at its tenant's line."""
+"""Of one gateway; the figures of each cost a look at its tenant's queue."""
 
 
 class WaitingNow(msgspec.Struct, frozen=True):
-    """A request that has had no turn yet."""
-
     request_id: str
     tenant_id: str
     model: str
     tier: str
     status: str
-    """`waiting`, or `limited`: its tenant's own limits hold it back."""
+    """`waiting`, or `limited`: held back by its tenant's own limits."""
     elapsed_s: float
     input_tokens: int
     gateway_id: str = ""
     tokens_ahead: dict[str, int] | None = None
-    """Cost tokens that go first: own, others, higher_tier; None: it is not in line, or nothing is known."""
+    """Cost tokens: own, others, higher_tier; None: not queued, or unknown."""
     left_p50_s: float | None = None
     """Until its turn."""
     left_p90_s: float | None = None
     due_in_s: float | None = None
-    """Until its answer should be complete, as promised to it or as its client asks; below 0: it is late."""
+    """Until its answer is due, as promised or as its client asks; negative: late."""
     gone_in_s: float | None = None
-    """Until it leaves the line without a turn."""
+    """Until it leaves the queue without a turn."""
 
 
 class WaitingHere(msgspec.Struct, frozen=True):
-    """The oldest of one gateway, and how many wait there in all."""
+    """The oldest of one gateway, and the total."""
 
     data: list[WaitingNow]
     total: int
@@ -57,8 +55,8 @@ def waiting_here(
     tier: str,
     now_s: float,
 ) -> WaitingHere:
-    """`tenant_ids`: whose; None: of all tenants. `tier`: which; empty: all."""
-    found = [
+    """`tenant_ids`: None: of all tenants. `tier`: empty: all."""
+    waiting = [
         (run, pool)
         for pool in pools.values()
         for run in pool.lifecycle.runs_of(None)
@@ -66,20 +64,20 @@ def waiting_here(
         and (tenant_ids is None or run.call.principal.tenant_id in tenant_ids)
         and tier in ("", run.call.tier.value)
     ]
-    found.sort(key=lambda each: each[0].times.arrived_s)
-    shown = list(itertools.islice(found, MAX_WAITING_SHOWN))
+    waiting.sort(key=lambda row: row[0].times.arrived_s)
+    shown = list(itertools.islice(waiting, MAX_WAITING_SHOWN))
     lines = {pool.name: _by_tenant(pool) for _, pool in shown}
     return WaitingHere(
         [
             _waiting(gateway_id, run, pool, lines[pool.name][run.call.principal.tenant_id], now_s)
             for run, pool in shown
         ],
-        len(found),
+        len(waiting),
     )
 
 
 def _by_tenant(pool: ModelPool) -> Mapping[str, list[Ticket]]:
-    """Tickets of each tenant: an outlook looks at its own tenant's alone."""
+    """A forecast looks at its own tenant's tickets only."""
     lines: defaultdict[str, list[Ticket]] = defaultdict(list)
     for ticket in pool.flow.tickets():
         lines[ticket.entry.tenant_id].append(ticket)
@@ -112,4 +110,4 @@ def _waiting(gateway_id: str, run: Run, pool: ModelPool, line: Iterable[Ticket],
 
 
 def _earliest(*instants_s: float | None) -> float | None:
-    return min((each for each in instants_s if each is not None), default=None)
+    return min((instant_s for instant_s in instants_s if instant_s is not None), default=None)

@@ -1,7 +1,4 @@
-"""Quotes as JSON: what a request would wait, take and cost in each of some tiers.
-
-For `POST /v1/quotes`, and for refusals that say what could be had instead.
-"""
+"""Quotes as JSON, for `POST /v1/quotes` and for refusals."""
 
 from __future__ import annotations
 
@@ -20,8 +17,8 @@ from tenants.types import Principal, Tier
 
 
 def tiers_instead(call: Call, cause: BaseException | None, *, is_long: bool) -> Sequence[Tier]:
-    """The tiers whose quotes the refusal of a request has: all that its key may use where its estimate was
-    above what its client allows, the batch tier where a long one would have been late."""
+    """Tiers that a refusal quotes: all of the key's if its estimate exceeded what its client allows, the
+    batch tier if a long one would have been late."""
     allowed = call.principal.tiers
     if isinstance(cause, NoneTook):
         cause = cause.first
@@ -46,8 +43,8 @@ def offered(
     price_version: int,
     now_s: float,
 ) -> list[dict[str, Any]]:
-    """A quote for each tier, made and remembered by `quotes`; None: figures only, which nothing redeems.
-    Raises `UnknownPrice`."""
+    """A quote for each tier, issued by `quotes`; None: figures only, which cannot be redeemed. Raises
+    `UnknownPrice`."""
     made = estimates.offers(wanted.model, principal.tenant_id, principal.weight, tiers, wanted.size, now_s)
     counted_in = principal.default_tier if principal.default_tier in made else tiers[0]
     tokens: dict[Tier, str] = {}
@@ -69,7 +66,6 @@ def offered(
 
 
 def _binding(estimate: Estimate) -> dict[str, Any]:
-    """Whether its times are promised, and why not."""
     if estimate.promise is None or estimate.promise.is_learned:
         return {"binding": True}
     return {"binding": False, "not_binding": NOT_LEARNED}

@@ -1,13 +1,11 @@
 """Issues quotes, and binds requests to the ones they redeem.
 
-A quote is known by its token alone (`gateway/domain/quote_token.py`), so a gateway that has not made it can
-honour it, too. That it is redeemed once, wherever and after whatever restart, is up to the database
-(`Redeemed`).
+A quote's token is all that is known of it (`gateway/domain/quote_token.py`), so any gateway can honour it.
+The database ensures that it is redeemed once (`Redeemed`).
 
-Quotes that were neither redeemed nor expired are remembered here: they stand in the replays as requests that
-will probably come, so that the same slot is not sold twice. Of other tenants as many count as each redeems on
-average; a tenant's own all count in its next quotes, in the highest tier in which they may be redeemed.
-Bounded for each tenant and in all.
+Outstanding quotes count in the replays as probable requests, so that the same slot is not sold twice: of
+other tenants as many as each redeems on average; of the tenant itself all, in the highest tier in which they
+may be redeemed. Bounded per tenant and in all.
 """
 
 from __future__ import annotations
@@ -39,9 +37,9 @@ HEADER = "X-Fairgate-Quote"
 MAX_OUTSTANDING = 10_000
 MAX_OF_A_TENANT = 200
 REDEEMED_MEMORY = 0.02
-"""Weight of the newest quote in the share that its tenant redeems."""
+"""Weight of the newest quote in a tenant's redeemed share."""
 MAX_SHARES = 10_000
-"""Tenants whose share of redeemed quotes is kept."""
+"""Tenants whose redeemed share is kept."""
 
 log = logging.getLogger("fairgate.gateway.quotes")
 
@@ -51,11 +49,11 @@ class Redeemed(Protocol):
     `DatabaseUnavailable`."""
 
     async def claim(self, offer_id: str, request_id: str, expires_us: int) -> bool:
-        """Whether the offer is this request's from now on; False: another one redeemed it."""
+        """Claims the offer for this request; False: another one redeemed it."""
         ...
 
     async def release(self, offer_id: str, request_id: str) -> None:
-        """It may be redeemed again, if it is this request's."""
+        """Frees the offer if it is this request's."""
         ...
 
 
@@ -67,31 +65,30 @@ class _Offer:
     entry: QueueEntry
     """In the tier in which it will probably be redeemed."""
     highest: QueueEntry
-    """In the highest in which it may be."""
+    """In the highest tier in which it may be redeemed."""
     expires_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a quote is asked for."""
+    """What is to be quoted."""
 
     model: str
     pool: str
     prompts: Sequence[Sequence[int]]
     is_sized: bool
-    """Only the length of the prompt is known; its tokens are of no consequence."""
+    """Only the length of the prompt is known."""
     choices: int
     max_tokens: int
 
     @property
     def size(self) -> Size:
-        """As forecasts see it."""
         tokens = sum(len(prompt) for prompt in self.prompts)
         return Size(tokens, len(self.prompts) * self.choices, self.choices, self.max_tokens, is_exact=False)
 
 
 class Quotes:
-    """One gateway's quotes. Use from one event loop."""
+    """Use from one event loop."""
 
     def __init__(
         self,
@@ -102,23 +99,23 @@ class Quotes:
         prices_at: Callable[[int], Awaitable[PriceBook]],
         redeemed: Redeemed,
     ) -> None:
-        """`prices_at` gives an earlier version of the price book."""
+        """`prices_at` returns an earlier version of the price book."""
         self.valid_s = valid_s
         self._redeemed_shares: dict[str, float] = {}
-        """By tenant, of its quotes of late; until there were some, all."""
+        """Recent share by tenant; 1 until known."""
         self._signer = Signer(secret)
         self._wall_clock = wall_clock
         self._prices_at = prices_at
         self._redeemed = redeemed
         self._offers: OrderedDict[str, _Offer] = OrderedDict()
-        """In order of their end."""
+        """By expiry."""
         self._of_tenant: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._offers)
 
     def require_room(self, tenant_id: str) -> None:
-        """Raises `ApiError` (429) where too many quotes are outstanding."""
+        """Raises `ApiError` (429) if too many quotes are outstanding."""
         self._forget()
         if self._of_tenant.get(tenant_id, 0) >= MAX_OF_A_TENANT or len(self._offers) >= MAX_OUTSTANDING:
             raise errors.rate_limited(
@@ -137,8 +134,8 @@ class Quotes:
         counted_in: Tier,
         now_s: float,
     ) -> dict[Tier, str]:
-        """Signs a quote for each tier and remembers the offer, in the tier in which it will probably be
-        redeemed. `now_s` is on the clock of arrivals."""
+        """Signs a quote for each tier and remembers the offer. `counted_in`: the tier in which it will
+        probably be redeemed; `now_s`: on the clock of arrivals."""
         offer_id, wall_s = secrets.token_hex(8), self._wall_clock()
         size = wanted.size
         digest = digest_of(
@@ -181,9 +178,9 @@ class Quotes:
         return tokens
 
     def promised(self, pool: str, tenant_id: str | None = None) -> list[QueueEntry]:
-        """Of one pool: what will probably come, as many of each tenant's as it redeems on the whole, evenly
-        chosen. `tenant_id`: of this one all, in the highest tier in which they may be redeemed: it can redeem
-        them together with the one that it is quoted next."""
+        """The probable requests of one pool: as many of each tenant's as it redeems on average, evenly
+        chosen. `tenant_id`: of this one all, in their highest tier, as it can redeem them together with its
+        next quote."""
         self._forget()
         sums: dict[str, float] = {}
         chosen: list[QueueEntry] = []
@@ -202,17 +199,15 @@ class Quotes:
         return chosen
 
     def redeemed_share(self, tenant_id: str) -> float:
-        """The share of a tenant's quotes of late that it redeemed."""
         return self._redeemed_shares.get(tenant_id, 1.0)
 
     def model_of(self, token: str) -> str:
-        """The model that a quote was made for. Raises `ApiError` (400)."""
+        """Raises `ApiError` (400)."""
         return self._opened(token).model
 
     async def redeem(self, token: str, call: Call) -> Binding:
-        """The promise that binds `call` and us. Raises `ApiError` with the reason: 400 for a quote that
-        is none, was altered, or is for another key or another request, 409 for one that has expired or is
-        redeemed. Raises `DatabaseUnavailable`."""
+        """Raises `ApiError`: 400 for an invalid quote or one of another key or request, 409 for one that has
+        expired or is redeemed. Raises `DatabaseUnavailable`."""
         quote = self._opened(token)
         self._require_same(quote, call)
         self._forget()

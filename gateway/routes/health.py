@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
-from litestar import Request, Response, get
+from litestar import Response, get
 
 from gateway.budget.holds import Holds
 from gateway.gateway import Gateway
-from gateway.http.asgi import headers_of
+from gateway.http.asgi import Request, headers_of
 from gateway.routes.context import gateway_of, json_response
 from tenants.errors import DatabaseUnavailable, NotWritten
 from tenants.quota.store import QuotaStoreRecovering, QuotaStoreUnavailable
@@ -40,13 +40,13 @@ async def healthz() -> Response[bytes]:
     " `local`.",
     opt={"answers": {503: "Something is missing."}, "plain": 503},
 )
-async def readyz(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def readyz(request: Request) -> Response[bytes]:
     shown = await readiness_of(gateway_of(request))
     return json_response(shown, 200 if shown["status"] == READY else 503)
 
 
 async def readiness_of(gateway: Gateway) -> dict[str, Any]:
-    """Whether everything is there that serving needs, and each check's answer."""
+    """Whether serving is possible, and the result of each check."""
     database, quota_store = await asyncio.gather(
         _check(gateway.deps.database.ping()), _check_quota_store(gateway.holds)
     )
@@ -65,7 +65,7 @@ async def readiness_of(gateway: Gateway) -> dict[str, Any]:
     summary="Prometheus metrics",
     description="In Prometheus's text format, or in OpenMetrics where the Accept header asks for it.",
 )
-async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def metrics(request: Request) -> Response[bytes]:
     gateway = gateway_of(request)
     text, content_type = gateway.metrics.render(headers_of(request.scope).get("accept", ""))
     return Response(text, headers={"content-type": content_type})
@@ -73,7 +73,7 @@ async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 def _check_engine(gateway: Gateway) -> str:
     # Also where other servers do the work: two processes with one id would settle each other's requests.
-    if any(each.describe().get("refusal_code") == "superseded" for each in gateway.deps.upstreams):
+    if any(upstream.describe().get("refusal_code") == "superseded" for upstream in gateway.deps.upstreams):
         return SUPERSEDED
     return "ok" if gateway.has_engine else "nothing that runs a model is ready"
 

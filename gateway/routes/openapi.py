@@ -1,7 +1,4 @@
-"""The OpenAPI document, and a documentation page that needs no network.
-
-The page is plain HTML of the document.
-"""
+"""The OpenAPI document, and a plain HTML page of it that needs no network."""
 
 from __future__ import annotations
 
@@ -11,10 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from litestar import Litestar, MediaType, Request, Response, get
+from litestar import Litestar, MediaType, Response, get
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.spec import Components, SecurityScheme, Tag
 
+from gateway.http.asgi import Request
 from gateway.routes import openapi_fields
 from gateway.routes.context import gateway_of, json_response
 
@@ -23,7 +21,7 @@ _REFERENCE = "#/components/schemas/{name}"
 
 
 @get("/", include_in_schema=False)
-async def root(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def root(request: Request) -> Response[bytes]:
     return json_response(
         {
             "service": "fairgate",
@@ -37,15 +35,14 @@ async def root(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 
 @get("/openapi.json", include_in_schema=False)
-async def openapi_json(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def openapi_json(request: Request) -> Response[bytes]:
     return json_response(document(request.app, request.app.openapi_schema.to_schema()))
 
 
 @get("/docs", include_in_schema=False)
-async def docs(request: Request[Any, Any, Any]) -> Response[bytes]:
-    """One self-contained page: routes, their parameters, and a command to try."""
-    found = document(request.app, request.app.openapi_schema.to_schema())
-    text = page(found, str(request.base_url).rstrip("/"), gateway_of(request).deps.model_name)
+async def docs(request: Request) -> Response[bytes]:
+    contents = document(request.app, request.app.openapi_schema.to_schema())
+    text = page(contents, str(request.base_url).rstrip("/"), gateway_of(request).deps.model_name)
     return Response(text.encode(), media_type=MediaType.HTML)
 
 
@@ -68,15 +65,15 @@ def openapi_config() -> OpenAPIConfig:
 
 def document(app: Litestar, schema: dict[str, Any]) -> dict[str, Any]:
     """The framework's document, completed by the bodies and answers that routes handle themselves."""
-    found: dict[str, Any] = json.loads(msgspec.json.encode(schema))
-    components = found.setdefault("components", {}).setdefault("schemas", {})
+    contents: dict[str, Any] = json.loads(msgspec.json.encode(schema))
+    components = contents.setdefault("components", {}).setdefault("schemas", {})
     bodies: set[type[msgspec.Struct]] = set()
-    for path in found["paths"].values():
+    for path in contents["paths"].values():
         path.pop("head", None)  # as GET, without a body
     for route in app.routes:
         for handler in getattr(route, "route_handlers", ()):
             for method in handler.http_methods:
-                operation = found["paths"].get(route.path_format, {}).get(method.lower())
+                operation = contents["paths"].get(route.path_format, {}).get(method.lower())
                 if operation is not None:
                     describe(operation, handler.opt)
                     bodies |= {handler.opt["body"]} if "body" in handler.opt else set()
@@ -84,11 +81,11 @@ def document(app: Litestar, schema: dict[str, Any]) -> dict[str, Any]:
     components.update(msgspec.json.schema_components(structs, ref_template=_REFERENCE)[1])
     openapi_fields.complete(components)
     components["Error"] = _ERROR
-    return found
+    return contents
 
 
 def describe(operation: dict[str, Any], opt: Mapping[str, Any]) -> None:
-    """Completes one operation from its route's `opt`: `scope` of the key, `body` (`body_is_optional`),
+    """Completes an operation from its route's `opt`: `scope` of the key, `body` (`body_is_optional`),
     `headers`, bounds of its `parameters`, other `answers` by status (`plain`: the one that is no error),
     `streams`, `media_type`."""
     body = opt.get("body")
@@ -169,7 +166,7 @@ _ERROR = {
         },
     },
 }
-"""OpenAI's error object, and what is ours beside it."""
+"""OpenAI's error object with our members."""
 
 
 def page(found: dict[str, Any], base: str, model: str) -> str:
@@ -197,9 +194,9 @@ def _operation(path: str, method: str, operation: dict[str, Any], schemas: dict[
     fields = _fields(schemas.get(name, {}))
     description = operation.get("description") or ""
     parameters = "".join(
-        f"<tr><td><code>{html.escape(each['name'])}</code></td><td>{html.escape(each['in'])}</td>"
-        f"<td>{html.escape(each.get('description') or '')}</td></tr>"
-        for each in operation.get("parameters", [])
+        f"<tr><td><code>{html.escape(parameter['name'])}</code></td><td>{html.escape(parameter['in'])}</td>"
+        f"<td>{html.escape(parameter.get('description') or '')}</td></tr>"
+        for parameter in operation.get("parameters", [])
     )
     table = f"<table>{parameters}{fields}</table>" if parameters or fields else ""
     return (
@@ -223,7 +220,7 @@ def _fields(schema: dict[str, Any]) -> str:
 
 def _type(field: dict[str, Any]) -> str:
     if "anyOf" in field:
-        return " | ".join(_type(each) for each in field["anyOf"])
+        return " | ".join(_type(option) for option in field["anyOf"])
     if "$ref" in field:
         return str(field["$ref"]).rpartition("/")[2]
     if field.get("type") == "array":

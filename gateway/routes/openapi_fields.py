@@ -1,7 +1,6 @@
-"""What the OpenAPI document says of fields beyond their types: ranges and enumerations.
+"""Ranges and enumerations of the OpenAPI document, from the constants that check them.
 
-They come from the constants and enumerations that check them. A field's name means the same in every body,
-except where the body is named before it.
+A field's name means the same in every body unless the body is named before it.
 """
 
 from __future__ import annotations
@@ -25,12 +24,11 @@ from tenants.types import MAX_END_USER_CHARS, SCOPES, LimitMode, Meter, OnLowBud
 
 
 def between(lowest: float, highest: float | None = None) -> dict[str, Any]:
-    """A number from `lowest` to `highest`, both included."""
+    """Both included."""
     return {"minimum": lowest} | ({} if highest is None else {"maximum": highest})
 
 
 def one_of(values: Iterable[str]) -> dict[str, Any]:
-    """One of the values."""
     return {"enum": list(values)}
 
 
@@ -86,7 +84,6 @@ FIELDS: dict[str, dict[str, Any]] = {name: _range(bounds) for name, bounds in RA
 
 
 def complete(schemas: dict[str, Any]) -> None:
-    """Adds ranges and enumerations to the fields of component schemas."""
     for struct, schema in schemas.items():
         for name, field in schema.get("properties", {}).items():
             known = FIELDS.get(f"{struct}.{name}", FIELDS.get(name))
@@ -95,7 +92,7 @@ def complete(schemas: dict[str, Any]) -> None:
 
 
 def narrow(field: dict[str, Any], known: dict[str, Any]) -> None:
-    """Adds `known` to a field's schema; where the field may be null, to the kind that is not."""
-    kinds = [each for each in field.get("anyOf", [field]) if each.get("type") != "null"]
+    """Adds `known` to a field's schema; if it may be null, to the other kind."""
+    kinds = [kind for kind in field.get("anyOf", [field]) if kind.get("type") != "null"]
     for kind in kinds:
         kind.update(known)

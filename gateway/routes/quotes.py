@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from litestar import Request, Response, post
+from litestar import Response, post
 
 from gateway import errors
 from gateway.domain.call import ServedModel
 from gateway.domain.tiers import tier_of
-from gateway.http.asgi import begin
+from gateway.http.asgi import Request, begin
 from gateway.http.authentication import principal_of
 from gateway.quotes.offered import offered
 from gateway.quotes.quotes import Wanted
@@ -59,13 +58,13 @@ from tenants.types import Tier
     "tier has a token; whoever sends the same request with it in `X-Fairgate-Quote` while it is valid is "
     "served in that tier at these prices, and is credited where we do not keep the p90.",
 )
-async def quotes(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def quotes(request: Request) -> Response[bytes]:
     with reserved_memory(request) as reserved:
         body = await large_body_of(request, reserved)
         return await _quoted(request, body)
 
 
-async def _quoted(request: Request[Any, Any, Any], body: bytes) -> Response[bytes]:
+async def _quoted(request: Request, body: bytes) -> Response[bytes]:
     gateway = gateway_of(request)
     principal = principal_of(request)
     if not gateway.estimates.is_enabled:
@@ -97,15 +96,15 @@ async def _quoted(request: Request[Any, Any, Any], body: bytes) -> Response[byte
 
     chain, fallback = gateway.catalogue.chain(asked.model), None
     if chain is None:
-        found = await sized(gateway.served(asked.model, begin(request.scope)))
-        gateway.require_engine(found.served.pool)
+        size = await sized(gateway.served(asked.model, begin(request.scope)))
+        gateway.require_engine(size.served.pool)
     else:
         walk = gateway.walk(asked.model, chain, tiers, sized)
-        found = await walk.first()
-        if not gateway.pools[found.served.pool].has_engine:
-            found = await walk.onward(gateway.pools[found.served.pool].dispatcher.no_engine())
+        size = await walk.first()
+        if not gateway.pools[size.served.pool].has_engine:
+            size = await walk.onward(gateway.pools[size.served.pool].dispatcher.no_engine())
         fallback = walk.fallback
-    served, prompt, choices, max_tokens = found.served, found.prompt, found.choices, found.max_tokens
+    served, prompt, choices, max_tokens = size.served, size.prompt, size.choices, size.max_tokens
     pool = gateway.pools[served.pool]
     wanted = Wanted(served.name, served.pool, [prompt], asked.prompt_tokens is not None, choices, max_tokens)
     now_s = gateway.deps.clock()
@@ -132,8 +131,6 @@ async def _quoted(request: Request[Any, Any, Any], body: bytes) -> Response[byte
 
 @dataclass(frozen=True, slots=True)
 class _Sized:
-    """What is quoted, as one model takes it."""
-
     served: ServedModel
     prompt: Sequence[int]
     choices: int
@@ -159,10 +156,8 @@ def _sizes(
     return choices, max_tokens
 
 
-def _prompt(
-    request: Request[Any, Any, Any], asked: QuoteRequest, renderer: Renderer, served: ServedModel
-) -> Sequence[int]:
-    """The prompt's tokens; where only its length is given, that many placeholders."""
+def _prompt(request: Request, asked: QuoteRequest, renderer: Renderer, served: ServedModel) -> Sequence[int]:
+    """The prompt's tokens, or as many placeholders as the given length."""
     given = [name for name in ("messages", "prompt", "prompt_tokens") if getattr(asked, name) is not None]
     if len(given) != 1:
         raise errors.bad_request(

@@ -1,13 +1,14 @@
-"""Route of a tenant's refused requests, and what it shares with the operators' routes."""
+"""A tenant's refused requests, and what operators' routes share with it."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from litestar import Request, Response, get
+from litestar import Response, get
 from litestar.params import FromQuery, QueryParameter
 
 from gateway.domain.ids import request_id_of
+from gateway.http.asgi import Request
 from gateway.http.authentication import principal_of
 from gateway.routes.context import gateway_of, json_response
 from gateway.routes.openapi_fields import between, one_of
@@ -29,19 +30,14 @@ LISTED = (
 
 
 def request_id_or_none(request_id: str | None) -> str | None:
-    """The request's id, also where the completion's is given."""
+    """Accepts the completion's id, too."""
     return None if request_id is None else request_id_of(request_id)
 
 
 async def shown_refusals(
-    request: Request[Any, Any, Any],
-    query: RefusalQuery,
-    cursor: str | None,
-    limit: int,
-    *,
-    of_tenant: str | None = None,
+    request: Request, query: RefusalQuery, cursor: str | None, limit: int, *, of_tenant: str | None = None
 ) -> Response[bytes]:
-    """A page of refused requests; `of_tenant`: as this tenant may see its own."""
+    """`of_tenant`: as this tenant may see its own."""
     admin = gateway_of(request).deps.admin
     page = await admin.read_refusals(query, cursor=cursor, limit=limit, of_tenant=of_tenant)
     rows = await admin.with_names(row.as_json() for row in page.rows)
@@ -55,7 +51,7 @@ async def shown_refusals(
     description=f"{LISTED} Of a limit on all tenants together (`of_platform`) no numbers are shown.",
 )
 async def list_own_refusals(
-    request: Request[Any, Any, Any],
+    request: Request,
     request_id: FromQuery[str | None] = None,
     project: FromQuery[str | None] = None,
     key: FromQuery[str | None] = None,

@@ -1,8 +1,8 @@
-"""Routes of a tenant's requests: list, show, cancel, move to another tier.
+"""Routes of a tenant's own requests: list, show, cancel, move to another tier.
 
-A tenant sees only its own requests. Ended requests are answered from the ledger, so cancelling twice, or too
-late, is no error. With Redis, actions on another gateway's requests are passed on to it
-(`gateway/pools/peer_requests.py`). The operators' routes (`admin/requests.py`) share the functions below.
+Ended requests are answered from the ledger, so cancelling twice, or too late, is no error. With Redis,
+actions on another gateway's requests are passed on to it (`gateway/pools/peer_requests.py`). The operators'
+routes (`admin/requests.py`) share the functions below.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from litestar import Request, Response, delete, get, post
+from litestar import Response, delete, get, post
 from litestar.params import FromPath
 
 from gateway import errors
@@ -18,6 +18,7 @@ from gateway.domain.ids import request_id_of
 from gateway.domain.tiers import tier_of
 from gateway.errors import ApiError
 from gateway.explain.explanation import explained
+from gateway.http.asgi import Request
 from gateway.http.authentication import principal_of
 from gateway.pools.request_actions import (
     CANCEL,
@@ -53,13 +54,8 @@ LISTED = (
 )
 
 
-@get(
-    "/v1/requests",
-    opt=OWN,
-    summary="List this tenant's requests that wait or run",
-    description=LISTED,
-)
-async def list_requests(request: Request[Any, Any, Any]) -> Response[bytes]:
+@get("/v1/requests", opt=OWN, summary="List this tenant's requests that wait or run", description=LISTED)
+async def list_requests(request: Request) -> Response[bytes]:
     ask = RequestAction(LIST, tenant_id=principal_of(request).tenant_id)
     return json_response(await listed_requests(request, ask))
 
@@ -74,7 +70,7 @@ async def list_requests(request: Request[Any, Any, Any]) -> Response[bytes]:
     " sentences, `waits` in seconds by cause, the `timeline` they were read off, and the targets that it"
     " missed, each with its cause. Timelines are kept for a while.",
 )
-async def show_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
+async def show_request(request: Request, request_id: FromPath[str]) -> Response[bytes]:
     return json_response(
         await shown_request(request, about(SHOW, request_id, principal_of(request).tenant_id))
     )
@@ -88,7 +84,7 @@ async def show_request(request: Request[Any, Any, Any], request_id: FromPath[str
     description="What was emitted is charged. Repeating it changes nothing; of a request that has ended it "
     "says how.",
 )
-async def cancel_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
+async def cancel_request(request: Request, request_id: FromPath[str]) -> Response[bytes]:
     return json_response(await acted(request, about(CANCEL, request_id, principal_of(request).tenant_id)))
 
 
@@ -100,7 +96,7 @@ async def cancel_request(request: Request[Any, Any, Any], request_id: FromPath[s
     description="The answer states both prices, per token and for this request. With `preview` nothing moves."
     " The budget must cover the new price; otherwise nothing changes.",
 )
-async def move_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
+async def move_request(request: Request, request_id: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, TierChangeBody)
     principal = principal_of(request)
     show = about(SHOW, request_id, principal.tenant_id)
@@ -116,22 +112,21 @@ async def move_request(request: Request[Any, Any, Any], request_id: FromPath[str
 def about(
     act: str, request_id: str, tenant_id: str | None = None, tier: str = "", by: str = "tenant"
 ) -> RequestAction:
-    """An action on the request of this id, or of the completion with it."""
+    """Accepts the completion's id, too."""
     return RequestAction(act, request_id_of(request_id), tenant_id, tier=tier, by=by)
 
 
-async def listed_requests(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
-    """What matches here and at the other gateways."""
-    found = await gateway_of(request).fleet.live_requests(ask)
+async def listed_requests(request: Request, ask: RequestAction) -> dict[str, Any]:
+    requests = await gateway_of(request).fleet.live_requests(ask)
     return {
         "object": "list",
-        "data": found.data,
-        "has_more": found.has_more,
-        "gateways_missing": found.gateways_missing,
+        "data": requests.data,
+        "has_more": requests.has_more,
+        "gateways_missing": requests.gateways_missing,
     }
 
 
-async def shown_request(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
+async def shown_request(request: Request, ask: RequestAction) -> dict[str, Any]:
     """Its state; of an ended request also its explanation."""
     try:
         shown = await acted(request, ask)
@@ -146,19 +141,19 @@ async def shown_request(request: Request[Any, Any, Any], ask: RequestAction) -> 
     return shown | await explained(gateway.timelines.find, gateway.deps.admin, ask.request_id)
 
 
-async def _refused(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any] | None:
-    """A request that was refused before it held anything, as its tenant or an operator sees it. Raises
+async def _refused(request: Request, ask: RequestAction) -> dict[str, Any] | None:
+    """A request refused before it held anything, as its tenant or an operator sees it. Raises
     `DatabaseUnavailable`."""
     if not _may_be_an_id(ask.request_id):
         return None
-    found = await gateway_of(request).refusals.find(ask.request_id)
-    if found is None or ask.tenant_id not in (None, found.tenant_id):
+    refusal = await gateway_of(request).refusals.find(ask.request_id)
+    if refusal is None or ask.tenant_id not in (None, refusal.tenant_id):
         return None
-    shown = found.as_json() if ask.tenant_id is None else found.for_tenant().as_json()
+    shown = refusal.as_json() if ask.tenant_id is None else refusal.for_tenant().as_json()
     names = ("at", "code", "limit_id", "of_platform", "wanted", "available", "retry_after_s")
     whose = ("tenant_id", "key_id") if ask.tenant_id is None else ()
     return {
-        "id": found.request_id,
+        "id": refusal.request_id,
         "object": "request",
         "status": "refused",
         "outcome": "refused",
@@ -169,28 +164,28 @@ async def _refused(request: Request[Any, Any, Any], ask: RequestAction) -> dict[
     }
 
 
-async def acted(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
-    """The action's result where the request is running, else how it ended. Raises `ApiError`."""
-    found = await found_running(request, ask)
-    if found is not None:
-        value: dict[str, Any] = found.result()
+async def acted(request: Request, ask: RequestAction) -> dict[str, Any]:
+    """The action's result if the request is running, else how it ended. Raises `ApiError`."""
+    running = await found_running(request, ask)
+    if running is not None:
+        value: dict[str, Any] = running.result()
         return value
     rows = await ended(request, ask)
     shown = ended_request(rows)
     return shown if ask.tenant_id is not None else shown | owner(rows[0])
 
 
-async def live(request: Request[Any, Any, Any], ask: RequestAction) -> ActionResult:
+async def live(request: Request, ask: RequestAction) -> ActionResult:
     """As `found_running`. Raises `ApiError` for a request that has ended."""
-    found = await found_running(request, ask)
-    if found is None:
+    running = await found_running(request, ask)
+    if running is None:
         await ended(request, ask)
         raise errors.not_waiting(status="ended")
-    return found
+    return running
 
 
-async def found_running(request: Request[Any, Any, Any], ask: RequestAction) -> ActionResult | None:
-    """The answer of the gateway that runs the request; None: no gateway does. Raises `ApiError` where that is
+async def found_running(request: Request, ask: RequestAction) -> ActionResult | None:
+    """The answer of the gateway that runs the request; None: no gateway does. Raises `ApiError` if that is
     unknown."""
     gateway = gateway_of(request)
     answered = await gateway.request_actions.act(ask)
@@ -208,7 +203,7 @@ async def found_running(request: Request[Any, Any, Any], ask: RequestAction) -> 
     return peers.found
 
 
-async def ended(request: Request[Any, Any, Any], ask: RequestAction) -> list[LedgerRow]:
+async def ended(request: Request, ask: RequestAction) -> list[LedgerRow]:
     """The rows of a request that no reachable gateway runs, its settlement among them. Raises `ApiError`."""
     rows = await rows_of(request, ask)
     if not rows:
@@ -218,13 +213,13 @@ async def ended(request: Request[Any, Any, Any], ask: RequestAction) -> list[Led
     return rows
 
 
-async def rows_of(request: Request[Any, Any, Any], ask: RequestAction) -> list[LedgerRow]:
-    """Its ledger rows. Raises `DatabaseUnavailable`."""
+async def rows_of(request: Request, ask: RequestAction) -> list[LedgerRow]:
+    """Raises `DatabaseUnavailable`."""
     request_id = ask.request_id
     if not _may_be_an_id(request_id):
         return []
-    found = await gateway_of(request).deps.ledger.find(request_id)
-    return [row for row in found if ask.tenant_id in (None, row.tenant_id)]
+    rows = await gateway_of(request).deps.ledger.find(request_id)
+    return [row for row in rows if ask.tenant_id in (None, row.tenant_id)]
 
 
 def _may_be_an_id(text: str) -> bool:
@@ -233,15 +228,14 @@ def _may_be_an_id(text: str) -> bool:
 
 
 def settled_of(rows: Sequence[LedgerRow]) -> LedgerRow:
-    """The settlement among a request's rows."""
     return next(row for row in rows if row.kind == "settle")
 
 
 def ended_request(rows: Sequence[LedgerRow]) -> dict[str, Any]:
-    """The API's request object, from the rows of a request that is settled."""
+    """The API's request object of a settled request."""
     row = settled_of(rows)
     # Said by the reservation, so also where the gateway died before it settled.
-    fallback = next((each.detail["fallback"] for each in rows if "fallback" in each.detail), None)
+    fallback = next((row.detail["fallback"] for row in rows if "fallback" in row.detail), None)
     further = {} if fallback is None else {"fallback": fallback}
     if incomplete := row.detail.get("incomplete"):
         further["incomplete"] = incomplete

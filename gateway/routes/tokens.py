@@ -1,6 +1,6 @@
-"""Routes that turn text into tokens and back, in vLLM's form. Uncharged.
+"""Uncharged routes that turn text into tokens and back, in vLLM's form.
 
-By the model's tokenizer where it is known here, else by a server of the model.
+By the model's tokenizer if it is known here, else by a server of the model.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
-from litestar import Request, Response, post
+from litestar import Response, post
 
 from gateway import errors
 from gateway.domain.call import ServedModel
-from gateway.http.asgi import begin
+from gateway.http.asgi import Request, begin
 from gateway.http.authentication import principal_of
 from gateway.requests.inputs import media, uncounted
 from gateway.requests.parse import chat_messages
@@ -86,7 +86,7 @@ OWN_FORM = (
     summary="Turn a prompt or messages into tokens",
     description="vLLM's form: `count`, `max_model_len`, `tokens` and `token_strs`. Not charged.",
 )
-async def tokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def tokenize(request: Request) -> Response[bytes]:
     body, asked, served = await _asked(request, TokenizeRequest)
     if (asked.prompt is None) == (asked.messages is None) or (asked.messages and asked.add_special_tokens):
         raise errors.bad_request(OWN_FORM, "prompt")
@@ -116,7 +116,7 @@ async def tokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
     summary="Turn tokens into text",
     description="vLLM's form: `prompt`. Not charged.",
 )
-async def detokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def detokenize(request: Request) -> Response[bytes]:
     body, asked, served = await _asked(request, DetokenizeRequest)
 
     def own(renderer: PromptRenderer) -> DetokenizedText:
@@ -127,8 +127,8 @@ async def detokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
     return await _answer(request, body, served, "/detokenize", {"tokens": asked.tokens}, DetokenizedText, own)
 
 
-async def _asked(request: Request[Any, Any, Any], into: type[S]) -> tuple[bytes, S, ServedModel]:
-    """The body, as it came and decoded, and the model; of a chain of models the first one."""
+async def _asked(request: Request, into: type[S]) -> tuple[bytes, S, ServedModel]:
+    """The body, raw and decoded, and the model; of a chain the first one."""
     gateway, principal = gateway_of(request), principal_of(request)
     gateway.take_token_call(principal.tenant_id)
     body = await body_of(request)
@@ -141,7 +141,7 @@ async def _asked(request: Request[Any, Any, Any], into: type[S]) -> tuple[bytes,
 
 
 async def _answer(
-    request: Request[Any, Any, Any],
+    request: Request,
     body: bytes,
     served: ServedModel,
     path: str,
@@ -149,7 +149,7 @@ async def _answer(
     form: type[Tokens] | type[DetokenizedText],
     own: Callable[[PromptRenderer], Tokens | DetokenizedText] | None,
 ) -> Response[bytes]:
-    """What the model's tokenizer here says (`own`; None: it cannot), or else one of its servers."""
+    """By the model's tokenizer here (`own`; None: it cannot), or else by one of its servers."""
     gateway, principal = gateway_of(request), principal_of(request)
     spec = gateway.pools[served.pool].spec
     renderer = spec.renderer
@@ -163,8 +163,8 @@ async def _answer(
         if own is not None and isinstance(renderer, PromptRenderer):
             text = await off_the_loop(gateway, principal, body, lambda: told(own(renderer)))
         else:
-            servers = [each for each in spec.upstreams if isinstance(each, OpenAIUpstream)]
-            up = next((each for each in servers if takes_turns(each)), None)
+            servers = [upstream for upstream in spec.upstreams if isinstance(upstream, OpenAIUpstream)]
+            up = next((server for server in servers if takes_turns(server)), None)
             if servers and up is None:
                 raise errors.engine_unavailable()
             answer = b"" if up is None else await up.ask(path, fields)

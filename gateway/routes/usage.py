@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from litestar import Request, Response, get
+from litestar import Response, get
 from litestar.params import FromQuery, QueryParameter
 
+from gateway.http.asgi import Request
 from gateway.http.authentication import principal_of
 from gateway.routes.context import gateway_of, json_response
 from gateway.routes.openapi_fields import between, one_of
@@ -31,7 +32,7 @@ OWN_GROUPS = tuple(group for group in GROUPS if group != "tenant")
     f" several). {TIMES} {AMOUNTS_SHOWN}",
 )
 async def own_usage(
-    request: Request[Any, Any, Any],
+    request: Request,
     from_: Annotated[str | None, QueryParameter(name="from")] = None,
     to: FromQuery[str | None] = None,
     window: FromQuery[str] = "total",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from litestar import Request, post
+from litestar import post
 from litestar.types import ASGIApp
 
+from gateway.http.asgi import Request
 from gateway.quotes.quotes import HEADER as QUOTE_HEADER
 from gateway.requests.queue_progress import HEADER as PROGRESS_HEADER
 from gateway.requests.schemas import decode
@@ -30,7 +31,7 @@ PASSES: dict[str, Any] = {
     description="OpenAI's embeddings of one or several inputs, by a server that has them. They are held and "
     "charged as input tokens, queued as every other request, and the answer carries the `fairgate` object.",
 )
-async def embeddings(request: Request[Any, Any, Any]) -> ASGIApp:
+async def embeddings(request: Request) -> ASGIApp:
     inbound = Inbound.of(request, await body_of(request))
     asked = await inbound.off_the_loop(lambda: decode(inbound.body, EmbeddingRequest))
     call = await understood(
@@ -47,7 +48,7 @@ async def embeddings(request: Request[Any, Any, Any]) -> ASGIApp:
     description="Scores of documents by a query, as vLLM, llama.cpp and Jina have them, by a server that has "
     "a reranker. The query counts with each document. Held, charged and queued as embeddings are.",
 )
-async def rerank(request: Request[Any, Any, Any]) -> ASGIApp:
+async def rerank(request: Request) -> ASGIApp:
     inbound = Inbound.of(request, await body_of(request))
     asked = await inbound.off_the_loop(lambda: decode(inbound.body, RerankRequest))
     call = await understood(

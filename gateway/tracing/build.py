@@ -21,12 +21,12 @@ from gateway.trace_context import RequestTrace
 from gateway.tracing.decision import KeepCause
 
 SERVER, CHAT = "server", "chat"
-"""What a request calls its first two spans, for their ids."""
+"""Names of a request's first two spans, for their ids."""
 HTTP_METHOD, HTTP_ROUTE, HTTP_STATUS = "http.request.method", "http.route", "http.response.status_code"
 URL_PATH, URL_SCHEME = "url.path", "url.scheme"
 SERVER_ADDRESS, SERVER_PORT = "server.address", "server.port"
 PREFIX = "fairgate."
-"""Of every attribute that is ours."""
+"""Of our attributes."""
 SLO_MISSED = "slo.missed"
 AS_EVENTS = frozenset(
     {
@@ -42,20 +42,17 @@ AS_EVENTS = frozenset(
         TimelineKind.LEFT_OUT,
     }
 )
-"""The rest of a timeline is where spans begin and end, and their attributes."""
+"""The rest of a timeline become spans and attributes."""
 AHEAD = ("own_tokens", "others_tokens", "higher_tier_tokens", "running_tokens")
 TOLD = ("wait_p50_us", "wait_p90_us", "ttft_p50_us", "ttft_p90_us", "e2e_p50_us", "e2e_p90_us")
 
 
 def client_span(index: int) -> str:
-    """What a request calls the span of a sequence at another server."""
     return f"client.{index}"
 
 
 @dataclass(frozen=True, slots=True)
 class ClientCall:
-    """One sequence at another server."""
-
     index: int
     provider: str
     address: str
@@ -68,8 +65,6 @@ class ClientCall:
 
 @dataclass(slots=True)
 class KeptTrace:
-    """What the spans of one request are made of."""
-
     trace: RequestTrace
     cause: KeepCause
     operation: str
@@ -77,26 +72,25 @@ class KeptTrace:
     model: str
     route: str
     events: Sequence[Event]
-    """Its timeline."""
     arrived_ns: int
     """Since 1970."""
     settled_ns: int
     attributes: Attributes
-    """Of its chat span, beside those that the timeline has."""
+    """Of its chat span, beside those from the timeline."""
     error: str = ""
-    """The outcome, where that is an error."""
+    """The outcome, if it is an error."""
     status: int | None = None
-    """Of its answer, where that is known."""
+    """None: unknown."""
     clients: Sequence[ClientCall] = ()
     missed: list[Attributes] = field(default_factory=list)
-    """Targets that it missed, with cause and counterfactuals."""
+    """Missed targets, with cause and counterfactuals."""
     unjudged: int = 0
-    """Missed targets whose causes are still to come: its spans wait for them."""
+    """Missed targets whose causes are pending: the spans wait for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedTrace:
-    """A request that was refused before it held anything: it has no timeline."""
+    """A request refused before it held anything: it has no timeline."""
 
     trace: RequestTrace
     route: str
@@ -105,11 +99,9 @@ class RefusedTrace:
     ended_ns: int
     status: int
     code: str
-    """Of the error table."""
 
 
 def refused_span(refused: RefusedTrace) -> list[SpanRecord]:
-    """Its only span."""
     attributes = _http(refused.route, refused.code, refused.status)
     attributes[PREFIX + "request_id"] = refused.trace.request_id
     trace = refused.trace
@@ -166,15 +158,14 @@ def _span(
 
 
 def _http(route: str, error: str, status: int | None) -> dict[str, Attribute]:
-    """Attributes of a SERVER span."""
-    found: dict[str, Attribute] = {
+    attributes: dict[str, Attribute] = {
         HTTP_METHOD: "POST",
         HTTP_ROUTE: route,
         URL_PATH: route,
         URL_SCHEME: "http",
         gen_ai.ERROR_TYPE: error,
     }
-    return found if status is None else found | {HTTP_STATUS: status}
+    return attributes if status is None else attributes | {HTTP_STATUS: status}
 
 
 def _server(kept: KeptTrace) -> SpanRecord:
@@ -225,21 +216,21 @@ def _chat(kept: KeptTrace) -> SpanRecord:
 
 
 def _events(kept: KeptTrace) -> Iterator[SpanEvent]:
-    for each in kept.events:
-        if each.kind in AS_EVENTS:
-            shown = each.as_json()
+    for event in kept.events:
+        if event.kind in AS_EVENTS:
+            shown = event.as_json()
             attributes = {
                 PREFIX + name: value if isinstance(value, str | bool | int | float) else str(value)
                 for name, value in shown.items()
                 if name not in ("event", "at_s")
             }
-            yield SpanEvent(str(shown["event"]), kept.arrived_ns + each.at_us * 1000, attributes)
+            yield SpanEvent(str(shown["event"]), kept.arrived_ns + event.at_us * 1000, attributes)
     for missed in kept.missed:
         yield SpanEvent(SLO_MISSED, kept.settled_ns, {PREFIX + name: value for name, value in missed.items()})
 
 
 def _stages(kept: KeptTrace) -> Iterator[SpanRecord]:
-    """Where a request came to no end of a stage, its own end is that."""
+    """A stage without an end ends with the request."""
     events = kept.events
     at = {kind: found.at_us for kind in TimelineKind if (found := first(events, kind)) is not None}
     ended = at.get(TimelineKind.ENDED, 0)

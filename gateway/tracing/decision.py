@@ -1,7 +1,6 @@
-"""Which traces are kept: decided at a request's settlement, before any span is made. Pure.
+"""Decides at a request's settlement, before any span is made, whether its trace is kept. Pure.
 
-Kept is what went wrong, what was displaced, what its caller sampled, and a ratio of the rest by trace id. Of
-all others nothing is made.
+Kept are failed, displaced and caller-sampled requests, and a ratio of the rest by trace id.
 """
 
 from __future__ import annotations
@@ -29,12 +28,11 @@ ERRORS = frozenset(
         RequestOutcome.FAILED,
     }
 )
-"""Ends without what was asked for that the client did not choose; an answer that its budget ended is an
-answer."""
+"""Ends without an answer that the client did not choose; one that its budget ended is an answer."""
 
 
 class KeepCause(StrEnum):
-    """Why a trace is kept; of several the first in this order."""
+    """Of several causes the first in this order."""
 
     ERROR = "error"
     QUOTE_BROKEN = "quote_broken"
@@ -45,7 +43,6 @@ class KeepCause(StrEnum):
 
     @property
     def is_sampled(self) -> bool:
-        """Nothing is wrong with the request."""
         return self in (KeepCause.PARENT_SAMPLED, KeepCause.RATIO)
 
 
@@ -56,11 +53,11 @@ class TraceRule:
     ratio: float
 
     def samples(self, trace_id: str) -> bool:
-        """As OpenTelemetry's sampler by trace id decides it: one ratio keeps the same traces everywhere."""
+        """As OpenTelemetry's sampler by trace id: one ratio keeps the same traces everywhere."""
         return int(trace_id[16:], 16) < round(self.ratio * 2**64)
 
     def trace_of(self, request_id: str, caller: TraceContext | None) -> RequestTrace:
-        """The trace of a request: its caller's, or one of its own."""
+        """Its caller's, or one of its own."""
         trace = RequestTrace.of(request_id, caller)
         if caller is None and self.samples(trace.trace_id):
             return RequestTrace(trace.request_id, trace.trace_id, flags=trace.flags | SAMPLED)
@@ -75,14 +72,13 @@ class TraceRule:
         is_quote_kept: bool | None,
         has_missed: Callable[[], bool],
     ) -> KeepCause | None:
-        """Why the trace of an ended request is kept; None: it is not. `is_quote_kept`: None: it redeemed
-        none, or nothing could be said of it; `has_missed`: whether it missed a target, asked only where
-        nothing else is wrong."""
+        """None: not kept. `is_quote_kept`: None: no quote, or undecided; `has_missed`: whether it missed a
+        target, called only if nothing else is wrong."""
         if outcome in ERRORS:
             return KeepCause.ERROR
         if is_quote_kept is False:
             return KeepCause.QUOTE_BROKEN
-        if any(was_displaced(each) for each in outcomes):
+        if any(was_displaced(outcome) for outcome in outcomes):
             return KeepCause.PREEMPTED
         if has_missed():
             return KeepCause.SLO_MISSED
@@ -92,7 +88,6 @@ class TraceRule:
 
 
 def was_displaced(outcome: SequenceOutcome) -> bool:
-    """Whether an engine preempted the sequence, or gave its place to another one for a while."""
     return outcome.preemptions > 0 or any(
-        each.others and each.kind in LOST_ITS_PLACE for each in outcome.decisions
+        decision.others and decision.kind in LOST_ITS_PLACE for decision in outcome.decisions
     )

@@ -1,7 +1,4 @@
-"""Decides at each settlement whether its trace is kept, and hands kept ones to the thread that sends them.
-
-Of a trace that is not kept there is a count and nothing else.
-"""
+"""Decides at each settlement whether its trace is kept, and hands kept ones to the sending thread."""
 
 from __future__ import annotations
 
@@ -22,12 +19,12 @@ NOT_KEPT = "not_kept"
 
 
 class Tracer(Collector):
-    """The traces of one gateway, and their metrics. Use from one event loop."""
+    """Use from one event loop."""
 
     def __init__(self, rule: TraceRule, sender: SpanSender) -> None:
         self.rule = rule
         self._sender = sender
-        self._decided = {NOT_KEPT: 0} | {each.value: 0 for each in KeepCause}
+        self._decided = {NOT_KEPT: 0} | {cause.value: 0 for cause in KeepCause}
 
     def decide(
         self,
@@ -46,12 +43,12 @@ class Tracer(Collector):
         return cause
 
     def keep(self, kept: KeptTrace) -> None:
-        """Has the spans of a kept trace made and sent, where there is room for it."""
+        """Makes and sends the spans of a kept trace, if there is room."""
         self._sender.offer(partial(spans_of, kept), is_sampled=kept.cause.is_sampled)
 
     def refuse(self, refused: RefusedTrace) -> None:
-        """Keeps the trace of a refused request where its caller sampled it: others are counted by code, and a
-        flood of them would push out what was served."""
+        """Keeps the trace of a refused request only if its caller sampled it: others are counted by code, and
+        a flood of them would push out what was served."""
         if refused.trace.parent_id and refused.trace.flags & SAMPLED:
             self._decided[KeepCause.PARENT_SAMPLED.value] += 1
             self._sender.offer(partial(refused_span, refused), is_sampled=True)
@@ -61,7 +58,6 @@ class Tracer(Collector):
         self._sender.close()
 
     def collect(self) -> Iterator[Metric]:
-        """The families, as they are now."""
         decided = CounterMetricFamily(
             "fairgate_traces",
             "Traces of ended requests, by why they are kept; not_kept: no span was made.",

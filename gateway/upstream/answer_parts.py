@@ -1,7 +1,6 @@
-"""Parts of a chat answer beside its text: tool calls, reasoning, refusals and annotations.
+"""Parts of a chat answer beside its text: tool calls, reasoning, refusals, annotations. Pure.
 
-Reads them from a server's message, whole or one delta of it, bounds them, and says which text of them was
-generated. Pure.
+Reads them from a server's message or delta, bounds them, and says which of their text was generated.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import msgspec
 from gateway.upstream.base import Part
 
 MAX_CALLS = 128
-"""Tool calls of one answer, and fragments of them in one chunk."""
+"""Of one answer, and fragments of them in one chunk."""
 MAX_WORD_CHARACTERS = 256
 """Of a type or a function's name."""
 MAX_ID_CHARACTERS = 4096
@@ -24,7 +23,7 @@ MAX_DEPTH = 16
 
 
 class MalformedPart(ValueError):
-    """A part is not in OpenAI's shape, or too large."""
+    """Not in OpenAI's shape, or too large."""
 
 
 class SaidFunction(msgspec.Struct):
@@ -52,7 +51,7 @@ class Said(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    """The newer name of vLLM; some versions send both."""
+    """vLLM's newer name; some versions send both."""
     refusal: str | None = None
     function_call: SaidFunction | None = None
     tool_calls: list[SaidCall] | None = None
@@ -60,7 +59,6 @@ class Said(msgspec.Struct):
 
     @property
     def has_parts(self) -> bool:
-        """It says more than text."""
         plain = self.reasoning_content or self.reasoning or self.refusal
         if plain or self.tool_calls or self.function_call:
             return True
@@ -68,20 +66,19 @@ class Said(msgspec.Struct):
 
 
 class AnswerPart(msgspec.Struct, frozen=True):
-    """A part as it is passed on, and what it counts for."""
+    """A part as it is passed on, and what counts of it."""
 
     value: Part
     text: str = ""
-    """What of it was generated."""
+    """The generated text in it."""
     is_plain: bool = False
-    """`text` is the only member of `value`, as it is: it can be cut."""
+    """`text` is the only member of `value`, unchanged: it can be cut."""
     is_generated: bool = True
-    """The model made it, so it is at least a token."""
+    """At least one token."""
     uncounted: int = 0
-    """Characters of it that count for no tokens."""
+    """Characters that do not count as tokens."""
 
     def cut(self, characters: int) -> tuple[AnswerPart, AnswerPart]:
-        """The first characters of a plain part, and the rest."""
         first, rest = self.text[:characters], self.text[characters:]
         return (
             AnswerPart(dict.fromkeys(self.value, first), first, is_plain=True),
@@ -90,30 +87,30 @@ class AnswerPart(msgspec.Struct, frozen=True):
 
 
 def parts_before(said: Said) -> list[AnswerPart]:
-    """What comes before the text: reasoning, under the name that the server gives it."""
+    """Parts before the text: reasoning, under the server's name for it."""
     named = {"reasoning_content": said.reasoning_content, "reasoning": said.reasoning}
-    found = {name: text for name, text in named.items() if text}
-    if len(set(found.values())) == 1:  # under both names it is the same text, generated once
-        return [AnswerPart(found, next(iter(found.values())), is_plain=True)]
-    return [AnswerPart({name: text}, text, is_plain=True) for name, text in found.items()]
+    texts = {name: text for name, text in named.items() if text}
+    if len(set(texts.values())) == 1:  # under both names it is the same text, generated once
+        return [AnswerPart(texts, next(iter(texts.values())), is_plain=True)]
+    return [AnswerPart({name: text}, text, is_plain=True) for name, text in texts.items()]
 
 
 def parts_after(said: Said, *, is_whole: bool) -> list[AnswerPart]:
-    """What comes after the text. Raises `MalformedPart`."""
-    found: list[AnswerPart] = []
+    """Parts after the text. Raises `MalformedPart`."""
+    parts: list[AnswerPart] = []
     if said.refusal:
-        found.append(AnswerPart({"refusal": said.refusal}, said.refusal, is_plain=True))
+        parts.append(AnswerPart({"refusal": said.refusal}, said.refusal, is_plain=True))
     if said.function_call is not None:
         function = _function(said.function_call)
-        found.append(AnswerPart({"function_call": function}, _text(function)))
+        parts.append(AnswerPart({"function_call": function}, _text(function)))
     calls = said.tool_calls or ()
     if len(calls) > MAX_CALLS:
         raise MalformedPart(f"more than {MAX_CALLS} tool calls")
-    found += [_tool_call(call, position, is_whole=is_whole) for position, call in enumerate(calls)]
+    parts += [_tool_call(call, position, is_whole=is_whole) for position, call in enumerate(calls)]
     data = bytes(said.annotations)
     if annotations := _annotations(data):
-        found.append(AnswerPart({"annotations": annotations}, is_generated=False, uncounted=len(data)))
-    return found
+        parts.append(AnswerPart({"annotations": annotations}, is_generated=False, uncounted=len(data)))
+    return parts
 
 
 def _tool_call(call: SaidCall, position: int, *, is_whole: bool) -> AnswerPart:
@@ -152,18 +149,18 @@ def _bounded(word: str, most: int = MAX_WORD_CHARACTERS) -> str:
 def _annotations(data: bytes) -> list[Any]:
     if len(data) > MAX_ANNOTATION_BYTES:
         raise MalformedPart(f"its annotations are larger than {MAX_ANNOTATION_BYTES} bytes")
-    found = msgspec.json.decode(data)
-    if found is None:
+    decoded = msgspec.json.decode(data)
+    if decoded is None:
         return []
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+    if not isinstance(decoded, list) or not all(isinstance(item, dict) for item in decoded):
         raise MalformedPart("its annotations are no list of objects")
-    if _depth_is_above(found, MAX_DEPTH):
+    if _depth_is_above(decoded, MAX_DEPTH):
         raise MalformedPart(f"its annotations are nested deeper than {MAX_DEPTH}")
-    return found
+    return decoded
 
 
 def _depth_is_above(value: Any, most: int) -> bool:
     if not isinstance(value, list | dict):
         return False
     inner = value if isinstance(value, list) else list(value.values())
-    return most == 0 or any(_depth_is_above(each, most - 1) for each in inner)
+    return most == 0 or any(_depth_is_above(item, most - 1) for item in inner)

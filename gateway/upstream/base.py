@@ -1,7 +1,7 @@
 """The `Upstream` Protocol: what the gateway needs of a server that generates tokens.
 
-`local_engine.py` is our own engine behind ZeroMQ, `gateway/upstream/openai/upstream.py` any server that
-speaks OpenAI's API.
+Implemented by `local_engine.py` (our own engine behind ZeroMQ) and `gateway/upstream/openai/upstream.py` (any
+server with OpenAI's API).
 """
 
 from __future__ import annotations
@@ -30,27 +30,26 @@ from gateway.upstream.capabilities import Capabilities
 
 
 class UpstreamLost(Exception):
-    """The upstream died or cannot be reached; what it emitted after the last delta is unknown."""
+    """The upstream died or is unreachable; what it emitted after the last delta is unknown."""
 
 
 class UpstreamFailed(UpstreamLost):
-    """The upstream failed while answering: a broken stream, a silence, an error of its own. `message` is fit
-    for people and holds none of the upstream's own words."""
+    """The upstream failed while answering. `message` is fit for people and has none of the upstream's own
+    words."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
         self.proof: asyncio.Future[bool] | None = None
-        """Resolves to whether the server answered the gateway's own request after this; None: it is not
-        asked."""
+        """Whether the server answered the gateway's own probe afterwards; None: not probed."""
         self.is_requests = False
-        """It did: it was this request that failed."""
+        """It did: this request caused the failure."""
 
 
 class NotBegun(UpstreamFailed):
-    """It failed before its first token: the same sequence may be sent to another replica. `code` says how:
-    `connect`, `away` (502 to 504) or `key` (401), which no request causes; `first_byte`, `status`, `closed`
-    or `garbage`. `refusal`: what it is instead where the server answers others."""
+    """It failed before its first token, so the sequence may be sent to another replica. `code`: `connect`,
+    `away` (502 to 504) or `key` (401), which no request causes; `first_byte`, `status`, `closed` or
+    `garbage`. `refusal`: raised instead if the server answers others."""
 
     def __init__(self, code: str, message: str, refusal: SequenceRefused | None = None) -> None:
         super().__init__(message)
@@ -63,12 +62,11 @@ class UpstreamUnavailable(Exception):
 
 
 class UpstreamBusy(UpstreamUnavailable):
-    """It is up, and has as many requests as it takes (429)."""
+    """It is up, and at its maximum of requests (429)."""
 
 
 class CapabilityLost(UpstreamUnavailable):
-    """No server that serves now can do what the request needs; nothing was sent. `need` as in
-    `Capabilities`."""
+    """No available server can do what the request needs; nothing was sent. `need` as in `Capabilities`."""
 
     def __init__(self, need: str) -> None:
         super().__init__(f"no server that serves now takes {need}")
@@ -77,7 +75,7 @@ class CapabilityLost(UpstreamUnavailable):
 
 class SequenceRefused(Exception):
     """The upstream will never run this sequence. `code` is stable, `message` is fit for the client, whose
-    request it may quote; `param` is the field to blame, where that is known."""
+    request it may quote; `param`: the field to blame, if known."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -92,10 +90,8 @@ class ReaderTooSlow(Exception):
 
 
 class RequestTask(StrEnum):
-    """What a request asks of a server."""
-
     COMPLETE = "complete"
-    """Text, as a chat or a text completion."""
+    """A chat or text completion."""
     EMBED = "embeddings"
     RERANK = "rerank"
 
@@ -104,114 +100,109 @@ class Wording(msgspec.Struct, frozen=True):
     """A sequence as its client put it, for servers that render and tokenise themselves."""
 
     messages: Sequence[dict[str, Any]] | None = None
-    """Of a chat; None: `prompt` is a text completion's."""
+    """None: `prompt` is a text completion's."""
     prompt: str | list[int] = ""
     most_tokens: Callable[[], int] | None = None
-    """Output tokens that could be held for this sequence so far: servers without leases are asked for no
-    more. None: all of `max_tokens`."""
+    """Output tokens that could be held so far, the most to ask of servers without leases; None:
+    `max_tokens`."""
     is_streamed: bool = True
-    """The client reads its tokens as they come; False: only the whole answer is of use."""
+    """False: only the whole answer is of use."""
     fields: Mapping[str, Any] = {}
-    """Request fields that are passed to the server as they are: tools, response format, fields of its own."""
+    """Passed to the server unchanged: tools, response format, fields of its own."""
     sampling: Mapping[str, Any] = {}
-    """Sampling fields as the client said them. What it did not say is the server's to choose."""
+    """Only those the client set; the others are the server's choice."""
     needs: frozenset[str] = frozenset()
-    """What the request needs of a server, see `Capabilities`."""
+    """See `Capabilities`."""
     is_uncountable: bool = False
-    """The gateway cannot count this prompt exactly (images, tools): it is held with a margin, and the
-    server's usage decides, up to what is held."""
+    """The gateway cannot count this prompt exactly (images, tools): it holds a margin, and the server's usage
+    decides, up to what is held."""
     task: RequestTask = RequestTask.COMPLETE
-    """Other tasks have all that the client sent in `fields`."""
+    """Other tasks have everything in `fields`."""
     trace_headers: Mapping[str, str] = {}
-    """Of the W3C trace context, checked; empty: the request is of no trace."""
+    """W3C trace context; empty: no trace."""
 
 
 Part = Mapping[str, Any]
-"""A piece of an answer that is not plain text, as one delta object of OpenAI's chat stream: `tool_calls`,
+"""A piece of an answer other than plain text, as a delta object of OpenAI's chat stream: `tool_calls`,
 `function_call`, `reasoning_content` or `reasoning`, `refusal`, `annotations`."""
 
 
 class CountedDelta(Delta, frozen=True, omit_defaults=True):
-    """A delta of a sequence that another server runs."""
-
     parts: tuple[Part, ...] = ()
-    """In the order in which they came. They stand before `text`."""
+    """In order of arrival; they stand before `text`."""
 
 
 class ServerLogprob(TokenLogprob, frozen=True, array_like=True):
-    """A token's log probability as another server tells it in a chat."""
+    """A token's log probability from another server's chat."""
 
     shown: Mapping[str, Any] = {}
-    """The server's own entry, for the client: its tokens may be pieces of characters, which only its bytes
-    tell."""
+    """The server's own entry: its tokens may be pieces of characters, which only its bytes tell."""
 
 
 def parts_of(delta: Delta) -> tuple[Part, ...]:
-    """What a delta has beside text; nothing where our own engine sent it."""
+    """Empty for our own engine."""
     return delta.parts if isinstance(delta, CountedDelta) else ()
 
 
 class CountedOutcome(SequenceOutcome, frozen=True, omit_defaults=True):
-    """The outcome of a sequence that another server ran."""
+    """The outcome of a sequence on another server."""
 
     replica_id: str = ""
     basis: str = "upstream"
     """Source of the token count: `upstream` (its usage), `tokenizer` (the model's, here), `estimate` (by
     bytes) or `gateway` (what was passed on, without any count)."""
     uncertain_tokens: int = 0
-    """Upper bound of further tokens that were generated unseen: the answer was to come whole, and was given
-    up. They are not charged."""
+    """Upper bound of further tokens generated unseen, when a non-streamed answer was given up; not
+    charged."""
     finish_word: str = ""
-    """The server's own finish reason where it says more than `finish`: `tool_calls`, `function_call`,
+    """The server's finish reason if it says more than `finish`: `tool_calls`, `function_call`,
     `content_filter`, `repetition`."""
     unknown_finish: str = ""
-    """Its own finish reason where it is none that is known, in a line; `finish` is `stop` then."""
+    """Its unknown finish reason, in a line; `finish` is then `stop`."""
     choice_fields: Mapping[str, Any] = {}
-    """Further fields of the choice that the server sent with its end, such as `stop_reason`, or beside its
-    text, such as `token_ids`; of a chat those `ABOUT_PROMPT` stand beside the choices."""
+    """Further fields of the choice, sent with its end such as `stop_reason`, or beside its text such as
+    `token_ids`; of a chat those in `ABOUT_PROMPT` stand beside the choices."""
     fingerprint: str = ""
     """The server's `system_fingerprint`."""
     reasoning_tokens: int = 0
-    """Emitted tokens that were reasoning, as the server says."""
+    """Emitted tokens that were reasoning, by the server's count."""
     incomplete: str = ""
-    """What was cut in the middle: `tool_calls`, `json` (an answer that was to be JSON) or nothing (empty)."""
+    """What was cut short: `tool_calls`, `json` or nothing (empty)."""
 
 
 ABOUT_PROMPT = ("prompt_token_ids", "prompt_logprobs")
-"""Fields of an answer that say something of its prompt."""
+"""Fields of an answer about its prompt."""
 
 
 def basis_of(outcomes: Sequence[SequenceOutcome]) -> str:
     """Source of a request's token count: `engine` is our own; of several others the least certain."""
-    found = {each.basis for each in outcomes if isinstance(each, CountedOutcome)}
+    bases = {outcome.basis for outcome in outcomes if isinstance(outcome, CountedOutcome)}
     weakest_first = ("estimate", "gateway", "tokenizer", "upstream")
-    return next((basis for basis in weakest_first if basis in found), "engine")
+    return next((basis for basis in weakest_first if basis in bases), "engine")
 
 
 def uncertain_tokens(outcomes: Sequence[SequenceOutcome]) -> int:
-    """Upper bound of a request's tokens that were generated unseen."""
-    return sum(each.uncertain_tokens for each in outcomes if isinstance(each, CountedOutcome))
+    return sum(outcome.uncertain_tokens for outcome in outcomes if isinstance(outcome, CountedOutcome))
 
 
 def reasoning_tokens(outcomes: Sequence[SequenceOutcome]) -> int:
-    """A request's tokens that were reasoning, as other servers say."""
-    return sum(each.reasoning_tokens for each in outcomes if isinstance(each, CountedOutcome))
+    return sum(outcome.reasoning_tokens for outcome in outcomes if isinstance(outcome, CountedOutcome))
 
 
 def incomplete(outcomes: Sequence[SequenceOutcome]) -> str:
-    """What of a request's answers was cut in the middle; empty: nothing."""
-    found = {each.incomplete for each in outcomes if isinstance(each, CountedOutcome)}
-    return next((what for what in ("tool_calls", "json") if what in found), "")
+    """What of a request's answers was cut short; empty: nothing."""
+    causes = {outcome.incomplete for outcome in outcomes if isinstance(outcome, CountedOutcome)}
+    return next((what for what in ("tool_calls", "json") if what in causes), "")
 
 
 def unknown_finish(outcomes: Sequence[SequenceOutcome]) -> str:
-    """How the first of a request's answers ended whose server has a word of its own for that; empty: none."""
-    return next((each.unknown_finish for each in outcomes if isinstance(each, CountedOutcome)), "")
+    """The first unknown finish reason of a request's answers; empty: none."""
+    return next((outcome.unknown_finish for outcome in outcomes if isinstance(outcome, CountedOutcome)), "")
 
 
 def served_by(upstream: Upstream | None, outcomes: Sequence[SequenceOutcome]) -> str | None:
-    """The replica that ran a request which was sent to `upstream`, and may have been moved from there."""
-    moved = next((each.replica_id for each in outcomes if isinstance(each, CountedOutcome)), "")
+    """The replica that ran a request which was sent to `upstream` and may have been moved."""
+    moved = next((outcome.replica_id for outcome in outcomes if isinstance(outcome, CountedOutcome)), "")
     return moved or (upstream.replica_id if upstream is not None else None)
 
 
@@ -220,21 +211,20 @@ OnService = Callable[[Mapping[str, TenantShare]], None]
 
 
 def engine_life(ready: Ready | None) -> str:
-    """Name of one life of an engine, as it announced itself: after a restart it has another."""
+    """Identifies one run of an engine process."""
     return "" if ready is None else f"{ready.engine_id}/{ready.life or ready.pid}"
 
 
 class Upstream(Protocol):
     """Contract: a submitted sequence ends with exactly one delta that carries its outcome, or with
-    `UpstreamLost` or `SequenceRefused`; outcomes are kept by the upstream until acknowledged.
-    """
+    `UpstreamLost` or `SequenceRefused`; outcomes are kept by the upstream until acknowledged."""
 
     @property
     def replica_id(self) -> str: ...
 
     @property
     def address(self) -> str:
-        """Unique among all servers: two gateways that name it may call it by other names."""
+        """Unique among all servers, unlike names, which differ between gateways."""
         ...
 
     @property
@@ -242,7 +232,7 @@ class Upstream(Protocol):
 
     @property
     def is_drained(self) -> bool:
-        """Taken out of rotation by an operator: it gets no new sequence, and what runs there goes on."""
+        """Taken out of rotation: no new sequences; running ones go on."""
         ...
 
     @property
@@ -258,17 +248,16 @@ class Upstream(Protocol):
 
     @property
     def running_requests(self) -> int:
-        """Requests of this gateway that it counts itself, because some come from replicas that did not begin
-        them, past the dispatcher; 0: none does."""
+        """Requests that arrived from other replicas, past the dispatcher's count."""
         ...
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can do beyond plain text, as last known."""
+        """As last known."""
         ...
 
     def describe(self) -> dict[str, Any]:
-        """For the status page: name, kind, and why it is not used."""
+        """For the status page."""
         ...
 
     def watch(self, on_change: Callable[[], None]) -> None:
@@ -276,58 +265,52 @@ class Upstream(Protocol):
         ...
 
     def listen(self, on_service: OnService) -> None:
-        """Calls back with the service of each step, before what it emitted can be read. Never where the
-        server reports none."""
+        """Calls back with the service of each step, before what it emitted can be read. Never if the server
+        reports none."""
         ...
 
     def run(self, submit: Submit, wording: Wording) -> AsyncIterator[Delta]:
-        """Starts a sequence immediately; iterating gives its deltas. Raises `UpstreamUnavailable` where
-        nothing was sent; iterating raises `UpstreamLost`, `SequenceRefused`, `ReaderTooSlow`.
-
-        Token ids are 0 where only their number is known.
-        """
+        """Starts a sequence immediately; iterating gives its deltas. Raises `UpstreamUnavailable` if nothing
+        was sent; iterating raises `UpstreamLost`, `SequenceRefused`, `ReaderTooSlow`. Token ids are 0 if only
+        their number is known."""
         ...
 
     def top_up(self, sequence_id: str, lease_tokens: int, lease_gpu_us: int | None) -> None:
-        """Covers `lease_tokens` emitted tokens and the device time in all. Harmless to repeat, and after the
+        """Covers `lease_tokens` emitted tokens and the device time in all. Idempotent, also after the
         sequence's end. Raises `UpstreamUnavailable`."""
         ...
 
     def cancel(self, sequence_id: str, cause: str) -> None:
-        """Stops within one step; the outcome still comes through `run`. Harmless if it has ended."""
+        """Stops within one step; the outcome still comes through `run`. Idempotent."""
         ...
 
     def acknowledge(self, sequence_ids: Sequence[str], *, is_traced: bool = False) -> None:
-        """The outcomes are settled and durable. Harmless to repeat, and when the upstream is gone.
-        `is_traced`: their trace is kept; an upstream that makes spans makes them now."""
+        """The outcomes are settled and durable. Idempotent. `is_traced`: the upstream makes its spans now."""
         ...
 
-    async def wait_until_up(self, timeout_s: float) -> bool:
-        """Whether it came up in time."""
-        ...
+    async def wait_until_up(self, timeout_s: float) -> bool: ...
 
     async def set_policy(self, name: str, options: Mapping[str, str | int | float]) -> None:
-        """Sets the scheduling policy with these options from the next step on, and after every restart.
-        Raises `UpstreamLost` (it is set when the upstream is back), and ValueError where it is refused."""
+        """From the next step on, and after every restart. Raises `UpstreamLost` (it is set when the upstream
+        is back), and ValueError if refused."""
         ...
 
     def set_knobs(self, knobs: EngineKnobs) -> None:
-        """Turns the knobs of its scheduler, all of them, also after a restart. No effect where the upstream
-        has a scheduler of its own; our plug-in has some of them."""
+        """Sets all knobs of its scheduler, also after a restart. No effect on servers with a scheduler of
+        their own; our plug-in has some of them."""
         ...
 
     def set_brakes(self, shares: Mapping[int, float]) -> None:
         """Sets the share of places, KV cache and step tokens that tiers, by rank, may hold, also after a
-        restart; a tier that is not named is not braked. No effect where the upstream has a scheduler of its
-        own."""
+        restart; unnamed tiers are not braked. No effect on servers with a scheduler of their own."""
         ...
 
     def set_drained(self, is_drained: bool) -> None:
-        """Takes it out of rotation, or back. The upstream itself is not told: what runs there goes on."""
+        """Takes it out of rotation, or back, without telling the upstream."""
         ...
 
     async def explain(self, steps: int = 0) -> Explained:
-        """The policy in force, the last scheduling decisions and the tokens of the last `steps` steps. Raises
+        """The active policy, the last scheduling decisions and the tokens of the last `steps` steps. Raises
         `UpstreamLost`."""
         ...
 
@@ -338,5 +321,5 @@ class Upstream(Protocol):
 
 
 def takes_turns(upstream: Upstream) -> bool:
-    """Whether new sequences may be sent to it: it serves, and is not drained."""
+    """Whether it serves and is not drained."""
     return upstream.is_up and not upstream.is_drained

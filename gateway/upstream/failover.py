@@ -1,11 +1,10 @@
-"""Retries of a sequence on another replica before its first token.
+"""Retries a sequence on another replica before its first token.
 
-On another one, where there is one, a few times and never after the first token: what a client has seen is not
-repeated, and what was generated is not generated twice. On the same one only where its failure may have been
-the connection's: a server may close an idle connection at the moment of its use. What may be the request's
-own fault (an error of the server's, garbage, silence) is tried on one other replica, and then it is.
+Never after the first token, so that nothing is generated or sent twice. On the same replica only if the
+connection may have failed: a server may close an idle one at the moment of its use. What may be the request's
+fault (an error of the server's, garbage, silence) is tried on one other replica.
 
-The dispatcher's window counts a moved sequence where it was sent first: that is rare and short.
+The dispatcher's window counts a moved sequence at its first replica: that is rare and short.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ AGAIN = frozenset({"closed", "connect"})
 
 
 class Candidate(Protocol):
-    """What the choice needs to know of a replica."""
-
     @property
     def replica_id(self) -> str: ...
 
@@ -42,15 +39,15 @@ Replica = TypeVar("Replica", bound=Candidate)
 
 
 def may_be_requests(error: Exception) -> bool:
-    """Whether a failure may be its request's own fault."""
+    """Whether the request may have caused the failure."""
     return isinstance(error, UpstreamFailed) and getattr(error, "code", "") not in SERVERS_OWN
 
 
 def next_replica(
     tried: Sequence[Replica], others: Sequence[Replica], errors: Sequence[Exception]
 ) -> Replica | None:
-    """The replica for the next attempt; None: the error stands. `tried`: the replicas so far, the last one
-    last; `errors`: of all attempts."""
+    """The replica for the next attempt; None: the error stands. `tried`: replicas so far, in order; `errors`:
+    of all attempts."""
     if len(tried) >= MOST_ATTEMPTS or sum(map(may_be_requests, errors)) >= MOST_OF_REQUESTS_OWN:
         return None
     error = errors[-1]
@@ -68,9 +65,9 @@ async def until_begun(
     settled: Callable[[Exception], Awaitable[Exception]],
     over: Callable[[], object],
 ) -> AsyncIterator[Delta]:
-    """The deltas of the first attempt that begins. `again` starts another one after an error before its first
-    token, or returns None to give up; its `UpstreamUnavailable` counts as one more attempt. `settled` makes
-    what is raised of the last error. `over` is called at the end."""
+    """The deltas of the first attempt that begins. `again` starts another after an error before the first
+    token, or returns None to give up; its `UpstreamUnavailable` counts as an attempt. `settled` makes what is
+    raised of the last error. `over` is called at the end."""
     deltas = first
     try:
         while True:
@@ -84,12 +81,12 @@ async def until_begun(
                 raise await settled(error)
             while True:
                 try:
-                    found = again(error)
+                    replacement = again(error)
                     break
                 except UpstreamUnavailable as unavailable:
                     error = unavailable
-            if found is None:
+            if replacement is None:
                 raise await settled(error)
-            deltas = found
+            deltas = replacement
     finally:
         over()

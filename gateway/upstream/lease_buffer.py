@@ -1,8 +1,8 @@
-"""Holds back tokens of another server until their lease covers them.
+"""Holds back tokens of another server until their lease covers them. Pure.
 
-Our own engine stops at a lease by itself; another server knows no leases. So what it sends is held here until
-it is covered, and what is not covered when the budget is spent is dropped: it was never delivered, and is
-never charged. Of a partly covered piece the tokens count and its text waits for the rest. Pure.
+Our own engine stops at a lease; other servers know no leases. What is not covered when the budget is spent is
+dropped: neither delivered nor charged. Of a partly covered piece the tokens count and its text waits for the
+rest.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ class BufferedChunk:
     text: str = ""
     logprobs: Sequence[TokenLogprob] = ()
     size: int = 0
-    """Bytes that it came in: roughly its memory."""
+    """In bytes: roughly its memory."""
     parts: tuple[Part, ...] = ()
     """What is not plain text; it stands before `text`."""
 
 
 def joined(pieces: Sequence[BufferedChunk]) -> BufferedChunk:
-    """All of them joined into one. None but the last may have text before others' parts (`runs`)."""
+    """Only the last piece may have text before others' parts (`runs`)."""
     return BufferedChunk(
         sum(piece.tokens for piece in pieces),
         "".join([piece.text for piece in pieces]),
-        [each for piece in pieces for each in piece.logprobs],
+        [logprob for piece in pieces for logprob in piece.logprobs],
         sum(piece.size for piece in pieces),
         tuple(part for piece in pieces for part in piece.parts),
     )
 
 
 def runs(pieces: Sequence[BufferedChunk]) -> list[BufferedChunk]:
-    """As few as keep the order: in one chunk text stands after parts."""
-    found: list[BufferedChunk] = []
+    """As few pieces as keep the order: in one chunk text stands after parts."""
+    chunks: list[BufferedChunk] = []
     run: list[BufferedChunk] = []
     has_text = False
     for piece in pieces:
         if piece.parts and has_text:
-            found.append(joined(run))
+            chunks.append(joined(run))
             run, has_text = [], False
         run.append(piece)
         has_text = has_text or bool(piece.text)
     if run:
-        found.append(run[0] if len(run) == 1 else joined(run))
-    return found
+        chunks.append(run[0] if len(run) == 1 else joined(run))
+    return chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +70,13 @@ class LeaseBuffer:
     def __init__(self, lease_tokens: int) -> None:
         self.lease_tokens = lease_tokens
         self.passed_tokens = 0
-        """Passed on so far, all of them covered."""
+        """So far, all of them covered."""
         self._held: deque[BufferedChunk] = deque()
         self.held_bytes = 0
-        """Size of the pieces that wait for their lease."""
+        """Of the pieces that wait for their lease."""
         self._taken_tokens = 0
         self._ahead_tokens = 0
-        """Emitted by the server's own word, whose content is still to come."""
+        """Emitted by the server's count, with content still to come."""
         self._end: End | None = None
 
     @property
@@ -90,7 +90,6 @@ class LeaseBuffer:
         return self._end is not None
 
     def push(self, piece: BufferedChunk) -> None:
-        """Adds what the server sent."""
         if self._ahead_tokens:
             known = min(piece.tokens, self._ahead_tokens)
             piece.tokens -= known
@@ -100,8 +99,8 @@ class LeaseBuffer:
         self._taken_tokens += piece.tokens
 
     def emitted(self, tokens: int) -> None:
-        """The server has emitted `tokens` in all. What was not pushed of them counts from now on; its content
-        comes later."""
+        """Notes that the server has emitted `tokens` in all: they count from now on, their content comes
+        later."""
         missing = tokens - self._taken_tokens
         if missing > 0:
             self._held.append(BufferedChunk(missing))
@@ -121,7 +120,7 @@ class LeaseBuffer:
             self._end = end
 
     def top_up(self, lease_tokens: int) -> None:
-        """Sets the number of covered tokens; it never falls."""
+        """Sets the number of covered tokens, which never falls."""
         self.lease_tokens = max(self.lease_tokens, lease_tokens)
 
     def cut(self, finish: str, basis: str) -> None:
@@ -133,7 +132,6 @@ class LeaseBuffer:
         self._end = End(finish, self.passed_tokens, basis)
 
     def take(self) -> list[BufferedChunk]:
-        """Everything that may be passed on now."""
         passed: list[BufferedChunk] = []
         while self._held:
             piece = self._held[0]
@@ -151,6 +149,6 @@ class LeaseBuffer:
         return passed
 
     def ended(self) -> End | None:
-        """Its end, once everything before it was taken. The real count may be less than what was passed on:
-        an estimate was too high."""
+        """Its end, once everything before it was taken. The real count may be below what was passed on, if an
+        estimate was too high."""
         return self._end if not self._held else None

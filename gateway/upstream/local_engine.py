@@ -26,8 +26,7 @@ class LocalEngine:
     """Implements `Upstream` over one `EngineClient`, whose `on_ready` and `on_lost` it chains."""
 
     def __init__(self, replica_id: str, client: EngineClient, model_id: str | None = None) -> None:
-        """`model_id`: the model that it must serve to be used (None: any): the gateway counts prompts by that
-        model's tokenizer."""
+        """`model_id`: the required model (None: any): the gateway counts prompts by its tokenizer."""
         self._replica_id = replica_id
         self._client = client
         self._model_id = model_id
@@ -43,7 +42,6 @@ class LocalEngine:
 
     @property
     def address(self) -> str:
-        """Its address, unique among all engines."""
         return self._client.address
 
     @property
@@ -159,9 +157,9 @@ class LocalEngine:
         self, earlier: Callable[[], None] | None, first: Callable[[], None] | None = None
     ) -> Callable[[], None]:
         def changed() -> None:
-            for each in (first, earlier):
-                if each is not None:
-                    each()
+            for listener in (first, earlier):
+                if listener is not None:
+                    listener()
             for watcher in self._watchers:
                 watcher()
 
@@ -169,7 +167,6 @@ class LocalEngine:
 
 
 async def _deltas(stream: engine_client.EngineStream) -> AsyncIterator[Delta]:
-    """The stream, with the gateway's exceptions."""
     try:
         async for delta in stream:
             yield delta

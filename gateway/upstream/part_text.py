@@ -1,6 +1,6 @@
-"""The text of an answer's parts: which words of a tool call count, and whether its JSON has come to its end.
+"""The text of an answer's parts: which words of a tool call count, and whether its JSON is complete. Pure.
 
-Both take fragments, however an answer is cut into chunks. Pure.
+Both take fragments, split anywhere.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ LONGEST_OPEN_ESCAPE = len(r"\ud83d\ude0")
 _STRUCTURE = re.compile(r'[\s{}\[\]",:\\]+')
 _ESCAPES = re.compile(r"(?:\\u[0-9a-fA-F]{4})+")
 _OPEN_ESCAPE = re.compile(r"(?:\\u[dD][89abAB][0-9a-fA-F]{2})?(?:\\(?:u[0-9a-fA-F]{0,3})?)?$")
-"""Half an escape, and the first half of a pair of them; empty where there is none."""
+"""A partial escape, or the first half of a surrogate pair."""
 
 
 class CallText:
     """The words of tool calls, as tokens are counted.
 
-    A server writes a call as JSON anew, whatever its model has written: with blanks, quotes and escapes of
-    its own. So only words count, each escape as its character: a text of these has no more tokens than what
-    the model wrote.
+    Servers re-serialise calls as JSON, with blanks, quotes and escapes of their own. So only words count,
+    each escape as its character: never more tokens than the model wrote.
     """
 
     def __init__(self) -> None:
@@ -35,11 +34,10 @@ class CallText:
         """The last fragment ended with marks: those of the next one belong to them."""
 
     def words(self, fragment: str) -> str:
-        """The words of a fragment."""
         text = self._rest + fragment
         end = len(text) - LONGEST_OPEN_ESCAPE if len(text) > LONGEST_OPEN_ESCAPE else 0
-        found = _OPEN_ESCAPE.search(text, end)
-        self._rest = "" if found is None else found.group()
+        escape = _OPEN_ESCAPE.search(text, end)
+        self._rest = "" if escape is None else escape.group()
         text = text[: len(text) - len(self._rest)]
         words = _STRUCTURE.sub(" ", _ESCAPES.sub(_unescaped, text))
         if self._ended_blank:
@@ -59,7 +57,7 @@ _SIGNS = re.compile(r'\\.?|["{}\[\]]', re.DOTALL)
 
 
 class JsonEnd:
-    """Whether a JSON text that comes in fragments has come to its end."""
+    """Whether a JSON text that comes in fragments is complete."""
 
     __slots__ = ("_depth", "_in_escape", "_in_string", "has_begun")
 
@@ -71,18 +69,16 @@ class JsonEnd:
 
     @property
     def is_reached(self) -> bool:
-        """It has begun, and everything that it opened is closed."""
         return self.has_begun and self._depth <= 0 and not self._in_string
 
     def feed(self, fragment: str) -> None:
-        """Takes the next fragment."""
         if not fragment:
             return
         self.has_begun = self.has_begun or not fragment.isspace()
         start = 1 if self._in_escape else 0
         self._in_escape = False
-        for found in _SIGNS.finditer(fragment, start):
-            sign = found.group()
+        for match in _SIGNS.finditer(fragment, start):
+            sign = match.group()
             if sign[0] == "\\":
                 self._in_escape = self._in_string and len(sign) == 1
             elif sign == '"':
@@ -92,7 +88,7 @@ class JsonEnd:
 
 
 class Completeness:
-    """Whether the tool calls of one answer, and a text that is to be JSON, have come to their ends."""
+    """Whether the tool calls of one answer, and a text that is to be JSON, are complete."""
 
     def __init__(self, *, is_json: bool) -> None:
         """`is_json`: the text itself is to be JSON."""

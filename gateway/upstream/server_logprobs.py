@@ -11,16 +11,15 @@ from engine.messages import TokenLogprob
 from gateway.upstream.base import ServerLogprob
 
 MAX_TOKEN_CHARACTERS = 256
-"""Of a token named in log probabilities; a longer one is cut."""
+"""Longer ones are cut."""
 MAX_ALTERNATIVES = 20
-"""Of a token in log probabilities, as in OpenAI's API."""
+"""As in OpenAI's API."""
 
 
 def logprobs_of(found: dict[str, Any]) -> Sequence[TokenLogprob]:
     """Of a choice's `logprobs`, in the shape of chats or of text completions. Token ids are 0: the API names
-    tokens by their text; what has no probability, as the first token of a prompt, has NaN. Raises what
-    reading a value of another shape raises (KeyError, TypeError, ValueError, AttributeError,
-    OverflowError)."""
+    tokens by their text; without a probability, as the first token of a prompt, NaN. Raises KeyError,
+    TypeError, ValueError, AttributeError or OverflowError for values of another shape."""
     if found.get("content") is not None:
         return [_chat_logprob(item) for item in found["content"]]
     if not found.get("tokens"):
@@ -42,25 +41,25 @@ def logprobs_of(found: dict[str, Any]) -> Sequence[TokenLogprob]:
 
 def _chat_logprob(item: dict[str, Any]) -> ServerLogprob:
     shown = _entry(item)
-    tops = [_entry(each) for each in (item.get("top_logprobs") or [])[:MAX_ALTERNATIVES]]
+    tops = [_entry(alternative) for alternative in (item.get("top_logprobs") or [])[:MAX_ALTERNATIVES]]
     shown["top_logprobs"] = tops
     return ServerLogprob(
         0,
         shown["token"],
         shown["logprob"],
-        [(0, each["token"], each["logprob"]) for each in tops],
+        [(0, alternative["token"], alternative["logprob"]) for alternative in tops],
         shown,
     )
 
 
 def _entry(item: dict[str, Any]) -> dict[str, Any]:
     token = _token(item["token"])
-    found = item.get("bytes")
-    if found is not None:
-        found = list(bytes(found[: 4 * MAX_TOKEN_CHARACTERS]))
+    raw = item.get("bytes")
+    if raw is not None:
+        raw = list(bytes(raw[: 4 * MAX_TOKEN_CHARACTERS]))
     elif "bytes" not in item:
-        found = list(token.encode(errors="replace"))
-    return {"token": token, "logprob": float(item["logprob"]), "bytes": found}
+        raw = list(token.encode(errors="replace"))
+    return {"token": token, "logprob": float(item["logprob"]), "bytes": raw}
 
 
 def _token(text: object) -> str:

@@ -48,7 +48,6 @@ def _remember_json(ctx: click.Context, param: click.Parameter, value: bool) -> N
 
 
 def common_options() -> list[click.Parameter]:
-    """Options of every command."""
     return [
         click.Option(
             ["--data-dir"],
@@ -75,7 +74,6 @@ def common_options() -> list[click.Parameter]:
 
 
 def json_option() -> click.Parameter:
-    """The option `--json`."""
     return click.Option(
         ["--json"],
         is_flag=True,
@@ -94,7 +92,6 @@ def _remember_page(ctx: click.Context, param: click.Parameter, value: Path | Non
 
 
 def html_option() -> click.Option:
-    """The option `--html`: the answer as a page, too."""
     return click.Option(
         ["--html"],
         metavar="FILE",
@@ -106,7 +103,6 @@ def html_option() -> click.Option:
 
 
 def page_file() -> Path | None:
-    """The file of `--html`."""
     found: Path | None = click.get_current_context().meta.get(HTML_KEY)
     return found
 
@@ -142,11 +138,9 @@ class Group(click.Group):
         self.lazy = dict(lazy or {})
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order in which they were declared."""
         return [*self.commands, *self.lazy]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Imports `module:attribute` on first use."""
         if cmd_name in self.lazy:
             module, _, attribute = self.lazy[cmd_name].partition(":")
             command: click.Command = getattr(importlib.import_module(module), attribute)
@@ -158,12 +152,10 @@ Group.group_class = Group
 
 
 def group(**kwargs: Any) -> Callable[[Callable[..., Any]], Group]:
-    """Declares a command group."""
     return click.group(cls=Group, **kwargs)
 
 
 def wants_json() -> bool:
-    """Whether `--json` was given."""
     return bool(click.get_current_context().meta.get(JSON_KEY))
 
 
@@ -179,9 +171,9 @@ def settings_now(extra: Mapping[str, object] | None = None) -> Settings:
 
 
 def answer(value: Any, text: Callable[[], None] | str, charts: Sequence[Chart] = ()) -> None:
-    """Prints `value` as JSON with `--json`, else the text; with `--html` both go into a page, below the
-    charts. Where gateways have not confirmed the change, it says which (`not_in_force_on`), and the exit code
-    is `UNCONFIRMED`."""
+    """Prints `value` as JSON with `--json`, else the text; with `--html` both go into a page below the
+    charts. Where gateways have not confirmed a change, it says which (`not_in_force_on`), with exit code
+    `UNCONFIRMED`."""
     context = click.get_current_context()
     if (path := page_file()) is not None:
         write_page(path, value, text, charts)
@@ -202,7 +194,7 @@ def answer(value: Any, text: Callable[[], None] | str, charts: Sequence[Chart] =
 def write_page(
     path: Path, value: Any, text: Callable[[], None] | str, charts: Sequence[Chart] = (), title: str = ""
 ) -> None:
-    """Writes an answer as a page. Raises `Failure` where the file cannot be written."""
+    """Raises `Failure` where the file cannot be written."""
     from ops.pages.page import ReportPage, html
     from ops.reporting import recorded
 

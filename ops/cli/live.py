@@ -1,8 +1,7 @@
 """Calls of a running server's admin API by the command line.
 
-The server of the data directory is found by its file, which holds the token that lets its owner administer
-it. What it refuses is said in the words of the command line: a route's name becomes the command that does the
-same.
+The server is found by a file in its data directory, which holds the token that lets its owner administer it.
+In its refusals a route's name becomes the command that does the same.
 """
 
 from __future__ import annotations
@@ -33,14 +32,13 @@ NOT_IN_FORCE = "not_in_force_on"
 
 
 def running_server() -> ServerFile | None:
-    """The server that runs on this data directory, if one does."""
     from ops.serving import datadir
 
     return datadir.running_server(settings_now().data_dir)
 
 
 def require_server() -> ServerFile:
-    """The server that runs on this data directory; a failure where there is none."""
+    """Raises `Failure` where no server runs on this data directory."""
     server = running_server()
     if server is None:
         raise Failure("no server runs on this data directory: start one with `fairgate serve`")
@@ -56,8 +54,7 @@ def call(
     body: object = None,
     timeout_s: float = 30.0,
 ) -> dict[str, Any]:
-    """The answer of `/admin/v1` + `path`; a failure where it is refused, or none comes. None in `query`: not
-    given."""
+    """The answer of `/admin/v1` + `path`; None in `query`: not given. Raises `Failure`."""
     import httpx
 
     try:

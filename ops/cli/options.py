@@ -16,7 +16,6 @@ class Duration(click.ParamType[float]):
     name = "duration"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Seconds."""
         if isinstance(value, int | float):
             return float(value)
         match = re.fullmatch(r"(\d{1,9})([smhdw]?)", str(value).strip().lower())
@@ -26,13 +25,11 @@ class Duration(click.ParamType[float]):
 
 
 class PastInstant(click.ParamType[str]):
-    """An instant with a time zone (ISO 8601), or how long ago it was: `90s`, `24h`, `7d`. The value is the
-    instant's text."""
+    """An instant with a time zone (ISO 8601), or how long ago it was: `90s`, `24h`, `7d`; kept as text."""
 
     name = "instant"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """ISO 8601."""
         text = str(value).strip()
         if re.fullmatch(r"\d+[smhdw]", text.lower()):
             ago_s = Duration().convert(text, param, ctx)

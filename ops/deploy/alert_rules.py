@@ -39,7 +39,6 @@ HEADER = """\
 
 
 def window(seconds: int) -> str:
-    """As Prometheus writes it."""
     for unit, each_s in (("d", DAY_S), ("h", 3_600), ("m", 60)):
         if seconds % each_s == 0:
             return f"{seconds // each_s}{unit}"
@@ -47,8 +46,8 @@ def window(seconds: int) -> str:
 
 
 def rules(least_misses: int, checkpoint_s: float) -> dict[str, Any]:
-    """The rule file's content; `least_misses` in an alert's long window make it fire. `checkpoint_s`: the
-    setting audit.checkpoint_every."""
+    """The rule file's content; `least_misses` in an alert's long window make it fire. `checkpoint_s`: setting
+    audit.checkpoint_every."""
     windows = sorted({each for alert in ALERTS for each in (alert.short_s, alert.long_s)})
     recorded = [
         {
@@ -68,7 +67,6 @@ def rules(least_misses: int, checkpoint_s: float) -> dict[str, Any]:
 
 
 def as_yaml(found: dict[str, Any]) -> str:
-    """As Prometheus reads it."""
     yaml, out = YAML(), io.StringIO()
     yaml.width = 4_096  # an expression stays on its line
     yaml.dump(found, out)
@@ -85,8 +83,7 @@ def out_of_date(path: Path, expected: str) -> str:
 
 
 def _health(least_misses: int, checkpoint_s: float) -> list[dict[str, Any]]:
-    """What the server alerts on by itself as well, as far as metrics show it: a server that is gone tells no
-    webhook."""
+    """Alerts of the server itself as far as metrics show them: a server that is gone sends no webhook."""
     late_s = late_after_s(checkpoint_s)
     refused = f'sum by (job) (increase(fairgate_refusals_total{{code="{SATURATED_CODE}"}}[5m]))'
     found = (

@@ -20,7 +20,6 @@ JOB = 'job=~"$job"'
 
 
 def dashboard(name: str) -> dict[str, Any]:
-    """As Grafana imports it."""
     title, panels = DASHBOARDS[name]
     return {
         "uid": f"fairgate-{name}",
@@ -36,7 +35,6 @@ def dashboard(name: str) -> dict[str, Any]:
 
 
 def as_text(name: str) -> str:
-    """The file's content."""
     return json.dumps(dashboard(name), indent=1) + "\n"
 
 
@@ -51,7 +49,6 @@ def _variable(name: str, kind: str, query: str) -> dict[str, Any]:
 
 
 def _job() -> dict[str, Any]:
-    """Installations that share a Prometheus."""
     found = _variable("job", "query", "label_values(fairgate_build_info, job)")
     return found | {"datasource": SOURCE, "refresh": 2, "includeAll": True, "multi": True, "allValue": ".+"}
 

@@ -16,7 +16,6 @@ class Panel:
     about: str
     queries: dict[str, str]
     unit: str = "short"
-    """As Grafana names it."""
 
 
 def quantiles(metric: str, by: str, *wanted: float) -> dict[str, str]:

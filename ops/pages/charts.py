@@ -35,8 +35,6 @@ class ChartLine:
 
 @dataclass(frozen=True)
 class LineChart:
-    """Series over one axis."""
-
     kind: ClassVar[str] = "lines"
     title: str
     x_label: str
@@ -54,8 +52,6 @@ class LineChart:
 
 @dataclass(frozen=True)
 class Bar:
-    """A figure, with its spread where it has one."""
-
     name: str
     value: float
     words: str
@@ -81,16 +77,12 @@ Chart = LineChart | BarChart
 
 @dataclass(frozen=True)
 class Tick:
-    """A mark of an axis."""
-
     at: float
     words: str
 
 
 @dataclass(frozen=True)
 class DrawnLine:
-    """A series in the picture; its name in the legend."""
-
     name: str
     colour: int
     points: str
@@ -189,8 +181,6 @@ def _words(value: float) -> str:
 
 @dataclass(frozen=True)
 class DrawnBar:
-    """A bar in the picture."""
-
     bar: Bar
     name: str
     y: float
@@ -203,8 +193,6 @@ class DrawnBar:
 
 @dataclass(frozen=True)
 class DrawnBars:
-    """A bar chart in the picture's units."""
-
     chart: BarChart
     height: float
     bars: Sequence[DrawnBar]
@@ -214,7 +202,6 @@ class DrawnBars:
 
 
 def drawn_bars(chart: BarChart) -> DrawnBars:
-    """Where everything lies."""
     names = [
         bar.name if len(bar.name) <= MOST_NAME else f"{bar.name[: MOST_NAME - 1]}…" for bar in chart.bars
     ]

@@ -52,7 +52,6 @@ def _environment() -> jinja2.Environment:
 
 
 def html(page: ReportPage) -> str:
-    """The page."""
     styles = (HERE / "report.css").read_text(encoding="utf-8") + assets.text("figures.css")
     exact = "" if page.exact is None else json.dumps(page.exact, indent=2, default=str)
     # Style sheets of ours: a browser reads no entities in them.

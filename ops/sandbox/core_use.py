@@ -20,8 +20,6 @@ TOO_BUSY = 0.3
 
 @dataclass(frozen=True, slots=True)
 class CoreUse:
-    """What a process had of its cores since it started, at one instant."""
-
     at_s: float
     ran_s: float
     waited_s: float

@@ -13,7 +13,6 @@ from ops.sandbox.usage_check import DAY_US, charges
 
 NAMES = ("Requests", "Input tokens", "Cached", "Output tokens", "Charged", "Credited", "Device time")
 Amounts = dict[str, int]
-"""By these names."""
 Group = TypeVar("Group", str, int)
 
 
@@ -41,7 +40,6 @@ class LedgerBooks:
 
 
 def read_books(connection: Connection) -> LedgerBooks:
-    """All of it."""
     tenants = connection.execute(text("SELECT name, id FROM tenants"))
     projects = connection.execute(text("SELECT tenant_id, name, id FROM projects"))
     return LedgerBooks(

@@ -39,8 +39,6 @@ OVERVIEW_S = 25.0
 
 @dataclass(frozen=True)
 class PageSums:
-    """What was found."""
-
     pages: int
     """How many different ones were read."""
     differences: list[str]
@@ -53,9 +51,9 @@ async def page_sums(
     database_url: str,
     only: Collection[str] = (),
 ) -> PageSums:
-    """Where pages and ledger differ. `operator` has the admin scopes, `visitor` has no key and becomes the
-    reader; `only`: names of the tenants whose own pages are read (none: of all). Requests may settle
-    meanwhile: what differs is looked at again. Raises `httpx.HTTPError`, `DatabaseUnavailable`."""
+    """Where pages and ledger differ. `operator` has the admin scopes; `visitor` has no key and becomes the
+    reader; `only`: tenants whose own pages are read (none: all). Pages that differ are read again, as
+    requests may settle meanwhile. Raises `httpx.HTTPError`, `DatabaseUnavailable`."""
     database = open_database(database_url)
     try:
         async with logged_in_reader(operator, visitor) as reader:
@@ -79,15 +77,12 @@ async def page_sums(
 
 
 class _Check:
-    """One look at the pages."""
-
     def __init__(self, reader: PageReader, books: LedgerBooks) -> None:
         self.differences: list[str] = []
         self._reader = reader
         self._books = books
 
     async def pages(self, only: Collection[str]) -> None:
-        """All but the overview."""
         await self._usage()
         quotes = await self._reader.get("/console/quotes")
         credited = sum(row["Credited"].amount or 0 for row in quotes.rows("Credits"))
@@ -153,7 +148,6 @@ class _Check:
         )
 
     def _figures(self, page: ConsolePage, expected: Amounts) -> None:
-        """The cards of a page that are amounts of usage."""
         shown = _amounts(page.figures)
         self._same(page.path, "figures", shown, {name: expected[name] for name in {*shown, *FIGURES}})
 
@@ -170,5 +164,4 @@ class _Check:
 
 
 def _amounts(cells: Mapping[str, PageCell]) -> Shown:
-    """Those of a row, or of a page's figures, that are amounts of usage."""
     return {CALLED[name]: cell.amount for name, cell in cells.items() if name in CALLED}

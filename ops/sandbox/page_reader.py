@@ -18,8 +18,7 @@ class PageCell:
 
     text: str = ""
     exact: str = ""
-    """Its value with all digits, where the page has it beside the text; money in nano-dollars in figures and
-    tables, in dollars where a chart draws it."""
+    """Its value with all digits, where the page has it: money in nano-dollars, in charts in dollars."""
     link: str = ""
 
     @property
@@ -121,7 +120,6 @@ class _Parser(HTMLParser):
 
 
 def parse_page(path: str, text: str) -> ConsolePage:
-    """The page of this HTML."""
     parser = _Parser(path)
     parser.feed(text)
     return parser.page
@@ -133,10 +131,8 @@ class PageReader:
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
         self.paths: set[str] = set()
-        """What was read, each once."""
 
     async def get(self, path: str) -> ConsolePage:
-        """A page. Raises `httpx.HTTPError`."""
         answer = await self._http.get(path)
         answer.raise_for_status()
         self.paths.add(path)
@@ -154,8 +150,8 @@ class PageReader:
 async def logged_in_reader(
     operator: httpx.AsyncClient, visitor: httpx.AsyncClient
 ) -> AsyncIterator[PageReader]:
-    """Makes an auditor, who reads everything and changes nothing, and logs in as them. `operator`: with the
-    admin scopes; `visitor`: without a key, at the same server. Raises `httpx.HTTPError`."""
+    """Makes an auditor and logs in as them. `operator`: with the admin scopes; `visitor`: without a key, at
+    the same server. Raises `httpx.HTTPError`."""
     body = {"name": f"reads-pages-{secrets.token_hex(8)}", "role": "auditor"}
     made = (await operator.post("/admin/v1/people", json=body)).raise_for_status().json()
     link, reader = urlsplit(made["link"]), PageReader(visitor)

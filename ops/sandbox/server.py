@@ -37,8 +37,6 @@ class ServerFailed(Exception):
 
 @dataclass(frozen=True)
 class LocalServer:
-    """A server that is up."""
-
     url: str
     docs_url: str
     model: str
@@ -48,7 +46,6 @@ class LocalServer:
     process: asyncio.subprocess.Process
 
     def operator(self) -> httpx.AsyncClient:
-        """A client with the admin scopes. Close it."""
         headers = {"authorization": f"Bearer {self.control_token}"}
         return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=30.0)
 
@@ -147,7 +144,6 @@ class LogReader:
         self._next = 0
 
     async def read(self) -> None:
-        """Takes what is new. Raises `httpx.HTTPError`."""
         while True:
             response = await self._client.get(
                 "/admin/v1/dispatch-log", params={"since": self._next, "limit": LOG_PAGE}

@@ -68,7 +68,6 @@ class Service:
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def start(self) -> None:
-        """Starts it and waits until it answers."""
         assert self.process is None or self.process.poll() is not None, "it runs already"
         user, group = self.user or (-1, -1)
         arguments = [str(os.getpid()), str(user), str(group), str(int(self.death_signal))]
@@ -143,11 +142,8 @@ def postgres_binaries(*, path: str | None = None, system: Path = Path("/usr/lib/
 
 
 def start_postgres(binaries: Path | None = None, *, is_durable: bool = False) -> Service:
-    """A private PostgreSQL, empty but for a database `postgres`. It is stopped when this process ends.
-
-    Unless it `is_durable`, it does not wait for the disk: its data lives as long as the tests, and what a
-    crash of the machine would lose does not matter. Raises `NoServer`.
-    """
+    """A private, empty PostgreSQL, stopped when this process ends. Unless it `is_durable`, it does not wait
+    for the disk. Raises `NoServer`."""
     if binaries is None:
         binaries = next(iter(postgres_binaries()), None)
     if binaries is None:
@@ -216,8 +212,8 @@ def redis_binaries(*, path: str | None = None) -> list[Path]:
 
 
 def start_redis(binary: Path | None = None, *, cluster: bool = False) -> Service:
-    """A private, empty Redis that keeps nothing on disk. It is stopped when this process ends. `cluster`: in
-    cluster mode, one node with all slots."""
+    """A private, empty Redis without persistence, stopped when this process ends. `cluster`: in cluster mode,
+    one node with all slots."""
     if binary is None:
         binary = next(iter(redis_binaries()), None)
     if binary is None:
@@ -262,8 +258,7 @@ def _cluster_answers(url: str) -> bool:
 
 
 def _children(pid: int) -> list[int]:
-    """A descriptor of each child, readable once it has ended. Empty where the system does not list children:
-    there they are left to end by themselves."""
+    """A descriptor of each child, readable once it has ended. Empty where the system lists no children."""
     try:
         pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
@@ -312,8 +307,8 @@ def _is_reachable(binaries: Path, user: tuple[int, int]) -> bool:
 
 
 def _copied(binaries: Path, target: Path) -> Path:
-    """A copy that every user may run, for a checkout below root's home. A wheel keeps the libraries it
-    needs in a directory beside its package, and finds them relative to the binaries."""
+    """A copy that every user may run, for a checkout below root's home. A wheel finds its libraries relative
+    to the binaries, in a directory beside its package."""
     package = binaries.parents[1]
     shutil.copytree(binaries.parent, target / package.name / binaries.parent.name, symlinks=True)
     libraries = package.with_name(package.name + ".libs")

@@ -1,7 +1,6 @@
-"""The file of the key that the audit is signed with, made with a new log and shared by gateways that sign it.
+"""The file of the key that signs the audit, in the data directory, readable by its owner only.
 
-It lies in the data directory, for its owner only. Who has it can write another history: keep it from those
-whose acts the audit is about.
+Whoever has it can sign another history: keep it from those whose acts the audit records.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ def _read(path: Path) -> SigningKey | None:
 
 
 async def own(data_dir: Path, audit: AuditLog) -> SigningKey | None:
-    """The key that this gateway signs the audit with: that of the file, or a new one where the log has none
-    yet. None: others sign it, and the log says so. Raises `DataDirRefused`."""
+    """The key that this gateway signs the audit with: the file's, or a new one where the log has none yet.
+    None: others sign. Raises `DataDirRefused`."""
     known = await audit.public_key()
     _finish_change(data_dir, known)
     path, key = data_dir / AUDIT_KEY_FILE, read(data_dir)
@@ -82,8 +81,8 @@ async def own(data_dir: Path, audit: AuditLog) -> SigningKey | None:
 
 
 async def change(data_dir: Path, actor: str, origin: str, audit: AuditLog) -> StoredCheckpoint:
-    """Has the log signed with a new key from now on, which replaces the one in the file; returns the
-    checkpoint that both sign. `audit` has the old key. Raises `DataDirRefused`, `Invalid`, `AuditDamaged`."""
+    """Signs the log with a new key from now on, which replaces the one in the file; returns the checkpoint
+    that both sign. `audit` has the old key. Raises `DataDirRefused`, `Invalid`, `AuditDamaged`."""
     _finish_change(data_dir, await audit.public_key())
     old = read(data_dir)
     if old is None:

@@ -1,7 +1,6 @@
 """Composition root: the only place that chooses the implementation of each part.
 
-`Running` holds the parts of one serving process. They are built in the order in which they need one another
-and closed in the opposite order, whatever fails in between.
+Parts of a serving process are built in the order in which they need one another and closed in reverse.
 """
 
 from __future__ import annotations
@@ -76,8 +75,6 @@ log = logging.getLogger("fairgate.serve")
 
 @dataclass
 class Running:
-    """The parts of one serving process."""
-
     settings: Settings
     admin: Admin
     directory: Directory
@@ -109,8 +106,8 @@ def engine_options(settings: Settings) -> EngineOptions:
 
 
 def spans_to(settings: Settings) -> SpanTarget | None:
-    """Where spans go; None: nowhere. Raises `Invalid` where a setting says so and that is impossible; because
-    of variables alone, which may be meant for other programs, nothing stops."""
+    """Where spans go; None: nowhere. Raises `Invalid` for an impossible setting, not for environment
+    variables, which may be meant for other programs."""
     try:
         target = span_target(settings.telemetry, os.environ)
         if target is not None:
@@ -145,8 +142,8 @@ def _no_traces(settings: Settings, why: Exception) -> None:
 
 
 def with_template(settings: Settings) -> Settings:
-    """The settings with what their template sets for the model. Raises `Invalid` where they do not go
-    together, or where the model does not say how long it is."""
+    """The settings with what their template sets. Raises `Invalid` where they do not go together, or where
+    the model does not state its length."""
     if not settings.policy.template or not settings.engine.serve:
         return settings
     try:
@@ -163,8 +160,8 @@ def with_template(settings: Settings) -> Settings:
 
 
 def policy_options(settings: Settings) -> PolicyOptions:
-    """Options of the policy, with the batch-or-wait table of the settings. Raises `Invalid` for a table that
-    cannot be used, and for a policy that needs one where there is none."""
+    """Options of the policy, with the batch-or-wait table of the settings. Raises `Invalid` for an unusable
+    or missing table."""
     settings = with_template(settings)
     try:
         options = with_table(settings.policy.options)
@@ -192,8 +189,8 @@ def gateway_config(settings: Settings) -> GatewayConfig:
 
 
 def sharing_of(settings: Settings, gateway_id: str) -> QueueSharing | None:
-    """What the gateway needs to share its queues with others; None: it does not share them. Raises `Invalid`
-    for a policy whose order cannot be shared."""
+    """What the gateway needs to share its queues; None: it does not. Raises `Invalid` for a policy whose
+    order cannot be shared."""
     names = {each.name: f"{each.url} {each.model}" for each in settings.upstreams}
     if settings.engine.serve and settings.engine.address:
         names[engine_options(settings).engine_id] = settings.engine.address
@@ -219,11 +216,8 @@ def peer_requests_of(settings: Settings) -> PeerRequests | None:
 async def open_quota_store(
     settings: Settings, closing: contextlib.AsyncExitStack, sharing: QueueSharing | None = None
 ) -> QuotaStore:
-    """In-process, or Redis where a URL is given; a store that does not answer stops the start. Messages of
-    shared queues travel with its own.
-
-    Raises `QuotaStoreUnavailable`.
-    """
+    """In-process, or Redis where a URL is given; messages of shared queues travel with its own. Raises
+    `QuotaStoreUnavailable`."""
     most_users = settings.gateway.max_end_users
     if not settings.redis_url:
         return MemoryQuotaStore(max_end_users=most_users)

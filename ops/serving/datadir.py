@@ -47,7 +47,7 @@ class ServerFile:
 
 
 def ensure(data_dir: Path) -> None:
-    """Creates the directory, for its owner only. Raises `DataDirRefused`."""
+    """Creates the directory for its owner only. Raises `DataDirRefused`."""
     try:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         (data_dir / "run").mkdir(mode=0o700, exist_ok=True)
@@ -58,11 +58,8 @@ def ensure(data_dir: Path) -> None:
 
 
 def pepper(settings: Settings) -> bytes:
-    """The secret that keys are hashed with: from the settings, else the file; a new one where there is none.
-
-    A new one is not written: `keep_pepper` does that once the database has no keys of another one.
-    Raises `DataDirRefused`.
-    """
+    """The secret that keys are hashed with: from the settings, else the file, else a new one, which
+    `keep_pepper` writes later. Raises `DataDirRefused`."""
     if settings.pepper:
         return settings.pepper.encode()
     path = settings.data_dir / PEPPER_FILE
@@ -83,10 +80,8 @@ def pepper(settings: Settings) -> bytes:
 
 
 def keep_pepper(settings: Settings, found: bytes) -> None:
-    """Writes a new pepper, for the owner only, before the first key is made with it; one that is there stays.
-
-    Raises `DataDirRefused` where another process has made one meanwhile.
-    """
+    """Writes a new pepper before the first key is made with it; an existing one stays. Raises
+    `DataDirRefused` where another process has made one meanwhile."""
     path = settings.data_dir / PEPPER_FILE
     if settings.pepper:
         return
@@ -103,20 +98,18 @@ def keep_pepper(settings: Settings, found: bytes) -> None:
 
 
 def write_owner_key(data_dir: Path, key: str) -> Path:
-    """Writes the owner's key into a file of its own, for the owner only; returns its path."""
     path = data_dir / OWNER_KEY_FILE
     path.unlink(missing_ok=True)
     return private_file(path, key)
 
 
 def write_set_up_link(data_dir: Path, link: str) -> Path:
-    """As `write_owner_key`, of the link that makes the console's first owner; replaces an older one."""
+    """The link that makes the console's first owner, in a file of its own; replaces an older one."""
     forget_set_up_link(data_dir)
     return private_file(data_dir / SET_UP_LINK_FILE, link)
 
 
 def forget_set_up_link(data_dir: Path) -> None:
-    """Removes the file of a link that does not work any more."""
     (data_dir / SET_UP_LINK_FILE).unlink(missing_ok=True)
 
 
@@ -144,7 +137,7 @@ def gateway_id(data_dir: Path) -> str:
 
 
 def runs_in(data_dir: Path) -> str:
-    """This boot of this machine and this very directory, of which no copy has the same; empty: not known."""
+    """This boot of this machine and this very directory (no copy has the same); empty: not known."""
     try:
         boot = BOOT_ID.read_text(encoding="ascii").strip()
         found = data_dir.stat()
@@ -188,7 +181,6 @@ def is_serving(data_dir: Path) -> bool:
 
 
 def write_server_file(data_dir: Path, server: ServerFile) -> None:
-    """Replaces `run/server.json`, readable by the owner only."""
     path = data_dir / "run" / "server.json"
     partial = path.with_suffix(".partial")
     partial.unlink(missing_ok=True)

@@ -1,7 +1,4 @@
-"""Checks of an installation, each with advice.
-
-Each check looks at one thing and returns a finding; none of them changes anything or raises.
-"""
+"""Checks of an installation, each with advice; none of them changes anything or raises."""
 
 from __future__ import annotations
 
@@ -64,8 +61,7 @@ class Finding:
 
 
 async def examine(settings: Settings) -> list[Finding]:
-    """All checks, in the order in which one depends on another. A model that is named by its id is looked for
-    in the local cache only."""
+    """All checks, in order of dependence. A model named by its id is looked for in the local cache only."""
     with contextlib.suppress(ModelMissing):  # the model's check says so
         settings = with_local_model(settings, download=False)
     checks: list[tuple[str, Callable[[Settings], Awaitable[Finding]]]] = [

@@ -30,10 +30,8 @@ class ModelMissing(Exception):
 
 
 def with_local_model(settings: Settings, *, download: bool = True, cache_dir: Path | None = None) -> Settings:
-    """The settings with a directory for a model that is named by its id, which stays its name in the API.
-
-    A complete copy in the cache is taken as it is, without asking the hub. Raises `ModelMissing`.
-    """
+    """The settings with a local directory for a model that is named by its id, which stays its name in the
+    API. A complete copy in the cache is taken without asking the hub. Raises `ModelMissing`."""
     if not settings.engine.serve or not is_hub_id(settings.model):
         return settings
     found = local_model(str(settings.model), settings.revision, download=download, cache_dir=cache_dir)

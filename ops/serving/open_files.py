@@ -1,7 +1,6 @@
 """How the process's open files are divided: clients' connections, and a reserve for everything else.
 
-A client's connection costs a file descriptor, and so do the database, Redis, the engine's link and each
-request at another server. Clients get what the reserve leaves: however many they open, the rest works.
+A reserve for the database, Redis, the engine and other servers works however many clients connect.
 """
 
 from __future__ import annotations
@@ -28,12 +27,10 @@ ADMIN_CONNECTIONS = 64
 
 @dataclass(frozen=True)
 class OpenFiles:
-    """What clients may have of the open files."""
-
     connections: ConnectionLimits
     backlog: int
-    """Connections that the kernel keeps until they are accepted. They are accepted all together, before one
-    of them can be refused, so they are part of the reserve."""
+    """Connections that the kernel keeps until they are accepted; all are accepted before one can be refused,
+    so they are part of the reserve."""
 
     @property
     def admin_connections(self) -> ConnectionLimits:
@@ -42,7 +39,7 @@ class OpenFiles:
 
 
 def raise_limit() -> int:
-    """Raises the limit of open files as far as this user may; returns it."""
+    """Raises the limit of open files as far as permitted; returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = hard if hard != resource.RLIM_INFINITY else max(soft, 65_536)
     with contextlib.suppress(ValueError, OSError):
@@ -51,8 +48,7 @@ def raise_limit() -> int:
 
 
 def divided(settings: Settings, open_files: int) -> OpenFiles:
-    """Divides `open_files` as the settings ask for it. Raises `BadSetting` where they ask for more than there
-    is."""
+    """Raises `BadSetting` where the settings ask for more than there is."""
     gateway = settings.gateway
     backlog = min(MOST_BACKLOG, open_files // 8)
     left = open_files - backlog - OWN - (REDIS if settings.redis_url else 0)

@@ -10,7 +10,6 @@ FOREIGN = ("foreign", "malformed", "form", "time", "server", "replayed")
 
 
 def plugin_detail(described: Mapping[str, Any]) -> str:
-    """What it is and what holds there, of a server as it describes itself (`OpenAIUpstream.describe`)."""
     plugin = described["plugin"]
     found = (
         f"Fairgate's plug-in {plugin['version']} in vLLM {plugin['vllm_version']}: token-fair by the policy"
@@ -23,8 +22,7 @@ def plugin_detail(described: Mapping[str, Any]) -> str:
 
 
 def plugin_faults(described: Mapping[str, Any], max_concurrent: int | None = None) -> list[str]:
-    """What is wrong there; empty: nothing was found. `max_concurrent`: as the settings say; None: its
-    window."""
+    """Faults of the plug-in; empty: none found. `max_concurrent`: from the settings; None: its window."""
     plugin = described["plugin"]
     faults = []
     most = described["window"] if max_concurrent is None else max_concurrent

@@ -1,10 +1,8 @@
 """Starts, runs and ends a Fairgate server.
 
-Whatever can be wrong is checked before the first request, and is one line and exit code 1: the data
-directory, another server on it, the port, the model, the database, Redis, the engine. SIGTERM and SIGINT
+Whatever can be wrong is checked before the first request, and is one line and exit code 1. SIGTERM and SIGINT
 drain: no new connections, running requests end within the grace time; a second signal cuts them. SIGUSR1
-switches the log to debug and back; SIGUSR2 switches estimates off and on, so that their cost can be measured
-on a running server.
+switches the log to debug and back; SIGUSR2 switches estimates off and on, to measure their cost.
 """
 
 from __future__ import annotations
@@ -70,8 +68,6 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Started:
-    """Addresses and names of a server that is up."""
-
     url: str
     docs_url: str
     model: str
@@ -300,8 +296,8 @@ def _switch_debug(settings: Settings) -> None:
 
 
 def _tune_garbage_collector() -> None:
-    """Objects that exist once the server is up stay: they are excluded from collections, which stop all
-    requests. What a request leaves is freed by reference counts, so collections can be rarer."""
+    """Excludes what exists once the server is up from collections, which stop all requests, and makes them
+    rarer: what a request leaves is freed by reference counts."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER_OBJECTS, 20, 20)
@@ -341,7 +337,7 @@ async def _unless(stopping: asyncio.Event, work: Awaitable[T]) -> T:
 
 
 async def _owner_key(admin: Admin) -> str | None:
-    """Makes the owner's tenant and admin key at the first start; None at every later one."""
+    """Makes the owner's tenant and admin key at the first start; None at later ones."""
     if any(tenant.name == OWNER for tenant in await admin.list_tenants()):
         return None
     await admin.create_tenant(FIRST_START, TenantCreate(name=OWNER, tier=Tier.STANDARD, tiers=list(Tier)))

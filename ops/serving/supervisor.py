@@ -1,9 +1,8 @@
 """Supervises the engine process: adopts or starts it, and restarts it when it ends.
 
-The engine outlives the gateway: it runs in a session of its own. So a supervisor first looks for a living
-engine (the holder of the lock) and adopts it if it has the wanted options; else it starts one. When the
-process ends, the client is notified immediately and a new one is started after a back-off. It retries without
-end; `status` shows its state.
+The engine runs in a session of its own and outlives the gateway. A living engine (the holder of the lock)
+with the wanted options is adopted; else one is started. When it ends, the client is notified and a new one is
+started after a back-off, without end; `status` shows the state.
 """
 
 from __future__ import annotations
@@ -59,8 +58,6 @@ class EnginePhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """For readiness checks and operators."""
-
     phase: EnginePhase
     pid: int | None
     adopted: bool
@@ -73,11 +70,10 @@ class EngineStatus:
 
 
 def engine_address(data_dir: Path, engine_id: str = "engine-0") -> str:
-    """Where the engine of this data directory listens, or will listen.
+    """Where the engine of this data directory listens.
 
-    A Unix socket in `<data_dir>/run`; where that path is too long for one, in a private directory under the
-    system's temporary one. The choice is noted in a file and the same after a restart; the address of a
-    living engine takes precedence.
+    A Unix socket in `<data_dir>/run`; where that path is too long, in a private directory under the system's
+    temporary one. The choice is kept in a file; the address of a living engine takes precedence.
     """
     data_dir = data_dir.resolve()
     holder = find_holder(lock_path(data_dir, engine_id))
@@ -150,11 +146,8 @@ class EngineSupervisor:
         )
 
     async def start(self) -> None:
-        """Adopts or starts the engine, and watches it from now on.
-
-        A living engine with other options ends first.
-        Raises `OSError` when the process or its log cannot be made. Call it before the client connects.
-        """
+        """Adopts or starts the engine, and watches it from now on; one with other options ends first. Raises
+        `OSError` when the process or its log cannot be made. Call it before the client connects."""
         if self._task is not None:
             raise RuntimeError("the supervisor was started already")
         self._ending.clear()
@@ -163,11 +156,9 @@ class EngineSupervisor:
         self._task = asyncio.create_task(self._supervise(), name=f"supervise {self._options.engine_id}")
 
     async def ready(self, timeout_s: float = 120.0) -> Ready:
-        """Connects the client and waits until the engine serves.
-
-        Raises `EngineStartFailed` with the engine's last line as soon as it dies once, `EngineUnavailable`
-        after `timeout_s`. Supervision goes on in both cases.
-        """
+        """Connects the client and waits until the engine serves. Raises `EngineStartFailed` with the engine's
+        last line as soon as it dies once, `EngineUnavailable` after `timeout_s`; supervision goes on in both
+        cases."""
         self._failed.clear()
         connecting = asyncio.create_task(self._client.connect(timeout_s))
         failing = asyncio.create_task(self._failed.wait())
@@ -251,7 +242,7 @@ class EngineSupervisor:
                 served_s = None
 
     async def _adopt(self) -> _WatchedProcess | None:
-        """The living engine, if it is the one that is asked for; another one is ended."""
+        """The living engine with the wanted options; another one is ended."""
         path = lock_path(self._options.data_dir, self._options.engine_id)
         holder = find_holder(path)
         if holder is None:

@@ -84,8 +84,8 @@ def pools_of(
     threads: FairThreads | None = None,
     gateway_id: str = "",
 ) -> tuple[tuple[PoolSpec, ...], tuple[OpenAIUpstream, ...]]:
-    """Every served model, our own engine's first, and the servers to start. Servers whose model has the name
-    of our engine's are further replicas of it, counted by its tokenizer. `cache_secret`, `gateway_id`: as in
+    """Every served model, our own engine's first, and the servers to start. Servers of a model with our
+    engine's name are further replicas of it, counted by its tokenizer. `cache_secret`, `gateway_id`: as in
     `upstream_of`. Raises `Invalid`, `TokenizerMissing`."""
     specs: dict[str, PoolSpec] = {own.name: own} if own is not None else {}
     started: list[OpenAIUpstream] = []

@@ -1,8 +1,5 @@
-"""Asks another server for a few tokens, and checks that its answers keep to what was asked for.
-
-What `fairgate model check` does beyond asking for the list of models: does the server stop where it is told
-to, do its counts agree with its text, and does its prefix cache keep tenants apart.
-"""
+"""Asks another server for a few tokens: does it stop where told, do its counts match its text, and does its
+prefix cache keep tenants apart (`fairgate model check`)."""
 
 from __future__ import annotations
 

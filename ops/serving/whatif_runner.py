@@ -1,8 +1,7 @@
 """What-ifs of the console: `fairgate whatif` in a child process of the server, one at a time.
 
-The child is nice, bounded in time and memory, and ends with its server: it reads its standard input, which
-closes then (`ops/cli/simulate/child.py`). It reads the database and writes nothing. It says on stderr how far
-it is, and its report comes on stdout.
+The child is nice, bounded in time and memory, writes nothing, and ends with its server, which closes its
+standard input (`ops/cli/simulate/child.py`). Progress comes on stderr, the report on stdout.
 """
 
 from __future__ import annotations
@@ -62,7 +61,6 @@ class WhatIfRunner:
         return list(self._runs)
 
     def run(self, run_id: str) -> WhatIfRun | None:
-        """One of them; None: it is not kept."""
         return next((each for each in self._runs if each.run_id == run_id), None)
 
     async def start(self, asked: WhatIfAsked, by: str) -> WhatIfRun:
@@ -139,8 +137,7 @@ class WhatIfRunner:
 
 
 def environment_of(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
-    """That of the server without its settings, but for the place of its data: what served is recorded, and
-    settings say nothing of it."""
+    """The server's environment without its settings, but for the place of its data."""
     kept = {name: value for name, value in environment.items() if not name.startswith("FAIRGATE_")}
     kept["FAIRGATE_DATA_DIR"] = str(Path(settings.data_dir).absolute())
     if settings.database_url:

@@ -1,6 +1,6 @@
-"""The table of choices and options in `docs/policies.md`: `python -m ops.settings.policy_document`.
+"""The table of choices in `docs/policies.md`: `python -m ops.settings.policy_document`.
 
-Without arguments it writes the table into the page.
+It writes the table into the page.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from ops.settings.settings import SETTINGS
 
 PAGE = Path(__file__).parents[2] / "docs" / "policies.md"
 TESTS = "tests/e2e/test_policy_options.py"
-ELSEWHERE = {"learned_table": "tests/e2e/test_policy_learned.py"}
+ELSEWHERE = {"policy.learned_table": "tests/e2e/test_policy_learned.py"}
 """Files of tests that show options which the policy of a gateway alone reads."""
-BEGIN, END = "<!-- options: begin -->\n", "<!-- options: end -->\n"
+BEGIN, END = "<!-- choices: begin -->\n", "<!-- choices: end -->\n"
 HEAD = """\
-| choice or option | setting | default | takes | meaning | shown by |
-|---|---|---|---|---|---|
+| choice | meaning |
+|---|---|
 """
 
 CHOICE_WORDS: dict[str, dict[str, str]] = {
@@ -61,31 +61,27 @@ CHOICE_WORDS: dict[str, dict[str, str]] = {
 """What each choice does, in a line."""
 
 
-def test_name(*words: str) -> str:
-    return "_".join(("test", *words)).replace("-", "_")
+def shown_by() -> dict[str, str]:
+    """The test in `TESTS`, or of `ELSEWHERE`, that shows each choice and each option."""
+    choices = {
+        f"policy.{decision} = {choice}": f"test_{decision}_{choice}".replace("-", "_")
+        for decision, named in CHOICES.items()
+        for choice in named
+    }
+    options = {
+        row.name: f"test_{row.field}"
+        for row in SETTINGS
+        if row.group == "policy.options" and row.field not in CHOICES
+    }
+    return choices | options
 
 
 def table() -> str:
-    lines: list[str] = []
-    for decision, named in CHOICES.items():
-        for choice in sorted(named):
-            meaning = CHOICE_WORDS[decision][choice]
-            shown = f"`{test_name(decision, choice)}`"
-            lines.append(
-                f"| {decision} `{choice}` | `policy.{decision} = {choice}` | | | {meaning} | {shown} |"
-            )
-    for row in SETTINGS:
-        if row.group != "policy.options":
-            continue
-        default = f"`{row.default_text}`" if row.default_text else "the policy's own"
-        if row.field in ("table", "learned_table"):
-            default = ""
-        takes = row.kind.accepts.replace("|", chr(92) + "|")
-        shown = f"`{test_name(row.field)}`" if row.field not in CHOICES else "the choices above"
-        if row.field in ELSEWHERE:
-            shown += f" in `{ELSEWHERE[row.field]}`"
-        lines.append(f"| `{row.field}` | `{row.name}` | {default} | {takes} | {row.help} | {shown} |")
-    return HEAD + "\n".join(lines) + "\n"
+    return HEAD + "".join(
+        f"| {decision} `{choice}` | {CHOICE_WORDS[decision][choice]} |\n"
+        for decision, named in CHOICES.items()
+        for choice in sorted(named)
+    )
 
 
 def page(text: str) -> str:

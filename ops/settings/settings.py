@@ -1,9 +1,8 @@
 """Settings of a Fairgate process, and how flags, environment and file give them.
 
-Flags win over the environment (`FAIRGATE_*`), the environment over one TOML file, that over the defaults.
-A field's annotation holds type, bounds and meaning of its setting; parsers, flags, variable names, TOML keys
-and documentation are derived from it. The environment is read once, here; a name or a value that is not
-understood stops the start.
+Flags win over the environment (`FAIRGATE_*`), that over one TOML file, that over the defaults. A field's
+annotation holds its type, bounds and meaning; parsers, flags, variables, TOML keys and documentation are
+derived from it. An unknown name or value stops the start.
 """
 
 from __future__ import annotations
@@ -162,7 +161,6 @@ class Settings:
 
     @property
     def served_model_name(self) -> str:
-        """The name in the API of our own engine's model, or of the first upstream's where there is none."""
         if not self.engine.serve and self.upstreams:
             return self.upstreams[0].pool_name
         if self.model_name:
@@ -218,8 +216,6 @@ class Settings:
 
 @dataclass(frozen=True)
 class SettingInfo:
-    """One row of the table of settings."""
-
     name: str
     """`port`, or `engine.threads`."""
     group: str
@@ -287,7 +283,6 @@ def _kind(name: str, hint: Any) -> values.ValueKind[Any]:
 
 
 SETTINGS: tuple[SettingInfo, ...] = tuple(_rows(Settings()))
-"""All settings, in the order of the documentation."""
 
 
 def load(

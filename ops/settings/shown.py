@@ -39,7 +39,6 @@ def _value(row: SettingInfo, settings: Settings) -> Any:
 
 
 def _text(row: SettingInfo, value: Any) -> str:
-    """As it would be written, near enough to be found again."""
     if value in ((), {}, None, ""):
         return ""
     if isinstance(value, tuple) and isinstance(value[0], UpstreamSettings):

@@ -35,7 +35,6 @@ class ValueKind(Generic[T]):
     shown: Callable[[T], str] = str
 
     def __call__(self, text: str) -> T:
-        """The value of `text`; `ValueError` says what is accepted."""
         try:
             return self.parse(text.strip())
         except (ValueError, ArithmeticError) as error:

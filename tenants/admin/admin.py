@@ -1,9 +1,6 @@
 """Admin acts on tenants, projects and keys; `Admin` has these and all others.
 
-Every act of command line and API is a method of `Admin`, and one transaction with its audit row
-(`transaction.py`). Acts on brakes, replicas, the ledger, limits, people, the policy, prices and targets
-are in `brakes.py`, `drains.py`, `ledger.py`, `limits.py`, `people.py`, `policy.py`, `prices.py` and
-`slos.py`, reads in `lists/`.
+Every act of command line and API is one method and one transaction with its audit row (`transaction.py`).
 """
 
 from __future__ import annotations
@@ -72,8 +69,6 @@ DEFAULT_GRACE_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class TenantView:
-    """A tenant with its projects, keys and limits."""
-
     tenant: Tenant
     projects: tuple[Project, ...]
     keys: tuple[ApiKey, ...]
@@ -151,8 +146,8 @@ class Admin(
     async def suspend_tenant(
         self, actor: Actor | str, tenant: str, *, now: bool = False, if_match: IfMatch = None
     ) -> Tenant:
-        """Its keys are refused until `resume_tenant`, and its waiting requests end; running ones go on to
-        their end, or with `now` end as well, charged for what they emitted."""
+        """Its keys are refused until `resume_tenant`, and its waiting requests end; running ones finish, or
+        with `now` end as well, charged for what they emitted."""
         return await self._edit_tenant(
             actor,
             "tenant.suspend",
@@ -162,7 +157,6 @@ class Admin(
         )
 
     async def resume_tenant(self, actor: Actor | str, tenant: str, *, if_match: IfMatch = None) -> Tenant:
-        """Undoes `suspend_tenant`."""
         return await self._edit_tenant(
             actor,
             "tenant.resume",
@@ -172,12 +166,9 @@ class Admin(
         )
 
     async def list_tenants(self) -> list[Tenant]:
-        """All tenants, by name."""
         return await self._database.read(queries.tenants_where)
 
     async def show_tenant(self, tenant: str) -> TenantView:
-        """One tenant, by id or name. Raises `NotFound`."""
-
         def view(connection: Connection) -> TenantView:
             found = queries.find_tenant(connection, tenant)
             ids = [found.tenant_id]
@@ -191,7 +182,6 @@ class Admin(
         return await self._database.read(view)
 
     async def create_project(self, actor: Actor | str, wanted: ProjectCreate) -> Project:
-        """Creates a project in a tenant; names are unique within it."""
         name = validation.name("name", wanted.name)
 
         def change(connection: Connection, now_us: int) -> Change[Project]:
@@ -224,14 +214,11 @@ class Admin(
     async def resume_project(
         self, actor: Actor | str, project: str, tenant: str | None = None, *, if_match: IfMatch = None
     ) -> Project:
-        """Undoes `suspend_project`."""
         return await self._set_project_status(
             actor, "project.resume", project, tenant, "active", False, if_match
         )
 
     async def list_projects(self, tenant: str | None = None) -> list[Project]:
-        """Projects of one tenant, or of all, by tenant and name."""
-
         def find(connection: Connection) -> list[Project]:
             if tenant is None:
                 owners = queries.tenants_where(connection)
@@ -248,8 +235,8 @@ class Admin(
         actor: Actor | str,
         wanted: KeyCreate,
     ) -> tuple[ApiKey, str]:
-        """Creates a key; returns it with its secret, which cannot be read again. `models` and `tiers` None:
-        the tenant's, also when those change later; otherwise they must lie within the tenant's."""
+        """Returns the key with its secret, which cannot be read again. `models` and `tiers` None: the
+        tenant's, also when those change later; otherwise they must lie within the tenant's."""
         chosen_scopes = validation.scopes(DEFAULT_SCOPES if wanted.scopes is None else wanted.scopes)
         chosen_models, chosen = validation.models(wanted.models), chosen_tiers(wanted.tiers)
         networks = validation.networks(wanted.allow_from)
@@ -306,8 +293,8 @@ class Admin(
         *,
         if_match: IfMatch = None,
     ) -> ApiKey:
-        """Changes the given fields of a key, by id or visible prefix. Its end counts for requests that wait,
-        too; the rest from the next request on. With `tenant` only a key of that tenant is found."""
+        """By id or visible prefix. Its end counts for waiting requests, too; the rest from the next request
+        on. With `tenant` only a key of that tenant is found."""
 
         def change(connection: Connection, now_us: int) -> Change[ApiKey]:
             before = self._find_key(connection, key, tenant)
@@ -331,7 +318,7 @@ class Admin(
         return await self._act(actor, "key.update", change, if_match)
 
     async def list_keys(self, tenant: str | None = None) -> list[ApiKey]:
-        """Keys of one tenant, or of all; revoked ones included."""
+        """Revoked ones included."""
 
         def find(connection: Connection) -> list[ApiKey]:
             if tenant is None:
@@ -349,9 +336,8 @@ class Admin(
         now: bool = False,
         if_match: IfMatch = None,
     ) -> ApiKey:
-        """Revokes a key, by id or visible prefix, in every gateway within a second; its waiting and running
-        requests as of `suspend_tenant`. Revoking twice changes nothing, but that `now` ends what runs. With
-        `tenant` only a key of that tenant is found."""
+        """By id or visible prefix; its waiting and running requests as of `suspend_tenant`. Revoking twice
+        changes nothing, but that `now` ends what runs. With `tenant` only a key of that tenant is found."""
 
         def change(connection: Connection, now_us: int) -> Change[ApiKey]:
             before = self._find_key(connection, key, tenant)
@@ -459,7 +445,7 @@ class Admin(
         return queries.find_key(connection, key, tenant_id)
 
     async def is_own_pepper(self) -> bool:
-        """Whether the keys in this database, if there are any, were made with this pepper."""
+        """Whether the keys in this database, if any, were made with this pepper."""
         stored = await self._database.read(lambda connection: queries.setting(connection, PEPPER_SETTING))
         return stored in (None, fingerprint(self._pepper))
 

@@ -1,8 +1,7 @@
 """The audit log: actor, origin, action and target of every change, with its before and after.
 
-A row is written on the connection, and so in the transaction, of its change: neither exists alone. Rows of
-accesses (log-ins, refused attempts, reads) are written apart, merged. What says who a person is stands in no
-row (`tenants/audit/persons.py`). Rows are read in `lists/audit.py`.
+A row is written in the transaction of its change: neither exists alone. Rows of accesses (log-ins, refused
+attempts, reads) are merged and written apart. Personal data stands in no row (`tenants/audit/persons.py`).
 """
 
 from __future__ import annotations
@@ -66,7 +65,6 @@ class AuditRow:
 
     @property
     def target_name(self) -> str:
-        """What the target was called, where it has a name."""
         return str((self.after or self.before or {}).get("name") or "")
 
     def as_json(self) -> dict[str, Any]:
@@ -122,8 +120,8 @@ def record(
 def record_accesses(
     connection: Connection, rows: Iterable[MergedAccess], *, at_us: int, name_key: bytes
 ) -> None:
-    """Adds a row for each. `name_key`: what names of no person are hashed with: one may be a password that
-    was typed into the wrong field."""
+    """`name_key`: what names of no person are hashed with: one may be a password typed into the wrong
+    field."""
     for row in rows:
         store.head(connection, is_locked=True)
         access = row.access
@@ -149,7 +147,7 @@ def record_accesses(
 
 
 def _who(connection: Connection, actor: str, name_key: bytes) -> tuple[str, str | None]:
-    """An actor as it stands in a row, and the id of the person that it is."""
+    """An actor as it stands in a row, and its person's id."""
     if not actor.startswith(persons.ACTOR):
         return actor, None
     name = actor.removeprefix(persons.ACTOR)
@@ -164,7 +162,6 @@ def _who(connection: Connection, actor: str, name_key: bytes) -> tuple[str, str 
 
 
 def _origin(connection: Connection, person_id: str | None, origin: str) -> str:
-    """Where it came from; of a person its hash."""
     if person_id is None or not origin or origin in (OTHERS, SEVERAL):
         return origin
     return persons.hidden(connection, person_id, origin)

@@ -1,8 +1,7 @@
 """Admin acts on brakes: what a tier may hold of every engine, until an instant.
 
-There is at most one a tier. Its fields are rows of the settings, so that each fits. An end by time is an act
-like any other: whichever gateway sees it first removes the brake and writes the audit row, in one
-transaction.
+At most one a tier. Its fields are rows of the settings, so that each fits. Whichever gateway first sees a
+brake's time over removes it and writes the audit row, in one transaction.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ class Brake:
     reason: str = ""
 
     def is_over(self, now_us: int) -> bool:
-        """Whether its time has passed."""
         return now_us >= self.until_us
 
     def as_json(self) -> dict[str, Any]:
@@ -57,8 +55,6 @@ class Brake:
 
 
 class BrakeCommands(AdminCommands):
-    """Acts on brakes."""
-
     async def set_brake(self, actor: Actor | str, wanted: BrakeSet, *, if_match: IfMatch = None) -> Brake:
         """Sets a tier's brake for all gateways of the database, in place of the one it has."""
         tier, share, for_s = _tier(wanted.tier), _share(wanted.share), _for_s(wanted.for_s)
@@ -79,7 +75,7 @@ class BrakeCommands(AdminCommands):
         return await self._act(actor, "brake.set", change, if_match)
 
     async def end_brake(self, actor: Actor | str, wanted: BrakeEnd, *, if_match: IfMatch = None) -> Brake:
-        """Ends a tier's brake before its time, and returns it. Raises `NotFound` where none holds."""
+        """Ends a tier's brake before its time, and returns it. Raises `NotFound`."""
         tier = _tier(wanted.tier)
 
         def change(connection: Connection, now_us: int) -> Change[Brake]:
@@ -91,19 +87,18 @@ class BrakeCommands(AdminCommands):
         return await self._act(actor, "brake.end", change, if_match)
 
     async def end_brakes_over(self) -> None:
-        """Ends the brakes whose time has passed, each once, however many gateways see it."""
+        """Ends the brakes whose time is over, each once, however many gateways see it."""
         for brake in await self.stored_brakes():
             if brake.is_over(round(self._clock() * 1e6)):
                 with suppress(NotFound):
                     await self._act(BY_TIME, "brake.end", _end_over(brake.tier))
 
     async def list_brakes(self) -> list[Brake]:
-        """The brakes that hold now."""
         now_us = round(self._clock() * 1e6)
         return [each for each in await self.stored_brakes() if not each.is_over(now_us)]
 
     async def stored_brakes(self) -> list[Brake]:
-        """All brakes, those included whose time has passed and whose end is not written yet."""
+        """All brakes, also those whose time is over and whose end is not written yet."""
         return await self._database.read(
             lambda connection: [brake for tier in BRAKED_TIERS if (brake := _find(connection, tier))]
         )
@@ -130,7 +125,6 @@ def _find(connection: Connection, tier: Tier) -> Brake | None:
 
 
 def _take(connection: Connection, tier: Tier) -> Brake | None:
-    """Removes a tier's brake; returns it."""
     found = _find(connection, tier)
     connection.execute(delete(tables.settings).where(tables.settings.c.name.in_(_names(tier).values())))
     return found
@@ -141,7 +135,6 @@ def _target(tier: Tier) -> str:
 
 
 def _names(tier: Tier) -> dict[str, str]:
-    """The setting of each field."""
     return {field: f"{_target(tier)}.{field}" for field in _FIELDS}
 
 

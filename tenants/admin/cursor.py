@@ -1,8 +1,7 @@
 """Cursors of lists: where a page ended, as an opaque text.
 
-A cursor holds the name and the filter of its list and the sort key of the last row shown, so that one of
-another list is refused instead of silently skipping rows. A page begins after that key, whether or not its
-row is still there: rows that arrive or go meanwhile move nothing.
+A cursor holds the name and filter of its list and the sort key of the last row shown, so that one of another
+list is refused. A page begins after that key, whether or not its row is still there.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ MAX_CURSOR = 8_000
 Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Text = Annotated[str, msgspec.Meta(max_length=256)]
 Key = tuple[Number | Text, ...]
-"""A sort key of any list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +44,8 @@ def encode_cursor(list_name: str, filters: Mapping[str, Any], last: Sequence[int
 
 
 def decode_cursor(list_name: str, filters: Mapping[str, Any], text: str, key: Any = Key) -> Any:
-    """The sort key of the last row shown, a tuple of the type `key`. Raises `Invalid` for what is no cursor,
-    or one of another list or filter."""
+    """The sort key of the last row shown, a tuple of type `key`. Raises `Invalid` for a malformed cursor, or
+    one of another list or filter."""
     try:
         if len(text) > MAX_CURSOR:
             raise ValueError
@@ -79,14 +77,13 @@ def decode_cursor(list_name: str, filters: Mapping[str, Any], text: str, key: An
 
 
 def given(filters: Mapping[str, Any]) -> dict[str, Any]:
-    """The filters without those that let everything through, as a cursor gives them back: in JSON a tuple is
-    a list."""
+    """The filters that are set, as JSON gives them back: a tuple is a list."""
     wanted = {name: value for name, value in filters.items() if value is not None}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in wanted.items()}
 
 
 def checked_limit(limit: int) -> int:
-    """The number of rows of a page. Raises `Invalid`."""
+    """Raises `Invalid`."""
     return validation.whole(limit, MAX_PAGE, least=1, field="limit")
 
 
@@ -99,8 +96,8 @@ def page_of(
     *,
     scanned_to: Sequence[int | str] | None = None,
 ) -> Page[T]:
-    """The first `limit` of the rows found, of which there is one more where the list goes on.
-    `scanned_to`: it goes on after this row at least, which was the last one looked at."""
+    """The first `limit` of the rows found, of which there is one more where the list goes on. `scanned_to`:
+    the last row looked at; the list goes on after it at least."""
     rows = list(found[:limit])
     last = key_of(rows[-1]) if len(found) > limit else scanned_to
     return Page(rows, None if last is None else encode_cursor(list_name, filters, last))
@@ -109,8 +106,8 @@ def page_of(
 def beyond(
     columns: Sequence[ColumnElement[Any]], last: Sequence[int | str], *, newest_first: bool = False
 ) -> ColumnElement[bool]:
-    """SQL condition: the row comes after the one with the sort key `last`, all columns in one direction.
-    Both databases answer this comparison of rows from an index."""
+    """SQL condition: the row comes after the sort key `last`, all columns in one direction. Both databases
+    answer it from an index."""
     left = tuple_(*columns)
     right = tuple_(*(literal(value, column.type) for column, value in zip(columns, last, strict=True)))
     return left < right if newest_first else left > right

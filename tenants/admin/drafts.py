@@ -1,4 +1,4 @@
-"""What commands make of tenants and keys, and what a key may have of its tenant's. Pure."""
+"""Tenants and keys as commands make or change them, within the bounds of the tenant. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tenants.types import OnLowBudget, Tier
 
 
 def new_tenant(wanted: TenantCreate, models: Iterable[str] | None = None) -> Tenant:
-    """The tenant to be, without id and time. Raises `Invalid`."""
+    """A new tenant, without id and time. Raises `Invalid`."""
     default_tier = validation.choice("tier", Tier, wanted.tier)
     reserved = validation.reserved(wanted.reserved_tokens_per_s)
     return Tenant(
@@ -33,7 +33,7 @@ def new_tenant(wanted: TenantCreate, models: Iterable[str] | None = None) -> Ten
 
 
 def changed_tenant(before: Tenant, wanted: TenantChange) -> Tenant:
-    """The tenant after a change. Raises `Invalid`."""
+    """Raises `Invalid`."""
     new: dict[str, Any] = {}
     if wanted.on_low_budget is not None:
         new["on_low_budget"] = validation.choice("on_low_budget", OnLowBudget, wanted.on_low_budget)
@@ -58,7 +58,7 @@ def changed_tenant(before: Tenant, wanted: TenantChange) -> Tenant:
 
 
 def changed_key(before: ApiKey, wanted: KeyChange, owner: Tenant, now_us: int) -> ApiKey:
-    """A key of `owner` after a change. Raises `Invalid`."""
+    """Raises `Invalid`."""
     new: dict[str, Any] = {}
     if wanted.name is not None:
         new["name"] = validation.name("name", wanted.name) if wanted.name else ""
@@ -85,17 +85,17 @@ def changed_key(before: ApiKey, wanted: KeyChange, owner: Tenant, now_us: int) -
 
 
 def chosen_tiers(wanted: Iterable[str] | None) -> frozenset[Tier] | None:
-    """A key's tiers. None: those of its tenant."""
+    """None: those of its tenant."""
     return None if wanted is None else frozenset(validation.choice("tiers", Tier, tier) for tier in wanted)
 
 
 def chosen_default_tier(wanted: str | None) -> Tier | None:
-    """None: the tenant's; so does an empty text say."""
+    """None or empty: inherit from the tenant."""
     return validation.choice("default_tier", Tier, wanted) if wanted else None
 
 
 def end_of_key_us(now_us: int, expires: str | None, expires_in_s: float | None) -> int | None:
-    """A key's end: an instant, or so many seconds from now; None, as with an empty text: it has none."""
+    """An instant, or so many seconds from now; None or empty: no end."""
     if expires_in_s is not None:
         validation.seconds("expires_in_s", expires_in_s, validation.MAX_EXPIRY_S, least=1)
     if expires == "" and expires_in_s is None:
@@ -110,25 +110,22 @@ def check_within(
     tiers: frozenset[Tier] | None,
     default_tier: Tier | None,
 ) -> None:
-    """Raises `Invalid` unless a key's models and tiers lie within its tenant's. None: those of the tenant."""
+    """Raises `Invalid` unless a key's models and tiers lie within its tenant's. None: inherited."""
     check_tiers(tenant, tiers)
     check_default_tier(tenant, tiers, default_tier)
     check_models(tenant, models)
 
 
 def check_tiers(tenant: Tenant, tiers: frozenset[Tier] | None) -> None:
-    """Raises `Invalid` unless a key's tiers are some of its tenant's."""
     if tiers is not None and (not tiers or tiers - tenant.tiers):
         raise Invalid("tiers", f"must lie within the tenant's: {', '.join(tier_names(tenant.tiers))}")
 
 
 def check_models(tenant: Tenant, models: frozenset[str] | None) -> None:
-    """Raises `Invalid` unless a key's models are some of its tenant's."""
     if tenant.models is not None and models is not None and models - tenant.models:
         raise Invalid("models", f"beyond the tenant's: {', '.join(sorted(models - tenant.models))}")
 
 
 def check_default_tier(tenant: Tenant, tiers: frozenset[Tier] | None, default_tier: Tier | None) -> None:
-    """Raises `Invalid` unless a key's default tier is among its tiers."""
     if default_tier is not None and default_tier not in (tenant.tiers if tiers is None else tiers):
         raise Invalid("default_tier", f"{default_tier.value!r} is not among the key's tiers")

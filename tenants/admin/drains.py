@@ -1,7 +1,7 @@
 """Admin acts on replicas: take one out of rotation, and back.
 
-A drain holds in every gateway of the database, and over restarts, until it is resumed. A replica is known by
-its model and its address: gateways may call one server by different names.
+A drain holds in every gateway of the database, over restarts, until it is resumed. A replica is known by
+model and address: gateways may call one server by different names.
 """
 
 from __future__ import annotations
@@ -35,12 +35,10 @@ class Drain:
     """Its name at the gateway that was asked."""
     since_us: int
     by: str
-    """The actor."""
     reason: str = ""
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Model and address."""
         return self.pool, self.address
 
     def as_json(self) -> dict[str, Any]:
@@ -55,8 +53,6 @@ class Drain:
 
 
 class DrainCommands(AdminCommands):
-    """Acts on drained replicas."""
-
     async def drain_replica(
         self,
         actor: Actor | str,
@@ -93,7 +89,7 @@ class DrainCommands(AdminCommands):
     async def resume_replica(
         self, actor: Actor | str, pool: str, address: str, *, if_match: IfMatch = None
     ) -> Drain:
-        """Ends a drain, and returns it. Raises `NotFound` for a replica that is not drained."""
+        """Ends a drain, and returns it. Raises `NotFound`."""
 
         def change(connection: Connection, now_us: int) -> Change[Drain]:
             before = _find(connection, pool, address)

@@ -1,7 +1,6 @@
 """Entity tags of stored objects, and the condition of an act that names one (`If-Match`).
 
-A tag is a digest of the object as stored: what is shown beside it (names, use, status by the clock) does not
-change it, and neither does a change to another object of the same tenant.
+A tag is a digest of the object as stored, without what is shown beside it (names, use, status by clock).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def etag_of(stored: Mapping[str, Any]) -> str:
 
 
 def check(if_match: IfMatch, stored: Mapping[str, Any] | None) -> None:
-    """Raises `PreconditionFailed` unless the object is there (None: it is not) and has one of the tags."""
+    """Raises `PreconditionFailed` unless the object exists (None: it does not) and has one of the tags."""
     if if_match is None:
         return
     if stored is None or (if_match != ANY and etag_of(stored) not in if_match):

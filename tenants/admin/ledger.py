@@ -47,23 +47,18 @@ class GivenBack:
 
 
 class _Before(Exception):
-    """It was given back before."""
-
     def __init__(self, given: GivenBack) -> None:
         super().__init__(given.request_id)
         self.given = given
 
 
 class LedgerCommands(AdminCommands):
-    """Corrections of what limits count."""
-
     async def adjust_ledger(
         self, actor: Actor | str, wanted: LedgerAdjust, quota_store: QuotaStore | None
     ) -> GivenBack:
         """Gives back what limits count of a request in doubt: its gateway and its engine died together. The
-        bill stays as it is. Repeating it changes nothing. `quota_store`: where the counters are that follow;
-        None: they are filled from the ledger later. Raises `NotFound`, `Invalid`, `QuotaStoreUnavailable`,
-        `DatabaseUnavailable`."""
+        bill stays. Repeating it changes nothing. `quota_store` None: counters are filled from the ledger
+        later. Raises `NotFound`, `Invalid`, `QuotaStoreUnavailable`, `DatabaseUnavailable`."""
         reason = validation.reason(wanted.reason)
         epoch = "" if quota_store is None else quota_store.epoch
 

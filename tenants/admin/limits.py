@@ -39,7 +39,6 @@ class LimitView:
 
     @property
     def is_overridden(self) -> bool:
-        """Whether an override is in force."""
         override = self.limit.override
         return override is not None and self.now_s * 1e6 < override.until_us
 
@@ -58,16 +57,13 @@ class LimitView:
 
 
 class LimitCommands(AdminCommands):
-    """Acts on limits."""
-
     async def set_limit(self, actor: Actor | str, wanted: LimitSet, *, if_match: IfMatch = None) -> Limit:
-        """Sets a limit on its subject (`LimitSet`). Exactly one shape: `amount` with `window`, or with
-        `rate_per_s` (a bucket's burst), or with meter `concurrency`. `thresholds` None: the default ones.
+        """Sets a limit on its subject. Exactly one shape: `amount` with `window`, or with `rate_per_s` (a
+        bucket's burst), or with meter `concurrency`. `thresholds` None: the default ones.
 
         There is one limit per (subject, meter, shape, tier, model, size of request): setting it again
-        replaces amount, rate, ceiling, mode and thresholds, and keeps what was used; an override stays. The
-        time zone of a window cannot be changed, since another zone's windows have usage of their own: remove
-        the limit first.
+        replaces amount, rate, ceiling, mode and thresholds, and keeps use and override. The time zone of a
+        window cannot be changed, as another zone's windows have use of their own: remove the limit first.
         """
         validation.subject(wanted)
         draft = validation.limit_columns(wanted)
@@ -128,9 +124,9 @@ class LimitCommands(AdminCommands):
         *,
         if_match: IfMatch = None,
     ) -> Limit:
-        """Puts another `amount` (burst, concurrency) in force, and for a token bucket another rate, up to
-        `until` or for `for_s` seconds. A limit has at most one override; a new one replaces it. With `tenant`
-        only a limit of that tenant is found."""
+        """Puts another `amount` (burst, concurrency), and for a token bucket another rate, in force up to
+        `until` or for `for_s` seconds. A new override replaces an older one. With `tenant` only a limit of
+        that tenant is found."""
         until = None if wanted.until is None else validation.instant("until", wanted.until)
         validation.reason(wanted.reason)
 
@@ -155,7 +151,7 @@ class LimitCommands(AdminCommands):
     async def clear_override(
         self, actor: Actor | str, limit_id: str, tenant: str | None = None, *, if_match: IfMatch = None
     ) -> Limit:
-        """Ends an override before its time. Raises `NotFound` where there is none."""
+        """Ends an override before its time. Raises `NotFound`."""
 
         def change(connection: Connection, now_us: int) -> Change[Limit]:
             before = self._find_limit(connection, limit_id, tenant)
@@ -171,8 +167,7 @@ class LimitCommands(AdminCommands):
     async def remove_limit(
         self, actor: Actor | str, limit_id: str, tenant: str | None = None, *, if_match: IfMatch = None
     ) -> Limit:
-        """Removes a limit with its override and events, and returns it. With `tenant` only one of that
-        tenant is found."""
+        """Removes a limit with its override and events. With `tenant` only one of that tenant is found."""
 
         def change(connection: Connection, now_us: int) -> Change[Limit]:
             before = self._find_limit(connection, limit_id, tenant)
@@ -185,7 +180,6 @@ class LimitCommands(AdminCommands):
         return await self._act(actor, "limit.remove", change, if_match)
 
     async def list_limits(self, tenant: str | None = None) -> list[Limit]:
-        """Limits of one tenant (its projects, keys and end users included), or all limits."""
         return await self._database.read(lambda connection: _limits(connection, tenant))
 
     async def view_limits(self, tenant: str | None = None) -> list[LimitView]:
@@ -199,7 +193,7 @@ class LimitCommands(AdminCommands):
         return await self._database.read(view)
 
     async def show_limit(self, limit_id: str) -> LimitView:
-        """One limit with all its events. Raises `NotFound`."""
+        """Raises `NotFound`."""
 
         def view(connection: Connection) -> LimitView:
             found = queries.find_limit(connection, limit_id)
@@ -216,7 +210,6 @@ class LimitCommands(AdminCommands):
 
 
 def newest_window(events: Sequence[LimitEvent]) -> list[LimitEvent]:
-    """The `events` of the newest window."""
     newest = max((event.key.window_start_s for event in events), default=0)
     return [event for event in events if event.key.window_start_s == newest]
 

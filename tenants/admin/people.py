@@ -1,7 +1,7 @@
 """Admin acts on people: invite, change, suspend, reset, set a password; their sessions.
 
 Each change of a person raises its revision, which ends its sessions in every gateway. One owner who can log
-in always stays. Rows of the audit hold neither passwords nor tokens.
+in always stays. Audit rows hold neither passwords nor tokens.
 """
 
 from __future__ import annotations
@@ -33,11 +33,8 @@ Edit = Callable[[Connection, Person], Person]
 
 
 class PeopleCommands(PeopleLists):
-    """Acts on people."""
-
     async def make_set_up_link(self, actor: Actor | str) -> str | None:
-        """The token of a link that makes the first owner, in place of former ones; None once an owner has
-        set a password."""
+        """The token of a link that makes the first owner, in place of former ones; None once there is one."""
         if not await self._database.read(rows.needs_owner):
             return None
         token = new_secret()
@@ -50,7 +47,7 @@ class PeopleCommands(PeopleLists):
         return token
 
     async def invite_person(self, actor: Actor | str, wanted: PersonInvite) -> tuple[Person, str]:
-        """Adds a person; returns it with the token of a link by which it sets its password."""
+        """Returns the person with the token of a link to set a password."""
         name, role = person_name(wanted.name), validation.choice("role", Role, wanted.role)
         token = new_secret()
 
@@ -64,8 +61,7 @@ class PeopleCommands(PeopleLists):
     async def change_person(
         self, actor: Actor | str, person: str, wanted: PersonChange, if_match: IfMatch = None
     ) -> Person:
-        """Changes the role, or a member's tenants. By id or name. Where both are so already, nothing is
-        changed and no session ends."""
+        """Changes the role, or a member's tenants, by id or name. Without a difference no session ends."""
 
         def edit(connection: Connection, before: Person) -> Person:
             role = before.role if wanted.role is None else validation.choice("role", Role, wanted.role)
@@ -91,7 +87,6 @@ class PeopleCommands(PeopleLists):
         )
 
     async def resume_person(self, actor: Actor | str, person: str, if_match: IfMatch = None) -> Person:
-        """Undoes `suspend_person`."""
         return await self._edit_person(
             actor,
             "person.resume",
@@ -135,8 +130,7 @@ class PeopleCommands(PeopleLists):
         self, actor: Actor, token: str, password_hash: str, name: str | None = None
     ) -> Person:
         """Sets the password that a link is for, once; a set-up link makes the first owner, called `name`.
-        `actor`: `LINK`, and where it came from. Raises `NotFound` for a link that does not work (any
-        more)."""
+        `actor`: `LINK` and its origin. Raises `NotFound` for a link that does not work (any more)."""
         if not is_secret(token):
             raise NotFound("link", "this one")
 
@@ -161,8 +155,8 @@ class PeopleCommands(PeopleLists):
         return await self._act(actor, "person.redeem", change)
 
     async def erase_person(self, actor: Actor | str, person: str, if_match: IfMatch = None) -> Person:
-        """Removes a person, its sessions and links, and what says in the audit who it was. The audit's rows
-        stay as they are, and with them every proof."""
+        """Removes a person, its sessions and links, and its personal data in the audit. The audit's rows and
+        proofs stay."""
 
         def change(connection: Connection, now_us: int) -> Change[Person]:
             store.head(connection, is_locked=True)  # no row is added that records the person again
@@ -207,8 +201,8 @@ class PeopleCommands(PeopleLists):
         *,
         only_if_changed: bool = False,
     ) -> Person:
-        """Applies `edit`, sets further columns, and ends the person's sessions; with `only_if_changed` not
-        where the person is as `edit` wants it already."""
+        """Applies `edit`, sets further columns, and ends the person's sessions; with `only_if_changed` only
+        if it differs."""
 
         def change(connection: Connection, now_us: int) -> Change[Person]:
             before = rows.find_person(connection, person)
@@ -249,7 +243,7 @@ def _add(
 
 
 def _erase_setter(connection: Connection, actor_name: str) -> None:
-    """Takes a person's name from drains and brakes that it has set and that hold now."""
+    """Takes a person's name from drains and brakes in force."""
     connection.execute(update(drains).where(drains.c.by == actor_name).values(by=persons.ERASED_PERSON))
     is_setter = settings.c.name.like("brake.%.by")
     connection.execute(
@@ -270,7 +264,7 @@ def _tenants(connection: Connection, role: Role, references: Iterable[str] | Non
 
 
 def _keep_an_owner(connection: Connection, before: Person, after: Person) -> None:
-    """Refuses to take the last owner away: only the command line could make another one."""
+    """Refuses to remove the last owner: only the command line could make another one."""
     if before.role is not Role.OWNER or before.status != "active":
         return
     if after.role is Role.OWNER and after.status == "active":

@@ -1,7 +1,7 @@
 """Admin acts on the stored scheduling policy.
 
-One row of the settings for its name and one for each option, so that each fits. What a name or an option
-means is the scheduler's business: here they are words and numbers.
+One row of the settings for its name and one for each option, so that each fits. Their meaning is the
+scheduler's.
 """
 
 from __future__ import annotations
@@ -35,13 +35,11 @@ class StoredPolicy:
 
 
 class PolicyCommands(AdminCommands):
-    """Acts on the stored policy; there is at most one."""
-
     async def store_policy(
         self, actor: Actor | str, wanted: StoredPolicy, before: StoredPolicy, *, if_match: IfMatch = None
     ) -> None:
-        """Stores the policy for all gateways of the database, and for their next start. `before`: the one in
-        force where none is stored."""
+        """Stores the policy for all gateways of the database. `before`: the active one where none is
+        stored."""
         rows = {POLICY_SETTING: wanted.name} | {
             f"{POLICY_SETTING}.{name}": json.dumps(value) for name, value in wanted.options.items()
         }
@@ -81,7 +79,6 @@ class PolicyCommands(AdminCommands):
 
 
 def read_policy(connection: Connection) -> StoredPolicy | None:
-    """The stored policy; None: the settings count."""
     columns = tables.settings.c
     query = select(columns.name, columns.value).where(_is_policy())
     rows = {row.name: row.value for row in connection.execute(query)}

@@ -1,7 +1,6 @@
 """Admin acts on the price book.
 
-Every change is a new version; older versions stay as they are, since ledger rows refer to them. A version's
-rows are the models and tiers that changed with it.
+Every change is a new version of the models and tiers that it changes; ledger rows refer to versions.
 """
 
 from __future__ import annotations
@@ -50,14 +49,12 @@ class PriceRow:
 
 
 class PriceCommands(AdminCommands):
-    """Acts on prices."""
-
     async def set_price(
         self, actor: Actor | str, wanted: PriceSet, *, if_match: IfMatch = None
     ) -> list[PriceRow]:
-        """Makes a new version of the book, in force immediately; `tier` None: in all tiers. Requests reserved
-        before are charged by the version they were reserved with. Returns the model's rows now.
-        A change that changes nothing makes no version."""
+        """Makes a new version of the book, active immediately; `tier` None: in all tiers. Requests reserved
+        before keep their version. Returns the model's rows now. A change that changes nothing makes no
+        version."""
         model = validation.model("model", wanted.model)
         tiers = list(Tier) if wanted.tier is None else [validation.choice("tier", Tier, wanted.tier)]
 
@@ -74,7 +71,7 @@ class PriceCommands(AdminCommands):
         return await self._act(actor, "price.set", act, if_match)
 
     async def seed_prices(self, actor: Actor | str, prices: Mapping[str, Price]) -> list[str]:
-        """Prices models that the book does not have, in all tiers, and returns their names."""
+        """Prices models that the book lacks, in all tiers; returns their names."""
         known = (await self._database.read(queries.price_book)).models
         if not set(prices) - known:
             return []
@@ -171,7 +168,6 @@ def history(
 
 
 def _rows_of(connection: Connection, model: str) -> list[PriceRow]:
-    """Prices in force for one model."""
     return [row for row in _in_force(connection) if row.model == model]
 
 
@@ -191,5 +187,5 @@ def _row(row: RowMapping) -> PriceRow:
 
 
 def as_stored(rows: Sequence[PriceRow]) -> dict[str, Any] | None:
-    """The rows in force of one model, for the audit and its entity tag; None: it has no price."""
+    """The current rows of one model, for the audit and its entity tag; None: it has no price."""
     return {row.tier.value: row.as_json() for row in rows} or None

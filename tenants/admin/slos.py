@@ -25,12 +25,10 @@ MAX_TARGET_S = 86_400.0
 
 
 class SloCommands(AdminCommands):
-    """Acts on targets."""
-
     async def set_slo(self, actor: Actor | str, wanted: SloSet, *, if_match: IfMatch = None) -> Slo:
-        """Sets a target: `percentile` per cent of the requests in a tier must have `metric` (`ttft`, `tpot`,
-        `e2e`) within `target_s`. `tenant` None: of each tenant without a target of its own. There is one per
-        (tenant, tier, metric): setting it again replaces it. What was counted stays."""
+        """`percentile` per cent of the requests in a tier must have `metric` (`ttft`, `tpot`, `e2e`) within
+        `target_s`. `tenant` None: of each tenant without a target of its own. One per (tenant, tier, metric):
+        setting it again replaces it. What was counted stays."""
         draft = new_slo(wanted)
 
         def change(connection: Connection, now_us: int) -> Change[Slo]:
@@ -60,7 +58,7 @@ class SloCommands(AdminCommands):
         return await self._act(actor, "slo.set", change, if_match)
 
     async def remove_slo(self, actor: Actor | str, slo_id: str, *, if_match: IfMatch = None) -> Slo:
-        """Removes a target, and returns it. What was counted stays. Raises `NotFound`."""
+        """What was counted stays. Raises `NotFound`."""
 
         def change(connection: Connection, now_us: int) -> Change[Slo]:
             table = tables.slos
@@ -130,8 +128,8 @@ class SloCommands(AdminCommands):
     async def causes_by_day(
         self, tenant: str | None = None, tier: str | None = None
     ) -> dict[int, dict[str, int]]:
-        """Misses by cause of each day of the period (its start, seconds since 1970), also of targets that
-        were removed since."""
+        """Misses by cause of each day of the period (its start, seconds since 1970), also of removed
+        targets."""
         wanted_tier = None if tier is None else validation.choice("tier", Tier, tier).value
         since_s = int(self._clock()) - (PERIOD_DAYS + 1) * DAY_S + 1
 
@@ -148,7 +146,7 @@ class SloCommands(AdminCommands):
 
 
 def new_slo(wanted: SloSet) -> Slo:
-    """The target to be, without id and tenant. Raises `Invalid`."""
+    """A new target, without id and tenant. Raises `Invalid`."""
     tier, metric = validation.choice("tier", Tier, wanted.tier), _metric(wanted.metric)
     return Slo("", "", tier, metric, _target_us(wanted.target_s), _per_mille(wanted.percentile))
 

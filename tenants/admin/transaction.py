@@ -1,8 +1,5 @@
-"""The transaction of every admin act.
-
-It makes the change, raises the directory's revision (running servers notice within a second) and writes the
-audit row. Several acts can share one transaction: all of them happen, or none.
-"""
+"""The transaction of every admin act: the change, the directory's revision (running servers notice within a
+second) and the audit row. Several acts can share one."""
 
 from __future__ import annotations
 
@@ -45,8 +42,6 @@ class Change(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """A transaction that several acts share, with the one revision that they make."""
-
     connection: Connection
     now_us: int
     revision: int
@@ -67,8 +62,8 @@ class AdminCommands:
         alert_misses: int = DEFAULT_LEAST_MISSES,
         webhook_private: bool = False,
     ) -> None:
-        """`clock` gives seconds since 1970. `tier_multipliers` (thousandths): those of a model priced for the
-        first time, unless the act gives one. `alert_misses`: an alert's fewest in its long window.
+        """`clock` gives seconds since 1970. `tier_multipliers` (thousandths): of a model priced for the first
+        time, unless the act gives one. `alert_misses`: an alert's fewest in its long window.
         `webhook_private`: whether webhooks may have private addresses."""
         self._database = database
         self._pepper = check_pepper(pepper)
@@ -91,13 +86,13 @@ class AdminCommands:
         await self._act(actor, action, lambda *_: Change(None, target, tenant_id, before, after))
 
     async def note_access(self, access: Access) -> None:
-        """Audits one access, before it is had. Raises `DatabaseUnavailable`."""
+        """Audits one access before it is granted. Raises `DatabaseUnavailable`."""
         now_us = round(self._clock() * 1e6)
         await self.record_accesses([MergedAccess(access, now_us, now_us, now_us, 1)])
 
     async def record_accesses(self, rows: Sequence[MergedAccess], flush: Flush | None = None) -> None:
-        """Audits accesses, which change nothing: the directory's revision stays. With `flush` once, however
-        often it is repeated. Raises `DatabaseUnavailable`."""
+        """Audits accesses; the directory's revision stays. With `flush` exactly once, however often repeated.
+        Raises `DatabaseUnavailable`."""
         now_us = round(self._clock() * 1e6)
 
         def write(connection: Connection) -> None:
@@ -107,13 +102,12 @@ class AdminCommands:
         await self._database.write(write)
 
     async def with_names(self, items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Items as shown to people: beside each id of a tenant, project or key its name."""
+        """Items with the names of tenants, projects and keys beside their ids."""
         shown = list(items)
         return await self._database.read(lambda connection: names.with_names(connection, shown))
 
     @property
     def tier_multipliers(self) -> Mapping[Tier, int]:
-        """Multipliers, in thousandths, of a model that is priced for the first time."""
         return self._tier_multipliers
 
     async def in_one_transaction(
@@ -123,12 +117,11 @@ class AdminCommands:
         at_revision: int | None = None,
         is_rehearsal: bool = False,
     ) -> T:
-        """Runs several acts as one transaction with one revision; each has its audit row. If one fails, none
-        was done.
+        """Runs several acts as one transaction with one revision, each with its audit row; all or none.
 
-        `acts` gets this object on the open transaction and awaits nothing but its acts; it may be called a
-        second time after a rollback. With `at_revision`, `PreconditionFailed` is raised unless that is the
-        directory's revision before. A rehearsal is undone at its end.
+        `acts` gets this object on the open transaction and awaits nothing but its acts; it may be called
+        again after a rollback. Raises `PreconditionFailed` unless the directory was `at_revision`. A
+        rehearsal is rolled back.
         """
         now_us = round(self._clock() * 1e6)
 
@@ -156,9 +149,8 @@ class AdminCommands:
         change: Callable[[Connection, int], Change[T]],
         if_match: IfMatch = None,
     ) -> T:
-        """Runs `change` as one audited transaction; every change of the directory goes through here. With
-        `if_match` it is undone, and `PreconditionFailed` raised, unless what it found (`Change.before`) has
-        one of the tags."""
+        """Runs `change` as one audited transaction; every change of the directory goes through here. Rolled
+        back with `PreconditionFailed` unless `Change.before` has one of the tags of `if_match`."""
         who = Actor(actor) if isinstance(actor, str) else actor
         if self._inside is not None:
             return _perform(self._inside, who, action, change, if_match)
@@ -172,9 +164,8 @@ class AdminCommands:
 
 
 def _next_revision(connection: Connection) -> int:
-    """Raises the directory's revision. First in a transaction, because on PostgreSQL this row's lock
-    serialises admin acts, so that revisions become visible in order and a check followed by an insert is
-    safe."""
+    """Raises the directory's revision. First in a transaction: on PostgreSQL this row's lock serialises admin
+    acts, so that revisions become visible in order and a check followed by an insert is safe."""
     revision: int = connection.execute(
         update(tables.directory_revision)
         .values(revision=tables.directory_revision.c.revision + 1)
@@ -191,7 +182,7 @@ def _perform(
     if_match: IfMatch,
 ) -> T:
     """Makes a change under its condition, notes the revision at its tenant and writes its audit row. Raises
-    `PersonChanged` where the person that asks for it is not as the session had it."""
+    `PersonChanged` where the actor was changed since the session was read."""
     connection = opened.connection
     if actor.person is not None and not rows.is_as_it_was(connection, *actor.person):
         raise PersonChanged
@@ -214,8 +205,7 @@ def _perform(
 
 
 def _run(acts: Coroutine[Any, Any, T]) -> T:
-    """The result of acts on an open transaction, which never wait: the database's thread has no event
-    loop."""
+    """Acts on an open transaction never wait: the database's thread has no event loop."""
     try:
         acts.send(None)
     except StopIteration as finished:

@@ -1,7 +1,6 @@
-"""Checks of the values that admin acts set.
+"""Checks of the values that admin acts set. Pure; each error names the field, the bound and the remedy.
 
-Pure functions; each error names the field, the bound and the remedy. The counts below keep the directory
-small enough for memory and a reservation small enough for one atomic step.
+The counts below keep the directory small enough for memory and a reservation for one atomic step.
 """
 
 from __future__ import annotations
@@ -70,7 +69,6 @@ _ID = re.compile(r"(ten|prj|key|lim)_")
 
 
 def name(field: str, value: str) -> str:
-    """A tenant's, project's or key's name."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise Invalid(field, "use 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit")
     if _ID.match(value):
@@ -86,21 +84,19 @@ def plain_text(field: str, value: str, most: int = 256) -> str:
 
 
 def finite(field: str, value: float, what: str = "a finite number") -> float:
-    """A number that is neither NaN nor infinite."""
+    """Neither NaN nor infinite."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise Invalid(field, f"must be {what}")
     return value
 
 
 def weight(value: float) -> float:
-    """A tenant's share: service under contention is proportional to it."""
     if not MIN_WEIGHT <= finite("weight", value) <= MAX_WEIGHT:
         raise Invalid("weight", f"must lie between {MIN_WEIGHT} and {MAX_WEIGHT:g}")
     return float(value)
 
 
 def reserved(value: float) -> float:
-    """Reserved cost tokens per second; 0: none."""
     name = "reserved_tokens_per_s"
     finite(name, value, "a finite number of cost tokens per second (0: no reservation)")
     if not 0 <= value <= MAX_RESERVED_TOKENS_PER_S:
@@ -109,7 +105,7 @@ def reserved(value: float) -> float:
 
 
 def reserved_tier(value: str, tokens_per_s: float) -> Tier | None:
-    """The tier that a reservation of `tokens_per_s` is for; None: all."""
+    """None: all tiers."""
     if value == ALL_TIERS:
         return None
     if value not in list(Tier):
@@ -125,7 +121,6 @@ E = TypeVar("E", Tier, Meter, LimitMode, Window, OnLowBudget, Role)
 
 
 def choice(field: str, kind: type[E], value: str) -> E:
-    """A member of an enumeration, by its value."""
     try:
         return kind(value)
     except ValueError:
@@ -134,7 +129,7 @@ def choice(field: str, kind: type[E], value: str) -> E:
 
 
 def tiers(default: Tier, values: Iterable[str] | None) -> frozenset[Tier]:
-    """The tiers that may be used; None: the default tier and those served after it, not the better ones."""
+    """None: the default tier and those served after it, not the better ones."""
     if values is None:
         order = list(Tier)
         return frozenset(order[order.index(default) :])
@@ -145,7 +140,7 @@ def tiers(default: Tier, values: Iterable[str] | None) -> frozenset[Tier]:
 
 
 def models(values: Iterable[str] | None) -> frozenset[str] | None:
-    """Names of models; None: all."""
+    """None: all."""
     if values is None:
         return None
     chosen = frozenset(values)
@@ -155,21 +150,18 @@ def models(values: Iterable[str] | None) -> frozenset[str] | None:
 
 
 def model(field: str, value: str) -> str:
-    """A model's name, as requests name it."""
     if not isinstance(value, str) or not value.strip() or len(value) > MAX_MODEL_CHARS:
         raise Invalid(field, f"a model's name has 1 to {MAX_MODEL_CHARS} characters")
     return value
 
 
 def end_user(value: str) -> str:
-    """The name of an end user, as requests give it."""
     if not isinstance(value, str) or not 1 <= len(value) <= MAX_END_USER_CHARS:
         raise Invalid("end_user", f"the name of an end user has 1 to {MAX_END_USER_CHARS} characters")
     return value
 
 
 def subject(wanted: LimitSet) -> None:
-    """Raises `Invalid` unless a limit names one subject."""
     narrower = [name for name in ("project", "key", "end_user") if getattr(wanted, name) is not None]
     narrower += ["each_end_user"] if wanted.each_end_user else []
     if wanted.platform and (wanted.tenant is not None or narrower):
@@ -181,7 +173,6 @@ def subject(wanted: LimitSet) -> None:
 
 
 def scopes(values: Iterable[str]) -> frozenset[str]:
-    """Scopes of a key."""
     chosen = frozenset(values)
     if not chosen or chosen - SCOPES:
         wrong = ", ".join(sorted(map(repr, chosen - SCOPES))) or "none"
@@ -190,7 +181,7 @@ def scopes(values: Iterable[str]) -> frozenset[str]:
 
 
 def networks(values: Iterable[str] | None) -> tuple[Network, ...]:
-    """Networks that a key may be used from; none: anywhere."""
+    """None: anywhere."""
     try:
         chosen = dict.fromkeys(network_of(value) for value in values or ())
     except ValueError as error:
@@ -201,8 +192,7 @@ def networks(values: Iterable[str] | None) -> tuple[Network, ...]:
 
 
 def labels(before: Labels, wanted: Mapping[str, Iterable[str]]) -> Labels:
-    """A tenant's labels after a change: each that is `wanted` has these values, or is dropped where there are
-    none; the others stay."""
+    """Each label that is `wanted` has these values, or is dropped where there are none; the others stay."""
     after = dict(before)
     for key, values in wanted.items():
         chosen = tuple(sorted({_label(value) for value in values}))
@@ -222,14 +212,12 @@ def labels(before: Labels, wanted: Mapping[str, Iterable[str]]) -> Labels:
 
 
 def _label_key(text: str) -> str:
-    """A label's key, as questions about usage can name it."""
     if "," in text or "=" in text:
         raise Invalid("labels", f"{text[:MAX_LABEL_CHARS]!r}: keys have no ',' and no '='")
     return _label(text)
 
 
 def _label(text: str) -> str:
-    """A label's key or value."""
     if not 0 < len(text) <= MAX_LABEL_CHARS or not text.isprintable() or text != text.strip():
         raise Invalid(
             "labels",
@@ -240,14 +228,13 @@ def _label(text: str) -> str:
 
 
 def seconds(field: str, value: float, most: float, *, least: float = 0.0) -> float:
-    """A bounded, finite time span."""
     if not least <= finite(field, value, "a finite number of seconds") <= most:
         raise Invalid(field, f"must lie between {least:g} and {most:g} seconds")
     return float(value)
 
 
 def expires_us(now_us: int, expires: int | None, expires_in_s: float | None) -> int | None:
-    """The end of a new key: an instant in microseconds, or so many seconds from now; None: it has none."""
+    """An instant in microseconds, or so many seconds from now; None: no end."""
     if expires is None:
         return None if expires_in_s is None else now_us + round(expires_in_s * 1e6)
     if expires_in_s is not None:
@@ -258,7 +245,6 @@ def expires_us(now_us: int, expires: int | None, expires_in_s: float | None) -> 
 
 
 def whole(value: int, most: int, *, least: int = 0, field: str = "amount") -> int:
-    """A whole number of a meter's units."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise Invalid(field, "must be a whole number")
     if not least <= value <= most:
@@ -283,7 +269,7 @@ def rate_milli(meter: Meter, burst: int, rate_per_s: float) -> int:
 
 
 def ceiling_milli(wanted: LimitSet) -> int | None:
-    """The ceiling of a bucket's rate in thousandths per second; None: it has none. Raises `Invalid`."""
+    """In thousandths per second; None: no ceiling. Raises `Invalid`."""
     ceiling_per_s, rate_per_s = wanted.ceiling_per_s, wanted.rate_per_s
     if ceiling_per_s is None:
         return None
@@ -322,7 +308,6 @@ def ceiling_milli(wanted: LimitSet) -> int | None:
 
 
 def iana_zone(value: str) -> str:
-    """An IANA name such as `Europe/Berlin`."""
     try:
         if len(value) > 64:
             raise ValueError
@@ -335,7 +320,7 @@ def iana_zone(value: str) -> str:
 
 
 def limit_columns(wanted: LimitSet) -> dict[str, Any]:
-    """The columns of a limit in the table. Raises `Invalid`."""
+    """Raises `Invalid`."""
     meter, amount = choice("meter", Meter, wanted.meter), wanted.amount
     columns: dict[str, Any] = {
         "meter": meter.value,
@@ -390,7 +375,7 @@ def thresholds(mode: str, values: Iterable[int] | None) -> list[int] | None:
 
 
 def override_until_us(now_us: int, until_us: int | None, for_s: float | None) -> int:
-    """The end of an override: an instant, or `for_s` seconds from now."""
+    """An instant, or `for_s` seconds from now."""
     if (until_us is None) == (for_s is None):
         raise Invalid("until", "say when the override ends: give until or for_s, one of them")
     if for_s is not None:
@@ -404,7 +389,7 @@ def override_until_us(now_us: int, until_us: int | None, for_s: float | None) ->
 
 
 def override_rate_milli(limit: Limit, amount: int, rate_per_s: float | None) -> int | None:
-    """Checks an override's amount and rate against the limit's shape; the rate in thousandths, if given."""
+    """Checks an override against the limit's shape; returns its rate in thousandths, if given."""
     if limit.is_bucket:
         most = MAX_BUCKET_NANOUSD if limit.meter is Meter.COST_NANOUSD else MAX_BUCKET_AMOUNT
         whole(amount, most, least=1)
@@ -419,7 +404,6 @@ def override_rate_milli(limit: Limit, amount: int, rate_per_s: float | None) -> 
 
 
 def reason(value: str) -> str:
-    """The reason of an override."""
     if not isinstance(value, str) or not value.strip() or len(value) > MAX_REASON_CHARS:
         raise Invalid("reason", f"say why, in 1 to {MAX_REASON_CHARS} characters")
     return value

@@ -1,9 +1,8 @@
 """Accesses as the audit has them: log-ins, refused attempts, reads, merged so that no flood fills the log.
 
-Pure; the time is passed in. Of one action, actor, address and target there is one row a minute, of reads one
-an hour, with a count. Beyond `MOST_OF_A_KIND` such rows of one action and one kind of actor the rest of that
-minute is one row, `others`. What waits to be written is bounded; what does not fit is counted, and the count
-is a row, too.
+Pure; the time is passed in. One action, actor, address and target has one row a minute, of reads one an hour,
+with a count. Beyond `MOST_OF_A_KIND` rows of one action and kind of actor, the rest of that minute is one
+row, `others`. What does not fit into the buffer is counted in a row, too.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ _AT_ONCE = ("server.start", "server.stop")
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One access."""
-
     action: str
     actor: str
     """A person by name (`person:ada`), whether there is one or not."""
@@ -43,7 +40,7 @@ class Access:
 
 @dataclass(slots=True)
 class MergedAccess:
-    """A row to be: an access, and how often it was so."""
+    """An access, and how often it was made."""
 
     access: Access
     first_us: int
@@ -54,7 +51,6 @@ class MergedAccess:
     reasons: dict[str, int] = field(default_factory=dict)
 
     def add(self, access: Access, now_us: int) -> None:
-        """One more."""
         self.count += 1
         self.last_us = now_us
         if access.why and (access.why in self.reasons or len(self.reasons) < MOST_REASONS):
@@ -73,13 +69,12 @@ class AccessBuffer:
         self._in_kind: dict[tuple[str, ...], int] = {}
         """How many rows there are of an action, a kind of actor and an end."""
         self.dropped = 0
-        """Accesses for which there was no room since the last `take`."""
+        """Accesses that found no room since the last `take`."""
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def note(self, access: Access, now_us: int) -> None:
-        """One access."""
         is_read = access.action == READ
         every_us = HOUR_US if is_read else MINUTE_US
         ends_us = now_us if access.action in _AT_ONCE else now_us - now_us % every_us + every_us
@@ -99,8 +94,8 @@ class AccessBuffer:
         row.add(access, now_us)
 
     def take(self, now_us: int, most: int, *, is_last: bool = False) -> Sequence[MergedAccess]:
-        """Removes and returns rows whose time is over, at most so many, those that began first; `is_last`:
-        all are over. Last the row that says how many accesses are in none."""
+        """Removes and returns up to `most` rows whose time is over (`is_last`: all), oldest first, and last
+        the row that counts the dropped accesses."""
         over = [key for key, row in self._rows.items() if is_last or row.ends_us <= now_us][:most]
         taken = [self._rows.pop(key) for key in over]
         for key in over:

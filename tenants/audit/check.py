@@ -18,8 +18,8 @@ PAGE = 1_000
 
 
 def verify_stored(connection: Connection, keys: Sequence[PublicKey], kept: Sequence[str] = ()) -> Verdict:
-    """What a check of the whole log finds. `keys`: those that sign it; `kept`: checkpoints from elsewhere.
-    Raises `Invalid` for a kept one that none of the keys signed."""
+    """`keys`: those that sign the log; `kept`: checkpoints from elsewhere. Raises `Invalid` for a kept one
+    that none of the keys signed."""
     head = stored_head(connection)
     notes = connection.execute(select(audit_checkpoints.c.size, audit_checkpoints.c.note))
     tiles = select(audit_tiles.c.number, audit_tiles.c.root).order_by(audit_tiles.c.number)
@@ -42,14 +42,14 @@ def verify_stored(connection: Connection, keys: Sequence[PublicKey], kept: Seque
 
 
 def key_changes(connection: Connection) -> list[SignerChange]:
-    """Changes of the key, as rows say; whether they count, their checkpoints say."""
+    """Changes of the key as rows claim; their checkpoints prove them."""
     query = select(audit.c.entry).where(audit.c.target == TARGET, audit.c.action == ACTION)
     entries = connection.execute(query.order_by(audit.c.seq)).scalars()
     return [found for entry in entries if (found := change_from(entry)) is not None]
 
 
 def rows(connection: Connection, first: int, most: int | None = None) -> Iterator[LogRow]:
-    """Rows from `first` on, in order, at most so many, read a page at a time."""
+    """From `first` on, in order, at most `most`, read a page at a time."""
     left = most
     while left is None or left > 0:
         page = PAGE if left is None else min(PAGE, left)

@@ -1,8 +1,7 @@
 """Checkpoints of the audit: signed once it is shown that the log extends the one before, and stored.
 
-The log's public key is noted in the database with its first checkpoint. From then on only its holder signs:
-gateways that share a database share the key's file, or leave the signing to those that have it. Until the key
-is changed: then the new one's holder does.
+The first checkpoint notes the log's public key in the database. From then on only its holder signs, until the
+key is changed: gateways that share a database share the key's file, or leave signing to others.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ PUBLIC_KEY_SETTING = "audit_public_key"
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """A signed head; its note is not checked by being read."""
+    """A signed head; reading it verifies nothing."""
 
     size: int
     """Rows that it speaks of."""
@@ -32,8 +31,7 @@ class StoredCheckpoint:
 
 
 def is_due(size: int, signed: int, age_s: float, *, rows: int, seconds: float) -> bool:
-    """Whether a log of `size` rows wants a new checkpoint: there are new rows, and either many, or the newest
-    checkpoint is old. Pure."""
+    """Whether there are new rows, and either many, or the newest checkpoint is old. Pure."""
     return size > signed and (size - signed >= rows or age_s >= seconds)
 
 
@@ -45,14 +43,13 @@ def oldest_unsigned_us(connection: Connection) -> int | None:
 
 
 def public_key(connection: Connection) -> PublicKey | None:
-    """The key that this log is signed with, as the database has it; None: nothing was signed yet."""
+    """The log's key as the database has it; None: nothing was signed yet."""
     query = select(settings.c.value).where(settings.c.name == PUBLIC_KEY_SETTING)
     found = connection.execute(query).scalar()
     return None if found is None else PublicKey.parse(found)
 
 
 def newest(connection: Connection) -> StoredCheckpoint | None:
-    """The checkpoint of the most rows."""
     query = select(audit_checkpoints).order_by(audit_checkpoints.c.size.desc()).limit(1)
     row = connection.execute(query).mappings().first()
     return None if row is None else StoredCheckpoint(**row)
@@ -71,9 +68,9 @@ def register(connection: Connection, key: PublicKey) -> PublicKey:
 
 
 def make(connection: Connection, key: SigningKey, now_us: int) -> StoredCheckpoint:
-    """Signs the head, or returns the checkpoint that it has already. Raises `Invalid` for a key that is not
-    this log's, and `AuditDamaged` where what is stored does not extend the newest checkpoint: a log must
-    never sign two histories."""
+    """Signs the head, or returns the checkpoint that it has. Raises `Invalid` for a key that is not this
+    log's, and `AuditDamaged` where what is stored does not extend the newest checkpoint: a log must never
+    sign two histories."""
     edge, last = store.head(connection), newest(connection)
     # After the head: where the key was changed below it, that is seen here.
     own = register(connection, key.public)
@@ -96,8 +93,8 @@ def make(connection: Connection, key: SigningKey, now_us: int) -> StoredCheckpoi
 def change_key(
     connection: Connection, old: SigningKey, new: SigningKey, actor: str, origin: str, now_us: int
 ) -> StoredCheckpoint:
-    """From here on `new` signs: a row that names both keys, and the checkpoint that ends with it, signed by
-    both. Raises as `make`."""
+    """From here on `new` signs: adds a row that names both keys, and a checkpoint up to it, signed by both.
+    Raises as `make`."""
     store.head(connection, is_locked=True)
     make(connection, old, now_us)  # whatever the old key vouches for, it has looked at
     row = store.LogEntry(

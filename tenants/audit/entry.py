@@ -1,8 +1,7 @@
 """The canonical bytes of an audit row: what is hashed, and what the columns beside it are checked against.
 
-Pure. JSON in ASCII, keys sorted, no spaces; a field that is not there is left out, so that rows of later
-versions may have more. The bytes are stored and hashed as they lie: nothing that reads them encodes them
-again to check a hash.
+Pure. JSON in ASCII, keys sorted, no spaces; missing fields are left out, so that rows of later versions may
+have more. Readers hash the stored bytes and never encode them again.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ FIELDS = ("at_us", "actor", "origin", "action", "target", "tenant_id", "before",
 
 
 def encode(seq: int, fields: Mapping[str, Any]) -> bytes:
-    """The bytes of a row. Raises `Invalid` for what JSON cannot hold."""
+    """Raises `Invalid` for what JSON cannot hold."""
     row = {"seq": seq} | {name: fields[name] for name in FIELDS if fields[name] is not None}
     try:
         return json.dumps(row, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
@@ -40,8 +39,7 @@ def decode(entry: bytes) -> dict[str, Any]:
 
 
 def first_difference(seq: int, fields: Mapping[str, Any], row: Mapping[str, Any]) -> str | None:
-    """The first column that does not say what the decoded entry says; None: all of them do. Exact: 2 is not
-    2.0, and 1 is not true."""
+    """The first column that differs from the decoded entry. Exact: 2 is not 2.0, and 1 is not true."""
     for name, value in {"seq": seq, **fields}.items():
         if _text(value) != _text(row.get(name)):
             return name

@@ -1,8 +1,8 @@
 """The audit as a file: JSON lines that can be checked without the database.
 
-Pure: lines in, lines out. The first line says of which log and how much of it, each row has a line with its
-columns, for reading, and its bytes, for checking, and each checkpoint has one. A file that is cut, that was
-changed on its way, or is of another log or program raises `Invalid`, which names the line.
+Pure: lines in, lines out. The first line names the log and the size; each row has a line with its columns
+(for reading) and its bytes (for checking), and each checkpoint has one. A file that is cut, changed, or of
+another log or program raises `Invalid`, which names the line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ class ExportHead:
 
 
 def head_line(head: ExportHead) -> str:
-    """The line that a file begins with."""
     said = {"format": FORMAT, "version": VERSION, "public_key": head.public_key}
     return _line(said | {"size": head.size, "root": head.root})
 
@@ -48,7 +47,6 @@ def row_line(row: LogRow, names: Mapping[str, Any]) -> str:
 
 
 def checkpoint_line(size: int, note: str) -> str:
-    """A checkpoint."""
     return _line({"checkpoint": note, "size": size})
 
 
@@ -56,7 +54,7 @@ def verify_export(
     lines: Iterable[bytes], again: Iterable[bytes], keys: Sequence[PublicKey], kept: Sequence[str] = ()
 ) -> Verdict:
     """Checks a file, which is read twice: its checkpoints and changes of the key first. Raises `Invalid`
-    where it is no whole export of a log that one of the keys signs."""
+    where it is no complete export of a log that one of the keys signs."""
     parsed = _parsed(lines)
     head, checkpoints, changes = _head_of(parsed, keys), [], []
     for number, line in parsed:

@@ -1,9 +1,8 @@
 """The keys of one log, one after the other, and up to which size each of them signs.
 
-Pure. The change of a key is a row of the log that names both keys, and a checkpoint of the log that ends with
-that row, signed by both: the old key vouches for the new one, and the new one for what was signed before. Of
-such a chain one trusted key is enough. From then on the old key signs nothing: who finds it later cannot go
-on with the log.
+Pure. A change of the key is a row that names both keys, and a checkpoint up to that row, signed by both. So
+one trusted key of the chain is enough. After that the old key signs nothing: whoever finds it later cannot
+continue the log.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class SignerChange:
 
 
 def change_from(entry: bytes) -> SignerChange | None:
-    """The change that a row speaks of; None: it speaks of none, or of none that can be read."""
+    """The change that a row records; None: none, or none that can be read."""
     try:
         said = decode(entry)
         if said.get("action") != ACTION:
@@ -46,16 +45,14 @@ def change_from(entry: bytes) -> SignerChange | None:
 
 
 class KeyHistory:
-    """Which keys sign the checkpoints of which sizes."""
-
     def __init__(
         self,
         trusted: Sequence[PublicKey],
         changes: Iterable[SignerChange] = (),
         notes: Mapping[int, str] | None = None,
     ) -> None:
-        """`trusted`: those that are known from elsewhere. `changes`: what rows say, of which those count that
-        `notes`, the checkpoints by size, have with both signatures."""
+        """`trusted`: keys known from elsewhere. `changes`: as rows claim; those count that `notes`, the
+        checkpoints by size, have with both signatures."""
         self._trusted = list(trusted)
         signed = [] if notes is None else [each for each in changes if _is_signed(each, notes)]
         self._changes = _chain(trusted, sorted(signed, key=lambda each: each.seq))
@@ -66,7 +63,7 @@ class KeyHistory:
         return list(self._changes)
 
     def at(self, size: int) -> list[PublicKey]:
-        """Keys of which one signs a checkpoint of so many rows."""
+        """Keys of which one signs a checkpoint of that many rows."""
         if not self._changes:
             return self._trusted
         if found := next((each for each in self._changes if each.size == size), None):
@@ -87,7 +84,7 @@ def _is_signed(change: SignerChange, notes: Mapping[int, str]) -> bool:
 
 
 def _chain(trusted: Sequence[PublicKey], changes: Sequence[SignerChange]) -> list[SignerChange]:
-    """The changes that lead from a trusted key to others, one after the other, in both directions."""
+    """The changes that lead from a trusted key to others, in both directions."""
     for at, change in enumerate(changes):
         if change.old in trusted or change.new in trusted:
             first = last = at

@@ -24,8 +24,6 @@ MAX_CHECKPOINTS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """How far the log is, and how far it is signed."""
-
     size: int
     root: bytes
     newest: StoredCheckpoint | None
@@ -39,7 +37,7 @@ class LogState:
 
 
 class AuditLog:
-    """The log of one database. Methods raise `DatabaseUnavailable` where that is lost."""
+    """The log of one database. Methods raise `DatabaseUnavailable`."""
 
     def __init__(
         self,
@@ -49,7 +47,7 @@ class AuditLog:
         read_key: Callable[[], SigningKey | None] = lambda: None,
     ) -> None:
         """`key`: what checkpoints are signed with; None: others sign. `clock` gives seconds since 1970.
-        `read_key`: the key as it is kept now, asked for once the log is signed with another one."""
+        `read_key`: reads the key again once the log is signed with another one."""
         self._database = database
         self._key = key
         self._clock = clock
@@ -57,12 +55,9 @@ class AuditLog:
 
     @property
     def can_sign(self) -> bool:
-        """Whether there is a key here."""
         return self._key is not None
 
     async def state(self) -> LogState:
-        """How far it is."""
-
         def look(connection: Connection) -> LogState:
             edge = store.head(connection)
             newest, key = checkpoints.newest(connection), checkpoints.public_key(connection)
@@ -100,7 +95,7 @@ class AuditLog:
         return made
 
     def _own_key(self, known: PublicKey | None) -> SigningKey:
-        """The key here, read anew where the log's was changed. Raises `Invalid` where there is none."""
+        """The key here, read again where the log's was changed. Raises `Invalid` where there is none."""
         if self._key is None:
             raise Invalid("audit key", "there is none here: the gateways that have it sign the log")
         if known not in (None, self._key.public):
@@ -110,7 +105,6 @@ class AuditLog:
         return self._key
 
     async def rows(self, first: int, most: int = MAX_ENTRIES) -> list[LogRow]:
-        """Rows from `first` on, at most so many."""
         return await self._database.read(lambda one: list(check.rows(one, first, most)))
 
     async def checkpoints(self, after: int = -1, most: int = MAX_CHECKPOINTS) -> list[StoredCheckpoint]:
@@ -124,13 +118,12 @@ class AuditLog:
         return await self._database.read(look)
 
     async def damage(self) -> AuditFinding | None:
-        """The first damage that a check of the whole log finds, with the key here, else with the one that the
-        database names."""
+        """The first damage of the whole log, by the key here, else the one that the database names."""
         known = await self.public_key() if self._key is None else self._key.public
         return (await self.verify([] if known is None else [known])).finding
 
     async def verify(self, keys: Sequence[PublicKey], kept: Sequence[str] = ()) -> Verdict:
-        """What a check of the whole log finds. Raises `Invalid` for a kept checkpoint of another key."""
+        """Checks the whole log. Raises `Invalid` for a kept checkpoint of another key."""
         return await self._database.read(lambda one: check.verify_stored(one, keys, kept))
 
     async def consistency(self, old: int, new: int) -> list[bytes]:
@@ -147,8 +140,8 @@ class AuditLog:
         return await self._database.read(prove)
 
     async def prove(self, seq: int) -> InclusionProof:
-        """The proof that a row is in the log, by its newest checkpoint. Raises `NotFound` for a row that is
-        not there, and `Invalid` for one that is not signed yet."""
+        """The proof that a row is in the log, by its newest checkpoint. Raises `NotFound`, and `Invalid` for
+        a row that is not signed yet."""
 
         def look(connection: Connection) -> InclusionProof:
             query = select(audit.c.entry).where(audit.c.seq == seq)

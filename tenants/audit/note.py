@@ -1,7 +1,7 @@
 """Signed notes, checkpoints and proofs as text (C2SP signed-note, tlog-checkpoint, tlog-proof; Ed25519).
 
-Pure. Text that cannot be read raises `Invalid`, which names the field. A note's text says nothing until a
-signature by a known key was found to be right.
+Pure. Malformed text raises `Invalid`, which names the field. Trust a note's text only after a signature by a
+known key was verified.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from tenants.audit.tree import HASH_BYTES, is_included, leaf_hash
 from tenants.errors import Invalid
 
 ED25519 = 1
-"""The type of signature, as the documents number it."""
 PROOF_HEADER = "c2sp.org/tlog-proof@v1"
 MAX_NOTE_CHARS = 100_000
 MAX_PROOF_CHARS = 1_000_000
@@ -64,8 +63,6 @@ class PublicKey:
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """A key that notes are signed with."""
-
     name: str
     seed: bytes = field(repr=False)
 
@@ -74,7 +71,7 @@ class SigningKey:
         return PublicKey(self.name, self._private.public_key().public_bytes_raw())
 
     def to_secret_text(self) -> str:
-        """As it is kept in a file (the form of Go's package `note`). Secret."""
+        """The form in which it is kept in a file (that of Go's package `note`). Secret."""
         material = base64.b64encode(bytes([ED25519]) + self.seed).decode()
         return f"{_SECRET_PREFIX}+{self.name}+{self.public.key_id.hex()}+{material}"
 
@@ -107,8 +104,6 @@ class SigningKey:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The head of a log, as it was signed."""
-
     origin: str
     size: int
     root: bytes
@@ -139,7 +134,7 @@ class InclusionProof:
 
 
 def open_note(note: str, keys: Sequence[PublicKey]) -> str:
-    """The text of a note that one of the keys has signed. Raises `Invalid`."""
+    """Raises `Invalid` unless one of the keys signed the note."""
     text, signatures = _parts(note)
     known = {(key.name, key.key_id): key for key in keys}
     is_signed = False
@@ -161,17 +156,17 @@ def open_note(note: str, keys: Sequence[PublicKey]) -> str:
 
 
 def text_signed_by_all(note: str, keys: Sequence[PublicKey]) -> str:
-    """The text of a note that each of the keys has signed. Raises `Invalid`."""
+    """Raises `Invalid` unless all of the keys signed the note."""
     return {open_note(note, [key]) for key in keys}.pop()
 
 
 def claimed_checkpoint(note: str) -> Checkpoint:
-    """What a note says, whoever signed it. Raises `Invalid`."""
+    """Without checking signatures. Raises `Invalid`."""
     return parse_checkpoint(note.rpartition("\n\n")[0] + "\n")
 
 
 def open_checkpoint(note: str, keys: Sequence[PublicKey]) -> Checkpoint:
-    """A checkpoint that its log's own key has signed: one of the keys, named as its origin. Raises
+    """A checkpoint signed by its log's own key: the one of the keys that is named as its origin. Raises
     `Invalid`."""
     claimed = claimed_checkpoint(note)
     own = [key for key in keys if key.name == claimed.origin]
@@ -181,7 +176,7 @@ def open_checkpoint(note: str, keys: Sequence[PublicKey]) -> Checkpoint:
 
 
 def parse_checkpoint(text: str) -> Checkpoint:
-    """Reads the text of a note as a checkpoint; lines after the third are ignored. Raises `Invalid`."""
+    """Lines after the third are ignored. Raises `Invalid`."""
     lines = text.split("\n")
     if len(lines) < 4 or lines.pop() or not all(lines):
         raise Invalid("checkpoint", "needs three lines: origin, size, root")
@@ -190,7 +185,7 @@ def parse_checkpoint(text: str) -> Checkpoint:
 
 
 def parse_proof(text: str) -> InclusionProof:
-    """Reads a tlog-proof; its checkpoint is not opened. Raises `Invalid`."""
+    """Reads a tlog-proof; its checkpoint is not verified. Raises `Invalid`."""
     if len(text) > MAX_PROOF_CHARS:
         raise Invalid("proof", f"has more than {MAX_PROOF_CHARS} characters")
     head, blank, checkpoint = text.partition("\n\n")

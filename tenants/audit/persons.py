@@ -1,10 +1,9 @@
-"""What the audit says of persons: a keyed hash in the row, and beside the log a record that can be erased.
+"""Personal data in the audit: a keyed hash in the row, and beside the log a record that can be erased.
 
 A person's name, address and browser never stand in a row: there stands `~` and the hash of the text under a
-random salt. The record has salt and text, so lists show the text while the record is there and fits the hash.
-Erasing deletes the records: the rows stay as they were hashed, and what is left in them says nothing.
-
-All records are written under the lock of the log's head, so that no row brings one back that is erased.
+random salt. The record has salt and text; lists show the text while the record exists and matches. Erasing
+deletes the records, so that rows and hashes stay and reveal nothing. Records are written under the lock of
+the log's head, so that no row brings back an erased one.
 """
 
 from __future__ import annotations
@@ -33,19 +32,18 @@ MAX_RECORDS = 10_000
 """Of one person. What comes beyond is hashed, and not shown."""
 _HASH = re.compile(f"{MARK}([0-9a-f]{{32}})")
 _PERSONAL = {"person": ("name",), "session": ("person", "address", "user_agent")}
-"""Fields of what an act of this kind was about that say who a person is."""
+"""Fields with personal data, by the kind of act."""
 _NAMED_BY = "by"
 """The field of an actor, in what acts of any kind are about."""
 
 
 def hash_of(salt: bytes, text: str) -> str:
-    """The hash that stands for a text."""
     return hmac.digest(salt, text.encode(), hashlib.sha256).hex()[:32]
 
 
 def hidden(connection: Connection, person_id: str, text: str) -> str:
-    """What stands for a text of a person in a row; the same for the same text, while its record is there. Of
-    a person who is not there (any more) nothing is recorded. The log's head must be locked."""
+    """What stands for a person's text in a row; the same for the same text, while its record exists. Nothing
+    is recorded of a person who does not exist (any more). The log's head must be locked."""
     table = audit_persons.c
     query = select(table.digest).where(table.person_id == person_id, table.text == text)
     known = connection.execute(query).scalar()
@@ -61,7 +59,6 @@ def hidden(connection: Connection, person_id: str, text: str) -> str:
 
 
 def hidden_actor(connection: Connection, actor: str) -> str:
-    """An actor with the hash in the place of a person's name; others as they are."""
     if not actor.startswith(ACTOR):
         return actor
     name = actor.removeprefix(ACTOR)
@@ -73,7 +70,6 @@ def hidden_actor(connection: Connection, actor: str) -> str:
 def hidden_fields(
     connection: Connection, action: str, fields: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
-    """What an act was about, before or after, without what says who a person is."""
     if fields is None:
         return None
     kept, kind = dict(fields), action.partition(".")[0]
@@ -94,12 +90,11 @@ def person_of(action: str, *fields: Mapping[str, Any] | None) -> str | None:
 
 
 def erase(connection: Connection, person_id: str) -> None:
-    """Deletes all records of a person. The log's head must be locked."""
     connection.execute(delete(audit_persons).where(audit_persons.c.person_id == person_id))
 
 
 def acts_of(connection: Connection, name: str, person_id: str) -> ColumnElement[bool]:
-    """Condition: rows of the acts of the person of this name or id, while it is recorded."""
+    """Condition: rows of the acts of the person of this name or id, while recorded."""
     table = audit_persons.c
     query = (
         select(table.digest).where((table.text == name) | (table.person_id == person_id)).limit(MAX_RECORDS)
@@ -108,8 +103,6 @@ def acts_of(connection: Connection, name: str, person_id: str) -> ColumnElement[
 
 
 class Shown:
-    """Rows as people see them: with the texts that are recorded."""
-
     def __init__(self, connection: Connection, rows: Iterable[RowMapping]) -> None:
         self._texts = _texts(connection, {found for row in rows for found in _hashes(row)})
 
@@ -121,11 +114,9 @@ class Shown:
         return text if text == ERASED_PERSON else ACTOR + text
 
     def origin(self, origin: str) -> str:
-        """The address."""
         return self._text(origin, ERASED)
 
     def fields(self, action: str, fields: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        """What an act was about."""
         if fields is None:
             return None
         shown = dict(fields)
@@ -156,7 +147,6 @@ def _hashes(row: RowMapping) -> Iterable[str]:
 
 
 def _texts(connection: Connection, hashes: Iterable[str]) -> dict[str, str]:
-    """The recorded texts, by hash."""
     table = audit_persons.c
     query = select(table.digest, table.salt, table.text).where(table.digest.in_(sorted(hashes)))
     return {

@@ -1,8 +1,8 @@
 """The audit's rows, and the tree over them, in the database.
 
-A row, the tree's new head and, after each 256 rows, the root over these are written on the connection, and so
-in the transaction, of the act: none of them exists alone. The head row is locked while it moves, which makes
-`seq` dense and in order. In a transaction that takes other rows' locks, it is the last one taken.
+A row, the tree's new head and, after each 256 rows, the root over these are written in the transaction of the
+act. The head row is locked while it moves, which makes `seq` dense and in order. In a transaction with other
+row locks, it is the last one taken.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ TILE_PEAKS = TILE.bit_length() - 1
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """What one row says."""
-
     at_us: int
     actor: str
     origin: str
@@ -55,7 +53,7 @@ def append(connection: Connection, row: LogEntry) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StoredHead:
-    """The head as it lies there, checked by nothing."""
+    """The head as stored, unchecked."""
 
     size: int
     frontier: bytes
@@ -63,15 +61,14 @@ class StoredHead:
 
 
 def stored_head(connection: Connection) -> StoredHead:
-    """The head's row; where it is gone, what is no head of any log."""
+    """The head's row; without one, what is no head of any log."""
     columns = (audit_head.c.size, audit_head.c.frontier, audit_head.c.root)
     row = connection.execute(select(*columns)).first()
     return StoredHead(0, b"", b"") if row is None else StoredHead(*row)
 
 
 def head(connection: Connection, *, is_locked: bool = False) -> Frontier:
-    """The tree over all rows. `is_locked`: until the transaction ends, it stays where it is.
-    Raises `AuditDamaged`."""
+    """The tree over all rows. `is_locked`: it stays so until the transaction ends. Raises `AuditDamaged`."""
     query = select(audit_head.c.size, audit_head.c.frontier)
     size, packed = connection.execute(query.with_for_update() if is_locked else query).one()
     try:

@@ -1,10 +1,8 @@
 """Merkle tree of RFC 6962 (SHA-256): roots, appending by the right edge, proofs of inclusion and consistency.
 
 Pure. Leaves are numbered from 0. A `Frontier` is the right edge of a tree: the roots of the complete subtrees
-that its size is the sum of, from the largest to the smallest; a leaf is appended with O(log n) hashes.
-
-Proofs are made from hashes of complete subtrees, which `Subtree` asks for: the caller has them stored, or
-makes them from leaves.
+that its size is the sum of, largest first; appending a leaf takes O(log n) hashes. Proofs are made from
+complete subtrees, which the caller has stored or makes from leaves (`Subtree`).
 """
 
 from __future__ import annotations
@@ -56,12 +54,11 @@ class Frontier:
 
     @property
     def packed(self) -> bytes:
-        """The peaks as they are stored."""
         return b"".join(self.peaks)
 
     @classmethod
     def unpacked(cls, size: int, packed: bytes) -> Frontier:
-        """Raises `ValueError` where that is no frontier of so many leaves."""
+        """Raises `ValueError` for what is no frontier of that many leaves."""
         parts = tuple(packed[at : at + HASH_BYTES] for at in range(0, len(packed), HASH_BYTES))
         if any(len(part) != HASH_BYTES for part in parts):
             raise ValueError(f"peaks have {HASH_BYTES} bytes each")
@@ -69,7 +66,6 @@ class Frontier:
 
 
 def frontier_of(leaves: Iterable[bytes]) -> Frontier:
-    """The edge of a tree, from the hashes of all its leaves."""
     edge = Frontier()
     for leaf in leaves:
         edge = edge.append(leaf)
@@ -77,8 +73,6 @@ def frontier_of(leaves: Iterable[bytes]) -> Frontier:
 
 
 def subtree_of_leaves(leaves: Sequence[bytes], first: int = 0) -> Subtree:
-    """Makes complete subtrees from leaf hashes, of which the first one has the number `first`."""
-
     def subtree(start: int, size: int) -> bytes:
         level = list(leaves[start - first : start - first + size])
         if start < first or len(level) != size:
@@ -91,8 +85,8 @@ def subtree_of_leaves(leaves: Sequence[bytes], first: int = 0) -> Subtree:
 
 
 def root_of(start: int, end: int, subtree: Subtree) -> bytes:
-    """The root of the leaves from `start` to before `end`, as they stand in a tree: `start` is 0, or the
-    largest power of two within them divides it."""
+    """The root of the leaves from `start` to before `end`: `start` is 0, or the largest power of two within
+    them divides it."""
     return _folded([subtree(*part) for part in _complete_parts(start, end)])
 
 

@@ -1,9 +1,9 @@
-"""Checks a whole log against what was signed, and names the first row that is not as it was, and how.
+"""Checks a whole log against what was signed, and names the first altered row, and how.
 
-Pure. Rows are added in the order in which they lie; each is checked by its place, by the number in its bytes,
-by the columns beside them, and by the tree: its stored subtrees, its head, and every checkpoint. Numbers and
-columns name a row exactly. Where also they were made new, a signed root that does not come out names the rows
-since the one before that does: no more can be known from signed roots.
+Pure. Rows are added in stored order; each is checked by its place, the number in its bytes, the columns
+beside them, and the tree: its stored subtrees, its head, and every checkpoint. Numbers and columns name a row
+exactly. Where these were rewritten too, a signed root that does not match names the rows since the last one
+that did.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from tenants.errors import Invalid
 
 
 class Damage(StrEnum):
-    """What was done to a log."""
-
     EDITED = "edited"
     MISSING = "missing"
     REORDERED = "reordered"
@@ -52,7 +50,7 @@ class AuditFinding:
 
 @dataclass(frozen=True, slots=True)
 class LogRow:
-    """A row as it lies: its number, the bytes that are hashed, and the columns beside them."""
+    """A stored row: its number, the bytes that are hashed, and the columns beside them."""
 
     seq: int
     entry: bytes
@@ -61,7 +59,7 @@ class LogRow:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The head as it is said to be. `peaks` None: only size and root are."""
+    """The head as claimed. `peaks` None: only size and root are known."""
 
     size: int
     root: bytes
@@ -70,8 +68,6 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a check found."""
-
     rows: int
     signed: int
     """Rows that checkpoints speak of; the others may still be changed by who writes the database."""
@@ -91,10 +87,9 @@ class LogVerifier:
         tiles: Sequence[tuple[int, bytes]] | None = None,
         changes: Sequence[SignerChange] = (),
     ) -> None:
-        """`checkpoints`: notes that lie with the log, by the size that they are stored under; `kept`: notes
-        that lay elsewhere; `tiles`: stored subtrees by number, None where there are none; `changes`: of the
-        key, as its rows say. Raises `Invalid` for a kept note that no key of the log signed: it says
-        nothing."""
+        """`checkpoints`: the log's own notes, by the size that they are stored under; `kept`: notes kept
+        elsewhere; `tiles`: stored subtrees by number, None: none; `changes`: of the key, as rows claim.
+        Raises `Invalid` for a kept note that no key of the log signed."""
         history = KeyHistory(keys, changes, dict(checkpoints))
         self._finding: AuditFinding | None = None
         self._wrong_column: AuditFinding | None = None
@@ -122,7 +117,6 @@ class LogVerifier:
         self._at_root()
 
     def add(self, row: LogRow) -> None:
-        """The next row as it lies."""
         place, self._rows = self._rows, self._rows + 1
         if self._out_of_place is not None:
             self._found_later = self._found_later or _said(row).get("seq") == self._out_of_place[0]
@@ -148,7 +142,6 @@ class LogVerifier:
         self._at_root()
 
     def verdict(self, head: Head | None = None) -> Verdict:
-        """What was found, once every row was added."""
         finding = self._finding or self._misplaced() or self._at_end(head)
         signed = min(self._rows, max(self._stored, default=0))
         return Verdict(self._rows, signed, len(self._stored), finding)
@@ -169,7 +162,6 @@ class LogVerifier:
         self._unreadable = self._unreadable or AuditFinding(Damage.CHECKPOINT, at, at, detail)
 
     def _at_tile(self) -> None:
-        """Compares a subtree that is complete now."""
         size = self._edge.size
         if self._tiles is None or size % TILE or self._tile_wrong is not None:
             return
@@ -181,7 +173,7 @@ class LogVerifier:
             self._tile_wrong = number
 
     def _at_root(self) -> None:
-        """Compares the root with those that were signed of so many rows."""
+        """Compares the root with those that were signed for that many rows."""
         size = self._edge.size
         stored, kept = self._stored.get(size), self._kept.get(size, [])
         if stored is None and not kept:
@@ -221,7 +213,7 @@ class LogVerifier:
         )
 
     def _misplaced(self) -> AuditFinding | None:
-        """What a row at the wrong place means, once all rows are known."""
+        """What a misplaced row means, once all rows are known."""
         if self._out_of_place is None:
             return None
         place, row, number = self._out_of_place
@@ -243,7 +235,7 @@ class LogVerifier:
         )
 
     def _at_end(self, head: Head | None) -> AuditFinding | None:
-        """What only the end shows: rows that are cut off, the head, the last subtrees, kept checkpoints."""
+        """What only the end shows: rows cut off, the head, the last subtrees, kept checkpoints."""
         size = self._edge.size
         told = max([*self._stored, *self._kept, 0 if head is None else head.size])
         if told > size:
@@ -300,7 +292,7 @@ class LogVerifier:
 
 
 def _said(row: LogRow) -> dict[str, Any]:
-    """What a row's bytes say; empty: they are no entry."""
+    """The fields in a row's bytes; empty: they are no entry."""
     try:
         return decode(row.entry)
     except Invalid:

@@ -37,8 +37,6 @@ from tenants.storage.database import Database
 
 @dataclass(frozen=True, slots=True)
 class ConfigExport:
-    """The directory as a file, at one revision."""
-
     revision: int
     wanted: Configuration
     left_out: tuple[str, ...]
@@ -82,8 +80,6 @@ class ConfigFile:
         self._clock = clock
 
     async def export(self) -> ConfigExport:
-        """The directory as a file. Raises `DatabaseUnavailable`."""
-
         def look(connection: Connection) -> ConfigExport:
             state = self._state(connection)
             return ConfigExport(state.revision, exported(state), tuple(left_out(state)))
@@ -92,7 +88,7 @@ class ConfigFile:
 
     async def plan(self, wanted: Configuration, *, if_match: IfMatch = None) -> ConfigPlan:
         """What `apply` would do now. Raises `ConfigInvalid`, and `PreconditionFailed` where the directory is
-        not at the revision that `if_match` names."""
+        not at the revision of `if_match`."""
 
         def look(connection: Connection) -> ConfigPlan:
             state = self._state(connection)
@@ -104,12 +100,9 @@ class ConfigFile:
     async def apply(
         self, actor: Actor | str, plan: ConfigPlan, *, is_rehearsal: bool = False
     ) -> list[MadeKey]:
-        """Does a plan in one transaction, with one audit row for each step: all of it, or nothing. Returns
-        the keys that it made. A rehearsal is undone at its end.
-
-        Raises `PreconditionFailed` where the directory is at another revision than the plan's, and
-        `ConfigInvalid` for what an act refuses.
-        """
+        """Does a plan in one transaction, with one audit row for each step; returns the new keys. A rehearsal
+        is rolled back. Raises `PreconditionFailed` where the directory is at another revision than the
+        plan's, and `ConfigInvalid` for what an act refuses."""
 
         async def acts(inside: Admin) -> list[MadeKey]:
             made: dict[tuple[str, str], MadeKey] = {}

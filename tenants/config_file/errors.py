@@ -11,7 +11,7 @@ Place = tuple[str | int, ...]
 
 
 class ConfigInvalid(Invalid):
-    """What stands at a place of the file cannot be taken; nothing was changed. `field` is the place."""
+    """A value of the file that is refused; nothing was changed. `field` is the place."""
 
     def __init__(self, place: Place, message: str) -> None:
         super().__init__(as_text(place), message)
@@ -25,6 +25,5 @@ def as_text(place: Place) -> str:
 
 
 def place_of(text: str) -> Place:
-    """The place that `as_text` wrote."""
     parts = re.findall(r"([^.\[\]]+)|\[(\d+)\]", text)
     return tuple(int(number) if number else name for name, number in parts)

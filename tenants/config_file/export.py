@@ -1,8 +1,7 @@
-"""A state as a configuration file: everything in one order, so that equal states give equal bytes. Pure.
+"""A state as a configuration file, in one order, so that equal states give equal bytes. Pure.
 
-A tenant's fields all stand in it, also those that have their defaults: what is changed later shows as a
-difference. Keys without a name of their own cannot be named in a file; they and their limits are left out,
-and so are overrides and brakes, which end by themselves.
+All fields of a tenant stand in it, also defaults, so that later changes show as a difference. Left out are
+keys without a unique name with their limits, and overrides and brakes, which end by themselves.
 """
 
 from __future__ import annotations
@@ -45,11 +44,10 @@ from tenants.types import DEFAULT_THRESHOLDS, Limit, Tier
 
 LIMIT_ORDER = (PLATFORM_LIMIT, TENANT_LIMIT, "project", "key", EACH_END_USER, "end_user")
 LONGEST_LINE = 2**16
-"""Nothing is folded."""
 
 
 def exported(state: ConfigState) -> Configuration:
-    """The file that a state makes no steps with."""
+    """The file that makes no steps with this state."""
     platform = [(SubjectName(PLATFORM_LIMIT), limit) for limit in state.platform_limits]
     policy = state.policy
     return Configuration(
@@ -79,7 +77,6 @@ def left_out(state: ConfigState) -> list[str]:
 
 
 def as_yaml(wanted: Configuration) -> str:
-    """The file's text."""
     writer: Any = YAML(typ="safe", pure=True)
     writer.default_flow_style = False
     writer.allow_unicode = True

@@ -1,7 +1,7 @@
-"""Plans a configuration file: what is to be done so that the directory is as the file says.
+"""Plans a configuration file: the steps that make the directory as the file says.
 
-Pure: a state, a file and nothing else make the same steps in the same order, those of the file. A state that
-is as the file says makes none. Nothing goes that the file does not name with `state: absent`.
+Pure: the same state and file make the same steps, in the order of the file; a state as in the file makes
+none. Nothing is removed without `state: absent`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ MAX_STEPS = 2_000
 
 @dataclass(frozen=True)
 class PlanTerms:
-    """What a plan needs to know besides state and file."""
-
     multipliers: Mapping[Tier, int]
     """Thousandths, of a model that is priced for the first time."""
     settings_policy: StoredPolicy
@@ -39,7 +37,7 @@ class PlanTerms:
 
 
 def make_plan(state: ConfigState, wanted: Configuration, terms: PlanTerms) -> ConfigPlan:
-    """The steps from `state` to `wanted`. Raises `ConfigInvalid`."""
+    """Raises `ConfigInvalid`."""
     steps: list[ConfigStep] = []
     for step in _steps(state, wanted, terms):
         steps.append(step)

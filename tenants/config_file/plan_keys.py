@@ -1,7 +1,7 @@
 """Steps for a tenant's keys, by their names. Pure.
 
-A key's project is set when it is made, as usage and limits name it: a file that says otherwise of one that is
-there is refused. A key whose end has passed is not made again.
+A key's project is fixed when it is made, as usage and limits name it: a file that differs is refused. A key
+whose end has passed is not made again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tenants.types import Tier
 def key_steps(
     wanted: Sequence[ConfigKey], there: TenantState, projects: Collection[str], now_us: int, place: Place
 ) -> Iterator[ConfigStep]:
-    """Steps for the keys that the file names. `there`: the tenant after its own steps."""
+    """`there`: the tenant after its own steps."""
     seen, tenant = NamedOnce(), there.tenant.name
     for number, part in enumerate(wanted):
         at, what = (*place, number), f"{tenant}: key {part.name}"
@@ -65,7 +65,7 @@ def ended(wanted: Sequence[ConfigKey], now_us: int) -> Iterator[str]:
 
 
 def _draft(part: ConfigKey, there: TenantState) -> ApiKey:
-    """The key to be. Raises `Invalid`."""
+    """The new key. Raises `Invalid`."""
     tiers = chosen_tiers(None if isinstance(part.tiers, str) else part.tiers)
     models = None if isinstance(part.models, str) else validation.models(part.models)
     default = None
@@ -120,7 +120,7 @@ def _require_project(part: ConfigKey, old: ApiKey, there: TenantState, at: Place
 def _change(
     part: ConfigKey, old: ApiKey, draft: ApiKey, there: TenantState, now_us: int, what: str, at: Place
 ) -> Iterator[ConfigStep]:
-    """The fields of the file that differ from the key as its tenant lets it be (`old`)."""
+    """The fields of the file that differ from `old`, the key within its tenant."""
     stored = next(each for each in there.keys if each.key_id == old.key_id)
     command = KeyChange()
     if part.scopes is not None and draft.scopes != old.scopes:

@@ -22,7 +22,6 @@ NARROWER = ("project", "key", "end_user")
 
 
 def name_of(subject: SubjectName, limit: Limit) -> LimitName:
-    """The name of a limit that is set."""
     if limit.window is not None:
         shape = limit.window.value
     else:
@@ -32,7 +31,6 @@ def name_of(subject: SubjectName, limit: Limit) -> LimitName:
 
 
 def name_in_file(tenant: str, part: ConfigLimit) -> LimitName:
-    """The name of a limit of the file."""
     shape = part.window or ("concurrency" if part.rate_per_s is None else "bucket")
     subject = _subject(tenant, part, ())
     return subject, part.meter, shape, part.tier or "", part.model or "", part.above_tokens
@@ -41,7 +39,7 @@ def name_in_file(tenant: str, part: ConfigLimit) -> LimitName:
 def limit_in_file(
     tenant: str, part: ConfigLimit, at: Place, keys: Mapping[str, str]
 ) -> tuple[LimitSet, Limit]:
-    """The command that sets a limit of the file, and the limit, without ids. Raises `ConfigInvalid`."""
+    """The command and the limit, without ids. Raises `ConfigInvalid`."""
     subject = _subject(tenant, part, at)
     command = _command(tenant, subject, part, keys)
     with standing_at(at):
@@ -69,8 +67,8 @@ def limit_steps(
     projects: Iterable[str],
     place: Place,
 ) -> Iterator[ConfigStep]:
-    """Steps for one tenant's limits, or (tenant '') the platform's. `keys`: ids by name, of a key to come its
-    name, of one whose end has passed none; `projects`: names of those that are there or to come."""
+    """Steps for one tenant's limits, or (tenant '') the platform's. `keys`: ids by name; of a planned key its
+    name, of an expired one none; `projects`: existing and planned names."""
     seen, known = NamedOnce(), frozenset(projects)
     for number, part in enumerate(wanted):
         at = (*place, number)
@@ -114,7 +112,7 @@ def _steps_of(
 def target_steps(
     tenant: str, wanted: Sequence[ConfigTarget], there: Iterable[Slo], place: Place
 ) -> Iterator[ConfigStep]:
-    """Steps for one tenant's targets, or (tenant '') for those of all that have none of their own."""
+    """Steps for one tenant's targets, or (tenant '') for the default ones."""
     seen, old = NamedOnce(), {(each.tier.value, each.metric): each for each in there}
     for number, part in enumerate(wanted):
         at = (*place, number)

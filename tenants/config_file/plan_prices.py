@@ -23,7 +23,7 @@ Placed = tuple[ConfigPrice, Place]
 def price_steps(
     wanted: Sequence[ConfigPrice], book: PriceBook, multipliers: Mapping[Tier, int], place: Place
 ) -> Iterator[ConfigStep]:
-    """Steps for the models that the file prices, in its order. `multipliers`: of a model without a price."""
+    """In the order of the file. `multipliers`: of a model without a price."""
     models: dict[str, dict[Tier | None, Placed]] = {}
     seen = NamedOnce()
     for number, part in enumerate(wanted):
@@ -72,7 +72,7 @@ def _record(model: str, tier: Tier, entry: PriceEntry | None) -> Mapping[str, An
 
 
 def _command(model: str, tier: Tier, parts: Mapping[Tier | None, Placed]) -> PriceSet:
-    """What the file says of all tiers, below what it says of this one."""
+    """What the file says of all tiers, overridden by what it says of this one."""
     given: dict[str, Any] = {}
     for key in (None, tier):
         if key in parts:

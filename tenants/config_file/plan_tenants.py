@@ -26,7 +26,6 @@ FIELDS = (
 def tenant_steps(
     wanted: ConfigTenant, there: TenantState | None, now_us: int, place: Place
 ) -> Iterator[ConfigStep]:
-    """Steps for one tenant and all that belongs to it."""
     if wanted.state == "absent":
         raise ConfigInvalid(
             (*place, "state"),
@@ -69,7 +68,6 @@ def _creation(wanted: ConfigTenant) -> TenantCreate:
 
 
 def _change(wanted: ConfigTenant, before: Tenant) -> TenantChange:
-    """What the file says of a tenant's fields."""
     given: dict[str, Any] = {
         name: getattr(wanted, name) for name in FIELDS if getattr(wanted, name) is not None
     }
@@ -96,7 +94,7 @@ _OF_COMMAND = {"default_tier": "tier"}
 
 
 def _only(change: TenantChange, changes: Iterable[str]) -> TenantChange:
-    """The change without the fields that stay as they are."""
+    """The change without the fields that stay."""
     names = {_OF_COMMAND.get(name.partition(".")[0], name.partition(".")[0]) for name in changes}
     if names & {"tier", "tiers"}:
         names |= {"tier", "tiers"}

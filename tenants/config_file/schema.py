@@ -10,7 +10,6 @@ from tenants.config_file.document import Configuration
 
 
 def json_schema() -> dict[str, Any]:
-    """Draft 2020-12."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Fairgate configuration",

@@ -1,4 +1,4 @@
-"""What the database says of all that a configuration file can hold, from one snapshot."""
+"""Everything that a configuration file can hold, read from one snapshot of the database."""
 
 from __future__ import annotations
 
@@ -34,8 +34,6 @@ class SubjectName:
 
 @dataclass(slots=True)
 class TenantState:
-    """One tenant with all that belongs to it."""
-
     tenant: Tenant
     projects: dict[str, Project] = field(default_factory=dict)
     """By name."""
@@ -45,11 +43,11 @@ class TenantState:
     targets: list[Slo] = field(default_factory=list)
 
     def keys_called(self, name: str) -> list[ApiKey]:
-        """Keys of this name, with what the tenant's own tiers and models leave of theirs."""
+        """Keys of this name, within the tenant's tiers and models."""
         return [within(key, self.tenant) for key in self.keys if key.name == name]
 
     def named_keys(self) -> Iterator[ApiKey]:
-        """Keys whose name is theirs alone and that can be used, by name."""
+        """Usable keys with a unique name, by name."""
         times = Counter(key.name for key in self.keys)
         for each in sorted(self.keys, key=lambda each: each.name):
             key = within(each, self.tenant)
@@ -58,7 +56,6 @@ class TenantState:
                 yield key
 
     def named_limits(self) -> Iterator[tuple[SubjectName, Limit]]:
-        """Limits whose subject has a name, with it."""
         projects = {each.project_id: name for name, each in self.projects.items()}
         keys = {each.key_id: each.name for each in self.named_keys()}
         for limit in self.limits:
@@ -95,7 +92,7 @@ class ConfigState:
 
 
 def within(key: ApiKey, tenant: Tenant) -> ApiKey:
-    """A key with what its tenant allows of its tiers and models, as requests have it."""
+    """A key within its tenant's tiers and models, as requests have it."""
     tiers = None if key.tiers is None else key.tiers & tenant.tiers
     models = key.models
     if models is not None and tenant.models is not None:
@@ -106,7 +103,7 @@ def within(key: ApiKey, tenant: Tenant) -> ApiKey:
 
 
 def read_state(connection: Connection, now_us: int) -> ConfigState:
-    """Everything, with as many statements for ten tenants as for ten thousand."""
+    """Everything, in a number of statements that does not depend on the number of tenants."""
     by_id: dict[str, TenantState] = {
         tenant.tenant_id: TenantState(tenant) for tenant in queries.tenants_where(connection)
     }

@@ -25,8 +25,6 @@ from tenants.errors import Invalid
 
 @dataclass(frozen=True, slots=True)
 class PolicyMove:
-    """From the policy in force to another."""
-
     before: StoredPolicy
     after: StoredPolicy
 
@@ -107,7 +105,7 @@ def stored(revision: int) -> dict[str, int]:
 
 
 def differences(before: Record | None, after: Record | None) -> dict[str, tuple[Any, Any]]:
-    """The fields that differ, those inside others as `outer.inner`; None: nothing was or is there."""
+    """The fields that differ, nested ones as `outer.inner`; None: nothing exists."""
     old, new = _flat(before or {}), _flat(after or {})
     names = sorted(set(old) | set(new))
     return {name: (old.get(name), new.get(name)) for name in names if (old.get(name)) != (new.get(name))}
@@ -125,7 +123,7 @@ def _flat(record: Record) -> dict[str, Any]:
 
 @contextmanager
 def standing_at(place: Place) -> Iterator[None]:
-    """What an act's rules refuse inside is an error of this place of the file."""
+    """Turns an act's refusal into an error at this place of the file."""
     try:
         yield
     except ConfigInvalid:
@@ -141,7 +139,7 @@ class NamedOnce:
         self._places: dict[object, Place] = {}
 
     def add(self, identity: object, what: str, place: Place) -> None:
-        """Raises `ConfigInvalid` for an identity that was there before."""
+        """Raises `ConfigInvalid` for a repeated identity."""
         first = self._places.setdefault(identity, place)
         if first != place:
             raise ConfigInvalid(place, f"{what} stands at {as_text(first)} already")

@@ -1,4 +1,4 @@
-"""What is there and a configuration file does not name: it stays as it is. Pure."""
+"""What exists and a configuration file does not name: it stays. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tenants.config_file.plan_tenants import DEFAULT_PROJECT
 
 
 def unnamed(there: Configuration, wanted: Configuration) -> Iterator[str]:
-    """Things of `there` (the state as a file) that `wanted` does not name; of tenants that it does not name
-    the tenants alone."""
+    """Things of `there` (the state as a file) that `wanted` does not name; of unnamed tenants the tenants
+    alone."""
     if there.policy is not None and wanted.policy is None:
         yield f"scheduling policy {there.policy.name}"
     priced = {each.model for each in wanted.prices}

@@ -1,8 +1,8 @@
 """Reads a configuration file: YAML 1.2 of plain values, with the line of each.
 
-The parser's events are taken one by one, so that what is too deep or refused ends the reading where it
-stands. Anchors, aliases and tags are refused: a file under review says what it says, and no file can be
-larger than it looks. Plain words become values by the core schema of YAML 1.2: `yes` and `on` are words.
+The parser's events are taken one by one, so that input that is too deep or refused ends the reading at once.
+Anchors, aliases and tags are refused, so that no file is larger than it looks. Plain words follow the core
+schema of YAML 1.2: `yes` and `on` are words.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class BadFile(ValueError):
 
 @dataclass
 class Lines:
-    """Where a value stands, and what is in it."""
+    """Lines of values."""
 
     line: int
     inside: dict[str | int, Lines] = field(default_factory=dict)
 
     def of(self, place: Place) -> int:
-        """The line of a place, or of the last thing on the way to it that is there."""
+        """The line of a place, or of its nearest existing parent."""
         found = self
         for part in place:
             following = found.inside.get(part)
@@ -63,18 +63,15 @@ class Lines:
 
 @dataclass(frozen=True)
 class ConfigFileText:
-    """A file as read."""
-
     wanted: Configuration
     lines: Lines
 
     def bad(self, error: ConfigInvalid) -> BadFile:
-        """The error with its line."""
         return BadFile(self.lines.of(error.place), f"{error.field}: {error.message}")
 
 
 def read_file(text: bytes) -> ConfigFileText:
-    """The configuration in a file's bytes. Raises `BadFile`."""
+    """Raises `BadFile`."""
     value, lines = read_yaml(text)
     try:
         return ConfigFileText(converted(value), lines)
@@ -103,7 +100,7 @@ def read_yaml(text: bytes) -> tuple[Any, Lines]:
 
 
 def converted(value: Any) -> Configuration:
-    """A value as the file's shape. Raises `ConfigInvalid`."""
+    """Raises `ConfigInvalid`."""
     try:
         return msgspec.convert(value, Configuration)
     except msgspec.ValidationError as error:
@@ -139,7 +136,7 @@ def _words_at(kind: Type, place: Place) -> list[str]:
 
 
 def _bounded(events: Iterable[Any]) -> Iterator[Any]:
-    """The events of a file that is not too long. Raises `BadFile`."""
+    """The events of a file, up to the bound. Raises `BadFile`."""
     items = 0
     for event in events:
         items += type(event).__name__ in ("ScalarEvent", "MappingStartEvent", "SequenceStartEvent")
@@ -206,7 +203,7 @@ def _key(event: Any, place: Place) -> str:
 
 
 def _scalar(event: Any, place: Place) -> Any:
-    """A plain scalar by the core schema; what is quoted is text."""
+    """A plain scalar by the core schema; quoted ones are text."""
     text = str(event.value)
     if _NO_TEXT.search(text):  # written as an escape
         raise BadFile(_line(event), f"{as_text(place)}: holds NUL or half a character, which no text may")
@@ -243,6 +240,5 @@ def _line(event: Any) -> int:
 
 
 def _line_of(error: Exception, text: str) -> int:
-    """The line of an error of the reader, which has a position only."""
     position = getattr(error, "position", None)
     return text.count("\n", 0, position) + 1 if isinstance(position, int) else 0

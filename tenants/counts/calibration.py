@@ -1,7 +1,7 @@
-"""Told against happened: how often the figures that requests were told on arrival were kept.
+"""Calibration of told figures: how often the figures told on arrival were kept.
 
-Counted by hour, model, tier, figure, told wait and kind of promise; every gateway adds its own, each flush
-exactly once.
+Counted by hour, model, tier, figure, told wait and kind of promise; each flush of a gateway counts exactly
+once.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ class KeptCount(NamedTuple):
     within_p90: int
 
     def plus(self, other: KeptCount) -> KeptCount:
-        """The sum of both."""
         return KeptCount(
             self.requests + other.requests,
             self.within_p50 + other.within_p50,
@@ -69,8 +68,8 @@ async def add(
 
 
 async def purge(database: Database, now_s: float) -> int:
-    """Deletes the oldest hours beyond `KEPT_S`, at most `MAX_PURGED_HOURS` of them. Returns how many rows.
-    Raises `DatabaseUnavailable`."""
+    """Deletes at most `MAX_PURGED_HOURS` of the hours beyond `KEPT_S`; returns how many rows. Raises
+    `DatabaseUnavailable`."""
     hour_s: Any = calibration_counts.c.hour_s
 
     def work(connection: Connection) -> int:

@@ -32,8 +32,8 @@ ENGINE_COUNTS = tuple(engine_minutes.c[name] for name in EngineMinute.__dataclas
 async def add(
     database: Database, gateway_id: str, counted: MinutesCounted, flush: Flush, now_us: int
 ) -> None:
-    """Adds a gateway's counts to its rows, all in one transaction and once for each flush. Raises
-    `DatabaseUnavailable`: whether they were added is then unknown, and the flush is to be repeated."""
+    """Adds a gateway's counts in one transaction, once for each flush. Raises `DatabaseUnavailable`: whether
+    they were added is then unknown, and the flush is to be repeated."""
     flow = [
         {**key._asdict(), "gateway_id": gateway_id, **asdict(counts)} for key, counts in counted.flow.items()
     ]
@@ -52,7 +52,7 @@ async def add(
 
 
 async def purge(database: Database, now_us: int) -> None:
-    """Deletes the oldest minutes beyond their time, at most an hour of them. Raises `DatabaseUnavailable`."""
+    """Deletes at most an hour of the minutes beyond their time. Raises `DatabaseUnavailable`."""
 
     def work(connection: Connection) -> None:
         for table in (flow_minutes, engine_minutes):
@@ -67,8 +67,8 @@ async def purge(database: Database, now_us: int) -> None:
 def flow_by_window(
     connection: Connection, window_us: int, conditions: Sequence[ColumnElement[bool]], most: int
 ) -> list[tuple[FlowKey, FlowMinute]]:
-    """Windows with something in them, all gateways together, in the order of their keys. The conditions bound
-    the minutes, by which the table is read."""
+    """Windows with something in them, of all gateways, in the order of their keys. The conditions bound the
+    minutes, by which the table is indexed."""
     table = flow_minutes
     start = window_of(window_us)
     keys = (start, table.c.pool, table.c.tier, table.c.tenant_id)
@@ -86,7 +86,7 @@ def flow_by_window(
 
 
 def window_of(window_us: int) -> ColumnElement[Any]:
-    """The begin of a minute's window."""
+    """The start of a minute's window."""
     minute_us = flow_minutes.c.minute_us
     # Of minutes the column itself: in the key's order a page reads no more than it has.
     return minute_us if window_us == MINUTE_US else minute_us - minute_us % window_us
@@ -102,7 +102,7 @@ def served_tokens(connection: Connection, from_us: int, to_us: int) -> int:
 def served_by_hour(
     connection: Connection, from_us: int, to_us: int, tenant_ids: Sequence[str]
 ) -> dict[str, tuple[int, ...]]:
-    """Service of these tenants in each hour with a minute of theirs, in cost tokens."""
+    """Service of these tenants by hour, in cost tokens."""
     table, hour = flow_minutes, window_of(HOUR_US)
     query = (
         select(table.c.tenant_id, hour, func.sum(table.c.served_tokens))
@@ -116,8 +116,7 @@ def served_by_hour(
 
 
 def engine_sums(connection: Connection, from_us: int, to_us: int) -> list[tuple[str, str, EngineMinute]]:
-    """Of each pool and replica the sums of the minutes that begin in that time, by the accounts that
-    `engines_by_minute` shows."""
+    """Sums by pool and replica of the minutes that begin in that time, from `engines_by_minute`."""
     minute_us = engine_minutes.c.minute_us
     ranked = _ranked([minute_us >= from_us, minute_us < to_us])
     keys = (ranked.c.pool, ranked.c.replica)
@@ -130,7 +129,7 @@ def engine_sums(connection: Connection, from_us: int, to_us: int) -> list[tuple[
 
 
 def _ranked(conditions: Sequence[ColumnElement[bool]]) -> Subquery:
-    """Minutes of replicas with the place of each gateway's account: the first saw the replica longest."""
+    """Minutes of replicas, with the rank of each gateway's account: the first saw the replica longest."""
     table = engine_minutes
     keys = (table.c.minute_us, table.c.pool, table.c.replica)
     rank = func.row_number().over(partition_by=keys, order_by=(table.c.seen_us.desc(), table.c.gateway_id))
@@ -140,8 +139,7 @@ def _ranked(conditions: Sequence[ColumnElement[bool]]) -> Subquery:
 def engines_by_minute(
     connection: Connection, conditions: Sequence[ColumnElement[bool]], most: int
 ) -> list[tuple[EngineKey, EngineMinute]]:
-    """At most `most` replicas and minutes in the order of their keys; of several gateways the account of the
-    one that saw the replica longest."""
+    """In the order of keys; of several gateways the account that saw the replica longest."""
     ranked = _ranked(conditions)
     order = (ranked.c.minute_us, ranked.c.pool, ranked.c.replica)
     query = select(*ranked.c).where(ranked.c.place == 1).order_by(*order).limit(most)

@@ -1,7 +1,7 @@
 """Counts of one minute: what tenants had of a pool, and what an engine did.
 
-Several gateways count one minute. What tenants had of each is added up; an engine is seen by all of them, so
-that of an engine the account of the gateway that saw it longest counts.
+Several gateways count one minute. Tenants' counts are summed; of an engine, which all of them see, the
+account of the gateway that saw it longest counts.
 """
 
 from __future__ import annotations
@@ -60,8 +60,6 @@ class FlowMinute:
 
 @dataclass(slots=True)
 class EngineMinute:
-    """Counts of one replica."""
-
     state: str = "down"
     """When it was last looked at: `up` or `down`."""
     seen_us: int = 0
@@ -71,7 +69,6 @@ class EngineMinute:
     """Up, and no step ran."""
     steps: int = 0
     step_us: int = 0
-    """Time of all steps."""
     batch_sum: int = 0
     """Sequences of each step, added up."""
     computed_tokens: int = 0
@@ -83,7 +80,6 @@ class EngineMinute:
     """Share of the KV cache in use (thousandths), times seconds."""
 
     def as_json(self) -> dict[str, Any]:
-        """Means where they say more than sums."""
         steps, seen_s = max(1, self.steps), max(1e-6, self.seen_us / 1e6)
         return {
             "state": self.state,

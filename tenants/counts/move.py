@@ -1,4 +1,4 @@
-"""A move of a control loop's knob as it is kept: when, where, from where to where, and why. Pure."""
+"""A move of a control loop's knob, as stored. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ class StoredMove(msgspec.Struct, frozen=True):
     at_us: int
     """Microseconds since 1970."""
     gateway_id: str
-    """The gateway that decided."""
     model: str
     knob: str
     before: float
@@ -32,10 +31,9 @@ class StoredMove(msgspec.Struct, frozen=True):
     mode: str
     """Of the control loop then."""
     knobs: dict[str, float]
-    """Where all knobs of this model really stood right after the look at the traffic that gave this move."""
+    """All knobs of this model right after the observation that led to this move."""
 
     def as_json(self) -> dict[str, Any]:
-        """As operators see it."""
         return {
             "id": self.move_id,
             "object": "control_move",

@@ -20,8 +20,7 @@ MAX_PURGED = 20_000
 
 
 async def add(database: Database, moves: Sequence[StoredMove]) -> None:
-    """Inserts moves; those that are there already stay as they are, so that a batch can be repeated. Raises
-    `DatabaseUnavailable`."""
+    """Existing moves stay, so that a batch can be repeated. Raises `DatabaseUnavailable`."""
 
     def work(connection: Connection) -> None:
         rows = [
@@ -35,7 +34,6 @@ async def add(database: Database, moves: Sequence[StoredMove]) -> None:
 
 
 def where(connection: Connection, conditions: Sequence[ColumnElement[bool]], most: int) -> list[StoredMove]:
-    """The first `most` moves, newest first."""
     columns = [control_moves.c[name] for name in StoredMove.__struct_fields__]
     order = (control_moves.c.at_us.desc(), control_moves.c.move_id.desc())
     query = select(*columns).where(*conditions).order_by(*order).limit(most)
@@ -47,8 +45,8 @@ def where(connection: Connection, conditions: Sequence[ColumnElement[bool]], mos
 
 
 async def purge(database: Database, now_s: float, most_rows: int = MAX_ROWS) -> int:
-    """Deletes moves older than `KEPT_S`, and the oldest beyond `most_rows`; at most `MAX_PURGED`. Returns how
-    many. Raises `DatabaseUnavailable`."""
+    """Deletes moves older than `KEPT_S`, and the oldest beyond `most_rows`; at most `MAX_PURGED`. Raises
+    `DatabaseUnavailable`."""
 
     def work(connection: Connection) -> int:
         newest = select(control_moves.c.at_us, control_moves.c.move_id).order_by(

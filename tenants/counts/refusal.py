@@ -52,11 +52,9 @@ class RefusedRequest(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> RefusalKey:
-        """What it is counted by."""
         return RefusalKey(self.at_us // 60_000_000 * 60, self.tenant_id, self.code, self.limit_id)
 
     def as_json(self) -> dict[str, Any]:
-        """As operators see it."""
         return {
             "request_id": self.request_id,
             "object": "refusal",
@@ -75,21 +73,20 @@ class RefusedRequest(msgspec.Struct, frozen=True):
         }
 
     def for_tenant(self) -> RefusedRequest:
-        """As its tenant sees it: of a limit on all tenants together it reads no numbers."""
+        """As its tenant sees it: without the numbers of platform limits."""
         if not self.of_platform:
             return self
         return msgspec.structs.replace(self, limit_id="", wanted=None, available=None)
 
 
 def added(counts: Counts, more: Mapping[RefusalKey, int]) -> None:
-    """Adds `more` to `counts`."""
     for key, count in more.items():
         counts[key] = counts.get(key, 0) + count
 
 
 def merged(counts: Counts, most: int) -> Counts:
-    """The same refusals under at most `most` keys: first the minutes are given up, then the limits, then the
-    tenants, each only where that is needed. Codes are few and stay, whatever `most` is."""
+    """The same refusals under at most `most` keys: minutes are given up first, then limits, then tenants,
+    each only where needed. Codes are few and always stay."""
     first_s = min((key.minute_s for key in counts), default=0)
     coarser: tuple[Callable[[RefusalKey], RefusalKey], ...] = (
         lambda key: key._replace(minute_s=first_s),

@@ -1,8 +1,7 @@
 """Storage of refused requests: some whole, all counted by minute, tenant, code and limit.
 
-After two days the minutes of an hour are added up, so that fewer rows are kept for 90 days. Each flush of a
-gateway adds its counts exactly once (`tenants/storage/flushes.py`). Rows are purged by age and number; no
-account depends on them.
+After two days the minutes of an hour are added up; hours are kept for 90 days. Each flush of a gateway counts
+exactly once (`tenants/storage/flushes.py`). Purged by age and number; no account depends on it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ KEPT_COUNTS_S = 90 * DAY_S
 KEPT_MINUTES_S = 2 * DAY_S
 """After that, minutes are added up to their hours."""
 MAX_ADDED_UP = 120
-"""Minutes that are added up by one purge."""
 MAX_ROWS = 2_000_000
 MAX_PURGED = 20_000
 """Rows removed by one statement, so that it does not block other writes for long."""
@@ -40,8 +38,7 @@ async def add(
     flush: Flush,
     now_s: float,
 ) -> None:
-    """Adds the counts and inserts the rows, unless this flush was added before. Raises
-    `DatabaseUnavailable`."""
+    """Adds the counts and rows, unless this flush was added before. Raises `DatabaseUnavailable`."""
 
     def work(connection: Connection) -> None:
         if flushes.is_new(connection, flush, round(now_s * 1e6)):
@@ -66,7 +63,7 @@ def _add_counts(connection: Connection, counts: Mapping[RefusalKey, int]) -> Non
 
 
 def find(connection: Connection, request_id: str) -> RefusedRequest | None:
-    """The refusal of a request; None: there is none, it was not kept whole, or it was purged."""
+    """None: not refused, not kept whole, or purged."""
     found = where(connection, [refusals.c.request_id == request_id], 1)
     return found[0] if found else None
 
@@ -74,7 +71,6 @@ def find(connection: Connection, request_id: str) -> RefusedRequest | None:
 def where(
     connection: Connection, conditions: Sequence[ColumnElement[bool]], most: int
 ) -> list[RefusedRequest]:
-    """The first `most` refusals, newest first."""
     columns = [refusals.c[name] for name in RefusedRequest.__struct_fields__]
     order = (refusals.c.at_us.desc(), refusals.c.request_id.desc())
     query = select(*columns).where(*conditions).order_by(*order).limit(most)
@@ -105,8 +101,8 @@ async def purge(database: Database, now_s: float, most_rows: int = MAX_ROWS) -> 
 
 
 def _add_up(connection: Connection, before_s: int) -> bool:
-    """Adds the oldest minute before `before_s` to its hour; False: none is left of the day before that. Two
-    gateways may do so at once: what one of them deletes the other does not see."""
+    """Adds the oldest minute before `before_s` to its hour; False: none is left. Two gateways may do so at
+    once: what one of them deletes the other does not see."""
     minute_s: Any = refusal_counts.c.minute_s
     of_day = [minute_s >= before_s - DAY_S, minute_s < before_s, minute_s % 3600 != 0]
     oldest_s = connection.execute(select(minute_s).where(*of_day).order_by(minute_s).limit(1)).scalar()
@@ -122,7 +118,7 @@ def _add_up(connection: Connection, before_s: int) -> bool:
 
 
 def _purge_counts(connection: Connection, before_s: int) -> int:
-    """Deletes whole minutes, as many as have at most `MAX_PURGED` counts, and one at least."""
+    """Deletes whole minutes with at most `MAX_PURGED` counts together, and one at least."""
     minute_s: Any = refusal_counts.c.minute_s
     oldest = select(minute_s).where(minute_s < before_s).order_by(minute_s).limit(MAX_PURGED)
     found = connection.execute(oldest).scalars().all()

@@ -1,10 +1,9 @@
 """In-memory directory of tenants, projects and API keys; authenticates requests.
 
-`authenticate` is a look-up and one HMAC, no SQL. A poller reads one row, the directory's revision, four times
-a second; when it has grown the changed tenants are reloaded, so an admin act made anywhere (another gateway,
-the CLI) takes effect within a second. An unknown key triggers an immediate refresh (`look_again`). When the
-database is down the last known state keeps serving for `max_stale_s`, then `authenticate` fails closed
-(`DirectoryStale`): for that long a revocation may be unseen.
+`authenticate` is a look-up and one HMAC, no SQL. A poller reads the directory's revision four times a second
+and reloads changed tenants, so an admin act made anywhere takes effect within a second. An unknown key
+triggers a refresh (`look_again`). While the database is down the last known state serves for `max_stale_s`
+(for that long a revocation may be unseen), then `authenticate` fails closed (`DirectoryStale`).
 """
 
 from __future__ import annotations
@@ -39,8 +38,6 @@ LOOK_AGAIN_MOST_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One resolved secret: everything `authenticate` needs."""
-
     digest: bytes
     refusal: KeyReason | None
     expires_us: int | None
@@ -54,8 +51,6 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class _TenantState:
-    """One loaded tenant."""
-
     tenant: Tenant
     limits: tuple[Limit, ...]
     entries: dict[str, _Entry]
@@ -75,7 +70,7 @@ class _Loaded:
 
 
 class Directory:
-    """The directory as a running server sees it. `start` it before use; `close` it."""
+    """The directory of a running server. `start` it before use; `close` it."""
 
     def __init__(
         self,
@@ -98,7 +93,6 @@ class Directory:
         self._tenants: dict[str, _TenantState] = {}
         self._entries: dict[str, _Entry] = {}
         self._by_key: dict[str, _Entry] = {}
-        """One entry of each key, by the key's id."""
         self._poller: asyncio.Task[None] | None = None
         self._refreshing = asyncio.Lock()
         self._looking_again = asyncio.Lock()
@@ -127,11 +121,8 @@ class Directory:
         return max(0.0, self._monotonic() - self._fresh_at_s)
 
     def authenticate(self, secret: str, now_s: float) -> Principal:
-        """The principal of a key's text; `now_s` is seconds since 1970.
-
-        Raises `KeyRejected` with its reason, or `DirectoryStale` when the database has been away for too
-        long.
-        """
+        """The principal of a key's text; `now_s` is seconds since 1970. Raises `KeyRejected`, or
+        `DirectoryStale` when the database has been away for too long."""
         if self.stale_s > self._max_stale_s:
             raise DirectoryStale("the directory could not be refreshed; keys cannot be checked now")
         public_id = public_id_of(secret)
@@ -147,7 +138,7 @@ class Directory:
         return entry.principal
 
     def standing(self, key_id: str, now_s: float) -> Principal:
-        """The principal of a key that was authenticated before, as it is now. Raises `KeyRejected`."""
+        """The current principal of a key that was authenticated before. Raises `KeyRejected`."""
         entry = self._by_key.get(key_id)
         if entry is None:
             raise KeyRejected("unknown")
@@ -158,40 +149,38 @@ class Directory:
         return entry.principal
 
     def ends_running(self, key_id: str) -> bool:
-        """Whether what runs with this key is to end: it was revoked, or its project or tenant suspended, with
+        """Whether running requests of the key end: it was revoked, or its project or tenant suspended, with
         `now`."""
         entry = self._by_key.get(key_id)
         return entry is not None and entry.refusal is not None and entry.ends_running
 
     def tenant(self, tenant_id: str) -> Tenant | None:
-        """A tenant by id."""
         state = self._tenants.get(tenant_id)
         return None if state is None else state.tenant
 
     def tenants(self) -> list[Tenant]:
-        """Every tenant, suspended ones included, by name."""
+        """Every tenant by name, suspended ones included."""
         return sorted((state.tenant for state in self._tenants.values()), key=lambda tenant: tenant.name)
 
     def limits(self, now_s: float, tenant_id: str | None = None) -> list[Limit]:
-        """Every limit, or one tenant's (with its projects', keys' and end users'), as in force at `now_s`
-        (seconds since 1970); those of `PLATFORM` are its own."""
+        """Limits as in force at `now_s` (seconds since 1970): all, or one tenant's with its projects', keys'
+        and end users'; those of `PLATFORM` are its own."""
         found = {each: state.limits for each, state in self._tenants.items()} | {PLATFORM: self._platform}
         chosen = found.values() if tenant_id is None else [found.get(tenant_id, ())]
         return [limit.at(now_s) for limits in chosen for limit in limits]
 
     @property
     def has_ceilings(self) -> bool:
-        """Whether a limit may refill faster than at its rate, while no override keeps it from that."""
+        """Whether some limit may now refill faster than at its rate."""
         held = (self._platform, *(state.limits for state in self._tenants.values()))
         return any(limit.ceiling_per_s is not None for limits in held for limit in limits)
 
     @property
     def prices(self) -> PriceBook:
-        """The price book in force."""
         return self._prices
 
     async def prices_at(self, version: int) -> PriceBook:
-        """The price book of an earlier version, for a request reserved with it; 0: the one in force. Raises
+        """The price book that a request was reserved with; 0: the current one. Raises
         `DatabaseUnavailable`."""
         if version in (0, self._prices.version):
             return self._prices
@@ -220,8 +209,8 @@ class Directory:
         return self._revision != before
 
     async def next_poll(self) -> None:
-        """Returns after the poller's next refresh. A change committed before the call is in force after the
-        second refresh at the latest (the first may have begun before)."""
+        """Returns after the poller's next refresh. A change committed before the call is loaded by the second
+        refresh at the latest (the first may have begun before)."""
         await self._polled.wait()
 
     def _apply(self, loaded: _Loaded) -> None:
@@ -257,7 +246,7 @@ class Directory:
 
 
 def _load(connection: Connection, since: int, prices_version: int) -> _Loaded:
-    """Changes after revision `since`, from one consistent snapshot."""
+    """Changes after revision `since`, from one snapshot."""
     revision = queries.revision(connection)
     pepper = queries.setting(connection, PEPPER_SETTING)
     if revision == since:

@@ -1,8 +1,8 @@
 """Gateway heartbeats in the database.
 
-Requests of a gateway that has been silent for too long are settled by another. Ages are measured on the
-database's clock, so that gateways' clocks need not agree (SQLite: the machine's, which all its users share).
-A row names the process that writes it (`Instance`), so that two processes never write one in turns.
+Another gateway settles the requests of one that has been silent for too long. Ages are measured on the
+database's clock (SQLite: the machine's). A row names the process that writes it (`Instance`), so that two
+processes never write one in turns.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ CONFIRM_EVERY_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One process that serves under a gateway's id."""
-
     instance_id: str = ""
     """Random; empty: not known."""
     runs_in: str = ""
@@ -45,11 +43,8 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class GatewaySeen:
-    """A gateway as recorded in the database."""
-
     gateway_id: str
     address: str
-    """For display."""
     engines: frozenset[str]
     """Names of the engines that it can send requests to."""
     silent_s: float
@@ -76,8 +71,6 @@ class IdentityTaken(TenancyError):
 
 
 class GatewayRegistry:
-    """Reads and writes heartbeats."""
-
     def __init__(self, database: Database, wall_clock: Callable[[], float] = time.time) -> None:
         """`wall_clock` (seconds since 1970) is used with SQLite only."""
         self._database = database
@@ -93,8 +86,8 @@ class GatewayRegistry:
         takes_over: bool = True,
     ) -> list[GatewaySeen]:
         """Writes a heartbeat; returns every gateway, this one included. Raises `DatabaseUnavailable`,
-        `Invalid` for a name that cannot be stored, and, unless it `takes_over`, `IdentityTaken`: the row is
-        of another process, and stays as it is."""
+        `Invalid` for a name that cannot be stored, and, unless it `takes_over`, `IdentityTaken` where another
+        process has the row."""
         if not 0 < len(gateway_id) <= MAX_GATEWAY_ID:
             raise Invalid("gateway_id", f"must have 1 to {MAX_GATEWAY_ID} characters")
         if len(engines) > MAX_ENGINES:
@@ -125,7 +118,7 @@ class GatewayRegistry:
         return await self._database.write(write)
 
     async def find(self, gateway_id: str) -> GatewaySeen | None:
-        """One gateway; None: it has stopped in order, or never began."""
+        """None: it has stopped in order, or never began."""
         return next((each for each in await self.seen() if each.gateway_id == gateway_id), None)
 
     async def is_held_by(self, gateway_id: str, instance: Instance) -> bool:
@@ -134,15 +127,15 @@ class GatewayRegistry:
         return found is None or found.instance_id in ("", instance.instance_id)
 
     async def serve(self, gateway_id: str, revision: int) -> None:
-        """Confirms that a gateway serves by this revision of the directory."""
+        """Records the directory's revision that a gateway serves."""
         this = update(gateways).where(gateways.c.id == gateway_id)
         await self._database.write(
             lambda connection: connection.execute(this.values(served_revision=revision))
         )
 
     async def not_serving(self, stale_s: float, wait_s: float = CONFIRM_S) -> list[GatewaySeen]:
-        """Waits until every gateway serves by the directory's present revision, for up to `wait_s`; returns
-        those that do not then. One that has been silent for longer than `stale_s` is taken for dead."""
+        """Waits up to `wait_s` until every gateway serves the directory's revision; returns those that do
+        not. One that has been silent for longer than `stale_s` is taken for dead."""
         until_s = time.monotonic() + wait_s
         revision: int | None = None
         while True:
@@ -161,7 +154,6 @@ class GatewayRegistry:
             await asyncio.sleep(CONFIRM_EVERY_S)
 
     async def seen(self) -> list[GatewaySeen]:
-        """Every gateway."""
         return await self._database.read(lambda connection: _seen(connection, self._now_us(connection)))
 
     async def claim(self, gateway_id: str, adopter: str, stale_s: float) -> bool:
@@ -185,7 +177,7 @@ class GatewayRegistry:
 
     async def forget(self, gateway_id: str, silent_s: float = 0.0, instance: Instance | None = None) -> None:
         """Removes a gateway that has stopped, or has been silent for `silent_s`, once all its requests are
-        settled, with its progress record. With `instance` only where the row is of that process."""
+        settled, with its progress record. With `instance` only the row of that process."""
 
         def write(connection: Connection) -> None:
             latest_us = self._now_us(connection) - round(silent_s * 1e6)

@@ -1,8 +1,8 @@
 """Requests and stored answers by `Idempotency-Key`.
 
 A row is claimed before any budget is held, so that only one gateway runs the request. When the request has
-ended the row gets its answer, or is deleted where nothing was charged. Idempotency keys belong to the API key
-that sent them.
+ended the row gets its answer, or is deleted where nothing was charged. Keys belong to the API key that sent
+them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tenants.storage.upserts import insert
 MAX_KEY_CHARACTERS = 255
 MAX_PURGED = 10_000
 FULL = 0.875
-"""Of a tenant's bytes: with more in use no key is claimed, so that the answers under way find room."""
+"""Of a tenant's bytes; above it no key is claimed, so that the answers under way find room."""
 _pack, _unpack = msgspec.msgpack.encode, msgspec.msgpack.Decoder(list[bytes]).decode
 
 
@@ -44,12 +44,9 @@ class AnswersTooLarge(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """An idempotency key of one API key."""
-
     key_id: str
     idempotency_key: str
     tenant_id: str
-    """The key's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +89,8 @@ class IdempotentAnswers:
         instead_of: str | None = None,
     ) -> Claimed | None:
         """Claims the key durably; None on success, otherwise the existing claim. `instead_of`: a request that
-        never began and whose gateway is gone; its claim is taken over. Raises `TooManyKeys`, and
-        `AnswersTooLarge` where no further answer could be kept."""
+        never began and whose gateway is gone; its claim is taken over. Raises `TooManyKeys`,
+        `AnswersTooLarge`."""
 
         def write(connection: Connection) -> Claimed | None:
             gone = table.c.expires_us <= now_us
@@ -137,8 +134,8 @@ class IdempotentAnswers:
         return await self._database.read(lambda connection: connection.execute(found).first() is not None)
 
     async def keep(self, scope: Scope, request_id: str, answer: StoredAnswer) -> bool:
-        """Stores the answer of a request that has ended, without its pieces where its tenant's answers would
-        be larger than allowed. False when the claim was lost."""
+        """Stores the answer of an ended request, without its pieces where its tenant's answers would be too
+        large. False when the claim was lost."""
         pieces = None if answer.pieces is None else zlib.compress(_pack(list(answer.pieces)))
         head_bytes = len(_pack(dict(answer.headers)))
 
@@ -160,8 +157,6 @@ class IdempotentAnswers:
         return await self._database.write(write)
 
     async def release(self, scope: Scope, request_id: str) -> None:
-        """Deletes the claim of a request that was not charged."""
-
         def write(connection: Connection) -> None:
             connection.execute(
                 delete(table).where(_is(scope), table.c.request_id == request_id, table.c.status == 0)
@@ -170,8 +165,6 @@ class IdempotentAnswers:
         await self._database.write(write)
 
     async def purge(self, now_us: int) -> int:
-        """Deletes expired rows, at most `MAX_PURGED`; returns how many."""
-
         def write(connection: Connection) -> int:
             expired = list(
                 connection.execute(

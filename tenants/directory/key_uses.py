@@ -1,4 +1,4 @@
-"""Last uses of keys. Beside the directory: a use changes nothing that gateways serve by."""
+"""Last uses of keys, which change nothing that gateways serve by."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tenants.storage.upserts import insert
 
 
 def note(connection: Connection, last_us: Mapping[str, int]) -> None:
-    """Stores last uses by key id; one that is later already stays."""
+    """By key id; a later stored use stays."""
     new = insert(connection, key_uses)
     latest = case((new.excluded.last_us > key_uses.c.last_us, new.excluded.last_us), else_=key_uses.c.last_us)
     connection.execute(
@@ -23,7 +23,7 @@ def note(connection: Connection, last_us: Mapping[str, int]) -> None:
 
 
 def last_uses(connection: Connection, key_ids: list[str]) -> dict[str, int]:
-    """Last use in microseconds since 1970, by key id; keys that were never used are left out."""
+    """In microseconds since 1970, by key id; unused keys are left out."""
     return {
         row.key_id: row.last_us
         for chunk in chunks(key_ids)

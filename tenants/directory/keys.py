@@ -53,7 +53,6 @@ def check_pepper(pepper: bytes) -> bytes:
 
 
 def new_key(pepper: bytes) -> NewKey:
-    """Generates a key."""
     public_id = "".join(secrets.choice(_ALPHABET) for _ in range(_PUBLIC_CHARS))
     secret = "".join(secrets.choice(_ALPHABET) for _ in range(_SECRET_CHARS))
     text = f"{PREFIX}{public_id}_{secret}"
@@ -84,12 +83,10 @@ def public_id_of(text: str) -> str:
 
 
 def prefix_of(public_id: str) -> str:
-    """The part of a key that may be shown and logged."""
     return PREFIX + public_id
 
 
 def quote_secret(pepper: bytes) -> bytes:
-    """The key that signs quotes, derived from the pepper for this purpose only."""
     return hmac.digest(pepper, b"fairgate quotes", hashlib.sha256)
 
 

@@ -1,8 +1,7 @@
-"""Names beside ids: what the API and the command line show of tenants, projects and keys.
+"""Names beside ids, as the API and the command line show tenants, projects and keys.
 
-Records hold ids, which never change. A person reads names: `tenant` stands beside `tenant_id`, `project`
-beside `project_id`, `key_name` beside `key_id` (a `key` is a secret), and `subject` beside a limit's
-`subject_id`.
+`tenant` stands beside `tenant_id`, `project` beside `project_id`, `key_name` beside `key_id` (a `key` is a
+secret), and `subject` beside a limit's `subject_id`.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ SHOWN = {
 
 
 def with_names(connection: Connection, items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The items, and lists of items within them, each id followed by the name. None: there is no such thing
-    (any more), or no id."""
+    """The items, and lists of items within them, each id followed by the name; None: unknown, or no id."""
     shown = list(items)
     wanted: dict[str, set[str]] = {kind: set() for kind in queries.NAMED}
     for item in _flat(shown):
@@ -58,7 +56,6 @@ def _is_list(value: object) -> bool:
 
 
 def _fields(item: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """The item's fields for ids, each with the kind of thing and the field for its name."""
     fields = {field: shown for field, shown in SHOWN.items() if field in item}
     if "subject_id" in item and item.get("kind") in queries.NAMED:
         fields["subject_id"] = (item["kind"], "subject")

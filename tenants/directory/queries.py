@@ -40,7 +40,7 @@ CHUNK = 500
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A stored secret: its digest and expiry (None: that of the key)."""
+    """A stored secret; expiry None: that of the key."""
 
     public_id: str
     key_id: str
@@ -49,12 +49,10 @@ class Secret:
 
 
 def revision(connection: Connection) -> int:
-    """The directory's revision; grows with every admin act."""
     return int(connection.execute(select(directory_revision.c.revision)).scalar_one())
 
 
 def setting(connection: Connection, name: str) -> str | None:
-    """A setting of the installation."""
     return connection.execute(select(settings.c.value).where(settings.c.name == name)).scalar()
 
 
@@ -67,7 +65,7 @@ def tenants_where(
 
 
 def plain(reference: str) -> str:
-    """A reference as PostgreSQL takes it: without NUL, instead of which there is what no id or name has."""
+    """A reference without NUL, which PostgreSQL refuses; what replaces it is in no id or name."""
     return reference.replace("\0", "\ufffd")
 
 
@@ -81,11 +79,11 @@ def find_tenant(connection: Connection, reference: str) -> Tenant:
 
 
 NAMED: dict[str, Table] = {"tenant": tenants, "project": projects, "key": api_keys}
-"""Kinds of things that have a name, and where it stands."""
+"""Kinds of things that have a name."""
 
 
 def names_of(connection: Connection, kind: str, ids: Iterable[str]) -> dict[str, str]:
-    """Names of the tenants, projects or keys with these ids, where there are such."""
+    """Existing ones only."""
     table = NAMED[kind]
     return {
         row.id: row.name
@@ -97,8 +95,7 @@ def names_of(connection: Connection, kind: str, ids: Iterable[str]) -> dict[str,
 def ids_of(
     connection: Connection, reference: str, *, kinds: Iterable[str] = NAMED, tenant_id: str | None = None
 ) -> list[str]:
-    """Ids of all that is called so, has this id or, of keys, this visible prefix; with `tenant_id` only what
-    is that tenant's."""
+    """Ids of all with this name, id or (keys) visible prefix; with `tenant_id` only of that tenant."""
     found: list[str] = []
     for kind in kinds:
         table = NAMED[kind]
@@ -113,7 +110,7 @@ def ids_of(
 
 def find_project(connection: Connection, reference: str, tenant: Tenant | None = None) -> Project:
     """By id, and within a tenant by name, too: another tenant's project is not found. Raises `NotFound`, and
-    `Invalid` for a name alone, as several tenants may have a project of that name."""
+    `Invalid` for a name alone, which several tenants may use."""
     asked = plain(reference)
     is_it = projects.c.id == asked
     if tenant is not None:
@@ -142,7 +139,7 @@ def find_key(connection: Connection, reference: str, tenant_id: str | None = Non
 
 
 def _keys_of_prefix(reference: str) -> Select[Any]:
-    """The key whose secret begins so, or is this whole one."""
+    """The key whose secret begins so, or is this."""
     public_id = reference.removeprefix("fg_live_").partition("_")[0]
     return select(key_secrets.c.key_id).where(key_secrets.c.public_id == public_id)
 
@@ -150,8 +147,7 @@ def _keys_of_prefix(reference: str) -> Select[Any]:
 def keys_where(
     connection: Connection, *conditions: ColumnElement[bool], most: int | None = None
 ) -> list[ApiKey]:
-    """Keys with the visible part of their newest secret, in order of creation, at most `most`. Two
-    statements, however many keys there are."""
+    """Keys with the visible part of their newest secret, in order of creation; two statements in all."""
     in_order = (api_keys.c.created_us, api_keys.c.id)
     wanted = select(api_keys).where(*conditions).order_by(*in_order).limit(most)
     rows = list(connection.execute(wanted).mappings())
@@ -199,7 +195,6 @@ def limits_of(connection: Connection, tenant_ids: list[str]) -> list[Limit]:
 
 
 def platform_limits(connection: Connection) -> list[Limit]:
-    """Limits on all tenants together."""
     return limits_where(connection, limits.c.tenant_id.is_(None))
 
 
@@ -257,7 +252,6 @@ def prices_in_force(version: int) -> Select[Any]:
 
 
 def entry_from(row: RowMapping) -> PriceEntry:
-    """One row of the price book."""
     return PriceEntry(
         Price(row["input_nanousd"], row["cached_input_nanousd"], row["output_nanousd"]),
         row["multiplier"],

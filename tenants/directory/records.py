@@ -1,7 +1,5 @@
-"""Tenants, projects and keys as frozen values read from the tables.
-
-`as_json` is their form in the CLI, the admin API and the audit (never a secret or a digest).
-"""
+"""Tenants, projects and keys as frozen values read from the tables; `as_json` is their form in the CLI, the
+admin API and the audit, without secrets."""
 
 from __future__ import annotations
 
@@ -37,7 +35,6 @@ def to_us(at: datetime) -> int:
 
 
 def from_us(at_us: int) -> datetime:
-    """The UTC instant."""
     seconds, microseconds = divmod(at_us, 1_000_000)
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=microseconds)
 
@@ -170,7 +167,6 @@ def tier_names(tiers: frozenset[Tier]) -> list[str]:
 
 
 def limit_as_json(limit: Limit) -> dict[str, Any]:
-    """A limit as shown by the CLI and the admin API."""
     return {
         "id": limit.limit_id,
         "tenant_id": None if limit.kind is SubjectKind.PLATFORM else limit.tenant_id,
@@ -194,7 +190,7 @@ def limit_as_json(limit: Limit) -> dict[str, Any]:
 
 
 def override_as_json(override: Override) -> dict[str, Any]:
-    """An override as shown; readers compare `until` with their own clock."""
+    """Readers compare `until` with their own clock."""
     return {
         "amount": override.amount,
         "rate_per_s": override.rate_per_s,

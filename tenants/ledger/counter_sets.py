@@ -1,10 +1,9 @@
 """Named sets of counters that requests are charged to.
 
-A request is held on one counter for each limit on its path; all requests of a key and tier share the same
-counters until a window turns. A set is named by a digest of its members, and a ledger row refers to it by
-that name: one page to write instead of four, and the digest reveals a set that was changed.
-
-Each gateway writes its own sets, so that an uncommitted set of one never blocks another.
+A request is held on one counter for each limit on its path, the same for all requests of a key and tier until
+a window turns. A set is named by a digest of its members, and ledger rows refer to that name: one page to
+write instead of four, and the digest reveals a changed set. Each gateway writes its own sets, so that an
+uncommitted set of one never blocks another.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MAX_KNOWN = 4_096
 
 @lru_cache(maxsize=MAX_KNOWN)
 def set_id(counters: tuple[str, ...]) -> str | None:
-    """The name of a set of counters, independent of order and repetitions; None for an empty one."""
+    """The name of a set, independent of order and repetitions; None for an empty one."""
     if not counters:
         return None
     packed = json.dumps(sorted(set(counters))).encode()
@@ -48,7 +47,7 @@ def counters_of(connection: Connection, set_ids: Collection[str]) -> dict[str, t
 
 
 def changed_sets(connection: Connection) -> list[str]:
-    """Sets named by ledger rows whose members do not match their digest: counters were added or removed."""
+    """Sets named by ledger rows whose members do not match their digest."""
     members: dict[tuple[str, str], list[str]] = {}
     for gateway_id, name, counter in connection.execute(select(counter_sets)):
         members.setdefault((gateway_id, name), []).append(counter)
@@ -61,7 +60,7 @@ def changed_sets(connection: Connection) -> list[str]:
 
 
 class KnownSets:
-    """Sets that this process knows to be in the database; bounded."""
+    """Sets that this process knows to be stored; bounded."""
 
     def __init__(self) -> None:
         self._known: set[tuple[str, str]] = set()
@@ -70,7 +69,6 @@ class KnownSets:
         return named in self._known
 
     def add(self, named: tuple[str, str]) -> None:
-        """Notes a committed set: (gateway, name of the set)."""
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()
         self._known.add(named)

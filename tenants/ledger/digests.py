@@ -1,9 +1,8 @@
 """Digests of the ledger in the audit: spans of rows are closed in order, and checked against the rows.
 
-The spans follow each other without a gap, from id 1 on, so that a row which is put in, taken out or changed
-later shows in the span of its id. A span is closed only where every id in it is final: no transaction that is
-still open can add a row to it. That is what the fold of usage waits for (`tenants/usage/final_ids.py`), so
-spans end at or before the fold's position. The ledger is never purged: a row that a span lacks was removed.
+Spans follow each other without a gap from id 1, so that a row which is added, removed or changed later shows
+in the span of its id. A span is closed only where every id in it is final (`tenants/usage/final_ids.py`), so
+spans end at or before the fold's position. The ledger is never purged: a missing row was removed.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ ACTION = "ledger.digest"
 TARGET = "ledger"
 PAGE = 1_000
 MORE_ROWS = 1_000
-"""A span with more rows than this beyond those that were digested is not read to its end."""
+"""A span is not read further than this many rows beyond those digested."""
 _COLUMNS = [
     cast(ledger.c[name], Text) if isinstance(ledger.c[name].type, JSON) else ledger.c[name] for name in FIELDS
 ]
@@ -45,11 +44,11 @@ class LedgerFinding:
     """The first span whose rows are not those that were digested."""
 
     seq: int | None
-    """The audit row with the digest; None: none of them speaks of these rows."""
+    """The audit row with the digest; None: there is none for these rows."""
     first_id: int
     last_id: int
     kinds: tuple[str, ...]
-    """Kinds of rows that differ; empty: it is the digest that is wrong."""
+    """Kinds of rows that differ; empty: the digest itself is wrong."""
     detail: str
 
     def __str__(self) -> str:
@@ -59,8 +58,6 @@ class LedgerFinding:
 
 @dataclass(frozen=True, slots=True)
 class LedgerVerdict:
-    """What a check of all spans found."""
-
     spans: int
     rows: int
     """Rows in the spans that were right."""
@@ -70,7 +67,7 @@ class LedgerVerdict:
 
 
 class LedgerDigests:
-    """Closes spans. `after_s`: a row waits for that long at most, unless a span is full before."""
+    """Closes spans. `after_s`: how long a row waits at most, unless a span is full before."""
 
     def __init__(self, database: Database, clock: Callable[[], float], after_s: float) -> None:
         self._database = database
@@ -78,8 +75,8 @@ class LedgerDigests:
         self._after_us = round(after_s * 1e6)
 
     async def close_due(self, most: int = MAX_SPAN_ROWS) -> SpanDigest | None:
-        """Closes the next span, of at most so many rows, where that is due. The rows are read outside of the
-        transaction that notes the digest: settlements do not wait for it. None: nothing was closed."""
+        """Closes the next span, of at most `most` rows, where one is due (None: not). Rows are read outside
+        of the transaction that stores the digest, so settlements do not wait."""
         now_us = round(self._clock() * 1e6)
         span = await self._database.read(lambda one: next_span(one, now_us, self._after_us, most))
         if span is None:
@@ -89,7 +86,7 @@ class LedgerDigests:
 
 
 def next_span(connection: Connection, now_us: int, after_us: int, most: int) -> SpanDigest | None:
-    """The digest of the span that is due; None: none is."""
+    """The span that is due; None: none is."""
     fold = position(connection)
     if fold is None:
         return None
@@ -108,7 +105,7 @@ def next_span(connection: Connection, now_us: int, after_us: int, most: int) -> 
 
 
 def rows_between(connection: Connection, first_id: int, last_id: int, most: int) -> Iterator[Any]:
-    """Rows of a span by id, at most so many, a page at a time."""
+    """By id, at most `most`, a page at a time."""
     while most > 0:
         query = select(*_COLUMNS).where(ledger.c.id >= first_id, ledger.c.id <= last_id)
         found = connection.execute(query.order_by(ledger.c.id).limit(min(PAGE, most))).all()
@@ -119,8 +116,8 @@ def rows_between(connection: Connection, first_id: int, last_id: int, most: int)
 
 
 async def verify_digests(database: Database) -> LedgerVerdict:
-    """Checks every closed span against the rows, one read at a time, up to the first that is not right. That
-    the digests are those that were written, a check of the audit says."""
+    """Checks every closed span against the rows, up to the first mismatch. That the digests are genuine, a
+    check of the audit shows."""
     spans, rows, next_id, seq = 0, 0, 1, -1
     if before := await database.read(lambda one: _count(one, ledger.c.id < 1)):
         detail = f"{before} rows have ids below those that the ledger gives"
@@ -155,7 +152,7 @@ def _check(
 
 
 def newest(connection: Connection) -> NotedSpan | None:
-    """The digest of the last closed span. Raises `Invalid` for one that cannot be read."""
+    """The last closed span. Raises `Invalid` for an unreadable one."""
     query = select(audit.c.seq, audit.c.after).where(audit.c.target == TARGET, audit.c.action == ACTION)
     row = connection.execute(query.order_by(audit.c.seq.desc()).limit(1)).first()
     return None if row is None else NotedSpan(row.seq, span_from(row.after))
@@ -173,7 +170,7 @@ def _noted_after(seq: int, connection: Connection) -> list[tuple[int, Any]]:
 
 
 def _note(span: SpanDigest, now_us: int, connection: Connection) -> bool:
-    """Adds the digest to the audit; not where another gateway was first."""
+    """Adds the digest to the audit; False where another gateway was first."""
     store.head(connection, is_locked=True)
     if _next_id(connection) != span.first_id:
         return False

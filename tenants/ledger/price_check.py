@@ -1,8 +1,8 @@
 """Computes each charge of the ledger again, from its tokens, its tier and the version of the prices.
 
-What a settle row says is all that is used. A charge within what its request held may be less than the price:
-then it is what was held. Of a request whose gateway died with its engine the cached part of the input is not
-known: its charge lies between that of an input that was cached whole and of one that was not.
+Only settle rows are used. A charge bounded by what its request held may be below the price. Where a gateway
+died with its engine, the cached part of the input is unknown: the charge lies between that of an input that
+was cached whole and of one that was not.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _COLUMNS = [
 
 @dataclass(frozen=True, slots=True)
 class WrongCharge:
-    """A charge that its price does not give."""
+    """A charge that differs from its price."""
 
     ledger_id: int
     request_id: str
@@ -55,12 +55,9 @@ class WrongCharge:
 
 @dataclass(slots=True)
 class PriceVerdict:
-    """What a computation of all charges found."""
-
     charges: int = 0
-    """Those that were computed again."""
     unpriced: int = 0
-    """Those that name no prices, or a model that these do not have."""
+    """Without prices, or of a model that these lack."""
     wrong: list[WrongCharge] = field(default_factory=list)
     """The first ones, at most `MAX_FINDINGS`."""
     wrong_count: int = 0
@@ -69,7 +66,7 @@ class PriceVerdict:
 def due(
     entry: PriceEntry, input_tokens: int, output_tokens: int, detail: Mapping[str, Any]
 ) -> tuple[int, int]:
-    """The least and the most that these tokens may be charged, in nano-dollars. Pure."""
+    """The least and the most that these tokens may cost, in nano-dollars. Pure."""
     cached = detail.get("cached_tokens")
     if isinstance(cached, int):
         known = min(max(cached, 0), input_tokens)
@@ -84,7 +81,6 @@ def due(
 
 
 async def verify_prices(database: Database) -> PriceVerdict:
-    """Computes every charge again, a page at a time."""
     verdict, books = PriceVerdict(), dict[int, PriceBook]()
     last_id = 0
     while page := await database.read(partial(_settles, last_id)):

@@ -1,7 +1,7 @@
 """Progress of the running requests of each gateway: one row, overwritten.
 
-Not in the ledger, whose rows stay. Where a gateway dies together with its engines, it is the last record of
-what its requests had used; `gateway/cluster/crash_charge.py` charges by it.
+Where a gateway dies together with its engines, it is the last record of what its requests had used;
+`gateway/cluster/crash_charge.py` charges by it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Progress(msgspec.Struct, frozen=True):
     """By request id; the others had not been sent when it was written."""
 
     def after(self, earlier: Progress | None) -> Progress:
-        """The same with an earlier life's, some of whose requests are still open."""
+        """Merged with an earlier life's, some of whose requests are still open."""
         if earlier is None:
             return self
         return Progress(
@@ -45,8 +45,6 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class ProgressStore:
-    """Reads and overwrites the rows."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -60,7 +58,7 @@ class ProgressStore:
             return Progress()  # of another version: what it says is not known
 
     async def write(self, gateway_id: str, packed: bytes, now_us: int) -> None:
-        """Overwrites a gateway's record (`Progress` as MessagePack). Raises `DatabaseUnavailable`."""
+        """`packed`: `Progress` as MessagePack. Raises `DatabaseUnavailable`."""
 
         def write(connection: Connection) -> None:
             new = {"written_us": now_us, "counts": packed}

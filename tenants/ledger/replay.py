@@ -1,8 +1,5 @@
-"""Computes the value of every quota counter from ledger rows.
-
-Reads on one connection only, so that charges and open holds come from one snapshot. Used by
-`Ledger.standing` and by verification.
-"""
+"""Computes the value of every quota counter from ledger rows, on one connection, so that charges and open
+holds come from one snapshot."""
 
 from __future__ import annotations
 
@@ -31,8 +28,8 @@ if TYPE_CHECKING:
     from tenants.ledger.rows import OpenRequest
 
 CLOCKS_APART_US = 600_000_000
-"""How far the clocks of gateways and stores may be apart, at most: windows turn by the one, rows are dated by
-the other."""
+"""How far the clocks of gateways and stores may be apart at most: windows turn by one clock, rows are dated
+by another."""
 
 _names = ledger.alias("names")
 _SETTLED_BY_COUNTER = counter_sets.join(
@@ -44,15 +41,14 @@ _SETTLED_BY_COUNTER = counter_sets.join(
         or_(_names.c.kind == literal_column("'reserve'"), _names.c.counter_set.is_not(None)),
     ),
 ).join(ledger, and_(ledger.c.request_id == _names.c.request_id, ledger.c.kind.in_(("settle", "adjust"))))
-"""Settle rows and what was given back of them (`ledger`), each joined with every counter that its request was
-held on."""
+"""Settle and adjust rows, each joined with every counter that its request was held on."""
 
 
 def of_end_users(
     connection: Connection, limits: Sequence[Limit], open_requests: Iterable[OpenRequest], now_us: int
 ) -> list[Limit]:
-    """The same limits, with the defaults of end users replaced by the limits of those that have used or hold
-    something that may still count."""
+    """The limits, with defaults of end users replaced by the limits of those whose use or holds may still
+    count."""
     defaults: dict[str, list[Limit]] = {}
     for limit in limits:
         if limit.is_default:
@@ -73,7 +69,7 @@ def of_end_users(
 
 
 def _settled_counters(connection: Connection, defaults: Sequence[Limit], now_us: int) -> set[str]:
-    """Counters of end users with settlements since the first window or refill of these limits of one tenant
+    """Counters of end users with settlements since the first window or refill of one tenant's limits
     began."""
     query = (
         select(counter_sets.c.counter)
@@ -139,17 +135,13 @@ def charged_sums(
 
 
 def _replayed_since_us(limit: Limit, now_us: int) -> int:
-    """Twice the time of a bucket's full refill ago."""
     assert limit.rate_per_s is not None
     return now_us - 2 * (int(limit.amount / limit.rate_per_s * 1e6) + 1_000)
 
 
 def _buckets_used(connection: Connection, alike: Sequence[Limit], now_us: int) -> dict[str, int]:
-    """Replays the charges of buckets of one size and rate in the order of their settlement.
-
-    Starts with empty buckets, which are never above the true level; from any moment at which a bucket is
-    full the replayed level is exact. So the replay never overstates the level.
-    """
+    """Replays the charges of buckets of one size and rate in the order of settlement. Starting empty, the
+    replayed level is never above the true one, and exact from any moment at which a bucket is full."""
     start_us = _replayed_since_us(alike[0], now_us)
     by_name = {limit.identity: limit for limit in alike}
     counters: dict[str, rules.Counter] = dict.fromkeys(by_name, rules.BucketCounter(0, start_us // 1_000, 0))
@@ -202,8 +194,7 @@ def emptied(
 def without_rested(
     used: Iterable[tuple[Limit, int]], open_requests: Iterable[OpenRequest]
 ) -> list[tuple[Limit, int]]:
-    """The same usage without the limits of end users of whom nothing counts any more: their counters would
-    take places for nothing. Pure."""
+    """Without the limits of end users of whom nothing counts any more. Pure."""
     holding = {rules.end_user_in(name) for each in open_requests for name in each.charged_to}
     return [
         (limit, amount)

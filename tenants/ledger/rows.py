@@ -64,7 +64,6 @@ class LedgerRow(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self.amounts, **counted) if counted else self.amounts
 
     def as_json(self) -> dict[str, Any]:
-        """As shown to people; whose it is, its request's other rows say as well."""
         return {
             "kind": self.kind,
             "number": self.number,
@@ -93,22 +92,20 @@ class OpenRequest:
 
     @property
     def held(self) -> Amounts:
-        """Everything held so far, as limits count it."""
         return sum_of([self.reserve.counted, *(row.counted for row in self.top_ups)])
 
     @property
     def charged_to(self) -> tuple[str, ...]:
-        """Every counter that it will be charged to."""
         return (*self.reserve.charged_to, *(name for row in self.top_ups for name in row.charged_to))
 
     @property
     def used(self) -> Amounts:
-        """Use reported by the last top-up, as limits count it; zero before the first."""
+        """By the last top-up, as limits count it; zero before the first."""
         return amounts_from(self.top_ups[-1].detail.get("used")) if self.top_ups else Amounts(requests=0)
 
     @property
     def worst(self) -> Amounts:
-        """The worst case noted by the reserve row; at least what is held."""
+        """The worst case in the reserve row, or what is held if that is more."""
         noted = as_list(amounts_from(self.reserve.detail.get("most")))
         return Amounts(*map(max, noted, as_list(self.held)))
 
@@ -128,8 +125,6 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Charges of one tenant in one tier for one model."""
-
     tenant_id: str
     tier: str
     model: str
@@ -143,7 +138,6 @@ _amounts = attrgetter(*AMOUNT_FIELDS)
 
 
 def less(amounts: Amounts, other: Amounts) -> Amounts:
-    """The difference by meter."""
     return Amounts(**{name: getattr(amounts, name) - getattr(other, name) for name in AMOUNT_FIELDS})
 
 
@@ -160,12 +154,11 @@ def amounts_from(noted: Any) -> Amounts:
 
 
 def in_doubt(detail: Mapping[str, Any]) -> Amounts:
-    """By the detail of a settle row: what limits count that may not have been used."""
+    """What limits count that may not have been used, by the detail of a settle row."""
     return amounts_from(detail.get("in_doubt"))
 
 
 def sum_of(amounts: Iterable[Amounts]) -> Amounts:
-    """Sum by meter."""
     total = [0] * len(AMOUNT_FIELDS)
     for each in amounts:
         total = [sum_ + getattr(each, name) for sum_, name in zip(total, AMOUNT_FIELDS, strict=True)]

@@ -60,7 +60,7 @@ class SpanDigest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def span_from(said: Any) -> SpanDigest:
-    """Reads what `as_json` made. Raises `Invalid`."""
+    """Inverse of `as_json`. Raises `Invalid`."""
     try:
         found = msgspec.convert(said, SpanDigest)
     except msgspec.ValidationError as error:
@@ -73,7 +73,7 @@ def span_from(said: Any) -> SpanDigest:
 
 
 def digest_of(first_id: int, last_id: int, rows: Iterable[Sequence[Any]]) -> SpanDigest:
-    """The digest of these rows, which come in order of their ids, with their columns in that of `FIELDS`."""
+    """`rows` come in order of ids, with the columns of `FIELDS`."""
     leaves: dict[str, list[bytes]] = {}
     costs: dict[str, int] = {}
     for row in rows:
@@ -92,14 +92,14 @@ def _root(leaves: Sequence[bytes]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KindDifference:
-    """How the rows of one kind are not those that were digested."""
+    """How the rows of one kind differ from the digest."""
 
     kind: str
     detail: str
 
 
 def differences(said: SpanDigest, found: SpanDigest) -> list[KindDifference]:
-    """Kinds whose rows are not those of the digest; the kinds of bills first."""
+    """Kinds whose rows differ from the digest; the kinds of bills first."""
     changed = []
     for kind in sorted({*said.kinds, *found.kinds}, key=_order):
         old, new = said.kinds.get(kind), found.kinds.get(kind)

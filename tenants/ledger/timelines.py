@@ -1,9 +1,7 @@
 """Storage of packed timelines of finished requests, and of the descriptions that they refer to.
 
-One row per request; the content is opaque bytes here. A description (of the server that ran it, of what its
-key was entitled to) is named by a digest of its content, so that any number of requests share one. Kept for
-some days and up to a number of rows, the oldest purged first. Not part of the accounts: losing a timeline
-loses an explanation, never a token or a nano-dollar.
+One row per request, opaque here. A description (of the server, of the key's terms) is named by a digest of
+its content, so that requests share it. Purged by age and number, oldest first. No account depends on it.
 """
 
 from __future__ import annotations
@@ -25,12 +23,10 @@ from tenants.storage.upserts import insert
 
 DIGEST_BYTES = 12
 MAX_PURGED = 20_000
-"""Rows removed by one `purge`, so that it does not block other writes for long."""
+"""Rows per `purge`, so that other writes are not blocked for long."""
 
 
 class StoredTimeline(msgspec.Struct, frozen=True):
-    """One row."""
-
     request_id: str
     tenant_id: str
     ended_us: int
@@ -66,8 +62,7 @@ def description_id(content: bytes) -> str:
 async def add(
     database: Database, rows: Sequence[StoredTimeline], described: Mapping[str, bytes] | None = None
 ) -> None:
-    """Inserts rows, with the `described` contents that they refer to, by id; existing rows stay unchanged.
-    Raises `DatabaseUnavailable`."""
+    """Inserts rows, and the `described` contents by id; existing rows stay. Raises `DatabaseUnavailable`."""
     if rows:
         await database.write(lambda connection: _add(connection, rows, described or {}))
 
@@ -110,7 +105,7 @@ async def recorded(database: Database, *, from_us: int, to_us: int, most: int) -
 
 
 async def described(database: Database, ids: Collection[str]) -> dict[str, bytes]:
-    """Contents of descriptions, by id; missing ones are left out. Raises `DatabaseUnavailable`."""
+    """By id; missing ones are left out. Raises `DatabaseUnavailable`."""
 
     def look(connection: Connection) -> dict[str, bytes]:
         found: dict[str, bytes] = {}
@@ -125,9 +120,8 @@ async def described(database: Database, ids: Collection[str]) -> dict[str, bytes
 
 
 async def purge(database: Database, *, before_us: int, most_rows: int) -> int:
-    """Deletes timelines that ended before `before_us`, and the oldest beyond `most_rows`; at most
-    `MAX_PURGED` per call, and the descriptions that none of the others refers to. Returns how many timelines.
-    Raises `DatabaseUnavailable`."""
+    """Deletes timelines that ended before `before_us`, and the oldest beyond `most_rows`, at most
+    `MAX_PURGED`, with unused descriptions. Returns how many timelines. Raises `DatabaseUnavailable`."""
     cutoff_us = await database.read(lambda connection: _cutoff_us(connection, before_us, most_rows))
     return await database.write(lambda connection: _purge(connection, cutoff_us))
 

@@ -1,8 +1,8 @@
-"""Verifies ledger rows against each other and quota counters against rows.
+"""Verifies ledger rows against each other and quota counters against rows (`fairgate ledger verify`).
 
-`fairgate ledger verify`. Every inconsistency is reported with its request or limit. Rows are checked in SQL
-on one snapshot. Counters are in another store and requests come and go meanwhile, so rows are read before and
-after the counters, and a limit is reported only if it is inconsistent in several consecutive looks.
+Rows are checked in SQL on one snapshot. Counters are in another store and requests come and go meanwhile, so
+rows are read before and after the counters, and a limit is reported only if it is inconsistent in several
+consecutive looks.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ _OWNERS = ("tenant_id", "project_id", "key_id")
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """Numbers of what was checked, and the problems found."""
-
     reserves: int
     settles: int
     open_requests: int
@@ -49,14 +47,12 @@ class VerifyReport:
     """Limits whose counters were compared; 0 without a quota store."""
     problems: tuple[str, ...]
     in_doubt_tokens: int = 0
-    """Input and output that limits count and that may not have been used: `fairgate ledger adjust` gives them
-    back."""
+    """Input and output that limits count and that may not have been used (`fairgate ledger adjust`)."""
     in_doubt: tuple[str, ...] = ()
-    """Requests with some of them, at most `MAX_EXAMPLES`, the newest first."""
+    """Requests with some of them, newest first, at most `MAX_EXAMPLES`."""
 
     @property
     def ok(self) -> bool:
-        """Whether no problem was found."""
         return not self.problems
 
     def as_json(self) -> dict[str, Any]:
@@ -133,7 +129,7 @@ def _check_rows(connection: Connection) -> VerifyReport:
 
 
 def _in_doubt(connection: Connection) -> dict[str, int]:
-    """Tokens in doubt by request, the newest first, without what was given back."""
+    """Tokens in doubt by request, newest first, without what was given back."""
     settle, adjust = ledger.alias("settle"), ledger.alias("adjust")
     was_given_back = select(adjust.c.id).where(
         adjust.c.request_id == settle.c.request_id, adjust.c.kind == "adjust"
@@ -149,7 +145,6 @@ def _in_doubt(connection: Connection) -> dict[str, int]:
 
 
 def _check_adjusted(connection: Connection) -> list[str]:
-    """What was given back is what the settle row says is in doubt."""
     settle, adjust = ledger.alias("settle"), ledger.alias("adjust")
     both = and_(settle.c.request_id == adjust.c.request_id, settle.c.kind == "settle")
     query = (
@@ -248,7 +243,6 @@ def _row_checks() -> dict[str, Select[Any]]:
 # ---------------------------------------------------------------- counters
 
 Held = dict[tuple[str, str], OpenRequest]
-"""Open requests by counter and request id."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""Which addresses a webhook may have. Pure; the name is looked up when it is added, and before each attempt.
+"""Which addresses a webhook may have. Pure; the name is resolved when it is added, and before each attempt.
 
-A webhook's address is chosen by people who may not reach the server's own network: without the setting
-`gateway.webhook_private` it must be https, to an address of the internet. What a name stands for may change,
-so each attempt looks it up and connects to the address that was checked.
+Webhooks are chosen by people who may not reach the server's own network: unless `gateway.webhook_private` is
+set, they must be https, to a public address. DNS may change, so each attempt resolves the name and connects
+to the address that was checked.
 """
 
 from __future__ import annotations
@@ -22,15 +22,13 @@ SETTING = "allow it with the setting gateway.webhook_private"
 
 
 class Target(NamedTuple):
-    """Where a webhook's requests go."""
-
     scheme: str
     host: str
     port: int
 
 
 def target_of(url: str, *, allows_private: bool) -> Target:
-    """The parts of a webhook's URL. Raises `Invalid`, which names the way out."""
+    """Raises `Invalid`."""
     if not isinstance(url, str) or not 0 < len(url) <= MAX_URL_CHARS:
         raise Invalid("url", f"needs 1 to {MAX_URL_CHARS} characters")
     if not url.isascii() or not url.isprintable() or " " in url:
@@ -52,8 +50,7 @@ def target_of(url: str, *, allows_private: bool) -> Target:
 
 
 def checked_addresses(host: str, found: Iterable[str], *, allows_private: bool) -> str:
-    """The first of the addresses that a host's name stands for. Raises `Invalid` where any of them is
-    private."""
+    """The first of the addresses that a name resolves to. Raises `Invalid` where any of them is private."""
     addresses = [ip_address(each.partition("%")[0]) for each in found]
     if not addresses:
         raise Invalid("url", f"the name {host} stands for no address")
@@ -63,7 +60,7 @@ def checked_addresses(host: str, found: Iterable[str], *, allows_private: bool) 
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
-    """Whether an address lies in the internet, also one that is wrapped into another."""
+    """Whether an address is public, also one wrapped into another."""
     if isinstance(address, IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
         if address in TRANSLATED:

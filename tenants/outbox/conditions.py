@@ -1,4 +1,4 @@
-"""What alerts say, from figures that the server has. Pure; instants are microseconds since 1970."""
+"""Conditions of alerts, from figures that the server has. Pure; instants are microseconds since 1970."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ LATE_CHECKPOINTS = 3
 
 
 class ExpiringKey(NamedTuple):
-    """A key with an end."""
-
     key_id: str
     name: str
     tenant_id: str
@@ -41,7 +39,7 @@ class Kept(NamedTuple):
 def slo_burns(
     windows: Mapping[tuple[str, str, str], Mapping[int, SloTally]], targets: Iterable[Slo], least_misses: int
 ) -> list[Condition]:
-    """Error budgets that burn, of each tenant. `windows`: by tenant, tier and metric."""
+    """Error budgets that burn. `windows`: by tenant, tier and metric."""
     book = SloBook(targets)
     found = []
     for (tenant_id, tier, metric), tallies in windows.items():
@@ -75,7 +73,6 @@ def slo_burns(
 
 
 def expiring_keys(keys: Iterable[ExpiringKey], now_us: int) -> list[Condition]:
-    """Keys that end within a week."""
     return [
         Condition(
             kinds.KEY_EXPIRES,
@@ -91,7 +88,6 @@ def expiring_keys(keys: Iterable[ExpiringKey], now_us: int) -> list[Condition]:
 
 
 def ledger_drift(problems: int) -> list[Condition]:
-    """Differences that the last comparison found."""
     text = f"the sums of usage differ from the ledger in {problems} places"
     evidence = {"problems": problems}
     page = "/console/usage/check"
@@ -105,7 +101,7 @@ def leaked_holds(overdue: int) -> list[Condition]:
 
 
 def calibration_off(counts: Iterable[Kept]) -> list[Condition]:
-    """Figures whose 90th percentile was kept too rarely or too often, of those told often enough."""
+    """Figures whose 90th percentile was kept too rarely or too often, of those with enough requests."""
     found = []
     for each in counts:
         covered = each.within_p90 / each.requests if each.requests else 0.0
@@ -124,7 +120,7 @@ def calibration_off(counts: Iterable[Kept]) -> list[Condition]:
 
 
 def saturation(refused: int, minutes: int, least: int) -> list[Condition]:
-    """A full queue, where it refused at least so many requests."""
+    """A full queue that refused at least `least` requests."""
     text = f"{refused} requests found the queue full in {minutes} minutes"
     page, evidence = "/console/refusals?code=queue_full", {"refused": refused, "minutes": minutes}
     return (
@@ -135,8 +131,8 @@ def saturation(refused: int, minutes: int, least: int) -> list[Condition]:
 def audit_signing(
     size: int, signed: int, signed_us: int | None, now_us: int, interval_s: float, complaint: str
 ) -> list[Condition]:
-    """An audit that is damaged, or not signed in time. `signed_us`: when the newest checkpoint was made;
-    `complaint`: what a gateway found wrong with it."""
+    """An audit that is damaged, or not signed in time. `signed_us`: of the newest checkpoint; `complaint`:
+    what a gateway found wrong."""
     page, found = "/console/audit", []
     if complaint:
         found.append(Condition(kinds.AUDIT_DAMAGED, "log", complaint, page=page))
@@ -150,7 +146,7 @@ def audit_signing(
 
 
 def late_after_s(interval_s: float) -> float:
-    """The age from which a checkpoint is late, where one is made every so often."""
+    """The age at which a checkpoint is late."""
     return LATE_CHECKPOINTS * interval_s + 60
 
 

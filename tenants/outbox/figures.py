@@ -1,4 +1,4 @@
-"""What alerts go by and the database has: burn rates, keys, soft limits, calibration, refusals, the audit."""
+"""The database's figures for alerts: burn rates, keys, soft limits, calibration, refusals, the audit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LedgerCheck(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class DatabaseFigures:
-    """One consistent look."""
+    """One consistent snapshot."""
 
     windows: dict[tuple[str, str, str], dict[int, SloTally]]
     targets: list[Slo]
@@ -57,7 +57,6 @@ class DatabaseFigures:
 
 
 def read(connection: Connection, now_us: int) -> DatabaseFigures:
-    """All of them."""
     newest = checkpoints.newest(connection)
     counts = slo_store.windows(connection, now_us / 1e6)
     return DatabaseFigures(
@@ -75,7 +74,6 @@ def read(connection: Connection, now_us: int) -> DatabaseFigures:
 
 
 def note_ledger_check(connection: Connection, check: LedgerCheck) -> None:
-    """Keeps what a comparison found, for every gateway."""
     text = msgspec.json.encode(check).decode()
     new = insert(connection, settings).values(name=LEDGER_CHECK_SETTING, value=text)
     connection.execute(new.on_conflict_do_update(index_elements=["name"], set_={"value": new.excluded.value}))
@@ -107,7 +105,7 @@ def _soft_events(connection: Connection, now_us: int) -> list[SoftEvent]:
 
 
 def _calibration(connection: Connection, now_s: int) -> list[Kept]:
-    """Of the last day. A wait that was told as none says nothing: what does not wait keeps it."""
+    """Of the last day, without waits that were told as none, which are always kept."""
     columns = calibration_counts.c
     groups = (columns.model, columns.figure)
     sums: list[Any] = [cast(func.sum(each), BigInteger) for each in (columns.requests, columns.within_p90)]

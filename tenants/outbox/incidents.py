@@ -1,7 +1,7 @@
-"""Storage of incidents: what fires stands in the database, in one transaction with what is told of it.
+"""Storage of incidents, in one transaction with the events about them.
 
-One gateway evaluates: the holder of a lease in the head row. It is looked at again in each transaction, so a
-gateway that stood still meanwhile changes nothing.
+One gateway evaluates: the holder of a lease in the head row. Each transaction checks it again, so a gateway
+that stood still meanwhile changes nothing.
 """
 
 from __future__ import annotations
@@ -38,8 +38,6 @@ _COLUMNS = [column.label("incident_id" if column.name == "id" else column.name) 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """What a round of evaluation changed."""
-
     fired: list[Incident]
     resolved: list[Incident]
     left_out: int
@@ -47,7 +45,7 @@ class Evaluated:
 
 
 def take_lease(connection: Connection, gateway_id: str, now_us: int, lease_us: int) -> bool:
-    """Whether this gateway is the one that evaluates, for `lease_us` from now on."""
+    """Whether this gateway evaluates for `lease_us` from now on."""
     is_free = (outbox_head.c.evaluator == gateway_id) | (outbox_head.c.leased_until_us <= now_us)
     taken = update(outbox_head).where(is_free)
     return bool(
@@ -56,7 +54,6 @@ def take_lease(connection: Connection, gateway_id: str, now_us: int, lease_us: i
 
 
 def give_up_lease(connection: Connection, gateway_id: str) -> None:
-    """Lets another gateway evaluate."""
     mine = update(outbox_head).where(outbox_head.c.evaluator == gateway_id)
     connection.execute(mine.values(evaluator="", leased_until_us=0))
 
@@ -70,8 +67,8 @@ def evaluate(
     lease_us: int,
     base_url: str = "",
 ) -> Evaluated | None:
-    """Stores what has changed and puts it into the outbox; None: another gateway evaluates now. `found`: all
-    that is so of the subjects in `looked_at`; `base_url`: what links begin with."""
+    """Stores changes and puts them into the outbox; None: another gateway evaluates. `found`: all conditions
+    of the subjects in `looked_at`; `base_url`: prefix of links."""
     if not take_lease(connection, gateway_id, now_us, lease_us):
         return None
     open_ = firing(connection)
@@ -100,7 +97,7 @@ def evaluate(
 def data_of(
     incident: Incident, resolved_us: int | None, names: Mapping[str, str], base_url: str
 ) -> dict[str, Any]:
-    """What an event says of an incident. Pure."""
+    """The data of an incident's event. Pure."""
     return {
         "incident": incident.incident_id,
         "state": "firing" if resolved_us is None else "resolved",
@@ -116,8 +113,8 @@ def data_of(
 
 
 def announce_checkpoints(connection: Connection, now_us: int) -> int:
-    """Puts new checkpoints of the audit into the outbox, whichever process signed them; returns how many.
-    By the holder of the lease."""
+    """Puts new checkpoints of the audit into the outbox, whichever process signed them; returns how many. By
+    the holder of the lease."""
     last = connection.execute(select(outbox_head.c.checkpoint)).scalar_one()
     columns = audit_checkpoints.c
     query = select(audit_checkpoints).where(columns.size > last).order_by(columns.size)
@@ -134,14 +131,12 @@ def announce_checkpoints(connection: Connection, now_us: int) -> int:
 
 
 def firing(connection: Connection, *conditions: ColumnElement[bool]) -> list[Incident]:
-    """Incidents that fire, the oldest first."""
     query = select(*_COLUMNS).where(incidents.c.resolved_us.is_(None), *conditions)
     query = query.order_by(incidents.c.fired_us, incidents.c.id).limit(MAX_FIRING)
     return [Incident(**row) for row in connection.execute(query).mappings()]
 
 
 def latest(connection: Connection, *conditions: ColumnElement[bool], most: int) -> list[Incident]:
-    """Incidents, the newest first."""
     query = select(*_COLUMNS).where(*conditions)
     query = query.order_by(incidents.c.fired_us.desc(), incidents.c.id.desc()).limit(most)
     return [Incident(**row) for row in connection.execute(query).mappings()]

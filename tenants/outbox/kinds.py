@@ -1,8 +1,4 @@
-"""Every kind of event that a webhook can be told of: alerts, and what is said once. Pure data.
-
-An alert fires, and is resolved once what it says is over. Those of a tenant go to the tenant's own webhooks,
-too.
-"""
+"""Every kind of event of a webhook: alerts, which fire and are resolved, and single events. Pure data."""
 
 from __future__ import annotations
 
@@ -14,17 +10,15 @@ Severity = Literal["page", "ticket"]
 
 @dataclass(frozen=True, slots=True)
 class AlertKind:
-    """One kind of alert."""
-
     subject: str
     """The type of its events."""
     says: str
     severity: Severity = "ticket"
     """`page`: react now; `ticket`: within days. A kind may say another one of what it found."""
     after_s: int = 0
-    """So long it must hold before it fires."""
+    """How long it must hold before it fires."""
     quiet_s: int = 0
-    """So long it must be over before it is resolved."""
+    """How long it must be over before it is resolved."""
 
 
 MINUTE_S = 60
@@ -75,7 +69,7 @@ BY_SUBJECT = {kind.subject: kind for kind in ALERT_KINDS}
 CHECKPOINT = "audit.checkpoint"
 """A signed checkpoint of the audit, to be kept elsewhere."""
 TEST = "webhook.test"
-"""Sent when it is asked for, to one webhook, whatever its subjects are."""
+"""Sent on request, to one webhook, whatever its subjects are."""
 OF_TENANTS = (SLO_BURN.subject, SOFT_LIMIT.subject, EXHAUSTION.subject, KEY_EXPIRES.subject)
 """Subjects with events of tenants."""
 SUBJECTS = (*BY_SUBJECT, CHECKPOINT)

@@ -1,4 +1,4 @@
-"""What alerts say of limits, from their counters. Pure; instants are microseconds since 1970."""
+"""Conditions of alerts about limits, from their counters. Pure; instants are microseconds since 1970."""
 
 from __future__ import annotations
 
@@ -18,14 +18,12 @@ SOFT_SHOWN_US = 15 * 60 * 1_000_000
 """A soft limit without a window, or of a minute, fires for so long after it was last noticed."""
 EXHAUSTED_WITHIN_S = 7.0 * DAY_S
 LEAST_USED = 0.5
-"""Of a limit, before its exhaustion is foretold: early in a window its use says little."""
+"""Of a limit, before its exhaustion is predicted: early in a window its use says little."""
 LONG_WINDOWS = frozenset({Window.DAY, Window.MONTH, Window.LIFETIME})
 COUNTED_WINDOWS = LONG_WINDOWS | {Window.HOUR}
 
 
 class SoftEvent(NamedTuple):
-    """A threshold of a soft limit that was noticed."""
-
     limit_id: str
     level: int
     last_us: int
@@ -33,7 +31,7 @@ class SoftEvent(NamedTuple):
 
 def soft_limits(states: Iterable[LimitState], events: Iterable[SoftEvent], now_us: int) -> list[Condition]:
     """Thresholds that are reached: of limits with a window of an hour or longer by their counters, of others
-    by what was noticed lately. `states`: of all soft limits."""
+    by recent events. `states`: of all soft limits."""
     lately = {(each.limit_id, each.level) for each in events if now_us - each.last_us < SOFT_SHOWN_US}
     found = []
     for state in states:
@@ -96,7 +94,7 @@ def exhaustions(states: Iterable[LimitState], now_us: int) -> list[Condition]:
 
 
 def limits_to_look_at(limits: Iterable[Limit], most: int) -> Sequence[Limit]:
-    """The limits whose counters alerts go by, at most so many."""
+    """The limits whose counters alerts need, at most `most`."""
     wanted = [
         limit
         for limit in limits

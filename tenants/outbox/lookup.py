@@ -1,4 +1,4 @@
-"""Looks up the address of a webhook's host, and refuses private ones."""
+"""Resolves a webhook's host, and refuses private addresses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOOK_UP_S = 5.0
 
 
 async def address_of(target: Target, *, allows_private: bool) -> str:
-    """The address to connect to, as it is now. Raises `Invalid`."""
+    """The address to connect to now. Raises `Invalid`."""
     try:
         async with asyncio.timeout(LOOK_UP_S):
             found = await asyncio.get_running_loop().getaddrinfo(

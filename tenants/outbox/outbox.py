@@ -1,8 +1,8 @@
-"""The outbox: one row for each event and webhook, from the transaction that makes it until it was delivered.
+"""The outbox: one row for each event and webhook, from the transaction that makes it until it is delivered.
 
-Rows are numbered under the lock of the head row, so they become visible in their order. For one webhook the
-events of a tenant are sent in that order: only the oldest that is pending may be claimed. A claim is a lease:
-what a dead sender had claimed, another one sends, with the same id, by which receivers know it again.
+Rows are numbered under the lock of the head row, so they become visible in order. One webhook gets the events
+of a tenant in that order: only the oldest pending one may be claimed. A claim is a lease: another sender
+repeats what a dead one had claimed, with the same id, by which receivers recognise it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_PENDING = 1_000
 MAX_BODY_BYTES = 16 * 1024
 MAX_ERROR_CHARS = 300
 GIVE_UP_S = 24 * 3_600
-"""After that an event that could not be delivered becomes a dead letter."""
+"""After that an undelivered event becomes a dead letter."""
 FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 3_600.0
 MOST_OF_A_WEBHOOK = 4
@@ -39,8 +39,6 @@ KEPT_ROWS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class OutboxEvent:
-    """Something to tell webhooks of."""
-
     subject: str
     tenant_id: str
     """Whose; empty: the platform's."""
@@ -49,8 +47,6 @@ class OutboxEvent:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A row of the outbox."""
-
     seq: int
     event_id: str
     webhook_id: str
@@ -85,15 +81,15 @@ _COLUMNS = [outbox.c[name] for name in Delivery.__dataclass_fields__]
 
 
 def retry_after_s(attempts: int) -> float:
-    """The wait after so many failed attempts. Pure."""
+    """The delay after that many failed attempts. Pure."""
     return min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(attempts - 1, 30))
 
 
 def put(
     connection: Connection, events: Iterable[OutboxEvent], now_us: int, *, only: str | None = None
 ) -> list[Delivery]:
-    """Adds events for each webhook that is told of them, or for one alone. In the transaction of what they
-    tell of."""
+    """Adds events for each subscribed webhook, or for one alone (`only`), in the transaction of what they
+    report."""
     made: list[dict[str, Any]] = []
     rows = list(connection.execute(select(webhooks.c.id, webhooks.c.tenant_id, webhooks.c.subjects)))
     for event in events:
@@ -136,7 +132,7 @@ def put(
 
 
 def _body(event: OutboxEvent, now_us: int) -> str:
-    """As it is signed and sent. What is too long is sent without its evidence, which the console shows."""
+    """As it is signed and sent; without its evidence if it would be too long."""
     said = {"type": event.subject, "timestamp": from_us(now_us).isoformat(), "data": dict(event.data)}
     text = json.dumps(said, separators=(",", ":"))
     if len(text) > MAX_BODY_BYTES:
@@ -171,13 +167,11 @@ def _is_due(now_us: int) -> list[ColumnElement[bool]]:
 
 
 def is_any_due(connection: Connection, now_us: int) -> bool:
-    """Whether there is something to send."""
     return connection.execute(select(outbox.c.seq).where(*_is_due(now_us)).limit(1)).scalar() is not None
 
 
 def claim(connection: Connection, sender: str, now_us: int, lease_us: int, most: int) -> list[Delivery]:
-    """Takes rows that are due for this sender, at most `most`. Two senders never have one row: they pass
-    over what the other one locks."""
+    """Takes up to `most` due rows for this sender. Senders skip rows that another one locks."""
     query = select(*_COLUMNS).where(*_is_due(now_us)).order_by(outbox.c.next_us, outbox.c.seq)
     found = connection.execute(query.limit(MAX_LOOKED_AT).with_for_update(skip_locked=True, of=outbox))
     of_webhook: Counter[str] = Counter()
@@ -205,8 +199,8 @@ def release(connection: Connection, sender: str) -> None:
 
 
 def ended(connection: Connection, sent: Delivery, sender: str, error: str, now_us: int) -> str:
-    """Notes an attempt (`error` empty: it was delivered) and returns the row's state; empty: another sender
-    has claimed it meanwhile, and says what becomes of it."""
+    """Records an attempt (`error` empty: delivered) and returns the row's state; empty: another sender has
+    claimed it meanwhile and decides."""
     attempts = sent.attempts + 1
     if not error:
         state = "delivered"
@@ -231,8 +225,7 @@ def ended(connection: Connection, sent: Delivery, sender: str, error: str, now_u
 
 
 def _hold_back(connection: Connection, failed: Delivery, until_us: int) -> None:
-    """Lets those that wait for one that failed rest as long: a search for work does not pass over them each
-    time."""
+    """Delays what waits behind a failed event, so that a search for work does not pass over it each time."""
     connection.execute(
         update(outbox)
         .where(
@@ -247,7 +240,6 @@ def _hold_back(connection: Connection, failed: Delivery, until_us: int) -> None:
 
 
 def send_again(connection: Connection, seq: int, now_us: int) -> None:
-    """Makes a dead letter pending again."""
     connection.execute(
         update(outbox)
         .where(outbox.c.seq == seq, outbox.c.state == "dead")
@@ -262,19 +254,18 @@ def send_again(connection: Connection, seq: int, now_us: int) -> None:
 
 
 def try_now(connection: Connection, webhook_id: str, now_us: int) -> None:
-    """Lets what waits for another attempt wait no longer: its receiver may be back."""
+    """Retries waiting events now: the receiver may be back."""
     waits = (outbox.c.webhook_id == webhook_id, outbox.c.state == "pending", outbox.c.next_us > now_us)
     connection.execute(update(outbox).where(*waits).values(next_us=now_us))
 
 
 def deliveries(connection: Connection, *conditions: ColumnElement[bool], most: int) -> list[Delivery]:
-    """Rows, the newest first."""
     query = select(*_COLUMNS).where(*conditions).order_by(outbox.c.seq.desc()).limit(most)
     return [Delivery(**row) for row in connection.execute(query).mappings()]
 
 
 def purge(connection: Connection, now_us: int) -> None:
-    """Deletes what ended long ago, and of each webhook the oldest beyond `KEPT_ROWS` that are not pending."""
+    """Deletes what ended long ago, and of each webhook the oldest finished ones beyond `KEPT_ROWS`."""
     for state, kept_s in KEPT_S.items():
         too_old = outbox.c.ended_us < now_us - kept_s * 1_000_000
         connection.execute(delete(outbox).where(outbox.c.state == state, too_old))

@@ -22,7 +22,6 @@ _PURPOSE = b"fairgate webhook secrets"
 
 
 def secret_text(secret: bytes) -> str:
-    """As receivers get it."""
     return PREFIX + base64.b64encode(secret).decode()
 
 
@@ -34,8 +33,7 @@ def headers(secret: bytes, event_id: str, at_s: int, body: bytes) -> dict[str, s
 
 
 def seal(pepper: bytes, webhook_id: str, url: str, secret: bytes, nonce: bytes) -> bytes:
-    """URL and secret as they are stored; `nonce`: random, `NONCE_BYTES`. They can be opened for this webhook
-    alone."""
+    """URL and secret as stored, bound to this webhook; `nonce`: random, `NONCE_BYTES`."""
     return nonce + _cipher(pepper).encrypt(nonce, secret + url.encode(), webhook_id.encode())
 
 

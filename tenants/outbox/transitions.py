@@ -1,7 +1,7 @@
-"""Which incidents begin and end, going by what is so now. Pure.
+"""Which incidents begin and end, by the conditions that hold now. Pure.
 
-An alert fires once its condition has held for so long, and is resolved once that has been over for so long
-(`kinds.py`). What could not be looked at changes nothing: an incident is never resolved by ignorance.
+An alert fires once its condition has held for some time, and is resolved once that has been over for some
+time (`kinds.py`). Conditions that could not be evaluated change nothing.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ MAX_PAGE_CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Something that an alert says, as it is now."""
-
     kind: AlertKind
     about: str
-    """What it is said of; once among those of its kind."""
+    """What it is about; unique among its kind."""
     summary: str
     tenant_id: str = ""
     """Whose it is; empty: the platform's."""
@@ -36,14 +34,11 @@ class Condition:
 
     @property
     def key(self) -> str:
-        """Of its incident."""
         return f"{self.kind.subject}:{self.about[:MAX_ABOUT_CHARS]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """A time during which an alert fires."""
-
     incident_id: str
     key: str
     subject: str
@@ -74,14 +69,12 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """What changes."""
-
     fired: list[Condition] = field(default_factory=list)
     resolved: list[Incident] = field(default_factory=list)
     quiet: list[Incident] = field(default_factory=list)
-    """Those that are over since now."""
+    """Those that have just ended."""
     back: list[Incident] = field(default_factory=list)
-    """Those that were over, though not for long enough, and are not any more."""
+    """Those that had ended, not for long enough, and hold again."""
 
     def __bool__(self) -> bool:
         return bool(self.fired or self.resolved or self.quiet or self.back)
@@ -90,8 +83,8 @@ class Transitions:
 def ripe(
     found: Iterable[Condition], since_us: Mapping[str, int], now_us: int
 ) -> tuple[list[Condition], dict[str, int]]:
-    """The conditions that have held for long enough, and since when each is there. `since_us`: of the time
-    before."""
+    """The conditions that have held for long enough, and since when each holds. `since_us`: the last
+    result."""
     here = {each.key: each for each in found}
     since = {key: since_us.get(key, now_us) for key in here}
     return [each for key, each in here.items() if now_us - since[key] >= each.kind.after_s * 1_000_000], since
@@ -100,7 +93,7 @@ def ripe(
 def transitions(
     open_: Iterable[Incident], found: Iterable[Condition], looked_at: Collection[str], now_us: int
 ) -> Transitions:
-    """What changes where `found` is all that is so now of the subjects in `looked_at`."""
+    """`found`: all conditions that hold now of the subjects in `looked_at`."""
     conditions = {each.key: each for each in found}
     changes = Transitions()
     for incident in open_:

@@ -1,7 +1,5 @@
-"""Where passwords are hashed: two threads of their own, and a short line in front of them.
-
-A hash takes a core and 64 MiB. Without bounds, log-ins would be a way to take a gateway down.
-"""
+"""Where passwords are hashed: two threads of their own with a short queue. A hash takes a core and 64 MiB:
+unbounded, log-ins would be a way to take a gateway down."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ T = TypeVar("T")
 AT_ONCE = 2
 MOST_WAITING = 16
 HASH_S = 0.2
-"""About the time of one hash, for what those are told who find the line full."""
+"""About the time of one hash, for retry times."""
 
 
 class HashingGate:
@@ -25,7 +23,6 @@ class HashingGate:
 
     def __init__(self, at_once: int = AT_ONCE, most_waiting: int = MOST_WAITING) -> None:
         self.hashed = 0
-        """Hashes done."""
         self.most_at_once = 0
         """Most that ever ran at a time."""
         self.on_event_loop = 0
@@ -41,7 +38,7 @@ class HashingGate:
         self._threads = ThreadPoolExecutor(max_workers=at_once, thread_name_prefix="fairgate-hash")
 
     async def run(self, work: Callable[[], T]) -> T:
-        """The result of `work`, in its turn. Raises `TooManyLogIns` where too many wait already."""
+        """Raises `TooManyLogIns` where too many wait already."""
         with self._lock:
             if self.inside >= self._most:
                 self.refused += 1

@@ -13,8 +13,6 @@ LINK_S = 86_400
 
 @dataclass(frozen=True, slots=True)
 class PersonLink:
-    """A link that works now."""
-
     token: str
     name: str | None
     """Whose password it sets; None: a name is chosen with it, and it makes the first owner."""
@@ -26,5 +24,4 @@ class PersonLink:
 
 
 def link_path(token: str) -> str:
-    """The path that is opened in a browser."""
     return f"{LINK_PATH}?token={token}"

@@ -26,8 +26,7 @@ the same work, and no text matches it."""
 
 
 def check_password(password: str, name: str) -> str:
-    """A new password. Length is all that is asked: rules on its letters make people choose worse ones.
-    Raises `Invalid`."""
+    """Only length is checked: rules on characters make people choose worse ones. Raises `Invalid`."""
     if not isinstance(password, str) or len(password) < MIN_CHARS:
         raise Invalid("password", f"needs at least {MIN_CHARS} characters; a few words in a row will do")
     if len(password) > MAX_CHARS:
@@ -38,12 +37,11 @@ def check_password(password: str, name: str) -> str:
 
 
 def hash_password(password: str) -> str:
-    """argon2id with a random salt, in the usual text form."""
     return _HASHER.hash(_bytes_of(password))
 
 
 def verify_password(stored: str, password: str) -> bool:
-    """Whether the password is the one that was hashed. Takes as long for a wrong one."""
+    """Takes as long for a wrong password."""
     try:
         return _HASHER.verify(stored, _bytes_of(password))
     except (VerificationError, InvalidHashError):
@@ -51,5 +49,5 @@ def verify_password(stored: str, password: str) -> bool:
 
 
 def _bytes_of(password: str) -> bytes:
-    """One spelling of a password: keyboards differ in how they compose the same letters."""
+    """One spelling of a password: keyboards compose the same letters differently."""
     return unicodedata.normalize("NFKC", password).encode("utf-8", "surrogatepass")

@@ -35,11 +35,9 @@ class Person:
 
     @property
     def actor_name(self) -> str:
-        """How the audit names this person."""
         return f"person:{self.name}"
 
     def may(self, act: Act, tenant_id: str | None = None) -> bool:
-        """Whether this person may do `act`, of that tenant."""
         return self.status == "active" and may(self.role, self.tenants, act, tenant_id)
 
     def may_somewhere(self, act: Act) -> bool:
@@ -60,12 +58,12 @@ class Person:
 
 
 def folded(name: str) -> str:
-    """A name as it is stored and compared: however it is typed, one spelling."""
+    """A name as it is stored and compared."""
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
 
 
 def person_name(value: str) -> str:
-    """A new person's name, folded: an e-mail address or a plain name. Raises `Invalid`."""
+    """A new name, folded: an e-mail address or a plain name. Raises `Invalid`."""
     name = folded(value) if isinstance(value, str) else ""
     if not 1 <= len(name) <= MAX_NAME_CHARS or not name.isprintable() or " " in name:
         raise Invalid(

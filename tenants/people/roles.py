@@ -1,4 +1,4 @@
-"""Roles of people, and what each may do: one pure function, which every page asks."""
+"""Roles of people, and what each may do."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """What a person is to the installation."""
-
     OWNER = "owner"
     """May do everything."""
     OPERATOR = "operator"
@@ -31,7 +29,7 @@ class Act(StrEnum):
     MAKE_KEY = "make_key"
     """Make and rotate keys of a tenant: the answer shows a secret."""
     CHANGE_KEY = "change_key"
-    """What a key of a tenant is for, and until when; no secret is shown."""
+    """What a key of a tenant may do, and until when; no secret is shown."""
     REVOKE_KEY = "revoke_key"
     STEER_REQUEST = "steer_request"
     """Cancel a tenant's requests, and move those that wait to another tier."""
@@ -68,8 +66,8 @@ _MAY = {
 
 
 def may(role: Role, tenants: frozenset[str], act: Act, tenant_id: str | None = None) -> bool:
-    """Whether a person of this role, member of `tenants` (ids), may do `act`. An act on one tenant needs
-    its id from a member; without it the answer is no."""
+    """`tenants`: ids of a member. An act on one tenant needs its id from a member; without it the answer is
+    no."""
     if act not in _MAY[role]:
         return False
     return role is not Role.MEMBER or act is Act.OWN_ACCOUNT or tenant_id in tenants

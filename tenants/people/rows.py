@@ -1,4 +1,4 @@
-"""Rows of people, links and sessions: read and written on a connection that the caller has."""
+"""Rows of people, links and sessions, on the caller's connection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from tenants.storage.tables import people, person_links, person_sessions
 
 
 def person_of(row: Any) -> Person:
-    """The person of a row of `people`."""
     return Person(
         person_id=row["id"],
         name=row["name"],
@@ -39,7 +38,7 @@ def people_where(
 
 
 def find_person(connection: Connection, reference: str) -> Person:
-    """A person by id or name. Raises `NotFound`."""
+    """Raises `NotFound`."""
     # PostgreSQL takes no NUL.
     if reference.isprintable():
         found = people_where(
@@ -51,7 +50,7 @@ def find_person(connection: Connection, reference: str) -> Person:
 
 
 def is_as_it_was(connection: Connection, person_id: str, revision: int) -> bool:
-    """Whether a person has not been changed since that revision, nor suspended."""
+    """Whether a person has been neither changed since that revision nor suspended."""
     query = select(people.c.id).where(
         people.c.id == person_id, people.c.revision == revision, people.c.status == "active"
     )
@@ -65,7 +64,7 @@ def needs_owner(connection: Connection) -> bool:
 
 
 def valid_now(now_us: int, rules: SessionRules) -> tuple[ColumnElement[bool], ...]:
-    """Conditions: sessions that have not ended. Whatever changed the person ended them, in every gateway."""
+    """Conditions: sessions that have not ended."""
     return (
         person_sessions.c.person_revision == people.c.revision,
         people.c.status == "active",
@@ -77,7 +76,6 @@ def valid_now(now_us: int, rules: SessionRules) -> tuple[ColumnElement[bool], ..
 def sessions_where(
     connection: Connection, *conditions: ColumnElement[bool], limit: int | None = None
 ) -> list[Session]:
-    """Sessions by id."""
     columns = [each.label(f"session_{each.name}") for each in person_sessions.c]
     query = (
         select(*columns, people)
@@ -101,7 +99,7 @@ def sessions_where(
 
 
 def insert_person(connection: Connection, made: Person, password_hash: str) -> None:
-    """Adds a person. Raises `AlreadyExists`."""
+    """Raises `AlreadyExists`."""
     columns = {
         "id": made.person_id,
         "name": made.name,
@@ -121,7 +119,7 @@ def insert_person(connection: Connection, made: Person, password_hash: str) -> N
 
 
 def update_person(connection: Connection, after: Person, columns: Mapping[str, Any]) -> None:
-    """Stores a person as it is now, with further columns, and removes its sessions, which are void."""
+    """Stores a person, with further columns, and removes its sessions, which are void."""
     connection.execute(
         update(people)
         .where(people.c.id == after.person_id)
@@ -144,12 +142,12 @@ def delete_person(connection: Connection, person: Person) -> None:
 
 
 def of_person(connection: Connection, reference: str | None) -> tuple[ColumnElement[bool], ...]:
-    """Condition: of one person, by id or name; None: of any. Raises `NotFound`."""
+    """By id or name; None: any. Raises `NotFound`."""
     return () if reference is None else (people.c.id == find_person(connection, reference).person_id,)
 
 
 def new_link(connection: Connection, token: str, person_id: str | None, expires_us: int, now_us: int) -> None:
-    """Stores a one-time link in place of the person's former ones (None: of former set-up links)."""
+    """Replaces the person's former links (None: former set-up links)."""
     # Where it is None, SQLAlchemy makes it IS NULL.
     former = person_links.c.person_id == person_id
     connection.execute(delete(person_links).where(or_(former, person_links.c.expires_us <= now_us)))

@@ -1,8 +1,7 @@
-"""Sessions of people in the console: their rules, and the secrets that belong to them. Pure.
+"""Sessions of people in the console: their rules and secrets. Pure.
 
-The cookie holds 256 random bits, the database only their SHA-256: a stolen database opens nothing. (A slow
-hash is for what people think up; random bits cannot be guessed.) The CSRF token is derived from the cookie's
-value, so that a token of another session never fits.
+The cookie holds 256 random bits, the database only their SHA-256 (random bits need no slow hash). The CSRF
+token is derived from the cookie's value, so that a token of another session never fits.
 """
 
 from __future__ import annotations
@@ -20,15 +19,13 @@ from tenants.people.person import Person
 SECRET_CHARS = 43
 """Of 32 bytes in URL-safe base64."""
 SEEN_EVERY_S = 60.0
-"""How exactly the last use of a session is known at most: each page would write, otherwise."""
+"""Most exact time of a session's last use: each page would write, otherwise."""
 MAX_ADDRESS_CHARS = 64
 MAX_USER_AGENT_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRules:
-    """How long sessions last, and how many a person has."""
-
     idle_s: float = 12 * 3600.0
     """Ends when unused for so long."""
     max_s: float = 7 * 86_400.0
@@ -38,7 +35,7 @@ class SessionRules:
 
     @property
     def seen_every_s(self) -> float:
-        """How often a use is written down: often enough that no session in use counts as idle."""
+        """How often a use is stored: often enough that no session in use counts as idle."""
         return min(SEEN_EVERY_S, self.idle_s / 10)
 
 
@@ -47,8 +44,6 @@ DEFAULT_RULES = SessionRules()
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A person's log-in in one browser."""
-
     session_id: str
     person: Person
     created_us: int
@@ -87,21 +82,20 @@ def new_secret() -> str:
 
 
 def is_secret(text: str) -> bool:
-    """Whether a text can be one of `new_secret`: others need no look into the database."""
+    """Whether a text can be one of `new_secret`; others need no look-up."""
     return len(text) == SECRET_CHARS and text.isascii() and text.replace("-", "a").replace("_", "a").isalnum()
 
 
 def digest_of(secret: str) -> bytes:
-    """What is stored of a secret: its SHA-256."""
+    """SHA-256, as stored."""
     return hashlib.sha256(secret.encode()).digest()
 
 
 def csrf_token_of(cookie_value: str) -> str:
-    """The token that forms of this session carry."""
     digest = hmac.digest(cookie_value.encode(), b"fairgate console forms", hashlib.sha256)
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
 def plain(text: str, most: int) -> str:
-    """What a browser says of itself, fit to be stored and shown: printable, bounded."""
+    """A user agent, printable and bounded."""
     return "".join(each for each in text[:most] if each.isprintable())

@@ -1,4 +1,4 @@
-"""What the console asks the database of people: log-ins, sessions, links.
+"""Log-ins, sessions and links of people in the database.
 
 Every look-up asks the database, so that a session that ended is refused by every gateway at once. Changes of
 people are in `tenants/admin/people.py`, with their audit row.
@@ -45,7 +45,7 @@ class Credentials:
 
 
 class People:
-    """People's log-ins on one database. Every method raises `DatabaseUnavailable` where that is lost."""
+    """Methods raise `DatabaseUnavailable`."""
 
     def __init__(
         self,
@@ -59,7 +59,6 @@ class People:
         self._clock = clock
 
     async def find_for_login(self, name: str) -> Credentials | None:
-        """The person of a name, and the hash to check the password against."""
         try:
             wanted = person_name(name)
         except Invalid:
@@ -72,8 +71,8 @@ class People:
         return await self._database.read(look)
 
     async def open_session(self, person: Person, *, address: str = "", user_agent: str = "") -> OpenedSession:
-        """Opens a session, in place of the person's oldest where there are too many. Raises `LogInRefused`
-        where the person has changed since it was read: its password may have been another one."""
+        """Opens a session, in place of the oldest of too many. Raises `LogInRefused` where the person has
+        changed since it was read: its password may have been another one."""
         secret, session_id, now_us = new_secret(), new_id("ses"), self._now_us()
         made = Session(
             session_id=session_id,
@@ -109,7 +108,7 @@ class People:
         return OpenedSession(secret, made)
 
     def _make_room(self, connection: Connection, person: Person, now_us: int) -> None:
-        """Removes sessions that ended, and the person's oldest beyond the bound."""
+        """Removes ended sessions, and the person's oldest beyond the bound."""
         table = person_sessions
         theirs = table.c.person_id == person.person_id
         kept = (
@@ -123,8 +122,8 @@ class People:
         connection.execute(delete(table).where(or_(table.c.ends_us <= now_us, surplus)))
 
     async def session(self, cookie_value: str, *, is_use: bool = True) -> Session | None:
-        """The session of a cookie; None: there is none, or it has ended. Not `is_use`: a look that does not
-        keep it from ending."""
+        """The session of a cookie; None: none, or it has ended. Without `is_use` the look does not prolong
+        it."""
         if not is_secret(cookie_value):
             return None
         now_us, digest = self._now_us(), digest_of(cookie_value)
@@ -143,12 +142,10 @@ class People:
         return replace(found[0], csrf_token=csrf_token_of(cookie_value))
 
     async def log_out(self, session: Session) -> None:
-        """Ends one session, in every gateway."""
         ended = delete(person_sessions).where(person_sessions.c.id == session.session_id)
         await self._database.write(lambda connection: connection.execute(ended).rowcount)
 
     async def sessions_of(self, person: Person) -> list[Session]:
-        """A person's sessions, the last used first."""
         conditions = (
             person_sessions.c.person_id == person.person_id,
             *rows.valid_now(self._now_us(), self.rules),
@@ -157,7 +154,7 @@ class People:
         return sorted(found, key=lambda each: each.seen_us, reverse=True)
 
     async def link(self, token: str) -> PersonLink | None:
-        """What a link's token is good for now; None: there is no such link, or it was used or is too old."""
+        """The link of a token; None: unknown, used or too old."""
         if not is_secret(token):
             return None
 

@@ -1,8 +1,8 @@
 """Slows log-ins down, by name and by address. Pure: the time is passed in.
 
 The first few attempts are free; each further one waits twice as long as the one before, up to a minute. An
-attempt counts from its begin, so that a hundred at once are not checked before the first has failed. A name
-is never locked for good: that would let strangers lock people out. Unknown names are slowed as known ones.
+attempt counts from its start, so that a hundred concurrent ones are not checked before the first has failed.
+A name is never locked: that would let strangers lock people out.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ FREE_BY_ADDRESS = 20
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
 FORGET_S = 3_600.0
-"""Without an attempt for so long a name or address begins anew."""
+"""After that long without an attempt a name or address starts afresh."""
 MAX_ENTRIES = 10_000
-"""Of names, and of addresses. Where there are more, those with the fewest attempts go."""
+"""Of names, and of addresses. Beyond, those with the fewest attempts go."""
 MAX_KEY_CHARS = 128
 
 
@@ -30,8 +30,6 @@ class _Attempts:
 
 
 class _Counted:
-    """Attempts by key."""
-
     def __init__(self, free: int, most: int) -> None:
         self._free = free
         self._most = most
@@ -68,7 +66,7 @@ class _Counted:
         self._of.pop(key, None)
 
     def _make_room(self, now_s: float) -> None:
-        """Drops what is forgotten; where that is nothing, a tenth with the fewest attempts."""
+        """Drops expired entries; without any, the tenth with the fewest attempts."""
         kept = {key: each for key, each in self._of.items() if now_s - each.last_s <= FORGET_S}
         if len(kept) >= self._most:
             by_weight = sorted(kept, key=lambda key: (kept[key].count, kept[key].last_s))
@@ -78,20 +76,17 @@ class _Counted:
 
 
 class LogInThrottle:
-    """Log-ins of one gateway."""
-
     def __init__(self, most: int = MAX_ENTRIES) -> None:
         self._names = _Counted(FREE_BY_NAME, most)
         self._addresses = _Counted(FREE_BY_ADDRESS, most)
 
     @property
     def entries(self) -> int:
-        """Names and addresses that are remembered."""
         return len(self._names) + len(self._addresses)
 
     def begin(self, name: str, address: str, now_s: float) -> float:
         """Counts an attempt as failed and returns 0; or returns how long to wait, and counts nothing: refused
-        attempts do not prolong the wait, and do not fill the memory."""
+        attempts neither prolong the wait nor fill the memory."""
         name, address = name[:MAX_KEY_CHARS], network_of_address(address)
         wait_s = max(self._addresses.wait_s(address, now_s), self._names.wait_s(name, now_s))
         if wait_s <= 0:
@@ -100,8 +95,8 @@ class LogInThrottle:
         return wait_s
 
     def succeeded(self, name: str, address: str) -> None:
-        """The attempt was a good one: the name begins anew. The address only gets this attempt back, or one
-        good account would open it for guesses at others."""
+        """The name starts afresh. The address only gets this attempt back, or one good account would open it
+        for guesses at others."""
         self._names.forget(name[:MAX_KEY_CHARS])
         self._addresses.take_back(network_of_address(address))
 

@@ -1,6 +1,6 @@
 """The way in: every log-in passes here, and here alone.
 
-A password is checked in its turn (`hashing_gate.py`), slowed by name and by address (`throttle.py`). An
+A password is checked in a bounded gate (`hashing_gate.py`), slowed by name and by address (`throttle.py`). An
 unknown name, a suspended person and a wrong password get the same answer for the same work.
 """
 
@@ -27,10 +27,10 @@ class LogIn:
     """A log-in, or a password that was asked for again."""
 
     name: str
-    """As it was typed, folded: of a person or not."""
+    """As typed, folded."""
     address: str
     refused: str = ""
-    """`password`: the two do not go together; `slowed`: too many were tried; empty: it went well."""
+    """`password`: wrong; `slowed`: too many attempts; empty: it succeeded."""
 
 
 class WayIn:
@@ -40,12 +40,12 @@ class WayIn:
         self.gate = HashingGate()
         self.throttle = LogInThrottle()
         self.tell: Callable[[LogIn], None] = lambda _: None
-        """Told of every log-in that went well, and of every password that was refused."""
+        """Called for every successful log-in, and every refused password."""
         self._people = people
         self._clock = clock
 
     async def log_in(self, name: str, password: str, *, address: str, user_agent: str = "") -> OpenedSession:
-        """Opens a session. Raises `LogInRefused`, `TooManyLogIns` and `DatabaseUnavailable`."""
+        """Raises `LogInRefused`, `TooManyLogIns`, `DatabaseUnavailable`."""
         # Bounded before it is folded: some letters fold to several, and a body is longer than a name.
         typed = folded(name[:MAX_CHARS])
         with self._told(typed, address):
@@ -55,23 +55,21 @@ class WayIn:
         return opened
 
     async def confirm(self, person: Person, password: str, *, address: str) -> None:
-        """Asks for the password again. Raises as `log_in`. Slowed by itself: strangers who try a person's
+        """Asks for the password again. Raises as `log_in`. Throttled separately: strangers who try a person's
         name do not slow one who is in."""
         with self._told(person.name, address):
             await self._check(f"again {person.person_id}", person.name, password, address)
 
     async def new_hash(self, name: str, password: str) -> str:
-        """The hash of a new password. Raises `Invalid` for one that is not accepted, and `TooManyLogIns`."""
+        """Raises `Invalid` for a password that is not accepted, and `TooManyLogIns`."""
         check_password(password, name)
         return await self.gate.run(lambda: hash_password(password))
 
     def close(self) -> None:
-        """Ends the threads."""
         self.gate.close()
 
     @contextmanager
     def _told(self, name: str, address: str) -> Iterator[None]:
-        """Tells of a refusal."""
         try:
             yield
         except (LogInRefused, TooManyLogIns) as error:
@@ -80,7 +78,6 @@ class WayIn:
             raise
 
     async def _check(self, slowed: str, name: str, password: str, address: str) -> Person:
-        """The person whose name and password these are."""
         if (wait_s := self.throttle.begin(slowed, address, self._clock())) > 0:
             raise TooManyLogIns(wait_s)
         try:

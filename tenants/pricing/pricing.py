@@ -1,11 +1,9 @@
 """Prices and the cost of a request.
 
 Integer nano-dollars (billionths of a dollar) per token, times the tier's multiplier in thousandths, rounded
-up once at the end. The cost is monotone in tokens, so a quote for the most tokens bounds the charge.
-
-A `PriceBook` is one immutable version of all prices: a request is charged by the version it was reserved
-with, whatever is set meanwhile. Token weights for limits stand beside the prices (`TokenWeights`, see
-`metering.py`).
+up once. The cost is monotone in tokens, so a quote for the most tokens bounds the charge. A `PriceBook` is
+one immutable version of all prices: a request is charged by the version it was reserved with. Token weights
+for limits stand beside the prices.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ FREE = Price(0, 0, 0)
 
 
 def thousandths(name: str, value: int) -> int:
-    """A factor in thousandths. Raises `Invalid` naming the field."""
+    """Raises `Invalid` naming the field."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_THOUSANDTHS:
         raise Invalid(name, f"must be 0 to {MAX_THOUSANDTHS} thousandths (1000: one)")
     return value
@@ -86,7 +84,6 @@ class TokenWeights:
 
 
 PLAIN = TokenWeights()
-"""Every token counts as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +108,7 @@ class PriceEntry:
         )
 
     def cost_nanousd(self, input_tokens: int, cached_tokens: int, output_tokens: int) -> int:
-        """See `PriceBook.cost_nanousd`; the counts are not checked."""
+        """Without checks; see `PriceBook.cost_nanousd`."""
         price = self.price
         list_price = (
             (input_tokens - cached_tokens) * price.input_nanousd
@@ -135,11 +132,10 @@ class PriceBook:
 
     @property
     def models(self) -> set[str]:
-        """Models with a price in some tier."""
         return {model for model, _ in self.entries}
 
     def entry(self, model: str, tier: Tier | str) -> PriceEntry:
-        """The entry of a model in a tier. Raises `UnknownPrice`."""
+        """Raises `UnknownPrice`."""
         try:
             return self.entries[model, tier]  # type: ignore[index]  # a tier is equal to its name
         except KeyError:
@@ -148,9 +144,8 @@ class PriceBook:
     def cost_nanousd(
         self, model: str, tier: Tier | str, input_tokens: int, cached_tokens: int, output_tokens: int
     ) -> int:
-        """Cost of a request. `input_tokens` is the whole prompt, `cached_tokens` the part of it found in the
-        prefix cache (as in OpenAI's usage). Raises `UnknownPrice`, or `Invalid` for
-        impossible counts."""
+        """`input_tokens` is the whole prompt, `cached_tokens` its part from the prefix cache (as in OpenAI's
+        usage). Raises `UnknownPrice`, or `Invalid` for impossible counts."""
         check_counts(input_tokens, cached_tokens, output_tokens)
         return self.entry(model, tier).cost_nanousd(input_tokens, cached_tokens, output_tokens)
 
@@ -158,7 +153,7 @@ class PriceBook:
 def check_counts(
     input_tokens: int, cached_tokens: int, output_tokens: int, reasoning_tokens: int = 0
 ) -> None:
-    """Raises `Invalid` for counts that no request can have."""
+    """Raises `Invalid` for impossible counts."""
     for name, value in (("input_tokens", input_tokens), ("output_tokens", output_tokens)):
         if not 0 <= value <= MAX_TOKENS:
             raise Invalid(name, f"must lie between 0 and {MAX_TOKENS}")

@@ -15,7 +15,7 @@ MAX_PURGED = 10_000
 
 
 class RedeemedQuotes:
-    """Reads and writes rows. Every method raises `DatabaseUnavailable`."""
+    """Every method raises `DatabaseUnavailable`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -45,7 +45,7 @@ class RedeemedQuotes:
         await self._database.write(write)
 
     async def purge(self, now_us: int) -> int:
-        """Deletes expired rows, at most `MAX_PURGED`; returns how many."""
+        """Deletes at most `MAX_PURGED` expired rows; returns how many."""
 
         def write(connection: Connection) -> int:
             expired = select(table.c.offer_id).where(table.c.expires_us <= now_us).limit(MAX_PURGED)

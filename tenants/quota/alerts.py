@@ -1,8 +1,8 @@
 """Events of soft and shadow limits: detection and storage.
 
-A soft limit records grants at and above its thresholds, a shadow limit grants that it would have refused.
-Both are counted per limit, window and level. `noticed` derives them from the answer of a reservation (pure).
-Stored as one row each, to which all gateways add; only the newest windows of a limit are kept.
+A soft limit records grants at and above its thresholds, a shadow limit grants that it would have refused,
+both counted per limit, window and level. One row each, to which all gateways add; only the newest windows of
+a limit are kept.
 """
 
 from __future__ import annotations
@@ -28,16 +28,12 @@ MAX_WINDOWS_KEPT = 100
 
 
 class EventKind(StrEnum):
-    """Kinds of limit events."""
-
     THRESHOLD = "threshold"
     WOULD_DENY = "would_deny"
 
 
 @dataclass(frozen=True, slots=True)
 class EventKey:
-    """Key of a count."""
-
     limit_id: str
     window_start_s: int
     """Seconds since 1970; 0 where the limit has no windows."""
@@ -48,26 +44,20 @@ class EventKey:
 
 @dataclass(frozen=True, slots=True)
 class AlertTally:
-    """Number of events, and time of the first and last (microseconds since 1970)."""
-
     count: int
     first_us: int
     last_us: int
 
     def and_at(self, now_us: int) -> AlertTally:
-        """With one more event."""
         return self.with_newer(AlertTally(1, now_us, now_us))
 
     def with_newer(self, other: AlertTally) -> AlertTally:
-        """The sum of both."""
         first_us, last_us = min(self.first_us, other.first_us), max(self.last_us, other.last_us)
         return AlertTally(self.count + other.count, first_us, last_us)
 
 
 @dataclass(frozen=True, slots=True)
 class LimitEvent:
-    """One row, for display."""
-
     key: EventKey
     count: int
     first: datetime
@@ -86,8 +76,8 @@ class LimitEvent:
 
 
 def noticed(granted: Granted) -> list[EventKey]:
-    """Events of a grant: each soft threshold that use and holds now reach, and each shadow limit that would
-    have refused."""
+    """Events of a grant: each soft threshold reached by use and holds, and each shadow limit that would have
+    refused. Pure."""
     keys: list[EventKey] = []
     shadows = {limit.limit_id for limit in granted.would_deny}
     for state in granted.states:
@@ -110,8 +100,8 @@ def _window_start_s(state: LimitState) -> int:
 
 
 async def add(database: Database, tallies: Mapping[EventKey, AlertTally]) -> None:
-    """Adds to the rows, skipping deleted limits. Raises `DatabaseUnavailable`; whether the counts were added
-    is then unknown, so a repeat may count twice."""
+    """Skips deleted limits. Raises `DatabaseUnavailable`; whether the counts were added is then unknown, so a
+    repeat may count twice."""
     await database.write(lambda connection: _add(connection, tallies))
 
 
@@ -165,7 +155,7 @@ def _forget_old_windows(connection: Connection, limit_id: str) -> None:
 
 
 def events_of(connection: Connection, limit_ids: list[str]) -> dict[str, list[LimitEvent]]:
-    """Events by limit, newest window first, then by level."""
+    """By limit, newest window first, then by level."""
     found: dict[str, list[LimitEvent]] = {}
     table = limit_events
     for chunk in queries.chunks(limit_ids):
@@ -177,7 +167,6 @@ def events_of(connection: Connection, limit_ids: list[str]) -> dict[str, list[Li
 
 
 def forget(connection: Connection, limit_id: str) -> None:
-    """Deletes the events of a limit."""
     connection.execute(delete(limit_events).where(limit_events.c.limit_id == limit_id))
 
 

@@ -1,8 +1,8 @@
 """Which end users of a tenant have counters: a bounded number of them.
 
-One more takes the place of the one that has been at rest longest (`rules.rest_us`: to drop its counters
-changes nothing, unless the clock steps back over that instant: until then no other end user begins).
-`lua/common.lua` does the same in Redis.
+A further one replaces the one at rest for longest (`rules.rest_us`: dropping its counters changes nothing,
+unless the clock steps back over that instant: until then no other end user begins). `lua/common.lua` does the
+same in Redis.
 """
 
 from __future__ import annotations
@@ -22,14 +22,12 @@ class _Record:
 
 
 class EndUsers:
-    """The end users of one tenant that have counters."""
-
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
         # (rest, end user) of those without holds; what has changed since leaves stale entries.
         self._resting: list[tuple[int, str]] = []
         self.forgotten_us = 0
-        """When the last of those that were dropped had come to rest."""
+        """When the last dropped one had come to rest."""
 
     def __len__(self) -> int:
         return len(self._records)
@@ -48,25 +46,22 @@ class EndUsers:
         return None
 
     def holds(self, user: str, names: list[str]) -> None:
-        """One more request holds on these counters of the end user."""
         record = self._records.setdefault(user, _Record())
         record.holds += 1
         record.names.update(names)
 
     def released(self, user: str) -> None:
-        """One request less holds on its counters."""
         self._records[user].holds -= 1
         self._rests(user)
 
     def used(self, user: str, name: str, rest_us: int) -> None:
-        """Notes when one counter will be at rest."""
         record = self._records.setdefault(user, _Record())
         record.names.add(name)
         record.rest_us = max(record.rest_us, rest_us)
         self._rests(user)
 
     def forget(self, user: str) -> set[str]:
-        """Drops an end user; returns the identities of its limits, whose counters go with it."""
+        """Returns the identities of its limits, whose counters go with it."""
         record = self._records.pop(user)
         self.forgotten_us = max(self.forgotten_us, record.rest_us)
         return record.names

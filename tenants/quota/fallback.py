@@ -1,21 +1,18 @@
-"""Quota store that falls back to local slices of the limits while the shared store is unavailable.
-
-Implements `store_failure: local`. Every call passes through to the shared store while it answers. During an
-outage:
+"""Quota store that falls back to local slices of the limits while the shared store is unavailable
+(`store_failure: local`). Every call passes through while the shared store answers. During an outage:
 
 - New requests fit into the slice: `local_slice` per cent of a limit's amount (and rate), at most what was
   available when the limit was last seen; zero of a limit that was never seen. So with G gateways a hard
-  window is exceeded by at most G slices, whatever other gateways did meanwhile, and not at all where nothing
-  was available when last seen. A bucket's slice refills at `local_slice` per cent of its rate.
+  window is exceeded by at most G slices, and not at all where nothing was available when last seen.
 - Running requests keep their holds and windows' promises (`Hold.most`). Only what a top-up asks for beyond
   them comes from the slice.
 - Ended requests are settled by their ledger row, which is durable before `settle` is called here.
 
 When the store answers again its counters include none of this, so its epoch is ended (`lose`) and the
 counters are rebuilt from the ledger (`gateway/budget/counter_rebuild.py`). Until this process knows a later
-epoch than the one in which the outage began, it keeps counting locally under the old epoch's name: the ledger
-accepts rows of the old epoch only until the rebuild reads it. So a local grant is either in the rebuilt
-counters or refused; counted once, without credit for the outage.
+epoch than the one in which the outage began, it counts locally under the old epoch's name: the ledger accepts
+rows of the old epoch only until the rebuild reads it. So a local grant is either in the rebuilt counters or
+refused: counted once.
 
 A store that answers but has lost its counters is not down: nothing is admitted while they are rebuilt. A
 store that was never ready under this process has no slice: nothing is admitted.
@@ -66,16 +63,15 @@ class SharedStore(QuotaStore, Protocol):
         """Ends `epoch` if it is the current one: the counters must be rebuilt."""
         ...
 
-    def remember(self, request_id: str, tenant_id: str) -> None:
-        """Caches the request's tenant, so that settling need not search for it."""
-        ...
+    def remember(self, request_id: str, tenant_id: str) -> None: ...
 
 
 def slice_of(limit: Limit, slice_percent: int, available: int) -> Limit | None:
     """The part of a hard limit that one gateway may grant locally; `available`: as last seen. Soft and shadow
-    limits refuse nothing, so they stay whole. None: a bucket too small to be sliced.
+    limits stay whole. None: a bucket too small to be sliced.
 
-    A bucket has the size of its slice even if less was available (its initial level), as it refills."""
+    A bucket has the size of its slice even if less was available (its initial level), as it refills.
+    """
     if limit.mode is not LimitMode.HARD:
         return limit
     amount = limit.amount * slice_percent // 100
@@ -88,12 +84,10 @@ def slice_of(limit: Limit, slice_percent: int, available: int) -> Limit | None:
 
 
 def beyond(amounts: Amounts, base: Amounts) -> Amounts:
-    """What exceeds `base`, by field."""
     return Amounts(*(max(0, getattr(amounts, name) - getattr(base, name)) for name in rules.FIELDS))
 
 
 def together(one: Amounts, other: Amounts) -> Amounts:
-    """The sum, by field."""
     return Amounts(*(getattr(one, name) + getattr(other, name) for name in rules.FIELDS))
 
 
@@ -138,8 +132,7 @@ class _Outage:
 
 
 class FallbackQuotaStore:
-    """Implements `QuotaStore` over a shared one. `clock` gives seconds since 1970. One object a gateway
-    process; use from one event loop."""
+    """`clock` gives seconds since 1970. One object a gateway process; use from one event loop."""
 
     def __init__(
         self,
@@ -163,28 +156,24 @@ class FallbackQuotaStore:
 
     @property
     def is_local(self) -> bool:
-        """See `QuotaStore.is_local`."""
         return self._outage is not None
 
     @property
     def epoch(self) -> str:
-        """See `QuotaStore.epoch`. During an outage the epoch in which it began, though the store may be in a
-        later one: see the module docstring."""
+        """During an outage the epoch in which it began, though the store may be in a later one."""
         return self._shared.epoch if self._outage is None else self._outage.epoch
 
     @property
     def spare(self) -> SpareShares:
-        """See `QuotaStore.spare`. Slices refill at their rates: what they are of was promised."""
+        """Slices refill at their rates: what they are of was promised."""
         return self._shared.spare
 
     @property
     def latency(self) -> Histogram | None:
-        """See `QuotaStore.latency`."""
         return self._shared.latency
 
     @property
     def keeps_platform_limits(self) -> bool:
-        """See `QuotaStore.keeps_platform_limits`."""
         return self._shared.keeps_platform_limits
 
     async def reserve(
@@ -196,8 +185,8 @@ class FallbackQuotaStore:
         *,
         tenant_id: str = "",
     ) -> Granted | Denied:
-        """See `QuotaStore.reserve`. Raises `QuotaStoreUnavailable` where a slice, other than a bucket's, has
-        no room: the budget is not spent but unknown."""
+        """Raises `QuotaStoreUnavailable` where a slice, other than a bucket's, has no room: the budget is not
+        spent but unknown."""
         if self._outage is None:
             try:
                 answer = await self._shared.reserve(
@@ -216,7 +205,7 @@ class FallbackQuotaStore:
     async def top_up(
         self, request_id: str, used: Amounts, first: Amounts, ahead: Amounts
     ) -> Granted | Denied:
-        """See `QuotaStore.top_up`; slices as in `reserve`."""
+        """Slices as in `reserve`."""
         if self._outage is None:
             try:
                 answer = await self._shared.top_up(request_id, used, first, ahead)
@@ -233,7 +222,7 @@ class FallbackQuotaStore:
     async def rebind(
         self, request_id: str, limits: Sequence[Limit], hold: Hold, used: Amounts, *, must_fit: bool
     ) -> Granted | Denied:
-        """See `QuotaStore.rebind`. Not during an outage: raises `QuotaStoreUnavailable`."""
+        """Raises `QuotaStoreUnavailable` during an outage."""
         answer = await self._pass(
             lambda: self._shared.rebind(request_id, limits, hold, used, must_fit=must_fit)
         )
@@ -243,8 +232,7 @@ class FallbackQuotaStore:
         return answer
 
     async def settle(self, request_id: str, actual: Amounts) -> bool:
-        """See `QuotaStore.settle`. During an outage the ledger row is decisive: the counters are rebuilt from
-        it."""
+        """During an outage the ledger row is decisive: counters are rebuilt from it."""
         if self._outage is None:
             try:
                 settled = await self._shared.settle(request_id, actual)
@@ -256,27 +244,24 @@ class FallbackQuotaStore:
         return await self._settle_locally(request_id, actual)
 
     async def renew(self, request_ids: Sequence[str], lease_ttl_s: float) -> None:
-        """See `QuotaStore.renew`. During an outage leases need no renewal: live requests hold again after the
-        rebuild."""
+        """During an outage leases need no renewal: live requests hold again after the rebuild."""
         await self._pass(lambda: self._shared.renew(request_ids, lease_ttl_s))
 
     async def expire(self) -> list[str]:
-        """See `QuotaStore.expire`."""
         return await self._pass(self._shared.expire)
 
     async def overdue(self) -> list[str]:
-        """See `QuotaStore.overdue`."""
         return await self._pass(self._shared.overdue)
 
     async def states(self, limits: Sequence[Limit]) -> tuple[LimitState, ...]:
-        """See `QuotaStore.states`; never shows slices."""
+        """Never shows slices."""
         states = await self._pass(lambda: self._shared.states(limits))
         self._note_seen(states)
         return states
 
     async def ping(self) -> None:
-        """See `QuotaStore.ping`. Ends an outage: raises `QuotaStoreRecovering` until the counters have been
-        rebuilt since it began."""
+        """Ends an outage: raises `QuotaStoreRecovering` until the counters have been rebuilt since it
+        began."""
         try:
             await self._shared.ping()
         except QuotaStoreRecovering:
@@ -293,19 +278,16 @@ class FallbackQuotaStore:
         self._was_ready = True
 
     async def end_users(self, tenant_id: str) -> int:
-        """See `QuotaStore.end_users`."""
         return await self._pass(lambda: self._shared.end_users(tenant_id))
 
     async def give_back(
         self, epoch: str, limits: Sequence[Limit], charged_to: Sequence[str], amounts: Amounts
     ) -> None:
-        """See `QuotaStore.give_back`. During an outage the ledger row is enough: counters are rebuilt
-        from it."""
+        """During an outage the ledger row is enough: counters are rebuilt from it."""
         if self._outage is None:
             await self._shared.give_back(epoch, limits, charged_to, amounts)
 
     async def begin_rebuild(self, owner: str, ttl_s: float) -> bool:
-        """See `QuotaStore.begin_rebuild`."""
         is_ours = await self._shared.begin_rebuild(owner, ttl_s)
         if is_ours and self._outage is not None:
             # Their rows are included in what is read from the ledger from now on.
@@ -313,7 +295,6 @@ class FallbackQuotaStore:
         return is_ours
 
     async def rebuild(self, used: Iterable[tuple[Limit, int]]) -> None:
-        """See `QuotaStore.rebuild`."""
         await self._shared.rebuild(used)
 
     async def restore(
@@ -327,13 +308,11 @@ class FallbackQuotaStore:
         *,
         tenant_id: str = "",
     ) -> None:
-        """See `QuotaStore.restore`."""
         await self._shared.restore(
             request_id, limits, charged_to, hold, used, lease_ttl_s, tenant_id=tenant_id
         )
 
     async def finish_rebuild(self, owner: str, epoch: str) -> None:
-        """See `QuotaStore.finish_rebuild`."""
         await self._shared.finish_rebuild(owner, epoch)
         if self._outage is not None:
             await self._end_outage(self._outage)
@@ -353,8 +332,8 @@ class FallbackQuotaStore:
             self._outage = _Outage(self._shared.epoch, local, dict(self._seen))
 
     async def _end_outage(self, outage: _Outage) -> None:
-        """Ends the outage, as the store's counters are of a later epoch. Requests settled here after the
-        rebuild read the ledger are still held there: settles them."""
+        """Ends the outage, as the store's counters are of a later epoch. Settles requests that ended here
+        after the rebuild read the ledger and are still held there."""
         while outage.ended:
             request_id, (actual, tenant_id) = next(iter(outage.ended.items()))
             if tenant_id is not None:
@@ -459,7 +438,7 @@ class FallbackQuotaStore:
         return is_first
 
     async def _slices(self, outage: _Outage, limits: Sequence[Limit]) -> list[Limit]:
-        """Slices of the limits. Raises `QuotaStoreUnavailable` where a limit is too small to be sliced."""
+        """Raises `QuotaStoreUnavailable` where a limit is too small to be sliced."""
         slices: list[Limit] = []
         for limit in limits:
             name = limit.identity

@@ -1,9 +1,8 @@
-"""When a limit will be used up if the coming hours are used as those of the last weeks were. Pure.
+"""Predicts when a limit will be used up if the coming hours are used as those of the last weeks were. Pure.
 
-Each of the last weeks is replayed from now on, hour of the week by hour of the week. The median is where the
-mean of these replays uses the limit up. The 90th percentile of the instant is where also a slow week has used
-it up: the lower prediction bound of the sum so far, by Student's t over the weeks, since sums of whole weeks
-are compared and a week's hours may all be low together.
+Each of the last weeks is replayed hour by hour. The median is where the mean of these replays uses the limit
+up; the 90th percentile is where also a slow week has: the lower prediction bound of the sum so far, by
+Student's t over the weeks, since a week's hours may all be low together.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ Week = Sequence[int]
 
 
 def whole_weeks(since_us: int, now_us: int) -> int:
-    """How many whole weeks before the current hour are known, at most `MOST_WEEKS`."""
+    """Whole weeks known before the current hour, at most `MOST_WEEKS`."""
     hours = now_us // HOUR_US - -(-since_us // HOUR_US)
     return max(0, min(MOST_WEEKS, hours // WEEK_HOURS))
 
 
 def weeks_of(use_by_hour: Mapping[int, int], now_us: int, weeks: int) -> list[Week]:
-    """The last whole weeks before the current hour, the newest first. `use_by_hour`: by the hour's start in
-    microseconds; an hour that is missing had no use."""
+    """The last whole weeks before the current hour, newest first. `use_by_hour`: by the hour's start in
+    microseconds; a missing hour had no use."""
     this_hour_us = now_us // HOUR_US * HOUR_US
     return [
         [

@@ -1,9 +1,8 @@
-"""When a limit will be used up, if use goes on as it did. Pure.
+"""Predicts when a limit will be used up, if use continues. Pure.
 
-Two times are looked at: the limit's window so far, and the last hour or two. The median takes the mean of
-their rates. The 90th percentile takes the slower one, and beside that what chance does to the number and size
-of requests: they are taken to come at random, with sizes as spread as those of an exponential distribution.
-An instant beyond the window's end is none: then the amount is there anew.
+The median takes the mean of two rates: the window so far, and the last hour or two. The 90th percentile takes
+the slower one, and the randomness of requests: Poisson arrivals with exponential sizes. An instant beyond the
+window's end is none: then the amount is new.
 """
 
 from __future__ import annotations
@@ -19,13 +18,11 @@ SIZE_SPREAD = math.sqrt(2)
 Z90 = 1.2816
 """The 90th percentile of the normal distribution."""
 LEAST_OBSERVED_S = 60.0
-"""A shorter time says nothing of a rate."""
+"""Shorter observations say nothing of a rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedUse:
-    """Use of one limit in a time that has passed."""
-
     what: str
     """As the basis calls it."""
     amount: int

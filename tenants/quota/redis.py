@@ -80,8 +80,7 @@ _CARRYING = frozenset({"reserve", "top_up", "settle"})
 
 
 class RedisQuotaStore:
-    """Implements `QuotaStore` for any number of processes. `virtual_clock` (seconds since 1970) replaces the
-    server's clock in tests."""
+    """`virtual_clock` (seconds since 1970) replaces the server's clock in tests."""
 
     def __init__(
         self,
@@ -137,7 +136,6 @@ class RedisQuotaStore:
         *,
         tenant_id: str = "",
     ) -> Granted | Denied:
-        """See `QuotaStore.reserve`."""
         rules.check_request(request_id, lease_ttl_s)
         rules.check_rising(hold.first, hold.ahead, hold.most)
         rules.check_limits(limits)
@@ -172,7 +170,6 @@ class RedisQuotaStore:
     async def top_up(
         self, request_id: str, used: Amounts, first: Amounts, ahead: Amounts
     ) -> Granted | Denied:
-        """See `QuotaStore.top_up`."""
         rules.check_amounts(used)
         rules.check_rising(first, ahead)
         async with self._call_guard():
@@ -192,7 +189,6 @@ class RedisQuotaStore:
     async def rebind(
         self, request_id: str, limits: Sequence[Limit], hold: Hold, used: Amounts, *, must_fit: bool
     ) -> Granted | Denied:
-        """See `QuotaStore.rebind`."""
         rules.check_rising(hold.ahead, hold.most)
         rules.check_limits(limits)
         if not self.keeps_platform_limits and any(map(rules.is_platforms, limits)):
@@ -226,7 +222,6 @@ class RedisQuotaStore:
         return wire.granted(reply, ages)
 
     async def renew(self, request_ids: Sequence[str], lease_ttl_s: float) -> None:
-        """See `QuotaStore.renew`."""
         async with self._call_guard():
             by_tenant: dict[str, list[str]] = {}
             for request_id in request_ids:
@@ -237,7 +232,6 @@ class RedisQuotaStore:
                 await self._run("renew", tenant_id, [wire.lease_us(lease_ttl_s), *ids])
 
     async def settle(self, request_id: str, actual: Amounts) -> bool:
-        """See `QuotaStore.settle`."""
         rules.check_amounts(actual)
         async with self._call_guard():
             tenant_id = await self._find_tenant(request_id)
@@ -250,7 +244,6 @@ class RedisQuotaStore:
         return bool(reply[0] == b"settled")
 
     async def expire(self) -> list[str]:
-        """See `QuotaStore.expire`."""
         ended: list[str] = []
         async with self._call_guard():
             _, tenants = await self._registry.read()
@@ -268,7 +261,7 @@ class RedisQuotaStore:
         return ended
 
     async def overdue(self) -> list[str]:
-        """See `QuotaStore.overdue`; at most `EXPIRE_BATCH` per tenant."""
+        """At most `EXPIRE_BATCH` per tenant."""
         found: list[str] = []
         async with self._call_guard():
             _, tenants = await self._registry.read()
@@ -278,7 +271,6 @@ class RedisQuotaStore:
         return found
 
     async def states(self, limits: Sequence[Limit]) -> tuple[LimitState, ...]:
-        """See `QuotaStore.states`."""
         by_tenant: dict[str, list[Limit]] = {}
         for limit in limits:
             by_tenant.setdefault(limit.tenant_id, []).append(limit)
@@ -294,13 +286,12 @@ class RedisQuotaStore:
         return tuple(found[limit.identity] for limit in limits)
 
     async def end_users(self, tenant_id: str) -> int:
-        """See `QuotaStore.end_users`."""
         async with self._call_guard():
             _, number = await self._run("users", tenant_id, [])
         return int(number)
 
     async def ping(self) -> None:
-        """See `QuotaStore.ping`; also rejects a server that is too old."""
+        """Also rejects a server that is too old."""
         async with self._call_guard(proves=False):
             version = str((await self._redis.info("server"))["redis_version"])
             if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_VERSION:
@@ -311,7 +302,6 @@ class RedisQuotaStore:
     async def give_back(
         self, epoch: str, limits: Sequence[Limit], charged_to: Sequence[str], amounts: Amounts
     ) -> None:
-        """See `QuotaStore.give_back`."""
         tenant_id = rules.tenant_of(limits)
         columns = [
             value
@@ -327,22 +317,19 @@ class RedisQuotaStore:
 
     @property
     def epoch(self) -> str:
-        """See `QuotaStore.epoch`."""
         return self._epoch
 
     @property
     def is_local(self) -> bool:
-        """See `QuotaStore.is_local`; always False."""
         return False
 
     @property
     def keeps_platform_limits(self) -> bool:
-        """See `QuotaStore.keeps_platform_limits`; not in a Redis Cluster."""
+        """False in a Redis Cluster."""
         return not self._registry.is_cluster
 
     @property
     def _platform(self) -> tuple[str, ...]:
-        """What is entered and joined beside a tenant."""
         return (PLATFORM,) if self.keeps_platform_limits else ()
 
     async def lose(self, epoch: str) -> None:
@@ -351,7 +338,6 @@ class RedisQuotaStore:
             await self._registry.lose(epoch)
 
     async def begin_rebuild(self, owner: str, ttl_s: float) -> bool:
-        """See `QuotaStore.begin_rebuild`."""
         async with self._call_guard(proves=False):
             if not await self._registry.begin(owner, ttl_s):
                 return False
@@ -362,8 +348,8 @@ class RedisQuotaStore:
             return True
 
     async def rebuild(self, used: Iterable[tuple[Limit, int]]) -> None:
-        """See `QuotaStore.rebuild`. Repair a store in use only while no other gateway settles: settlements
-        since `used` was computed are overwritten."""
+        """Repair a store in use only while no other gateway settles: settlements since `used` was computed
+        are overwritten."""
         by_tenant: dict[str, list[tuple[Limit, int]]] = {}
         for limit, amount in used:
             rules.check_limits([limit])
@@ -396,7 +382,6 @@ class RedisQuotaStore:
         *,
         tenant_id: str = "",
     ) -> None:
-        """See `QuotaStore.restore`."""
         rules.check_request(request_id, lease_ttl_s)
         for amounts in (hold.first, hold.ahead, hold.most, used):
             rules.check_amounts(amounts)
@@ -416,7 +401,6 @@ class RedisQuotaStore:
         self.remember(request_id, tenant_id)
 
     async def finish_rebuild(self, owner: str, epoch: str) -> None:
-        """See `QuotaStore.finish_rebuild`."""
         async with self._call_guard(proves=False):
             for tenant_id in await self._registry.entered():
                 await self._rebuilding("stamp", tenant_id, [epoch])
@@ -496,8 +480,8 @@ class RedisQuotaStore:
         return await self._call(script, keys, arguments)
 
     async def _run(self, script: str, tenant_id: str, arguments: list[Any]) -> list[Any]:
-        """Runs one operation. Where the tenant or the platform is not of the known epoch, joins the current
-        one or raises."""
+        """Runs one operation. Where the tenant or the platform is of another epoch, joins the current one or
+        raises."""
         reply = await self._on_tenant(script, tenant_id, [self._epoch, *arguments])
         if reply[0] != b"lost":
             return reply
@@ -549,7 +533,7 @@ class RedisQuotaStore:
             self._tenant_of.popitem(last=False)
 
     async def _find_tenant(self, request_id: str) -> str | None:
-        """The request's tenant: cached or, after a restart, searched for among all tenants."""
+        """Cached or, after a restart, searched for among all tenants."""
         if request_id in self._tenant_of:
             return self._tenant_of[request_id]
         _, tenants = await self._registry.read()

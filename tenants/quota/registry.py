@@ -39,8 +39,6 @@ OnTenant = Callable[[str, str, list[Any]], Awaitable[list[Any]]]
 
 
 class Registry:
-    """Reads and writes the registry."""
-
     def __init__(self, client: Any, prefix: str, call: Call, on_tenant: OnTenant) -> None:
         self._client = client
         self._on_tenant = on_tenant
@@ -92,7 +90,6 @@ class Registry:
             raise recovering()
 
     async def begin(self, owner: str, ttl_s: float) -> bool:
-        """See `QuotaStore.begin_rebuild`."""
         self._server = self._run_id(await self._client.info("server"))
         reply = await self._call("begin", [self._key], [owner, wire.lease_us(ttl_s)])
         if reply[0] != b"begun":
@@ -127,7 +124,6 @@ class Registry:
 
 
 def recovering() -> QuotaStoreRecovering:
-    """The error of lost counters."""
     return QuotaStoreRecovering("Redis has lost its counters; they must be rebuilt from the ledger")
 
 

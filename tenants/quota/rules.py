@@ -155,7 +155,6 @@ def charge_name_at(limit: Limit, start_us: int) -> str:
 
 
 def counter_name(identity_: str, counter: Counter) -> str:
-    """`charge_name` from an identity."""
     if isinstance(counter, WindowCounter):
         return f"{identity_}@{counter.start_us // _SECOND_US}"
     return identity_
@@ -180,12 +179,11 @@ def charged_limits(limits: Sequence[Limit], charged_to: Sequence[str]) -> list[t
 
 
 def tenant_of(limits: Sequence[Limit]) -> str:
-    """The tenant of a request with these limits; those of the platform say nothing about it."""
+    """Limits of the platform do not determine it."""
     return next((limit.tenant_id for limit in limits if limit.kind is not SubjectKind.PLATFORM), NO_TENANT)
 
 
 def is_platforms(limit: Limit) -> bool:
-    """Whether it is on all tenants together."""
     return limit.kind is SubjectKind.PLATFORM
 
 
@@ -273,7 +271,6 @@ def ceiling_per_ms(limit: Limit) -> int:
 
 
 def rate_now(limit: Limit, spare: Spare) -> int:
-    """Refill per millisecond by what is in force now."""
     history = spare.of(limit)
     rate = rate_per_ms(limit)
     return effective(rate, ceiling_per_ms(limit), history[-1][1]) if history else rate
@@ -331,7 +328,6 @@ def room(limit: Limit, counter: Counter) -> int:
 
 
 def wish(limit: Limit, hold: Hold) -> Wish:
-    """What a request asks of this limit: of a bucket only what the first step needs."""
     if limit.meter is Meter.CONCURRENCY:
         return Wish(1, 1, 0)
     first = hold.first.of(limit.meter)
@@ -355,20 +351,19 @@ def part_again(limit: Limit, hold: Hold, used: Amounts) -> LimitHold:
 
 
 def part_in_force(limit: Limit, part: LimitHold, again: LimitHold) -> LimitHold:
-    """What a request that holds `part` on a limit holds on it as the limit is now. `again`: all that it may
-    use (`part_again`), of which a limit that did not bind it until now may hold less."""
+    """What a request that holds `part` holds on the limit as it is now. `again`: all that it may use
+    (`part_again`), of which a limit that did not bind it until now may hold less."""
     if not is_exact(limit):
         return part
     return replace(part, held=max(part.held, again.covered - part.charged))
 
 
 def wish_of(part: LimitHold) -> Wish:
-    """What a request asks of a limit that it shall hold this part on."""
     return Wish(part.held, part.held, part.most)
 
 
 def is_resized(limit: Limit, now: Limit) -> bool:
-    """Whether a limit of the same identity has another amount, rate or mode now."""
+    """Whether a limit of the same identity has another amount, rate or mode."""
     return (limit.amount, limit.rate_per_s, limit.mode) != (now.amount, now.rate_per_s, now.mode)
 
 
@@ -401,8 +396,8 @@ def reach(limit: Limit, counter: Counter, part: LimitHold, wish: Wish) -> LimitH
 
 
 def taken(limit: Limit, counter: Counter, wish: Wish) -> tuple[Counter, LimitHold] | None:
-    """`is_short`, `reach` and `changed` in one, for a request that holds nothing yet: the counter and what is
-    held of it. None: the limit is short, or not a hard one."""
+    """`is_short`, `reach` and `changed` in one, for a request that holds nothing yet: the counter and the
+    hold. None: the limit is short, or not a hard one."""
     free = room(limit, counter)
     if limit.mode is not LimitMode.HARD or wish.first > free or wish.most > free:
         return None
@@ -480,7 +475,6 @@ def covered(limits: Sequence[Limit], parts: Sequence[LimitHold], ahead: Amounts)
 
 
 def largest(one: Amounts, other: Amounts) -> Amounts:
-    """The larger value, by field."""
     return Amounts(*(max(getattr(one, field), getattr(other, field)) for field in FIELDS))
 
 
@@ -520,8 +514,8 @@ def rest_us(limit: Limit, counter: Counter) -> int:
 
 
 def until_rest_s(rest_us: int | None, now_us: int) -> float | None:
-    """Seconds to the rest of the end user that comes to it first; None: never, as all have used what does not
-    come back. `rest_us` None: requests of all of them are under way."""
+    """Seconds until the first end user comes to rest; None: never, as all have used what does not come back.
+    `rest_us` None: requests of all of them are under way."""
     if rest_us is None:
         return HOLD_RETRY_S
     return None if rest_us >= NEVER_US else (rest_us - now_us) / _SECOND_US
@@ -555,8 +549,8 @@ def retry_after_s(
     limit: Limit, counter: Counter | None, part: LimitHold, wanted: int, now_us: int, rate: int
 ) -> float | None:
     """When to ask again for `wanted` more; None: waiting cannot help. A running request (`part`) stays with
-    its window when the next one begins. `counter` None: a window that has ended and was dropped. `rate`: what
-    a bucket refills at now, per millisecond."""
+    its window when the next one begins. `counter` None: a window that has ended and was dropped. `rate`:
+    current refill of a bucket per millisecond."""
     if counter is None or wanted > limit.amount:
         return None
     match counter:
@@ -592,9 +586,8 @@ def refuse(
     now_us: int,
     rate_of: Callable[[Limit], int] = rate_per_ms,
 ) -> Denied | None:
-    """None when every hard limit has room; else the refusal, naming the limit that blocks longest.
-    The counters are advanced, or (top-ups) of the request's own windows. `rate_of`: what a bucket refills at
-    now. `states` is left empty."""
+    """None when every hard limit has room; else the refusal, naming the limit that blocks longest. The
+    counters are advanced, or (top-ups) of the request's own windows. `states` is left empty."""
     worst: tuple[float, Denied] | None = None
     for limit, counter, part, wish in zip(limits, counters, parts, wishes, strict=True):
         if limit.mode is not LimitMode.HARD or not is_short(limit, counter, part, wish):
@@ -609,8 +602,8 @@ def refuse(
 
 
 def refusal_by(states: Sequence[LimitState], hold: Hold) -> Denied | None:
-    """What a reservation of `hold` would be refused with, by the states of all its limits; None: it would be
-    granted. Buckets are known to a whole unit, so their `retry_after_s` is late by up to one unit."""
+    """The refusal of a reservation of `hold` by the states of all its limits; None: it would be granted.
+    Buckets are known to a whole unit, so their `retry_after_s` is late by up to one unit."""
     limits = [state.limit for state in states]
     wishes = [wish(limit, hold) for limit in limits]
     rates = {

@@ -1,17 +1,16 @@
 """Spare capacity that token buckets refill by: how far above their rates, and since when.
 
-A limit of tier batch may have a ceiling above its rate. The control loop says for each model what share of
-the way from the rate to the ceiling is in force (the knob *quota*, `gateway/flow/control_rules.py`). A
-gateway keeps the last changes with their times and gives them to the quota store with each call, so that a
-bucket that was not asked for a while is filled by what was in force meanwhile, not by what is in force now.
-Of the time before the oldest change that is kept nothing is known: then the rate that was set counts, the
-lowest that it can have been.
+A limit of tier batch may have a ceiling above its rate. The control loop sets for each model the share of the
+way from rate to ceiling (the knob *quota*, `gateway/flow/control_rules.py`). A gateway keeps the last changes
+with their times and passes them to the quota store with each call, so that an idle bucket is filled by the
+shares that were in force meanwhile. Before the oldest kept change the rate counts, the lowest that it can
+have been.
 
-No call refills below the rate or above the ceiling, whatever a gateway says, and each moment of a bucket is
-counted once, by the call that comes first. So gateways that share a counter need not agree at once: one that
-has not followed yet counts the time since by the share before, for at most one look of its loop.
+No call refills below the rate or above the ceiling, and each moment of a bucket is counted once, by the first
+call. So gateways that share a counter need not agree at once: a late one counts the time since by the
+previous share, for at most one look of its loop.
 
-A limit on one model goes by that model's share; one on all models by the smallest of all.
+A limit on one model follows that model's share; one on all models the smallest of all.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ NO_SPARE = Spare()
 
 
 def smallest(shares: Mapping[str, int], models: Iterable[str]) -> int:
-    """What a limit on several models goes by: the smallest share, none where one of them has said none. A
-    bucket that fills faster because one model is idle would be spent on another one that is not."""
+    """The smallest share, none where a model has none. A bucket that fills faster because one model is idle
+    would be spent on another one that is not."""
     return min((shares.get(model, 0) for model in models), default=0)
 
 
@@ -61,7 +60,7 @@ def effective(rate: int, ceiling: int, share: int) -> int:
 
 
 class SpareShares:
-    """The shares that one gateway knows of. `clock`: the quota store's, in seconds."""
+    """The shares that one gateway knows. `clock`: the quota store's, in seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -70,7 +69,7 @@ class SpareShares:
         self._known = NO_SPARE
 
     def cover(self, models: Iterable[str]) -> None:
-        """These models are served: until their shares are set, a limit on all models has none."""
+        """Until the shares of these models are set, a limit on all models has none."""
         for model in models:
             self._shares.setdefault(model, 0)
 
@@ -82,7 +81,6 @@ class SpareShares:
 
     @property
     def known(self) -> Spare:
-        """All that is known, on the store's clock."""
         return self._known
 
     def rate_per_s(self, limit: Limit) -> float:
@@ -94,7 +92,7 @@ class SpareShares:
         return rate_per_s + max(0.0, limit.ceiling_per_s - rate_per_s) * history[-1][1] / WHOLE
 
     def ages(self) -> dict[str, History]:
-        """How long ago (milliseconds) which share came into force: for a store with a clock of its own."""
+        """How long ago (milliseconds) each share came into force, for a store with a clock of its own."""
         now_ms = self._now_ms()
         return {
             model: tuple((max(0, now_ms - since_ms), share) for since_ms, share in history)

@@ -230,12 +230,10 @@ class QuotaStore(Protocol):
 
     @property
     def spare(self) -> SpareShares:
-        """What buckets refill by above their rates."""
+        """By what buckets refill above their rates."""
         ...
 
-    async def states(self, limits: Sequence[Limit]) -> tuple[LimitState, ...]:
-        """Current states of the limits. Changes nothing."""
-        ...
+    async def states(self, limits: Sequence[Limit]) -> tuple[LimitState, ...]: ...
 
     async def end_users(self, tenant_id: str) -> int:
         """How many of a tenant's end users have counters. Changes nothing."""

@@ -1,7 +1,5 @@
-"""Codec of limits, holds and counters for the Lua scripts.
-
-Converts values of `rules.py` to arguments of `lua/*.lua`, and their replies back. No I/O.
-"""
+"""Codec of limits, holds and counters: arguments of `lua/*.lua` from values of `rules.py`, and their replies
+back. No I/O."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from tenants.types import Amounts, Limit, LimitMode, Meter, SubjectKind, Tier, W
 
 T = TypeVar("T")
 Ages = Mapping[str, History]
-"""What a script is told of spare capacity (`SpareShares.ages`)."""
+"""The spare capacity passed to a script (`SpareShares.ages`)."""
 
 _METERS = tuple(Meter)
 _MODES = {LimitMode.SOFT: 0, LimitMode.HARD: 1, LimitMode.SHADOW: 2}
@@ -31,7 +29,6 @@ _MODES = {LimitMode.SOFT: 0, LimitMode.HARD: 1, LimitMode.SHADOW: 2}
 
 
 def lease_us(lease_ttl_s: float) -> int:
-    """A lease in microseconds."""
     return round(lease_ttl_s * 1e6)
 
 
@@ -123,7 +120,7 @@ def _bounds(limit: Limit, at_us: int) -> tuple[int, int]:
 
 
 def granted(reply: list[Any], ages: Ages) -> Granted:
-    """Decodes the reply of a script that held. `ages`: what it was told of spare capacity."""
+    """Decodes the reply of a script that held. `ages`: as passed to it."""
     now_us, limits = int(reply[1]), unpack(reply[2])
     spare = spare_at(ages, now_us)
     counters = [advanced(limit, raw, now_us, spare) for limit, raw in zip(limits, reply[3], strict=True)]
@@ -201,7 +198,6 @@ def _views(
 
 
 def spare_at(ages: Ages, now_us: int) -> Spare:
-    """What a script was told, on the server's clock."""
     return by_ages(ages, now_us // 1_000)
 
 

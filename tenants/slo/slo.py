@@ -46,8 +46,6 @@ DEFAULT_LEAST_MISSES = 10
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """One target."""
-
     slo_id: str
     tenant_id: str
     """Empty: the default of tenants without a target of their own for that tier and metric."""
@@ -73,8 +71,6 @@ class Slo:
 
 
 class SloBook:
-    """All targets, by tenant and tier."""
-
     def __init__(self, slos: Iterable[Slo] = ()) -> None:
         self._by: dict[tuple[str, Tier], dict[str, Slo]] = {}
         for slo in slos:
@@ -94,7 +90,6 @@ class SloBook:
         return found
 
     def targets_s(self, tenant_id: str, tier: Tier) -> Mapping[str, float]:
-        """Targets of a request in seconds, by metric."""
         found = self._targets_s.get((tenant_id, tier))
         if found is None:
             found = self._targets_s[tenant_id, tier] = {
@@ -105,8 +100,6 @@ class SloBook:
 
 @dataclass(frozen=True, slots=True)
 class SloTally:
-    """Numbers of requests and of misses."""
-
     total: int = 0
     missed: int = 0
 
@@ -130,8 +123,6 @@ class SloTally:
 
 @dataclass(frozen=True, slots=True)
 class Burning:
-    """Burn rates over the two windows of an alert."""
-
     alert: Alert
     long_rate: float | None
     short_rate: float | None
@@ -158,8 +149,8 @@ class Burning:
 def burning(
     spans: Mapping[int, SloTally], per_mille: int, now_s: float, least_misses: int = DEFAULT_LEAST_MISSES
 ) -> list[Burning]:
-    """Burn rates of every alert, which needs `least_misses` in its long window. `spans`: tallies by the start
-    of their `SPAN_S`, seconds since 1970. Windows are whole spans, including the current one."""
+    """Burn rates of every alert. `spans`: tallies by the start of their `SPAN_S`, seconds since 1970. Windows
+    are whole spans, including the current one."""
 
     return burning_over(
         {
@@ -182,7 +173,7 @@ def window_since_s(window_s: int, now_s: float) -> int:
 def burning_over(
     windows: Mapping[int, SloTally], per_mille: int, least_misses: int = DEFAULT_LEAST_MISSES
 ) -> list[Burning]:
-    """Burn rates of every alert, from what there was in each of `WINDOWS_S`."""
+    """From the tallies of each of `WINDOWS_S`."""
     found = [(alert, windows[alert.long_s], windows[alert.short_s]) for alert in ALERTS]
     return [
         Burning(alert, long.burn_rate(per_mille), short.burn_rate(per_mille), long.missed >= least_misses)
@@ -200,7 +191,6 @@ class SloReport:
     period: SloTally
     burning: tuple[Burning, ...]
     causes: Mapping[str, int]
-    """Misses by cause."""
 
     def as_json(self) -> dict[str, Any]:
         total, missed = self.period.total, self.period.missed
@@ -220,8 +210,6 @@ class SloReport:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """One missed target of one request."""
-
     request_id: str
     tenant_id: str
     tier: str

@@ -1,7 +1,7 @@
 """Storage of SLO targets, counts and misses.
 
 Counts by spans of five minutes (for burn rates) and of a day (for error budgets), incremented by every
-gateway; misses one by one. Purged after a while; no account depends on them.
+gateway; misses one by one. Purged by age; no account depends on them.
 """
 
 from __future__ import annotations
@@ -37,15 +37,13 @@ MISS_ORDER = (slo_misses.c.at_us, slo_misses.c.request_id, slo_misses.c.metric)
 
 @dataclass(frozen=True, slots=True)
 class CountKey:
-    """Key of a count."""
-
     tenant_id: str
     tier: str
     metric: str
 
 
 async def read_slos(database: Database) -> list[Slo]:
-    """Reads all targets. Raises `DatabaseUnavailable`."""
+    """Raises `DatabaseUnavailable`."""
     return await database.read(lambda connection: slos_where(connection))
 
 
@@ -160,7 +158,6 @@ async def purge(database: Database, now_s: float, most_misses: int = MAX_MISSES)
 def counts(
     connection: Connection, span_s: int, since_s: int, tenant_id: str | None
 ) -> dict[CountKey, dict[int, SloTally]]:
-    """Tallies by key and start of the span."""
     table = slo_counts
     query = select(table).where(table.c.span_s == span_s, table.c.start_s >= since_s)
     if tenant_id is not None:
@@ -173,8 +170,7 @@ def counts(
 
 
 def windows(connection: Connection, now_s: float) -> dict[CountKey, dict[int, SloTally]]:
-    """Tallies of each of the alerts' windows by key, of keys with a miss in the longest one. Added up by the
-    database."""
+    """Tallies of each alert window by key, of keys with a miss in the longest one; summed by the database."""
     table = slo_counts
     since_s = {window_s: window_since_s(window_s, now_s) for window_s in WINDOWS_S}
     sums = [
@@ -194,7 +190,7 @@ def windows(connection: Connection, now_s: float) -> dict[CountKey, dict[int, Sl
 
 
 def causes(connection: Connection, since_s: int, tenant_id: str | None) -> dict[CountKey, dict[str, int]]:
-    """Misses by cause of the days that begin at `since_s` or later, the most common first."""
+    """By key, of the days that begin at `since_s` or later, the most common first."""
     table = slo_causes
     groups = (table.c.tenant_id, table.c.tier, table.c.metric, table.c.cause)
     missed = cast(func.sum(table.c.missed), BigInteger).label("missed")
@@ -213,7 +209,7 @@ def causes(connection: Connection, since_s: int, tenant_id: str | None) -> dict[
 def causes_by_day(
     connection: Connection, since_s: int, tenant_id: str | None, tier: str | None
 ) -> dict[int, dict[str, int]]:
-    """Misses by cause of each day that begins at `since_s` or later, the oldest first."""
+    """By day that begins at `since_s` or later, the oldest first."""
     table = slo_causes
     missed = cast(func.sum(table.c.missed), BigInteger).label("missed")
     query = select(table.c.start_s, table.c.cause, missed).where(table.c.start_s >= since_s)
@@ -228,7 +224,6 @@ def causes_by_day(
 
 
 def misses(connection: Connection, conditions: Sequence[Any], most: int) -> list[Missed]:
-    """Misses, newest first."""
     query = select(slo_misses).where(*conditions)
     query = query.order_by(*(column.desc() for column in MISS_ORDER))
     return [
@@ -248,7 +243,6 @@ def misses(connection: Connection, conditions: Sequence[Any], most: int) -> list
 
 
 def insert_slo(connection: Connection, slo: Slo, now_us: int) -> None:
-    """Inserts a target."""
     connection.execute(
         insert(connection, slos).values(
             id=slo.slo_id,

@@ -235,7 +235,6 @@ class _Job:
 
 
 def _each(connection: Connection, works: Sequence[Callable[[Connection], T]]) -> list[T]:
-    """Runs writes of no common kind one after the other."""
     return [work(connection) for work in works]
 
 
@@ -375,7 +374,6 @@ class Database:
             raise failure.with_traceback(None)
 
     async def close(self) -> None:
-        """Finishes the queued writes, then closes every connection."""
         if self._closed:
             return
         self._closed = True

@@ -1,7 +1,7 @@
-"""Flushes that add to counts exactly once, however often they are repeated.
+"""Flushes that add to counts exactly once, however often repeated.
 
-After a lost connection it is unknown whether a transaction was committed. So a writer of counts numbers its
-flushes, repeats one unchanged until it is answered, and the number is stored in the transaction that adds.
+After a lost connection it is unknown whether a transaction was committed. So a writer numbers its flushes,
+repeats one unchanged until it is answered, and the number is stored in the same transaction.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from tenants.storage.tables import flushes
 from tenants.storage.upserts import insert
 
 KEPT_US = 7 * 86_400 * 1_000_000
-"""Writers that wrote nothing for longer are forgotten; none repeats a flush for so long."""
+"""Writers idle for longer are forgotten; none repeats a flush for so long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """One flush of one writer."""
-
     writer: str
     """Unique to its process."""
     number: int
@@ -28,7 +26,7 @@ class Flush:
 
 
 def is_new(connection: Connection, flush: Flush, now_us: int) -> bool:
-    """Whether this flush has not been added yet; from now on it has."""
+    """Whether this flush was not added before; records it."""
     new = insert(connection, flushes).values(writer=flush.writer, number=flush.number, at_us=now_us)
     noted = connection.execute(
         new.on_conflict_do_update(
@@ -41,5 +39,4 @@ def is_new(connection: Connection, flush: Flush, now_us: int) -> bool:
 
 
 def purge(connection: Connection, now_us: int) -> None:
-    """Forgets writers of processes that ended long ago."""
     connection.execute(delete(flushes).where(flushes.c.at_us < now_us - KEPT_US))

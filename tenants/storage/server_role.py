@@ -1,8 +1,7 @@
 """What the role of a running server may do in PostgreSQL, where another role owns the tables.
 
-It reads and writes, changes no schema, and of what is append-only it changes and deletes nothing: not by
-accident, and not where the server was taken over. The triggers that refuse such changes for everybody are the
-owner's, so it cannot take them away either.
+It reads and writes, changes no schema, and neither changes nor deletes append-only rows, even where the
+server was taken over. The triggers that refuse such changes are the owner's.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ MAX_ROLE_CHARS = 63
 
 
 def grant(connection: Connection, role: str) -> None:
-    """Gives a role what a running server needs, and takes from it all else, in one transaction. Raises
-    `Invalid` for a role that there is not, or that can do more than that by other ways."""
+    """Grants a role what a running server needs, and revokes all else, in one transaction. Raises `Invalid`
+    for a role that does not exist, or that has further rights in other ways."""
     if connection.dialect.name != "postgresql":
         raise Invalid("database_url", "only PostgreSQL has roles: SQLite's file belongs to who can write it")
     if not 0 < len(role) <= MAX_ROLE_CHARS or "\0" in role:
@@ -33,7 +32,6 @@ def grant(connection: Connection, role: str) -> None:
 
 
 def statements(connection: Connection, role: str) -> list[str]:
-    """The grants, in order."""
     quote = connection.dialect.identifier_preparer.quote_identifier
     schema_name: str = connection.execute(text("SELECT current_schema()")).scalar_one()
     name, schema = quote(role), quote(schema_name)
@@ -102,8 +100,8 @@ def _require_plain(connection: Connection, role: str) -> None:
 
 
 def _require_guarded(connection: Connection, role: str) -> None:
-    """Raises `Invalid` where the role may change what is append-only all the same: granted to all, or to a
-    role that it is a member of."""
+    """Raises `Invalid` where the role may still change append-only tables: granted to all, or to a role that
+    it is a member of."""
     for table in APPEND_ONLY:
         values = {"role": role, "table": table, "privileges": FORBIDDEN}
         if connection.execute(_PRIVILEGES, values).scalar_one():

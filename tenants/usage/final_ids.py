@@ -1,18 +1,13 @@
 """The ledger id up to which no row can appear any more.
 
 On PostgreSQL ids become visible out of order: a transaction takes an id, another takes the next and commits
-first. A reader that remembers the highest id it saw would never look for the lower one again.
+first. An id is final once every transaction that may hold it or a lower one has ended. An INSERT locks its
+table (`ROW EXCLUSIVE`) before it takes an id, and keeps the lock until what it wrote is visible. Hence: note
+the newest visible id, then the transactions that have locked the ledger for writing; when these have ended,
+ids up to the noted one are final.
 
-So an id is final once every transaction that may hold it or a lower one has ended. An INSERT locks its table
-(`ROW EXCLUSIVE`) before it takes an id, and keeps the lock until it has ended and what it wrote can be seen.
-Hence: note the newest visible id, then the transactions that have locked the ledger for writing. When all of
-those have ended, ids up to the noted one are final.
-
-(The oldest running transaction, `pg_snapshot_xmin`, would not do: an INSERT that waits for another one's row
-of the same unique key holds an id and has no transaction number yet. Nor would a position for each writing
-gateway: the command line adjusts in the name of a gateway, and a recovered one in that of another.)
-
-SQLite has one writer at a time: whoever holds the write lock sees every id there is.
+(Not `pg_snapshot_xmin`: an INSERT that waits for another one's row of the same unique key holds an id and has
+no transaction number yet.) SQLite has one writer at a time: whoever holds the write lock sees every id.
 """
 
 from __future__ import annotations
@@ -40,8 +35,8 @@ class WaitingIds:
 
 
 def step(final_id: int, waiting: WaitingIds, newest_id: int, running: Set[str]) -> tuple[int, WaitingIds]:
-    """Ids up to which all are final, and what to wait for next. `running`: transactions that write, read
-    after `newest_id` was. Pure."""
+    """The final id, and what to wait for next. `running`: writing transactions, read after `newest_id`.
+    Pure."""
     if waiting.transactions & running:
         return final_id, WaitingIds(waiting.newest_id, waiting.transactions & running)
     if not running:
@@ -50,8 +45,7 @@ def step(final_id: int, waiting: WaitingIds, newest_id: int, running: Set[str]) 
 
 
 def look(connection: Connection, final_id: int, waiting: WaitingIds) -> tuple[int, WaitingIds]:
-    """The same, of the ledger now. In a transaction that reads what is committed by each statement's time;
-    on SQLite one that holds the write lock."""
+    """The same, of the ledger now. In a READ COMMITTED transaction; on SQLite with the write lock."""
     newest_id = connection.execute(select(func.max(ledger.c.id))).scalar() or 0
     running: Set[str] = frozenset()
     if connection.dialect.name == "postgresql":

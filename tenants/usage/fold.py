@@ -1,8 +1,8 @@
 """Folds ledger rows into the sums of usage, each exactly once.
 
 The position and the sums change in one transaction, under a lock on the position's row: however many gateways
-fold, and wherever one dies, no row is lost and none counts twice. Where another process folds, nothing is
-done. Never part of a settlement: its sums would be rows that all requests wait for.
+fold, and wherever one dies, no row is lost or counted twice. Never part of a settlement: all requests would
+wait for its sums.
 """
 
 from __future__ import annotations
@@ -32,21 +32,17 @@ _charges = select(
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far the ledger is folded."""
-
     folded_id: int
     folded_us: int
     """The newest instant that is folded; 0: none."""
     hours_from_us: int
-    """Hours that began before were deleted."""
+    """Hours that began earlier were deleted."""
     waiting: WaitingIds
     rebuild_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class FoldRound:
-    """What one transaction folded."""
-
     charges: int
     has_more: bool
     """Rows are left that can be folded now."""
@@ -54,7 +50,7 @@ class FoldRound:
 
 def position(connection: Connection, *, locked: bool = False, waits: bool = False) -> Position | None:
     """The position; `locked` until the transaction ends, where no other process has it (None then) or, with
-    `waits`, once that is so."""
+    `waits`, after waiting for it."""
     query = select(usage_fold)
     if locked:
         query = query.with_for_update(skip_locked=not waits)
@@ -80,12 +76,11 @@ def unfolded_since_us(connection: Connection) -> int | None:
 
 
 def is_behind(connection: Connection) -> bool:
-    """Whether the ledger has rows beyond the position."""
     return unfolded_since_us(connection) is not None
 
 
 def fold(connection: Connection, most: int = ROWS) -> FoldRound:
-    """Folds up to `most` charges, in a writing transaction."""
+    """In a writing transaction."""
     at = position(connection, locked=True)
     if at is None:
         return FoldRound(0, has_more=False)
@@ -110,7 +105,7 @@ def fold(connection: Connection, most: int = ROWS) -> FoldRound:
 def charges_beyond(
     connection: Connection, ledger_id: int, *conditions: ColumnElement[bool], most: int
 ) -> list[Charge]:
-    """The first `most` ledger rows behind `ledger_id` that charge, by id."""
+    """The first `most` charging rows behind `ledger_id`, by id."""
     query = _charges.where(CHARGES_BY_ID, ledger.c.id > ledger_id, *conditions)
     return list(starmap(Charge, connection.execute(query.order_by(ledger.c.id).limit(most))))
 
@@ -139,7 +134,6 @@ def add_labels(connection: Connection, labels: Mapping[str, Mapping[str, str]]) 
 
 
 def drop_zeros(connection: Connection, keys: Sequence[SumKey]) -> None:
-    """Deletes those of these sums that are 0."""
     is_zero = [usage_sums.c[name] == 0 for name in AMOUNTS]
     for key in keys:
         is_it = [usage_sums.c[name] == value for name, value in key._asdict().items()]
@@ -147,8 +141,7 @@ def drop_zeros(connection: Connection, keys: Sequence[SumKey]) -> None:
 
 
 def purge_hours(connection: Connection, now_us: int) -> bool:
-    """Deletes the oldest day of hours, if all of them are older than hours are kept; returns whether it
-    did."""
+    """Deletes the oldest day of hours, if all of them are old enough; returns whether it did."""
     at = position(connection, locked=True)
     is_hour = usage_sums.c.grain == Grain.HOUR.value
     oldest_us = connection.execute(select(func.min(usage_sums.c.start_us)).where(is_hour)).scalar()

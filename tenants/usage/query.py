@@ -1,9 +1,8 @@
-"""What is asked of usage, and from which sums it can be answered. Pure.
+"""Queries of usage, and which sums can answer them. Pure.
 
-Sums are kept by UTC hours and UTC days, so a question is answered from the coarsest sums whose spans no
-window cuts: days, days by key and labels, or hours. What none of them answers (a key's usage by the hour, the
-days of a time zone that is 30 or 45 minutes off) is read from the ledger itself, of one tenant and a short
-time.
+Sums are kept by UTC hours and UTC days, so a query is answered from the coarsest sums whose spans no window
+cuts: days, days by key and labels, or hours. What none of them answers (a key's usage by the hour, days of a
+time zone that is 30 or 45 minutes off) is read from the ledger, of one tenant and a short time.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from tenants.usage.sums import DAY_US, HOUR_US, Grain
 
 WINDOWS = ("total", "hour", "day", "month")
 MOST_DAYS = {"total": 1_100, "hour": 31, "day": 400, "month": 1_100}
-"""Of one question, by window."""
+"""Of one query, by window."""
 MOST_LEDGER_DAYS = 31
 GROUPS = ("tenant", "project", "key", "model", "tier", "outcome")
 LABEL = "label:"
@@ -60,7 +59,7 @@ class UsageQuery:
 
 
 def check(query: UsageQuery) -> None:
-    """Raises `Invalid` for what cannot be asked."""
+    """Raises `Invalid`."""
     if query.window not in WINDOWS:
         raise Invalid("window", f"{query.window[:40]!r} is not one of {', '.join(WINDOWS)}")
     check_instant("from", query.from_us)
@@ -82,7 +81,7 @@ def check(query: UsageQuery) -> None:
 
 
 def check_instant(field: str, at_us: int) -> None:
-    """Raises `Invalid` for an instant that no usage can have."""
+    """Raises `Invalid`."""
     if not FIRST_US <= at_us <= LAST_US:
         raise Invalid(field, f"must lie between {_at(FIRST_US):%Y-%m-%d} and {_at(LAST_US):%Y-%m-%d}")
 
@@ -107,7 +106,7 @@ def _check_name(text: str, field: str = "label") -> None:
 
 
 def edges(query: UsageQuery) -> list[int]:
-    """Where windows begin, and the end of the last: the first and the last may be cut by `from` and `to`."""
+    """Starts of windows, and the end of the last: the first and last may be cut by `from` and `to`."""
     between = [] if query.window == "total" else _starts(query)
     return [query.from_us, *(each for each in between if query.from_us < each < query.to_us), query.to_us]
 
@@ -128,12 +127,10 @@ def _starts(query: UsageQuery) -> Iterator[int]:
 
 
 def next_month(day: date) -> date:
-    """The first of the month after that of `day`."""
     return (day.replace(day=1) + timedelta(days=32)).replace(day=1)
 
 
 def midnight_us(day: date, zone: ZoneInfo) -> int:
-    """When a day begins in a time zone."""
     return round(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp()) * 1_000_000
 
 
@@ -142,8 +139,8 @@ def _at(at_us: int) -> datetime:
 
 
 def grain_for(query: UsageQuery, at: list[int], hours_from_us: int) -> Grain | None:
-    """The sums that answer it, windows beginning and ending `at`; None: the ledger does. `hours_from_us`:
-    hours that began before are gone. Raises `Invalid` where nothing can."""
+    """The sums that answer the query, whose windows begin and end `at`; None: the ledger does.
+    `hours_from_us`: earlier hours were deleted. Raises `Invalid` where nothing can."""
     if all(edge % DAY_US == 0 for edge in at):
         return Grain.KEY_DAY if query.is_fine else Grain.DAY
     if query.is_fine:
@@ -174,6 +171,6 @@ def _blamed(query: UsageQuery, at: list[int]) -> str:
 
 
 def labelled_groups(query: UsageQuery) -> list[str]:
-    """Names of the labels that it groups or filters by, each once."""
+    """Labels that it groups or filters by, each once."""
     grouped = [each.removeprefix(LABEL) for each in query.group_by if each.startswith(LABEL)]
     return list(dict.fromkeys([*grouped, *(name for name, _ in query.labels)]))

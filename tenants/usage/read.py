@@ -1,7 +1,7 @@
-"""Reads usage: the sums, plus what of the ledger is not folded into them yet, on one snapshot.
+"""Reads usage: the sums, plus the unfolded rows of the ledger, on one snapshot.
 
-So an answer is what the ledger says at that instant, however far the fold has come. Only where more than
-`MOST_UNFOLDED` charges wait for it are they left out, and the answer says so.
+So an answer is exact, however far the fold has come. Only with more than `MOST_UNFOLDED` unfolded charges are
+they left out, and the answer says so.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ GroupKey = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class UsageRow:
-    """Usage of one window and group."""
-
     key: GroupKey
     end_us: int
     """Of the window; exclusive."""
@@ -42,8 +40,6 @@ class UsageRow:
 
 @dataclass(frozen=True, slots=True)
 class UsageFound:
-    """Some rows, in order of window and groups."""
-
     rows: list[UsageRow]
     has_more: bool
     folded_us: int
@@ -94,7 +90,7 @@ def _of_ledger(connection: Connection, query: UsageQuery) -> list[Charge]:
 def grouped(
     charges: Iterable[Charge], query: UsageQuery, at: Sequence[int]
 ) -> dict[GroupKey, tuple[int, ...]]:
-    """Sums of the charges that the query is about, by window and groups. Pure."""
+    """Sums of the query's charges, by window and groups. Pure."""
     found: dict[GroupKey, tuple[int, ...]] = {}
     wanted = {name: value for name, value in _filters(query).items() if value is not None}
     for charge in charges:
@@ -158,7 +154,6 @@ def _summed(
 def statement_of(
     dialect: str, query: UsageQuery, grain: Grain, at: Sequence[int], after: GroupKey | None = None
 ) -> Select[Any]:
-    """The query of the sums: window, groups, amounts."""
     conditions = [
         usage_sums.c.grain == grain.value,
         usage_sums.c.start_us >= query.from_us,
@@ -190,8 +185,8 @@ def statement_of(
 
 
 def _start(query: UsageQuery, grain: Grain, at: Sequence[int]) -> ColumnElement[int]:
-    """The start of a row's window. (Its numbers are ours, and written out, so that the database sees the same
-    expression wherever it stands.)"""
+    """The start of a row's window. Its numbers are literals, so that the database sees the same expression
+    everywhere."""
     if len(at) > 2 and all(right - left == grain.span_us for left, right in pairwise(at)):
         return usage_sums.c.start_us
     cases = [f"WHEN usage_sums.start_us < {right} THEN {left}" for left, right in pairwise(at[:-1])]

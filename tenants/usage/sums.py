@@ -1,7 +1,7 @@
 """Sums of charges: which rows of `usage_sums` a ledger row adds to, and how much. Pure.
 
-Every row that charges (settle, credit, adjust) adds to three sums: of its hour, of its day, and of its day by
-key and labels. A row's own instant says which hour; hours and days are UTC.
+Every charging row (settle, credit, adjust) adds to three sums: of its hour, of its day, and of its day by key
+and labels, in UTC, by the row's own instant.
 """
 
 from __future__ import annotations
@@ -40,8 +40,6 @@ NOTHING: tuple[int, ...] = (0,) * len(AMOUNTS)
 
 
 class Grain(StrEnum):
-    """What a row of `usage_sums` covers."""
-
     HOUR = "hour"
     DAY = "day"
     KEY_DAY = "key_day"
@@ -66,8 +64,6 @@ class SumKey(NamedTuple):
 
 
 class Charge(NamedTuple):
-    """A ledger row that charges, as stored."""
-
     ledger_id: int
     kind: str
     at_us: int
@@ -88,7 +84,6 @@ class Charge(NamedTuple):
     """JSON."""
 
     def amounts(self) -> tuple[int, ...]:
-        """In the order of `AMOUNTS`."""
         if self.kind != "settle":
             is_credit = self.kind == "credit"
             cost, credit = (0, -self.cost_nanousd) if is_credit else (self.cost_nanousd, 0)
@@ -111,14 +106,12 @@ class Charge(NamedTuple):
 
 @dataclass(slots=True)
 class Sums:
-    """Amounts by key, and the label sets that the keys name."""
-
     amounts: dict[SumKey, tuple[int, ...]] = field(default_factory=dict)
     labels: dict[str, dict[str, str]] = field(default_factory=dict)
     newest_us: int = 0
 
     def add(self, charge: Charge, hours_from_us: int = 0) -> None:
-        """Adds a charge to the sums that it belongs to, but to no hour that began before `hours_from_us`."""
+        """`hours_from_us`: hours that began earlier are gone."""
         amounts = charge.amounts()
         self.newest_us = max(self.newest_us, charge.at_us)
         if amounts == NOTHING:
@@ -139,7 +132,6 @@ class Sums:
 
 
 def sums_of(charges: Iterable[Charge], hours_from_us: int = 0) -> Sums:
-    """The sums that these charges add to."""
     sums = Sums()
     for charge in charges:
         sums.add(charge, hours_from_us)
@@ -147,18 +139,16 @@ def sums_of(charges: Iterable[Charge], hours_from_us: int = 0) -> Sums:
 
 
 def plus(amounts: Sequence[int], others: Sequence[int]) -> tuple[int, ...]:
-    """The sum, one by one."""
     return tuple(map(add, amounts, others))
 
 
 def minus(amounts: Sequence[int], others: Sequence[int]) -> tuple[int, ...]:
-    """The difference, one by one."""
     return tuple(map(sub, amounts, others))
 
 
 @lru_cache(maxsize=4096)
 def label_set(labels: str) -> tuple[str, dict[str, str]]:
-    """The name of a set of labels, whatever their order, and the labels; an empty name for none."""
+    """The name of a set of labels, independent of order, and the labels; an empty name for none."""
     found = labels_of(labels)
     if not found:
         return "", {}
@@ -168,13 +158,10 @@ def label_set(labels: str) -> tuple[str, dict[str, str]]:
 
 @lru_cache(maxsize=4096)
 def labels_of(labels: str | None) -> dict[str, str]:
-    """The labels of a ledger row."""
     return {} if labels is None else msgspec.json.decode(labels, type=dict[str, str])
 
 
 class _Said(msgspec.Struct):
-    """What the detail of a settle row says beside the amounts."""
-
     cached_tokens: int | None = None
     wait_s: float | None = None
     ttft_s: float | None = None
@@ -191,7 +178,7 @@ def _said(detail: str) -> _Said:
 
 
 def _time(seconds: Any) -> tuple[int, int]:
-    """How many times (0 or 1), and microseconds."""
+    """Count (0 or 1), and microseconds."""
     if seconds is None:
         return 0, 0
     return 1, max(0, min(round(seconds * 1e6), MOST_WAIT_US))

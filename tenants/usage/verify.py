@@ -1,8 +1,7 @@
 """Compares the sums of usage with the ledger, and corrects them.
 
-Tenant by tenant, each on one snapshot: what the ledger's rows up to the position add up to, against what is
-stored. A correction adds the difference, so the fold may go on meanwhile: what it adds in between is in
-neither side of the difference.
+Tenant by tenant, each on one snapshot of the rows up to the position. A correction adds the difference, so
+the fold may go on meanwhile: what it adds is on neither side of the difference.
 """
 
 from __future__ import annotations
@@ -32,18 +31,17 @@ CORRECTED = 500
 
 @dataclass(slots=True)
 class Differences:
-    """How the stored sums of one tenant differ from the ledger: what must be added, and labels that lack."""
+    """What must be added to the stored sums of one tenant, and missing labels."""
 
     amounts: dict[SumKey, tuple[int, ...]] = field(default_factory=dict)
     gone: set[SumKey] = field(default_factory=set)
-    """Those of them that the ledger says nothing of."""
+    """Those of them without charges in the ledger."""
     labels: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.amounts or self.labels)
 
     def problems(self) -> Iterator[str]:
-        """In words."""
         for key, amounts in self.amounts.items():
             start = datetime.fromtimestamp(key.start_us // 1_000_000, UTC)
             off = ", ".join(
@@ -56,7 +54,7 @@ class Differences:
 
 
 async def usage_problems(database: Database) -> list[str]:
-    """Where sums and ledger disagree, at most `MOST_EXAMPLES`. Raises `DatabaseUnavailable`."""
+    """At most `MOST_EXAMPLES`. Raises `DatabaseUnavailable`."""
     problems: list[str] = []
     for tenant_id in await database.read(tenants_charged):
         wrong = await database.read(partial(differences, tenant_id))
@@ -67,8 +65,8 @@ async def usage_problems(database: Database) -> list[str]:
 
 
 async def rebuild_usage(database: Database) -> int:
-    """Makes all sums what the ledger says; returns how many were not. The fold may run meanwhile. Raises
-    `DatabaseUnavailable`, and `Invalid` where another rebuild begins."""
+    """Rebuilds all sums from the ledger; returns how many were wrong. Raises `DatabaseUnavailable`, and
+    `Invalid` where another rebuild begins."""
     rebuild_id = secrets.token_hex(16)
     begin = update(usage_fold).values(rebuild_id=rebuild_id)
     await database.write(lambda connection: connection.execute(begin).rowcount)
@@ -120,7 +118,7 @@ def _distinct(
 
 
 def differences(tenant_id: str, connection: Connection) -> Differences:
-    """What must be added to one tenant's sums, day by day."""
+    """Differences of one tenant's sums, day by day."""
     at, found = position(connection), Differences()
     if at is None:
         return found
@@ -166,7 +164,6 @@ def _stored(connection: Connection, tenant_id: str, day: int) -> dict[SumKey, tu
 
 
 def _days(connection: Connection, tenant_id: str) -> set[int]:
-    """Days with sums."""
     query = select(usage_sums.c.start_us).where(usage_sums.c.tenant_id == tenant_id).distinct()
     return {start_us // DAY_US for start_us in connection.execute(query).scalars()}
 

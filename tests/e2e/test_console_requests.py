@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import expect
 
 from gateway.console.formats import exact_dollars, percent
-from gateway.console.pages.requests.kept_shares import FEWEST, KeptFigure, kept_figure
+from gateway.console.pages.requests.quotes import FEWEST, KeptFigure, kept_figure
 from gateway.domain.timeline import unpack
 from gateway.domain.told import kept_figures
 from tenants.counts.calibration import KeptCount

@@ -87,7 +87,7 @@ CONSOLE_MUTATIONS = mutations_of(
             f"{PAGES}/limit.py",
             "tenants' pages: a member changes the tenant's own limit",
             (
-                "    if to_change and not visit_of(request).person.may(act_on(found.limit.kind), owner.tenant_id):\n"
+                "    if to_change and not visit_of(request).person.may(act_on(view.limit.kind), owner.tenant_id):\n"
                 "        raise NotForThisRole\n"
             ),
             "",
@@ -103,14 +103,14 @@ CONSOLE_MUTATIONS = mutations_of(
         (
             f"{PAGES}/key.py",
             "tenants' pages: another tenant's key gets a new secret",
-            "    if found.tenant_id != owner.tenant_id:",
+            "    if api_key.tenant_id != owner.tenant_id:",
             "    if False:",
             MEMBER,
         ),
         (
             f"{PAGES}/limit.py",
             "tenants' pages: another tenant's limit is changed",
-            "    if found.limit.tenant_id != owner.tenant_id:",
+            "    if view.limit.tenant_id != owner.tenant_id:",
             "    if False:",
             MEMBER,
         ),
@@ -178,7 +178,7 @@ CONSOLE_MUTATIONS = mutations_of(
             "tests/e2e/test_console_money.py::test_a_member_sees_the_own_tenants_alone",
         ),
         (
-            "gateway/console/pages/money/recovery_view.py",
+            "gateway/console/pages/money/recovery.py",
             "money: reservations are charged with time that others used",
             "return min(idle_us, round(unused_tokens * busy_us / served.all_tokens))",
             "return round(unused_tokens * busy_us / served.all_tokens)",

@@ -45,9 +45,8 @@ EVERY = [
     *BOOKS_MUTATIONS,
 ]
 
-#: Nothing is rewritten, cached or spread over processes; what fails is not made smaller (tests/conftest.py).
-PYTEST = ("-q", "-x", "--assert=plain", "--tb=line", "--hypothesis-profile=mutants")
-PYTEST += ("-p", "no:cacheprovider", "-p", "no:xdist")
+#: Nothing is rewritten or cached; what fails is not made smaller (tests/conftest.py).
+PYTEST = ("-q", "-x", "--assert=plain", "--tb=line", "--hypothesis-profile=mutants", "-p", "no:cacheprovider")
 
 
 class CouldNotRun(Exception):

@@ -40,11 +40,13 @@ def test_invariants_name_tests_that_exist() -> None:
     assert missing == []
 
 
-def test_the_options_of_policies_are_those_of_the_code_and_each_is_shown_on_a_served_engine() -> None:
+def test_the_choices_of_policies_are_those_of_the_code_and_each_option_is_shown_on_a_served_engine() -> None:
     """On a difference: `python -m ops.settings.policy_document`."""
     text = policy_document.PAGE.read_text()
     assert policy_document.page(text) == text
-    shown = set(re.findall(r"`(test_\w+)` \|\n", policy_document.table()))
+    shown = policy_document.shown_by()
+    for option, path in policy_document.ELSEWHERE.items():
+        assert f"def {shown.pop(option)}(" in (ROOT / path).read_text()
     existing = set(re.findall(r"^def (test_\w+)\(", (ROOT / policy_document.TESTS).read_text(), re.M))
-    assert shown - existing == set()
-    assert existing - shown == set(), "each test shows one choice or option"
+    assert set(shown.values()) - existing == set()
+    assert existing - set(shown.values()) == set(), "each test shows one choice or option"

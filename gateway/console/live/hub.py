@@ -1,7 +1,6 @@
-"""Snapshots for pages that are watched: one a tick of each kind, however many watch it, and none unwatched.
+"""Snapshots for watched pages: one per tick and kind, however many watch, none when nobody does.
 
-Those who watch get the newest snapshot when they are ready for it; what a slow browser misses is not kept for
-it. Their number is bounded. Use from one event loop.
+Watchers get the newest snapshot when they are ready; slow browsers miss some. Use from one event loop.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from tenants.storage.task_stop import stop
 
 TICK_S = 1.0
 MAX_WATCHERS = 200
-"""Of one gateway: each is an open connection and a page that is made once a second."""
+"""Per gateway: each is an open connection and a page rendered every second."""
 OWNERS_PART = 40
-"""Of these, kept for owners, who have to act: others cannot take them all."""
+"""Of these, reserved for owners."""
 MOST_OF_PERSON = 20
 
 T = TypeVar("T")
@@ -32,17 +31,15 @@ log = logging.getLogger("fairgate.gateway.console")
 
 
 class HubFull(Exception):
-    """As many watch already as may, or as this person may."""
+    """As many watchers as allowed, in all or for this person."""
 
 
 class Topic(Generic[T]):
-    """One kind of snapshot while it is wanted."""
-
     def __init__(self, make: Callable[[], Awaitable[T]]) -> None:
         self.number = 0
         """Of the newest snapshot; 0: there is none yet."""
         self.texts: dict[Hashable, str] = {}
-        """Made of the newest snapshot, for those who are to see the same."""
+        """Rendered from the newest snapshot, shared between identical readers."""
         self._make = make
         self._latest: T | None = None
         self._made_s = 0.0
@@ -55,11 +52,11 @@ class Topic(Generic[T]):
 
     @property
     def latest(self) -> T:
-        """The newest snapshot, which there is after `renew` or `after`."""
+        """Only after `renew` or `after`."""
         return cast(T, self._latest)
 
     async def renew(self, younger_than_s: float) -> bool:
-        """Makes a snapshot where the newest one is older. Whether it did."""
+        """Takes a new snapshot unless the newest is younger. Returns whether it did."""
         clock = asyncio.get_running_loop().time
         async with self._making:
             if self.number and clock() - self._made_s < younger_than_s:
@@ -72,7 +69,7 @@ class Topic(Generic[T]):
             return True
 
     async def after(self, number: int) -> bool:
-        """Waits for a snapshot that is newer than `number`. False: there will be none."""
+        """Waits for a snapshot newer than `number`. False: there will be none."""
         while self.number <= number and not self.is_closed:
             await self._changed.wait()
         return not self.is_closed
@@ -87,8 +84,6 @@ class Topic(Generic[T]):
 
 
 class LiveHub:
-    """All snapshots of one gateway."""
-
     def __init__(
         self, registry: CollectorRegistry, *, tick_s: float = TICK_S, most: int = MAX_WATCHERS
     ) -> None:
@@ -108,17 +103,17 @@ class LiveHub:
 
     @property
     def watchers(self) -> int:
-        return sum(each.watchers for each in self._topics.values())
+        return sum(topic.watchers for topic in self._topics.values())
 
     def refusal(self, person: Person) -> str:
-        """Why this person may not watch one more page; empty: they may."""
+        """Why this person may not watch another page; empty: they may."""
         if self._of_person[person.person_id] >= MOST_OF_PERSON:
             return f"You have {MOST_OF_PERSON} live pages open, which is the most: close one."
         kept = 0 if person.role is Role.OWNER else OWNERS_PART
         return "Too many live pages are open." if self.is_closed or self.watchers >= self._most - kept else ""
 
     async def look(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
-        """One snapshot, which is no older than a tick. Raises what `make` does."""
+        """A snapshot no older than a tick. Raises what `make` raises."""
         async with self._topic(key, make) as topic:
             if await topic.renew(self.tick_s):
                 self._made.inc()
@@ -128,7 +123,7 @@ class LiveHub:
     async def watch(
         self, key: Hashable, make: Callable[[], Awaitable[T]], person: Person
     ) -> AsyncIterator[Topic[T]]:
-        """A topic that is renewed every tick while this lasts. Raises `HubFull` with the refusal."""
+        """A topic that is renewed every tick. Raises `HubFull`."""
         if refusal := self.refusal(person):
             raise HubFull(refusal)
         async with self._topic(key, make) as topic:
@@ -148,12 +143,11 @@ class LiveHub:
                     topic.task = None
 
     async def close(self) -> None:
-        """Ends all streams, and takes no more."""
+        """Ends all streams and accepts no more."""
         self.end_streams()
-        await stop([each.task for each in self._topics.values() if each.task is not None])
+        await stop([topic.task for topic in self._topics.values() if topic.task is not None])
 
     def end_streams(self) -> None:
-        """What a gateway does before it waits for its connections to end."""
         self.is_closed = True
         for topic in self._topics.values():
             topic.close()

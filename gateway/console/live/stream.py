@@ -1,8 +1,7 @@
-"""The stream of a page's live region: server-sent events, each the region's new content.
+"""The server-sent event stream of a page's live region.
 
-It ends with its session, which is looked at every few seconds and not kept alive by that; when the gateway
-stops; and after a while in any case. Where it ends for good the last event says why, and the browser does not
-connect again.
+It ends with its session (which it does not keep alive), when the gateway stops, and after `LONGEST_S`. The
+last event says why and keeps the browser from reconnecting.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.response.base import ASGIResponse
 from litestar.response.streaming import ASGIStreamingResponse
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,14 +22,14 @@ from gateway.console.access import visit_of
 from gateway.console.live.hub import HubFull, LiveHub
 from gateway.console.rendering import HTML, SECURITY_HEADERS, render
 from gateway.console.return_path import log_in_for
-from gateway.http.asgi import headers_of
+from gateway.http.asgi import Request, headers_of
 from gateway.routes.context import gateway_of
 from tenants.errors import DatabaseUnavailable
 from tenants.people.sessions import Session
 
 T = TypeVar("T")
 Texts = dict[Hashable, str]
-"""Of one snapshot: what was made of it already, for readers who are to see the same."""
+"""Texts rendered from one snapshot, shared between identical readers."""
 
 LONGEST_S = 3600.0
 UNREAD_S = 10.0
@@ -39,27 +38,26 @@ SESSION_EVERY_S = 3.0
 EVENTS = "text/event-stream"
 STREAM_HEADERS = SECURITY_HEADERS | {"x-accel-buffering": "no"}
 LIVE = "/live"
-"""Ends the path of a page's stream."""
+"""Suffix of a stream's path."""
 
 
-def hub_of(request: Request[Any, Any, Any]) -> LiveHub:
+def hub_of(request: Request) -> LiveHub:
     hub: LiveHub = request.app.state.live
     return hub
 
 
 def event(text: str) -> bytes:
-    """One unnamed event, whose content takes the place of the region's."""
     return ("data: " + text.strip("\n").replace("\n", "\ndata: ") + "\n\n").encode()
 
 
 def last_event(why: str, href: str, words: str) -> bytes:
-    """What stands in the region after the end, and the event upon which a browser does not connect again."""
+    """The final content of the region, and the event on which browsers stop reconnecting."""
     return (
         event(render("live/ended.html", None, why=why, href=href, words=words)) + b"event: ended\ndata:\n\n"
     )
 
 
-def wants_stream(request: Request[Any, Any, Any]) -> bool:
+def wants_stream(request: Request) -> bool:
     """Whether the client asks for events; others get the region once."""
     return request.method == "GET" and EVENTS in headers_of(request.scope).get("accept", "")
 
@@ -70,7 +68,7 @@ def session_over(path: str) -> Response[bytes]:
 
 
 def streamed(events: AsyncGenerator[bytes, None], unread_s: float = UNREAD_S) -> ASGIApp:
-    """Sends the events; ends where a client leaves one unread for `unread_s`."""
+    """Sends the events; ends when a client leaves one unread for `unread_s`."""
 
     async def answered(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_unless_unread(message: Message) -> None:
@@ -88,13 +86,13 @@ def streamed(events: AsyncGenerator[bytes, None], unread_s: float = UNREAD_S) ->
 
 
 async def live_region(
-    request: Request[Any, Any, Any],
+    request: Request,
     key: tuple[object, ...],
     make: Callable[[], Awaitable[T]],
     text_of: Callable[[T, Texts], str],
     page: str,
 ) -> ASGIApp:
-    """The region of `page`, as a stream or once. `key` names the snapshot, `text_of` writes it for this
+    """The region of `page`, as a stream or once. `key` identifies the snapshot; `text_of` renders it for this
     reader."""
     hub = hub_of(request)
     if wants_stream(request):
@@ -110,7 +108,7 @@ async def live_region(
 
 
 async def _events(
-    request: Request[Any, Any, Any],
+    request: Request,
     hub: LiveHub,
     key: tuple[object, ...],
     make: Callable[[], Awaitable[T]],
@@ -142,10 +140,9 @@ async def _events(
         yield last_event(f"{full} This one shows what was so when it was opened.", page, "Look again")
 
 
-async def _is_open(request: Request[Any, Any, Any], session: Session) -> bool:
-    """Whether the session lasts, in whatever gateway it may have been ended. Raises
-    `DatabaseUnavailable`."""
+async def _is_open(request: Request, session: Session) -> bool:
+    """Whether the session is still open in all gateways. Raises `DatabaseUnavailable`."""
     deps, visit = gateway_of(request).deps, visit_of(request)
     cookie = cookies.read(request.scope, cookies.SESSION, secure=visit.is_https)
-    found = await deps.people.session(cookie, is_use=False)
-    return found is not None and found.person == session.person
+    stored = await deps.people.session(cookie, is_use=False)
+    return stored is not None and stored.person == session.person

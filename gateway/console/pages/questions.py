@@ -1,33 +1,29 @@
-"""What a page is asked for in its address: filters as they were typed, and what is wrong with them."""
+"""Query parameters of pages: filters as typed, and what is wrong with them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-from litestar import Request
 
 from gateway.console.form_errors import WHOLE_FORM, FormProblem
 from gateway.console.forms import typed_fields
+from gateway.http.asgi import Request
 from tenants.errors import Invalid, NotFound
 
 DATE_CHARACTERS = 10
 FILTER_ERRORS = (Invalid, NotFound)
 
 
-def asked_of(request: Request[Any, Any, Any], *names: str) -> dict[str, str]:
-    """The values of these fields; empty: not given."""
-    found = {name: str(request.query_params.get(name, "")).strip() for name in names}
-    return typed_fields(found, *names)
+def asked_of(request: Request, *names: str) -> dict[str, str]:
+    values = {name: str(request.query_params.get(name, "")).strip() for name in names}
+    return typed_fields(values, *names)
 
 
-def cursor_of(request: Request[Any, Any, Any]) -> str | None:
-    """Where a list is to go on; None: it begins."""
+def cursor_of(request: Request) -> str | None:
     return request.query_params.get("cursor") or None
 
 
 def instant(text: str) -> str | None:
-    """A date as the instant at which it begins in UTC; instants stay as they are; None: not given."""
+    """A date becomes the start of its day in UTC; instants stay; None: not given."""
     if not text:
         return None
     return f"{text}T00:00:00+00:00" if len(text) == DATE_CHARACTERS else text
@@ -36,8 +32,8 @@ def instant(text: str) -> str | None:
 def filter_problem(
     error: Exception, fields: Sequence[str], names: dict[str, str] | None = None
 ) -> FormProblem:
-    """What is wrong with filters, beside the field; else with all of them. `names`: how fields are called
-    here that have another name where they are checked."""
+    """The problem beside its field, or for the whole form. `names`: form names of fields that are called
+    otherwise where they are checked."""
     match error:
         case NotFound(what=what):
             where, text = what, str(error)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response, delete, get, put
+from litestar import Response, delete, get, put
 from litestar.params import FromQuery
 
+from gateway.http.asgi import Request
 from gateway.routes.admin.common import CHANGE, READ, actor, changed, if_match
 from gateway.routes.context import asked, gateway_of, json_response
 from tenants.admin.brakes import BRAKED_TIERS, MAX_BRAKE_S
@@ -16,9 +15,9 @@ TIERS = " or ".join(tier.value for tier in BRAKED_TIERS)
 
 
 @get("/admin/v1/brake", opt=READ, summary="The brakes that hold now, at most one a tier")
-async def list_brakes(request: Request[Any, Any, Any]) -> Response[bytes]:
-    found = await gateway_of(request).deps.admin.list_brakes()
-    return json_response({"object": "list", "data": [each.as_json() for each in found]})
+async def list_brakes(request: Request) -> Response[bytes]:
+    brakes = await gateway_of(request).deps.admin.list_brakes()
+    return json_response({"object": "list", "data": [brake.as_json() for brake in brakes]})
 
 
 @put(
@@ -29,7 +28,7 @@ async def list_brakes(request: Request[Any, Any, Any]) -> Response[bytes]:
     f" every gateway, for `for_s` seconds (at most {MAX_BRAKE_S}); then it ends by itself. It replaces the"
     " tier's earlier one. What runs already runs on.",
 )
-async def set_brake(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def set_brake(request: Request) -> Response[bytes]:
     wanted = await asked(request, BrakeSet)
     gateway = gateway_of(request)
     brake = await gateway.deps.admin.set_brake(actor(request), wanted, if_match=if_match(request))
@@ -39,7 +38,7 @@ async def set_brake(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 
 @delete("/admin/v1/brake", status_code=200, opt=CHANGE, summary="End a tier's brake before its time")
-async def end_brake(request: Request[Any, Any, Any], tier: FromQuery[str]) -> Response[bytes]:
+async def end_brake(request: Request, tier: FromQuery[str]) -> Response[bytes]:
     gateway = gateway_of(request)
     brake = await gateway.deps.admin.end_brake(
         actor(request), BrakeEnd(tier=tier), if_match=if_match(request)

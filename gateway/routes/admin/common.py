@@ -1,4 +1,4 @@
-"""Parts that all admin routes share: the actor, conditions, pages, entity tags, the answer to a change."""
+"""Shared by all admin routes: actor, conditions, pages, entity tags, the answer to a change."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from litestar import Request, Response
+from litestar import Response
 
 from gateway import errors
 from gateway.http.accesses import actor_of
-from gateway.http.asgi import headers_of
+from gateway.http.asgi import Request, headers_of
 from gateway.routes.context import gateway_of, json_response
 from gateway.routes.openapi_fields import between
 from tenants.admin.audit import Actor
@@ -35,10 +35,10 @@ CHANGE: dict[str, Any] = WRITE | {
         " (null: there is none), `ETag` its tag."
     },
 }
-"""A change of an object that exists, or may."""
+"""For changes of an object that may exist."""
 WITHDRAW = CHANGE | {"body": Withdrawal, "body_is_optional": True}
 PAGED: dict[str, Any] = READ | {"parameters": {"limit": between(1, MAX_PAGE)}}
-"""A list in pages."""
+"""For lists in pages."""
 PAGES = (
     f"At most `limit` rows, up to {MAX_PAGE}; `next_cursor` gives the next page as `cursor`, with the same"
     " filter."
@@ -49,63 +49,57 @@ SHORT_PAGES = (
 )
 
 MAX_IF_MATCH = 1_000
-"""Characters."""
 _TAG = re.compile(r'(W/)?"([\x21\x23-\x7e]*)"')
 
 
 async def changed(
-    request: Request[Any, Any, Any],
-    shown: Mapping[str, Any],
-    status: int = 200,
-    *,
-    stored: Mapping[str, Any] | None = None,
+    request: Request, shown: Mapping[str, Any], status: int = 200, *, stored: Mapping[str, Any] | None = None
 ) -> Response[bytes]:
-    """Answers once the change is in force in every gateway. Those that have not confirmed it in time are
-    named: `not_in_force_on`. `stored`: the object as stored, for its tag; None: it is gone."""
+    """Answers once the change is in force in every gateway; `not_in_force_on` names those that have not
+    confirmed it in time. `stored`: the object as stored, for its tag; None: it is gone."""
     late = await gateway_of(request).directory.changed()
     answer = json_response({**shown, "not_in_force_on": late} if late else shown, status)
     return answer if stored is None else tagged(answer, stored)
 
 
 def tagged(answer: Response[bytes], stored: Mapping[str, Any]) -> Response[bytes]:
-    """The answer, with the entity tag of the object that it shows, as stored."""
     answer.headers["etag"] = f'"{etag_of(stored)}"'
     return answer
 
 
-def if_match(request: Request[Any, Any, Any]) -> IfMatch:
-    """The condition that the request makes. Weak tags match nothing. Raises `ApiError`."""
+def if_match(request: Request) -> IfMatch:
+    """The request's condition. Weak tags match nothing. Raises `ApiError`."""
     text = headers_of(request.scope).get("if-match")
     if text is None:
         return None
     if text.strip() == "*":
         return ANY
-    found = [_TAG.fullmatch(each.strip()) for each in text.split(",")]
-    if len(text) > MAX_IF_MATCH or not all(found):
+    tags = [_TAG.fullmatch(tag.strip()) for tag in text.split(",")]
+    if len(text) > MAX_IF_MATCH or not all(tags):
         raise errors.bad_header(
             "If-Match",
             text,
             'Give the ETag of an answer as it is, in its quotes, such as "0123456789abcdef", or *.',
         )
-    return frozenset(each[2] for each in found if each is not None and each[1] is None)
+    return frozenset(tag[2] for tag in tags if tag is not None and tag[1] is None)
 
 
-async def named(request: Request[Any, Any, Any], shown: Mapping[str, Any]) -> dict[str, Any]:
-    """One thing as shown, with names beside its ids."""
+async def named(request: Request, shown: Mapping[str, Any]) -> dict[str, Any]:
+    """With names beside ids."""
     return (await gateway_of(request).deps.admin.with_names([shown]))[0]
 
 
 async def paged(
-    request: Request[Any, Any, Any], page: Page[T], as_json: Callable[[T], Mapping[str, Any]]
+    request: Request, page: Page[T], as_json: Callable[[T], Mapping[str, Any]]
 ) -> Response[bytes]:
-    data = await gateway_of(request).deps.admin.with_names(as_json(each) for each in page.rows)
+    data = await gateway_of(request).deps.admin.with_names(as_json(row) for row in page.rows)
     return json_response({"object": "list", "data": data, "next_cursor": page.next_cursor})
 
 
-async def listed(request: Request[Any, Any, Any], items: Iterable[Mapping[str, Any]]) -> Response[bytes]:
+async def listed(request: Request, items: Iterable[Mapping[str, Any]]) -> Response[bytes]:
     data = await gateway_of(request).deps.admin.with_names(items)
     return json_response({"object": "list", "data": data})
 
 
-def actor(request: Request[Any, Any, Any]) -> Actor:
+def actor(request: Request) -> Actor:
     return actor_of(request.scope, gateway_of(request))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
-from litestar import Request, Response, get, post
+from litestar import Response, get, post
 from litestar.params import FromQuery
 
 from gateway.cluster.policy_check import parsed_policy
-from gateway.http.asgi import headers_of
+from gateway.http.asgi import Request, headers_of
 from gateway.http.authentication import principal_of
 from gateway.routes.admin.common import CHANGE, READ, actor, changed, if_match, tagged
 from gateway.routes.context import asked, gateway_of, json_response
@@ -34,16 +34,16 @@ YAML = "application/yaml"
     description="Tenants, projects, keys by name, limits, prices, targets and the stored policy; `ETag`: the"
     f" directory's revision. With `Accept: {YAML}` the file itself, as `fairgate export` writes it.",
 )
-async def export_config(request: Request[Any, Any, Any]) -> Response[bytes]:
-    found = await file_of(gateway_of(request), parsed_policy).export()
+async def export_config(request: Request) -> Response[bytes]:
+    exported = await file_of(gateway_of(request), parsed_policy).export()
     is_yaml = YAML in headers_of(request.scope).get("accept", "")
 
     def written() -> bytes:
-        return as_yaml(found.wanted).encode() if is_yaml else msgspec.json.encode(found.as_json())
+        return as_yaml(exported.wanted).encode() if is_yaml else msgspec.json.encode(exported.as_json())
 
     body = await gateway_of(request).deps.threads.run(principal_of(request).tenant_id, written)
     answer = Response(body, media_type=YAML if is_yaml else "application/json")
-    return tagged(answer, stored(found.revision))
+    return tagged(answer, stored(exported.revision))
 
 
 @post(
@@ -54,7 +54,7 @@ async def export_config(request: Request[Any, Any, Any]) -> Response[bytes]:
     description="Each step is an act, as the audit will have it; `unnamed` is there and not in the file, and"
     " stays. `etag` and `ETag` are the state that it was planned for.",
 )
-async def plan_config(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def plan_config(request: Request) -> Response[bytes]:
     wanted = await asked(request, Configuration)
     plan = await file_of(gateway_of(request), parsed_policy).plan(wanted)
     return tagged(json_response(plan.as_json()), stored(plan.revision))
@@ -69,7 +69,7 @@ async def plan_config(request: Request[Any, Any, Any]) -> Response[bytes]:
     " for. Answers the plan that was done, and `keys`: the new ones with their secrets, which cannot be read"
     " again. With `dry_run` everything is undone at the end.",
 )
-async def apply_config(request: Request[Any, Any, Any], dry_run: FromQuery[bool] = False) -> Response[bytes]:
+async def apply_config(request: Request, dry_run: FromQuery[bool] = False) -> Response[bytes]:
     condition = if_match(request)
     wanted = await asked(request, Configuration)
     gateway = gateway_of(request)
@@ -87,7 +87,7 @@ async def apply_config(request: Request[Any, Any, Any], dry_run: FromQuery[bool]
 
 
 def file_of(gateway: Gateway, checked: Callable[[StoredPolicy], StoredPolicy]) -> ConfigFile:
-    """The configuration file of this gateway's database, with policies as `checked` takes them."""
+    """`checked`: validates policies."""
     deps = gateway.deps
     terms = PlanTerms(deps.admin.tier_multipliers, gateway.policy.settings, checked)
     return ConfigFile(deps.database, deps.admin, terms, deps.wall_clock)

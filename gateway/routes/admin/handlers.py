@@ -1,7 +1,7 @@
 """Every admin route but those of requests.
 
-Every change goes through `tenants.admin.admin`, which also writes the audit row. A change is in force in this
-gateway before it is answered.
+Changes go through `tenants.admin.admin`, which also audits them, and are in force in this gateway before they
+are answered.
 """
 
 from gateway.routes.admin import (

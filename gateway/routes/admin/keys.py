@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from litestar import Request, Response, delete, get, patch, post
+from litestar import Response, delete, get, patch, post
 from litestar.params import FromPath, FromQuery
 
+from gateway.http.asgi import Request
 from gateway.requests.schemas import KeyRotate
 from gateway.routes.admin.common import (
     CHANGE,
@@ -37,7 +38,7 @@ from tenants.directory.records import ApiKey
     description=f"`last_used_at`: within a minute or so; null: never. {PAGES}",
 )
 async def list_keys(
-    request: Request[Any, Any, Any],
+    request: Request,
     tenant: FromQuery[str | None] = None,
     cursor: FromQuery[str | None] = None,
     limit: FromQuery[int] = DEFAULT_PAGE,
@@ -53,10 +54,10 @@ async def list_keys(
     summary="Show a key, without its secret",
     description="`key` is its id or the visible prefix of its secret.",
 )
-async def show_key(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
-    found = await gateway_of(request).deps.admin.show_key(key)
-    uses = await gateway_of(request).deps.admin.last_uses([found])
-    return tagged(json_response(await named(request, _shown(found, uses))), found.as_json())
+async def show_key(request: Request, key: FromPath[str]) -> Response[bytes]:
+    shown = await gateway_of(request).deps.admin.show_key(key)
+    uses = await gateway_of(request).deps.admin.last_uses([shown])
+    return tagged(json_response(await named(request, _shown(shown, uses))), shown.as_json())
 
 
 def _shown(key: ApiKey, uses: Mapping[str, datetime]) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def _shown(key: ApiKey, uses: Mapping[str, datetime]) -> dict[str, Any]:
     summary="Create a key",
     description="The answer's `key` is the secret, shown this once.",
 )
-async def create_key(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def create_key(request: Request) -> Response[bytes]:
     wanted = await asked(request, KeyCreate)
     key, secret = await gateway_of(request).deps.admin.create_key(actor(request), wanted)
     shown = await named(request, key.as_json() | {"key": secret})
@@ -87,7 +88,7 @@ async def create_key(request: Request[Any, Any, Any]) -> Response[bytes]:
     description="What is not named stays as it is. In force from the next request on; a new end also counts"
     " for what waits.",
 )
-async def change_key(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
+async def change_key(request: Request, key: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, KeyChange)
     edited = await gateway_of(request).deps.admin.update_key(
         actor(request), key, wanted, if_match=if_match(request)
@@ -102,7 +103,7 @@ async def change_key(request: Request[Any, Any, Any], key: FromPath[str]) -> Res
     summary="Give a key a new secret",
     description="Older secrets work `grace_s` longer.",
 )
-async def rotate_key(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
+async def rotate_key(request: Request, key: FromPath[str]) -> Response[bytes]:
     wanted = await asked_or_not(request, KeyRotate)
     rotated, secret = await gateway_of(request).deps.admin.rotate_key(
         actor(request), key, wanted.grace_s, if_match=if_match(request)
@@ -118,7 +119,7 @@ async def rotate_key(request: Request[Any, Any, Any], key: FromPath[str]) -> Res
     summary="Revoke a key",
     description="For good. Waiting and running requests as of a suspended tenant.",
 )
-async def revoke_key(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
+async def revoke_key(request: Request, key: FromPath[str]) -> Response[bytes]:
     wanted = await asked_or_not(request, Withdrawal)
     revoked = await gateway_of(request).deps.admin.revoke_key(
         actor(request), key, now=wanted.now, if_match=if_match(request)

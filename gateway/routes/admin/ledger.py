@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response, get, post
+from litestar import Response, get, post
 from litestar.params import FromPath
 
 from gateway import errors
+from gateway.http.asgi import Request
 from gateway.pools.request_actions import SHOW, owner
 from gateway.routes.admin.common import READ, WRITE, actor, named
 from gateway.routes.context import asked, gateway_of, json_response
 from gateway.routes.requests import about, rows_of
-from tenants.admin.commands import (
-    LedgerAdjust,
-)
+from tenants.admin.commands import LedgerAdjust
 from tenants.ledger.verify import verify_ledger
 
 
@@ -25,7 +22,7 @@ from tenants.ledger.verify import verify_ledger
     description="What was reserved, topped up and charged, and on whose word. The id is the request's, or"
     " that of its completion.",
 )
-async def ledger_show(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
+async def ledger_show(request: Request, request_id: FromPath[str]) -> Response[bytes]:
     ask = about(SHOW, request_id)
     rows = await rows_of(request, ask)
     if not rows:
@@ -35,7 +32,7 @@ async def ledger_show(request: Request[Any, Any, Any], request_id: FromPath[str]
 
 
 @post("/admin/v1/ledger/verify", status_code=200, opt=READ, summary="Do ledger and counters agree?")
-async def ledger_verify(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def ledger_verify(request: Request) -> Response[bytes]:
     gateway = gateway_of(request)
     report = await verify_ledger(
         gateway.deps.database,
@@ -56,11 +53,11 @@ async def ledger_verify(request: Request[Any, Any, Any]) -> Response[bytes]:
     " what was last reported (`in_doubt` in `POST /admin/v1/ledger/verify`). This gives the difference back"
     " to the limits, in every gateway; the bill stays. Repeating it changes nothing (`is_new` is false).",
 )
-async def ledger_adjust(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def ledger_adjust(request: Request) -> Response[bytes]:
     deps = gateway_of(request).deps
     wanted = await asked(request, LedgerAdjust)
-    given = await deps.admin.adjust_ledger(actor(request), wanted, deps.quota_store)
-    return json_response(given.as_json())
+    adjustment = await deps.admin.adjust_ledger(actor(request), wanted, deps.quota_store)
+    return json_response(adjustment.as_json())
 
 
 HANDLERS = [ledger_show, ledger_verify, ledger_adjust]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from litestar import Request, Response, delete, get, post
+from litestar import Response, delete, get, post
 from litestar.params import FromPath, FromQuery
 
 from gateway import errors
+from gateway.http.asgi import Request
 from gateway.http.authentication import principal_of
 from gateway.routes.admin.common import (
     CHANGE,
@@ -47,9 +48,7 @@ if TYPE_CHECKING:
     " `end_user` (as requests name it) those of that one. Of limits on all tenants together only whether one"
     " has no room left, and when it resets.",
 )
-async def read_limits(
-    request: Request[Any, Any, Any], end_user: FromQuery[str | None] = None
-) -> Response[bytes]:
+async def read_limits(request: Request, end_user: FromQuery[str | None] = None) -> Response[bytes]:
     user = end_user or ""
     if len(user) > MAX_END_USER_CHARS:
         raise errors.bad_request(
@@ -67,7 +66,7 @@ async def read_limits(
     f" `tenant`: those of one; `end_user`: the use of a tenant's default by that one. {PAGES}",
 )
 async def list_limits(
-    request: Request[Any, Any, Any],
+    request: Request,
     tenant: FromQuery[str | None] = None,
     end_user: FromQuery[str | None] = None,
     cursor: FromQuery[str | None] = None,
@@ -75,19 +74,19 @@ async def list_limits(
 ) -> Response[bytes]:
     gateway = gateway_of(request)
     page = await gateway.deps.admin.page_limits(tenant, cursor=cursor, limit=limit)
-    in_force = [each.limit.at(each.now_s) for each in page.rows]
+    in_force = [row.limit.at(row.now_s) for row in page.rows]
     is_whole = cursor is None and page.next_cursor is None
     beside = [] if is_whole else _beside(gateway, in_force, page.rows[0].now_s if page.rows else 0.0)
     used = await uses(gateway, in_force, end_user or "", beside=beside)
-    return await paged(request, page, lambda each: each.as_json() | _usage(used, each.limit))
+    return await paged(request, page, lambda row: row.as_json() | _usage(used, row.limit))
 
 
 def _beside(gateway: Gateway, shown: Sequence[Limit], now_s: float) -> list[Limit]:
-    """The other limits of the tenants whose limits are shown: one of them may bind first."""
-    ids = {each.limit_id for each in shown}
+    """The tenants' other limits: one of them may bind first."""
+    ids = {limit.limit_id for limit in shown}
     return [
         limit
-        for tenant_id in sorted({each.tenant_id for each in shown})
+        for tenant_id in sorted({limit.tenant_id for limit in shown})
         for limit in gateway.deps.directory.limits(now_s, tenant_id)
         if limit.limit_id not in ids
     ][:MAX_USES_SHOWN]
@@ -105,7 +104,7 @@ def _usage(used: dict[str, dict[str, Any]], limit: Limit) -> dict[str, Any]:
     " requests a shadow limit would have refused, per window, newest first.",
 )
 async def show_limit(
-    request: Request[Any, Any, Any], limit: FromPath[str], end_user: FromQuery[str | None] = None
+    request: Request, limit: FromPath[str], end_user: FromQuery[str | None] = None
 ) -> Response[bytes]:
     gateway = gateway_of(request)
     view = await gateway.deps.admin.show_limit(limit)
@@ -130,7 +129,7 @@ async def show_limit(
     f" `ceiling_per_s`: what a hard rate of tokens in tier batch refills at while capacity is spare."
     f" `meter`: {', '.join(Meter)}. `window`: {', '.join(Window)}. `mode`: {', '.join(LimitMode)}.",
 )
-async def set_limit(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def set_limit(request: Request) -> Response[bytes]:
     wanted = await asked(request, LimitSet)
     if wanted.platform and not gateway_of(request).deps.quota_store.keeps_platform_limits:
         raise Invalid("platform", IN_A_CLUSTER)
@@ -145,7 +144,7 @@ async def set_limit(request: Request[Any, Any, Any]) -> Response[bytes]:
     summary="Put another amount in force for a time",
     description="Up to `until` (an instant with a time zone), or for `for_s` seconds. A new one replaces it.",
 )
-async def override_limit(request: Request[Any, Any, Any], limit: FromPath[str]) -> Response[bytes]:
+async def override_limit(request: Request, limit: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, LimitOverride)
     overridden = await gateway_of(request).deps.admin.override_limit(
         actor(request), limit, wanted, if_match=if_match(request)
@@ -159,7 +158,7 @@ async def override_limit(request: Request[Any, Any, Any], limit: FromPath[str]) 
     opt=CHANGE,
     summary="End an override before its time",
 )
-async def clear_override(request: Request[Any, Any, Any], limit: FromPath[str]) -> Response[bytes]:
+async def clear_override(request: Request, limit: FromPath[str]) -> Response[bytes]:
     cleared = await gateway_of(request).deps.admin.clear_override(
         actor(request), limit, if_match=if_match(request)
     )
@@ -167,14 +166,14 @@ async def clear_override(request: Request[Any, Any, Any], limit: FromPath[str]) 
 
 
 @delete("/admin/v1/limits/{limit:str}", status_code=200, opt=CHANGE, summary="Remove a limit")
-async def remove_limit(request: Request[Any, Any, Any], limit: FromPath[str]) -> Response[bytes]:
+async def remove_limit(request: Request, limit: FromPath[str]) -> Response[bytes]:
     removed = await gateway_of(request).deps.admin.remove_limit(
         actor(request), limit, if_match=if_match(request)
     )
     return await changed(request, await named(request, limit_as_json(removed)))
 
 
-async def _changed(request: Request[Any, Any, Any], limit: Limit, status: int = 200) -> Response[bytes]:
+async def _changed(request: Request, limit: Limit, status: int = 200) -> Response[bytes]:
     stored = limit_as_json(limit)
     return await changed(request, await named(request, stored), status, stored=stored)
 

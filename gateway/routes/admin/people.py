@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response, delete, get, patch, post
+from litestar import Response, delete, get, patch, post
 from litestar.params import FromPath, FromQuery
 
+from gateway.http.asgi import Request
 from gateway.routes.admin.common import (
     CHANGE,
     PAGED,
@@ -34,9 +33,9 @@ LINK = (
 
 
 async def _shown(
-    request: Request[Any, Any, Any], person: Person, token: str | None = None, status: int = 200
+    request: Request, person: Person, token: str | None = None, status: int = 200
 ) -> Response[bytes]:
-    """A person, with names of its tenants, and the link of a new token."""
+    """With the tenants' names, and the link of a new token."""
     where = gateway_of(request).deps.config.console_url
     link = {} if token is None else {"link": where + link_path(token)}
     return tagged(json_response(await named(request, person.as_json() | link), status), person.as_json())
@@ -44,7 +43,7 @@ async def _shown(
 
 @get("/admin/v1/people", opt=PAGED, summary="List people who may log in to the console", description=PAGES)
 async def list_people(
-    request: Request[Any, Any, Any], cursor: FromQuery[str | None] = None, limit: FromQuery[int] = 100
+    request: Request, cursor: FromQuery[str | None] = None, limit: FromQuery[int] = 100
 ) -> Response[bytes]:
     page = await gateway_of(request).deps.admin.page_people(cursor=cursor, limit=limit)
     return await paged(request, page, Person.as_json)
@@ -57,14 +56,14 @@ async def list_people(
     summary="Invite a person",
     description=f"`role`: {', '.join(Role)}. A member names its `tenants`. {LINK}",
 )
-async def invite_person(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def invite_person(request: Request) -> Response[bytes]:
     wanted = await asked(request, PersonInvite)
     made, token = await gateway_of(request).deps.admin.invite_person(actor(request), wanted)
     return await _shown(request, made, token, 201)
 
 
 @get("/admin/v1/people/{person:str}", opt=READ, summary="One person, by id or name")
-async def show_person(request: Request[Any, Any, Any], person: FromPath[str]) -> Response[bytes]:
+async def show_person(request: Request, person: FromPath[str]) -> Response[bytes]:
     return await _shown(request, await gateway_of(request).deps.admin.show_person(person))
 
 
@@ -74,7 +73,7 @@ async def show_person(request: Request[Any, Any, Any], person: FromPath[str]) ->
     summary="Change a person's role, or a member's tenants",
     description=f"{ENDS} The last owner who can log in stays one.",
 )
-async def change_person(request: Request[Any, Any, Any], person: FromPath[str]) -> Response[bytes]:
+async def change_person(request: Request, person: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, PersonChange)
     changed = await gateway_of(request).deps.admin.change_person(
         actor(request), person, wanted, if_match=if_match(request)
@@ -89,7 +88,7 @@ async def change_person(request: Request[Any, Any, Any], person: FromPath[str]) 
     summary="Suspend a person",
     description=f"{ENDS} It cannot log in until it is resumed. The last owner who can log in stays.",
 )
-async def suspend_person(request: Request[Any, Any, Any], person: FromPath[str]) -> Response[bytes]:
+async def suspend_person(request: Request, person: FromPath[str]) -> Response[bytes]:
     admin = gateway_of(request).deps.admin
     return await _shown(
         request, await admin.suspend_person(actor(request), person, if_match=if_match(request))
@@ -102,7 +101,7 @@ async def suspend_person(request: Request[Any, Any, Any], person: FromPath[str])
     opt=CHANGE,
     summary="Let a suspended person log in again",
 )
-async def resume_person(request: Request[Any, Any, Any], person: FromPath[str]) -> Response[bytes]:
+async def resume_person(request: Request, person: FromPath[str]) -> Response[bytes]:
     admin = gateway_of(request).deps.admin
     return await _shown(
         request, await admin.resume_person(actor(request), person, if_match=if_match(request))
@@ -116,7 +115,7 @@ async def resume_person(request: Request[Any, Any, Any], person: FromPath[str]) 
     summary="Take a person's password away",
     description=f"{ENDS} {LINK}",
 )
-async def reset_person(request: Request[Any, Any, Any], person: FromPath[str]) -> Response[bytes]:
+async def reset_person(request: Request, person: FromPath[str]) -> Response[bytes]:
     changed, token = await gateway_of(request).deps.admin.reset_person(
         actor(request), person, if_match=if_match(request)
     )
@@ -132,7 +131,7 @@ async def reset_person(request: Request[Any, Any, Any], person: FromPath[str]) -
     " rows and proofs stay as they are: they show `erased person`. Rows written before this version had the"
     " name in clear, and keep it. The last owner who can log in stays.",
 )
-async def erase_person(request: Request[Any, Any, Any], person: FromPath[str]) -> Response[bytes]:
+async def erase_person(request: Request, person: FromPath[str]) -> Response[bytes]:
     admin = gateway_of(request).deps.admin
     erased = await admin.erase_person(actor(request), person, if_match=if_match(request))
     return json_response({"id": erased.person_id, "status": "erased"})
@@ -144,7 +143,7 @@ async def erase_person(request: Request[Any, Any, Any], person: FromPath[str]) -
     opt=CHANGE,
     summary="Log a person out everywhere",
 )
-async def end_sessions(request: Request[Any, Any, Any], person: FromPath[str]) -> Response[bytes]:
+async def end_sessions(request: Request, person: FromPath[str]) -> Response[bytes]:
     admin = gateway_of(request).deps.admin
     return await _shown(request, await admin.end_sessions(actor(request), person, if_match=if_match(request)))
 
@@ -156,7 +155,7 @@ async def end_sessions(request: Request[Any, Any, Any], person: FromPath[str]) -
     description=f"Of one `person` (id or name), or of all. {PAGES}",
 )
 async def list_sessions(
-    request: Request[Any, Any, Any],
+    request: Request,
     person: FromQuery[str | None] = None,
     cursor: FromQuery[str | None] = None,
     limit: FromQuery[int] = 100,
@@ -172,7 +171,7 @@ async def list_sessions(
     opt=WRITE,
     summary="Log one browser out, in every gateway",
 )
-async def end_session(request: Request[Any, Any, Any], session: FromPath[str]) -> Response[bytes]:
+async def end_session(request: Request, session: FromPath[str]) -> Response[bytes]:
     ended = await gateway_of(request).deps.admin.end_session(actor(request), session)
     return json_response(ended.as_json())
 

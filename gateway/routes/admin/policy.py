@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from litestar import Request, Response, get, post
+from litestar import Response, get, post
 from litestar.params import FromQuery
 
 from engine.scheduling.policy import UnknownPolicy
 from gateway import errors
 from gateway.flow.control_rules import Knob
+from gateway.http.asgi import Request
 from gateway.requests.schemas import PolicyChange
 from gateway.routes.admin.common import CHANGE, READ, actor, changed, if_match, tagged
 from gateway.routes.context import asked, gateway_of, json_response
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     " With `steps`: the tokens of as many of the last steps, by tenant; `tenants` has their names by id.",
 )
 async def policy(
-    request: Request[Any, Any, Any], decisions: FromQuery[int] = 20, steps: FromQuery[int] = 0
+    request: Request, decisions: FromQuery[int] = 20, steps: FromQuery[int] = 0
 ) -> Response[bytes]:
     if not 0 <= decisions <= MAX_DECISIONS:
         raise errors.bad_request(
@@ -54,7 +55,7 @@ async def policy(
     description="Takes effect with the next step, in all gateways of the database; nothing that runs or waits"
     " is lost. It is kept, and goes before the settings, until `from_settings` gives it up.",
 )
-async def set_policy(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def set_policy(request: Request) -> Response[bytes]:
     wanted = await asked(request, PolicyChange)
     gateway = gateway_of(request)
     if not wanted.policy and not wanted.from_settings:
@@ -83,7 +84,7 @@ async def set_policy(request: Request[Any, Any, Any]) -> Response[bytes]:
     " days; the last second is not in yet.",
 )
 async def list_moves(
-    request: Request[Any, Any, Any],
+    request: Request,
     model: FromQuery[str | None] = None,
     knob: FromQuery[str | None] = None,
     made: FromQuery[bool | None] = None,
@@ -94,12 +95,12 @@ async def list_moves(
 ) -> Response[bytes]:
     query = MoveQuery(model=model, knob=knob, made=made, since=since, until=until)
     page = await gateway_of(request).deps.admin.read_moves(query, cursor=cursor, limit=limit)
-    data = [each.as_json() for each in page.rows]
+    data = [row.as_json() for row in page.rows]
     return json_response({"object": "list", "data": data, "next_cursor": page.next_cursor})
 
 
 async def _stored(gateway: Gateway) -> dict[str, object]:
-    """The policy that counts by the database, for its tag."""
+    """The policy stored in the database, for its tag."""
     stored = await gateway.deps.admin.stored_policy()
     return (stored or gateway.policy.settings).as_json()
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response, get, post
+from litestar import Response, get, post
 from litestar.params import FromQuery
 
+from gateway.http.asgi import Request
 from gateway.routes.admin.common import CHANGE, PAGED, PAGES, actor, changed, if_match, paged, tagged
 from gateway.routes.context import asked, gateway_of
 from tenants.admin.commands import PriceSet
@@ -22,7 +21,7 @@ from tenants.admin.prices import PriceRow, as_stored
     f" `model`: those of one, with their `ETag`. {PAGES}",
 )
 async def list_prices(
-    request: Request[Any, Any, Any],
+    request: Request,
     model: FromQuery[str | None] = None,
     cursor: FromQuery[str | None] = None,
     limit: FromQuery[int] = DEFAULT_PAGE,
@@ -40,7 +39,7 @@ async def list_prices(
     description="Ledger rows name the version they were charged by." + f" {PAGES}",
 )
 async def price_history(
-    request: Request[Any, Any, Any],
+    request: Request,
     model: FromQuery[str],
     cursor: FromQuery[str | None] = None,
     limit: FromQuery[int] = DEFAULT_PAGE,
@@ -56,7 +55,7 @@ async def price_history(
     summary="Make a new version of the price book",
     description="What is not named stays as it is. A model without a price is refused; `free` is a price.",
 )
-async def set_price(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def set_price(request: Request) -> Response[bytes]:
     wanted = await asked(request, PriceSet)
     rows = await gateway_of(request).deps.admin.set_price(actor(request), wanted, if_match=if_match(request))
     shown = {"object": "list", "data": [row.as_json() for row in rows]}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response, get, post
+from litestar import Response, get, post
 from litestar.params import FromPath, FromQuery
 
+from gateway.http.asgi import Request
 from gateway.routes.admin.common import (
     CHANGE,
     PAGED,
@@ -29,7 +28,7 @@ from tenants.directory.records import Project
 
 @get("/admin/v1/projects", opt=PAGED, summary="List projects, of one tenant or of all", description=PAGES)
 async def list_projects(
-    request: Request[Any, Any, Any],
+    request: Request,
     tenant: FromQuery[str | None] = None,
     cursor: FromQuery[str | None] = None,
     limit: FromQuery[int] = DEFAULT_PAGE,
@@ -45,14 +44,14 @@ async def list_projects(
     description="`project` is its id, or with `tenant` its name.",
 )
 async def show_project(
-    request: Request[Any, Any, Any], project: FromPath[str], tenant: FromQuery[str | None] = None
+    request: Request, project: FromPath[str], tenant: FromQuery[str | None] = None
 ) -> Response[bytes]:
-    found = await gateway_of(request).deps.admin.show_project(project, tenant)
-    return tagged(json_response(await named(request, found.as_json())), found.as_json())
+    shown = await gateway_of(request).deps.admin.show_project(project, tenant)
+    return tagged(json_response(await named(request, shown.as_json())), shown.as_json())
 
 
 @post("/admin/v1/projects", status_code=201, opt=WRITE | {"body": ProjectCreate}, summary="Create a project")
-async def create_project(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def create_project(request: Request) -> Response[bytes]:
     wanted = await asked(request, ProjectCreate)
     project = await gateway_of(request).deps.admin.create_project(actor(request), wanted)
     shown = await named(request, project.as_json())
@@ -68,7 +67,7 @@ async def create_project(request: Request[Any, Any, Any]) -> Response[bytes]:
     " `project_suspended`; waiting and running requests as of a tenant.",
 )
 async def suspend_project(
-    request: Request[Any, Any, Any], project: FromPath[str], tenant: FromQuery[str | None] = None
+    request: Request, project: FromPath[str], tenant: FromQuery[str | None] = None
 ) -> Response[bytes]:
     wanted = await asked_or_not(request, Withdrawal)
     suspended = await gateway_of(request).deps.admin.suspend_project(
@@ -86,7 +85,7 @@ async def suspend_project(
     description="`project` is its id, or with `tenant` its name.",
 )
 async def resume_project(
-    request: Request[Any, Any, Any], project: FromPath[str], tenant: FromQuery[str | None] = None
+    request: Request, project: FromPath[str], tenant: FromQuery[str | None] = None
 ) -> Response[bytes]:
     resumed = await gateway_of(request).deps.admin.resume_project(
         actor(request), project, tenant, if_match=if_match(request)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from litestar import Request, Response, delete, get, post
+from litestar import Response, delete, get, post
 from litestar.params import FromPath, FromQuery, QueryParameter
 from msgspec.structs import replace
 
@@ -13,6 +13,7 @@ from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.tiers import tier_named
 from gateway.explain.attribution import Cause
 from gateway.explain.explanation import sat_out_for, steps_of
+from gateway.http.asgi import Request
 from gateway.pools.request_actions import CANCEL, LIST, MOVE, OFFER, SHOW, STATUSES, RequestAction
 from gateway.requests.schemas import TierChangeBody
 from gateway.routes.admin.common import PAGED, PAGES, READ, SHORT_PAGES, WRITE, actor, named, paged
@@ -47,7 +48,7 @@ from tenants.types import Tier
     " its tenant's own limits hold it back). Those that have ended: `GET /admin/v1/requests/ended`.",
 )
 async def list_any(
-    request: Request[Any, Any, Any],
+    request: Request,
     tenant: FromQuery[str | None] = None,
     project: FromQuery[str | None] = None,
     key: FromQuery[str | None] = None,
@@ -91,7 +92,7 @@ async def list_any(
     f" {MOST_SCANNED:,} requests.",
 )
 async def list_ended(
-    request: Request[Any, Any, Any],
+    request: Request,
     tenant: FromQuery[str | None] = None,
     project: FromQuery[str | None] = None,
     key: FromQuery[str | None] = None,
@@ -121,7 +122,7 @@ async def list_ended(
         until=until,
     )
     page = await gateway_of(request).deps.admin.page_requests(query, cursor=cursor, limit=limit)
-    return await paged(request, page, lambda each: each.as_json() | steps_of(each.packed))
+    return await paged(request, page, lambda row: row.as_json() | steps_of(row.packed))
 
 
 @get(
@@ -131,7 +132,7 @@ async def list_ended(
     description="And, of one that has ended, `sat_out_for`: the tenants (`tenant_id`, `tenant`) that had the"
     " turns which its sequences sat out, with the number of `steps`.",
 )
-async def show_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
+async def show_any(request: Request, request_id: FromPath[str]) -> Response[bytes]:
     ask = about(SHOW, request_id)
     shown = await shown_request(request, ask)
     if shown["status"] == "ended":
@@ -141,12 +142,9 @@ async def show_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -
 
 
 @delete(
-    "/admin/v1/requests/{request_id:str}",
-    status_code=200,
-    opt=WRITE,
-    summary="Cancel any tenant's request",
+    "/admin/v1/requests/{request_id:str}", status_code=200, opt=WRITE, summary="Cancel any tenant's request"
 )
-async def cancel_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
+async def cancel_any(request: Request, request_id: FromPath[str]) -> Response[bytes]:
     shown = await cancelled_by(actor(request), request, about(CANCEL, request_id))
     return json_response(await named(request, shown))
 
@@ -158,33 +156,30 @@ async def cancel_any(request: Request[Any, Any, Any], request_id: FromPath[str])
     summary="Move any tenant's waiting request to another tier",
     description="It is charged what that tier costs; the tenant need not be allowed to ask for it.",
 )
-async def move_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
+async def move_any(request: Request, request_id: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, TierChangeBody)
-    found = await live(request, about(SHOW, request_id))
-    tier = tier_named(wanted.service_tier, Tier(found.default_tier))
+    shown = await live(request, about(SHOW, request_id))
+    tier = tier_named(wanted.service_tier, Tier(shown.default_tier))
     if wanted.preview:
         return json_response((await live(request, about(OFFER, request_id, None, tier.value))).result())
     ask = about(MOVE, request_id, None, tier.value, "operator")
-    return json_response(await moved_by(actor(request), request, ask, found.tenant_id))
+    return json_response(await moved_by(actor(request), request, ask, shown.tenant_id))
 
 
-async def cancelled_by(by: Actor, request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
-    """The result of a `cancel`, with its row in the audit where the request had not ended. Raises
-    `ApiError`."""
-    found = await found_running(request, replace(ask, act=SHOW))
-    if found is not None:
-        before, after = {"status": found.result()["status"]}, {"status": "cancelled"}
+async def cancelled_by(by: Actor, request: Request, ask: RequestAction) -> dict[str, Any]:
+    """The result of a `cancel`, audited unless the request had ended. Raises `ApiError`."""
+    running = await found_running(request, replace(ask, act=SHOW))
+    if running is not None:
+        before, after = {"status": running.result()["status"]}, {"status": "cancelled"}
         admin = gateway_of(request).deps.admin
         await admin.note(
-            by, "request.cancel", ask.request_id, tenant_id=found.tenant_id, before=before, after=after
+            by, "request.cancel", ask.request_id, tenant_id=running.tenant_id, before=before, after=after
         )
     return await acted(request, ask)
 
 
-async def moved_by(
-    by: Actor, request: Request[Any, Any, Any], ask: RequestAction, tenant_id: str
-) -> dict[str, Any]:
-    """The result of a `move` of a tenant's request, with its row in the audit. Raises `ApiError`."""
+async def moved_by(by: Actor, request: Request, ask: RequestAction, tenant_id: str) -> dict[str, Any]:
+    """The result of a `move`, audited. Raises `ApiError`."""
     offered = (await live(request, replace(ask, act=OFFER))).result()
     before, after = {"tier": offered["from"]["tier"]}, {"tier": ask.tier}
     admin = gateway_of(request).deps.admin

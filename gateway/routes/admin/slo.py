@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response, delete, get, post
+from litestar import Response, delete, get, post
 from litestar.params import FromPath, FromQuery
 
 from gateway.explain.attribution import Cause
+from gateway.http.asgi import Request
 from gateway.routes.admin.common import (
     CHANGE,
     PAGED,
@@ -37,7 +36,7 @@ from tenants.types import Tier
     description=PAGES,
 )
 async def list_slos(
-    request: Request[Any, Any, Any],
+    request: Request,
     tenant: FromQuery[str | None] = None,
     cursor: FromQuery[str | None] = None,
     limit: FromQuery[int] = DEFAULT_PAGE,
@@ -47,9 +46,9 @@ async def list_slos(
 
 
 @get("/admin/v1/slos/{slo:str}", opt=READ, summary="Show a target")
-async def show_slo(request: Request[Any, Any, Any], slo: FromPath[str]) -> Response[bytes]:
-    found = await gateway_of(request).deps.admin.show_slo(slo)
-    return tagged(json_response(await named(request, found.as_json())), found.as_json())
+async def show_slo(request: Request, slo: FromPath[str]) -> Response[bytes]:
+    shown = await gateway_of(request).deps.admin.show_slo(slo)
+    return tagged(json_response(await named(request, shown.as_json())), shown.as_json())
 
 
 @post(
@@ -60,7 +59,7 @@ async def show_slo(request: Request[Any, Any, Any], slo: FromPath[str]) -> Respo
     description="Of a tier, or of one tenant in a tier, whose own target then counts instead. The same"
     f" tenant, tier and metric are replaced; what was counted stays. `metric`: {', '.join(METRICS)}.",
 )
-async def set_slo(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def set_slo(request: Request) -> Response[bytes]:
     wanted = await asked(request, SloSet)
     gateway = gateway_of(request)
     slo = await gateway.deps.admin.set_slo(actor(request), wanted, if_match=if_match(request))
@@ -70,7 +69,7 @@ async def set_slo(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 
 @delete("/admin/v1/slos/{slo:str}", status_code=200, opt=CHANGE, summary="Remove a target")
-async def remove_slo(request: Request[Any, Any, Any], slo: FromPath[str]) -> Response[bytes]:
+async def remove_slo(request: Request, slo: FromPath[str]) -> Response[bytes]:
     gateway = gateway_of(request)
     removed = await gateway.deps.admin.remove_slo(actor(request), slo, if_match=if_match(request))
     answer = await changed(request, await named(request, removed.as_json()))
@@ -86,12 +85,10 @@ async def remove_slo(request: Request[Any, Any, Any], slo: FromPath[str]) -> Res
     "window; both at `fires_at` or above is an alert. `causes` counts misses.",
 )
 async def slo_report(
-    request: Request[Any, Any, Any],
-    tenant: FromQuery[str | None] = None,
-    tier: FromQuery[str | None] = None,
+    request: Request, tenant: FromQuery[str | None] = None, tier: FromQuery[str | None] = None
 ) -> Response[bytes]:
     reports = await gateway_of(request).deps.admin.slo_report(tenant, tier)
-    return json_response({"object": "list", "data": [each.as_json() for each in reports]})
+    return json_response({"object": "list", "data": [report.as_json() for report in reports]})
 
 
 @get(
@@ -101,7 +98,7 @@ async def slo_report(
     description=f"`cause`: {', '.join(Cause)}. {PAGES} {SHORT_PAGES}",
 )
 async def slo_misses(
-    request: Request[Any, Any, Any],
+    request: Request,
     tenant: FromQuery[str | None] = None,
     tier: FromQuery[str | None] = None,
     cause: FromQuery[str | None] = None,

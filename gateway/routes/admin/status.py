@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response, get
+from litestar import Response, get
 from litestar.params import FromQuery
 
 from gateway import errors
+from gateway.http.asgi import Request
 from gateway.routes.admin.common import READ
 from gateway.routes.context import gateway_of, json_response
 from gateway.routes.health import readiness_of
@@ -28,7 +27,7 @@ MAX_LOG_PAGE = 5_000
     " knobs stand, or would by its advice, and its last moves with their reasons. `active`: only tenants with"
     " something that waits, runs or was served, without their limits and without `readiness`.",
 )
-async def status(request: Request[Any, Any, Any], active: FromQuery[bool] = False) -> Response[bytes]:
+async def status(request: Request, active: FromQuery[bool] = False) -> Response[bytes]:
     gateway = gateway_of(request)
     shown = await status_of(gateway, active_only=active)
     return json_response(shown if active else shown | {"readiness": await readiness_of(gateway)})
@@ -43,7 +42,7 @@ async def status(request: Request[Any, Any, Any], active: FromQuery[bool] = Fals
     " `first_index` is the oldest that is kept; `tenants` has names by id.",
 )
 async def dispatch_log(
-    request: Request[Any, Any, Any], since: FromQuery[int] = 0, limit: FromQuery[int] = 1000
+    request: Request, since: FromQuery[int] = 0, limit: FromQuery[int] = 1000
 ) -> Response[bytes]:
     if since < 0:
         raise errors.bad_request(f"Invalid 'since': {since} is less than 0.", "since")
@@ -59,7 +58,7 @@ async def dispatch_log(
             "first_index": log.first_index,
             "next_index": next_index,
             "records": records,
-            "tenants": tenant_names(gateway_of(request), (each.tenant_id for each in records)),
+            "tenants": tenant_names(gateway_of(request), (record.tenant_id for record in records)),
         }
     )
 
@@ -71,7 +70,7 @@ async def dispatch_log(
     description="Of output lengths: each layer of the gateway, by model, and the length probe of each engine"
     " against what was predicted on arrival; and the engines' step times.",
 )
-async def forecasts(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def forecasts(request: Request) -> Response[bytes]:
     return json_response(forecasts_of(gateway_of(request)))
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response, get, patch, post
+from litestar import Response, get, patch, post
 from litestar.params import FromPath, FromQuery
 
+from gateway.http.asgi import Request
 from gateway.routes.admin.common import (
     CHANGE,
     PAGED,
@@ -29,23 +28,21 @@ from tenants.directory.records import Tenant
 
 @get("/admin/v1/tenants", opt=PAGED, summary="List tenants, by name", description=PAGES)
 async def list_tenants(
-    request: Request[Any, Any, Any],
-    cursor: FromQuery[str | None] = None,
-    limit: FromQuery[int] = DEFAULT_PAGE,
+    request: Request, cursor: FromQuery[str | None] = None, limit: FromQuery[int] = DEFAULT_PAGE
 ) -> Response[bytes]:
     page = await gateway_of(request).deps.admin.page_tenants(cursor=cursor, limit=limit)
     return await paged(request, page, Tenant.as_json)
 
 
 @post("/admin/v1/tenants", status_code=201, opt=WRITE | {"body": TenantCreate}, summary="Create a tenant")
-async def create_tenant(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def create_tenant(request: Request) -> Response[bytes]:
     wanted = await asked(request, TenantCreate)
     tenant = await gateway_of(request).deps.admin.create_tenant(actor(request), wanted)
     return await changed(request, tenant.as_json(), 201, stored=tenant.as_json())
 
 
 @get("/admin/v1/tenants/{tenant:str}", opt=READ, summary="Show a tenant")
-async def show_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+async def show_tenant(request: Request, tenant: FromPath[str]) -> Response[bytes]:
     view = await gateway_of(request).deps.admin.show_tenant(tenant)
     return tagged(json_response(await named(request, view.as_json())), view.tenant.as_json())
 
@@ -56,7 +53,7 @@ async def show_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) ->
     summary="Change a tenant",
     description="What is not named stays as it is.",
 )
-async def change_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+async def change_tenant(request: Request, tenant: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, TenantChange)
     edited = await gateway_of(request).deps.admin.update_tenant(
         actor(request), tenant, wanted, if_match=if_match(request)
@@ -73,7 +70,7 @@ async def change_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) 
     " are refunded. Running ones go on to their end, or with `now` end as well, charged for what they"
     " emitted.",
 )
-async def suspend_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+async def suspend_tenant(request: Request, tenant: FromPath[str]) -> Response[bytes]:
     wanted = await asked_or_not(request, Withdrawal)
     suspended = await gateway_of(request).deps.admin.suspend_tenant(
         actor(request), tenant, now=wanted.now, if_match=if_match(request)
@@ -82,7 +79,7 @@ async def suspend_tenant(request: Request[Any, Any, Any], tenant: FromPath[str])
 
 
 @post("/admin/v1/tenants/{tenant:str}/resume", status_code=200, opt=CHANGE, summary="Undo a suspension")
-async def resume_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+async def resume_tenant(request: Request, tenant: FromPath[str]) -> Response[bytes]:
     resumed = await gateway_of(request).deps.admin.resume_tenant(
         actor(request), tenant, if_match=if_match(request)
     )

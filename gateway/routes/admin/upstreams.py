@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response, get, post
+from litestar import Response, get, post
 from litestar.params import FromPath
 
+from gateway.http.asgi import Request
 from gateway.routes.admin.common import CHANGE, READ, actor, changed, if_match, tagged
 from gateway.routes.context import asked_or_not, gateway_of, json_response
 from gateway.routes.views.upstreams_view import (
@@ -30,7 +29,7 @@ WHAT_STATES_MEAN = "; ".join(f"{state}: {what}" for state, what in STATES.items(
     " share a Redis; `gateways_missing` did not answer), its `drain` or null, and what the gateway knows of"
     " it. `drained_elsewhere`: drains of replicas that only other gateways have.",
 )
-async def list_upstreams(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def list_upstreams(request: Request) -> Response[bytes]:
     return json_response(await upstreams_of(gateway_of(request)))
 
 
@@ -41,7 +40,7 @@ async def list_upstreams(request: Request[Any, Any, Any]) -> Response[bytes]:
     description="404 where it is not drained. Also one that only other gateways have, by the name in its"
     " drain.",
 )
-async def show_drain(request: Request[Any, Any, Any], replica: FromPath[str]) -> Response[bytes]:
+async def show_drain(request: Request, replica: FromPath[str]) -> Response[bytes]:
     gateway = gateway_of(request)
     await gateway.directory.refresh()
     drain = find_drain(gateway, replica).as_json()
@@ -58,7 +57,7 @@ async def show_drain(request: Request[Any, Any, Any], replica: FromPath[str]) ->
     " treated as while a replica is away: those that wait do so a while longer, and new ones are"
     " refused with 503 `engine_unavailable`.",
 )
-async def drain_replica(request: Request[Any, Any, Any], replica: FromPath[str]) -> Response[bytes]:
+async def drain_replica(request: Request, replica: FromPath[str]) -> Response[bytes]:
     wanted = await asked_or_not(request, ReplicaDrain)
     gateway = gateway_of(request)
     pool, upstream = find_replica(gateway, replica)
@@ -75,18 +74,18 @@ async def drain_replica(request: Request[Any, Any, Any], replica: FromPath[str])
     summary="Put a drained replica back into rotation",
     description="Also one that only other gateways have, by the name in its drain.",
 )
-async def resume_replica(request: Request[Any, Any, Any], replica: FromPath[str]) -> Response[bytes]:
+async def resume_replica(request: Request, replica: FromPath[str]) -> Response[bytes]:
     gateway = gateway_of(request)
     await gateway.directory.refresh()
-    found = find_drain(gateway, replica)
+    where = find_drain(gateway, replica)
     drain = await gateway.deps.admin.resume_replica(
-        actor(request), *found.identity, if_match=if_match(request)
+        actor(request), *where.identity, if_match=if_match(request)
     )
     return await changed(request, drain.as_json())
 
 
 @get("/admin/v1/aliases", opt=READ, summary="Other names of models, as the settings have them")
-async def list_aliases(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def list_aliases(request: Request) -> Response[bytes]:
     return json_response({"object": "list", "data": aliases_of(gateway_of(request))})
 
 
@@ -98,7 +97,7 @@ async def list_aliases(request: Request[Any, Any, Any]) -> Response[bytes]:
     " that are priced from now on; `queue_ttl_s` is the longest wait; `brake_share` that of"
     " its brake (`GET /admin/v1/brake`), or null.",
 )
-async def list_tiers(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def list_tiers(request: Request) -> Response[bytes]:
     return json_response({"object": "list", "data": tiers_of(gateway_of(request))})
 
 

@@ -24,34 +24,34 @@ COUNTED_AS: Mapping[Meter, tuple[str, ...]] = {
     Meter.REQUESTS: ("requests",),
     Meter.GPU_MS: ("gpu_ms",),
 }
-"""The sums of usage that a meter counts."""
+"""Sums of usage by meter."""
 DAYS_OR_LONGER = frozenset({Window.DAY, Window.MONTH, Window.LIFETIME})
-"""Windows of which the use of two days says something."""
+"""Windows long enough for a projection from two days."""
 
 
 def exhaustion_of(state: LimitState, now_us: int, recent: Sequence[ObservedUse] = ()) -> dict[str, Any]:
-    """Instants, with what they go by. `recent`: further use of the limit (`recent_use`)."""
+    """Projected instants and their basis. `recent`: further use of the limit (`recent_use`)."""
     limit = state.limit
     if limit.window is None:
-        found = Exhaustion(
+        exhaustion = Exhaustion(
             None, None, "a rate refills by itself" if limit.is_bucket else "requests that end give it back"
         )
     else:
         left = limit.amount - state.used - state.held
         so_far = _so_far(state, now_us)
         observed = ([] if so_far is None else [so_far]) + list(recent)
-        found = projected_exhaustion(left, observed, state.reset_s)
+        exhaustion = projected_exhaustion(left, observed, state.reset_s)
     return {
-        "p50": _instant(found.p50_s, now_us),
-        "p90": _instant(found.p90_s, now_us),
-        "basis": found.basis,
+        "p50": _instant(exhaustion.p50_s, now_us),
+        "p90": _instant(exhaustion.p90_s, now_us),
+        "basis": exhaustion.basis,
     }
 
 
 async def recent_use(admin: Admin, limit: Limit, now_us: int) -> list[ObservedUse]:
-    """Use of a window of a tenant in this hour and the one before, of a project's or key's in this day and
-    the one before: as finely as sums of usage are kept. Nothing of other limits, and while the database is
-    away."""
+    """Use of a tenant's window in this hour and the previous one, of a project's or key's in this day and the
+    previous: as finely as sums of usage are kept. Empty for other limits, and while the database is
+    unavailable."""
     begin_us = _recent_since_us(limit, now_us)
     if begin_us is None:
         return []
@@ -78,7 +78,7 @@ async def recent_use(admin: Admin, limit: Limit, now_us: int) -> list[ObservedUs
 
 
 def _recent_since_us(limit: Limit, now_us: int) -> int | None:
-    """None: of such a limit no sums are kept, or they say no more than its own counter."""
+    """None: no sums are kept for such a limit, or they add nothing to its counter."""
     if limit.window is None or limit.above_tokens:
         return None
     if limit.kind is SubjectKind.TENANT:
@@ -89,7 +89,7 @@ def _recent_since_us(limit: Limit, now_us: int) -> int | None:
 
 
 def counts_since_us(limit: Limit, now_us: int) -> int:
-    """When the counter of a limit's window began; 0: not known."""
+    """Start of the counter of a limit's window; 0: unknown."""
     assert limit.window is not None
     start_us, _ = window_bounds_us(limit.window, limit.time_zone, now_us)
     return max(start_us, limit.created_us)

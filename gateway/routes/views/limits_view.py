@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from gateway.gateway import Gateway
 
 MAX_USES_SHOWN = 2_000
-"""Limits whose counters one answer reads."""
+"""Counters read for one answer."""
 _OF_OPERATORS = ("tenant_id", "override", "thresholds")
-"""Fields that a tenant's own key does not read."""
+"""Hidden from a tenant's own key."""
 
 
 async def uses(
     gateway: Gateway, limits: Sequence[Limit], end_user: str = "", *, beside: Sequence[Limit] = ()
 ) -> dict[str, dict[str, Any]]:
-    """By limit id, the use of each limit; of a default of end users that of `end_user`, else how many of them
-    have counters. The first `MAX_USES_SHOWN` of them; none while the quota store is away. `beside`: limits
-    that may bind before these."""
+    """By limit id, the use of each limit; of an end user default that of `end_user`, else how many have
+    counters. At most `MAX_USES_SHOWN`; empty while the quota store is unavailable. `beside`: limits that may
+    bind before these."""
     store, chosen = gateway.deps.quota_store, limits[:MAX_USES_SHOWN]
     resolved = _of_end_user([*chosen, *beside], end_user)
     try:
@@ -51,8 +51,7 @@ async def uses(
 
 
 def binding_first(states: Iterable[LimitState]) -> set[str]:
-    """Of each tenant's hard limits (and of the platform's) the one that binds first: with the smallest share
-    left."""
+    """Of each tenant's hard limits (and of the platform's) the one with the smallest share left."""
     first: dict[str, LimitState] = {}
     for state in states:
         tenant_id = state.limit.tenant_id
@@ -64,7 +63,6 @@ def binding_first(states: Iterable[LimitState]) -> set[str]:
 
 
 def use_as_json(state: LimitState, first: set[str]) -> dict[str, Any]:
-    """The counter of one limit."""
     return {
         "used": state.used,
         "held": state.held,
@@ -76,7 +74,7 @@ def use_as_json(state: LimitState, first: set[str]) -> dict[str, Any]:
 
 
 async def own_limits(gateway: Gateway, principal: Principal, end_user: str) -> dict[str, Any]:
-    """What a key reads of the limits that bind its requests. Raises `QuotaStoreUnavailable`."""
+    """What a key reads of the limits on its requests. Raises `QuotaStoreUnavailable`."""
     now_s = gateway.deps.wall_clock()
     in_force = [limit.at(now_s) for limit in principal.limits]
     platform = [limit for limit in in_force if is_platforms(limit) and limit.mode is LimitMode.HARD]
@@ -111,7 +109,7 @@ async def own_limits(gateway: Gateway, principal: Principal, end_user: str) -> d
 async def _first_to_bind(
     gateway: Gateway, by_id: Mapping[str, LimitState], first: set[str], now_us: int
 ) -> dict[str, Any] | None:
-    """The limit that binds first, with when it will be used up; None: there is none."""
+    """The limit that binds first and when it will be used up; None: there is none."""
     for limit_id, state in by_id.items():
         if state.limit.identity in first:
             recent = await recent_use(gateway.deps.admin, state.limit, now_us)
@@ -120,15 +118,15 @@ async def _first_to_bind(
 
 
 def _of_end_user(limits: Iterable[Limit], end_user: str) -> dict[str, Limit]:
-    """By limit id, the limits with counters: a default as that of `end_user`, unless that one has its own."""
-    found = {limit.limit_id: limit for limit in limits if not limit.is_default}
+    """By limit id, limits with counters: a default as that of `end_user`, unless that one has its own."""
+    merged = {limit.limit_id: limit for limit in limits if not limit.is_default}
     if end_user:
-        taken = {limit.identity for limit in found.values()}
+        taken = {limit.identity for limit in merged.values()}
         for default in (limit for limit in limits if limit.is_default):
             limit = default.of_end_user(end_user_id(default.tenant_id, end_user))
             if limit.identity not in taken:
-                found[limit.limit_id] = limit
-    return found
+                merged[limit.limit_id] = limit
+    return merged
 
 
 def _or_never(reset_s: float) -> float | None:

@@ -1,6 +1,6 @@
-"""The scheduling policy in force, its latest decisions and steps, and its change.
+"""The active scheduling policy, its recent decisions and steps, and its change.
 
-One name and its options set both: the order of the gateway's queue, and all four choices of every engine.
+One name and its options set both the queue's order and all four choices of every engine.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ MAX_STEPS = 4096
 
 
 def tenant_names(gateway: Gateway, tenant_ids: Iterable[str]) -> dict[str, str]:
-    """Names by id, of those that the directory has."""
-    found = ((each, gateway.deps.directory.tenant(each)) for each in sorted(set(tenant_ids)))
-    return {each: tenant.name for each, tenant in found if tenant is not None}
+    tenants = ((tenant_id, gateway.deps.directory.tenant(tenant_id)) for tenant_id in sorted(set(tenant_ids)))
+    return {tenant_id: tenant.name for tenant_id, tenant in tenants if tenant is not None}
 
 
 async def policy_of(gateway: Gateway, decisions: int, steps: int = 0) -> dict[str, Any]:
@@ -49,7 +48,7 @@ async def policy_of(gateway: Gateway, decisions: int, steps: int = 0) -> dict[st
         },
         "policies": policy_names(in_force.options),
     }
-    engines = [await _engine(each, decisions, steps) for each in gateway.deps.upstreams]
+    engines = [await _engine(upstream, decisions, steps) for upstream in gateway.deps.upstreams]
     ids = {
         tenant_id
         for engine in engines
@@ -64,9 +63,9 @@ async def policy_of(gateway: Gateway, decisions: int, steps: int = 0) -> dict[st
 async def change_policy(
     gateway: Gateway, actor: Actor, wanted: PolicyChange, if_match: IfMatch = None
 ) -> None:
-    """Changes the policy of the queue and of every engine, here and in all gateways of the database.
+    """Changes the policy of the queue and of every engine, in all gateways of the database.
 
-    Raises ValueError with what is wrong, before anything has changed; `Invalid`, `PreconditionFailed`.
+    Raises ValueError, `Invalid` or `PreconditionFailed` before anything has changed.
     """
     if wanted.from_settings:
         if wanted.policy or wanted.options or wanted.template:
@@ -79,10 +78,10 @@ async def change_policy(
 
 
 def _template_options(gateway: Gateway, name: str) -> dict[str, Any]:
-    """The template's options for the served model; its sizes belong to an engine's start."""
+    """The template's options for the served model, without sizes that belong to an engine's start."""
     if not name:
         return {}
-    model = next((each.model for each in gateway.deps.upstreams if each.model is not None), None)
+    model = next((upstream.model for upstream in gateway.deps.upstreams if upstream.model is not None), None)
     if model is None:
         raise BadOption("a template goes by the model's length, and no engine has told one yet")
     return template(name, model.context_tokens).options.changed()
@@ -102,18 +101,18 @@ async def _engine(upstream: Upstream, decisions: int, steps: int) -> dict[str, A
         "choices": explained.choices,
         "decisions": [
             {
-                "step": each.step,
-                "at_s": each.at_s,
-                "kind": each.kind,
-                "sequence_id": each.sequence_id,
-                "rule": each.rule,
-                "rank": each.rank,
-                "reason": reason(each.rule, each.rank),
-                "others": each.others,
+                "step": decision.step,
+                "at_s": decision.at_s,
+                "kind": decision.kind,
+                "sequence_id": decision.sequence_id,
+                "rule": decision.rule,
+                "rank": decision.rank,
+                "reason": reason(decision.rule, decision.rank),
+                "others": decision.others,
             }
-            for each in explained.decisions[-decisions:]
+            for decision in explained.decisions[-decisions:]
         ]
         if decisions
         else [],
-        "steps": [asdict(each) for each in explained.steps],
+        "steps": [asdict(step) for step in explained.steps],
     }

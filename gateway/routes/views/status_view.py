@@ -21,19 +21,12 @@ if TYPE_CHECKING:
 
 MAX_LIMITS_SHOWN = 2_000
 SHOWN_MOVES = 20
-_COUNTS = (
-    "dispatched",
-    "finished",
-    "service_cost",
-    "running_output_tokens",
-    "input_tokens",
-    "output_tokens",
-)
+_COUNTS = ("dispatched", "finished", "service_cost", "running_output_tokens", "input_tokens", "output_tokens")
 
 
 async def status_of(gateway: Gateway, *, active_only: bool = False) -> dict[str, Any]:
-    """The status document. Counters are those of the queue: cost tokens per weight, scaled. `active_only`:
-    tenants with something that waits, runs or was served lately, without their limits."""
+    """Counters are the queue's: scaled cost tokens per weight. `active_only`: only active or recently served
+    tenants, without their limits."""
     deps = gateway.deps
     queues = [pool.flow for pool in gateway.pools.values()]
     states = {} if active_only else await _limit_states(gateway)
@@ -55,10 +48,10 @@ async def status_of(gateway: Gateway, *, active_only: bool = False) -> dict[str,
         "policy_problem": gateway.policy.problem,
         "clock_s": deps.clock(),
         "queued": {
-            tier: sum(each.queued_by_tier()[rank] for each in queues) for tier, rank in TIER_RANKS.items()
+            tier: sum(queue.queued_by_tier()[rank] for queue in queues) for tier, rank in TIER_RANKS.items()
         },
-        "running": sum(each.num_in_flight for each in queues),
-        "brakes": [each.as_json() for each in gateway.brakes.now],
+        "running": sum(queue.num_in_flight for queue in queues),
+        "brakes": [brake.as_json() for brake in gateway.brakes.now],
         "settlements_pending": gateway.holds.pending,
         "refusals": dict(sorted(gateway.metrics.refusals_by_code.items())),
         "recovery": None
@@ -69,7 +62,7 @@ async def status_of(gateway: Gateway, *, active_only: bool = False) -> dict[str,
             "lost": recovery.lost,
             "left_open": recovery.left_open,
         },
-        "engines": [_engine(each) for each in deps.upstreams],
+        "engines": [_engine(upstream) for upstream in deps.upstreams],
         "models": models_of(gateway),
         "platform_limits": states.get(PLATFORM, []),
         "tenants": tenants,
@@ -77,9 +70,9 @@ async def status_of(gateway: Gateway, *, active_only: bool = False) -> dict[str,
 
 
 async def _limit_states(gateway: Gateway) -> dict[str, list[dict[str, Any]]]:
-    """Limits with their counters, by tenant; none while the quota store is away."""
+    """Limits with their counters, by tenant; empty while the quota store is unavailable."""
     deps = gateway.deps
-    limits = [each for each in deps.directory.limits(deps.wall_clock()) if not each.is_default]
+    limits = [limit for limit in deps.directory.limits(deps.wall_clock()) if not limit.is_default]
     states: dict[str, list[dict[str, Any]]] = {}
     try:
         for state in await deps.quota_store.states(limits[:MAX_LIMITS_SHOWN]):
@@ -92,35 +85,35 @@ async def _limit_states(gateway: Gateway) -> dict[str, list[dict[str, Any]]]:
 def _tiers(
     gateway: Gateway, flow: TenantFlow, shares: Mapping[TenantTier, tuple[float, float]]
 ) -> dict[str, dict[str, Any]]:
-    """A tenant's tiers with something that waits, runs or was served lately: its part of the tier's recent
-    service against the fair one, and the waits that its last requests were told and had."""
-    found: dict[str, dict[str, Any]] = {}
+    """A tenant's active or recently served tiers: its part of the tier's service against the fair one, and
+    waits as told and as happened."""
+    rows: dict[str, dict[str, Any]] = {}
     for tier, rank in TIER_RANKS.items():
         share = shares.get((flow.tenant_id, rank))
         if share is None and not flow.queued[rank] and not flow.running[rank]:
             continue
-        found[tier] = {
+        rows[tier] = {
             "queued": flow.queued[rank],
             "running": flow.running[rank],
             "share": None if share is None else share[0],
             "fair_share": None if share is None else share[1],
             "waits": gateway.metrics.waits.of(flow.tenant_id, tier),
         }
-    return found
+    return rows
 
 
 def _summed(queues: Sequence[FlowController]) -> dict[str, TenantFlow]:
     """Every tenant's sums over the queues of all models. Counters are those of its first model."""
-    found: dict[str, TenantFlow] = {}
+    by_tenant: dict[str, TenantFlow] = {}
     for queue in queues:
         for part in queue.tenants():
-            whole = found.setdefault(part.tenant_id, TenantFlow(part.tenant_id, part.weight))
+            whole = by_tenant.setdefault(part.tenant_id, TenantFlow(part.tenant_id, part.weight))
             for by_tier in ("queued", "running", "served"):
                 sums = zip(getattr(whole, by_tier), getattr(part, by_tier), strict=True)
                 setattr(whole, by_tier, [mine + more for mine, more in sums])
             for name in _COUNTS:
                 setattr(whole, name, getattr(whole, name) + getattr(part, name))
-    return found
+    return by_tenant
 
 
 def _tenant(flow: TenantFlow, name: str, counter: int, limits: list[dict[str, Any]]) -> dict[str, Any]:
@@ -156,7 +149,6 @@ def _control(loop: ControlLoop) -> dict[str, Any]:
 
 
 def models_of(gateway: Gateway) -> dict[str, Any]:
-    """Every served model with its replicas, and the aliases."""
     shown = {
         pool.name: {
             "is_up": pool.has_engine,
@@ -167,7 +159,7 @@ def models_of(gateway: Gateway) -> dict[str, Any]:
             "control": _control(gateway.controls[pool.name]),
             "learned": gateway.controls[pool.name].learned.as_json(),
             "prompts": "estimated" if pool.spec.is_estimated else "counted",
-            "replicas": [each.describe() for each in pool.spec.upstreams],
+            "replicas": [upstream.describe() for upstream in pool.spec.upstreams],
         }
         for pool in gateway.pools.values()
     }
@@ -176,13 +168,11 @@ def models_of(gateway: Gateway) -> dict[str, Any]:
 
 
 def forecasts_of(gateway: Gateway) -> dict[str, Any]:
-    """How good the forecasts are: of output lengths by the gateway's layers, by model; of each engine its
-    length probe and its step times."""
     engines = {
-        each.replica_id: {"length_probe": snapshot.length_probe, "step_time": snapshot.step_time}
+        upstream.replica_id: {"length_probe": snapshot.length_probe, "step_time": snapshot.step_time}
         for pool in gateway.pools.values()
-        for each in pool.spec.upstreams
-        if (snapshot := each.snapshot) is not None
+        for upstream in pool.spec.upstreams
+        if (snapshot := upstream.snapshot) is not None
     }
     return {"gateway": gateway.lengths.report(), "engines": engines}
 

@@ -27,14 +27,16 @@ STATES = {
 
 
 async def upstreams_of(gateway: Gateway) -> dict[str, Any]:
-    """Every served model with its replicas, and drains of replicas that only other gateways have."""
+    """Including drains of replicas that only other gateways have."""
     counts, missing = await gateway.fleet.in_flight()
-    drains = {each.identity: each for each in gateway.drains.now}
-    known = {(pool.name, each.address) for pool in gateway.pools.values() for each in pool.spec.upstreams}
+    drains = {drain.identity: drain for drain in gateway.drains.now}
+    known = {
+        (pool.name, upstream.address) for pool in gateway.pools.values() for upstream in pool.spec.upstreams
+    }
     return {
         "object": "list",
         "data": [_pool(pool, counts, drains, missing) for pool in gateway.pools.values()],
-        "drained_elsewhere": [each.as_json() for each in gateway.drains.now if each.identity not in known],
+        "drained_elsewhere": [drain.as_json() for drain in gateway.drains.now if drain.identity not in known],
         "gateways_missing": missing,
     }
 
@@ -52,8 +54,13 @@ def _pool(
         "context_tokens": pool.context_tokens,
         "queued": dict(zip(TIER_RANKS, pool.flow.queued_by_tier(), strict=True)),
         "replicas": [
-            _replica(each, drains.get((pool.name, each.address)), counts[pool.name, each.address], missing)
-            for each in pool.spec.upstreams
+            _replica(
+                upstream,
+                drains.get((pool.name, upstream.address)),
+                counts[pool.name, upstream.address],
+                missing,
+            )
+            for upstream in pool.spec.upstreams
         ],
     }
 
@@ -76,7 +83,7 @@ def state_of(*, is_up: bool, is_drained: bool, running: int, missing: int) -> st
 
 
 def find_replica(gateway: Gateway, name: str) -> tuple[str, Upstream]:
-    """The model and the replica of a name. Raises `NotFound`."""
+    """Raises `NotFound`."""
     for pool in gateway.pools.values():
         for upstream in pool.spec.upstreams:
             if upstream.replica_id == name:
@@ -86,17 +93,17 @@ def find_replica(gateway: Gateway, name: str) -> tuple[str, Upstream]:
 
 def find_drain(gateway: Gateway, name: str) -> Drain:
     """The drain of the replica of this name: this gateway's, else one that only others have. Raises
-    `NotFound`, `Invalid` where several that only others have are called so."""
+    `NotFound`, `Invalid` if several others' have the name."""
     try:
         pool, upstream = find_replica(gateway, name)
     except NotFound:
-        elsewhere = [each for each in gateway.drains.now if each.replica == name]
+        elsewhere = [drain for drain in gateway.drains.now if drain.replica == name]
     else:
-        elsewhere = [each for each in gateway.drains.now if each.identity == (pool, upstream.address)]
+        elsewhere = [drain for drain in gateway.drains.now if drain.identity == (pool, upstream.address)]
     if not elsewhere:
         raise NotFound("drain", name)
     if len(elsewhere) > 1:
-        where = ", ".join(each.address for each in elsewhere)
+        where = ", ".join(replica.address for replica in elsewhere)
         raise Invalid(
             "replica",
             f"{len(elsewhere)} drained replicas are called {name!r} ({where}): ask a gateway that has it",
@@ -105,7 +112,6 @@ def find_drain(gateway: Gateway, name: str) -> Drain:
 
 
 def aliases_of(gateway: Gateway) -> list[dict[str, Any]]:
-    """Every other name of models, with what the settings say that it means."""
     return [
         {"object": "alias", "name": name} | {"means": alias_as_json(means)}
         for name, means in gateway.deps.aliases.items()
@@ -113,9 +119,8 @@ def aliases_of(gateway: Gateway) -> list[dict[str, Any]]:
 
 
 def tiers_of(gateway: Gateway) -> list[dict[str, Any]]:
-    """Every tier, the first one first: its name in the API, and what the settings say of it."""
     config, multipliers = gateway.deps.config, gateway.deps.admin.tier_multipliers
-    shares = {each.tier: each.share for each in gateway.brakes.now}
+    shares = {brake.tier: brake.share for brake in gateway.brakes.now}
     return [
         {
             "object": "tier",

@@ -1,9 +1,9 @@
-"""Circuit breaker of one server, decided by the gateway's own requests.
+"""Circuit breaker of one server, decided by the gateway's own requests. Pure.
 
-Closed (everything passes), open (nothing passes), half open after a pause (still nothing passes, and the
-gateway asks the server for one token). A request that fails is only a suspicion: its tenant may have caused
-it. The gateway then asks for one token, at most one request at a time and one a `ask_every_s`, and only where
-that fails the breaker opens; each further failure doubles the pause. Pure: time is passed in.
+Closed (everything passes), open (nothing passes), half open after a pause (the gateway asks for one token). A
+failed request is only a suspicion, as its tenant may have caused it: the gateway then asks for one token, one
+request at a time and at most every `ask_every_s`, and opens the breaker if that fails; each further failure
+doubles the pause.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BreakerRule:
 
 
 class Breaker:
-    """The breaker of one server. What `ask_in_s` calls for begins with `asking` and ends with `answered`."""
+    """What `ask_in_s` calls for begins with `asking` and ends with `answered`."""
 
     def __init__(self, rule: BreakerRule | None = None) -> None:
         self._rule = rule or BreakerRule()
@@ -44,17 +44,15 @@ class Breaker:
 
     @property
     def is_closed(self) -> bool:
-        """Clients' requests pass, whatever the time."""
         return self._open_until_s is None
 
     def state(self, now_s: float) -> BreakerState:
-        """The state at `now_s`."""
         if self._open_until_s is None:
             return BreakerState.CLOSED
         return BreakerState.OPEN if now_s < self._open_until_s else BreakerState.HALF_OPEN
 
     def retry_in_s(self, now_s: float) -> float:
-        """Seconds until the server is asked whether it serves again; 0 where nothing keeps it from that."""
+        """Seconds until the server is asked again; 0: immediately."""
         return max(0.0, self._open_until_s - now_s) if self._open_until_s is not None else 0.0
 
     def suspect(self) -> None:
@@ -62,18 +60,17 @@ class Breaker:
         self._is_suspected = True
 
     def ask_in_s(self, now_s: float) -> float | None:
-        """Seconds until the server should be asked for one token; None: there is no reason to, or it is being
+        """Seconds until the server should be asked for one token; None: no reason to, or it is being
         asked."""
         if self._is_asked or (self.is_closed and not self._is_suspected):
             return None
         return max(self.retry_in_s(now_s), self._asked_s + self._rule.ask_every_s - now_s, 0.0)
 
     def asking(self, now_s: float) -> None:
-        """The server is asked. What fails from now on is a suspicion of its own."""
+        """The server is asked. Failures from now on are a new suspicion."""
         self._is_asked, self._is_suspected, self._asked_s = True, False, now_s
 
     def answered(self, is_well: bool, now_s: float) -> None:
-        """The server gave its token, or did not."""
         self._is_asked = False
         if is_well:
             self._open_until_s, self._openings = None, 0

@@ -1,9 +1,7 @@
-"""A server's saturation, read from its Prometheus page, and the window that follows from it.
+"""A server's saturation from its Prometheus page, and the window that follows from it. Pure.
 
-Pure: the page's text is passed in. Known are the pages of vLLM (both names of its KV gauge), SGLang,
-TensorRT-LLM (`/prometheus/metrics`) and Fairgate; a page with none of their names yields nothing.
-
-What other clients send to the same server is seen only here: this gateway's own window does not know of it.
+Knows the pages of vLLM (both names of its KV gauge), SGLang, TensorRT-LLM (`/prometheus/metrics`) and
+Fairgate. Shows the load by other clients, which this gateway's own window does not know.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 FULL_KV = 0.95
-"""Share of its KV memory from which a server begins to preempt sequences: it gets no more."""
+"""Share of its KV memory from which a server starts to preempt: it gets no more."""
 
 RUNNING = frozenset({"vllm:num_requests_running", "sglang:num_running_reqs", "trtllm_num_requests_running"})
 WAITING = frozenset({"vllm:num_requests_waiting", "sglang:num_queue_reqs", "trtllm_num_requests_waiting"})
@@ -31,11 +29,11 @@ _OWN_BLOCKS = "fairgate_engine_kv_blocks"
 _OWN_QUEUED = "fairgate_queued"
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?[ \t]+([0-9eE+.-]+)(?:[ \t]+-?\d+)?\s*")
 PREFIXES = ("vllm:", "sglang:", "trtllm_", "fairgate_")
-"""Of all known names: other lines are not parsed."""
+"""Other lines are not parsed."""
 MAX_VALUE = 1e12
-"""A larger count or share is taken for this; sums of it are finite."""
+"""Larger values are clamped, so that sums are finite."""
 MAX_PAGE_CHARACTERS = 2**20
-"""What is beyond is not read."""
+"""The rest is not read."""
 _STATE = re.compile(r'state="([a-z]+)"')
 
 
@@ -50,8 +48,8 @@ class Saturation:
 
 
 def read(page: str) -> Saturation | None:
-    """The load on the page; None where it has no known name. Ranks and replicas behind one page (data
-    parallel) are added up; of several KV gauges the fullest counts."""
+    """None without a known name. Data-parallel ranks and replicas are added up; of several KV gauges the
+    fullest counts."""
     running = waiting = 0.0
     kv_usage: float | None = None
     blocks: dict[str, float] = {}
@@ -86,8 +84,8 @@ def read(page: str) -> Saturation | None:
 
 
 def window(seen: Saturation | None, max_concurrent: int, own: int) -> int:
-    """The number of sequences that this gateway may have at the server, of `max_concurrent`; `own`: those it
-    has. At least 1: only a call finds out that there is room again."""
+    """Sequences that this gateway may have at the server, of `max_concurrent`; `own`: those it has. At least
+    1: only a call finds out that there is room again."""
     if seen is None:
         return max_concurrent
     others = max(0, seen.running + seen.waiting - own)
@@ -104,12 +102,12 @@ def _samples(page: str) -> Iterator[tuple[str, str, float]]:
     for line in page[:MAX_PAGE_CHARACTERS].splitlines():
         if not line.startswith(PREFIXES):
             continue
-        found = _SAMPLE.fullmatch(line)
-        if found is None:
+        sample = _SAMPLE.fullmatch(line)
+        if sample is None:
             continue
         try:
-            value = float(found[3])
+            value = float(sample[3])
         except ValueError:
             continue
         if math.isfinite(value):
-            yield found[1], found[2] or "", min(value, MAX_VALUE)
+            yield sample[1], sample[2] or "", min(value, MAX_VALUE)

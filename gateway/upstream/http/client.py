@@ -1,7 +1,7 @@
 """HTTP/1.1 client of one server: a bounded pool of kept-alive connections.
 
-A request waits in line while all connections are busy. What is the same in every request's head is built
-once. Not supported, because not needed: redirects, cookies, proxies, compression (it asks for none).
+Requests wait in line while all connections are busy. The constant part of the head is built once. No
+redirects, cookies, proxies or compression.
 
 Measured against aiohttp 3.14 (CPython 3.11, uvloop, one event in each read): 10 to 18 microseconds of CPU a
 streamed event here, 22 to 31 there; a whole answer 10 here, 64 there.
@@ -19,13 +19,13 @@ from gateway.upstream.http.connection import Connection, Reader
 from gateway.upstream.http.target import ServerAddress
 
 MAX_BODY_BYTES = 4 * 2**20
-"""Limit of an answer that is read whole."""
+"""Of an answer that is read whole."""
 
 NO_HEADERS: Mapping[str, str] = {}
 
 
 class ConnectFailed(Exception):
-    """No connection: the server is not there, or accepts none."""
+    """No connection: the server is away, or accepts none."""
 
 
 class FetchFailed(Exception):
@@ -33,8 +33,6 @@ class FetchFailed(Exception):
 
 
 class HttpClient:
-    """Connections to one server. Use from one event loop."""
-
     def __init__(self, target: ServerAddress, *, max_connections: int, api_key: str = "") -> None:
         self._target = target
         self._max_connections = max_connections
@@ -52,13 +50,13 @@ class HttpClient:
 
     @property
     def connections(self) -> int:
-        """Open now, idle ones included."""
+        """Open now, including idle ones."""
         return len(self._open) + self._num_connecting
 
     def request(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
     ) -> bytes:
-        """A whole request, as it is sent. `headers` hold no line ends."""
+        """`headers` have no line ends."""
         line = f"{method} {self._target.prefix}{path}".encode("ascii")
         if not body:
             return line + self._same_in_all + b"\r\n"
@@ -67,7 +65,7 @@ class HttpClient:
         return line + self._same_in_all + more + content + body
 
     def send_now(self, request: bytes, reader: Reader) -> Connection | None:
-        """Sends on a connection that is idle; None where there is none."""
+        """Sends on an idle connection; None: there is none."""
         now_s = asyncio.get_running_loop().time()
         while self._idle:
             connection = self._idle.pop()  # the one used last: the others may be closed as idle
@@ -78,7 +76,7 @@ class HttpClient:
         return None
 
     async def send(self, request: bytes, reader: Reader, connect_timeout_s: float) -> Connection:
-        """Sends on any connection, opening one where none is idle. Waits while all are busy. Raises
+        """Sends on any connection, opening one if none is idle; waits while all are busy. Raises
         `ConnectFailed`."""
         while True:
             connection = self.send_now(request, reader)
@@ -121,7 +119,7 @@ class HttpClient:
                 connection.abort()
 
     def close(self) -> None:
-        """Ends all connections immediately; requests that wait for one get `ConnectFailed`."""
+        """Ends all connections immediately; waiting requests get `ConnectFailed`."""
         self._is_closed = True
         for connection in list(self._open):
             connection.abort()
@@ -132,7 +130,6 @@ class HttpClient:
     # ------------------------------------------------------------ called by its connections
 
     def released(self, connection: Connection) -> None:
-        """A connection's response is complete, and it may be used again."""
         if self._is_closed:
             connection.abort()
             return
@@ -140,7 +137,6 @@ class HttpClient:
         self._wake_one()
 
     def gone(self, connection: Connection) -> None:
-        """A connection has ended."""
         self._open.discard(connection)
         with contextlib.suppress(ValueError):
             self._idle.remove(connection)
@@ -189,8 +185,6 @@ class HttpClient:
 
 
 class _Whole:
-    """Reads a whole answer."""
-
     def __init__(self) -> None:
         self.done: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
         self.is_complete = False

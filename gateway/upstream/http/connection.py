@@ -1,8 +1,7 @@
-"""One HTTP/1.1 connection of the client: parses responses at the least cost for each read.
+"""One HTTP/1.1 connection of the client: parses responses at the least cost per read.
 
-On `httptools` (the parser of our own server): data goes from the socket through the parser to its reader in
-one call, without a task, a queue or a timer. All of a body that one read of the socket brought reaches the
-reader in one piece, however the server cut it into chunks.
+On `httptools`: data goes from the socket through the parser to its reader in one call, without a task, a
+queue or a timer. All of a body that one read of the socket brought reaches the reader in one piece.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import httptools
 
 MAX_HEADERS = 128
 MAX_HEADER_BYTES = 64 * 1024
-"""Of a head, its answers with a status of 1xx included; of trailers; of a chunk's size and extensions."""
+"""Of a head including its 1xx answers; of trailers; of a chunk's size and extensions."""
 HEAD_S = 10.0
 """From the first byte of a head to its end."""
 IDLE_S = 20.0
@@ -27,16 +26,12 @@ class Reader(Protocol):
     `lost` are the last call."""
 
     def head(self, status: int, headers: Mapping[str, str]) -> None:
-        """Status and headers, with lower-case names."""
+        """Header names are in lower case."""
         ...
 
-    def body(self, data: bytes) -> None:
-        """A piece of the body."""
-        ...
+    def body(self, data: bytes) -> None: ...
 
-    def end(self) -> None:
-        """The response is complete."""
-        ...
+    def end(self) -> None: ...
 
     def lost(self, reason: str) -> None:
         """The connection ended before the response did."""
@@ -44,20 +39,14 @@ class Reader(Protocol):
 
 
 class ConnectionOwner(Protocol):
-    """The pool that owns the connections."""
-
     def released(self, connection: Connection) -> None:
         """A connection's response is complete, and it may be used again."""
         ...
 
-    def gone(self, connection: Connection) -> None:
-        """A connection has ended."""
-        ...
+    def gone(self, connection: Connection) -> None: ...
 
 
 class Connection(asyncio.Protocol):
-    """One connection, one response at a time."""
-
     def __init__(self, pool: ConnectionOwner) -> None:
         self._pool = pool
         self._transport: asyncio.Transport | None = None
@@ -65,12 +54,12 @@ class Connection(asyncio.Protocol):
         self._reader: Reader | None = None
         self._headers: dict[str, str] = {}
         self._num_headers = self._header_bytes = 0
-        """Of the current response, its 1xx answers and trailers included."""
+        """Of the current response, including 1xx answers and trailers."""
         self._bare_bytes = 0
         """Received since the request was sent, or since the last byte of its body: the parser keeps some."""
         self._is_in_head = False
         self._head_timer: asyncio.TimerHandle | None = None
-        """Runs where a head comes in several reads."""
+        """Runs if a head comes in several reads."""
         self._pieces: list[bytes] = []
         """Of the body, from the current read."""
         self._has_body = False
@@ -85,7 +74,6 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------ used by the pool and readers
 
     def is_usable(self, now_s: float) -> bool:
-        """Whether another request may be sent on it."""
         return (
             not self._is_gone
             and self._transport is not None
@@ -94,7 +82,6 @@ class Connection(asyncio.Protocol):
         )
 
     def send(self, request: bytes, reader: Reader) -> None:
-        """Sends a request, head and body; `reader` gets its response."""
         assert self._transport is not None
         assert self._reader is None, "one response at a time"
         self._reader = reader
@@ -111,13 +98,12 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def pause(self) -> None:
-        """Stops reading: its reader has no room, so that the server is held up."""
+        """Stops reading, as its reader has no room; TCP then slows the server."""
         if not self._is_paused and self._transport is not None and not self._is_gone:
             self._is_paused = True
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Reads again."""
         if self._is_paused and self._transport is not None and not self._is_gone:
             self._is_paused = False
             self._transport.resume_reading()

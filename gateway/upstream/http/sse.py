@@ -1,8 +1,7 @@
-"""Parser of server-sent events.
+"""Parser of server-sent events. Pure.
 
 As in the HTML standard, as far as OpenAI-compatible servers use it: `data` lines, `event` names, comments.
-Lines may end in LF or CRLF and break anywhere. Pure. Each byte is looked at a fixed number of times, in
-however small pieces it comes.
+Lines may end in LF or CRLF and break anywhere. Linear in the bytes, however small the pieces.
 """
 
 from __future__ import annotations
@@ -17,15 +16,13 @@ class EventTooLarge(Exception):
 
 
 class SseParser:
-    """Turns pieces of a stream into the data of its events."""
-
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self._max_event_bytes = max_event_bytes
         self._rest = bytearray()
-        """Begin of an event whose end has not come."""
+        """Start of an event whose end has not come."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The data of every event that is complete now; lines of one event are joined by LF. Raises
+        """The data of every event that is now complete; lines of one event are joined by LF. Raises
         `EventTooLarge`."""
         if self._rest:
             seen = max(0, len(self._rest) - 2)  # an end may lie across two pieces
@@ -43,17 +40,16 @@ class SseParser:
         self._check(len(rest))
         if len(data) > self._max_event_bytes:
             self._check(max(map(len, events), default=0))
-        found: list[bytes] = []
+        payloads: list[bytes] = []
         for event in events:
             if event.startswith(b"data: ") and b"\n" not in event:
-                found.append(event[6:])
+                payloads.append(event[6:])
             elif (value := _data(event)) is not None:
-                found.append(value)
-        return found
+                payloads.append(value)
+        return payloads
 
     @property
     def is_between_events(self) -> bool:
-        """No part of an event is left over."""
         return not self._rest.strip()
 
     def _check(self, size: int) -> None:

@@ -7,18 +7,16 @@ from urllib.parse import urlsplit
 
 
 class BadUrl(ValueError):
-    """A URL without a usable address; the message says why."""
+    """The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """A server's address."""
-
     host: str
     port: int
     is_tls: bool
     prefix: str
-    """Path before each request's own; empty or `/something`."""
+    """Empty or `/something`."""
     authority: str
     """The `Host` header."""
 

@@ -1,8 +1,8 @@
-"""What a gateway has to say to the plug-in of one vLLM server, and what it has heard from it.
+"""State of a gateway's channel to the plug-in of one vLLM server. Pure.
 
-Pure. Every exchange holds what is not confirmed yet, so that a lost one needs no rule of its own: a lease
-until a report shows it, a cancel until its sequence has ended, an acknowledgement and a policy until the
-exchange that held them is answered. Leases are absolute figures.
+Every exchange repeats what is not confirmed yet, so a lost one needs no rule of its own: a lease until a
+report shows it, a cancel until its sequence has ended, an acknowledgement and a policy until the exchange is
+answered. Leases are absolute figures.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from engine.vllm_plugin.protocol import (
 )
 
 MAX_TOP_UPS = 16_384
-"""Of one exchange; the others follow in the next."""
+"""Per exchange; the others follow in the next."""
 MAX_CANCELS = 4096
 MAX_ACKNOWLEDGES = 4096
 MAX_KEPT = 65_536
-"""Sequences and outcomes that are kept of one server; beyond it the oldest are forgotten, which the plug-in
-still knows."""
+"""Sequences and outcomes kept per server; beyond it the oldest are forgotten, which the plug-in still
+knows."""
 CANCEL_TIMES = 50
 """Exchanges that repeat a cancel of a sequence which no report names: it never arrived."""
 NEVER_REPORTED = SequenceNews("", 0, 0)
@@ -40,9 +40,8 @@ class _Begun:
 
     submit: Submit
     wire_id: str
-    """Its id there: every attempt has another one, as a signature is good once."""
+    """Differs by attempt, as a signature is good once."""
     lease_tokens: int
-    """Covered so far."""
 
 
 class ChannelState:
@@ -54,13 +53,13 @@ class ChannelState:
         self._session = session
         self._begun: dict[str, _Begun] = {}
         self._attempts: OrderedDict[str, int] = OrderedDict()
-        """By sequence, how often it was sent."""
+        """Number of attempts by sequence."""
         self._news: OrderedDict[str, SequenceNews] = OrderedDict()
-        """By wire id: sequences that run, and outcomes that are not acknowledged."""
+        """By wire id: running sequences and unacknowledged outcomes."""
         self._read: OrderedDict[str, None] = OrderedDict()
-        """Wire ids that were read to their outcome here, and are not settled yet."""
+        """Wire ids read to their outcome here, and not settled yet."""
         self._cancels: dict[str, tuple[str, int]] = {}
-        """By wire id: the cause, and how often it may be said yet."""
+        """By wire id: the cause, and how often it may still be sent."""
         self._acknowledged: OrderedDict[str, None] = OrderedDict()
         """Wire ids whose outcomes are settled."""
         self._to_acknowledge: OrderedDict[str, None] = OrderedDict()
@@ -69,36 +68,33 @@ class ChannelState:
         self.policy_refusal = ""
         """Why the plug-in does not take the policy."""
         self.report: PluginReport | None = None
-        """The last one."""
 
     @property
     def num_running(self) -> int:
-        """Sequences of this gateway there."""
         return len(self._begun)
 
     def runs(self, sequence_id: str) -> bool:
-        """Whether a sequence of this gateway is there."""
         return sequence_id in self._begun
 
     @property
     def life(self) -> str:
-        """Of the server; empty: not heard of yet."""
+        """Of the server; empty: unknown."""
         return "" if self.report is None else self.report.life
 
     @property
     def has_to_say(self) -> bool:
-        """Whether something is not confirmed that must not be lost when the gateway stops."""
+        """Whether something unconfirmed must not be lost when the gateway stops."""
         return bool(self._to_acknowledge or self._cancels)
 
     @property
     def has_more(self) -> bool:
-        """Whether more is to be said than one exchange holds."""
+        """Whether there is more than one exchange holds."""
         return len(self._to_acknowledge) > MAX_ACKNOWLEDGES or len(self._cancels) > MAX_CANCELS
 
     # ------------------------------------------------------------ what is to be said
 
     def begin(self, submit: Submit, now_s: float) -> ContractClaims:
-        """A sequence is about to be sent; returns what its request claims. `now_s`: wall clock."""
+        """Notes a sequence about to be sent; returns the claims of its request. `now_s`: wall clock."""
         sequence_id = submit.sequence_id
         attempt = self._attempts.pop(sequence_id, 0)
         self._attempts[sequence_id] = attempt + 1
@@ -133,7 +129,7 @@ class ChannelState:
         )
 
     def top_up(self, sequence_id: str, lease_tokens: int) -> bool:
-        """Covers `lease_tokens` in all; False where that is nothing new."""
+        """Covers `lease_tokens` in all; False if that is nothing new."""
         begun = self._begun.get(sequence_id)
         if begun is None or lease_tokens <= begun.lease_tokens:
             return False
@@ -141,13 +137,12 @@ class ChannelState:
         return True
 
     def cancel(self, sequence_id: str, cause: str) -> None:
-        """Ends a sequence of this gateway, or, by its wire id, one that an earlier one left."""
+        """Ends a sequence of this gateway or, by its wire id, one that an earlier one left."""
         begun = self._begun.get(sequence_id)
         self._cancel(sequence_id if begun is None else begun.wire_id, cause)
 
     def over(self, sequence_id: str, *, has_outcome: bool) -> None:
-        """This gateway reads the sequence no more. Without an outcome the plug-in's, once it comes, is one
-        that recovery looks at."""
+        """This gateway no longer reads the sequence. Without an outcome, recovery looks at the plug-in's."""
         begun = self._begun.pop(sequence_id, None)
         if begun is None:
             return
@@ -159,7 +154,7 @@ class ChannelState:
             self._cancel(begun.wire_id, "cancelled")
 
     def acknowledge(self, sequence_ids: Iterable[str]) -> None:
-        """Their outcomes are settled. What was never there, and ran on another replica, is not said."""
+        """Their outcomes are settled. Skips what was never there and ran on another replica."""
         for sequence_id in sequence_ids:
             attempts = self._attempts.get(sequence_id, 0)
             if not attempts and sequence_id not in self._news:
@@ -179,7 +174,7 @@ class ChannelState:
             self._policy, self._is_policy_said = policy, False
 
     def exchange(self, nonce: str, now_s: float, *, adopt: bool = False) -> Exchange:
-        """What is to be said now. `now_s`: wall clock."""
+        """The next exchange. `now_s`: wall clock."""
         top_ups: dict[str, int] = {}
         for begun in self._begun.values():
             if len(top_ups) == MAX_TOP_UPS:
@@ -205,7 +200,7 @@ class ChannelState:
     # ------------------------------------------------------------ what was heard
 
     def heard(self, exchange: Exchange, report: PluginReport) -> None:
-        """The answer to `exchange`."""
+        """Takes the answer to `exchange`."""
         if self.life not in ("", report.life):
             # Another life: of what was there nothing is left, and it has a policy of its own.
             self._news.clear()
@@ -238,19 +233,21 @@ class ChannelState:
         _bound(self._news)
 
     def news(self, sequence_id: str) -> SequenceNews:
-        """The last word about a sequence of this gateway."""
+        """The last report about a sequence of this gateway."""
         begun = self._begun.get(sequence_id)
         return NEVER_REPORTED if begun is None else self._news.get(begun.wire_id, NEVER_REPORTED)
 
     def resting(self) -> dict[str, int]:
-        """Sequences of this gateway that have used up their leases: their emitted tokens."""
+        """Emitted tokens of this gateway's sequences that have used up their leases."""
         news = {sequence_id: self.news(sequence_id) for sequence_id in self._begun}
-        return {name: each.emitted_tokens for name, each in news.items() if each.state == "parked"}
+        return {name: state.emitted_tokens for name, state in news.items() if state.state == "parked"}
 
     def orphans(self) -> list[SequenceOutcome]:
         """Outcomes that nothing here reads: of an earlier life, of other gateways, and of lost answers."""
         mine = {begun.wire_id for begun in self._begun.values()}
-        return [each for each in self._outcomes() if each.sequence_id not in mine | self._read.keys()]
+        return [
+            outcome for outcome in self._outcomes() if outcome.sequence_id not in mine | self._read.keys()
+        ]
 
     def inventory(self, replica_id: str, own: Sequence[RunningSequence]) -> Inventory:
         """Everything unaccounted for. `own`: this gateway's sequences there."""
@@ -272,7 +269,7 @@ class ChannelState:
 
 
 def _running(wire_id: str, news: SequenceNews) -> RunningSequence:
-    """A sequence that another life of a gateway began; of its prompt only the plug-in knows."""
+    """A sequence that another life of a gateway started; only the plug-in knows its prompt."""
     return RunningSequence(
         sequence_id=wire_id,
         request_id=news.request_id,

@@ -1,9 +1,8 @@
 """The gateway's side of the channel to Fairgate's plug-in in one vLLM server.
 
-One task has one exchange at a time: immediately when there is something to say (all of one loop turn
-together), every 0.1 s while sequences of this gateway run there, and every second otherwise. What is said and
-heard is `channel_state.py`'s. A server whose plug-in does not answer, or speaks otherwise, is not used;
-`refusal` says why and what to do.
+One exchange at a time: immediately when there is something to send (all of one loop turn together), every 0.1
+s while sequences of this gateway run there, otherwise every second. A server whose plug-in does not answer,
+or is incompatible, is not used; `refusal` says why and what to do.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from tenants.storage.task_stop import stop
 BUSY_EVERY_S = 0.1
 IDLE_EVERY_S = 1.0
 ANSWER_S = 20.0
-"""Longest wait for an answer: the server answers between two steps, and a long prompt is a long step."""
+"""The server answers between two steps, and a long prompt is a long step."""
 REPLY_S = 45.0
-"""Longest wait for an exchange that begins now: the one before it may take its time."""
+"""Longest wait for an exchange that begins now, after the one before it."""
 ORPHANS_EVERY_S = 2.0
-"""How often recovery is told of outcomes that nothing here reads, while there are some."""
+"""How often recovery is told of outcomes that nothing here reads."""
 NO_PLUGIN = (
     "it has no Fairgate plug-in: start it with --scheduler-cls fairgate_vllm.FairScheduler, or set"
     ' priority = "vllm"'
@@ -47,13 +46,13 @@ REASONS = {
     "superseded": "another process uses this gateway's id there",
     "too_many_gateways": "more gateways use its plug-in than it takes",
 }
-"""By the code of a refusal; the plug-in's own words are for the log."""
+"""By refusal code; the plug-in's own words are logged."""
 
 log = logging.getLogger("fairgate.gateway.upstream")
 
 
 class PluginLink:
-    """The channel to one server. Use from one event loop."""
+    """Use from one event loop."""
 
     def __init__(
         self,
@@ -86,10 +85,10 @@ class PluginLink:
         self._ready: tuple[Ready, About, Ready] | None = None
         """The last answer of `ready`, with what it was made of."""
         self._policy: PolicyChoice | None = None
-        """As asked for, without the knobs."""
+        """As requested, without the knobs."""
         self._knobs = EngineKnobs()
         self._own_slots = 0
-        """Of the server, before a knob turned them; 0: not known yet."""
+        """Of the server, before a knob changed them; 0: unknown."""
         self._wake = asyncio.Event()
         self._exchanging = asyncio.Lock()
         self._orphans_told_s = float("-inf")
@@ -99,7 +98,7 @@ class PluginLink:
 
     @property
     def about(self) -> About | None:
-        """What runs there, as it said last."""
+        """What runs there, as last reported."""
         return None if self.state.report is None else self.state.report.about
 
     def ready(self, ready: Ready) -> Ready:
@@ -137,28 +136,26 @@ class PluginLink:
         }
 
     def runs(self, sequence_id: str) -> bool:
-        """Whether it was sent there by this gateway, and has not been read to its end."""
+        """Whether this gateway sent it there and has not read it to its end."""
         return self.state.runs(sequence_id)
 
     def waits_there(self, sequence_id: str) -> bool:
-        """Whether the server sends nothing of a sequence for a reason: it waits for its turn or its lease."""
+        """Whether the sequence waits for its turn or its lease."""
         return self.is_up and self.state.news(sequence_id).state in ("held", "parked", "waiting")
 
     # ------------------------------------------------------------ sequences
 
     def begin(self, submit: Submit) -> str:
-        """A sequence is about to be sent: the signed claims for its request."""
+        """Notes a sequence about to be sent; returns the signed claims for its request."""
         if not self.state.num_running:
             self._wake.set()  # the next exchange is due earlier than it was
         return sign(self.state.begin(submit, self._wall_clock()), self._key)
 
     def top_up(self, sequence_id: str, lease_tokens: int) -> None:
-        """Covers `lease_tokens` in all."""
         if self.state.top_up(sequence_id, lease_tokens):
             self._wake.set()
 
     def cancel(self, sequence_id: str, cause: str) -> None:
-        """Ends a sequence there."""
         self.state.cancel(sequence_id, cause)
         self._wake.set()
 
@@ -167,18 +164,18 @@ class PluginLink:
         self.state.over(sequence_id, has_outcome=has_outcome)
 
     def acknowledge(self, sequence_ids: Sequence[str]) -> None:
-        """Said with the next regular exchange: nothing waits for it."""
+        """With the next regular exchange: nothing waits for it."""
         self.state.acknowledge(sequence_ids)
 
     # ------------------------------------------------------------ the server
 
     async def start(self) -> None:
-        """Asks it once, and begins to do so regularly."""
+        """Asks once, then regularly."""
         await self.probe()
         self._task = asyncio.create_task(self._keep_talking(), name=f"plug-in of {self._replica_id}")
 
     async def close(self) -> None:
-        """Says what is left to be said, and ends the channel."""
+        """Sends what is left and ends the channel."""
         if self._task is not None:
             await stop([self._task])
         if self.is_up and self.state.has_to_say:
@@ -186,7 +183,6 @@ class PluginLink:
         self._transport.close()
 
     async def probe(self) -> None:
-        """One exchange now."""
         await self._exchange()
 
     async def set_policy(self, policy: PolicyChoice) -> None:
@@ -202,8 +198,7 @@ class PluginLink:
             raise ValueError(self.state.policy_refusal)
 
     def set_knobs(self, knobs: EngineKnobs) -> None:
-        """Turns the knobs that its scheduler has, by options of the policy that it was asked for; a step's
-        tokens are vLLM's."""
+        """By options of the requested policy; a step's tokens are vLLM's."""
         self._knobs = knobs
         if self._policy is not None:
             self.state.set_policy(self._turned(self._policy))
@@ -253,7 +248,7 @@ class PluginLink:
                 await asyncio.sleep(IDLE_EVERY_S)
 
     async def _exchange(self, *, adopt: bool = False) -> bool:
-        """Whether it was answered. Once more after a failure: servers close idle connections at any time."""
+        """Whether it was answered. Retries once: servers close idle connections at any time."""
         async with self._exchanging:
             was_up = self.is_up
             return await self._one_exchange(adopt, is_last=not was_up) or (
@@ -320,7 +315,7 @@ class PluginLink:
 
 
 def explained(about: About) -> Explained:
-    """The policy in force and what it is made of. Decisions and steps are not told."""
+    """The active policy and what it is made of, without decisions and steps."""
     try:
         policy = make_policy(about.policy, options_of(about.options))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Carries sealed frames to the plug-in of a vLLM server: over its HTTP, or a UNIX socket of the same host."""
+"""Carries sealed frames to the plug-in of a vLLM server over HTTP, or a UNIX socket of the same host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LENGTH_BYTES = 4
 
 
 class ChannelFailed(Exception):
-    """No answer came; the text says why, and holds none of the server's own words."""
+    """No answer came; the text has none of the server's own words."""
 
 
 class NoPlugin(ChannelFailed):
@@ -23,20 +23,14 @@ class NoPlugin(ChannelFailed):
 
 
 class Transport(Protocol):
-    """One frame each way."""
+    async def ask(self, frame: bytes, timeout_s: float) -> bytes: ...
 
-    async def ask(self, frame: bytes, timeout_s: float) -> bytes:
-        """The answer to a frame. Raises `ChannelFailed`."""
-        ...
-
-    def close(self) -> None:
-        """Ends its connections."""
-        ...
+    def close(self) -> None: ...
 
 
 class HttpTransport:
-    """Over the server's own HTTP, on a connection apart from those of requests: an exchange never waits for
-    an answer that waits for the exchange."""
+    """Over the server's HTTP, on a connection of its own: an exchange never waits for an answer that waits
+    for the exchange."""
 
     def __init__(self, target: ServerAddress, api_key: str) -> None:
         self._client = HttpClient(target, max_connections=2, api_key=api_key)
@@ -99,5 +93,4 @@ class SocketTransport:
 
 
 def transport_of(socket_path: str, target: ServerAddress, api_key: str) -> Transport:
-    """The socket where one is named, else the server's HTTP."""
     return SocketTransport(socket_path) if socket_path else HttpTransport(target, api_key)

@@ -23,7 +23,6 @@ NOW = click.option("--now", is_flag=True, help="End what runs as well, charged f
 
 
 def actor() -> Actor:
-    """The operating system's user, for the audit."""
     try:
         return Actor(f"cli:{getpass.getuser()}"[:128], "cli")
     except (KeyError, OSError):  # no name for this user id
@@ -31,9 +30,8 @@ def actor() -> Actor:
 
 
 def administer(act: Callable[[Admin], Awaitable[T]]) -> T:
-    """Runs one admin act; an error becomes one line on stderr and exit code 1. Where it changed something,
-    every running gateway serves by that afterwards; of those that have not confirmed it in time, `answer`
-    tells."""
+    """Runs one admin act; an error becomes one line on stderr and exit code 1. After a change it waits for
+    every running gateway; `answer` names those that have not confirmed it."""
     from ops.serving import datadir
     from tenants.admin.admin import Admin
     from tenants.directory import queries
@@ -79,7 +77,7 @@ def administer(act: Callable[[Admin], Awaitable[T]]) -> T:
 def named_list(
     act: Callable[[Admin], Awaitable[Sequence[T]]], as_json: Callable[[T], Mapping[str, Any]]
 ) -> tuple[Sequence[T], list[dict[str, Any]]]:
-    """What an act found, and the same for `--json`: with names beside ids."""
+    """The rows of an act, and the same for `--json`, with names beside ids."""
 
     async def both(admin: Admin) -> tuple[Sequence[T], list[dict[str, Any]]]:
         found = await act(admin)
@@ -91,8 +89,6 @@ def named_list(
 def named_one(
     act: Callable[[Admin], Awaitable[T]], as_json: Callable[[T], Mapping[str, Any]]
 ) -> tuple[T, dict[str, Any]]:
-    """As `named_list`, of one thing."""
-
     async def listed(admin: Admin) -> list[T]:
         return [await act(admin)]
 

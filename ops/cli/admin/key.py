@@ -187,7 +187,6 @@ def set_(
 
 
 def _in_words(key: ApiKey) -> str:
-    """What a key may do."""
     tiers = "its tenant's" if key.tiers is None else ", ".join(tier_names(key.tiers))
     models = "its tenant's" if key.models is None else ", ".join(sorted(key.models))
     default = key.default_tier.value if key.default_tier else "its tenant's default"
@@ -292,6 +291,5 @@ def rotate(key_id: str, grace: float) -> None:
 
 
 def _with_secret(made: tuple[ApiKey, str]) -> dict[str, Any]:
-    """A key, with its secret."""
     key, secret = made
     return {"key": secret} | key.as_json()

@@ -229,8 +229,7 @@ def in_words(limit: Limit) -> str:
 
 
 def use_in_words(use: dict[str, Any] | None) -> str:
-    """`used 1,200, held 64, remaining 736, resets in 12 s, binds first`, of a rate what it refills at now;
-    empty where it is not known."""
+    """`used 1,200, held 64, remaining 736, resets in 12 s, binds first`; empty where it is not known."""
     if use is None:
         return ""
     if "end_users" in use:
@@ -244,7 +243,7 @@ def use_in_words(use: dict[str, Any] | None) -> str:
 
 
 def _in_use(path: str, **query: str | None) -> dict[str, dict[str, Any] | None]:
-    """By limit id, what the running server says of its use; without one nothing is known."""
+    """Use by limit id, from the running server; empty without one."""
     server = running_server()
     if server is None:
         return {}
@@ -260,8 +259,7 @@ def _in_use(path: str, **query: str | None) -> dict[str, dict[str, Any] | None]:
 
 
 def subject_in_words(limit: Limit, names: Mapping[str, Any]) -> str:
-    """`all tenants together`, `tenant acme`, `key acme / robot (key_…)`, `end user amy of acme`; ids where
-    there are no names."""
+    """`all tenants together`, `tenant acme`, `key acme / robot (key_…)`, `end user amy of acme`."""
     if limit.kind is SubjectKind.PLATFORM:
         return "all tenants together"
     tenant = names["tenant"] or limit.tenant_id
@@ -274,7 +272,6 @@ def subject_in_words(limit: Limit, names: Mapping[str, Any]) -> str:
 
 
 def override_in_words(shown: LimitView) -> str:
-    """`2,000,000 until 2026-01-31 18:00 UTC: launch day`; empty where there is none."""
     override = shown.limit.override
     if override is None:
         return ""
@@ -286,7 +283,6 @@ def override_in_words(shown: LimitView) -> str:
 
 
 def noticed_in_words(events: Sequence[LimitEvent]) -> str:
-    """`80 % reached, 100 % reached`, or `would have refused 12`, of the newest window."""
     words = [
         f"would have refused {event.count:,}"
         if event.key.kind is EventKind.WOULD_DENY

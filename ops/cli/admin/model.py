@@ -69,7 +69,7 @@ def list_() -> None:
 
 
 def _able() -> dict[str, dict[str, Any]]:
-    """The other servers as the running gateway describes them, by name; none where no server runs here."""
+    """The other servers as the running gateway describes them, by name; empty without one."""
     server = running_server()
     if server is None:
         return {}

@@ -191,7 +191,6 @@ def end_session(session_id: str | None, person_name: str | None) -> None:
 
 
 def _with_link(made: tuple[Person, str]) -> dict[str, Any]:
-    """A person, with the link by which it sets its password."""
     who, token = made
     where, server = settings_now().gateway.console_url, running_server()
     if not where and server is not None:

@@ -115,8 +115,6 @@ def history(model: str, most: int) -> None:
 
 
 def show(title: str, rows: Sequence[PriceRow]) -> None:
-    """Prints prices in nano-dollars a token, multiplier and weights as factors."""
-
     def cells(row: PriceRow) -> tuple[str, ...]:
         cost, weights = row.entry.price, row.entry.weights
         factors = (weights.input, weights.cached_input, weights.output, weights.reasoning)

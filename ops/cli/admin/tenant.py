@@ -149,7 +149,7 @@ def set_(
 
 
 def _labels(given: tuple[str, ...], dropped: tuple[str, ...]) -> dict[str, list[str]]:
-    """As the command takes them. Raises `UsageError`."""
+    """Raises `UsageError`."""
     labels: dict[str, list[str]] = {key: [] for key in dropped}
     for text in given:
         key, separator, value = text.partition("=")

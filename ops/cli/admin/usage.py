@@ -35,7 +35,6 @@ class _Start(click.ParamType[str]):
     name = "start"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The text as the API takes it."""
         text = str(value).strip()
         if "-" in text or ":" in text:
             return text

@@ -30,7 +30,6 @@ JSON_FILE_OPTION = click.option(
 
 
 def command(name: str | None = None) -> Callable[[Callable[..., Any]], Command]:
-    """Declares a benchmark."""
     return click.command(name, cls=PageCommand)
 
 
@@ -50,8 +49,7 @@ def verdict(
     json_file: Path | None = None,
     charts: Sequence[Chart] = (),
 ) -> None:
-    """Answers; ends with 1 where a promise was not kept, with 3 where the run was invalid and says nothing
-    of it (`ok` is None)."""
+    """Answers; exit code 1 where a promise was not kept, 3 where the run was invalid (`ok` is None)."""
     if json_file is not None:
         json_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     answer(report, show, charts)
@@ -60,7 +58,6 @@ def verdict(
 
 
 def tell(what: str) -> None:
-    """Prints on stderr what is being measured."""
     click.echo(f"measuring: {what}", err=True)
 
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def rules_now(settings: Settings) -> dict[str, Any]:
-    """The rule file's content with these settings."""
     return rules(settings.gateway.alert_misses, settings.audit.checkpoint_s)
 
 

@@ -24,8 +24,6 @@ MAX_KEY_FILE_BYTES = 4_096
 
 
 class Installed:
-    """One installation."""
-
     def export(self) -> dict[str, Any]:
         """`GET /admin/v1/config`."""
         raise NotImplementedError
@@ -49,7 +47,6 @@ def target_of(url: str | None, key_file: Path | None) -> Installed:
 
 
 def read_key(key_file: Path) -> str:
-    """The API key of `--key-file`."""
     try:
         with key_file.open("rb") as opened:
             return opened.read(MAX_KEY_FILE_BYTES).decode("ascii").strip()
@@ -59,8 +56,6 @@ def read_key(key_file: Path) -> str:
 
 
 class InstalledDatabase(Installed):
-    """The database of the settings, whether or not a server runs."""
-
     def export(self) -> dict[str, Any]:
         async def act(file: ConfigFile) -> dict[str, Any]:
             return (await file.export()).as_json()
@@ -118,8 +113,6 @@ def _administer(
 
 
 class InstalledServer(Installed):
-    """A server's admin API."""
-
     def __init__(self, url: str, key: str) -> None:
         self._url = url
         self._key = key
@@ -168,7 +161,7 @@ class InstalledServer(Installed):
 
 
 def _refusal(error: dict[str, Any], file: ConfigFileText | None) -> str:
-    """What the server refuses, with the line of the file where it names a place of it."""
+    """What the server refuses, with the line of the file where the error names a place."""
     from tenants.config_file.errors import as_text, place_of
 
     message, place = str(error["message"]), place_of(str(error.get("param") or ""))
@@ -194,7 +187,6 @@ def read_config(path: Path) -> ConfigFileText:
 
 
 def remote_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options `--url` and `--key-file`."""
     key_file = click.option(
         "--key-file",
         type=click.Path(path_type=Path, dir_okay=False),

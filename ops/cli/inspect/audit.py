@@ -32,7 +32,6 @@ MOST_CHARACTERS = 40
 
 
 def _filters(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of a filter."""
     for option in reversed(
         (
             click.option(
@@ -159,7 +158,6 @@ def export(output: Path | None, **given: Any) -> None:
 
 
 async def _write_list(file: TextIO, admin: Admin, query: AuditQuery) -> int:
-    """The rows of a filter, for reading."""
     from tenants.audit.export import ExportHead, head_line
 
     file.write(head_line(ExportHead(None, None, None)))

@@ -144,7 +144,6 @@ def rotate() -> None:
 
 
 def signing_key() -> SigningKey | None:
-    """The key of the data directory."""
     from ops.serving import audit_key, datadir
 
     try:
@@ -154,7 +153,6 @@ def signing_key() -> SigningKey | None:
 
 
 def parsed_keys(texts: Sequence[str]) -> list[PublicKey]:
-    """The keys of `--public-key`."""
     from tenants.audit.note import PublicKey
     from tenants.errors import Invalid
 
@@ -165,7 +163,7 @@ def parsed_keys(texts: Sequence[str]) -> list[PublicKey]:
 
 
 async def write_log(file: TextIO, admin: Admin, own: SigningKey | None) -> int:
-    """Writes the whole log as it is now, signed up to now where the key is here; returns the rows."""
+    """Writes the whole log, signed up to now where the key is here; returns the number of rows."""
     from tenants.audit.export import ExportHead, checkpoint_line, head_line, row_line
     from tenants.audit.persons import MARK
     from tenants.errors import AuditDamaged, Invalid
@@ -196,7 +194,6 @@ async def write_log(file: TextIO, admin: Admin, own: SigningKey | None) -> int:
 
 
 def text_of(path: Path) -> str:
-    """A note or a proof of a file."""
     try:
         with path.open("rb") as opened:
             data = opened.read(MAX_FILE_BYTES + 1)

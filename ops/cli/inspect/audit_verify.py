@@ -73,7 +73,6 @@ def verify(
 
 
 def _kept(path: Path) -> str:
-    """The note of a kept checkpoint; who has signed it, the check says."""
     from tenants.audit.note import claimed_checkpoint
     from tenants.errors import Invalid
 
@@ -140,7 +139,6 @@ def _verify_ledger(*, with_prices: bool) -> tuple[LedgerVerdict, PriceVerdict | 
 
 
 def _of_ledger(digests: LedgerVerdict, prices: PriceVerdict | None) -> tuple[dict[str, Any], list[str]]:
-    """For the answer, and in words."""
     shown: dict[str, Any] = {"ledger": asdict(digests)}
     if digests.finding is not None:
         lines = [f"the ledger was changed: {digests.finding}"]

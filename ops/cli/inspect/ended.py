@@ -32,7 +32,6 @@ def ended_requests(query: RequestQuery, cursor: str | None, limit: int) -> dict[
 
 
 def show_ended(found: dict[str, Any]) -> None:
-    """As a table."""
     table(
         "requests that have ended",
         ("ended", "id", "tenant", "key", "tier", "model", "outcome", "took", "tokens in / out", "missed"),

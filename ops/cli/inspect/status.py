@@ -70,7 +70,7 @@ def _print(shown: Mapping[str, Any], url: str) -> None:
 
 
 def page_of(shown: Mapping[str, Any], url: str, width: int = NARROW) -> Iterator[RenderableType]:
-    """The page of a status document, for rich. `width`: columns that names may use."""
+    """The page of a status document, for rich. `width`: columns for names."""
     from rich.text import Text
 
     frame = frame_of(shown)
@@ -130,7 +130,6 @@ def _counts(counts: Mapping[str, int], most: int = 8) -> str:
 def _loop(
     model: str, control: Mapping[str, Any], gateway_id: str, clock_s: float
 ) -> Iterator[RenderableType]:
-    """The control loop of one model."""
     from rich.table import Table
     from rich.text import Text
 
@@ -163,7 +162,6 @@ def _loop(
 
 
 def knobs_in_words(control: Mapping[str, Any]) -> str:
-    """The knobs that stand off their rest, or would by the loop's advice."""
     stand = "stand" if control["mode"] == "acting" else "would stand"
     knobs, rests = control["knobs"], control.get("rests")
     if rests is None:

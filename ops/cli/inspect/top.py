@@ -58,7 +58,6 @@ def _print(frame: Frame) -> None:
 
 
 def _watch(frame: Any) -> None:
-    """Shows a frame each second until it is interrupted."""
     from rich.console import Console
     from rich.live import Live
 
@@ -73,8 +72,6 @@ def _watch(frame: Any) -> None:
 
 @dataclass(frozen=True)
 class Frame:
-    """What is on the screen: one reading of the status page."""
-
     model: str
     policy: str
     queued: Mapping[str, int]
@@ -85,7 +82,6 @@ class Frame:
     refusals: Mapping[str, int]
 
     def as_json(self) -> dict[str, Any]:
-        """For `--json`."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -158,7 +154,6 @@ def _replica(model: str, shown: Mapping[str, Any], engine: Mapping[str, Any]) ->
 
 
 def tenant_rows(tenants: Sequence[Mapping[str, Any]], most_name: int) -> Iterator[tuple[str, ...]]:
-    """Cells of `TENANT_COLUMNS`."""
     for row in tenants:
         waits = row["waits"] or {}
         yield (
@@ -173,7 +168,6 @@ def tenant_rows(tenants: Sequence[Mapping[str, Any]], most_name: int) -> Iterato
 
 
 def replica_rows(replicas: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """Cells of `REPLICA_COLUMNS`."""
     for row in replicas:
         yield (
             _short(row["replica_id"], MOST_NAME),
@@ -185,7 +179,7 @@ def replica_rows(replicas: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, .
 
 
 def grid(columns: Sequence[str], rows: Sequence[tuple[str, ...]], empty: str) -> Iterator[Any]:
-    """A table for rich, or the words for an empty one."""
+    """A table for rich, or `empty` without rows."""
     from rich.table import Table
     from rich.text import Text
 

@@ -24,7 +24,6 @@ COLOURS = {
 
 
 def headline(shown: Mapping[str, Any]) -> str:
-    """Its id, its owner, its tier and model, how it stands, and its tokens."""
     whose = " / ".join(str(part) for part in (shown.get("tenant"), shown.get("key_name")) if part)
     words = [
         shown["id"],
@@ -67,7 +66,6 @@ def bar(start_s: float, end_s: float, total_s: float) -> tuple[int, int]:
 
 
 def list_events(timeline: Sequence[Mapping[str, Any]]) -> None:
-    """Prints every event of a timeline with its numbers."""
     rows = [
         (
             seconds(each["at_s"]),

@@ -255,7 +255,6 @@ class _Lengths(click.ParamType["RequestLengths"]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> RequestLengths:
-        """Raises a usage error."""
         from engine.scheduling.batch_or_wait.batch_model import RequestLengths
 
         try:
@@ -273,7 +272,6 @@ class _StepTime(click.ParamType["StepTime"]):
     name = "file|numbers"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> StepTime:
-        """Raises a usage error."""
         from engine.messages import StepTime
 
         names = ("base_s", "per_token_s", "per_context_token_s", "per_sequence_s")

@@ -233,7 +233,7 @@ def _write(out: Path, content: bytes) -> None:
 
 @contextmanager
 def _progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Tells on stderr how many requests are simulated: a bar on a terminal, else a line for every tenth."""
+    """Reports on stderr how many requests are simulated: a bar on a terminal, else a line for every tenth."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn
 

@@ -99,7 +99,6 @@ def _named(text: str) -> tuple[str, str]:
 
 
 def _headline(shown: dict[str, Any]) -> list[str]:
-    """The policy, where it comes from, and what the settings say otherwise."""
     from gateway.flow.learned.report import at_work_words
 
     lines = [f"policy {_described(shown)} (the queue's order: {shown['order']})"]

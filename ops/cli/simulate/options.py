@@ -31,7 +31,7 @@ TABLE_POLICIES = "static-padded,static,dynamic,buckets,fcfs,sjf,vtc,hybrid"
 def serving_options(
     *, recorded: bool = False, compares: bool = True
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Options of policies, machine, targets and forecasts. `recorded`: what is not named is as it was;
+    """Options of policies, machine, targets and forecasts. `recorded`: what is not named stays as recorded;
     `compares`: also which policies run, and on padded shapes."""
 
     def default(text: str) -> str:
@@ -115,7 +115,7 @@ def progress_option(command: Callable[..., Any]) -> Callable[..., Any]:
 def machine_of(
     chosen: ScenarioPreset | None, asked: dict[str, Any], served: Machine | None = None
 ) -> Machine:
-    """The machine that is asked for; sizes that no flag names are those of `served`, if there is one."""
+    """The machine named by flags; sizes that no flag names are those of `served`."""
     from ops.simulate.machines.machines import roofline_machine
     from ops.simulate.machines.profile import DEFAULT_SIZES, read_profile
 
@@ -143,12 +143,10 @@ def machine_of(
 
 
 def names_machine(asked: dict[str, Any]) -> bool:
-    """Whether a machine is named that is not the one that served."""
     return any(asked[name] is not None for name in ("gpu", "model_name", "tensor_parallel", "profile"))
 
 
 def options_asked(asked: dict[str, Any]) -> dict[str, str]:
-    """Options of policies by name, as texts. Raises ValueError."""
     found = {}
     for text in asked["options"]:
         name, separator, value = text.partition("=")
@@ -220,8 +218,7 @@ def collector(found: list[Any], scenario: Scenario) -> Callable[[str, Any], None
 def progress_of(
     scenario: Scenario, policies: list[str]
 ) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
-    """A progress bar for each policy, on stderr if that is a terminal: half full when all have arrived, full
-    when the last answer ends."""
+    """A progress bar for each policy, on stderr if that is a terminal: half arrivals, half answers."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -167,8 +167,7 @@ def _content(file: Path) -> bytes:
 def server_named(
     rows: list[RecordedTimeline], described: dict[str, bytes], policy: str | None, asked: dict[str, Any]
 ) -> ReplayedServer | None:
-    """The server that the rows name. None where they do not name one, and flags say all that it would. Raises
-    `BadTrace`."""
+    """The server that the rows name; None where they name none and flags say all of it. Raises `BadTrace`."""
     from ops.simulate.origin import ServerUnknown, replayed_server
 
     try:
@@ -239,7 +238,7 @@ def _overrides(server: ReplayedServer, scenario: Scenario, asked: dict[str, Any]
 async def read_rows(
     settings: Settings, since_s: float, until_s: float, of_model: str | None
 ) -> tuple[list[RecordedTimeline], dict[str, bytes]]:
-    """What ended in that time, and the contents of descriptions by id. Raises `Failure`."""
+    """Requests that ended in that time, and the descriptions that they name. Raises `Failure`."""
     from tenants.errors import TenancyError
     from tenants.ledger import timelines
     from tenants.storage.database import open_database

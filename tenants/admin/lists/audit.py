@@ -1,7 +1,4 @@
-"""Pages of the audit log: filters and order.
-
-Rows are only ever added: a list can be continued at any later time.
-"""
+"""Pages of the audit log: filters and order. Rows are only ever added."""
 
 from __future__ import annotations
 
@@ -35,8 +32,8 @@ KINDS = (
 """What acts are about: the first word of each act."""
 
 MOST_SKEW_US = 3_600_000_000
-"""Rows are numbered in order of their transactions; their instants, by the clocks of several machines, are in
-that order but for less than this."""
+"""Rows are numbered in order of their transactions; their instants, by several machines' clocks, may be out
+of order by less than this."""
 MAX_SEQ = 2**63 - 1
 MOST_SPANS = 100
 """Of the ledger, digested by one command: a million rows. A server goes on with older ones."""
@@ -57,20 +54,17 @@ class AuditQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     since: str | None = None
     """ISO 8601 with a time zone, inclusive."""
     until: str | None = None
-    """The same, exclusive."""
     order: Literal["newest", "oldest"] = "newest"
 
 
 class AuditCommands(AdminCommands):
-    """Reads of the audit log."""
-
     def audit_log(self, key: SigningKey | None = None) -> AuditLog:
-        """The same as a log that is signed; `key`: what it is signed with here."""
+        """The same rows as a signed log; `key`: what it is signed with here."""
         return AuditLog(self._database, key, self._clock)
 
     async def digest_ledger(self) -> int:
-        """Adds digests of rows of the ledger that can be digested now, of at most `MOST_SPANS` spans; returns
-        of how many rows. Raises `Invalid`, `AuditDamaged`, `DatabaseUnavailable`."""
+        """Adds digests of at most `MOST_SPANS` spans of the ledger; returns of how many rows. Raises
+        `Invalid`, `AuditDamaged`, `DatabaseUnavailable`."""
         digests, rows = LedgerDigests(self._database, self._clock, 0.0), 0
         for _ in range(MOST_SPANS):
             span = await digests.close_due()
@@ -80,18 +74,18 @@ class AuditCommands(AdminCommands):
         return rows
 
     async def verify_digests(self) -> LedgerVerdict:
-        """Whether the ledger is what the audit's digests say. Raises `DatabaseUnavailable`."""
+        """Whether the ledger matches the audit's digests. Raises `DatabaseUnavailable`."""
         return await verify_digests(self._database)
 
     async def verify_prices(self) -> PriceVerdict:
-        """Whether each charge is what its prices say. Raises `DatabaseUnavailable`."""
+        """Whether each charge matches its prices. Raises `DatabaseUnavailable`."""
         return await verify_prices(self._database)
 
     async def read_audit(
         self, wanted: AuditQuery | None = None, *, cursor: str | None = None, limit: int = DEFAULT_PAGE
     ) -> Page[AuditRow]:
-        """At most `limit` rows after those before `cursor`. A page looks at a bounded number of rows: where
-        few match, it is shorter than `limit` and the list goes on. Raises `Invalid`, `NotFound`."""
+        """A page looks at a bounded number of rows: where few match, it is shorter than `limit` and the list
+        goes on. Raises `Invalid`, `NotFound`."""
         query = AuditQuery() if wanted is None else wanted
         most, filters = checked_limit(limit), msgspec.to_builtins(query)
         last = None if cursor is None else decode_cursor("audit", filters, cursor, tuple[Number])
@@ -134,8 +128,7 @@ def _rows(
 def _conditions(
     connection: Connection, query: AuditQuery
 ) -> tuple[list[ColumnElement[bool]], list[ColumnElement[bool]]]:
-    """Those by which an index finds rows, and the others. Raises `Invalid` for a value that no row can have,
-    `NotFound` for a tenant, project or key that there is not."""
+    """Conditions that an index serves, and the others. Raises `Invalid`, `NotFound`."""
     along: list[ColumnElement[bool]] = []
     rest: list[ColumnElement[bool]] = []
     tenant_id: str | None = None
@@ -182,8 +175,8 @@ def _first(connection: Connection, query: Select[Any], otherwise: int) -> int:
 def _subject(
     connection: Connection, text: str, tenant_id: str | None
 ) -> tuple[ColumnElement[bool], list[ColumnElement[bool]]]:
-    """Conditions on targets and on kinds: rows about the thing of this id or name, of the kind before the
-    colon or of any."""
+    """Conditions on targets and kinds: rows about the thing of this id or name, of the kind before the
+    colon."""
     kind, colon, reference = text.partition(":")
     if not colon:
         ids = queries.ids_of(connection, text, tenant_id=tenant_id)

@@ -24,7 +24,7 @@ from tenants.types import Tier
 
 DAY_S = 86_400
 WINDOWS_S = {"minute": 60, "hour": 3600, "total": 3600}
-"""What a window begins with a multiple of; `total`: the whole time at once, of whole hours."""
+"""Windows begin at multiples of this; `total`: the whole time at once, of whole hours."""
 USUAL_S = {"minute": 3600, "hour": DAY_S, "total": DAY_S}
 """How far back counts of refusals go where `from` is not given, by window."""
 LONGEST_S = {"minute": DAY_S, "hour": 90 * DAY_S, "total": 90 * DAY_S}
@@ -185,7 +185,6 @@ def _with_starts(page: Page[dict[str, Any]]) -> Page[dict[str, Any]]:
 
 
 def _groups(group_by: str, known: Mapping[str, str]) -> list[str]:
-    """The columns of the words, in the order of `known`. Raises `Invalid`."""
     words = [word.strip() for word in group_by.split(",")] if group_by.strip() else []
     for word in words:
         one_of("group_by", word, known)

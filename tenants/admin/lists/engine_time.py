@@ -35,11 +35,9 @@ class ServedTime:
 
 
 class EngineTimeReads(AdminCommands):
-    """Reads of engine time."""
-
     async def engine_time(self, from_us: int, to_us: int) -> list[EngineTime]:
         """Sums of the minutes that begin in that time, by pool and replica; of several gateways the account
-        of the one that saw the replica longest in a minute. At most as long ago as minutes are kept."""
+        that saw the replica longest counts."""
         begin_us = max(from_us, to_us - KEPT_US)
         found = await self._database.read(lambda one: minute_store.engine_sums(one, begin_us, to_us))
         return [EngineTime(pool, replica, counts) for pool, replica, counts in found]

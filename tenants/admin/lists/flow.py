@@ -37,8 +37,6 @@ MAX_NAME = 256
 
 @dataclass(frozen=True, slots=True)
 class FlowRow:
-    """What one tenant in one tier of a pool had in a window."""
-
     key: FlowKey
     counts: FlowMinute
     window_us: int
@@ -54,8 +52,6 @@ class FlowRow:
 
 @dataclass(frozen=True, slots=True)
 class EngineRow:
-    """What one replica did in a minute."""
-
     key: EngineKey
     counts: EngineMinute
 
@@ -68,8 +64,6 @@ class EngineRow:
 
 
 class FlowLists(AdminCommands):
-    """Reads of service by minute."""
-
     async def page_flow(
         self,
         *,

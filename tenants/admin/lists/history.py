@@ -29,8 +29,6 @@ from tenants.types import Tier
 
 
 class HistoryLists(AdminCommands):
-    """Reads of what happened, page by page."""
-
     async def page_misses(
         self,
         *,
@@ -42,10 +40,9 @@ class HistoryLists(AdminCommands):
         cursor: str | None = None,
         limit: int = DEFAULT_PAGE,
     ) -> Page[Missed]:
-        """Missed targets, the newest first, with their evidence; of requests that ended from `since` (ISO
-        8601 with a time zone) until before `until`. One page looks at a bounded number of rows:
-        where few of them match, it is shorter than `limit` and the list goes on. Raises `Invalid`,
-        `NotFound`."""
+        """Missed targets that ended from `since` (ISO 8601) until before `until`, newest first, with their
+        evidence. A page looks at a bounded number of rows: where few match, it is shorter than `limit` and
+        the list goes on. Raises `Invalid`, `NotFound`."""
         most, filters = checked_limit(limit), {"tenant": tenant, "tier": tier, "cause": cause}
         filters |= {"from": since, "to": until}
         if tier is not None:
@@ -75,8 +72,7 @@ class HistoryLists(AdminCommands):
     async def page_price_history(
         self, model: str, *, cursor: str | None = None, limit: int = DEFAULT_PAGE
     ) -> Page[PriceRow]:
-        """Every version's rows of one model, the newest first. Raises `Invalid`; `NotFound` for a model
-        without any."""
+        """Every version's rows of one model, newest first. Raises `Invalid`, `NotFound`."""
         most, filters = checked_limit(limit), {"model": model}
         validation.plain_text("model", model)
         table = tables.prices

@@ -1,7 +1,4 @@
-"""What deserves a look about a key: never used, idle, without end, about to end, without a limit.
-
-Once as a condition of SQL, for lists, and once as a rule about one key, for what is shown beside it.
-"""
+"""What deserves a look about a key: never used, idle, without end, about to end, without a limit."""
 
 from __future__ import annotations
 
@@ -34,8 +31,8 @@ class KeyFinding(StrEnum):
 def findings_of(
     key: ApiKey, last_used: datetime | None, has_limit: bool, now: datetime
 ) -> tuple[KeyFinding, ...]:
-    """Of one key; none of one that is revoked or has expired. `has_limit`: a hard one on its path below the
-    platform. Pure."""
+    """Of one key; none of one that is revoked or expired. `has_limit`: a hard one below the platform.
+    Pure."""
     if key.status(now) != "active":
         return ()
     ends = key.expires_at

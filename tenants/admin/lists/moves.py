@@ -27,14 +27,10 @@ class MoveQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, r
     made: bool | None = None
     """True: those that were made; false: those that were only advised."""
     since: str | None = None
-    """ISO 8601 with a time zone, inclusive."""
     until: str | None = None
-    """The same, exclusive."""
 
 
 class MoveReads(AdminCommands):
-    """Reads of moves."""
-
     async def read_moves(
         self, query: MoveQuery, *, cursor: str | None = None, limit: int = 100
     ) -> Page[StoredMove]:
@@ -63,8 +59,7 @@ class MoveReads(AdminCommands):
 
 
 def _of_moves(query: MoveQuery) -> list[ColumnElement[bool]]:
-    """All but the time; first the one that has an index. Raises `Invalid` for a value that no move can
-    have."""
+    """All but the time, indexed ones first. Raises `Invalid` for a value that no move can have."""
     columns, found = control_moves.c, []
     if query.knob is not None:
         found.append(columns.knob == text("knob", query.knob, MAX_KNOB_CHARACTERS))

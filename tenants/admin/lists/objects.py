@@ -1,6 +1,6 @@
 """Pages of the directory's objects: tenants, projects, keys, limits, targets, prices; and one of each.
 
-Every list is read in the order of an index, from the last row shown on.
+Every list is read in the order of an index.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ from tenants.types import Tier
 
 
 class ObjectLists(LimitCommands, PriceCommands):
-    """Reads of the directory, page by page."""
-
     async def page_tenants(
         self,
         *,
@@ -47,7 +45,7 @@ class ObjectLists(LimitCommands, PriceCommands):
         cursor: str | None = None,
         limit: int = DEFAULT_PAGE,
     ) -> Page[Tenant]:
-        """Tenants by name. `search`: those whose names contain it, in any case; `only`: of these ids. Raises
+        """Tenants by name. `search`: part of the name, in any case; `only`: of these ids. Raises
         `Invalid`."""
         most, filters = checked_limit(limit), {"search": search}
         name = tables.tenants.c.name
@@ -87,9 +85,8 @@ class ObjectLists(LimitCommands, PriceCommands):
         cursor: str | None = None,
         limit: int = DEFAULT_PAGE,
     ) -> Page[ApiKey]:
-        """Keys of one tenant, or of all, in order of creation; revoked ones included. `finding`: those that
-        work and have it, looked for in a bounded number of keys a page; `only`: of the tenants with these
-        ids. Raises `Invalid`, `NotFound`."""
+        """In order of creation, revoked ones included. `finding`: working keys with it, looked for in a
+        bounded number of keys a page; `only`: of these tenants (ids). Raises `Invalid`, `NotFound`."""
         most, filters = checked_limit(limit), {"tenant": tenant, "finding": finding}
         table, now = tables.api_keys, from_us(round(self._clock() * 1e6))
         order = (table.c.created_us, table.c.id)
@@ -120,7 +117,7 @@ class ObjectLists(LimitCommands, PriceCommands):
         )
 
     async def last_uses(self, keys: Sequence[ApiKey]) -> dict[str, datetime]:
-        """When keys were last used, by id; those that never were are left out."""
+        """By id; keys that were never used are left out."""
         key_ids = [key.key_id for key in keys]
         found = await self._database.read(lambda connection: key_uses.last_uses(connection, key_ids))
         return {key_id: from_us(at_us) for key_id, at_us in found.items()}
@@ -128,8 +125,8 @@ class ObjectLists(LimitCommands, PriceCommands):
     async def page_limits(
         self, tenant: str | None = None, *, cursor: str | None = None, limit: int = DEFAULT_PAGE
     ) -> Page[LimitView]:
-        """Limits of one tenant, or of all, in order of creation, with what is in force and the events of each
-        one's newest window. Raises `Invalid`, `NotFound`."""
+        """In order of creation, with what is in force and the events of each one's newest window. Raises
+        `Invalid`, `NotFound`."""
         most, filters = checked_limit(limit), {"tenant": tenant}
         table = tables.limits
         last = None if cursor is None else decode_cursor("limits", filters, cursor, tuple[Number, Text])
@@ -150,8 +147,7 @@ class ObjectLists(LimitCommands, PriceCommands):
     async def page_slos(
         self, tenant: str | None = None, *, cursor: str | None = None, limit: int = DEFAULT_PAGE
     ) -> Page[Slo]:
-        """Targets by tenant, tier and metric: all of them, or those that bind one tenant. Raises `Invalid`,
-        `NotFound`."""
+        """By tenant, tier and metric: all, or those that bind one tenant. Raises `Invalid`, `NotFound`."""
         most, filters = checked_limit(limit), {"tenant": tenant}
         table = tables.slos
         columns = (table.c.tenant_id, table.c.tier, table.c.metric)
@@ -179,11 +175,10 @@ class ObjectLists(LimitCommands, PriceCommands):
         return page_of(left, most, "prices", filters, _price_key)
 
     async def show_key(self, key: str) -> ApiKey:
-        """One key, by id or visible prefix. Raises `NotFound`."""
         return await self._database.read(lambda connection: queries.find_key(connection, key))
 
     async def show_project(self, project: str, tenant: str | None = None) -> Project:
-        """One project, by id, or with `tenant` by name. Raises `NotFound`, `Invalid`."""
+        """By id, or with `tenant` by name. Raises `NotFound`, `Invalid`."""
 
         def look(connection: Connection) -> Project:
             owner = None if tenant is None else queries.find_tenant(connection, tenant)
@@ -192,7 +187,6 @@ class ObjectLists(LimitCommands, PriceCommands):
         return await self._database.read(look)
 
     async def show_slo(self, slo_id: str) -> Slo:
-        """One target. Raises `NotFound`."""
         is_it = tables.slos.c.id == queries.plain(slo_id)
         found = await self._database.read(lambda one: slo_store.slos_where(one, is_it))
         if not found:

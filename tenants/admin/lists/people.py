@@ -21,18 +21,14 @@ from tenants.storage.tables import people, person_sessions
 
 
 class PeopleLists(AdminCommands):
-    """Reads of people."""
-
     async def show_person(self, person: str) -> Person:
-        """A person by id or name. Raises `NotFound`."""
         return await self._database.read(lambda connection: rows.find_person(connection, person))
 
     async def list_people(self) -> list[Person]:
-        """All people, by name."""
         return await self._database.read(rows.people_where)
 
     async def page_people(self, *, cursor: str | None = None, limit: int = DEFAULT_PAGE) -> Page[Person]:
-        """People by name, page by page. Raises `Invalid`."""
+        """Raises `Invalid`."""
         most = checked_limit(limit)
         last = None if cursor is None else decode_cursor("people", {}, cursor, tuple[Text])
 
@@ -60,7 +56,7 @@ class PeopleLists(AdminCommands):
         cursor: str | None = None,
         limit: int = DEFAULT_PAGE,
     ) -> Page[Session]:
-        """As `list_sessions`, page by page. Raises `Invalid`, `NotFound`."""
+        """Raises `Invalid`, `NotFound`."""
         most, filters = checked_limit(limit), {"person": person}
         last = None if cursor is None else decode_cursor("sessions", filters, cursor, tuple[Text])
         valid = rows.valid_now(round(self._clock() * 1e6), rules)

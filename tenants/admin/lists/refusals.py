@@ -45,9 +45,7 @@ class RefusalQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     limit_id: str | None = None
     """The limit that refused it."""
     since: str | None = None
-    """ISO 8601 with a time zone, inclusive."""
     until: str | None = None
-    """The same, exclusive."""
 
 
 class RefusalReads(AdminCommands):
@@ -61,8 +59,7 @@ class RefusalReads(AdminCommands):
         limit: int = 100,
         of_tenant: str | None = None,
     ) -> Page[RefusedRequest]:
-        """Refusals that were kept whole, newest first. `of_tenant`: only those of the tenant with this id, as
-        it may see them."""
+        """Newest first. `of_tenant`: only those of the tenant with this id, as it may see them."""
         filters, most = msgspec.to_builtins(query), checked_limit(limit)
         name = "refusals" if of_tenant is None else f"refusals of {of_tenant}"
         last = None if cursor is None else decode_cursor(name, filters, cursor, tuple[Instant, Text])
@@ -86,8 +83,8 @@ class RefusalReads(AdminCommands):
 
 
 def _of_refusals(connection: Connection, query: RefusalQuery, of_tenant: str | None) -> Conditions:
-    """All but the time; first the one that fewest refusals meet. Raises `Invalid` for a value that no refusal
-    can have, `NotFound` for a tenant, project or key that there is not."""
+    """All but the time, the most selective first. Raises `Invalid` for a value that no refusal can have,
+    `NotFound` for an unknown tenant, project or key."""
     found: Conditions = []
     columns, tenant = refusals.c, None
     if of_tenant is not None:
@@ -121,14 +118,14 @@ def _of_refusals(connection: Connection, query: RefusalQuery, of_tenant: str | N
 
 
 def one_of(field: str, value: str, known: Mapping[str, Any] | Sequence[str]) -> str:
-    """One of the known words. Raises `Invalid`."""
+    """Raises `Invalid`."""
     if value not in known:
         raise Invalid(field, f"{value[:40]!r} is not one of {', '.join(known)}")
     return value
 
 
 def text(field: str, value: str, most: int) -> str:
-    """A text to look for. Raises `Invalid`."""
+    """Raises `Invalid`."""
     # PostgreSQL takes no NUL.
     if not value or len(value) > most or not value.isprintable():
         raise Invalid(field, f"needs 1 to {most} printable characters; leave it out for any")

@@ -1,7 +1,7 @@
-"""Pages of requests that have ended: their settlements in the ledger, the newest first, by any filter.
+"""Pages of ended requests: their settlements in the ledger, newest first, by any filter.
 
 Time, tenant, key, a rare outcome and a cause are each read along an index. The rest is checked row by row, a
-bounded number of rows a page (`scans.py`): each further index would be written with every request.
+bounded number of rows a page (`scans.py`): each further index costs a write with every request.
 """
 
 from __future__ import annotations
@@ -51,9 +51,7 @@ class RequestQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     cause: str | None = None
     """It missed a target for this cause."""
     since: str | None = None
-    """It ended then or later; ISO 8601 with a time zone."""
     until: str | None = None
-    """It ended before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +100,11 @@ class SettledRequest:
 
 
 class RequestLists(AdminCommands):
-    """Reads of ended requests."""
-
     async def page_requests(
         self, wanted: RequestQuery | None = None, *, cursor: str | None = None, limit: int = DEFAULT_PAGE
     ) -> Page[SettledRequest]:
-        """Ended requests, the newest first. A page of a filter that few match may be shorter than `limit`,
-        or empty, and go on. Raises `Invalid`, `NotFound`."""
+        """Newest first. A page of a filter that few match may be shorter than `limit`, or empty, and go on.
+        Raises `Invalid`, `NotFound`."""
         query = RequestQuery() if wanted is None else wanted
         most, filters = checked_limit(limit), msgspec.to_builtins(query)
         key = tuple[Number, Number] if query.cause is None else tuple[Number, Text]
@@ -174,7 +170,7 @@ def _settled(connection: Connection, query: RequestQuery) -> dict[str, Condition
 
 
 def _indexed(query: RequestQuery, settled: dict[str, Condition]) -> list[Condition]:
-    """The conditions by which an index finds rows: of the filters given the one that leaves the fewest."""
+    """The conditions that an index serves: the most selective filter given."""
     if "key" in settled:
         return [SETTLES, settled["key"]]
     if query.outcome not in (None, COMPLETED):

@@ -1,8 +1,7 @@
-"""A bound of how many rows one page looks at, and of which time they are.
+"""Bounds how many rows one page looks at.
 
-Each list is read along an index that serves one of its filters. The others are checked row by row: where few
-rows match them, a page would read the whole table. So it ends at the row where the bound is reached, and its
-cursor goes on from there.
+Each list is read along an index that serves one filter; the others are checked row by row. Where few rows
+match, the page ends at the bound, and its cursor goes on from there.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def end_of_scan(
 
 
 def between(at_us: ColumnElement[int], since: str | None, until: str | None) -> list[ColumnElement[bool]]:
-    """Rows of a time: from `since` (ISO 8601 with a time zone) until before `until`. Raises `Invalid`."""
+    """From `since` (ISO 8601 with a time zone) until before `until`. Raises `Invalid`."""
     bounds = (("from", since), ("to", until))
     found = {name: to_us(validation.instant(name, text)) for name, text in bounds if text is not None}
     if len(found) == 2 and found["from"] >= found["to"]:

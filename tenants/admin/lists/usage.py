@@ -1,4 +1,4 @@
-"""Reads of usage as they are asked for in words, and acts on the sums behind them."""
+"""Usage queries given in words, and acts on the sums behind them."""
 
 from __future__ import annotations
 
@@ -60,8 +60,6 @@ class UsageAsked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class UsagePage:
-    """Some rows of an answer."""
-
     query: UsageQuery
     rows: list[UsageRow]
     next_cursor: str | None
@@ -91,12 +89,10 @@ class UsagePage:
 
 
 class UsageCommands(AdminCommands):
-    """Usage: what was charged, by window and groups."""
-
     async def read_usage(
         self, asked: UsageAsked, *, cursor: str | None = None, limit: int = 100
     ) -> UsagePage:
-        """At most `limit` rows after those before `cursor`. Raises `Invalid`, `NotFound`."""
+        """Raises `Invalid`, `NotFound`."""
         checked_limit(limit)
         # The range is in the cursor: by default it would move with the clock from page to page.
         query, filters = _query(asked, round(self._clock() * 1e6)), msgspec.to_builtins(asked)
@@ -118,7 +114,7 @@ class UsageCommands(AdminCommands):
     async def hours_of_use(
         self, tenant: str, since_us: int, until_us: int, *, most: int = MOST_HOUR_ROWS
     ) -> list[UsageRow]:
-        """A tenant's usage by full hour, model and tier, the oldest `most` rows of it. Raises `Invalid`,
+        """A tenant's usage by full hour, model and tier, the oldest `most` rows. Raises `Invalid`,
         `NotFound`."""
 
         def look(connection: Connection) -> list[UsageRow]:
@@ -129,14 +125,14 @@ class UsageCommands(AdminCommands):
         return await self._database.read(look)
 
     async def verify_usage(self) -> list[str]:
-        """Where the sums differ from the ledger, some examples; alerts go by what the last comparison found.
-        Raises `DatabaseUnavailable`."""
+        """Where the sums differ from the ledger, some examples; alerts use the last result. Raises
+        `DatabaseUnavailable`."""
         problems = await verify.usage_problems(self._database)
         await self._note_check(len(problems))
         return problems
 
     async def rebuild_usage(self, actor: Actor | str) -> int:
-        """Makes the sums what the ledger says; returns how many were not. Raises `DatabaseUnavailable`, and
+        """Rebuilds the sums from the ledger; returns how many were wrong. Raises `DatabaseUnavailable`, and
         `Invalid` where another rebuild begins."""
         await self.note(actor, "usage.rebuild", "usage")
         corrected = await verify.rebuild_usage(self._database)
@@ -150,7 +146,7 @@ class UsageCommands(AdminCommands):
 
 
 def _query(asked: UsageAsked, now_us: int) -> UsageQuery:
-    """The question, with its tenant, project and key still in words. Raises `Invalid`."""
+    """The query, with its tenant, project and key still in words. Raises `Invalid`."""
     zone = ZoneInfo(validation.iana_zone(asked.time_zone))
     groups = asked.groups
     check_groups(groups)
@@ -205,7 +201,7 @@ def _begin(window: str, end_us: int, zone: ZoneInfo) -> int:
 
 
 def _resolved(connection: Connection, query: UsageQuery, asked: UsageAsked) -> UsageQuery:
-    """With ids. Raises `NotFound`, `Invalid`."""
+    """Raises `NotFound`, `Invalid`."""
     for field in ("tenant", "project", "key", "model", "tier", "outcome"):
         _check_text(field, getattr(asked, field))
     tenant = None if asked.tenant is None else queries.find_tenant(connection, asked.tenant)

@@ -1,7 +1,7 @@
 """Admin acts on webhooks.
 
-A webhook's secret is shown when it is added, and stored encrypted with its URL. Rows of the audit hold no
-secret, and of a URL only its host.
+A webhook's secret is shown once, and stored encrypted with its URL. Audit rows hold no secret, and of a URL
+only its host.
 """
 
 from __future__ import annotations
@@ -31,11 +31,9 @@ MAX_OF_THE_PLATFORM = 20
 
 
 class WebhookCommands(WebhookReads):
-    """Acts on webhooks."""
-
     async def add_webhook(self, actor: Actor | str, wanted: WebhookAdd) -> tuple[Webhook, str]:
-        """Adds a webhook; returns it with its secret, which cannot be read again. Raises `Invalid` for an
-        address that is private or cannot be found."""
+        """Returns the webhook with its secret, which cannot be read again. Raises `Invalid` for an address
+        that is private or cannot be resolved."""
         allows_private = self._webhook_private
         target = target_of(wanted.url, allows_private=allows_private)
         subjects = checked_subjects(wanted.subjects, of_tenant=wanted.tenant is not None)
@@ -75,7 +73,7 @@ class WebhookCommands(WebhookReads):
         return await self._act(actor, "webhook.add", change), secret_text(secret)
 
     async def remove_webhook(self, actor: Actor | str, webhook: str, whose: Whose = None) -> Webhook:
-        """Removes a webhook with all that is to be sent to it. Raises `NotFound`."""
+        """Removes a webhook with its pending events. Raises `NotFound`."""
 
         def change(connection: Connection, now_us: int) -> Change[Webhook]:
             found = find_webhook(connection, webhook, whose)
@@ -105,8 +103,8 @@ class WebhookCommands(WebhookReads):
     async def resend(
         self, actor: Actor | str, webhook: str, wanted: DeliveryAgain, whose: Whose = None
     ) -> int:
-        """Sends a dead letter again, or all of them; returns how many. What waits for another attempt is
-        tried at once, as after a test. Raises `NotFound`."""
+        """Sends one dead letter again, or all; returns how many. What waits for a retry is tried at once.
+        Raises `NotFound`."""
 
         def change(connection: Connection, now_us: int) -> Change[int]:
             found = find_webhook(connection, webhook, whose)

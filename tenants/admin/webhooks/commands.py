@@ -1,4 +1,4 @@
-"""The webhook to be, as the API, the command line and the console give it; and a webhook."""
+"""Commands on webhooks, and the webhook itself."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Webhook:
 
 
 def checked_subjects(wanted: Iterable[str] | None, *, of_tenant: bool) -> tuple[str, ...]:
-    """The subjects of a webhook. Raises `Invalid` for one that it would never be told of."""
+    """Raises `Invalid` for a subject that the webhook would never be told of."""
     known = OF_TENANTS if of_tenant else SUBJECTS
     chosen = tuple(dict.fromkeys(wanted or ()))
     for each in chosen:

@@ -31,16 +31,13 @@ Whose = Collection[str] | None
 
 
 class WebhookReads(AdminCommands):
-    """Reads of webhooks."""
-
     async def list_webhooks(self, whose: Whose = None) -> list[Webhook]:
-        """All of them, by id."""
         return await self._database.read(lambda one: _where(one, *seen(webhooks.c.tenant_id, whose)))
 
     async def page_webhooks(
         self, whose: Whose = None, *, cursor: str | None = None, limit: int = DEFAULT_PAGE
     ) -> Page[Webhook]:
-        """Webhooks by id, page by page. Raises `Invalid`."""
+        """Raises `Invalid`."""
         most = checked_limit(limit)
         last = None if cursor is None else decode_cursor("webhooks", {}, cursor, tuple[Text])
         wanted = seen(webhooks.c.tenant_id, whose)
@@ -50,14 +47,12 @@ class WebhookReads(AdminCommands):
         return page_of(found, most, "webhooks", {}, lambda each: (each.webhook_id,))
 
     async def show_webhook(self, webhook: str, whose: Whose = None) -> Webhook:
-        """One of them. Raises `NotFound`."""
+        """Raises `NotFound`."""
         return await self._database.read(lambda one: find_webhook(one, webhook, whose))
 
     async def deliveries(
         self, webhook: str, *, state: str | None = None, whose: Whose = None, most: int = MOST_SHOWN
     ) -> list[Delivery]:
-        """What was and is to be sent to a webhook, the newest first, at most `MOST_SHOWN`."""
-
         def look(connection: Connection) -> list[Delivery]:
             conditions = [outbox.c.webhook_id == find_webhook(connection, webhook, whose).webhook_id]
             if state is not None:
@@ -85,7 +80,7 @@ class WebhookReads(AdminCommands):
     async def list_alerts(
         self, whose: Whose = None, *, fires: bool | None = None, most: int = MOST_SHOWN
     ) -> list[Incident]:
-        """Alerts that fire (`fires`), that are resolved, or both; the newest first, at most `MOST_SHOWN`."""
+        """Alerts that fire (`fires`), that are resolved, or both; newest first, at most `most`."""
         conditions = seen(incidents.c.tenant_id, whose)
         if fires is not None:
             is_open = incidents.c.resolved_us.is_(None)
@@ -95,7 +90,7 @@ class WebhookReads(AdminCommands):
         )
 
     async def webhook_secret(self, webhook_id: str) -> tuple[str, bytes]:
-        """The URL of a webhook and what signs for it: for the sender. Raises `NotFound`, `Invalid`."""
+        """The URL of a webhook and its signing secret. Raises `NotFound`, `Invalid`."""
         query = select(webhooks.c.sealed).where(webhooks.c.id == webhook_id)
         sealed = await self._database.read(lambda one: one.execute(query).scalar())
         if sealed is None:
@@ -104,7 +99,7 @@ class WebhookReads(AdminCommands):
 
 
 def find_webhook(connection: Connection, webhook: str, whose: Whose = None) -> Webhook:
-    """A webhook by its id, of those that are seen. Raises `NotFound`."""
+    """Raises `NotFound`."""
     is_it = webhooks.c.id == queries.plain(webhook)
     found = _where(connection, is_it, *seen(webhooks.c.tenant_id, whose))
     if not found:

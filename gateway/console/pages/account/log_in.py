@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 
 from gateway.console import cookies
 from gateway.console.access import form, page, visit_of
@@ -13,15 +12,14 @@ from gateway.console.form_errors import FORM_ERRORS, WHOLE_FORM, problem_of
 from gateway.console.forms import typed_fields, unsent_of
 from gateway.console.rendering import page_response, redirect, session_cookies, signed_in
 from gateway.console.return_path import LOG_IN, LOG_OUT, START, safe
-from gateway.http.asgi import headers_of
+from gateway.http.asgi import Request, headers_of
 from gateway.routes.context import gateway_of
 
 REFUSED = "Name and password do not go together."
 
 
 @page(LOG_IN, act=None)
-async def log_in_page(request: Request[Any, Any, Any]) -> Response[str]:
-    """The form; with a session there is nothing to do."""
+async def log_in_page(request: Request) -> Response[str]:
     visit = visit_of(request)
     wanted = request.query_params.get("next", "")
     if visit.session is not None:
@@ -33,9 +31,9 @@ async def log_in_page(request: Request[Any, Any, Any]) -> Response[str]:
 
 
 @form(LOG_IN, act=None)
-async def log_in(request: Request[Any, Any, Any]) -> Response[str]:
-    """Opens a session, and goes on where the person wanted to. With a form that was sent without a session
-    the person is asked whether to send it."""
+async def log_in(request: Request) -> Response[str]:
+    """Opens a session and goes on to the requested page. A form submitted without a session is offered
+    again."""
     visit, deps = visit_of(request), gateway_of(request).deps
     next_path, kept = safe(visit.form.get("next", "")), visit.form.get("unsent", "")
     try:
@@ -70,8 +68,8 @@ async def log_in(request: Request[Any, Any, Any]) -> Response[str]:
 
 
 @form(LOG_OUT)
-async def log_out(request: Request[Any, Any, Any]) -> Response[str]:
-    """Ends this session, in every gateway."""
+async def log_out(request: Request) -> Response[str]:
+    """Ends this session in all gateways."""
     visit, gateway = visit_of(request), gateway_of(request)
     if visit.session is not None:
         await gateway.deps.people.log_out(visit.session)

@@ -1,16 +1,14 @@
-"""The page on which a person changes the own password."""
+"""The page on which people change their own password."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response
+from litestar import Response
 
 from gateway.console.access import form, page, visit_of
 from gateway.console.form_errors import FORM_ERRORS, problem_of
 from gateway.console.passwords import chosen_password
 from gateway.console.rendering import page_response, signed_in
-from gateway.http.asgi import headers_of
+from gateway.http.asgi import Request, headers_of
 from gateway.routes.context import gateway_of
 
 PATH = "/console/password"
@@ -18,16 +16,14 @@ FIELDS = ("current", "password", "repeat")
 
 
 @page(PATH)
-async def password_page(request: Request[Any, Any, Any]) -> Response[str]:
-    """The form; `changed` in the address: it was taken a moment ago."""
+async def password_page(request: Request) -> Response[str]:
     return page_response(
         "account/password.html", visit_of(request), is_changed="changed" in request.query_params
     )
 
 
 @form(PATH)
-async def change_password(request: Request[Any, Any, Any]) -> Response[str]:
-    """Ends all sessions of the person in every gateway, and opens one for this browser."""
+async def change_password(request: Request) -> Response[str]:
     visit, deps = visit_of(request), gateway_of(request).deps
     person = visit.person
     try:

@@ -1,10 +1,8 @@
-"""The page behind a one-time link: the first owner, and everyone who was invited, chooses a password."""
+"""The page behind a one-time link, on which the first owner and everyone invited choose a password."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response
+from litestar import Response
 
 from gateway.console.access import Visit, form, page, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
@@ -13,7 +11,7 @@ from gateway.console.names import ROLES
 from gateway.console.passwords import chosen_password
 from gateway.console.rendering import page_response, signed_in
 from gateway.console.return_path import START
-from gateway.http.asgi import headers_of
+from gateway.http.asgi import Request, headers_of
 from gateway.routes.context import gateway_of
 from tenants.errors import NotFound
 from tenants.people.links import LINK_PATH, PersonLink
@@ -22,8 +20,7 @@ FIELDS = ("name", "password", "repeat")
 
 
 @page(LINK_PATH, act=None)
-async def set_up_page(request: Request[Any, Any, Any]) -> Response[str]:
-    """The form, where the link is still good."""
+async def set_up_page(request: Request) -> Response[str]:
     token = request.query_params.get("token", "")[:MAX_SHOWN_CHARACTERS]
     link = await gateway_of(request).deps.people.link(token) if token else None
     visit = visit_of(request)
@@ -31,8 +28,8 @@ async def set_up_page(request: Request[Any, Any, Any]) -> Response[str]:
 
 
 @form(LINK_PATH, act=None)
-async def set_up(request: Request[Any, Any, Any]) -> Response[str]:
-    """Stores the password, and logs the person in. The link is used up."""
+async def set_up(request: Request) -> Response[str]:
+    """Stores the password and logs the person in; the link is used up."""
     visit, deps = visit_of(request), gateway_of(request).deps
     token = visit.form.get("token", "")
     # Before any hashing: a token that is none costs nothing.

@@ -1,14 +1,13 @@
-"""The start page: who is logged in, and what the role allows."""
+"""The start page: who is signed in, and what the role allows."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response
+from litestar import Response
 
 from gateway.console.access import page, visit_of
 from gateway.console.names import tenant_names
 from gateway.console.rendering import page_response
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.people.person import Person
 from tenants.people.roles import Act
@@ -28,16 +27,15 @@ SENTENCES = {
     Act.READ_PEOPLE: "See people and their sessions",
     Act.CHANGE_PEOPLE: "Invite people, change their roles, suspend them and end their sessions",
 }
-"""Each act in words, in the order in which they are shown."""
+"""In display order."""
 
 
 def allowed(person: Person) -> list[str]:
-    """What a person may do; of a member's own tenants where the role names tenants."""
     return [text for act, text in SENTENCES.items() if person.may_somewhere(act)]
 
 
 @page("/console")
-async def start(request: Request[Any, Any, Any]) -> Response[str]:
+async def start(request: Request) -> Response[str]:
     visit = visit_of(request)
     names = tenant_names(gateway_of(request).deps.directory, visit.person)
     return page_response(

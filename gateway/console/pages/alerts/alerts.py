@@ -1,20 +1,19 @@
-"""The page of alerts: those that fire and those that are over, and the webhooks that are told of them."""
+"""The page of firing and past alerts, and of the webhooks that receive them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 
-from gateway.console.access import NotForThisRole, form, page, visit_of
+from gateway.console.access import NotForThisRole, form, own_tenants, page, tenant_shown, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.forms import typed_fields
 from gateway.console.pages.questions import cursor_of
 from gateway.console.pages.tenant_parts.acts import said
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
-from gateway.console.scope import own_tenants, tenant_shown
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.webhooks.commands import Webhook, WebhookAdd
 from tenants.directory import queries
@@ -26,7 +25,7 @@ PATH = "/console/alerts"
 WEBHOOKS = f"{PATH}/webhooks"
 MOST_WEBHOOKS = 100
 MOST_SHOWN = 50
-"""Alerts of each of the two lists."""
+"""Per list."""
 DONE = {"removed": "The webhook is removed, with all that was to be sent to it."}
 FIELDS = ("url", "tenant", "subjects")
 SAYS = {subject: kind.says for subject, kind in BY_SUBJECT.items()} | {
@@ -40,12 +39,12 @@ def may_change(person: Person, tenant_id: str) -> bool:
 
 
 @page(PATH, act=Act.READ_TENANT)
-async def alerts_page(request: Request[Any, Any, Any]) -> Response[str]:
+async def alerts_page(request: Request) -> Response[str]:
     return await _shown(request, dict.fromkeys(FIELDS, ""))
 
 
 @form(WEBHOOKS, act=Act.CHANGE_WEBHOOK)
-async def add_webhook(request: Request[Any, Any, Any]) -> Response[str]:
+async def add_webhook(request: Request) -> Response[str]:
     visit = visit_of(request)
     typed = typed_fields(visit.form, *FIELDS)
     tenant = typed.get("tenant", "").strip()
@@ -66,7 +65,7 @@ async def add_webhook(request: Request[Any, Any, Any]) -> Response[str]:
 
 
 async def _shown(
-    request: Request[Any, Any, Any], typed: Mapping[str, str], problem: FormProblem | None = None
+    request: Request, typed: Mapping[str, str], problem: FormProblem | None = None
 ) -> Response[str]:
     visit, admin = visit_of(request), gateway_of(request).deps.admin
     person, whose = visit.person, own_tenants(visit.person)
@@ -74,7 +73,7 @@ async def _shown(
     over = await admin.list_alerts(whose, fires=False, most=MOST_SHOWN)
     listed = await admin.page_webhooks(whose, cursor=cursor_of(request), limit=MOST_WEBHOOKS)
     webhooks = listed.rows
-    ids = {each.tenant_id for each in (*firing, *over)} | {each.tenant_id for each in webhooks}
+    ids = {alert.tenant_id for alert in (*firing, *over)} | {webhook.tenant_id for webhook in webhooks}
     names = await gateway_of(request).deps.database.read(lambda one: queries.names_of(one, "tenant", ids))
     return page_response(
         "alerts/alerts.html",
@@ -85,7 +84,7 @@ async def _shown(
         says=SAYS,
         names=names,
         webhooks=webhooks,
-        counts=await admin.count_deliveries(each.webhook_id for each in webhooks),
+        counts=await admin.count_deliveries(webhook.webhook_id for webhook in webhooks),
         next_page=with_query(PATH, {"cursor": listed.next_cursor}) if listed.next_cursor else "",
         subjects=SUBJECTS,
         may_add=person.may_somewhere(Act.CHANGE_WEBHOOK),
@@ -94,14 +93,13 @@ async def _shown(
     )
 
 
-async def webhook_shown(request: Request[Any, Any, Any], webhook: str, *, changes: bool) -> Webhook:
-    """The webhook of this id, for a person who sees it. Raises `NotFound`, and with `changes`
-    `NotForThisRole`."""
+async def webhook_shown(request: Request, webhook: str, *, changes: bool) -> Webhook:
+    """The webhook, if the person may see it. Raises `NotFound`, and with `changes` `NotForThisRole`."""
     person = visit_of(request).person
-    found = await gateway_of(request).deps.admin.show_webhook(webhook, own_tenants(person))
-    if changes and not may_change(person, found.tenant_id):
+    shown = await gateway_of(request).deps.admin.show_webhook(webhook, own_tenants(person))
+    if changes and not may_change(person, shown.tenant_id):
         raise NotForThisRole
-    return found
+    return shown
 
 
 HANDLERS = [alerts_page, add_webhook]

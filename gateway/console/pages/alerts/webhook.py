@@ -1,20 +1,18 @@
-"""The page of one webhook: what was sent to it, what failed, a test; and its removal."""
+"""The page of one webhook: deliveries, failures, a test, removal."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response
+from litestar import Response
 from litestar.params import FromPath
 
 from gateway.console.access import form, page, visit_of
-from gateway.console.confirm import confirm_page
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.pages.alerts.alerts import PATH as LIST
 from gateway.console.pages.alerts.alerts import WEBHOOKS, may_change, webhook_shown
 from gateway.console.pages.tenant_parts.acts import said
-from gateway.console.rendering import page_response, redirect
+from gateway.console.rendering import confirm_page, page_response, redirect
 from gateway.console.return_path import with_query
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.webhooks.commands import DeliveryAgain, Webhook
 from tenants.errors import Invalid
@@ -29,58 +27,56 @@ DONE = {
 
 
 @page(PATH, act=Act.READ_TENANT)
-async def webhook_page(request: Request[Any, Any, Any], webhook: FromPath[str]) -> Response[str]:
+async def webhook_page(request: Request, webhook: FromPath[str]) -> Response[str]:
     return await _shown(request, await webhook_shown(request, webhook, changes=False))
 
 
 @form(PATH, act=Act.CHANGE_WEBHOOK)
-async def use_webhook(request: Request[Any, Any, Any], webhook: FromPath[str]) -> Response[str]:
+async def use_webhook(request: Request, webhook: FromPath[str]) -> Response[str]:
     visit, admin = visit_of(request), gateway_of(request).deps.admin
-    found = await webhook_shown(request, webhook, changes=True)
+    shown = await webhook_shown(request, webhook, changes=True)
     act, seq = visit.form.get("act", ""), visit.form.get("seq", "")
     try:
         if act == "test":
-            await admin.test_webhook(visit.actor, found.webhook_id)
+            await admin.test_webhook(visit.actor, shown.webhook_id)
         elif act == "resend" and (not seq or (seq.isascii() and seq.isdigit() and len(seq) < 19)):
             wanted = DeliveryAgain(seq=int(seq) if seq else None)
-            await admin.resend(visit.actor, found.webhook_id, wanted)
+            await admin.resend(visit.actor, shown.webhook_id, wanted)
         else:
             raise Invalid("act", "there is no such button")
     except FORM_ERRORS as error:
-        return await _shown(request, found, problem_of(error))
-    return redirect(with_query(f"{WEBHOOKS}/{found.webhook_id}", {"done": act}))
+        return await _shown(request, shown, problem_of(error))
+    return redirect(with_query(f"{WEBHOOKS}/{shown.webhook_id}", {"done": act}))
 
 
 @page(f"{PATH}/remove", act=Act.CHANGE_WEBHOOK)
-async def ask_remove(request: Request[Any, Any, Any], webhook: FromPath[str]) -> Response[str]:
-    found = await webhook_shown(request, webhook, changes=True)
-    counts = await gateway_of(request).deps.admin.count_deliveries([found.webhook_id])
-    sent = counts[found.webhook_id]
+async def ask_remove(request: Request, webhook: FromPath[str]) -> Response[str]:
+    shown = await webhook_shown(request, webhook, changes=True)
+    counts = await gateway_of(request).deps.admin.count_deliveries([shown.webhook_id])
+    sent = counts[shown.webhook_id]
     return confirm_page(
         visit_of(request),
-        title=f"Remove the webhook to {found.host}",
+        title=f"Remove the webhook to {shown.host}",
         effects=[
             "Nothing is sent to it any more.",
             f"{sent.get('pending', 0):,} events that wait, and {sent.get('dead', 0):,} that could not be"
             " delivered, are forgotten.",
             "One that is added again has another secret.",
         ],
-        action=f"{WEBHOOKS}/{found.webhook_id}/remove",
+        action=f"{WEBHOOKS}/{shown.webhook_id}/remove",
         button="Remove it",
-        back=f"{WEBHOOKS}/{found.webhook_id}",
+        back=f"{WEBHOOKS}/{shown.webhook_id}",
     )
 
 
 @form(f"{PATH}/remove", act=Act.CHANGE_WEBHOOK)
-async def remove_webhook(request: Request[Any, Any, Any], webhook: FromPath[str]) -> Response[str]:
-    found = await webhook_shown(request, webhook, changes=True)
-    await gateway_of(request).deps.admin.remove_webhook(visit_of(request).actor, found.webhook_id)
+async def remove_webhook(request: Request, webhook: FromPath[str]) -> Response[str]:
+    shown = await webhook_shown(request, webhook, changes=True)
+    await gateway_of(request).deps.admin.remove_webhook(visit_of(request).actor, shown.webhook_id)
     return redirect(with_query(LIST, {"done": "removed"}))
 
 
-async def _shown(
-    request: Request[Any, Any, Any], found: Webhook, problem: FormProblem | None = None
-) -> Response[str]:
+async def _shown(request: Request, found: Webhook, problem: FormProblem | None = None) -> Response[str]:
     visit, admin = visit_of(request), gateway_of(request).deps.admin
     newest = await admin.deliveries(found.webhook_id, most=MOST_SHOWN)
     dead = await admin.deliveries(found.webhook_id, state="dead", most=MOST_SHOWN)

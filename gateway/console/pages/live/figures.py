@@ -11,24 +11,22 @@ from gateway.pools.live_counters import FleetNow, ReplicaNow, TenantNow
 
 @dataclass(frozen=True, slots=True)
 class SlowFigures:
-    """Figures that are read from the database, and change slowly."""
+    """Slowly changing figures from the database."""
 
     spend_nanousd: int | None = None
     """Charged today."""
     attainment: float | None = None
-    """Part of all judged targets that were met, over the period of the report; None: nothing was judged."""
+    """Share of judged targets that were met in the report's period; None: none was judged."""
     missed: int = 0
     judged: int = 0
     refusals: Mapping[str, int] = field(default_factory=dict)
-    """Of this hour and the one before, by code."""
+    """Of this hour and the previous one, by code."""
     read_us: int | None = None
-    """When; None: the database did not answer."""
+    """None: the database did not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShareRow:
-    """A tenant in one tier."""
-
     tenant_id: str
     name: str
     tier: str
@@ -36,12 +34,12 @@ class ShareRow:
     queued: int
     running: int
     share: float | None
-    """Of the tier's recent service; None: it had none, and was due none."""
+    """Of the tier's recent service; None: it had none and was due none."""
     fair: float | None
     lag_tokens: int
-    """Behind its fair share by so many cost tokens; below 0: ahead of it."""
+    """Cost tokens behind its fair share; negative: ahead."""
     lag_part: float | None
-    """Of the bound 2U; None: the bound is not known."""
+    """Of the bound 2U; None: the bound is unknown."""
     before_line_s: float | None
 
     @property
@@ -50,30 +48,15 @@ class ShareRow:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveReplicaRow:
-    """A replica."""
-
-    pool: str
-    name: str
-    state: str
-    running: int
-    waiting: int
-    mean_batch: float | None
-    """Sequences of a step since the snapshot before; None: no step ran, or it reports none."""
-    kv_share: float
-
-
-@dataclass(frozen=True, slots=True)
 class Overview:
-    """One snapshot, as shown."""
-
     at_us: int
     fleet: FleetNow
     tokens_per_s: float | None
-    """Output, of all gateways; None: there is nothing to compare with yet."""
+    """Output of all gateways; None: there is no earlier snapshot."""
     jain: float | None
     tenants: tuple[ShareRow, ...]
-    replicas: tuple[LiveReplicaRow, ...]
+    replicas: list[tuple[ReplicaNow, float | None]]
+    """With their mean batch since the previous snapshot; None: no steps, or none reported."""
     slow: SlowFigures
     left_out: int
     """Tenants and tiers that are not shown."""
@@ -87,7 +70,7 @@ class Overview:
 def overview_of(
     now: FleetNow, before: FleetNow | None, names: Mapping[str, str], slow: SlowFigures, at_us: int
 ) -> Overview:
-    """`before`: an earlier snapshot, for rates; `names`: of tenants, by id."""
+    """`before`: an earlier snapshot, for rates."""
     return Overview(
         at_us,
         now,
@@ -96,68 +79,64 @@ def overview_of(
         tenant_rows(now.tenants, names),
         replica_rows(now.replicas, () if before is None else before.replicas),
         slow,
-        sum(each.left_out for each in now.gateways),
+        sum(gateway.left_out for gateway in now.gateways),
     )
 
 
 def tenant_rows(tenants: Sequence[TenantNow], names: Mapping[str, str]) -> tuple[ShareRow, ...]:
-    """By name, and a tenant's tiers from the highest down: a place that does not depend on the figures."""
+    """By name and descending tier: an order that does not depend on the figures."""
     totals = dict.fromkeys(TIER_RANKS, 0.0)
-    for each in tenants:
-        totals[each.tier] += each.had
+    for tenant in tenants:
+        totals[tenant.tier] += tenant.had
     rows = []
-    for each in tenants:
-        total, lag = totals[each.tier], each.due - each.had
-        has_part = total > 0 and each.had + each.due > 0
+    for tenant in tenants:
+        total, lag = totals[tenant.tier], tenant.due - tenant.had
+        has_part = total > 0 and tenant.had + tenant.due > 0
         rows.append(
             ShareRow(
-                each.tenant_id,
-                names.get(each.tenant_id, each.tenant_id),
-                each.tier,
-                each.weight,
-                each.queued,
-                each.running,
-                each.had / total if has_part else None,
-                each.due / total if has_part else None,
+                tenant.tenant_id,
+                names.get(tenant.tenant_id, tenant.tenant_id),
+                tenant.tier,
+                tenant.weight,
+                tenant.queued,
+                tenant.running,
+                tenant.had / total if has_part else None,
+                tenant.due / total if has_part else None,
                 round(lag),
-                lag / each.bound if each.bound else None,
-                each.before_line_us / each.arrivals / 1e6 if each.arrivals else None,
+                lag / tenant.bound if tenant.bound else None,
+                tenant.before_line_us / tenant.arrivals / 1e6 if tenant.arrivals else None,
             )
         )
     return tuple(sorted(rows, key=lambda row: (row.name, row.tenant_id, TIER_RANKS[row.tier])))
 
 
 def jain_index(tenants: Iterable[TenantNow]) -> float | None:
-    """Jain's index of what tenants had of what they were due: 1 where all had the same part of it, 1/n where
-    one of n had everything. None: nothing was due. Jain, Chiu and Hawe, DEC-TR-301, 1984."""
-    parts = [each.had / each.due for each in tenants if each.due >= 1]
+    """Jain's index of service received over service due: 1 if equal for all, 1/n if one of n had everything.
+    None: nothing was due. Jain, Chiu and Hawe, DEC-TR-301, 1984."""
+    parts = [tenant.had / tenant.due for tenant in tenants if tenant.due >= 1]
     squares = sum(part * part for part in parts)
     return sum(parts) ** 2 / (len(parts) * squares) if squares else None
 
 
 def tokens_per_s(now: FleetNow, before: FleetNow | None) -> float | None:
-    """Of the gateways that are in both snapshots, each by its own clock."""
-    earlier = {} if before is None else {each.gateway_id: each for each in before.gateways}
+    """Of gateways in both snapshots, each by its own clock."""
+    earlier = {} if before is None else {gateway.gateway_id: gateway for gateway in before.gateways}
     rates = [
-        max(0, each.output_tokens - was.output_tokens) / (each.clock_s - was.clock_s)
-        for each in now.gateways
-        if (was := earlier.get(each.gateway_id)) is not None and each.clock_s > was.clock_s
+        max(0, gateway.output_tokens - was.output_tokens) / (gateway.clock_s - was.clock_s)
+        for gateway in now.gateways
+        if (was := earlier.get(gateway.gateway_id)) is not None and gateway.clock_s > was.clock_s
     ]
     return sum(rates) if rates else None
 
 
-def replica_rows(now: Iterable[ReplicaNow], before: Iterable[ReplicaNow]) -> tuple[LiveReplicaRow, ...]:
-    """In the order of `now`."""
-    earlier = {(each.pool, each.address): each for each in before}
+def replica_rows(
+    now: Iterable[ReplicaNow], before: Iterable[ReplicaNow]
+) -> list[tuple[ReplicaNow, float | None]]:
+    earlier = {(replica.pool, replica.address): replica for replica in before}
     rows = []
-    for each in now:
-        was = earlier.get((each.pool, each.address))
-        steps = 0 if was is None else each.steps - was.steps
-        batch = (each.batch_sum - was.batch_sum) / steps if was is not None and steps > 0 else None
-        state = "drained" if each.is_drained else "up" if each.is_up else "down"
-        rows.append(
-            LiveReplicaRow(
-                each.pool, each.replica_id, state, each.running, each.waiting, batch, each.kv_share
-            )
-        )
-    return tuple(rows)
+    for replica in now:
+        was = earlier.get((replica.pool, replica.address))
+        steps = 0 if was is None else replica.steps - was.steps
+        batch = (replica.batch_sum - was.batch_sum) / steps if was is not None and steps > 0 else None
+        rows.append((replica, batch))
+    return rows

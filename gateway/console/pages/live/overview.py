@@ -1,10 +1,12 @@
-"""The overview: who gets what share, what waits, what replicas do, what was missed and refused; live."""
+"""The live overview: shares, queues, replicas, misses and refusals."""
 
 from __future__ import annotations
 
+from collections import Counter
+from datetime import UTC, datetime
 from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.types import ASGIApp
 
 from gateway.console.access import page, visit_of
@@ -12,23 +14,56 @@ from gateway.console.live.held_rows import held
 from gateway.console.live.stream import LIVE, Texts, hub_of, live_region
 from gateway.console.pages.live.figures import Overview, ShareRow, SlowFigures, overview_of
 from gateway.console.pages.live.past_hour import read_past_hour
-from gateway.console.pages.live.slow_figures import SLOW_EVERY_S, read_slow_figures
 from gateway.console.rendering import page_response, render
 from gateway.gateway import Gateway
+from gateway.http.asgi import Request
 from gateway.pools.live_counters import FleetNow
 from gateway.routes.context import gateway_of
+from tenants.admin.admin import Admin
+from tenants.admin.cursor import MAX_PAGE
+from tenants.admin.lists.counts import RefusalCountQuery
+from tenants.admin.lists.usage import UsageAsked
+from tenants.errors import DatabaseUnavailable
 from tenants.people.roles import Act
+
+SLOW_EVERY_S = 10.0
+REFUSALS = RefusalCountQuery(window="hour", group_by="code")
+"""Of the last day, in whole hours."""
+
+
+async def read_slow_figures(admin: Admin, earlier: SlowFigures, now_s: float) -> SlowFigures:
+    """The figures at `now_s` (Unix seconds); the earlier ones if the database does not answer."""
+    today = datetime.fromtimestamp(now_s, UTC).date().isoformat()
+    try:
+        usage = await admin.read_usage(UsageAsked(from_=today), limit=1)
+        reports = await admin.slo_report()
+        refused = await admin.count_refusals(REFUSALS, limit=MAX_PAGE)
+    except DatabaseUnavailable:
+        return earlier
+    refusals: Counter[str] = Counter()
+    for row in refused.rows:
+        refusals[row["code"]] += row["count"]
+    judged = sum(report.period.total for report in reports)
+    missed = sum(report.period.missed for report in reports)
+    return SlowFigures(
+        sum(row["cost_nanousd"] for row in usage.as_json()["data"]),
+        1 - missed / judged if judged else None,
+        missed,
+        judged,
+        dict(sorted(refusals.items())),
+        round(now_s * 1e6),
+    )
+
 
 PATH = "/console/overview"
 TOPIC = ("overview",)
 MOST_ROWS = 100
-"""Of the table of tenants."""
 RATE_S = 10.0
-"""Rates are told of two snapshots that are no further apart."""
+"""Longest time between the two snapshots of a rate."""
 
 
 class OverviewMaker:
-    """Makes snapshots of one gateway's view of all. Use from one event loop."""
+    """Takes snapshots of all gateways. Use from one event loop."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -45,17 +80,17 @@ class OverviewMaker:
             self._slow_s = now_s
             self._slow = await read_slow_figures(deps.admin, self._slow, deps.wall_clock())
         names = {
-            each.tenant_id: tenant.name
-            for each in fleet.tenants
-            if (tenant := deps.directory.tenant(each.tenant_id)) is not None
+            row.tenant_id: tenant.name
+            for row in fleet.tenants
+            if (tenant := deps.directory.tenant(row.tenant_id)) is not None
         }
         before = self._before if now_s - self._before_s <= RATE_S else None
         self._before, self._before_s = fleet, now_s
         return overview_of(fleet, before, names, self._slow, round(deps.wall_clock() * 1e6))
 
 
-def maker_of(request: Request[Any, Any, Any]) -> OverviewMaker:
-    """The one of this gateway: rates need the snapshot before."""
+def maker_of(request: Request) -> OverviewMaker:
+    """This gateway's maker: rates need the previous snapshot."""
     state = request.app.state
     if "overview" not in state:
         state["overview"] = OverviewMaker(gateway_of(request))
@@ -64,7 +99,7 @@ def maker_of(request: Request[Any, Any, Any]) -> OverviewMaker:
 
 
 class OverviewWriter:
-    """Writes the live part for one reader, whose rows hold still."""
+    """Renders the live part for one reader, whose rows hold still."""
 
     def __init__(self) -> None:
         self._first: tuple[ShareRow, ...] | None = None
@@ -73,11 +108,11 @@ class OverviewWriter:
     def shown(self, overview: Overview) -> dict[str, Any]:
         if self._first is None:
             self._first = overview.tenants[:MOST_ROWS]
-            self._ids = tuple(each.row_id for each in self._first)
+            self._ids = tuple(row.row_id for row in self._first)
         return {"now": overview, "tenants": held(self._first, overview.tenants, lambda row: row.row_id)}
 
     def text(self, overview: Overview, texts: Texts) -> str:
-        """The live part. Readers with the same rows share its text."""
+        """Readers with the same rows share its text."""
         shown = self.shown(overview)
         if self._ids not in texts:
             texts[self._ids] = render("live/overview_now.html", None, **shown)
@@ -85,8 +120,7 @@ class OverviewWriter:
 
 
 @page(PATH, act=Act.READ_PLATFORM)
-async def overview_page(request: Request[Any, Any, Any]) -> Response[str]:
-    """The page; without scripts its figures are those of its opening."""
+async def overview_page(request: Request) -> Response[str]:
     hub, deps = hub_of(request), gateway_of(request).deps
     shown = OverviewWriter().shown(await hub.look(TOPIC, maker_of(request).make))
     past = await read_past_hour(deps.admin, deps.directory, shown["now"].at_us)
@@ -100,7 +134,7 @@ async def overview_page(request: Request[Any, Any, Any]) -> Response[str]:
 
 
 @page(f"{PATH}{LIVE}", act=Act.READ_PLATFORM)
-async def overview_live(request: Request[Any, Any, Any]) -> ASGIApp:
+async def overview_live(request: Request) -> ASGIApp:
     return await live_region(request, TOPIC, maker_of(request).make, OverviewWriter().text, PATH)
 
 

@@ -1,10 +1,11 @@
-"""The last hour by minute, and this hour's service by tenant, from what all gateways wrote. Exact."""
+"""The last hour by minute and this hour's service by tenant, from what all gateways wrote."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tenants.admin.admin import Admin
 from tenants.admin.cursor import MAX_PAGE
@@ -14,13 +15,10 @@ from tenants.directory.directory import Directory
 from tenants.directory.records import from_us
 
 MOST_TENANTS = 50
-"""Rows of the table by tenant: those with the most service."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineMinuteRow:
-    """All replicas in one minute."""
-
     minute_us: int
     output_tokens_s: float
     prompt_tokens_s: float
@@ -31,8 +29,6 @@ class EngineMinuteRow:
 
 @dataclass(frozen=True, slots=True)
 class HourRow:
-    """A tenant in one tier, this hour; cost tokens."""
-
     tenant_id: str
     name: str
     tier: str
@@ -46,32 +42,21 @@ class HourRow:
         return self.fair_tokens - self.served_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class PastHour:
-    """What the page shows of the time before it was opened."""
-
-    minutes: tuple[EngineMinuteRow, ...]
-    tenants: tuple[HourRow, ...]
-    more_tenants: int
-    has_more_minutes: bool
-    """Of very many replicas the latest minutes are left out."""
-
-
 def engine_minutes_of(rows: Iterable[EngineRow]) -> tuple[EngineMinuteRow, ...]:
     by_minute: defaultdict[int, list[EngineRow]] = defaultdict(list)
     for row in rows:
         by_minute[row.key.minute_us].append(row)
     made = []
     for minute_us, replicas in sorted(by_minute.items()):
-        counts = [each.counts for each in replicas]
-        steps = sum(each.steps for each in counts)
-        shares = [each.kv_permille_s * 1000 / each.seen_us for each in counts if each.seen_us]
+        counts = [replica.counts for replica in replicas]
+        steps = sum(count.steps for count in counts)
+        shares = [count.kv_permille_s * 1000 / count.seen_us for count in counts if count.seen_us]
         made.append(
             EngineMinuteRow(
                 minute_us,
-                sum(each.emitted_tokens for each in counts) * 1e6 / MINUTE_US,
-                sum(each.computed_tokens for each in counts) * 1e6 / MINUTE_US,
-                sum(each.batch_sum for each in counts) / steps if steps else 0.0,
+                sum(count.emitted_tokens for count in counts) * 1e6 / MINUTE_US,
+                sum(count.computed_tokens for count in counts) * 1e6 / MINUTE_US,
+                sum(count.batch_sum for count in counts) / steps if steps else 0.0,
                 sum(shares) / len(shares) if shares else 0.0,
             )
         )
@@ -79,13 +64,13 @@ def engine_minutes_of(rows: Iterable[EngineRow]) -> tuple[EngineMinuteRow, ...]:
 
 
 def hour_rows(rows: Iterable[FlowRow], names: Mapping[str, str]) -> tuple[HourRow, ...]:
-    """Over all models, those with the most service first."""
+    """Over all models, most service first."""
     sums: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for row in rows:
         counts = row.counts
         more = (counts.served_tokens, counts.fair_tokens, counts.arrivals, counts.before_line_us)
         whose = (row.key.tenant_id, row.key.tier)
-        sums[whose] = [mine + each for mine, each in zip(sums[whose], more, strict=True)]
+        sums[whose] = [mine + other for mine, other in zip(sums[whose], more, strict=True)]
     made = [
         HourRow(
             tenant_id,
@@ -101,17 +86,19 @@ def hour_rows(rows: Iterable[FlowRow], names: Mapping[str, str]) -> tuple[HourRo
     return tuple(sorted(made, key=lambda row: (-row.served_tokens, row.name, row.tier)))
 
 
-async def read_past_hour(admin: Admin, directory: Directory, now_us: int) -> PastHour:
-    """Raises `DatabaseUnavailable`."""
+async def read_past_hour(admin: Admin, directory: Directory, now_us: int) -> dict[str, Any]:
     engines = await admin.page_engines(limit=MAX_PAGE)
     since = from_us(now_us // HOUR_US * HOUR_US).isoformat()
     flow = await admin.page_flow(window="hour", since=since, limit=MAX_PAGE)
     ids = {row.key.tenant_id for row in flow.rows}
-    names = {each: tenant.name for each in ids if (tenant := directory.tenant(each)) is not None}
+    names = {
+        tenant_id: tenant.name for tenant_id in ids if (tenant := directory.tenant(tenant_id)) is not None
+    }
     rows = hour_rows(flow.rows, names)
-    return PastHour(
-        engine_minutes_of(engines.rows),
-        rows[:MOST_TENANTS],
-        max(0, len(rows) - MOST_TENANTS),
-        engines.next_cursor is not None,
-    )
+    return {
+        "minutes": engine_minutes_of(engines.rows),
+        "tenants": rows[:MOST_TENANTS],
+        "more_tenants": max(0, len(rows) - MOST_TENANTS),
+        # The latest minutes are left out when there are very many replicas.
+        "has_more_minutes": engines.next_cursor is not None,
+    }

@@ -1,20 +1,20 @@
-"""Acts on one request: cancel it, or move it to another tier, each after a page that says what that does."""
+"""Cancels one request or moves it to another tier, after a page that says what that does."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.params import FromPath
 
 from gateway.console.access import NotForThisRole, Visit, form, page, visit_of
-from gateway.console.confirm import confirm_page
 from gateway.console.form_errors import WHOLE_FORM, FormProblem
 from gateway.console.pages.live.waiting import PATH
-from gateway.console.rendering import page_response, redirect
+from gateway.console.rendering import confirm_page, page_response, redirect
 from gateway.console.return_path import with_query
 from gateway.errors import ApiError
+from gateway.http.asgi import Request
 from gateway.pools.request_actions import CANCEL, MOVE, OFFER, SHOW, ActionResult
 from gateway.routes.admin.common import named
 from gateway.routes.admin.requests import cancelled_by, moved_by
@@ -28,14 +28,13 @@ ONE = f"{PATH}/{{request_id:str}}"
 
 @dataclass(frozen=True, slots=True)
 class Steered:
-    """A request that has not ended, which the person may act on."""
+    """A running request that the person may act on."""
 
     found: ActionResult
     tenant_name: str
     of_tenant: str | None
-    """Of a member: only as this tenant itself could; None: as an operator."""
+    """A member acts only as this tenant could; None: as an operator."""
     tiers: tuple[str, ...]
-    """To which the person may move it."""
 
     @property
     def shown(self) -> dict[str, Any]:
@@ -43,24 +42,24 @@ class Steered:
         return value
 
 
-async def steered(request: Request[Any, Any, Any], request_id: str) -> Steered | None:
-    """None: no gateway runs it, or it is of a tenant that the person does not see. Raises `NotForThisRole`,
-    and `ApiError` where a gateway does not answer."""
+async def steered(request: Request, request_id: str) -> Steered | None:
+    """None: no gateway runs it, or the person may not see its tenant. Raises `NotForThisRole`, and `ApiError`
+    if a gateway does not answer."""
     person = visit_of(request).person
-    found = await found_running(request, about(SHOW, request_id))
-    if found is None or not person.may(Act.READ_TENANT, found.tenant_id):
+    running = await found_running(request, about(SHOW, request_id))
+    if running is None or not person.may(Act.READ_TENANT, running.tenant_id):
         return None
-    if not person.may(Act.STEER_REQUEST, found.tenant_id):
+    if not person.may(Act.STEER_REQUEST, running.tenant_id):
         raise NotForThisRole
-    tenant = gateway_of(request).deps.directory.tenant(found.tenant_id)
-    name = found.tenant_id if tenant is None else tenant.name
+    tenant = gateway_of(request).deps.directory.tenant(running.tenant_id)
+    name = running.tenant_id if tenant is None else tenant.name
     if person.may(Act.CHANGE_PLATFORM):
-        return Steered(found, name, None, tuple(Tier))
-    return Steered(found, name, found.tenant_id, found.tiers)
+        return Steered(running, name, None, tuple(Tier))
+    return Steered(running, name, running.tenant_id, running.tiers)
 
 
 @page(f"{ONE}/cancel", act=Act.STEER_REQUEST)
-async def cancel_page(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[str]:
+async def cancel_page(request: Request, request_id: FromPath[str]) -> Response[str]:
     visit = visit_of(request)
     what = await steered(request, request_id)
     if what is None:
@@ -83,7 +82,7 @@ async def cancel_page(request: Request[Any, Any, Any], request_id: FromPath[str]
 
 
 @form(f"{ONE}/cancel", act=Act.STEER_REQUEST)
-async def cancel(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[str]:
+async def cancel(request: Request, request_id: FromPath[str]) -> Response[str]:
     visit = visit_of(request)
     what = await steered(request, request_id)
     if what is None:
@@ -93,14 +92,14 @@ async def cancel(request: Request[Any, Any, Any], request_id: FromPath[str]) -> 
 
 
 @page(f"{ONE}/move", act=Act.STEER_REQUEST)
-async def move_page(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[str]:
-    """What each other tier costs, and whom a move there passes."""
+async def move_page(request: Request, request_id: FromPath[str]) -> Response[str]:
+    """What each other tier costs, and whom a move would pass."""
     what = await steered(request, request_id)
     return _gone(visit_of(request)) if what is None else await _offers(request, what)
 
 
 @form(f"{ONE}/move", act=Act.STEER_REQUEST)
-async def move(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[str]:
+async def move(request: Request, request_id: FromPath[str]) -> Response[str]:
     visit = visit_of(request)
     what = await steered(request, request_id)
     if what is None:
@@ -119,17 +118,15 @@ async def move(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Re
     return redirect(with_query(PATH, {"done": "moved"}))
 
 
-async def _offers(
-    request: Request[Any, Any, Any], what: Steered, problem: FormProblem | None = None
-) -> Response[str]:
+async def _offers(request: Request, what: Steered, problem: FormProblem | None = None) -> Response[str]:
     offers: list[dict[str, Any]] = []
     why = ""
     for tier in what.tiers:
         if tier == what.shown["tier"]:
             continue
         try:
-            found = await live(request, about(OFFER, what.shown["id"], what.of_tenant, tier))
-            offers.append(await named(request, found.result()))
+            offer = await live(request, about(OFFER, what.shown["id"], what.of_tenant, tier))
+            offers.append(await named(request, offer.result()))
         except ApiError as error:
             why = error.message
     return page_response(
@@ -145,7 +142,7 @@ async def _offers(
 
 
 def _gone(visit: Visit) -> Response[str]:
-    """No error: a request may have had its turn while its page was read."""
+    """No error: the request may have finished while its page was read."""
     return page_response("live/gone.html", visit, back=PATH)
 
 

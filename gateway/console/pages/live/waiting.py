@@ -1,4 +1,4 @@
-"""Waiting requests, live: what goes before each, how long that takes, and when it is due."""
+"""The live page of waiting requests: what is ahead of each, for how long, and when it is due."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.types import ASGIApp
 
 from gateway import errors
-from gateway.console.access import page, visit_of
+from gateway.console.access import own_tenants, page, tenant_shown, visit_of
 from gateway.console.live.held_rows import held
 from gateway.console.live.stream import LIVE, Texts, hub_of, live_region
 from gateway.console.rendering import page_response, render
 from gateway.console.return_path import with_query
-from gateway.console.scope import own_tenants, tenant_shown
+from gateway.http.asgi import Request
 from gateway.pools.fleet import WaitingRequests
 from gateway.pools.waiting import WaitingNow
 from gateway.routes.context import gateway_of
@@ -28,12 +28,9 @@ DONE = {"cancelled": "The request is cancelled.", "moved": "The request is moved
 
 @dataclass(frozen=True, slots=True)
 class WaitingView:
-    """One snapshot, as shown."""
-
     at_us: int
     found: WaitingRequests
     names: Mapping[str, str]
-    """Of tenants, by id."""
 
     @property
     def answering(self) -> str:
@@ -42,10 +39,8 @@ class WaitingView:
 
 @dataclass(frozen=True, slots=True)
 class WaitingQuestion:
-    """Which requests a person asked for, of those that it may see."""
-
     tenant_ids: frozenset[str] | None
-    """None: of all tenants."""
+    """None: all tenants."""
     tier: str
     typed_tenant: str
     may_act: bool
@@ -59,8 +54,8 @@ class WaitingQuestion:
         return {"tenant": self.typed_tenant, "tier": self.tier}
 
 
-async def question_of(request: Request[Any, Any, Any]) -> WaitingQuestion:
-    """Raises `ApiError` for a tier that there is not, `NotFound` for a tenant that the person cannot see."""
+async def question_of(request: Request) -> WaitingQuestion:
+    """Raises `ApiError` for an unknown tier, `NotFound` for a tenant that the person may not see."""
     person = visit_of(request).person
     typed, tier = (request.query_params.get(name, "") for name in ("tenant", "tier"))
     if tier not in ("", *Tier):
@@ -71,19 +66,19 @@ async def question_of(request: Request[Any, Any, Any]) -> WaitingQuestion:
     return WaitingQuestion(tenants, tier, typed[:200], person.may_somewhere(Act.STEER_REQUEST))
 
 
-async def view_of(request: Request[Any, Any, Any], question: WaitingQuestion) -> WaitingView:
+async def view_of(request: Request, question: WaitingQuestion) -> WaitingView:
     gateway = gateway_of(request)
-    found = await gateway.fleet.waiting(question.tenant_ids, question.tier)
+    waiting = await gateway.fleet.waiting(question.tenant_ids, question.tier)
     names = {
-        each.tenant_id: tenant.name
-        for each in found.data
-        if (tenant := gateway.deps.directory.tenant(each.tenant_id)) is not None
+        row.tenant_id: tenant.name
+        for row in waiting.data
+        if (tenant := gateway.deps.directory.tenant(row.tenant_id)) is not None
     }
-    return WaitingView(round(gateway.deps.wall_clock() * 1e6), found, names)
+    return WaitingView(round(gateway.deps.wall_clock() * 1e6), waiting, names)
 
 
 class WaitingWriter:
-    """Writes the live part for one reader, whose rows hold still."""
+    """Renders the live part for one reader, whose rows hold still."""
 
     def __init__(self, question: WaitingQuestion) -> None:
         self._question = question
@@ -94,12 +89,10 @@ class WaitingWriter:
         if self._first is None:
             self._first = tuple(view.found.data)
             # Of one topic people differ in what they may do, and in how they named the tenant.
-            ids = (each.request_id for each in self._first)
+            ids = (row.request_id for row in self._first)
             self._ids = (self._question.may_act, self._question.typed_tenant, *ids)
         rows = held(self._first, view.found.data, lambda row: row.request_id)
-        most = max(
-            (sum(each.tokens_ahead.values()) for each in view.found.data if each.tokens_ahead), default=1
-        )
+        most = max((sum(row.tokens_ahead.values()) for row in view.found.data if row.tokens_ahead), default=1)
         more = max(0, view.found.total - len(view.found.data))
         return {
             "now": view,
@@ -111,7 +104,7 @@ class WaitingWriter:
         }
 
     def text(self, view: WaitingView, texts: Texts) -> str:
-        """The live part. Readers with the same rows share its text."""
+        """Readers with the same rows share its text."""
         shown = self.shown(view)
         if self._ids not in texts:
             texts[self._ids] = render("live/waiting_now.html", None, **shown)
@@ -119,8 +112,7 @@ class WaitingWriter:
 
 
 @page(PATH, act=Act.READ_TENANT)
-async def waiting_page(request: Request[Any, Any, Any]) -> Response[str]:
-    """The page; without scripts its figures are those of its opening."""
+async def waiting_page(request: Request) -> Response[str]:
     hub, question = hub_of(request), await question_of(request)
     view = await hub.look(question.topic, lambda: view_of(request, question))
     return page_response(
@@ -136,7 +128,7 @@ async def waiting_page(request: Request[Any, Any, Any]) -> Response[str]:
 
 
 @page(f"{PATH}{LIVE}", act=Act.READ_TENANT)
-async def waiting_live(request: Request[Any, Any, Any]) -> ASGIApp:
+async def waiting_live(request: Request) -> ASGIApp:
     question = await question_of(request)
     return await live_region(
         request,

@@ -1,4 +1,4 @@
-"""Sums of usage as pages add them up and compare them. Pure, and in whole units: nothing is rounded."""
+"""Exact sums of usage that pages add up and compare. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.console.formats import exact_dollars, money, number, seconds
 
 @dataclass(frozen=True, slots=True)
 class SummedUsage:
-    """Sums of one group; names are those of the ledger's sums."""
+    """Sums of one group, named as the ledger's sums."""
 
     ended_requests: int = 0
     requests: int = 0
@@ -31,7 +31,7 @@ class SummedUsage:
         return SummedUsage(*(getattr(self, name) + getattr(other, name) for name in NAMES))
 
 
-NAMES = tuple(each.name for each in fields(SummedUsage))
+NAMES = tuple(column.name for column in fields(SummedUsage))
 
 
 def amounts_of(row: Mapping[str, Any]) -> SummedUsage:
@@ -40,15 +40,13 @@ def amounts_of(row: Mapping[str, Any]) -> SummedUsage:
 
 def sum_of(many: Iterable[SummedUsage]) -> SummedUsage:
     total = SummedUsage()
-    for each in many:
-        total = total.plus(each)
+    for usage in many:
+        total = total.plus(usage)
     return total
 
 
 @dataclass(frozen=True)
 class Measure:
-    """An amount that can be drawn."""
-
     words: str
     field: str
     unit: str = ""
@@ -58,7 +56,7 @@ class Measure:
         return value
 
     def exact(self, value: int) -> str:
-        """For a chart and for files: all digits, money in dollars, time in seconds."""
+        """For charts and files: all digits, dollars or seconds."""
         if self.unit == "$":
             return exact_dollars(value)
         return f"{Decimal(value) / 1000:f}" if self.unit == "s" else str(value)
@@ -76,7 +74,7 @@ MEASURES = {
     "output": Measure("Output tokens", "output_tokens"),
     "device": Measure("Device time", "gpu_ms", "s"),
 }
-"""By their names in the page's address."""
+"""By parameter name."""
 
 
 def change(now: int, before: int) -> str:

@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import Any
 
 import msgspec
-from litestar import Request, Response
+from litestar import Response
 
-from gateway.console.access import page, visit_of
+from gateway.console.access import own_tenants, page, tenant_shown, visit_of
 from gateway.console.csv_file import csv_list
 from gateway.console.form_errors import FormProblem
 from gateway.console.formats import exact_dollars
@@ -20,7 +20,7 @@ from gateway.console.pages.money.usage_view import NAMED, REQUESTS, Row, group_s
 from gateway.console.pages.questions import FILTER_ERRORS, asked_of, cursor_of, filter_problem
 from gateway.console.rendering import SECURITY_HEADERS, page_response
 from gateway.console.return_path import with_query
-from gateway.console.scope import own_tenants, tenant_shown
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from gateway.routes.views.usage_view import shown_usage
 from tenants.admin.cursor import MAX_PAGE, Page
@@ -45,7 +45,7 @@ MOST_BARS = 12
 
 def usage_asked(asked: dict[str, str], tenant: str | None) -> UsageAsked:
     """The question of the page's fields; by day, and by tenant or model, where they do not say."""
-    groups = dict.fromkeys(each for each in (asked["group"], asked["then"]) if each)
+    groups = dict.fromkeys(group for group in (asked["group"], asked["then"]) if group)
     return UsageAsked(
         from_=asked["from"] or None,
         to=asked["to"] or None,
@@ -69,25 +69,25 @@ def labels_of(tenants: list[Tenant]) -> list[str]:
     return [name for name, _ in names.most_common(MOST_LABELS)]
 
 
-def _tenants(request: Request[Any, Any, Any]) -> list[Tenant]:
+def _tenants(request: Request) -> list[Tenant]:
     own, directory = own_tenants(visit_of(request).person), gateway_of(request).deps.directory
     if own is None:
         return directory.tenants()
-    found = (directory.tenant(each) for each in own)
-    return sorted((each for each in found if each is not None), key=lambda each: each.name)
+    tenants = (directory.tenant(name) for name in own)
+    return sorted((tenant for tenant in tenants if tenant is not None), key=lambda tenant: tenant.name)
 
 
-def _asked(request: Request[Any, Any, Any]) -> dict[str, str]:
+def _asked(request: Request) -> dict[str, str]:
     asked, sees_all = asked_of(request, *FIELDS), own_tenants(visit_of(request).person) is None
     if "group" not in request.query_params:
         asked["group"] = "tenant" if sees_all and not asked["tenant"] else "model"
     if not sees_all and not asked["tenant"]:
-        asked["tenant"] = next((each.name for each in _tenants(request)), "")
+        asked["tenant"] = next((tenant.name for tenant in _tenants(request)), "")
     asked["show"] = asked["show"] if asked["show"] in MEASURES else "charged"
     return asked | {"window": asked["window"] or "day", "time_zone": asked["time_zone"] or "UTC"}
 
 
-async def _tenant_of(request: Request[Any, Any, Any], asked: dict[str, str]) -> str | None:
+async def _tenant_of(request: Request, asked: dict[str, str]) -> str | None:
     """The id of the tenant that is asked about; None: all, which members do not see. Raises `NotFound`."""
     if not asked["tenant"] and own_tenants(visit_of(request).person) is None:
         return None
@@ -95,36 +95,36 @@ async def _tenant_of(request: Request[Any, Any, Any], asked: dict[str, str]) -> 
 
 
 @page(PATH, act=Act.READ_TENANT)
-async def usage_page(request: Request[Any, Any, Any]) -> Response[str]:
+async def usage_page(request: Request) -> Response[str]:
     admin, asked = gateway_of(request).deps.admin, _asked(request)
     try:
         question = usage_asked(asked, await _tenant_of(request, asked))
-        found = await read_usage(admin, question, cursor_of(request))
+        usage = await read_usage(admin, question, cursor_of(request))
     except FILTER_ERRORS as error:
         return _shown(request, asked, problem=filter_problem(error, FIELDS, CALLED_HERE))
-    return _shown(request, asked, found)
+    return _shown(request, asked, usage)
 
 
 def _shown(
-    request: Request[Any, Any, Any],
+    request: Request,
     asked: dict[str, str],
     found: UsageRead | None = None,
     problem: FormProblem | None = None,
 ) -> Response[str]:
     gateway, person, tenants = gateway_of(request), visit_of(request).person, _tenants(request)
     names = [*GROUPS, *(f"{LABEL}{name}" for name in labels_of(tenants))]
-    names += [each for each in (asked["group"], asked["then"]) if each and each not in names]
+    names += [group for group in (asked["group"], asked["then"]) if group and group not in names]
     return page_response(
         "money/usage.html",
         visit_of(request),
         problem=problem,
         asked=asked,
-        windows=[(each, each) for each in WINDOWS],
-        groups=[(each, each.replace(LABEL, "label ")) for each in names],
-        measures=[(name, each.words) for name, each in MEASURES.items()],
-        tiers=[("", "all"), *((each.value, each.value) for each in Tier)],
+        windows=[(window, window) for window in WINDOWS],
+        groups=[(name, name.replace(LABEL, "label ")) for name in names],
+        measures=[(name, measure.words) for name, measure in MEASURES.items()],
+        tiers=[("", "all"), *((tier.value, tier.value) for tier in Tier)],
         models=list(gateway.pools),
-        own=None if own_tenants(person) is None else [(each.name, each.name) for each in tenants],
+        own=None if own_tenants(person) is None else [(tenant.name, tenant.name) for tenant in tenants],
         csv=with_query(f"{PATH}/csv", asked),
         json=with_query(f"{PATH}/json", asked),
         sees_platform=person.may(Act.READ_PLATFORM),
@@ -148,10 +148,15 @@ def _answer(asked: dict[str, str], found: UsageRead) -> dict[str, Any]:
         "query": query,
         "measure": measure,
         "groups": groups,
-        "heads": [each.replace(LABEL, "label ") for each in query.group_by],
+        "heads": [group.replace(LABEL, "label ") for group in query.group_by],
         "bars": [
-            (" · ".join(each.names)[:26], measure.of(each.now), "fill-1", measure.shown(measure.of(each.now)))
-            for each in groups[:MOST_BARS]
+            (
+                " · ".join(group.names)[:26],
+                measure.of(group.now),
+                "fill-1",
+                measure.shown(measure.of(group.now)),
+            )
+            for group in groups[:MOST_BARS]
         ],
         "chart": chart,
         "columns": [(name, "number") for name in chart.columns] if chart else [],
@@ -167,7 +172,7 @@ def _answer(asked: dict[str, str], found: UsageRead) -> dict[str, Any]:
 
 
 @page(f"{PATH}/json", act=Act.READ_TENANT)
-async def usage_json(request: Request[Any, Any, Any]) -> Response[Any]:
+async def usage_json(request: Request) -> Response[Any]:
     """The same as `GET /admin/v1/usage` answers, one page of it."""
     admin, asked = gateway_of(request).deps.admin, _asked(request)
     try:
@@ -179,14 +184,14 @@ async def usage_json(request: Request[Any, Any, Any]) -> Response[Any]:
 
 
 @page(f"{PATH}/csv", act=Act.READ_TENANT)
-async def usage_file(request: Request[Any, Any, Any]) -> Response[str]:
+async def usage_file(request: Request) -> Response[str]:
     admin, asked = gateway_of(request).deps.admin, _asked(request)
     try:
         question = usage_asked(asked, await _tenant_of(request, asked))
 
         async def read(cursor: str | None) -> Page[dict[str, object]]:
             answer = await shown_usage(admin, question, cursor, MAX_PAGE)
-            return Page([_file_row(each) for each in answer["data"]], answer["next_cursor"])
+            return Page([_file_row(row) for row in answer["data"]], answer["next_cursor"])
 
         columns = ["start", "end"]
         for group in question.groups:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response
+from litestar import Response
 
 from gateway.console.access import page, visit_of
 from gateway.console.rendering import page_response
-from gateway.http.asgi import headers_of
+from gateway.http.asgi import Request, headers_of
 from gateway.routes.context import gateway_of
 from tenants.people.roles import Act
 
@@ -17,7 +15,7 @@ OWN_PAGES = ("same-origin", "none")
 
 
 @page(PATH, act=Act.READ_PLATFORM)
-async def check_page(request: Request[Any, Any, Any]) -> Response[str]:
+async def check_page(request: Request) -> Response[str]:
     """The last result; with `run` in the address a new one. It changes nothing, but reads the whole ledger: a
     link on another site does not start it, and two who ask share one."""
     check = gateway_of(request).usage_check

@@ -59,7 +59,7 @@ async def read_usage(admin: Admin, asked: UsageAsked, cursor: str | None) -> Usa
     """The period and the one before. `cursor`: of groups that come in pages. Raises `Invalid`, `NotFound`."""
     first, rows = await _rows(admin, asked)
     from_us, to_us = first.query.from_us, first.query.to_us
-    begin, end = (instant_of(each).isoformat() for each in (from_us, to_us))
+    begin, end = (instant_of(instant_us).isoformat() for instant_us in (from_us, to_us))
     is_whole = first.next_cursor is None
     over_time, total, following = rows, sum_of(map(amounts_of, rows)), None
     answers = [first]
@@ -79,16 +79,16 @@ async def read_usage(admin: Admin, asked: UsageAsked, cursor: str | None) -> Usa
         is_whole=is_whole,
         next_cursor=following,
         folded_us=first.folded_us,
-        includes_unfolded=all(each.includes_unfolded for each in answers),
+        includes_unfolded=all(answer.includes_unfolded for answer in answers),
     )
 
 
 async def _before(admin: Admin, asked: UsageAsked, begin: str, end: str) -> Before:
     wanted = replace(asked, from_=begin, to=end, window="total")
     try:
-        found, rows = await _rows(admin, wanted)
-        if found.next_cursor is None:
-            return Before(sum_of(map(amounts_of, rows)), summed(rows, found.query.group_by))
+        first, rows = await _rows(admin, wanted)
+        if first.next_cursor is None:
+            return Before(sum_of(map(amounts_of, rows)), summed(rows, first.query.group_by))
         _, rows = await _rows(admin, replace(wanted, group_by=""))
         return Before(sum_of(map(amounts_of, rows)), None, TOO_MANY)
     except Invalid as error:  # hours that are not kept any more

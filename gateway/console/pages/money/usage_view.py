@@ -61,20 +61,20 @@ def ids_of(row: Row, groups: Sequence[str]) -> Ids:
 
 
 def names_of(row: Row, groups: Sequence[str]) -> tuple[str, ...]:
-    found = []
+    names = []
     for group in groups:
         value = row[COLUMNS.get(group, group)]
-        found.append(str(row.get(NAMED.get(group, ""), None) or value or "none"))
-    return tuple(found)
+        names.append(str(row.get(NAMED.get(group, ""), None) or value or "none"))
+    return tuple(names)
 
 
 def summed(rows: Sequence[Row], groups: Sequence[str]) -> dict[Ids, SummedUsage]:
     """By group, all windows together."""
-    found: dict[Ids, SummedUsage] = {}
+    sums: dict[Ids, SummedUsage] = {}
     for row in rows:
         ids = ids_of(row, groups)
-        found[ids] = found.get(ids, SummedUsage()).plus(amounts_of(row))
-    return found
+        sums[ids] = sums.get(ids, SummedUsage()).plus(amounts_of(row))
+    return sums
 
 
 def group_sums(
@@ -90,7 +90,7 @@ def group_sums(
     of the page, for the links."""
     names = {ids_of(row, groups): names_of(row, groups) for row in rows}
     now = summed(rows, groups)
-    found = [
+    sums = [
         GroupSum(
             ids,
             names[ids],
@@ -100,7 +100,7 @@ def group_sums(
         )
         for ids, amounts in now.items()
     ]
-    return sorted(found, key=lambda each: (-measure.of(each.now), each.names)) if is_whole else found
+    return sorted(sums, key=lambda group: (-measure.of(group.now), group.names)) if is_whole else sums
 
 
 def link_of(ids: Ids, groups: Sequence[str], filters: Mapping[str, str]) -> str:
@@ -120,22 +120,22 @@ def over_time(
     ordered = sorted(totals, key=lambda ids: (-totals[ids], names[ids]))
     largest: list[Ids] = ordered[:MOST_LINES] if groups else [()]
     has_others = len(totals) > len(largest)
-    found = {
+    buckets = {
         start_us: TimeRow(start_us, end_us, [0] * (len(largest) + has_others)) for start_us, end_us in windows
     }
     for row in rows:
         ids = ids_of(row, groups)
         place = largest.index(ids) if ids in largest else -1
-        found[to_us(datetime.fromisoformat(row["start"]))].values[place] += measure.of(amounts_of(row))
+        buckets[to_us(datetime.fromisoformat(row["start"]))].values[place] += measure.of(amounts_of(row))
     columns = [names.get(ids, "all") or "all" for ids in largest] + ["all others"] * has_others
-    return TimeTable(columns, list(found.values()))
+    return TimeTable(columns, list(buckets.values()))
 
 
 def period_before(from_us_: int, to_us_: int, time_zone: str) -> tuple[str, str]:
     """The period of the same length just before, as instants: by the clock of the time zone, so that days
     begin at midnight there also where one of them had 23 hours."""
     zone = ZoneInfo(time_zone)
-    begin, end = (from_us(each).astimezone(zone) for each in (from_us_, to_us_))
+    begin, end = (from_us(instant_us).astimezone(zone) for instant_us in (from_us_, to_us_))
     length = end.replace(tzinfo=None) - begin.replace(tzinfo=None)
     if length <= timedelta(0):  # an hour that the clock has twice
         length = end - begin

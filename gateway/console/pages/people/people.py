@@ -1,12 +1,8 @@
-"""The page of people: who there is, and the invitation of one more."""
+"""The page of people, with invitations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
-
-from litestar import Request, Response
+from litestar import Response
 
 from gateway.console.access import Visit, form, page, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
@@ -14,9 +10,8 @@ from gateway.console.forms import typed_fields
 from gateway.console.names import ROLES, names_in, tenant_names
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
-from gateway.http.asgi import headers_of
+from gateway.http.asgi import Request, headers_of
 from gateway.routes.context import gateway_of
-from tenants.directory.directory import Directory
 from tenants.people.commands import PersonInvite
 from tenants.people.links import link_path
 from tenants.people.person import Person
@@ -27,42 +22,17 @@ KEPT = ("name", "role", "tenants")
 MOST_SHOWN = 100
 
 
-@dataclass(frozen=True)
-class PersonRow:
-    """A person as shown in the list."""
-
-    person_id: str
-    name: str
-    role: str
-    tenants: str
-    state: str
-
-
-def rows(people: Iterable[Person], directory: Directory) -> list[PersonRow]:
-    return [
-        PersonRow(
-            each.person_id,
-            each.name,
-            each.role.value,
-            ", ".join(tenant_names(directory, each)),
-            state_of(each),
-        )
-        for each in people
-    ]
-
-
 def state_of(person: Person) -> str:
-    """`active`, `suspended` or `invited`."""
     return person.status if person.has_password or person.status != "active" else "invited"
 
 
 @page(PATH, act=Act.READ_PEOPLE)
-async def people_page(request: Request[Any, Any, Any]) -> Response[str]:
+async def people_page(request: Request) -> Response[str]:
     return await _shown(request, typed_fields({}, *KEPT))
 
 
 @form(f"{PATH}/invite", act=Act.CHANGE_PEOPLE)
-async def invite(request: Request[Any, Any, Any]) -> Response[str]:
+async def invite(request: Request) -> Response[str]:
     visit, deps = visit_of(request), gateway_of(request).deps
     typed = typed_fields(visit.form, *KEPT)
     try:
@@ -78,7 +48,7 @@ async def invite(request: Request[Any, Any, Any]) -> Response[str]:
     return link_response(request, visit, person, token)
 
 
-def link_response(request: Request[Any, Any, Any], visit: Visit, person: Person, token: str) -> Response[str]:
+def link_response(request: Request, visit: Visit, person: Person, token: str) -> Response[str]:
     where = gateway_of(request).deps.config.console_url
     if not where:
         where = f"{'https' if visit.is_https else 'http'}://{headers_of(request.scope).get('host', '')}"
@@ -86,17 +56,20 @@ def link_response(request: Request[Any, Any, Any], visit: Visit, person: Person,
 
 
 async def _shown(
-    request: Request[Any, Any, Any], typed: dict[str, str], problem: FormProblem | None = None
+    request: Request, typed: dict[str, str], problem: FormProblem | None = None
 ) -> Response[str]:
     deps = gateway_of(request).deps
     cursor = request.query_params.get("cursor")
-    found = await deps.admin.page_people(cursor=cursor, limit=MOST_SHOWN)
+    page = await deps.admin.page_people(cursor=cursor, limit=MOST_SHOWN)
     return page_response(
         "people/people.html",
         visit_of(request),
         problem=problem,
-        people=rows(found.rows, deps.directory),
-        next_page=with_query(PATH, {"cursor": found.next_cursor or ""}) if found.next_cursor else "",
+        people=[
+            (person, ", ".join(tenant_names(deps.directory, person)), state_of(person))
+            for person in page.rows
+        ],
+        next_page=with_query(PATH, {"cursor": page.next_cursor or ""}) if page.next_cursor else "",
         roles=ROLES,
         typed=typed | {"role": typed["role"] or Role.MEMBER.value},
     )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.params import FromPath
 
 from gateway.console.access import form, page, visit_of
@@ -16,6 +15,7 @@ from gateway.console.pages.account import sessions
 from gateway.console.pages.people import people
 from gateway.console.rendering import page_response, redirect
 from gateway.console.return_path import with_query
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.etag import etag_of
 from tenants.errors import Invalid, PreconditionFailed
@@ -32,28 +32,25 @@ DONE = {
     "end_sessions": "All sessions of this person have ended.",
     "end_session": "The session has ended.",
 }
-"""What the page says after each act."""
 SESSION_PASSWORD = "session_password"
 """The field of the owner's password in the form of sessions."""
 STALE = FormProblem(
-    412,
-    {WHOLE_FORM: "This person was changed after you opened the page. Nothing was done; look again."},
+    412, {WHOLE_FORM: "This person was changed after you opened the page. Nothing was done; look again."}
 )
 
 
 @page(PATH, act=Act.READ_PEOPLE)
-async def person_page(request: Request[Any, Any, Any], person: FromPath[str]) -> Response[str]:
-    """The person; `done` in the address names what was changed a moment ago."""
-    found = await gateway_of(request).deps.admin.show_person(person)
+async def person_page(request: Request, person: FromPath[str]) -> Response[str]:
+    shown = await gateway_of(request).deps.admin.show_person(person)
     done = DONE.get(request.query_params.get("done", ""), "")
-    return await _shown(request, found, done=done)
+    return await _shown(request, shown, done=done)
 
 
 @form(PATH, act=Act.CHANGE_PEOPLE)
-async def change_person(request: Request[Any, Any, Any], person: FromPath[str]) -> Response[str]:
-    """Does what the pressed button says, after the password was asked for again."""
+async def change_person(request: Request, person: FromPath[str]) -> Response[str]:
+    """Does what the pressed button says; asks for the password."""
     visit, deps = visit_of(request), gateway_of(request).deps
-    found = await deps.admin.show_person(person)
+    shown = await deps.admin.show_person(person)
     act = visit.form.get("act", "")
     asked_in = SESSION_PASSWORD if act == "end_session" else "password"
     try:
@@ -66,7 +63,7 @@ async def change_person(request: Request[Any, Any, Any], person: FromPath[str]) 
                 seen = visit.form.get("etag")
                 condition = None if seen is None else frozenset({seen})
                 changed = await deps.admin.change_person(visit.actor, person, wanted, if_match=condition)
-                act = "role" if changed.revision != found.revision else "unchanged"
+                act = "role" if changed.revision != shown.revision else "unchanged"
             case "suspend":
                 await deps.admin.suspend_person(visit.actor, person)
             case "resume":
@@ -77,23 +74,22 @@ async def change_person(request: Request[Any, Any, Any], person: FromPath[str]) 
             case "end_sessions":
                 await deps.admin.end_sessions(visit.actor, person)
             case "end_session":
-                await deps.admin.end_session(visit.actor, visit.form.get("session", ""), of=found.person_id)
+                await deps.admin.end_session(visit.actor, visit.form.get("session", ""), of=shown.person_id)
             case _:
                 raise Invalid("act", "there is no such button")
     except PreconditionFailed:
         return await _shown(request, await deps.admin.show_person(person), problem=STALE)
     except FORM_ERRORS as error:
         problem = problem_of(error, fields=("role", "tenants"), refused_at=asked_in)
-        return await _shown(request, found, problem=problem)
-    return redirect(with_query(f"{people.PATH}/{found.person_id}", {"done": act}))
+        return await _shown(request, shown, problem=problem)
+    return redirect(with_query(f"{people.PATH}/{shown.person_id}", {"done": act}))
 
 
 async def _shown(
-    request: Request[Any, Any, Any], found: Person, *, problem: FormProblem | None = None, done: str = ""
+    request: Request, found: Person, *, problem: FormProblem | None = None, done: str = ""
 ) -> Response[str]:
     visit, deps = visit_of(request), gateway_of(request).deps
     assert visit.session is not None
-    theirs = sessions.rows(await deps.people.sessions_of(found), visit.session)
     seen = etag_of(found.as_json())
     is_kept = problem is not None and problem is not STALE
     stored = {"role": found.role.value, "tenants": ", ".join(tenant_names(deps.directory, found))}
@@ -104,7 +100,8 @@ async def _shown(
         done=done,
         found=found,
         state=people.state_of(found),
-        sessions=theirs,
+        sessions=sessions.newest_first(await deps.people.sessions_of(found)),
+        this_id=visit.session.session_id,
         roles=ROLES,
         typed=stored | (_typed(visit.form) if is_kept else {}),
         etag=visit.form.get("etag", seen) if is_kept else seen,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 from msgspec.structs import replace
 
 from gateway.console.access import page, visit_of
@@ -16,6 +15,7 @@ from gateway.console.pages.platform.audit_view import FieldChange, as_stored, ch
 from gateway.console.pages.questions import FILTER_ERRORS, asked_of, cursor_of, filter_problem, instant
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.audit import AuditRow
 from tenants.admin.cursor import MAX_PAGE, Page
@@ -54,19 +54,19 @@ def query_of(asked: dict[str, str]) -> AuditQuery:
 
 
 @page(PATH, act=Act.READ_PLATFORM)
-async def audit_page(request: Request[Any, Any, Any]) -> Response[str]:
+async def audit_page(request: Request) -> Response[str]:
     """The newest acts first. A page looks at a bounded number of rows, and says so where the list goes on."""
     admin = gateway_of(request).deps.admin
     asked, cursor = asked_of(request, *FIELDS), cursor_of(request)
     try:
-        found = await admin.read_audit(query_of(asked), cursor=cursor, limit=MOST_SHOWN)
+        entries = await admin.read_audit(query_of(asked), cursor=cursor, limit=MOST_SHOWN)
     except FILTER_ERRORS as error:
         return await _shown(request, asked, problem=filter_problem(error, FIELDS, CALLED_HERE))
-    return await _shown(request, asked, found, is_first=cursor is None)
+    return await _shown(request, asked, entries, is_first=cursor is None)
 
 
 async def _shown(
-    request: Request[Any, Any, Any],
+    request: Request,
     asked: dict[str, str],
     found: Page[AuditRow] | None = None,
     *,
@@ -93,7 +93,7 @@ async def _shown(
     )
 
 
-async def _entries(request: Request[Any, Any, Any], found: Page[AuditRow]) -> list[AuditEntry]:
+async def _entries(request: Request, found: Page[AuditRow]) -> list[AuditEntry]:
     named = await gateway_of(request).deps.admin.with_names(
         {"tenant_id": row.tenant_id} for row in found.rows
     )
@@ -104,19 +104,19 @@ async def _entries(request: Request[Any, Any, Any], found: Page[AuditRow]) -> li
 
 
 @page(f"{PATH}/{NEW}", act=Act.READ_PLATFORM)
-async def new_acts(request: Request[Any, Any, Any]) -> Response[str]:
+async def new_acts(request: Request) -> Response[str]:
     asked = asked_of(request, *FIELDS)
     return new_rows(await gateway_of(request).deps.admin.read_audit(query_of(asked), limit=MOST_NEW))
 
 
 @page(f"{PATH}/csv", act=Act.READ_PLATFORM)
-async def audit_file(request: Request[Any, Any, Any]) -> Response[str]:
+async def audit_file(request: Request) -> Response[str]:
     asked = asked_of(request, *FIELDS)
 
     async def read(cursor: str | None) -> Page[dict[str, object]]:
         query = replace(query_of(asked), order="oldest")
-        found = await gateway_of(request).deps.admin.read_audit(query, cursor=cursor, limit=MAX_PAGE)
-        return Page([_file_row(each) for each in await _entries(request, found)], found.next_cursor)
+        entries = await gateway_of(request).deps.admin.read_audit(query, cursor=cursor, limit=MAX_PAGE)
+        return Page([_file_row(entry) for entry in await _entries(request, entries)], entries.next_cursor)
 
     try:
         return await csv_list(

@@ -1,4 +1,4 @@
-"""What the audit page shows of an act: which fields changed, from what to what. Pure."""
+"""Which fields an audited act changed, from what to what. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 
 MAX_SHOWN = 200
-"""Characters of one value; the file has all of them."""
+"""Characters of one value; the file has all."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """One field of an object, before and after an act; None: it was or is not there."""
+    """A field before and after an act; None: absent."""
 
     name: str
     before: str | None
@@ -22,7 +22,7 @@ class FieldChange:
 
 
 def changes(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> list[FieldChange]:
-    """The fields that differ, in the order of the object; fields within fields are named with points."""
+    """The fields that differ, in the object's order; nested names are joined with points."""
     old, new = dict(_flat(before or {})), dict(_flat(after or {}))
     names = [*old, *(name for name in new if name not in old)]
     return [
@@ -49,5 +49,5 @@ def _text(fields: Mapping[str, Any], name: str) -> str | None:
 
 
 def as_stored(value: Mapping[str, Any] | None) -> str:
-    """An object for a file: exact, as JSON; empty: there was none."""
+    """Exact JSON, for files; empty: no object."""
     return "" if value is None else msgspec.json.encode(value).decode()

@@ -1,17 +1,17 @@
-"""The page of settings: what this gateway runs with, and where each value comes from."""
+"""The page of this gateway's settings and where each value comes from."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 
 from gateway.console.access import page, visit_of
 from gateway.console.pages.questions import asked_of
 from gateway.console.rendering import page_response
 from gateway.deps import ShownSetting
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.people.roles import Act
 
@@ -19,36 +19,36 @@ PATH = "/console/settings"
 
 
 def chosen(settings: Iterable[ShownSetting], text: str, *, only_set: bool) -> list[ShownSetting]:
-    """Those whose name or meaning has the text in it; `only_set`: that something set."""
+    """Settings whose name or meaning contains the text; `only_set`: and that are set."""
     wanted = text.casefold()
     return [
-        each
-        for each in settings
-        if (each.source or not only_set) and wanted in f"{each.name} {each.meaning}".casefold()
+        setting
+        for setting in settings
+        if (setting.source or not only_set) and wanted in f"{setting.name} {setting.meaning}".casefold()
     ]
 
 
 def grouped(settings: Iterable[ShownSetting]) -> Sequence[tuple[str, list[ShownSetting]]]:
     """By the word before the point; those without one come first, as `process`."""
 
-    def group(each: ShownSetting) -> str:
-        return each.name.partition(".")[0] if "." in each.name else "process"
+    def group(setting: ShownSetting) -> str:
+        return setting.name.partition(".")[0] if "." in setting.name else "process"
 
     return [(name, list(rows)) for name, rows in groupby(settings, group)]
 
 
 @page(PATH, act=Act.READ_PLATFORM)
-async def settings_page(request: Request[Any, Any, Any]) -> Response[str]:
-    """The list. Secrets are not in it: only whether they are set."""
+async def settings_page(request: Request) -> Response[str]:
+    """Of secrets only whether they are set."""
     deps = gateway_of(request).deps
     asked = asked_of(request, "text", "only")
-    found = chosen(deps.shown_settings, asked["text"], only_set=asked["only"] == "set")
+    settings = chosen(deps.shown_settings, asked["text"], only_set=asked["only"] == "set")
     return page_response(
         "platform/settings.html",
         visit_of(request),
         gateway_id=deps.gateway_id,
-        groups=grouped(found),
-        given=sum(bool(each.source) for each in deps.shown_settings),
+        groups=grouped(settings),
+        given=sum(bool(setting.source) for setting in deps.shown_settings),
         total=len(deps.shown_settings),
         asked=asked,
     )

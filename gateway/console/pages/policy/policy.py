@@ -1,29 +1,35 @@
-"""The page of the scheduling policy: what is in force, since when, by whom and why, and the what-ifs."""
+"""The page of the scheduling policy: its state and history, and what-ifs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 
 from engine.scheduling.policy import policy_names
 from gateway.console.access import form, page, visit_of
 from gateway.console.form_errors import FormProblem, problem_of
 from gateway.console.forms import typed_fields
-from gateway.console.pages.policy import tables, what_if_form
+from gateway.console.pages.policy import what_if_form
 from gateway.console.pages.policy.what_if_report import otherwise_of, progress_words
 from gateway.console.rendering import page_response, redirect
 from gateway.domain.what_if import WhatIf, WhatIfBusy
+from gateway.flow.control_rules import ControlMode
+from gateway.flow.dispatch_log import LogRecord
 from gateway.flow.learned.report import at_work_words
 from gateway.gateway import Gateway
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from gateway.routes.views.policy_view import policy_of, tenant_names
 from gateway.routes.views.status_view import models_of
+from tenants.admin.audit import AuditRow
 from tenants.admin.lists.audit import AuditQuery
 from tenants.admin.lists.moves import MoveQuery
+from tenants.directory.records import to_us
 from tenants.errors import Invalid
 from tenants.people.roles import Act
-from tenants.types import Window
+from tenants.types import Tier, Window
 
 PATH = "/console/policy"
 RUNS = f"{PATH}/what-if"
@@ -36,13 +42,82 @@ DONE = {
 BUSY = "Another what-if is under way: wait until it has ended, or cancel it below."
 
 
+Row = dict[str, Any]
+MOST_MOVES = 20
+MOST_DISPATCHES = 20
+LOOKED_AT = 400
+"""Dispatch log entries searched for recent dispatches."""
+WHY_NEXT = {
+    "": "by its tier and the policy's order",
+    "reservation": "its tenant's reservation goes first",
+    "aged": "it had waited long",
+    "owed": "its tenant had had less than its share",
+}
+
+
+def words_of(policy: Mapping[str, Any]) -> str:
+    """`vtc (slots=16)`."""
+    options = ", ".join(f"{name}={value}" for name, value in policy.get("options", {}).items())
+    return f"{policy['policy']} ({options})" if options else str(policy["policy"])
+
+
+def changes_of(rows: Iterable[AuditRow]) -> list[Row]:
+    return [
+        {
+            "at_us": to_us(row.at),
+            "by": row.actor,
+            "before": words_of(row.before) if row.before else "",
+            "after": (words_of(row.after) if row.after else "")
+            + (" (the settings)" if row.action == "policy.from_settings" else ""),
+        }
+        for row in rows
+    ]
+
+
+def knobs_of(controls: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+    """The knobs of active control loops, by model."""
+    return [
+        {
+            "model": model,
+            "mode": control["mode"],
+            "knob": knob.replace("_", " "),
+            "value": value,
+            "rest": control.get("rests", {}).get(knob),
+        }
+        for model, control in controls.items()
+        if control["mode"] != ControlMode.OFF.value
+        for knob, value in control["knobs"].items()
+    ]
+
+
+def dispatches_of(
+    logs: Mapping[str, Iterable[LogRecord]], names: Mapping[str, str], began_us: int
+) -> list[Row]:
+    """Newest first. `logs`: by model."""
+    turns: list[Row] = [
+        {
+            "at_us": began_us + round(record.at_s * 1e6),
+            "request_id": record.request_id,
+            "tenant": names.get(record.tenant_id, record.tenant_id),
+            "tier": tuple(Tier)[record.tier].value,
+            "waited_s": max(0.0, record.at_s - record.arrived_s),
+            "why": WHY_NEXT.get(record.rule, record.rule),
+            "tenants_waiting": len(record.backlog),
+        }
+        for records in logs.values()
+        for record in records
+        if record.event == "dispatch"
+    ]
+    return sorted(turns, key=lambda turn: -turn["at_us"])[:MOST_DISPATCHES]
+
+
 @page(PATH, act=Act.READ_PLATFORM)
-async def policy_page(request: Request[Any, Any, Any]) -> Response[str]:
+async def policy_page(request: Request) -> Response[str]:
     return await _shown(request, typed_fields({}, *what_if_form.FIELDS))
 
 
 @form(RUNS, act=Act.CHANGE_PLATFORM, lines=what_if_form.LINES)
-async def begin(request: Request[Any, Any, Any]) -> Response[str]:
+async def begin(request: Request) -> Response[str]:
     visit, gateway = visit_of(request), gateway_of(request)
     deps = gateway.deps
     typed = typed_fields(visit.form, *what_if_form.FIELDS)
@@ -54,7 +129,7 @@ async def begin(request: Request[Any, Any, Any]) -> Response[str]:
             },
             round(deps.wall_clock() * 1e6),
             policies=policy_names_of(gateway),
-            tenants={each.name for each in deps.directory.tenants()},
+            tenants={tenant.name for tenant in deps.directory.tenants()},
             models=list(gateway.pools),
         )
         run = await what_if_of(gateway).start(asked, visit.actor.name)
@@ -66,7 +141,7 @@ async def begin(request: Request[Any, Any, Any]) -> Response[str]:
 
 
 def what_if_of(gateway: Gateway) -> WhatIf:
-    """What runs what-ifs here. Raises `Invalid`."""
+    """The what-if runner. Raises `Invalid`."""
     if gateway.deps.what_if is None:
         raise Invalid("", "there is no simulator beside this gateway")
     return gateway.deps.what_if
@@ -77,37 +152,37 @@ def policy_names_of(gateway: Gateway) -> list[str]:
 
 
 async def _shown(
-    request: Request[Any, Any, Any], typed: dict[str, str], problem: FormProblem | None = None
+    request: Request, typed: dict[str, str], problem: FormProblem | None = None
 ) -> Response[str]:
     visit, gateway = visit_of(request), gateway_of(request)
     deps = gateway.deps
     began_us = round((deps.wall_clock() - deps.clock()) * 1e6)
     changes = await deps.admin.read_audit(AuditQuery(act="policy"), limit=MOST_CHANGES)
-    moves = await deps.admin.read_moves(MoveQuery(), limit=tables.MOST_MOVES)
-    controls = {name: each["control"] for name, each in models_of(gateway)["pools"].items()}
+    moves = await deps.admin.read_moves(MoveQuery(), limit=MOST_MOVES)
+    controls = {name: model["control"] for name, model in models_of(gateway)["pools"].items()}
     logs = {
-        name: list(pool.flow.log.since(pool.flow.log.next_index - tables.LOOKED_AT, tables.LOOKED_AT))
+        name: list(pool.flow.log.since(pool.flow.log.next_index - LOOKED_AT, LOOKED_AT))
         for name, pool in gateway.pools.items()
     }
-    names = tenant_names(gateway, {each.tenant_id for records in logs.values() for each in records})
+    names = tenant_names(gateway, {record.tenant_id for records in logs.values() for record in records})
     shown = await policy_of(gateway, MOST_DECISIONS)
     return page_response(
         "policy/policy.html",
         visit,
         problem=problem,
         policy=shown,
-        words=tables.words_of(shown),
-        learned={model: at_work_words(each) for model, each in shown["learned"].items()},
-        settings=tables.words_of(shown["settings"]),
-        changes=tables.changes_of(changes.rows),
+        words=words_of(shown),
+        learned={model: at_work_words(learned) for model, learned in shown["learned"].items()},
+        settings=words_of(shown["settings"]),
+        changes=changes_of(changes.rows),
         controls=controls,
-        knobs=tables.knobs_of(controls),
+        knobs=knobs_of(controls),
         moves=moves.rows,
         brakes=gateway.brakes.now,
-        dispatches=tables.dispatches_of(logs, names, began_us),
+        dispatches=dispatches_of(logs, names, began_us),
         runs=[
-            (each, otherwise_of(each), progress_words(each))
-            for each in ([] if deps.what_if is None else deps.what_if.runs())
+            (run, otherwise_of(run), progress_words(run))
+            for run in ([] if deps.what_if is None else deps.what_if.runs())
         ],
         gateway_id=deps.gateway_id,
         has_simulator=deps.what_if is not None,
@@ -116,8 +191,8 @@ async def _shown(
         lasts=what_if_form.LASTS_S,
         default_last=what_if_form.DEFAULT_LAST,
         models=list(gateway.pools),
-        meters=[each.value for each in what_if_form.METERS],
-        windows=[each.value for each in Window],
+        meters=[meter.value for meter in what_if_form.METERS],
+        windows=[window.value for window in Window],
         done=DONE.get(request.query_params.get("done", ""), ""),
     )
 

@@ -1,29 +1,33 @@
-"""The page of one what-if: how far it is, side by side with what happened, and its way into force."""
+"""The page of one what-if: progress, comparison, application."""
 
 from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
-from litestar import Request, Response
+import msgspec
+from litestar import Response
 from litestar.params import FromPath
 
 from gateway.console.access import form, page, visit_of
-from gateway.console.confirm import confirm_page
 from gateway.console.form_errors import FormProblem
-from gateway.console.pages.policy import apply_plan, what_if_report
+from gateway.console.pages.policy import what_if_report
 from gateway.console.pages.policy.policy import PATH, RUNS
-from gateway.console.rendering import SECURITY_HEADERS, page_response, redirect
+from gateway.console.rendering import SECURITY_HEADERS, confirm_page, page_response, redirect
 from gateway.console.return_path import with_query
 from gateway.domain.what_if import RunState, WhatIfRun
 from gateway.gateway import Gateway
+from gateway.http.asgi import Request
 from gateway.routes.admin.config import file_of
 from gateway.routes.context import gateway_of
 from tenants.admin.etag import etag_of
+from tenants.admin.policy import StoredPolicy
+from tenants.config_file.document import ConfigPolicy, Configuration
 from tenants.config_file.errors import ConfigInvalid
 from tenants.config_file.export import as_yaml
-from tenants.config_file.steps import stored
+from tenants.config_file.steps import ConfigPlan, ConfigStep, stored
 from tenants.errors import Invalid, NotFound, PreconditionFailed
 from tenants.people.roles import Act
 
@@ -33,74 +37,122 @@ CHANGED_MEANWHILE = (
 )
 
 
+CREATES = "tenant.create"
+
+
+def wanted_of(run: WhatIfRun, number: str, now: StoredPolicy) -> Configuration:
+    """The simulation's policy with its options, if another is active, and the run's weights and limits.
+    `number`: within the report. Raises `Invalid`."""
+    rows: Sequence[Any] = run.report.get("policies", ())
+    known = {str(place): row for place, row in enumerate(rows) if not row.get("is_baseline")}
+    if run.state is not RunState.DONE or number not in known:
+        raise Invalid("number", "there is no such simulation in this run")
+    row = known[number]
+    wanted = StoredPolicy(row["policy"], row["options"])
+    policy = None if wanted == now else ConfigPolicy(name=wanted.name, options=dict(wanted.options))
+    return msgspec.structs.replace(run.asked.file(), policy=policy)
+
+
+def require_known(plan: ConfigPlan) -> None:
+    """Raises `Invalid` if a tenant of the run is gone: it must not be re-created."""
+    for step in plan.steps:
+        if step.act == CREATES:
+            raise Invalid("weights", f"there is no tenant {step.tenant or step.subject!r} any more")
+
+
+def effects_of(plan: ConfigPlan, *, waiting: int, running: int, replicas: int | None) -> list[str]:
+    effects = [_words(step) for step in plan.steps]
+    effects.append(
+        f"{waiting:,} requests wait and {running:,} run now: none is lost, and the new order counts from the"
+        " next step on, in all gateways."
+    )
+    if replicas is not None:
+        effects.append(f"The number of engines stays: start or stop them yourself to have {replicas}.")
+    return effects
+
+
+def _words(step: ConfigStep) -> str:
+    changes = [f"{name} {_value(before)} → {_value(after)}" for name, (before, after) in step.changes.items()]
+    subject = step.subject[:1].upper() + step.subject[1:]
+    return f"{subject}: {'; '.join(changes)}." if changes else f"{subject}: stored as it is in force now."
+
+
+def _value(value: Any) -> str:
+    if value is None or value == {} or value == []:
+        return "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={item}" for name, item in value.items())
+    return str(value)
+
+
 @page(RUN, act=Act.READ_PLATFORM)
-async def what_if_page(request: Request[Any, Any, Any], run: FromPath[str]) -> Response[str]:
+async def what_if_page(request: Request, run: FromPath[str]) -> Response[str]:
     return _shown(request, _run_of(gateway_of(request), run))
 
 
 @page(f"{RUN}/report", act=Act.READ_PLATFORM)
-async def what_if_file(request: Request[Any, Any, Any], run: FromPath[str]) -> Response[str]:
-    """The report of a run, exact: what `fairgate whatif --json` answers."""
-    found = _run_of(gateway_of(request), run)
-    if found.state is not RunState.DONE:
+async def what_if_file(request: Request, run: FromPath[str]) -> Response[str]:
+    """The exact report, as `fairgate whatif --json` prints it."""
+    shown = _run_of(gateway_of(request), run)
+    if shown.state is not RunState.DONE:
         raise NotFound("report", run)
     headers = SECURITY_HEADERS | {"content-disposition": 'attachment; filename="what-if.json"'}
-    return Response(json.dumps(found.report, indent=2), headers=headers, media_type="application/json")
+    return Response(json.dumps(shown.report, indent=2), headers=headers, media_type="application/json")
 
 
 @form(f"{RUN}/cancel", act=Act.CHANGE_PLATFORM)
-async def cancel(request: Request[Any, Any, Any], run: FromPath[str]) -> Response[str]:
+async def cancel(request: Request, run: FromPath[str]) -> Response[str]:
     gateway = gateway_of(request)
-    found = _run_of(gateway, run)
+    shown = _run_of(gateway, run)
     if gateway.deps.what_if is not None:
-        await gateway.deps.what_if.cancel(found.run_id)
-    return redirect(f"{RUNS}/{found.run_id}")
+        await gateway.deps.what_if.cancel(shown.run_id)
+    return redirect(f"{RUNS}/{shown.run_id}")
 
 
 @form(f"{RUN}/apply", act=Act.CHANGE_PLATFORM)
-async def apply(request: Request[Any, Any, Any], run: FromPath[str]) -> Response[str]:
-    """Says what would change, and with the tag of what that was said about does it."""
+async def apply(request: Request, run: FromPath[str]) -> Response[str]:
+    """Shows what would change; with that state's tag it applies it."""
     visit, gateway = visit_of(request), gateway_of(request)
-    found = _run_of(gateway, run)
+    shown = _run_of(gateway, run)
     number, tag = visit.form.get("number", ""), visit.form.get("etag", "")
     file = file_of(gateway, gateway.policy.checked)
     try:
-        wanted = apply_plan.wanted_of(found, number, gateway.policy.now)
+        wanted = wanted_of(shown, number, gateway.policy.now)
         problem = None
         if tag:
             try:
                 plan = await file.plan(wanted, if_match=frozenset({tag}))
-                apply_plan.require_known(plan)
+                require_known(plan)
                 await file.apply(visit.actor, plan)
                 return await _applied(gateway, is_changed=bool(plan.steps))
             except PreconditionFailed:
                 problem = FormProblem(412, {"": CHANGED_MEANWHILE})
         plan = await file.plan(wanted)
-        apply_plan.require_known(plan)
+        require_known(plan)
     except (ConfigInvalid, Invalid) as error:
-        return _shown(request, found, FormProblem(422, {"": f"This cannot be applied: {error}."}))
+        return _shown(request, shown, FormProblem(422, {"": f"This cannot be applied: {error}."}))
     if not plan.steps:
         return redirect(with_query(PATH, {"done": "nothing"}))
     flows = [pool.flow for pool in gateway.pools.values()]
     return confirm_page(
         visit,
         title="Apply this what-if",
-        effects=apply_plan.effects_of(
+        effects=effects_of(
             plan,
             waiting=sum(len(flow) for flow in flows),
             running=sum(flow.num_in_flight for flow in flows),
-            replicas=found.asked.replicas,
+            replicas=shown.asked.replicas,
         ),
-        action=f"{RUNS}/{found.run_id}/apply",
+        action=f"{RUNS}/{shown.run_id}/apply",
         button="Apply it",
-        back=f"{RUNS}/{found.run_id}",
+        back=f"{RUNS}/{shown.run_id}",
         hidden={"number": number, "etag": etag_of(stored(plan.revision))},
         problem=problem,
     )
 
 
 async def _applied(gateway: Gateway, *, is_changed: bool) -> Response[str]:
-    """Once it is in force everywhere, or the gateways that lag have had their time."""
+    """Waits until the change is in force everywhere or the time is over."""
     if is_changed:
         await gateway.directory.changed()
         await gateway.policy.follow()
@@ -108,16 +160,14 @@ async def _applied(gateway: Gateway, *, is_changed: bool) -> Response[str]:
 
 
 def _run_of(gateway: Gateway, run_id: str) -> WhatIfRun:
-    """Raises `NotFound`: it was made by another gateway, or is too old."""
-    found = None if gateway.deps.what_if is None else gateway.deps.what_if.run(run_id)
-    if found is None:
+    """Raises `NotFound`: another gateway's, or too old."""
+    shown = None if gateway.deps.what_if is None else gateway.deps.what_if.run(run_id)
+    if shown is None:
         raise NotFound("what-if", run_id)
-    return found
+    return shown
 
 
-def _shown(
-    request: Request[Any, Any, Any], run: WhatIfRun, problem: FormProblem | None = None
-) -> Response[str]:
+def _shown(request: Request, run: WhatIfRun, problem: FormProblem | None = None) -> Response[str]:
     visit = visit_of(request)
     report = run.report
     return page_response(

@@ -1,4 +1,4 @@
-"""The form of a what-if: what was typed as what is asked for. Pure."""
+"""The form of a what-if. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIELDS = (
     "limits",
 )
 LINES = ("limits",)
-"""Fields of several lines."""
+"""Multi-line fields."""
 LASTS_S = {"15 minutes": 900, "1 hour": 3_600, "6 hours": 21_600, "24 hours": 86_400}
 DEFAULT_LAST = "1 hour"
 METERS = (Meter.TOTAL_TOKENS, Meter.INPUT_TOKENS, Meter.OUTPUT_TOKENS, Meter.REQUESTS, Meter.CONCURRENCY)
@@ -37,8 +37,8 @@ def asked_of(
     tenants: Collection[str],
     models: Collection[str],
 ) -> WhatIfAsked:
-    """What is asked for. Raises `Invalid` with the form's field. `policies`, `tenants`, `models`: the names
-    that there are."""
+    """The request that was typed; `policies`, `tenants`, `models`: known names. Raises `Invalid` with the
+    form's field."""
     since_us, until_us = _window(typed, now_us)
     model = typed["model"]
     if model and model not in models:
@@ -97,13 +97,13 @@ def _policies(text: str, known: Collection[str]) -> tuple[str, ...]:
 
 
 def _pairs(field: str, text: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for part in text.replace(",", " ").split():
         name, separator, value = part.rpartition("=")
         if not separator or not name or not value:
             raise Invalid(field, f"{part!r} is not NAME=VALUE")
-        found[name] = value
-    return found
+        pairs[name] = value
+    return pairs
 
 
 def _whole(field: str, text: str, most: int) -> int | None:
@@ -130,9 +130,9 @@ def _weight(text: str) -> float:
 
 
 def _limits(text: str, tenants: Collection[str]) -> dict[str, list[ConfigLimit]]:
-    """The limits of the lines `TENANT METER AMOUNT [WINDOW]`, by tenant. Raises `Invalid`, which names the
+    """Parses lines `TENANT METER AMOUNT [WINDOW]` into limits by tenant. Raises `Invalid`, which names the
     line."""
-    found: dict[str, list[ConfigLimit]] = {}
+    limits: dict[str, list[ConfigLimit]] = {}
     lines: dict[tuple[str, str, str | None], int] = {}
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
@@ -146,12 +146,12 @@ def _limits(text: str, tenants: Collection[str]) -> dict[str, list[ConfigLimit]]
                 raise Invalid("limits", f"line {first} sets this limit already")
         except Invalid as error:
             raise Invalid("limits", f"line {number}: {error.message}") from None
-        found.setdefault(tenant, []).append(limit)
-    return found
+        limits.setdefault(tenant, []).append(limit)
+    return limits
 
 
 def _limit(words: list[str], tenants: Collection[str]) -> tuple[str, ConfigLimit]:
-    """The limit of one line, and whose it is. Raises `Invalid`."""
+    """A line's tenant and limit. Raises `Invalid`."""
     if len(words) not in (3, 4):
         raise Invalid("limits", "write TENANT METER AMOUNT WINDOW, such as acme total_tokens 100000 day")
     tenant, meter, amount = _tenant("limits", words[0], tenants), words[1], words[2]

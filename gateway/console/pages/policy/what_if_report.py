@@ -1,9 +1,8 @@
-"""A what-if's report as its page shows it: side by side with what happened. Pure."""
+"""A what-if's report as its page shows it. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from gateway.console import formats
@@ -15,37 +14,11 @@ _OF_TENANT = (("ttft_s", "p50"), ("ttft_s", "p99"), ("e2e_s", "p50"), ("e2e_s", 
 _OF_ALL = tuple((name, quantile) for name in ("ttft_s", "e2e_s") for quantile in QUANTILES)
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedRow:
-    """What one policy made of the traffic, or what happened."""
-
-    name: str
-    """`as it was`, `baseline: vtc`, `fcfs`."""
-    policy: str
-    """Empty: it cannot be put in force, as it is what happened."""
-    number: int | None
-    """Of the report's policies; None: it is what happened."""
-    requests: int
-    refused: int
-    times: Sequence[str]
-    attainment: str
-    preemptions: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedTenant:
-    """What one policy made of one tenant's requests, or what happened to them."""
-
-    tenant: str
-    name: str
-    requests: int
-    refused: int
-    times: Sequence[str]
-    attainment: str
+Row = dict[str, Any]
 
 
 def time_words(value_s: float | None) -> str:
-    """A time of the report; None is infinite there."""
+    """None means infinite."""
     return "never" if value_s is None else formats.seconds(value_s)
 
 
@@ -57,24 +30,25 @@ def name_of(row: Mapping[str, Any]) -> str:
     return f"baseline: {row['policy']}" if row.get("is_baseline") else str(row["policy"])
 
 
-def rows_of(report: Mapping[str, Any]) -> list[ComparedRow]:
-    found = [_row(report["recorded"], None)] if "recorded" in report else []
-    return found + [_row(each, number) for number, each in enumerate(report["policies"])]
+def rows_of(report: Mapping[str, Any]) -> list[Row]:
+    """Each simulation and what happened, with `name` (`as it was`, `baseline: vtc`, `fcfs`), `policy` (empty:
+    it cannot be applied) and `number` (within the report; None for what happened)."""
+    recorded = [_row(report["recorded"], None)] if "recorded" in report else []
+    return recorded + [_row(policy, number) for number, policy in enumerate(report["policies"])]
 
 
-def tenants_of(report: Mapping[str, Any]) -> list[ComparedTenant]:
-    """The tenants with the most requests, each with what happened and all simulations."""
+def tenants_of(report: Mapping[str, Any]) -> list[Row]:
+    """The tenants with the most requests."""
     rows = [report["recorded"], *report["policies"]] if "recorded" in report else report["policies"]
     names = list(dict.fromkeys(name for row in rows for name in row["tenants"]))[:MOST_TENANTS]
     return [
-        ComparedTenant(
-            tenant,
-            name_of(row),
-            its["requests"],
-            its["refused"],
-            [time_words(its[name][quantile]) for name, quantile in _OF_TENANT],
-            part_words(its["attainment"]),
-        )
+        its
+        | {
+            "tenant": tenant,
+            "name": name_of(row),
+            "times": [time_words(its[name][quantile]) for name, quantile in _OF_TENANT],
+            "attainment": part_words(its["attainment"]),
+        }
         for tenant in names
         for row in rows
         if (its := row["tenants"].get(tenant)) is not None
@@ -82,7 +56,7 @@ def tenants_of(report: Mapping[str, Any]) -> list[ComparedTenant]:
 
 
 def bars_of(report: Mapping[str, Any]) -> list[tuple[str, float, str, str]]:
-    """TTFT p90 of each row, for a picture: name, seconds, colour, words. What never came has no bar."""
+    """TTFT p90 of each row: name, seconds, colour, words. Infinite ones have no bar."""
     rows = [report["recorded"], *report["policies"]] if "recorded" in report else report["policies"]
     return [
         (
@@ -97,14 +71,14 @@ def bars_of(report: Mapping[str, Any]) -> list[tuple[str, float, str, str]]:
 
 def accuracy_of(report: Mapping[str, Any]) -> list[str]:
     """How far the baseline is off, figure by figure."""
-    found = []
-    for each in report.get("baseline") or ():
-        name = each["figure"].replace("_", " ").replace("ttft", "TTFT").replace("e2e", "E2E")
-        off = "never came" if each["off"] is None else f"{100 * each['off']:+.1f} %"
-        error = each["stated_error"]
+    lines = []
+    for row in report.get("baseline") or ():
+        name = row["figure"].replace("_", " ").replace("ttft", "TTFT").replace("e2e", "E2E")
+        off = "never came" if row["off"] is None else f"{100 * row['off']:+.1f} %"
+        error = row["stated_error"]
         stated = "not known of so few requests" if error is None else f"{100 * error:.1f} %"
-        found.append(f"{name}: {off} (stated error: {stated})")
-    return found
+        lines.append(f"{name}: {off} (stated error: {stated})")
+    return lines
 
 
 def progress_words(run: WhatIfRun) -> str:
@@ -122,15 +96,13 @@ def otherwise_of(run: WhatIfRun) -> str:
     return "; ".join(words) or "nothing: the baseline alone"
 
 
-def _row(row: Mapping[str, Any], number: int | None) -> ComparedRow:
+def _row(row: Mapping[str, Any], number: int | None) -> Row:
     can_apply = number is not None and not row.get("is_baseline")
-    return ComparedRow(
-        name_of(row),
-        row["policy"] if can_apply else "",
-        number,
-        row["requests"],
-        row["refused"],
-        [time_words(row[name][quantile]) for name, quantile in _OF_ALL],
-        part_words(row["attainment"]),
-        row["preemptions"],
-    )
+    return {
+        **row,
+        "name": name_of(row),
+        "policy": row["policy"] if can_apply else "",
+        "number": number,
+        "times": [time_words(row[name][quantile]) for name, quantile in _OF_ALL],
+        "attainment": part_words(row["attainment"]),
+    }

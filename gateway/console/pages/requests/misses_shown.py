@@ -1,22 +1,17 @@
-"""A missed target as shown: its cause in words, what to do, and the counterfactuals on one scale. Pure."""
+"""A missed target as shown: its cause, what to do, and the counterfactuals on one scale. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gateway.console import formats
 from gateway.explain.attribution import Cause
 
 Bar = tuple[str, float, str, str]
-"""Name, seconds, class of its colour, words."""
+"""Name, seconds, colour class, words."""
 
-METRICS = {
-    "ttft": "time to the first token",
-    "tpot": "time for each further token",
-    "e2e": "whole time",
-}
+METRICS = {"ttft": "time to the first token", "tpot": "time for each further token", "e2e": "whole time"}
 WHY = {
     Cause.REQUEST: "Alone on an idle engine it would have missed its target, too.",
     Cause.QUOTA: "Without its tenant’s own limits, or its tenant’s other requests, it would have met its"
@@ -52,30 +47,13 @@ WAITED = {
 }
 
 
-@dataclass(frozen=True)
-class MissShown:
-    """One missed target."""
-
-    metric: str
-    metric_words: str
-    cause: str
-    why: str
-    todo: str
-    target_s: float
-    actual_s: float | None
-    bars: list[Bar]
-    left_out: list[str]
-    """Which counterfactuals have no bar, and why."""
-    waits: list[str]
-
-
 def cause_words(words: Mapping[Cause, str], cause: str) -> str:
-    """What is said of a cause; nothing of one that a newer version wrote."""
+    """Empty for a cause that a newer version wrote."""
     return words[Cause(cause)] if cause in tuple(Cause) else ""
 
 
-def miss_shown(miss: Mapping[str, Any]) -> MissShown:
-    """From `metric`, `target_s`, `actual_s`, `cause` and `evidence`, as the API has them."""
+def miss_shown(miss: Mapping[str, Any]) -> dict[str, Any]:
+    """A miss of the API with its words and bars. `left_out`: counterfactuals without a bar, and why."""
     evidence: Mapping[str, float | None] = miss["evidence"]
     target_s, actual_s = miss["target_s"], miss["actual_s"]
     bars: list[Bar] = [("target", target_s, "fill-8", formats.seconds(target_s))]
@@ -96,15 +74,12 @@ def miss_shown(miss: Mapping[str, Any]) -> MissShown:
     waits = [
         f"{formats.seconds(value)} {words}" for name, words in WAITED.items() if (value := evidence.get(name))
     ]
-    return MissShown(
-        miss["metric"],
-        METRICS.get(miss["metric"], miss["metric"]),
-        miss["cause"],
-        cause_words(WHY, miss["cause"]),
-        cause_words(WHAT_TO_DO, miss["cause"]),
-        target_s,
-        actual_s,
-        bars,
-        left_out,
-        waits,
-    )
+    return {
+        **miss,
+        "metric_words": METRICS.get(miss["metric"], miss["metric"]),
+        "why": cause_words(WHY, miss["cause"]),
+        "todo": cause_words(WHAT_TO_DO, miss["cause"]),
+        "bars": bars,
+        "left_out": left_out,
+        "waits": waits,
+    }

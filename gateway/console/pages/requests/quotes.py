@@ -1,20 +1,21 @@
-"""The page of quotes: how often told waits, times and lengths were kept, and what was credited."""
+"""The page of quotes: how often they held, and what was credited."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 
 from engine.forecast.calibration import longest_wait_s
 from gateway.console import formats
 from gateway.console.access import page, visit_of
 from gateway.console.pages.requests.filters import FILTER_ERRORS, Filters, checked, filters_of
-from gateway.console.pages.requests.kept_shares import FEWEST, KeptFigure, kept_figure
 from gateway.console.rendering import page_response
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin import validation
 from tenants.admin.admin import Admin
@@ -30,20 +31,13 @@ PATH = "/console/quotes"
 NAMES = ("figure", "model", "tier", "kind", "from", "to")
 HOUR_US = 3_600_000_000
 FIRST_US = 946_684_800_000_000
-"""The year 2000; earlier ones have no span before them that could be counted."""
+"""The year 2000; earlier times have no span before them."""
 MOST_GROUPS = 1_000
-WORDS = {
-    "wait": "Wait",
-    "ttft": "Time to the first token",
-    "e2e": "Whole time",
-    "output": "Output tokens",
-}
+WORDS = {"wait": "Wait", "ttft": "Time to the first token", "e2e": "Whole time", "output": "Output tokens"}
 
 
 @dataclass(frozen=True)
 class Span:
-    """Whole hours, as the counts have them."""
-
     since_us: int
     until_us: int
 
@@ -52,9 +46,71 @@ class Span:
         return {"from": from_us(self.since_us).isoformat(), "to": from_us(self.until_us).isoformat()}
 
 
-def span_of(filters: Filters, now: datetime) -> Span:
-    """The hours that hold what was asked for; by default the last days. Raises `Invalid`."""
+FEWEST = 30
+"""Below this no share is shown: around a half its interval is a third of the scale."""
+Z_95 = 1.959964
+Point = tuple[float, float, float, float]
+"""Stated share, observed share and its interval."""
 
+
+def wilson(within: int, requests: int, z: float = Z_95) -> tuple[float, float]:
+    """The interval of a share of at least one request, within 0 and 1 also for few requests and shares near
+    1. E. B. Wilson, Probable Inference, the Law of Succession, and Statistical Inference, JASA 22 (1927)."""
+    share = within / requests
+    middle = share + z * z / (2 * requests)
+    half = z * math.sqrt(share * (1 - share) / requests + z * z / (4 * requests * requests))
+    whole = 1 + z * z / requests
+    return max(0.0, (middle - half) / whole), min(1.0, (middle + half) / whole)
+
+
+@dataclass(frozen=True)
+class KeptShare:
+    """How many requests stayed within a stated figure."""
+
+    told: float
+    """The share that should: 0.5 or 0.9."""
+    within: int
+    requests: int
+
+    @property
+    def is_enough(self) -> bool:
+        return self.requests >= FEWEST
+
+    @property
+    def share(self) -> float:
+        return self.within / self.requests
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return wilson(self.within, self.requests)
+
+    @property
+    def point(self) -> Point:
+        return (self.told, self.share, *self.interval)
+
+
+@dataclass(frozen=True)
+class KeptFigure:
+    p50: KeptShare
+    p90: KeptShare
+
+    @property
+    def requests(self) -> int:
+        return self.p50.requests
+
+    @property
+    def points(self) -> list[Point]:
+        return [share.point for share in (self.p50, self.p90) if share.is_enough]
+
+
+def kept_figure(row: Mapping[str, Any]) -> KeptFigure:
+    requests = row["requests"]
+    return KeptFigure(
+        KeptShare(0.5, row["within_p50"], requests), KeptShare(0.9, row["within_p90"], requests)
+    )
+
+
+def span_of(filters: Filters, now: datetime) -> Span:
     def typed_us(name: str) -> int | None:
         text = filters.instant(name)
         at_us = None if text is None else to_us(validation.instant(name, text))
@@ -76,29 +132,10 @@ def bucket_words(wait_bucket: int) -> str:
     return f"up to {formats.seconds(longest_s)}"
 
 
-@dataclass(frozen=True)
-class QuotesShown:
-    """What the page shows: groups with their shares."""
-
-    by_figure: list[tuple[str, KeptFigure]]
-    by_wait: list[tuple[str, KeptFigure]]
-    by_day: list[tuple[int, KeptFigure]]
-    """Of each day: its start, microseconds since 1970."""
-    by_kind: list[tuple[str, str, str, KeptFigure]]
-    """Model, tier, `plain` or `binding`."""
-    credits: list[tuple[str, str, int]]
-    """Model, tier, nano-dollars given back for quotes that were not kept."""
-
-    @property
-    def credit_nanousd(self) -> int:
-        return sum(amount for _, _, amount in self.credits)
+NOTHING: dict[str, Any] = {"by_figure": [], "by_wait": [], "by_day": [], "by_kind": [], "credits": []}
 
 
-NOTHING = QuotesShown([], [], [], [], [])
-
-
-async def read_quotes(admin: Admin, filters: Filters, span: Span) -> QuotesShown:
-    """Five reads, however many requests there were. Raises `Invalid`."""
+async def read_quotes(admin: Admin, filters: Filters, span: Span) -> dict[str, Any]:
     figure = checked("figure", filters.get("figure"), FIGURES) or FIGURES[0]
     same = {
         "model": filters.get("model"),
@@ -118,34 +155,36 @@ async def read_quotes(admin: Admin, filters: Filters, span: Span) -> QuotesShown
         from_=same["since"], to=same["until"], group_by="model,tier", model=same["model"], tier=same["tier"]
     )
     usage = (await admin.read_usage(asked, limit=MOST_GROUPS)).as_json()["data"]
-    return QuotesShown(
-        [(each, figures[each]) for each in FIGURES if each in figures],
-        [(bucket_words(row["wait_bucket"]), kept_figure(row)) for row in await groups("wait")],
-        [(to_us(datetime.fromisoformat(row["start"])), kept_figure(row)) for row in days],
-        [
+    return {
+        "by_figure": [(figure, figures[figure]) for figure in FIGURES if figure in figures],
+        "by_wait": [(bucket_words(row["wait_bucket"]), kept_figure(row)) for row in await groups("wait")],
+        "by_day": [(to_us(datetime.fromisoformat(row["start"])), kept_figure(row)) for row in days],
+        "by_kind": [
             (row["model"], row["tier"], row["kind"], kept_figure(row))
             for row in await groups("model,tier,kind")
         ],
-        [(row["model"], row["tier"], row["credit_nanousd"]) for row in usage if row["credit_nanousd"]],
-    )
+        "credits": [
+            (row["model"], row["tier"], row["credit_nanousd"]) for row in usage if row["credit_nanousd"]
+        ],
+    }
 
 
 @page(PATH, act=Act.READ_PLATFORM)
-async def quotes_page(request: Request[Any, Any, Any]) -> Response[str]:
+async def quotes_page(request: Request) -> Response[str]:
     deps = gateway_of(request).deps
     filters = filters_of(request, PATH, NAMES)
     now = datetime.fromtimestamp(deps.wall_clock(), UTC) + timedelta(microseconds=1)
-    found, problem, span = NOTHING, None, span_of(Filters(PATH, {}), now)
+    shares, problem, span = NOTHING, None, span_of(Filters(PATH, {}), now)
     try:
         span = span_of(filters, now)
-        found = await read_quotes(deps.admin, filters, span)
+        shares = await read_quotes(deps.admin, filters, span)
     except FILTER_ERRORS as error:
         problem = filters.problem(error)
     return page_response(
         "requests/quotes.html",
         visit_of(request),
         problem=problem,
-        found=found,
+        found=shares,
         filters=filters,
         figure=filters.get("figure") or FIGURES[0],
         words=WORDS,

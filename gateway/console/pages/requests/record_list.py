@@ -1,4 +1,4 @@
-"""A page of records, the newest first: filters, a link to newer ones, and the same list as a file."""
+"""A page of records, newest first, with filters and the same list as a file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.handlers import HTTPRouteHandler
 
 from gateway.console.access import page, visit_of
@@ -21,6 +21,7 @@ from gateway.console.pages.requests.filters import (
     tenant_scope,
 )
 from gateway.console.rendering import page_response
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.admin import Admin
 from tenants.admin.cursor import MAX_PAGE, Page
@@ -33,14 +34,11 @@ SHOWN = 50
 
 
 async def nothing(admin: Admin, filters: Filters, scope: TenantScope) -> Record:
-    """No further values for the template."""
     return {}
 
 
 @dataclass(frozen=True)
 class RecordList(Generic[R]):
-    """What differs from list to list."""
-
     path: str
     template: str
     file_name: str
@@ -48,10 +46,9 @@ class RecordList(Generic[R]):
     columns: tuple[str, ...]
     """Of the file."""
     read: Callable[[Admin, Filters, TenantScope, str | None, int], Awaitable[Page[R]]]
-    """A page after a cursor, of at most so many rows. Raises `Invalid`, `NotFound`."""
+    """A page of at most so many rows after a cursor. Raises `Invalid`, `NotFound`."""
     at_us: Callable[[R], int]
     row_of: Callable[[R], Record]
-    """As the page shows it."""
     file_row_of: Callable[[R], Record]
     choices: Record = field(default_factory=dict)
     """Further values for the template."""
@@ -59,11 +56,10 @@ class RecordList(Generic[R]):
     """Figures beside the list. Raises as `read`."""
 
     def handlers(self) -> list[HTTPRouteHandler]:
-        """The page, the number of newer records, the file."""
         file = f"{self.path}.csv"
 
         @page(self.path, act=Act.READ_TENANT)
-        async def listed(request: Request[Any, Any, Any]) -> Response[str]:
+        async def listed(request: Request) -> Response[str]:
             admin = gateway_of(request).deps.admin
             filters, scope = await self._asked(request)
             try:
@@ -74,12 +70,12 @@ class RecordList(Generic[R]):
             return await self._response(request, filters, scope, None, records, summary)
 
         @page(f"{self.path}/{NEW}", act=Act.READ_TENANT)
-        async def newer(request: Request[Any, Any, Any]) -> Response[str]:
+        async def newer(request: Request) -> Response[str]:
             filters, scope = await self._asked(request)
             return new_rows(await self.read(gateway_of(request).deps.admin, filters, scope, None, MOST_NEW))
 
         @page(file, act=Act.READ_TENANT)
-        async def as_file(request: Request[Any, Any, Any]) -> Response[str]:
+        async def as_file(request: Request) -> Response[str]:
             admin = gateway_of(request).deps.admin
             filters, scope = await self._asked(request)
 
@@ -100,13 +96,13 @@ class RecordList(Generic[R]):
 
         return [listed, newer, as_file]
 
-    async def _asked(self, request: Request[Any, Any, Any]) -> tuple[Filters, TenantScope]:
+    async def _asked(self, request: Request) -> tuple[Filters, TenantScope]:
         filters = filters_of(request, self.path, self.filter_names)
         return filters, await tenant_scope(request, filters.get("tenant"))
 
     async def _response(
         self,
-        request: Request[Any, Any, Any],
+        request: Request,
         filters: Filters,
         scope: TenantScope,
         problem: FormProblem | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.params import FromPath
 
 from gateway.console.access import page, visit_of
@@ -24,6 +24,7 @@ from gateway.console.pages.requests.ways_out import way_out
 from gateway.console.rendering import page_response
 from gateway.errors import ApiError
 from gateway.explain.explanation import sat_out_for
+from gateway.http.asgi import Request
 from gateway.pools.request_actions import SHOW
 from gateway.routes.context import gateway_of
 from gateway.routes.requests import about, rows_of, settled_of, shown_request
@@ -45,12 +46,11 @@ ABSENT: dict[str, Any] = {
     "timeline": None,
     "misses": [],
 }
-"""What only some of waiting, ended and refused requests have."""
+"""Defaults for keys that only some of waiting, ended and refused requests have."""
 
 
 @page(PATH, act=Act.READ_TENANT)
-async def request_page(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[str]:
-    """The request, for those who may see its tenant; to others there is none."""
+async def request_page(request: Request, request_id: FromPath[str]) -> Response[str]:
     visit, deps = visit_of(request), gateway_of(request).deps
     sees_all = visit.person.may(Act.READ_PLATFORM)
     shown = await _found(request, visit.person, request_id)
@@ -73,7 +73,7 @@ async def request_page(request: Request[Any, Any, Any], request_id: FromPath[str
         is_binding=is_binding(timeline),
         events=events_shown(timeline),
         lines=ledger_lines(rows, with_detail=sees_all),
-        misses=[miss_shown(each) for each in shown["misses"]],
+        misses=[miss_shown(miss) for miss in shown["misses"]],
         way_out=way_out(shown["refusal"]["code"]) if "refusal" in shown else "",
         sat_out_for=took,
         trace=trace_address(deps.config.trace_url, shown["id"]) if sees_all else "",
@@ -81,9 +81,9 @@ async def request_page(request: Request[Any, Any, Any], request_id: FromPath[str
     )
 
 
-async def _found(request: Request[Any, Any, Any], person: Person, request_id: str) -> dict[str, Any]:
-    """As operators see it, or as its tenant does, with names. Raises `NotFound`, also where the person may
-    not see its tenant, and before anything is said of it."""
+async def _found(request: Request, person: Person, request_id: str) -> dict[str, Any]:
+    """As operators or as its tenant see it, with names. Raises `NotFound`, also if the person may not see
+    it."""
     ask = about(SHOW, request_id)
     rows = await rows_of(request, ask)
     if rows:
@@ -108,7 +108,7 @@ def _check_may_see(person: Person, tenant_id: str | None, request_id: str) -> No
 
 
 def trace_address(pattern: str, request_id: str) -> str:
-    """Where the request's trace is shown; empty: no place is set."""
+    """The address of the request's trace; empty: none is configured."""
     return pattern.replace(ID, quote(request_id, safe=""))
 
 

@@ -1,4 +1,4 @@
-"""One request as shown: its stages, told against happened, its events and ledger rows. Pure."""
+"""One request as shown: stages, stated against actual figures, events, ledger rows. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tenants.directory.records import to_us
 from tenants.ledger.rows import LedgerRow
 
 Stage = tuple[str, float, float, str]
-"""Name, start and end in seconds, class of its colour."""
+"""Name, start and end in seconds, colour class."""
 
 MOST_STAGES = 24
 STAGES = {
@@ -29,14 +29,14 @@ STAGES = {
     "reader": ("slow reader", "fill-2"),
     "budget": ("own rate", "fill-2"),
 }
-"""By the names of the API."""
+"""By API name."""
 FIGURES = (
     ("wait", "Wait", "dispatched"),
     ("ttft", "Time to the first token", "first_token"),
     ("e2e", "Whole time", "ended"),
     ("output", "Output tokens", "settled"),
 )
-"""Name in the timeline, in words, and the event that says what happened."""
+"""Timeline name, words, and the event that has the actual value."""
 STATUS = {
     "limited": "Its tenant’s own limits hold it back before the line.",
     "waiting": "It waits in line for its turn.",
@@ -48,7 +48,7 @@ _TIERS = {rank: tier for tier, rank in TIER_RANKS.items()}
 
 @dataclass(frozen=True)
 class Told:
-    """One figure that it was told on arrival, and what happened. Seconds, or tokens."""
+    """A figure stated on arrival and its actual value. Seconds, or tokens."""
 
     words: str
     is_time: bool
@@ -59,18 +59,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class EventShown:
-    """One event of its timeline."""
-
-    at_s: float
-    name: str
-    numbers: str
-
-
-@dataclass(frozen=True)
 class LedgerLine:
-    """One ledger row. Amounts are exact."""
-
     kind: str
     at_us: int
     gateway_id: str
@@ -79,30 +68,30 @@ class LedgerLine:
     input_tokens: int
     output_tokens: int
     cost: str
-    """Dollars with all digits."""
+    """All digits."""
     gpu_ms: int
     outcome: str
     detail: list[str]
 
 
 def stages_shown(stages: Sequence[Mapping[str, Any]]) -> tuple[list[Stage], float]:
-    """Stages from its first byte on, at most `MOST_STAGES`, and the last one's end."""
-    begin_s = min((each["start_s"] for each in stages), default=0.0)
-    found = [
-        (words, each["start_s"] - begin_s, each["end_s"] - begin_s, fill)
-        for each in stages
-        for words, fill in [STAGES.get(each["name"], (each["name"], "fill-1"))]
+    """At most `MOST_STAGES`, from the first byte on, and the end of the last."""
+    begin_s = min((stage["start_s"] for stage in stages), default=0.0)
+    rows = [
+        (words, stage["start_s"] - begin_s, stage["end_s"] - begin_s, fill)
+        for stage in stages
+        for words, fill in [STAGES.get(stage["name"], (stage["name"], "fill-1"))]
     ]
-    return found[:MOST_STAGES], max((end_s for _, _, end_s, _ in found), default=0.0)
+    return rows[:MOST_STAGES], max((end_s for _, _, end_s, _ in rows), default=0.0)
 
 
 def told_and_happened(timeline: Sequence[Mapping[str, Any]]) -> list[Told]:
-    """The figures that it was told, in the order of `FIGURES`; none where it was told nothing."""
-    events = {each["event"]: each for each in reversed(timeline)}
+    """In the order of `FIGURES`; empty: nothing was stated."""
+    events = {event["event"]: event for event in reversed(timeline)}
     quoted = events.get("quoted")
     if quoted is None:
         return []
-    found: list[Told] = []
+    figures: list[Told] = []
     for name, words, when in FIGURES:
         unit, parts = ("tokens", 1) if name == "output" else ("us", 1_000_000)
         p50, p90 = quoted.get(f"{name}_p50_{unit}"), quoted.get(f"{name}_p90_{unit}")
@@ -111,8 +100,8 @@ def told_and_happened(timeline: Sequence[Mapping[str, Any]]) -> list[Told]:
         if p50 is not None:
             # Divided as the events' times are, so that what is equal stays equal.
             p50, p90 = p50 / parts, None if p90 is None else p90 / parts
-            found.append(Told(words, name != "output", p50, p90, happened, _verdict(p50, p90, happened)))
-    return found
+            figures.append(Told(words, name != "output", p50, p90, happened, _verdict(p50, p90, happened)))
+    return figures
 
 
 def _verdict(p50: float, p90: float | None, happened: float | None) -> str:
@@ -126,17 +115,18 @@ def _verdict(p50: float, p90: float | None, happened: float | None) -> str:
 
 
 def is_binding(timeline: Sequence[Mapping[str, Any]]) -> bool:
-    return any(each.get("is_binding") for each in timeline if each["event"] == "quoted")
+    return any(event.get("is_binding") for event in timeline if event["event"] == "quoted")
 
 
-def events_shown(timeline: Sequence[Mapping[str, Any]]) -> list[EventShown]:
+def events_shown(timeline: Sequence[Mapping[str, Any]]) -> list[tuple[float, str, str]]:
+    """Time, name and numbers."""
     return [
-        EventShown(
-            each["at_s"],
-            each["event"].replace("_", " "),
-            ", ".join(_number(name, value) for name, value in each.items() if name not in ("event", "at_s")),
+        (
+            event["at_s"],
+            event["event"].replace("_", " "),
+            ", ".join(_number(name, value) for name, value in event.items() if name not in ("event", "at_s")),
         )
-        for each in timeline
+        for event in timeline
     ]
 
 
@@ -152,7 +142,7 @@ def _number(name: str, value: Any) -> str:
 
 
 def ledger_lines(rows: Sequence[LedgerRow], *, with_detail: bool) -> list[LedgerLine]:
-    """Every row as stored. `with_detail`: also what names gateways, counters and other tenants."""
+    """`with_detail`: including gateways, counters and other tenants."""
     return [
         LedgerLine(
             f"{row.kind.replace('_', '-')} {row.number}" if row.number else row.kind,
@@ -172,7 +162,6 @@ def ledger_lines(rows: Sequence[LedgerRow], *, with_detail: bool) -> list[Ledger
 
 
 def ahead_words(lined_up: Mapping[str, int]) -> list[str]:
-    """What was ahead of a request that waits, when it lined up."""
     parts = (
         ("own_tokens", "of its tenant’s other requests"),
         ("others_tokens", "of other tenants, within their fair share"),

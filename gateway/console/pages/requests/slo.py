@@ -1,12 +1,11 @@
-"""The page of targets: error budgets and how fast they burn, and misses by cause over time."""
+"""The page of targets: error budgets, burn rates, and misses by cause over time."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 
 from gateway.console import formats
 from gateway.console.access import page, visit_of
@@ -15,6 +14,7 @@ from gateway.console.pages.requests.filters import FILTER_ERRORS, Filters, filte
 from gateway.console.pages.requests.misses_shown import METRICS
 from gateway.console.rendering import page_response
 from gateway.explain.attribution import Cause
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.people.roles import Act
 from tenants.slo.slo import DAY_S, PERIOD_DAYS, Burning, SloReport
@@ -23,56 +23,31 @@ from tenants.types import Tier
 PATH = "/console/slo"
 NAMES = ("tenant", "tier")
 MOST_SHOWN = 200
-"""Targets on one page, those with the least budget left first."""
+"""Least budget left first."""
 
 
-@dataclass(frozen=True)
-class BurnShown:
-    """How fast the budget burns in the windows of one alert."""
-
-    words: str
-    fires: bool
-    severity: str
-
-
-@dataclass(frozen=True)
-class TargetShown:
+def target_shown(report: SloReport) -> dict[str, Any]:
     """One tenant's requests of one tier against one target."""
-
-    tenant: str
-    tier: str
-    metric: str
-    target: str
-    requests: int
-    missed: int
-    attainment: float | None
-    budget_left: float | None
-    burning: list[BurnShown]
-    causes: list[tuple[str, int]]
-
-
-def target_shown(report: SloReport) -> TargetShown:
     slo, period = report.slo, report.period
-    metric = METRICS.get(slo.metric, slo.metric)
-    return TargetShown(
-        report.tenant_name,
-        slo.tier.value,
-        metric,
-        f"{slo.per_mille / 10:g} % within {formats.seconds(slo.target_s)}",
-        period.total,
-        period.missed,
-        1 - period.missed / period.total if period.total else None,
-        period.budget_left(slo.per_mille),
-        [burn_shown(each) for each in report.burning],
-        list(report.causes.items()),
-    )
+    return {
+        "tenant": report.tenant_name,
+        "tier": slo.tier.value,
+        "metric": METRICS.get(slo.metric, slo.metric),
+        "target": f"{slo.per_mille / 10:g} % within {formats.seconds(slo.target_s)}",
+        "requests": period.total,
+        "missed": period.missed,
+        "attainment": 1 - period.missed / period.total if period.total else None,
+        "budget_left": period.budget_left(slo.per_mille),
+        "burning": [(burn_words(burn), burn) for burn in report.burning],
+        "causes": list(report.causes.items()),
+    }
 
 
-def burn_shown(each: Burning) -> BurnShown:
-    """Rates over both windows of an alert; it fires where both are at its rate or above."""
-    long, short = (_rate(rate) for rate in (each.long_rate, each.short_rate))
-    windows = f"{formats.seconds(each.alert.long_s)} {long}, {formats.seconds(each.alert.short_s)} {short}"
-    return BurnShown(f"{windows} (alert at {each.alert.rate:g})", each.fires, each.alert.severity)
+def burn_words(burn: Burning) -> str:
+    """Burn rates in the windows of one alert, which fires if both reach its own."""
+    long, short = (_rate(rate) for rate in (burn.long_rate, burn.short_rate))
+    windows = f"{formats.seconds(burn.alert.long_s)} {long}, {formats.seconds(burn.alert.short_s)} {short}"
+    return f"{windows} (alert at {burn.alert.rate:g})"
 
 
 def _rate(rate: float | None) -> str:
@@ -81,30 +56,31 @@ def _rate(rate: float | None) -> str:
     return "∞" if rate == float("inf") else f"{rate:.1f}×"
 
 
-def worst_first(reports: Sequence[SloReport]) -> list[TargetShown]:
-    """Those with the least budget left first, those without requests last."""
+def worst_first(reports: Sequence[SloReport]) -> list[dict[str, Any]]:
+    """Least budget left first, those without requests last."""
 
-    def left(each: TargetShown) -> float:
-        return float("inf") if each.budget_left is None else each.budget_left
+    def left(target: dict[str, Any]) -> float:
+        budget_left: float | None = target["budget_left"]
+        return float("inf") if budget_left is None else budget_left
 
-    return sorted((target_shown(each) for each in reports), key=left)
+    return sorted((target_shown(report) for report in reports), key=left)
 
 
 def days_shown(by_day: Mapping[int, Mapping[str, int]]) -> tuple[list[str], list[tuple[int, list[int]]]]:
-    """The causes that there are, and their misses of each day from the first to the last (its start, seconds
-    since 1970): also days without any, so that a chart does not join what is apart."""
+    """The causes, and their misses by day (start in Unix seconds); days without misses are included, so that
+    the chart does not join what is apart."""
     present = {cause for counts in by_day.values() for cause in counts}
-    causes = [each.value for each in Cause if each in present] + sorted(present - set(Cause))
+    causes = [cause.value for cause in Cause if cause in present] + sorted(present - set(Cause))
     days = range(min(by_day), max(by_day) + 1, DAY_S) if by_day else range(0)
     return causes, [(day, [by_day.get(day, {}).get(cause, 0) for cause in causes]) for day in days]
 
 
 @page(PATH, act=Act.READ_TENANT)
-async def slo_page(request: Request[Any, Any, Any]) -> Response[str]:
+async def slo_page(request: Request) -> Response[str]:
     visit, admin = visit_of(request), gateway_of(request).deps.admin
     filters: Filters = filters_of(request, PATH, NAMES)
     scope = await tenant_scope(request, filters.get("tenant"))
-    targets: list[TargetShown] = []
+    targets: list[dict[str, Any]] = []
     by_day: Mapping[int, Mapping[str, int]] = {}
     problem = None
     try:

@@ -24,14 +24,8 @@ _SENTENCES: tuple[tuple[str, str], ...] = (
         "The estimate is above what the client allows: allow more, or take one of the quotes in the answer.",
     ),
     ("invalid_api_key", "The key is missing, misspelt, revoked or expired: use one that is in force."),
-    (
-        "tenant_suspended project_suspended",
-        "The tenant or project is suspended: an operator can resume it.",
-    ),
-    (
-        "service_tier_not_allowed",
-        "The key may not use this tier: allow the tier, or ask for another.",
-    ),
+    ("tenant_suspended project_suspended", "The tenant or project is suspended: an operator can resume it."),
+    ("service_tier_not_allowed", "The key may not use this tier: allow the tier, or ask for another."),
     ("tier_has_limits", "Its tiers have limits of their own: send it anew in the tier wanted."),
     ("insufficient_permissions", "The key lacks the scope: make one that has it."),
     (
@@ -77,10 +71,10 @@ _SENTENCES: tuple[tuple[str, str], ...] = (
         " log.",
     ),
 )
-"""Codes, with spaces between them, and their sentence."""
+"""Codes separated by spaces, and their sentence."""
 WAYS_OUT = {code: sentence for codes, sentence in _SENTENCES for code in codes.split()}
 
 
 def way_out(code: str) -> str:
-    """The sentence; of a code that this version does not know, where to look."""
+    """For an unknown code: where to look."""
     return WAYS_OUT.get(code, "The message of the answer says what to do.")

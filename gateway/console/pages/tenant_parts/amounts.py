@@ -1,4 +1,4 @@
-"""Amounts and limits in words, and amounts as people type them. Pure."""
+"""Amounts and limits in words, and parsing of typed amounts. Pure."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def amount_typed(meter: Meter, amount: int) -> str:
 
 
 def what_of(limit: Limit) -> str:
-    """What is limited, without the amount: 'tokens a day (UTC)'."""
+    """The limit without its amount: 'tokens a day (UTC)'."""
     what = METERS[limit.meter]
     if limit.rate_per_s is not None:
         text = f"{what}, refilled by {amount_text(limit.meter, limit.rate_per_s)} a second"
@@ -66,7 +66,7 @@ def what_of(limit: Limit) -> str:
 
 
 def narrowed(limit: Limit) -> str:
-    """Which requests alone it binds; empty: all."""
+    """Which requests it is restricted to; empty: none."""
     parts = [
         f"tier {limit.tier.value}" if limit.tier is not None else "",
         f"model {limit.model}" if limit.model is not None else "",
@@ -76,7 +76,7 @@ def narrowed(limit: Limit) -> str:
 
 
 def subject_text(limit: Limit, name: str | None) -> str:
-    """On what it is set. `name`: of the tenant, project or key."""
+    """`name`: of the tenant, project or key."""
     if limit.is_default:
         return "each end user"
     if limit.kind is SubjectKind.END_USER:
@@ -87,17 +87,17 @@ def subject_text(limit: Limit, name: str | None) -> str:
 
 
 def whole_typed(field: str, text: str) -> int:
-    """A whole number; commas, blanks and underscores between digits are for eyes. Raises `Invalid`."""
-    digits = text.translate({ord(each): None for each in ", _\u00a0\u202f"})
+    """Commas, spaces and underscores between digits are ignored. Raises `Invalid`."""
+    digits = text.translate({ord(mark): None for mark in ", _\u00a0\u202f"})
     if not digits.isascii() or not digits.isdigit() or len(digits) > 18:
         raise Invalid(field, "give a whole number, such as 100000")
     return int(digits)
 
 
 def decimal_typed(field: str, text: str) -> Decimal:
-    """A number with a decimal point, from 0 on. Raises `Invalid`."""
+    """At least 0. Raises `Invalid`."""
     try:
-        value = Decimal(text.translate({ord(each): None for each in ", _$"}))
+        value = Decimal(text.translate({ord(mark): None for mark in ", _$"}))
     except InvalidOperation:
         value = Decimal("NaN")
     if not value.is_finite() or not 0 <= value < 10**15:
@@ -106,7 +106,7 @@ def decimal_typed(field: str, text: str) -> Decimal:
 
 
 def amount_of(meter: str, text: str) -> int:
-    """An amount that was typed: of cost in dollars, otherwise a whole number. Raises `Invalid`."""
+    """Cost in dollars, otherwise a whole number. Raises `Invalid`."""
     if meter != Meter.COST_NANOUSD:
         return whole_typed("amount", text)
     nanousd = decimal_typed("amount", text) * NANO
@@ -116,6 +116,6 @@ def amount_of(meter: str, text: str) -> int:
 
 
 def rate_of(meter: str, text: str, field: str = "rate_per_s") -> float:
-    """A rate that was typed: of cost in dollars a second. Raises `Invalid` for the field."""
+    """Cost in dollars a second. Raises `Invalid` for the field."""
     value = decimal_typed(field, text)
     return float(value * NANO if meter == Meter.COST_NANOUSD else value)

@@ -1,4 +1,4 @@
-"""The fields of a key, as a form has them: from a stored key, and to commands. Pure."""
+"""The form of a key: from a stored key, and to commands. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from tenants.errors import Invalid
 from tenants.types import SCOPES, Tier
 
 SCOPE_FIELDS = {scope: f"scope_{scope.replace(':', '_')}" for scope in sorted(SCOPES)}
-"""A box for each scope."""
 OWNERS_SCOPES = frozenset({"admin:read", "admin:write"})
-"""Such a key is no tenant's: it reads, or changes, everything."""
+"""Scopes of the whole admin API, not of a tenant."""
 CHANGED = (
     "name",
     "default_tier",
@@ -37,10 +36,9 @@ LABELS = {
     "ends": "Ends",
     "allow_from": "Only from these networks",
 }
-"""How the form that changes a key calls each field."""
 CHANGED = tuple(LABELS)
 MOVED = {"tiers": TIER_FIELDS[Tier.BATCH], "scopes": SCOPE_FIELDS["inference"], "expires": "ends"}
-"""Where the form has what its command calls otherwise."""
+"""Form fields of command fields with other names."""
 
 
 def stored_in_form(key: ApiKey) -> dict[str, str]:
@@ -56,7 +54,7 @@ def stored_in_form(key: ApiKey) -> dict[str, str]:
 
 
 def change_of(form: Mapping[str, str], stored: ApiKey, *, is_owner: bool) -> KeyChange:
-    """What is otherwise than stored. Raises `Invalid`."""
+    """Only what differs from the stored key. Raises `Invalid`."""
     before, typed = stored_in_form(stored), {name: form.get(name, "") for name in CHANGED}
     check_scopes(stored.scopes, is_owner=is_owner)
     scopes = [scope for scope, field in SCOPE_FIELDS.items() if typed[field]]
@@ -78,15 +76,13 @@ def change_of(form: Mapping[str, str], stored: ApiKey, *, is_owner: bool) -> Key
 
 
 def check_scopes(scopes: Iterable[str], *, is_owner: bool) -> None:
-    """Of a key that a person may change, or whose secret is to be shown: with such a key a member would be an
-    owner. Raises `Invalid`."""
+    """A member must not get a key with an owner's scopes. Raises `Invalid`."""
     if not is_owner and not OWNERS_SCOPES.isdisjoint(scopes):
         raise Invalid("scopes", "only an owner may change a key of the admin API, or see its secret")
 
 
 def end_typed(field: str, text: str) -> str | None:
-    """A date as the instant at which it begins in UTC; an instant stays as it is; None: no end. Raises
-    `Invalid`."""
+    """A date becomes the start of its day in UTC; an instant stays; None: no end. Raises `Invalid`."""
     text = text.strip()
     try:
         if len(text) == len("2027-01-31"):
@@ -106,7 +102,7 @@ def tiers_shown(tiers: frozenset[Tier]) -> list[tuple[str, str]]:
 
 
 def errors_by_field(problem: FormProblem) -> FormProblem:
-    """With what the command calls otherwise beside the fields that it is typed into."""
+    """Moves errors of command fields to the fields they were typed into."""
     return replace(problem, errors={MOVED.get(field, field): text for field, text in problem.errors.items()})
 
 

@@ -1,17 +1,12 @@
-"""The limits on a key's path (its own, its project's, its tenant's, the platform's) and which binds first.
-
-A key without a limit of its own is not unlimited: what stands above it binds.
-"""
+"""The limits that bind a key (its own, its project's, its tenant's, the platform's) and which binds first."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from litestar import Request
 
 from gateway.console.pages.tenant_parts.amounts import SUBJECTS, amount_text, narrowed, what_of
+from gateway.http.asgi import Request
 from gateway.response_headers import tightness
 from gateway.routes.context import gateway_of
 from tenants.directory.records import ApiKey
@@ -19,30 +14,28 @@ from tenants.quota.store import LimitState, QuotaStoreUnavailable
 from tenants.types import PLATFORM, Limit, LimitMode, SubjectKind
 
 MOST_STATES = 2_000
-"""Limits whose counters one page reads."""
+"""Counters read for one page."""
 UNLIMITED = "unlimited: no hard limit on its path"
 
 
 @dataclass(frozen=True)
 class PathLimit:
-    """A limit on a key's path as shown."""
-
     limit_id: str
-    """Empty: it is not for this person's eyes."""
+    """Empty: hidden from this person."""
     level: str
     what: str
     amount: int
     amount_words: str
     mode: LimitMode
     used: int | None
-    """None: not known, or not for this person's eyes."""
+    """None: unknown, or hidden from this person."""
     held: int
     used_words: str
     binds_first: bool
 
 
 def path_of(key: ApiKey, limits: Iterable[Limit]) -> list[Limit]:
-    """Those of the limits that bind the key's requests, whoever their end user is. Pure."""
+    """The limits that bind the key's requests for any end user."""
     subjects = {
         (SubjectKind.KEY, key.key_id),
         (SubjectKind.PROJECT, key.project_id),
@@ -50,20 +43,20 @@ def path_of(key: ApiKey, limits: Iterable[Limit]) -> list[Limit]:
         (SubjectKind.PLATFORM, PLATFORM),
     }
     levels = list(SUBJECTS)
-    found = [limit for limit in limits if (limit.kind, limit.subject_id) in subjects]
-    return sorted(found, key=lambda limit: -levels.index(limit.kind))
+    binding = [limit for limit in limits if (limit.kind, limit.subject_id) in subjects]
+    return sorted(binding, key=lambda limit: -levels.index(limit.kind))
 
 
 def first_to_bind(states: Iterable[LimitState]) -> LimitState | None:
-    """Of the hard ones the one with the smallest share left; None: there is none. Pure."""
-    return min((each for each in states if each.limit.mode is LimitMode.HARD), key=tightness, default=None)
+    """The hard limit with the smallest share left."""
+    return min((state for state in states if state.limit.mode is LimitMode.HARD), key=tightness, default=None)
 
 
 def shown_path(
     limits: Sequence[Limit], states: Mapping[str, LimitState], *, shows_platform: bool
 ) -> list[PathLimit]:
-    """The path as shown. Of the platform's limits a tenant's people see only whether there is room. Pure."""
-    first = first_to_bind(states[each.identity] for each in limits if each.identity in states)
+    """Of the platform's limits a tenant's people see only whether there is room."""
+    first = first_to_bind(states[limit.identity] for limit in limits if limit.identity in states)
     return [
         _shown(
             limit,
@@ -105,10 +98,10 @@ def _shown(limit: Limit, state: LimitState | None, *, is_first: bool, is_open: b
 
 
 def words_of(path: Sequence[PathLimit]) -> str:
-    """The limit that binds a key first, in one line. Pure."""
-    first = next((each for each in path if each.binds_first), None)
+    """The limit that binds first, in one line."""
+    first = next((limit for limit in path if limit.binds_first), None)
     if first is None:
-        hard = [each for each in path if each.mode is LimitMode.HARD]
+        hard = [limit for limit in path if limit.mode is LimitMode.HARD]
         return f"{len(hard)} limits on its path" if hard else UNLIMITED
     if not first.amount_words:
         return f"{first.level}: {first.used_words}"
@@ -116,9 +109,9 @@ def words_of(path: Sequence[PathLimit]) -> str:
 
 
 async def paths_of(
-    request: Request[Any, Any, Any], keys: Sequence[ApiKey], *, shows_platform: bool
+    request: Request, keys: Sequence[ApiKey], *, shows_platform: bool
 ) -> dict[str, list[PathLimit]]:
-    """By key id, the limits in force on each key's path. One question to the quota store, no statement."""
+    """By key id, the limits that bind each key. One query of the quota store."""
     deps = gateway_of(request).deps
     now_s = deps.wall_clock()
     tenant_ids = sorted({key.tenant_id for key in keys})

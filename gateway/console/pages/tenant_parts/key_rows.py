@@ -1,16 +1,14 @@
-"""Keys as rows of a list: last use, what deserves a look, and the limit on its path that binds first."""
+"""Keys as rows of a list: last use, findings, and the limit that binds first."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from litestar import Request
-
 from gateway.console.access import visit_of
 from gateway.console.pages.tenant_parts.key_path import PathLimit, paths_of, words_of
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.lists.key_hygiene import EXPIRING_DAYS, IDLE_DAYS, KeyFinding, findings_of
 from tenants.directory.records import ApiKey, from_us, to_us
@@ -24,27 +22,9 @@ FINDINGS = {
     KeyFinding.EXPIRING: f"ends within {EXPIRING_DAYS} days",
     KeyFinding.NO_LIMIT: "no limit",
 }
-"""Each finding in words."""
 
 
-@dataclass(frozen=True)
-class KeyRow:
-    """A key as shown, without its secret."""
-
-    key_id: str
-    name: str
-    prefix: str
-    tenant: str
-    project: str
-    state: str
-    scopes: str
-    used_us: int | None
-    """None: never."""
-    expires_us: int | None
-    """None: never."""
-    findings: tuple[str, ...]
-    limit_words: str
-    """The limit that binds it first."""
+Row = dict[str, Any]
 
 
 def row_of(
@@ -55,26 +35,26 @@ def row_of(
     *,
     tenant: str | None,
     project: str | None,
-) -> KeyRow:
-    """One key as shown. `tenant`, `project`: their names. Pure."""
-    has_limit = any(each.mode is LimitMode.HARD and each.level != "all tenants together" for each in path)
-    return KeyRow(
-        key.key_id,
-        key.name or key.prefix,
-        key.prefix,
-        tenant or key.tenant_id,
-        project or key.project_id,
-        key.status(now),
-        ", ".join(sorted(key.scopes)),
-        None if last_used is None else to_us(last_used),
-        None if key.expires_at is None else to_us(key.expires_at),
-        tuple(FINDINGS[each] for each in findings_of(key, last_used, has_limit, now)),
-        words_of(path),
-    )
+) -> Row:
+    """A key as shown, without its secret. `tenant`, `project`: names."""
+    has_limit = any(limit.mode is LimitMode.HARD and limit.level != "all tenants together" for limit in path)
+    return {
+        "key_id": key.key_id,
+        "name": key.name or key.prefix,
+        "prefix": key.prefix,
+        "tenant": tenant or key.tenant_id,
+        "project": project or key.project_id,
+        "state": key.status(now),
+        "scopes": ", ".join(sorted(key.scopes)),
+        "used_us": None if last_used is None else to_us(last_used),
+        "expires_us": None if key.expires_at is None else to_us(key.expires_at),
+        "findings": [FINDINGS[finding] for finding in findings_of(key, last_used, has_limit, now)],
+        "limit_words": words_of(path),
+    }
 
 
-async def rows_of_keys(request: Request[Any, Any, Any], keys: Sequence[ApiKey]) -> list[KeyRow]:
-    """Keys as shown, with as many statements for one as for many."""
+async def rows_of_keys(request: Request, keys: Sequence[ApiKey]) -> list[Row]:
+    """The number of statements does not depend on the number of keys."""
     deps = gateway_of(request).deps
     now = from_us(round(deps.wall_clock() * 1e6))
     used = await deps.admin.last_uses(keys)

@@ -1,4 +1,4 @@
-"""The fields of a limit, as forms have them, and the commands that they make. Pure."""
+"""The form of a limit, and the commands it makes. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tenants.people.roles import Act
 from tenants.types import Limit, Meter, SubjectKind
 
 RATE = "rate"
-"""In the place of a window: a token bucket."""
+"""Selected instead of a window: a token bucket."""
 SUBJECT_KINDS = {
     "tenant": "The tenant, all of it together",
     "project": "A project",
@@ -53,11 +53,11 @@ NAMED_FIELD = {
     "burst": "amount",
     "tenant": "on",
 }
-"""Where the form has what a command calls otherwise."""
+"""Form fields of command fields with other names."""
 
 
 def act_on(kind: SubjectKind) -> Act:
-    """What a person must be allowed to do to set, override or remove a limit on such a subject."""
+    """The right needed to set, override or remove a limit on such a subject."""
     match kind:
         case SubjectKind.PLATFORM:
             return Act.CHANGE_PLATFORM
@@ -68,7 +68,6 @@ def act_on(kind: SubjectKind) -> Act:
 
 
 def kind_of(form: Mapping[str, str]) -> SubjectKind:
-    """On what kind of subject the form sets a limit. Raises `Invalid`."""
     on = form.get("on", "")
     if on not in SUBJECT_KINDS:
         raise Invalid("on", f"{on[:40]!r} is not one of {', '.join(SUBJECT_KINDS)}")
@@ -76,7 +75,6 @@ def kind_of(form: Mapping[str, str]) -> SubjectKind:
 
 
 def set_of(form: Mapping[str, str], tenant_id: str) -> LimitSet:
-    """The command of the form. Raises `Invalid`."""
     on, subject, meter = form.get("on", ""), form.get("subject", "").strip(), form.get("meter", "")
     if on in ("project", "key", "end_user") and not subject:
         raise Invalid("subject", f"say which {on.replace('_', ' ')}")
@@ -103,7 +101,7 @@ def set_of(form: Mapping[str, str], tenant_id: str) -> LimitSet:
 
 
 def same_with(limit: Limit, form: Mapping[str, str]) -> LimitSet:
-    """The command that puts the form's amount, rate, ceiling and mode in the place of a limit's. Raises
+    """The command that sets the form's amount, rate, ceiling and mode on an existing limit. Raises
     `Invalid`."""
     meter, mode = limit.meter.value, form.get("mode", "")
     return LimitSet(
@@ -132,7 +130,6 @@ def _ceiling_of(meter: str, form: Mapping[str, str]) -> float | None:
 
 
 def override_of(limit: Limit, form: Mapping[str, str]) -> LimitOverride:
-    """The command of the form of overrides. Raises `Invalid`."""
     meter, rate = limit.meter.value, form.get("override_rate", "").strip()
     return LimitOverride(
         amount=amount_of(meter, form.get("override_amount", "")),

@@ -1,4 +1,4 @@
-"""Limits as gauges: what is set, what is in force, how much is used, which binds first, until when."""
+"""Limits as gauges: as set, active, used, and which binds first."""
 
 from __future__ import annotations
 
@@ -6,49 +6,130 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from litestar import Request
-
 from gateway.console.pages.tenant_parts.amounts import amount_text, narrowed, subject_text, what_of
-from gateway.console.pages.tenant_parts.projections import history_of, projections
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
+from gateway.routes.views.exhaustion_view import COUNTED_AS, counts_since_us
 from gateway.routes.views.limits_view import uses
+from tenants.admin.admin import Admin
 from tenants.admin.limits import LimitView
-from tenants.directory.records import Tenant, limit_as_json
-from tenants.quota.projection import Exhaustion
-from tenants.types import Limit, LimitMode
+from tenants.admin.lists.usage import MOST_HOUR_ROWS
+from tenants.directory.records import Tenant, limit_as_json, to_us
+from tenants.errors import DatabaseUnavailable, Invalid
+from tenants.quota.hour_of_week import (
+    HOUR_US,
+    LEAST_WEEKS,
+    MOST_WEEKS,
+    WEEK_HOURS,
+    exhaustion_by_week,
+    weeks_of,
+    whole_weeks,
+)
+from tenants.quota.projection import Exhaustion, ObservedUse, projected_exhaustion
+from tenants.types import Limit, LimitMode, Meter, SubjectKind
+from tenants.usage.read import UsageRow
+from tenants.usage.sums import AMOUNTS
+
+
+@dataclass(frozen=True)
+class UseHistory:
+    """Usage by hour, model and tier."""
+
+    rows: tuple[UsageRow, ...]
+    weeks: int
+    """Whole weeks before the current hour."""
+
+    def by_hour(self, limit: Limit) -> dict[int, int]:
+        """What the limit's meter counts of the requests it binds, by start of the hour."""
+        places = [AMOUNTS.index(name) for name in COUNTED_AS[limit.meter]]
+        sums: dict[int, int] = {}
+        for row in self.rows:
+            start_us, model, tier = row.key
+            if limit.model in (None, model) and (limit.tier is None or limit.tier.value == tier):
+                sums[start_us] = sums.get(start_us, 0) + sum(row.amounts[place] for place in places)
+        return sums
+
+
+NOT_KEPT = UseHistory((), 0)
+
+
+async def history_of(admin: Admin, tenant: Tenant, now_us: int) -> UseHistory:
+    """The last four weeks, or the tenant's whole age. One statement."""
+    weeks = whole_weeks(to_us(tenant.created_at), now_us)
+    this_hour_us = now_us // HOUR_US * HOUR_US
+    if weeks < LEAST_WEEKS:
+        return UseHistory((), weeks)
+    since_us = this_hour_us - MOST_WEEKS * WEEK_HOURS * HOUR_US
+    try:
+        rows = await admin.hours_of_use(tenant.tenant_id, since_us, this_hour_us)
+    except (DatabaseUnavailable, Invalid):  # hours that are not kept any more, and are too many to add up
+        return NOT_KEPT
+    return NOT_KEPT if len(rows) >= MOST_HOUR_ROWS else UseHistory(tuple(rows), weeks)
+
+
+def projection_of(
+    limit: Limit, usage: Mapping[str, float | None], history: UseHistory, now_us: int
+) -> Exhaustion:
+    """`usage`: the limit's counter as shown."""
+    if limit.window is None:
+        says = "a rate refills by itself" if limit.is_bucket else "requests that end give it back"
+        return Exhaustion(None, None, says)
+    used, left, reset_s = usage["used"] or 0, usage["remaining"] or 0, usage["reset_s"]
+    ends_in_s = float("inf") if reset_s is None else reset_s
+    if limit.kind is SubjectKind.TENANT and not limit.above_tokens and limit.meter is not Meter.CONCURRENCY:
+        weeks = weeks_of(history.by_hour(limit), now_us, history.weeks)
+        exhaustion = exhaustion_by_week(int(left), weeks, now_us, ends_in_s)
+        if left <= 0 or history.weeks >= LEAST_WEEKS:
+            return exhaustion
+        why = exhaustion.basis
+    else:
+        why = "usage by the hour is kept for whole tenants, tiers and models"
+    since_us = counts_since_us(limit, now_us)  # 0: not known
+    observed = [ObservedUse("this window so far", int(used), (now_us - since_us) / 1e6)] if since_us else []
+    plain = projected_exhaustion(int(left), observed, ends_in_s)
+    return Exhaustion(plain.p50_s, None, f"{why}; {plain.basis}")
+
+
+def projections(
+    limits: Iterable[Limit], uses: Mapping[str, Mapping[str, float | None]], history: UseHistory, now_us: int
+) -> dict[str, Exhaustion]:
+    """By limit id, of those whose counters are known."""
+    return {
+        limit.limit_id: projection_of(limit, uses[limit.limit_id], history, now_us)
+        for limit in limits
+        if "used" in uses.get(limit.limit_id, {})
+    }
 
 
 @dataclass(frozen=True)
 class LimitRow:
-    """A limit as shown."""
-
     limit_id: str
     subject: str
     what: str
     narrowed: str
     mode: LimitMode
     amount: int
-    """In force."""
+    """Active, with overrides."""
     amount_words: str
     set_words: str
-    """As set, where an override is in force; empty: there is none."""
+    """Empty: no override is active."""
     overridden_until_us: int | None
     reason: str
     used: int | None
-    """None: not known at the moment, or counted for each end user apart."""
+    """None: unknown, or counted per end user."""
     held: int
     used_words: str
     refill_words: str
-    """What a bucket refills at now; empty: it is none, or that is not known."""
+    """A bucket's current refill rate; empty: no bucket, or unknown."""
     resets_us: int | None
-    """When its window turns; None: it has none, or it is not known."""
+    """None: no window, or unknown."""
     binds_first: bool
     used_up_us: int | None
-    """The median."""
+    """Median."""
     used_up_late_us: int | None
-    """The 90th percentile."""
+    """90th percentile."""
     basis: str
-    """What the projection goes by."""
+    """What the projection is based on."""
 
 
 def row_of(
@@ -60,7 +141,7 @@ def row_of(
     *,
     shows_reasons: bool = True,
 ) -> LimitRow:
-    """A limit as shown. `usage`: its counter (`limits_view.use_as_json`); `name`: of its subject. Pure."""
+    """`usage`: its counter (`limits_view.use_as_json`); `name`: of its subject."""
     in_force, override = limit.at(now_us / 1e6), limit.override
     if override is not None and now_us >= override.until_us:
         override = None
@@ -115,14 +196,14 @@ def binding(rows: Iterable[LimitRow]) -> LimitRow | None:
 
 
 async def rows_of_tenant(
-    request: Request[Any, Any, Any],
+    request: Request,
     tenant: Tenant,
     views: Sequence[LimitView],
     *,
     projected: bool = True,
     shows_reasons: bool = True,
 ) -> list[LimitRow]:
-    """A tenant's limits as shown. Which of all its limits binds first is looked for among the others, too."""
+    """The limit that binds first is looked for among all of the tenant's limits."""
     gateway = gateway_of(request)
     now_s = gateway.deps.wall_clock()
     now_us = round(now_s * 1e6)

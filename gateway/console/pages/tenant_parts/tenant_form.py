@@ -1,4 +1,4 @@
-"""The fields of a tenant, as a form has them: from a stored tenant, and to commands. Pure."""
+"""The form of a tenant: from a stored tenant, and to commands. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tenants.errors import Invalid
 from tenants.types import Tier
 
 TIER_FIELDS = {tier: f"tier_{tier.value}" for tier in Tier}
-"""A box for each tier."""
 FIELDS = (
     "name",
     "weight",
@@ -36,7 +35,6 @@ NEW_TENANT = {
     "reserved_tier": "all",
 }
 RESERVED_TIERS = [("all", "all tiers"), *((tier.value, tier.value) for tier in Tier)]
-"""What a reservation may be for."""
 LABELS = {
     "weight": "Weight",
     "default_tier": "Tier of requests that name none",
@@ -46,7 +44,6 @@ LABELS = {
     "reserved_tier": "Reserved for the tier",
     "labels": "Labels",
 } | {field: f"Tier {tier.value}" for tier, field in TIER_FIELDS.items()}
-"""How the form calls each field of a change."""
 
 
 def stored_in_form(tenant: Tenant) -> dict[str, str]:
@@ -60,7 +57,7 @@ def stored_in_form(tenant: Tenant) -> dict[str, str]:
         "reserved_tokens_per_s": f"{tenant.reserved_tokens_per_s:g}",
         "reserved_tier": "all" if tenant.reserved_tier is None else tenant.reserved_tier.value,
         "labels": "\n".join(
-            f"{key}={each}" for key, values in sorted(tenant.labels.items()) for each in values
+            f"{key}={value}" for key, values in sorted(tenant.labels.items()) for value in values
         ),
     }
 
@@ -68,7 +65,7 @@ def stored_in_form(tenant: Tenant) -> dict[str, str]:
 def differences(
     labels: Mapping[str, str], typed: Mapping[str, str], stored: Mapping[str, str]
 ) -> list[tuple[str, str, str]]:
-    """What the form and the store disagree about: label, stored, typed. `labels`: of the fields."""
+    """Differences between the form and the store: label, stored, typed."""
     return [
         (label, stored[field] or "–", typed[field] or "–")
         for field, label in labels.items()
@@ -77,7 +74,6 @@ def differences(
 
 
 def create_of(form: Mapping[str, str]) -> TenantCreate:
-    """Raises `Invalid`."""
     return TenantCreate(
         name=form.get("name", ""),
         weight=_number(form, "weight"),
@@ -90,7 +86,7 @@ def create_of(form: Mapping[str, str]) -> TenantCreate:
 
 
 def change_of(form: Mapping[str, str], stored: Tenant) -> TenantChange:
-    """Of labels, and of models, whose names may have blanks, only what is otherwise than stored. Raises
+    """Labels and models (whose names may have spaces) only where they differ from the stored ones. Raises
     `Invalid`."""
     before = stored_in_form(stored)
     return TenantChange(
@@ -106,21 +102,21 @@ def change_of(form: Mapping[str, str], stored: Tenant) -> TenantChange:
 
 
 def _labels(text: str, stored: Tenant) -> dict[str, list[str]]:
-    """The labels of the lines, each with its values; those that are stored and not there are dropped. Raises
-    `Invalid`, which names the line."""
-    found: dict[str, list[str]] = {}
+    """Each label with its values; a stored label that is missing is dropped. Raises `Invalid`, which names
+    the line."""
+    labels: dict[str, list[str]] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
         key, separator, value = line.strip().partition("=")
         if not separator or not key.strip() or not value.strip():
             raise Invalid("labels", f"line {number}: {line.strip()[:40]!r} is not LABEL=VALUE")
-        found.setdefault(key.strip(), []).append(value.strip())
-    return {key: [] for key in stored.labels if key not in found} | found
+        labels.setdefault(key.strip(), []).append(value.strip())
+    return {key: [] for key in stored.labels if key not in labels} | labels
 
 
 def errors_by_field(problem: FormProblem) -> FormProblem:
-    """With what concerns `tier` and `tiers` beside the fields that they are typed into."""
+    """Moves errors of `tier` and `tiers` to the fields they were typed into."""
     moved = {"tier": "default_tier", "tiers": TIER_FIELDS[Tier.BATCH]}
     return replace(problem, errors={moved.get(field, field): text for field, text in problem.errors.items()})
 

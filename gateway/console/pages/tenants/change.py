@@ -1,13 +1,11 @@
-"""The form that changes a tenant. Of two who edit it at once one wins; the other sees both states."""
+"""The form that changes a tenant. Of two concurrent edits one wins; the other is shown both states."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response
+from litestar import Response
 from litestar.params import FromPath
 
-from gateway.console.access import form, page, visit_of
+from gateway.console.access import form, page, tenant_shown, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.forms import typed_fields
 from gateway.console.pages.tenant_parts.acts import done, if_match, tag_of
@@ -23,7 +21,7 @@ from gateway.console.pages.tenant_parts.tenant_form import (
 from gateway.console.pages.tenants import tenant as one
 from gateway.console.pages.tenants.tenants import PATH as LIST
 from gateway.console.rendering import page_response
-from gateway.console.scope import tenant_shown
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.directory.records import Tenant
 from tenants.errors import PreconditionFailed
@@ -34,36 +32,31 @@ PATH = f"{one.PATH}/change"
 
 
 @page(PATH, act=Act.CHANGE_TENANT)
-async def change_page(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
-    found = await tenant_shown(request, tenant, Act.CHANGE_TENANT)
-    return _shown(request, found, stored_in_form(found))
+async def change_page(request: Request, tenant: FromPath[str]) -> Response[str]:
+    shown = await tenant_shown(request, tenant, Act.CHANGE_TENANT)
+    return _shown(request, shown, stored_in_form(shown))
 
 
 @form(PATH, act=Act.CHANGE_TENANT, lines=("labels",))
-async def change_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
-    """Stores the change, unless the tenant was changed since the form was filled in."""
+async def change_tenant(request: Request, tenant: FromPath[str]) -> Response[str]:
     visit, deps = visit_of(request), gateway_of(request).deps
-    found = await tenant_shown(request, tenant, Act.CHANGE_TENANT)
+    shown = await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     typed = typed_fields(visit.form, *FIELDS)
     try:
         await deps.admin.update_tenant(
-            visit.actor, found.tenant_id, change_of(visit.form, found), if_match=if_match(visit.form)
+            visit.actor, shown.tenant_id, change_of(visit.form, shown), if_match=if_match(visit.form)
         )
     except FORM_ERRORS as error:
         problem = errors_by_field(problem_of(error, fields=(*FIELDS, "tier", "tiers")))
         # After a conflict the form is about what is stored now: sent again it takes the place of that.
         tag = "" if isinstance(error, PreconditionFailed) else visit.form.get("etag", "")
-        current = await tenant_shown(request, found.tenant_id, Act.CHANGE_TENANT)
+        current = await tenant_shown(request, shown.tenant_id, Act.CHANGE_TENANT)
         return _shown(request, current, typed, problem, tag)
-    return await done(request, f"{LIST}/{found.name}", "changed")
+    return await done(request, f"{LIST}/{shown.name}", "changed")
 
 
 def _shown(
-    request: Request[Any, Any, Any],
-    found: Tenant,
-    typed: dict[str, str],
-    problem: FormProblem | None = None,
-    tag: str = "",
+    request: Request, found: Tenant, typed: dict[str, str], problem: FormProblem | None = None, tag: str = ""
 ) -> Response[str]:
     is_conflict = problem is not None and problem.status == 412
     return page_response(

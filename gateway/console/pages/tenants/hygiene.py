@@ -1,18 +1,17 @@
-"""The page of keys over all tenants that a person sees: which of them deserve a look, and why."""
+"""The page of keys over all tenants, with findings."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 
-from gateway.console.access import page, visit_of
+from gateway.console.access import own_tenants, page, tenant_shown, visit_of
 from gateway.console.csv_file import FILE_ROWS, csv_list
 from gateway.console.pages.tenant_parts.key_rows import FINDINGS, rows_of_keys
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
-from gateway.console.scope import own_tenants, tenant_shown
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.cursor import MAX_PAGE, Page
 from tenants.admin.lists.key_hygiene import KeyFinding
@@ -27,12 +26,10 @@ COLUMNS = (
     *("id", "name", "prefix", "tenant_id", "tenant", "project_id", "project", "status", "scopes", "models"),
     *("tiers", "default_tier", "allow_from", "created_at", "expires_at", "revoked_at", "last_used_at"),
 )
-"""Of the file."""
 MOST_SHOWN = 50
 
 
 def finding_of(text: str) -> KeyFinding | None:
-    """The filter of the address; empty: none. Raises `Invalid`."""
     if not text:
         return None
     if text not in list(KeyFinding):
@@ -42,8 +39,6 @@ def finding_of(text: str) -> KeyFinding | None:
 
 @dataclass(frozen=True)
 class KeyFilters:
-    """The filters of the address."""
-
     finding: str
     tenant: str
 
@@ -51,15 +46,12 @@ class KeyFilters:
         return with_query(path, {"finding": self.finding, "tenant": self.tenant, "cursor": cursor or ""})
 
 
-def filters_of(request: Request[Any, Any, Any]) -> KeyFilters:
+def filters_of(request: Request) -> KeyFilters:
     query = request.query_params
     return KeyFilters(query.get("finding", ""), query.get("tenant", "").strip())
 
 
-async def _found(
-    request: Request[Any, Any, Any], filters: KeyFilters, cursor: str | None, limit: int
-) -> Page[ApiKey]:
-    """A page of the list. Raises `Invalid`, `NotFound`."""
+async def _found(request: Request, filters: KeyFilters, cursor: str | None, limit: int) -> Page[ApiKey]:
     finding, name = finding_of(filters.finding), filters.tenant
     owner = None if not name else await tenant_shown(request, plain_text("tenant", name))
     return await gateway_of(request).deps.admin.page_keys(
@@ -72,18 +64,17 @@ async def _found(
 
 
 @page(PATH, act=Act.READ_TENANT)
-async def hygiene_page(request: Request[Any, Any, Any]) -> Response[str]:
-    """The list, in order of creation; `finding` and `tenant` in the address are its filters."""
+async def hygiene_page(request: Request) -> Response[str]:
     filters = filters_of(request)
-    found = await _found(request, filters, request.query_params.get("cursor"), MOST_SHOWN)
+    keys_page = await _found(request, filters, request.query_params.get("cursor"), MOST_SHOWN)
     return page_response(
         "tenants/hygiene.html",
         visit_of(request),
-        keys=await rows_of_keys(request, found.rows),
-        findings=[(each.value, words) for each, words in FINDINGS.items()],
+        keys=await rows_of_keys(request, keys_page.rows),
+        findings=[(finding.value, words) for finding, words in FINDINGS.items()],
         finding=filters.finding,
         tenant=filters.tenant,
-        next_page=filters.link(PATH, found.next_cursor) if found.next_cursor else "",
+        next_page=filters.link(PATH, keys_page.next_cursor) if keys_page.next_cursor else "",
         first_page=filters.link(PATH) if "cursor" in request.query_params else "",
         file=filters.link(FILE),
         file_rows=FILE_ROWS,
@@ -91,13 +82,12 @@ async def hygiene_page(request: Request[Any, Any, Any]) -> Response[str]:
 
 
 @page(FILE, act=Act.READ_TENANT)
-async def keys_file(request: Request[Any, Any, Any]) -> Response[str]:
-    """The list as a file, exact; without secrets, which are stored nowhere."""
+async def keys_file(request: Request) -> Response[str]:
     filters, deps = filters_of(request), gateway_of(request).deps
 
     async def read(cursor: str | None) -> Page[dict[str, object]]:
-        found = await _found(request, filters, cursor, MAX_PAGE)
-        used = await deps.admin.last_uses(found.rows)
+        page = await _found(request, filters, cursor, MAX_PAGE)
+        used = await deps.admin.last_uses(page.rows)
         now = from_us(round(deps.wall_clock() * 1e6))
         shown = [
             key.as_json()
@@ -105,9 +95,9 @@ async def keys_file(request: Request[Any, Any, Any]) -> Response[str]:
                 "status": key.status(now),
                 "last_used_at": used[key.key_id].isoformat() if key.key_id in used else None,
             }
-            for key in found.rows
+            for key in page.rows
         ]
-        return Page(await deps.admin.with_names(shown), found.next_cursor)
+        return Page(await deps.admin.with_names(shown), page.next_cursor)
 
     cursor = request.query_params.get("cursor")
     return await csv_list("keys", COLUMNS, read, cursor, lambda after: filters.link(FILE, after))

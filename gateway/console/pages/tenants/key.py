@@ -1,14 +1,11 @@
-"""The page of one key: the limits on its path, a new secret, and its revocation."""
+"""The page of one key: the limits that bind it, rotation, revocation."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response
+from litestar import Response
 from litestar.params import FromPath
 
-from gateway.console.access import form, page, visit_of
-from gateway.console.confirm import confirm_page
+from gateway.console.access import form, page, tenant_shown, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.forms import typed_fields
 from gateway.console.pages.tenant_parts.acts import done, if_match, in_flight, said, tag_of
@@ -18,8 +15,8 @@ from gateway.console.pages.tenant_parts.key_path import paths_of
 from gateway.console.pages.tenant_parts.key_rows import rows_of_keys
 from gateway.console.pages.tenants import keys
 from gateway.console.pages.tenants.tenants import PATH as LIST
-from gateway.console.rendering import page_response
-from gateway.console.scope import tenant_shown
+from gateway.console.rendering import confirm_page, page_response
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.lists.usage import UsageAsked
 from tenants.directory.records import ApiKey, Tenant, to_us
@@ -32,53 +29,47 @@ PATH = f"{keys.PATH}/{{key:str}}"
 DONE = {"changed": "The change is stored.", "revoked": "The key is revoked, for good."}
 
 
-async def found_key(
-    request: Request[Any, Any, Any], tenant: str, key: str, act: Act
-) -> tuple[Tenant, ApiKey]:
-    """The tenant and its key. Another tenant's key is not found."""
+async def found_key(request: Request, tenant: str, key: str, act: Act) -> tuple[Tenant, ApiKey]:
+    """Raises `NotFound` for another tenant's key."""
     owner = await tenant_shown(request, tenant, act)
-    found = await gateway_of(request).deps.admin.show_key(key)
-    if found.tenant_id != owner.tenant_id:
-        raise NotFound("key", found.key_id)
-    return owner, found
+    api_key = await gateway_of(request).deps.admin.show_key(key)
+    if api_key.tenant_id != owner.tenant_id:
+        raise NotFound("key", api_key.key_id)
+    return owner, api_key
 
 
 @page(PATH, act=Act.READ_TENANT)
-async def key_page(
-    request: Request[Any, Any, Any], tenant: FromPath[str], key: FromPath[str]
-) -> Response[str]:
+async def key_page(request: Request, tenant: FromPath[str], key: FromPath[str]) -> Response[str]:
     return await _shown(request, *await found_key(request, tenant, key, Act.READ_TENANT))
 
 
 @form(f"{PATH}/rotate", act=Act.MAKE_KEY)
-async def rotate(request: Request[Any, Any, Any], tenant: FromPath[str], key: FromPath[str]) -> Response[str]:
+async def rotate(request: Request, tenant: FromPath[str], key: FromPath[str]) -> Response[str]:
     visit = visit_of(request)
-    owner, found = await found_key(request, tenant, key, Act.MAKE_KEY)
+    owner, api_key = await found_key(request, tenant, key, Act.MAKE_KEY)
     try:
-        check_scopes(found.scopes, is_owner=visit.person.may(Act.CHANGE_PEOPLE))
+        check_scopes(api_key.scopes, is_owner=visit.person.may(Act.CHANGE_PEOPLE))
         grace_h = decimal_typed("grace_h", visit.form.get("grace_h", ""))
         rotated, secret = await gateway_of(request).deps.admin.rotate_key(
-            visit.actor, found.key_id, float(grace_h * 3_600), if_match=if_match(visit.form)
+            visit.actor, api_key.key_id, float(grace_h * 3_600), if_match=if_match(visit.form)
         )
     except FORM_ERRORS as error:
         problem = problem_of(error, fields=("grace_h", "grace_s"))
         errors = {"grace_h" if field == "grace_s" else field: text for field, text in problem.errors.items()}
-        return await _shown(request, owner, found, FormProblem(problem.status, errors, problem.headers))
+        return await _shown(request, owner, api_key, FormProblem(problem.status, errors, problem.headers))
     return await keys.secret_page(request, owner, rotated, secret)
 
 
 @page(f"{PATH}/revoke", act=Act.REVOKE_KEY)
-async def ask_revoke(
-    request: Request[Any, Any, Any], tenant: FromPath[str], key: FromPath[str]
-) -> Response[str]:
-    """Asks before the key is revoked. `now` in the address: what runs is to end, too."""
-    owner, found = await found_key(request, tenant, key, Act.REVOKE_KEY)
+async def ask_revoke(request: Request, tenant: FromPath[str], key: FromPath[str]) -> Response[str]:
+    """`now` in the address: running requests end, too."""
+    owner, api_key = await found_key(request, tenant, key, Act.REVOKE_KEY)
     now = request.query_params.get("now") == "yes"
-    live = await in_flight(request, owner.tenant_id, key=found.key_id)
-    here = f"{LIST}/{owner.name}/keys/{found.key_id}"
+    live = await in_flight(request, owner.tenant_id, key=api_key.key_id)
+    here = f"{LIST}/{owner.name}/keys/{api_key.key_id}"
     return confirm_page(
         visit_of(request),
-        title=f"Revoke the key {found.name or found.prefix} of {owner.name}"
+        title=f"Revoke the key {api_key.name or api_key.prefix} of {owner.name}"
         + (" and end what runs?" if now else "?"),
         effects=[
             "All its secrets are refused from then on, in every gateway, with 401. This cannot be undone.",
@@ -95,16 +86,16 @@ async def ask_revoke(
 
 
 @form(f"{PATH}/revoke", act=Act.REVOKE_KEY)
-async def revoke(request: Request[Any, Any, Any], tenant: FromPath[str], key: FromPath[str]) -> Response[str]:
+async def revoke(request: Request, tenant: FromPath[str], key: FromPath[str]) -> Response[str]:
     visit = visit_of(request)
-    owner, found = await found_key(request, tenant, key, Act.REVOKE_KEY)
+    owner, api_key = await found_key(request, tenant, key, Act.REVOKE_KEY)
     now = visit.form.get("now") == "yes"
-    await gateway_of(request).deps.admin.revoke_key(visit.actor, found.key_id, owner.tenant_id, now=now)
-    return await done(request, f"{LIST}/{owner.name}/keys/{found.key_id}", "revoked")
+    await gateway_of(request).deps.admin.revoke_key(visit.actor, api_key.key_id, owner.tenant_id, now=now)
+    return await done(request, f"{LIST}/{owner.name}/keys/{api_key.key_id}", "revoked")
 
 
 async def _shown(
-    request: Request[Any, Any, Any], owner: Tenant, found: ApiKey, problem: FormProblem | None = None
+    request: Request, owner: Tenant, found: ApiKey, problem: FormProblem | None = None
 ) -> Response[str]:
     visit, deps = visit_of(request), gateway_of(request).deps
     [row] = await rows_of_keys(request, [found])

@@ -1,10 +1,8 @@
-"""The form that changes a key. Of two who edit it at once one wins; the other sees both states."""
+"""The form that changes a key. Of two concurrent edits one wins; the other is shown both states."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response
+from litestar import Response
 from litestar.params import FromPath
 
 from gateway.console.access import NotForThisRole, form, page, visit_of
@@ -26,6 +24,7 @@ from gateway.console.pages.tenant_parts.tenant_form import TIER_FIELDS, differen
 from gateway.console.pages.tenants import key as one
 from gateway.console.pages.tenants.tenants import PATH as LIST
 from gateway.console.rendering import page_response
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.directory.records import ApiKey, Tenant
 from tenants.errors import PreconditionFailed
@@ -34,34 +33,29 @@ from tenants.people.roles import Act
 PATH = f"{one.PATH}/change"
 
 
-async def _found(request: Request[Any, Any, Any], tenant: str, key: str) -> tuple[Tenant, ApiKey]:
-    """The tenant and its key. One of the admin API is for owners."""
-    owner, found = await one.found_key(request, tenant, key, Act.CHANGE_KEY)
-    if not visit_of(request).person.may(Act.CHANGE_PEOPLE) and not OWNERS_SCOPES.isdisjoint(found.scopes):
+async def _found(request: Request, tenant: str, key: str) -> tuple[Tenant, ApiKey]:
+    """Keys of the admin API are for owners."""
+    owner, api_key = await one.found_key(request, tenant, key, Act.CHANGE_KEY)
+    if not visit_of(request).person.may(Act.CHANGE_PEOPLE) and not OWNERS_SCOPES.isdisjoint(api_key.scopes):
         raise NotForThisRole
-    return owner, found
+    return owner, api_key
 
 
 @page(PATH, act=Act.CHANGE_KEY)
-async def change_key_page(
-    request: Request[Any, Any, Any], tenant: FromPath[str], key: FromPath[str]
-) -> Response[str]:
-    owner, found = await _found(request, tenant, key)
-    return _shown(request, owner, found, stored_in_form(found))
+async def change_key_page(request: Request, tenant: FromPath[str], key: FromPath[str]) -> Response[str]:
+    owner, api_key = await _found(request, tenant, key)
+    return _shown(request, owner, api_key, stored_in_form(api_key))
 
 
 @form(PATH, act=Act.CHANGE_KEY)
-async def change_key(
-    request: Request[Any, Any, Any], tenant: FromPath[str], key: FromPath[str]
-) -> Response[str]:
-    """Stores the change, unless the key was changed since the form was filled in."""
+async def change_key(request: Request, tenant: FromPath[str], key: FromPath[str]) -> Response[str]:
     visit, admin = visit_of(request), gateway_of(request).deps.admin
-    owner, found = await _found(request, tenant, key)
+    owner, api_key = await _found(request, tenant, key)
     is_owner = visit.person.may(Act.CHANGE_PEOPLE)
     try:
-        wanted = change_of(visit.form, found, is_owner=is_owner)
+        wanted = change_of(visit.form, api_key, is_owner=is_owner)
         await admin.update_key(
-            visit.actor, found.key_id, wanted, owner.tenant_id, if_match=if_match(visit.form)
+            visit.actor, api_key.key_id, wanted, owner.tenant_id, if_match=if_match(visit.form)
         )
     except FORM_ERRORS as error:
         problem = errors_by_field(problem_of(error, fields=(*CHANGED, *MOVED)))
@@ -69,11 +63,11 @@ async def change_key(
         tag = "" if isinstance(error, PreconditionFailed) else visit.form.get("etag", "")
         owner, current = await _found(request, tenant, key)
         return _shown(request, owner, current, typed_fields(visit.form, *CHANGED), problem, tag)
-    return await done(request, f"{LIST}/{owner.name}/keys/{found.key_id}", "changed")
+    return await done(request, f"{LIST}/{owner.name}/keys/{api_key.key_id}", "changed")
 
 
 def _shown(
-    request: Request[Any, Any, Any],
+    request: Request,
     owner: Tenant,
     found: ApiKey,
     typed: dict[str, str],

@@ -1,14 +1,13 @@
-"""The page of a tenant's keys, and a new one, whose secret is shown once."""
+"""The page of a tenant's keys, and of a new one, whose secret is shown once."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.params import FromPath
 
-from gateway.console.access import form, page, visit_of
+from gateway.console.access import form, page, tenant_shown, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.forms import typed_fields
 from gateway.console.names import names_in
@@ -25,7 +24,7 @@ from gateway.console.pages.tenants import tenant as one
 from gateway.console.pages.tenants.tenants import PATH as LIST
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
-from gateway.console.scope import tenant_shown
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.admin import DEFAULT_PROJECT, DEFAULT_SCOPES
 from tenants.admin.commands import KeyCreate
@@ -40,7 +39,6 @@ DONE = {"revoked": "The key is revoked, for good."}
 
 
 def create_of(form: Mapping[str, str], tenant_id: str, *, is_owner: bool) -> KeyCreate:
-    """The command of the form. Raises `Invalid`."""
     scopes = [scope for scope, field in SCOPE_FIELDS.items() if form.get(field)]
     check_scopes(scopes, is_owner=is_owner)
     return KeyCreate(
@@ -55,27 +53,25 @@ def create_of(form: Mapping[str, str], tenant_id: str, *, is_owner: bool) -> Key
 
 
 @page(PATH, act=Act.READ_TENANT)
-async def keys_page(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
+async def keys_page(request: Request, tenant: FromPath[str]) -> Response[str]:
     return await _shown(request, await tenant_shown(request, tenant), typed_fields(NEW_KEY, *FIELDS))
 
 
 @form(PATH, act=Act.MAKE_KEY)
-async def new_key(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
+async def new_key(request: Request, tenant: FromPath[str]) -> Response[str]:
     visit, deps = visit_of(request), gateway_of(request).deps
-    found = await tenant_shown(request, tenant, Act.MAKE_KEY)
+    owner = await tenant_shown(request, tenant, Act.MAKE_KEY)
     try:
-        wanted = create_of(visit.form, found.tenant_id, is_owner=visit.person.may(Act.CHANGE_PEOPLE))
+        wanted = create_of(visit.form, owner.tenant_id, is_owner=visit.person.may(Act.CHANGE_PEOPLE))
         made, secret = await deps.admin.create_key(visit.actor, wanted)
     except FORM_ERRORS as error:
         problem = _at_fields(problem_of(error, fields=(*FIELDS, "scopes", "expires")))
-        return await _shown(request, found, typed_fields(visit.form, *FIELDS), problem)
-    return await secret_page(request, found, made, secret)
+        return await _shown(request, owner, typed_fields(visit.form, *FIELDS), problem)
+    return await secret_page(request, owner, made, secret)
 
 
-async def secret_page(
-    request: Request[Any, Any, Any], owner: Tenant, key: ApiKey, secret: str
-) -> Response[str]:
-    """The page that shows a secret, once, when the key is in force."""
+async def secret_page(request: Request, owner: Tenant, key: ApiKey, secret: str) -> Response[str]:
+    """Shows a secret, once, when the key is active everywhere."""
     late = await gateway_of(request).directory.changed()
     return page_response(
         "tenants/secret.html", visit_of(request), found=owner, key=key, secret=secret, is_late=bool(late)
@@ -89,7 +85,7 @@ def _at_fields(problem: FormProblem) -> FormProblem:
 
 
 async def _shown(
-    request: Request[Any, Any, Any], found: Tenant, typed: dict[str, str], problem: FormProblem | None = None
+    request: Request, found: Tenant, typed: dict[str, str], problem: FormProblem | None = None
 ) -> Response[str]:
     visit, deps, here = visit_of(request), gateway_of(request).deps, f"{LIST}/{found.name}/keys"
     listed = await deps.admin.page_keys(
@@ -105,7 +101,7 @@ async def _shown(
         keys=await rows_of_keys(request, listed.rows),
         next_page=with_query(here, {"cursor": listed.next_cursor or ""}) if listed.next_cursor else "",
         first_page=here if "cursor" in request.query_params else "",
-        project_options=[(each.name, each.name) for each in projects.rows],
+        project_options=[(row.name, row.name) for row in projects.rows],
         tier_options=tiers_shown(found.tiers),
         scopes=[
             (scope, field)

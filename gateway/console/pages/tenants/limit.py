@@ -1,15 +1,13 @@
-"""The page of one limit: what it noticed; another amount, an override for a time, its end."""
+"""The page of one limit: its events, change, override, removal."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.params import FromPath
 
-from gateway.console.access import NotForThisRole, form, page, visit_of
-from gateway.console.confirm import confirm_page
+from gateway.console.access import NotForThisRole, form, page, tenant_shown, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.forms import typed_fields
 from gateway.console.pages.tenant_parts.acts import done, if_match, said, tag_of
@@ -18,8 +16,8 @@ from gateway.console.pages.tenant_parts.limit_form import act_on, override_of, s
 from gateway.console.pages.tenant_parts.limit_rows import rows_of_tenant
 from gateway.console.pages.tenants import limits
 from gateway.console.pages.tenants.tenants import PATH as LIST
-from gateway.console.rendering import page_response
-from gateway.console.scope import tenant_shown
+from gateway.console.rendering import confirm_page, page_response
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.limits import LimitView
 from tenants.directory.records import Tenant, limit_as_json
@@ -30,7 +28,7 @@ PATH = f"{limits.PATH}/{{limit:str}}"
 CHANGED = ("amount", "rate_per_s", "ceiling_per_s", "mode")
 OVERRIDDEN = ("override_amount", "override_rate", "for_h", "reason")
 OVERRIDE_FIELD = {"amount": "override_amount", "rate_per_s": "override_rate", "for_s": "for_h"}
-"""Where the form of overrides has what its command calls otherwise."""
+"""Form fields of command fields with other names."""
 DONE = {
     "changed": "The change is stored. What was used stays used.",
     "overridden": "The other amount is in force.",
@@ -38,35 +36,29 @@ DONE = {
 }
 
 
-async def _found(
-    request: Request[Any, Any, Any], tenant: str, limit: str, *, to_change: bool
-) -> tuple[Tenant, LimitView]:
-    """The tenant and its limit. Another tenant's limit is not found; on the tenant itself only who may change
-    tenants changes one."""
+async def _found(request: Request, tenant: str, limit: str, *, to_change: bool) -> tuple[Tenant, LimitView]:
+    """Raises `NotFound` for another tenant's limit. Limits of the tenant itself need the right to change
+    tenants."""
     owner = await tenant_shown(request, tenant, Act.LIMIT_BELOW_TENANT if to_change else Act.READ_TENANT)
-    found = await gateway_of(request).deps.admin.show_limit(limit)
-    if found.limit.tenant_id != owner.tenant_id:
+    view = await gateway_of(request).deps.admin.show_limit(limit)
+    if view.limit.tenant_id != owner.tenant_id:
         raise NotFound("limit", limit)
-    if to_change and not visit_of(request).person.may(act_on(found.limit.kind), owner.tenant_id):
+    if to_change and not visit_of(request).person.may(act_on(view.limit.kind), owner.tenant_id):
         raise NotForThisRole
-    return owner, found
+    return owner, view
 
 
 @page(PATH, act=Act.READ_TENANT)
-async def limit_page(
-    request: Request[Any, Any, Any], tenant: FromPath[str], limit: FromPath[str]
-) -> Response[str]:
+async def limit_page(request: Request, tenant: FromPath[str], limit: FromPath[str]) -> Response[str]:
     return await _shown(request, *await _found(request, tenant, limit, to_change=False))
 
 
 @form(PATH, act=Act.LIMIT_BELOW_TENANT)
-async def change_limit(
-    request: Request[Any, Any, Any], tenant: FromPath[str], limit: FromPath[str]
-) -> Response[str]:
-    """Does what the pressed button says, unless the limit was changed since the form was filled in."""
+async def change_limit(request: Request, tenant: FromPath[str], limit: FromPath[str]) -> Response[str]:
+    """Does what the pressed button says, unless the limit was changed in the meantime."""
     visit, admin = visit_of(request), gateway_of(request).deps.admin
-    owner, found = await _found(request, tenant, limit, to_change=True)
-    stored, tag, act = found.limit, if_match(visit.form), visit.form.get("act", "")
+    owner, view = await _found(request, tenant, limit, to_change=True)
+    stored, tag, act = view.limit, if_match(visit.form), visit.form.get("act", "")
     try:
         match act:
             case "changed":
@@ -90,12 +82,10 @@ async def change_limit(
 
 
 @page(f"{PATH}/remove", act=Act.LIMIT_BELOW_TENANT)
-async def ask_remove(
-    request: Request[Any, Any, Any], tenant: FromPath[str], limit: FromPath[str]
-) -> Response[str]:
-    owner, found = await _found(request, tenant, limit, to_change=True)
-    [row] = await rows_of_tenant(request, owner, [found], projected=False)
-    here = f"{LIST}/{owner.name}/limits/{found.limit.limit_id}"
+async def ask_remove(request: Request, tenant: FromPath[str], limit: FromPath[str]) -> Response[str]:
+    owner, view = await _found(request, tenant, limit, to_change=True)
+    [row] = await rows_of_tenant(request, owner, [view], projected=False)
+    here = f"{LIST}/{owner.name}/limits/{view.limit.limit_id}"
     return confirm_page(
         visit_of(request),
         title=f"Remove the limit of {row.amount_words} {row.what} on {row.subject}?",
@@ -107,30 +97,23 @@ async def ask_remove(
         action=f"{here}/remove",
         button="Remove it",
         back=here,
-        hidden={"etag": tag_of(limit_as_json(found.limit))},
+        hidden={"etag": tag_of(limit_as_json(view.limit))},
     )
 
 
 @form(f"{PATH}/remove", act=Act.LIMIT_BELOW_TENANT)
-async def remove_limit(
-    request: Request[Any, Any, Any], tenant: FromPath[str], limit: FromPath[str]
-) -> Response[str]:
-    """Removes the limit, unless it was changed since it was asked."""
+async def remove_limit(request: Request, tenant: FromPath[str], limit: FromPath[str]) -> Response[str]:
     visit, admin = visit_of(request), gateway_of(request).deps.admin
-    owner, found = await _found(request, tenant, limit, to_change=True)
+    owner, view = await _found(request, tenant, limit, to_change=True)
     try:
         await admin.remove_limit(visit.actor, limit, owner.tenant_id, if_match=if_match(visit.form))
     except PreconditionFailed as error:
-        return await _shown(request, owner, found, problem_of(error))
+        return await _shown(request, owner, view, problem_of(error))
     return await done(request, f"{LIST}/{owner.name}/limits", "removed")
 
 
 async def _shown(
-    request: Request[Any, Any, Any],
-    owner: Tenant,
-    found: LimitView,
-    problem: FormProblem | None = None,
-    tag: str = "",
+    request: Request, owner: Tenant, found: LimitView, problem: FormProblem | None = None, tag: str = ""
 ) -> Response[str]:
     visit, stored = visit_of(request), stored_in_form(found.limit)
     shows_reasons = visit.person.may(Act.READ_PLATFORM)

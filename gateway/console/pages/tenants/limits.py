@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response
+from litestar import Response
 from litestar.params import FromPath
 
-from gateway.console.access import NotForThisRole, form, page, visit_of
+from gateway.console.access import NotForThisRole, form, page, tenant_shown, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.forms import typed_fields
 from gateway.console.pages.tenant_parts.acts import done, said
@@ -27,7 +25,7 @@ from gateway.console.pages.tenants import tenant as one
 from gateway.console.pages.tenants.tenants import PATH as LIST
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
-from gateway.console.scope import tenant_shown
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.directory.records import Tenant
 from tenants.people.roles import Act
@@ -39,29 +37,29 @@ DONE = {"set": "The limit is set.", "removed": "The limit is removed."}
 
 
 @page(PATH, act=Act.READ_TENANT)
-async def limits_page(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
+async def limits_page(request: Request, tenant: FromPath[str]) -> Response[str]:
     return await _shown(request, await tenant_shown(request, tenant), typed_fields(NEW_LIMIT, *FIELDS))
 
 
 @form(PATH, act=Act.LIMIT_BELOW_TENANT)
-async def new_limit(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
-    """Sets a limit. On the tenant itself only who may change tenants."""
+async def new_limit(request: Request, tenant: FromPath[str]) -> Response[str]:
+    """Limits of the tenant itself need the right to change tenants."""
     visit, deps = visit_of(request), gateway_of(request).deps
-    found = await tenant_shown(request, tenant, Act.LIMIT_BELOW_TENANT)
+    owner = await tenant_shown(request, tenant, Act.LIMIT_BELOW_TENANT)
     try:
-        if not visit.person.may(act_on(kind_of(visit.form)), found.tenant_id):
+        if not visit.person.may(act_on(kind_of(visit.form)), owner.tenant_id):
             raise NotForThisRole
-        await deps.admin.set_limit(visit.actor, set_of(visit.form, found.tenant_id))
+        await deps.admin.set_limit(visit.actor, set_of(visit.form, owner.tenant_id))
     except FORM_ERRORS as error:
         problem = problem_of(error, fields=(*FIELDS, *NAMED_FIELD))
         errors = {NAMED_FIELD.get(field, field): text for field, text in problem.errors.items()}
         again = FormProblem(problem.status, errors, problem.headers)
-        return await _shown(request, found, typed_fields(visit.form, *FIELDS), again)
-    return await done(request, f"{LIST}/{found.name}/limits", "set")
+        return await _shown(request, owner, typed_fields(visit.form, *FIELDS), again)
+    return await done(request, f"{LIST}/{owner.name}/limits", "set")
 
 
 async def _shown(
-    request: Request[Any, Any, Any], found: Tenant, typed: dict[str, str], problem: FormProblem | None = None
+    request: Request, found: Tenant, typed: dict[str, str], problem: FormProblem | None = None
 ) -> Response[str]:
     visit, here = visit_of(request), f"{LIST}/{found.name}/limits"
     listed = await gateway_of(request).deps.admin.page_limits(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response
+from litestar import Response
 from litestar.params import FromPath
 
-from gateway.console.access import form, page, visit_of
+from gateway.console.access import form, page, tenant_shown, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.forms import typed_fields
 from gateway.console.pages.tenant_parts.acts import done, said
@@ -15,7 +13,7 @@ from gateway.console.pages.tenants import tenant as one
 from gateway.console.pages.tenants.tenants import PATH as LIST
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
-from gateway.console.scope import tenant_shown
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.commands import ProjectCreate
 from tenants.directory.records import Tenant
@@ -31,24 +29,24 @@ DONE = {
 
 
 @page(PATH, act=Act.READ_TENANT)
-async def projects_page(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
+async def projects_page(request: Request, tenant: FromPath[str]) -> Response[str]:
     return await _shown(request, await tenant_shown(request, tenant), {"name": ""})
 
 
 @form(PATH, act=Act.CHANGE_TENANT)
-async def new_project(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
-    visit, found = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
-    wanted = ProjectCreate(tenant=found.tenant_id, name=visit.form.get("name", ""))
+async def new_project(request: Request, tenant: FromPath[str]) -> Response[str]:
+    visit, owner = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
+    wanted = ProjectCreate(tenant=owner.tenant_id, name=visit.form.get("name", ""))
     try:
         await gateway_of(request).deps.admin.create_project(visit.actor, wanted)
     except FORM_ERRORS as error:
         problem = problem_of(error, fields=("name",))
-        return await _shown(request, found, typed_fields(visit.form, "name"), problem)
-    return await done(request, f"{LIST}/{found.name}/projects", "made")
+        return await _shown(request, owner, typed_fields(visit.form, "name"), problem)
+    return await done(request, f"{LIST}/{owner.name}/projects", "made")
 
 
 async def _shown(
-    request: Request[Any, Any, Any], found: Tenant, typed: dict[str, str], problem: FormProblem | None = None
+    request: Request, found: Tenant, typed: dict[str, str], problem: FormProblem | None = None
 ) -> Response[str]:
     visit, here = visit_of(request), f"{LIST}/{found.name}/projects"
     listed = await gateway_of(request).deps.admin.page_projects(

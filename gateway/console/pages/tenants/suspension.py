@@ -1,18 +1,16 @@
-"""Suspends and resumes a tenant or one of its projects, after saying what stops and asking once."""
+"""Suspends and resumes a tenant or a project, after a confirmation."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response
+from litestar import Response
 from litestar.params import FromPath
 
-from gateway.console.access import form, page, visit_of
-from gateway.console.confirm import confirm_page
+from gateway.console.access import form, page, tenant_shown, visit_of
 from gateway.console.pages.tenant_parts.acts import Unfinished, done, in_flight
 from gateway.console.pages.tenants import tenant as one
 from gateway.console.pages.tenants.tenants import PATH as LIST
-from gateway.console.scope import tenant_shown
+from gateway.console.rendering import confirm_page
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.people.roles import Act
 
@@ -21,7 +19,6 @@ OF_PROJECT = f"{one.PATH}/projects/{{project:str}}"
 
 
 def effects(what: str, code: str, live: Unfinished, *, now: bool) -> list[str]:
-    """What a suspension does, in sentences. Pure."""
     running = (
         "What runs ends now as well, charged for what it emitted." if now else "What runs goes on to its end."
     )
@@ -34,50 +31,48 @@ def effects(what: str, code: str, live: Unfinished, *, now: bool) -> list[str]:
 
 
 @page(f"{OF_TENANT}/suspend", act=Act.CHANGE_TENANT)
-async def ask_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
-    """Asks before a tenant is suspended. `now` in the address: what runs is to end, too."""
-    found = await tenant_shown(request, tenant, Act.CHANGE_TENANT)
+async def ask_tenant(request: Request, tenant: FromPath[str]) -> Response[str]:
+    """`now` in the address: running requests end, too."""
+    owner = await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     now = request.query_params.get("now") == "yes"
-    live = await in_flight(request, found.tenant_id)
+    live = await in_flight(request, owner.tenant_id)
     return confirm_page(
         visit_of(request),
-        title=f"Suspend {found.name}" + (" and end what runs?" if now else "?"),
-        effects=effects(f"the tenant {found.name}", "tenant_suspended", live, now=now),
-        action=f"{LIST}/{found.name}/suspend",
+        title=f"Suspend {owner.name}" + (" and end what runs?" if now else "?"),
+        effects=effects(f"the tenant {owner.name}", "tenant_suspended", live, now=now),
+        action=f"{LIST}/{owner.name}/suspend",
         button="Suspend it",
-        back=f"{LIST}/{found.name}",
+        back=f"{LIST}/{owner.name}",
         hidden={"now": "yes"} if now else {},
     )
 
 
 @form(f"{OF_TENANT}/suspend", act=Act.CHANGE_TENANT)
-async def suspend_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
-    visit, found = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
+async def suspend_tenant(request: Request, tenant: FromPath[str]) -> Response[str]:
+    visit, owner = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     now = visit.form.get("now") == "yes"
-    await gateway_of(request).deps.admin.suspend_tenant(visit.actor, found.tenant_id, now=now)
-    return await done(request, f"{LIST}/{found.name}", "suspended")
+    await gateway_of(request).deps.admin.suspend_tenant(visit.actor, owner.tenant_id, now=now)
+    return await done(request, f"{LIST}/{owner.name}", "suspended")
 
 
 @form(f"{OF_TENANT}/resume", act=Act.CHANGE_TENANT)
-async def resume_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
-    visit, found = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
-    await gateway_of(request).deps.admin.resume_tenant(visit.actor, found.tenant_id)
-    return await done(request, f"{LIST}/{found.name}", "resumed")
+async def resume_tenant(request: Request, tenant: FromPath[str]) -> Response[str]:
+    visit, owner = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
+    await gateway_of(request).deps.admin.resume_tenant(visit.actor, owner.tenant_id)
+    return await done(request, f"{LIST}/{owner.name}", "resumed")
 
 
 @page(f"{OF_PROJECT}/suspend", act=Act.CHANGE_TENANT)
-async def ask_project(
-    request: Request[Any, Any, Any], tenant: FromPath[str], project: FromPath[str]
-) -> Response[str]:
+async def ask_project(request: Request, tenant: FromPath[str], project: FromPath[str]) -> Response[str]:
     owner = await tenant_shown(request, tenant, Act.CHANGE_TENANT)
-    found = await gateway_of(request).deps.admin.show_project(project, owner.tenant_id)
+    shown = await gateway_of(request).deps.admin.show_project(project, owner.tenant_id)
     now = request.query_params.get("now") == "yes"
-    live = await in_flight(request, owner.tenant_id, project=found.project_id)
+    live = await in_flight(request, owner.tenant_id, project=shown.project_id)
     return confirm_page(
         visit_of(request),
-        title=f"Suspend the project {found.name} of {owner.name}" + (" and end what runs?" if now else "?"),
-        effects=effects(f"the project {found.name}", "project_suspended", live, now=now),
-        action=f"{LIST}/{owner.name}/projects/{found.project_id}/suspend",
+        title=f"Suspend the project {shown.name} of {owner.name}" + (" and end what runs?" if now else "?"),
+        effects=effects(f"the project {shown.name}", "project_suspended", live, now=now),
+        action=f"{LIST}/{owner.name}/projects/{shown.project_id}/suspend",
         button="Suspend it",
         back=f"{LIST}/{owner.name}/projects",
         hidden={"now": "yes"} if now else {},
@@ -85,9 +80,7 @@ async def ask_project(
 
 
 @form(f"{OF_PROJECT}/suspend", act=Act.CHANGE_TENANT)
-async def suspend_project(
-    request: Request[Any, Any, Any], tenant: FromPath[str], project: FromPath[str]
-) -> Response[str]:
+async def suspend_project(request: Request, tenant: FromPath[str], project: FromPath[str]) -> Response[str]:
     visit, owner = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     now = visit.form.get("now") == "yes"
     await gateway_of(request).deps.admin.suspend_project(visit.actor, project, owner.tenant_id, now=now)
@@ -95,9 +88,7 @@ async def suspend_project(
 
 
 @form(f"{OF_PROJECT}/resume", act=Act.CHANGE_TENANT)
-async def resume_project(
-    request: Request[Any, Any, Any], tenant: FromPath[str], project: FromPath[str]
-) -> Response[str]:
+async def resume_project(request: Request, tenant: FromPath[str], project: FromPath[str]) -> Response[str]:
     visit, owner = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     await gateway_of(request).deps.admin.resume_project(visit.actor, project, owner.tenant_id)
     return await done(request, f"{LIST}/{owner.name}/projects", "resumed")

@@ -1,21 +1,20 @@
-"""The page of one tenant: what it may use, which limit binds first, what it used and how it was served."""
+"""The page of one tenant: its rights, tightest limit, usage and service."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.params import FromPath
 
-from gateway.console.access import page, visit_of
+from gateway.console.access import page, tenant_shown, visit_of
 from gateway.console.pages.tenant_parts.acts import in_flight, said
 from gateway.console.pages.tenant_parts.limit_rows import binding, rows_of_tenant
 from gateway.console.pages.tenants.tenants import PATH as LIST
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
-from gateway.console.scope import tenant_shown
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.admin import Admin
 from tenants.admin.lists.flow import FlowRow
@@ -31,75 +30,54 @@ DONE = {
     "suspended": "The tenant is suspended: its keys are refused.",
     "resumed": "The tenant's keys work again.",
 }
-"""What the page says after each act."""
 MOST_LIMITS = 50
 MOST_GROUPS = 50
 DAYS = 30
 
 
-@dataclass(frozen=True)
-class FairHour:
-    """What a tenant had in an hour, and what was its fair part of it, in cost tokens."""
-
-    start_us: int
-    served: int
-    fair: int
-
-
-@dataclass(frozen=True)
-class UsageLine:
-    """Usage of one key or model."""
-
-    name: str
-    reference: str
-    """The key's id; the model's name."""
-    amounts: Mapping[str, int]
-
-
-def fair_hours(rows: Iterable[FlowRow]) -> list[FairHour]:
-    """Sums over pools and tiers, the oldest hour first. Pure."""
+def fair_hours(rows: Iterable[FlowRow]) -> list[tuple[int, int, int]]:
+    """Start, service and fair share of each hour in cost tokens, over pools and tiers, oldest first."""
     served: dict[int, tuple[int, int]] = {}
     for row in rows:
         had, fair = served.get(row.key.minute_us, (0, 0))
         served[row.key.minute_us] = (had + row.counts.served_tokens, fair + row.counts.fair_tokens)
-    return [FairHour(start_us, *found) for start_us, found in sorted(served.items())]
+    return [(start_us, *tokens) for start_us, tokens in sorted(served.items())]
+
+
+UsageLine = tuple[str, str, Mapping[str, Any]]
+"""Name, reference (the key's id; the model's name) and sums of one key or model."""
 
 
 def usage_lines(rows: Sequence[Mapping[str, Any]], field: str, name: str) -> list[UsageLine]:
-    """Rows of usage as shown, the most tokens first. `field`, `name`: where their reference and name stand.
-    Pure."""
-    lines = [
-        UsageLine(row[name] or row[field] or "–", row[field] or "", {each: row[each] for each in AMOUNTS})
-        for row in rows
-    ]
-    return sorted(lines, key=lambda each: -(each.amounts["input_tokens"] + each.amounts["output_tokens"]))
+    """Most tokens first. `field`, `name`: keys of the reference and the name."""
+    lines = [(row[name] or row[field] or "–", row[field] or "", row) for row in rows]
+    return sorted(lines, key=lambda line: -(line[2]["input_tokens"] + line[2]["output_tokens"]))
 
 
-async def _lines(admin: Admin, found: UsagePage, field: str, name: str) -> list[UsageLine]:
-    return usage_lines(await admin.with_names(found.as_json()["data"]), field, name)
+async def _lines(admin: Admin, usage: UsagePage, field: str, name: str) -> list[UsageLine]:
+    return usage_lines(await admin.with_names(usage.as_json()["data"]), field, name)
 
 
 @page(PATH, act=Act.READ_TENANT)
-async def tenant_page(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[str]:
-    """The tenant; `done` in the address names what was changed a moment ago."""
+async def tenant_page(request: Request, tenant: FromPath[str]) -> Response[str]:
     visit, admin = visit_of(request), gateway_of(request).deps.admin
-    found = await tenant_shown(request, tenant)
-    name, person = found.name, visit.person
+    owner = await tenant_shown(request, tenant)
+    name, person = owner.name, visit.person
     limits = await admin.page_limits(name, limit=MOST_LIMITS)
     total = await admin.read_usage(UsageAsked(tenant=name))
     by_key = await admin.read_usage(UsageAsked(tenant=name, group_by="key"), limit=MOST_GROUPS)
     by_model = await admin.read_usage(UsageAsked(tenant=name, group_by="model"), limit=MOST_GROUPS)
     flow = await admin.page_flow(window="hour", tenant=name, limit=1_000)
     slos = await admin.slo_report(name)
-    live = await in_flight(request, found.tenant_id)
-    rows = await rows_of_tenant(request, found, limits.rows, shows_reasons=person.may(Act.READ_PLATFORM))
+    live = await in_flight(request, owner.tenant_id)
+    rows = await rows_of_tenant(request, owner, limits.rows, shows_reasons=person.may(Act.READ_PLATFORM))
     sums = dict(zip(AMOUNTS, total.rows[0].amounts, strict=True)) if total.rows else dict.fromkeys(AMOUNTS, 0)
     return page_response(
         "tenants/tenant.html",
         visit,
         done=said(request, DONE),
-        found=found,
-        tiers=tier_names(found.tiers),
+        found=owner,
+        tiers=tier_names(owner.tiers),
         limits=rows,
         binding=binding(rows),
         has_more_limits=limits.next_cursor is not None,
@@ -111,9 +89,9 @@ async def tenant_page(request: Request[Any, Any, Any], tenant: FromPath[str]) ->
         by_model=await _lines(admin, by_model, "model", "model"),
         fair=fair_hours(flow.rows),
         has_more_hours=flow.next_cursor is not None,
-        slos=[each.as_json() for each in slos],
+        slos=[slo.as_json() for slo in slos],
         of_tenant=with_query("", {"tenant": name}),
-        may_change=person.may(Act.CHANGE_TENANT, found.tenant_id),
+        may_change=person.may(Act.CHANGE_TENANT, owner.tenant_id),
         may_read_platform=person.may(Act.READ_PLATFORM),
     )
 

@@ -1,12 +1,10 @@
-"""The page of tenants: search by name, and a new one."""
+"""The page of tenants: search, and a new one."""
 
 from __future__ import annotations
 
-from typing import Any
+from litestar import Response
 
-from litestar import Request, Response
-
-from gateway.console.access import form, page, visit_of
+from gateway.console.access import form, own_tenants, page, visit_of
 from gateway.console.csv_file import FILE_ROWS, csv_list
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.forms import typed_fields
@@ -20,7 +18,7 @@ from gateway.console.pages.tenant_parts.tenant_form import (
 )
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
-from gateway.console.scope import own_tenants
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.cursor import MAX_PAGE, Page
 from tenants.directory.records import Tenant
@@ -33,17 +31,16 @@ COLUMNS = (
     *("id", "name", "status", "weight", "default_tier", "tiers", "models", "on_low_budget"),
     *("reserved_tokens_per_s", "reserved_tier", "labels", "created_at"),
 )
-"""Of the file."""
 MOST_SHOWN = 50
 
 
 @page(PATH, act=Act.READ_TENANT)
-async def tenants_page(request: Request[Any, Any, Any]) -> Response[str]:
+async def tenants_page(request: Request) -> Response[str]:
     return await _shown(request, typed_fields(NEW_TENANT, *FIELDS))
 
 
 @form(PATH, act=Act.CHANGE_TENANT)
-async def new_tenant(request: Request[Any, Any, Any]) -> Response[str]:
+async def new_tenant(request: Request) -> Response[str]:
     visit, deps = visit_of(request), gateway_of(request).deps
     try:
         made = await deps.admin.create_tenant(visit.actor, create_of(visit.form))
@@ -54,12 +51,12 @@ async def new_tenant(request: Request[Any, Any, Any]) -> Response[str]:
 
 
 @page(FILE, act=Act.READ_TENANT)
-async def tenants_file(request: Request[Any, Any, Any]) -> Response[str]:
+async def tenants_file(request: Request) -> Response[str]:
     search = _search(request)
 
     async def read(cursor: str | None) -> Page[dict[str, object]]:
-        found = await _found(request, cursor, MAX_PAGE)
-        return Page([each.as_json() for each in found.rows], found.next_cursor)
+        page = await _found(request, cursor, MAX_PAGE)
+        return Page([row.as_json() for row in page.rows], page.next_cursor)
 
     def link(cursor: str) -> str:
         return with_query(FILE, {"search": search, "cursor": cursor})
@@ -67,11 +64,11 @@ async def tenants_file(request: Request[Any, Any, Any]) -> Response[str]:
     return await csv_list("tenants", COLUMNS, read, request.query_params.get("cursor"), link)
 
 
-def _search(request: Request[Any, Any, Any]) -> str:
+def _search(request: Request) -> str:
     return str(request.query_params.get("search", "")).strip()
 
 
-async def _found(request: Request[Any, Any, Any], cursor: str | None, limit: int) -> Page[Tenant]:
+async def _found(request: Request, cursor: str | None, limit: int) -> Page[Tenant]:
     return await gateway_of(request).deps.admin.page_tenants(
         search=_search(request) or None,
         only=own_tenants(visit_of(request).person),
@@ -81,18 +78,18 @@ async def _found(request: Request[Any, Any, Any], cursor: str | None, limit: int
 
 
 async def _shown(
-    request: Request[Any, Any, Any], typed: dict[str, str], problem: FormProblem | None = None
+    request: Request, typed: dict[str, str], problem: FormProblem | None = None
 ) -> Response[str]:
     visit, search = visit_of(request), _search(request)
-    found = await _found(request, request.query_params.get("cursor"), MOST_SHOWN)
-    following = {"search": search, "cursor": found.next_cursor or ""}
+    page = await _found(request, request.query_params.get("cursor"), MOST_SHOWN)
+    following = {"search": search, "cursor": page.next_cursor or ""}
     return page_response(
         "tenants/tenants.html",
         visit,
         problem=problem,
-        tenants=found.rows,
+        tenants=page.rows,
         search=search,
-        next_page=with_query(PATH, following) if found.next_cursor else "",
+        next_page=with_query(PATH, following) if page.next_cursor else "",
         first_page=with_query(PATH, {"search": search}) if "cursor" in request.query_params else "",
         file=with_query(FILE, {"search": search}),
         file_rows=FILE_ROWS,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response, get
+from litestar import Response, get
 from litestar.params import FromQuery
 
 from gateway import errors
+from gateway.http.asgi import Request
 from gateway.routes.admin.common import PAGED, PAGES, SHORT_PAGES, paged
 from gateway.routes.context import gateway_of
 from gateway.routes.openapi_fields import one_of
@@ -30,7 +29,7 @@ ORDERS = ("newest", "oldest")
     " those of the request that made the row.",
 )
 async def list_audit(
-    request: Request[Any, Any, Any],
+    request: Request,
     actor: FromQuery[str | None] = None,
     subject: FromQuery[str | None] = None,
     act: FromQuery[str | None] = None,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from litestar import Request, Response, get
+from litestar import Response, get
 from litestar.params import FromQuery
 
 from gateway import errors
+from gateway.http.asgi import Request
 from gateway.routes.admin.common import READ
 from gateway.routes.context import gateway_of, json_response
 from gateway.routes.openapi_fields import between
@@ -29,7 +30,7 @@ LIMIT = between(1, MAX_ENTRIES)
     " rows; keep it where this server's operator cannot change it. `public_key` is what this server says:"
     " take the one to check with from elsewhere.",
 )
-async def show_audit_log(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def show_audit_log(request: Request) -> Response[bytes]:
     state = await gateway_of(request).deps.audit.state()
     return json_response(
         {
@@ -50,7 +51,7 @@ async def show_audit_log(request: Request[Any, Any, Any]) -> Response[bytes]:
     " null: there are no more now.",
 )
 async def list_audit_entries(
-    request: Request[Any, Any, Any], first: FromQuery[int] = 0, limit: FromQuery[int] = MAX_ENTRIES
+    request: Request, first: FromQuery[int] = 0, limit: FromQuery[int] = MAX_ENTRIES
 ) -> Response[bytes]:
     _within("first", first, 0, MAX_SEQ)
     _within("limit", limit, 1, MAX_ENTRIES)
@@ -67,12 +68,12 @@ async def list_audit_entries(
     description="Those of more than `after` rows, at most `limit`.",
 )
 async def list_audit_checkpoints(
-    request: Request[Any, Any, Any], after: FromQuery[int] = 0, limit: FromQuery[int] = MAX_ENTRIES
+    request: Request, after: FromQuery[int] = 0, limit: FromQuery[int] = MAX_ENTRIES
 ) -> Response[bytes]:
     _within("after", after, 0, MAX_SEQ)
     _within("limit", limit, 1, MAX_ENTRIES)
-    found = await gateway_of(request).deps.audit.checkpoints(after, limit)
-    return json_response({"object": "list", "data": [_checkpoint(each) for each in found]})
+    checkpoints = await gateway_of(request).deps.audit.checkpoints(after, limit)
+    return json_response({"object": "list", "data": [_checkpoint(checkpoint) for checkpoint in checkpoints]})
 
 
 @get(
@@ -82,11 +83,11 @@ async def list_audit_checkpoints(
     description="RFC 6962, 2.1.2: hashes in base64, checked against the roots of two checkpoints.",
 )
 async def prove_audit_consistency(
-    request: Request[Any, Any, Any], old: FromQuery[int], new: FromQuery[int]
+    request: Request, old: FromQuery[int], new: FromQuery[int]
 ) -> Response[bytes]:
     proof = await gateway_of(request).deps.audit.consistency(old, new)
     return json_response(
-        {"old": old, "new": new, "proof": [base64.b64encode(each).decode() for each in proof]}
+        {"old": old, "new": new, "proof": [base64.b64encode(digest).decode() for digest in proof]}
     )
 
 
@@ -97,7 +98,7 @@ async def prove_audit_consistency(
     description="`proof` is a C2SP tlog-proof with the newest checkpoint; its `extra` is the entry. A row"
     " that is not signed yet has none.",
 )
-async def prove_audit_entry(request: Request[Any, Any, Any], seq: FromQuery[int]) -> Response[bytes]:
+async def prove_audit_entry(request: Request, seq: FromQuery[int]) -> Response[bytes]:
     _within("seq", seq, 0, MAX_SEQ)
     proof = await gateway_of(request).deps.audit.prove(seq)
     return json_response({"seq": seq, "proof": proof.text})

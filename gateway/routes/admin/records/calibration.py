@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from litestar import Request, Response, get
+from litestar import Response, get
 from litestar.params import FromQuery
 
 from engine.forecast.calibration import longest_wait_s
+from gateway.http.asgi import Request
 from gateway.routes.admin.common import READ
 from gateway.routes.context import gateway_of, json_response
 from gateway.routes.openapi_fields import one_of
 from gateway.routes.refusals import BOUNDS, PAGES, Since, Until
 from tenants.admin.cursor import DEFAULT_PAGE
-from tenants.admin.lists.counts import (
-    ALL_CALIBRATION_GROUPS,
-    DAY_S,
-    LONGEST_CALIBRATION_S,
-    CalibrationQuery,
-)
+from tenants.admin.lists.counts import ALL_CALIBRATION_GROUPS, DAY_S, LONGEST_CALIBRATION_S, CalibrationQuery
 from tenants.counts.calibration import FIGURES, KEPT_S, KINDS
 from tenants.types import Tier
 
@@ -38,7 +33,7 @@ from tenants.types import Tier
     f" {LONGEST_CALIBRATION_S // DAY_S}). {PAGES} Kept for {KEPT_S // DAY_S} days.",
 )
 async def read_calibration(
-    request: Request[Any, Any, Any],
+    request: Request,
     group_by: FromQuery[str] = ALL_CALIBRATION_GROUPS,
     model: FromQuery[str | None] = None,
     tier: FromQuery[str | None] = None,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from litestar import Request, Response, get
+from litestar import Response, get
 from litestar.params import FromQuery, QueryParameter
 
+from gateway.http.asgi import Request
 from gateway.routes.admin.common import READ
 from gateway.routes.context import gateway_of, json_response
 from gateway.routes.openapi_fields import between, one_of
@@ -39,7 +40,7 @@ CONTINUED = (
     f" last hour, or day. {CONTINUED}",
 )
 async def show_flow(
-    request: Request[Any, Any, Any],
+    request: Request,
     from_: Annotated[str | None, QueryParameter(name="from")] = None,
     to: FromQuery[str | None] = None,
     window: FromQuery[str] = "minute",
@@ -51,14 +52,7 @@ async def show_flow(
 ) -> Response[bytes]:
     admin = gateway_of(request).deps.admin
     page = await admin.page_flow(
-        since=from_,
-        until=to,
-        window=window,
-        pool=pool,
-        tier=tier,
-        tenant=tenant,
-        cursor=cursor,
-        limit=limit,
+        since=from_, until=to, window=window, pool=pool, tier=tier, tenant=tenant, cursor=cursor, limit=limit
     )
     data = await admin.with_names(row.as_json() for row in page.rows)
     return json_response({"object": "list", "data": data, "next_cursor": page.next_cursor})
@@ -75,7 +69,7 @@ async def show_flow(
     f" no steps, the counts of steps and tokens are 0. {SPAN}; left out: the last hour. {CONTINUED}",
 )
 async def show_engines(
-    request: Request[Any, Any, Any],
+    request: Request,
     from_: Annotated[str | None, QueryParameter(name="from")] = None,
     to: FromQuery[str | None] = None,
     pool: FromQuery[str | None] = None,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response, get
+from litestar import Response, get
 from litestar.params import FromQuery
 
+from gateway.http.asgi import Request
 from gateway.routes.admin.common import READ
 from gateway.routes.context import gateway_of, json_response
 from gateway.routes.openapi_fields import one_of
@@ -25,7 +24,7 @@ from tenants.types import Tier
     description=f"{LISTED} `tenant`: name or id. Requests without a known key have no tenant.",
 )
 async def list_refusals(
-    request: Request[Any, Any, Any],
+    request: Request,
     request_id: FromQuery[str | None] = None,
     tenant: FromQuery[str | None] = None,
     project: FromQuery[str | None] = None,
@@ -66,7 +65,7 @@ async def list_refusals(
     f" {KEPT_MINUTES_S // DAY_S} days, hours for {KEPT_COUNTS_S // DAY_S}. The last second is not in yet.",
 )
 async def count_refusals(
-    request: Request[Any, Any, Any],
+    request: Request,
     window: FromQuery[str] = "hour",
     group_by: FromQuery[str] = ALL_REFUSAL_GROUPS,
     tenant: FromQuery[str | None] = None,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from litestar import Request, Response, get, post
+from litestar import Response, get, post
 from litestar.params import FromQuery, QueryParameter
 
+from gateway.http.asgi import Request
 from gateway.routes.admin.common import READ, WRITE, actor
 from gateway.routes.context import gateway_of, json_response
 from gateway.routes.openapi_fields import between, one_of
@@ -27,7 +28,7 @@ from tenants.usage.query import GROUPS, WINDOWS
     f" times for several). {TIMES} {AMOUNTS_SHOWN}",
 )
 async def show_usage(
-    request: Request[Any, Any, Any],
+    request: Request,
     from_: Annotated[str | None, QueryParameter(name="from")] = None,
     to: FromQuery[str | None] = None,
     window: FromQuery[str] = "total",
@@ -67,7 +68,7 @@ async def show_usage(
     summary="Are the sums of usage what the ledger says?",
     description="Of all that is folded so far. `POST /admin/v1/ledger/verify` asks the same besides.",
 )
-async def verify_usage(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def verify_usage(request: Request) -> Response[bytes]:
     problems = (await gateway_of(request).usage_check.run()).problems
     return json_response({"ok": not problems, "problems": problems})
 
@@ -80,7 +81,7 @@ async def verify_usage(request: Request[Any, Any, Any]) -> Response[bytes]:
     description="While all goes on. `corrected`: how many sums were not. Where nothing is wrong, nothing"
     " changes.",
 )
-async def rebuild_usage(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def rebuild_usage(request: Request) -> Response[bytes]:
     corrected = await gateway_of(request).deps.admin.rebuild_usage(actor(request))
     return json_response({"corrected": corrected})
 

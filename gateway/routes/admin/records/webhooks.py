@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from litestar import Request, Response, delete, get, post
+from litestar import Response, delete, get, post
 from litestar.params import FromPath, FromQuery, QueryParameter
 
 from gateway import errors
+from gateway.http.asgi import Request
 from gateway.routes.admin.common import PAGED, PAGES, READ, WRITE, actor, listed, named, paged
 from gateway.routes.context import asked, asked_or_not, gateway_of, json_response
 from gateway.routes.openapi_fields import one_of
@@ -30,18 +31,16 @@ State = Annotated[str | None, QueryParameter(name="state")]
     description=f"Evaluated by the server, by tenant too; the newest first, at most {MOST_SHOWN}. `state`:"
     " firing or resolved; without it both. `page`: of the console, with the evidence.",
 )
-async def list_alerts(request: Request[Any, Any, Any], wanted: State = None) -> Response[bytes]:
+async def list_alerts(request: Request, wanted: State = None) -> Response[bytes]:
     _check("state", wanted, ALERT_STATES)
     fires = None if wanted is None else wanted == "firing"
-    found = await gateway_of(request).deps.admin.list_alerts(fires=fires)
-    return await listed(request, [Incident.as_json(each) for each in found])
+    incidents = await gateway_of(request).deps.admin.list_alerts(fires=fires)
+    return await listed(request, [Incident.as_json(incident) for incident in incidents])
 
 
 @get("/admin/v1/webhooks", opt=PAGED, summary="List webhooks", description=PAGES)
 async def list_webhooks(
-    request: Request[Any, Any, Any],
-    cursor: FromQuery[str | None] = None,
-    limit: FromQuery[int] = DEFAULT_PAGE,
+    request: Request, cursor: FromQuery[str | None] = None, limit: FromQuery[int] = DEFAULT_PAGE
 ) -> Response[bytes]:
     page = await gateway_of(request).deps.admin.page_webhooks(cursor=cursor, limit=limit)
     return await paged(request, page, Webhook.as_json)
@@ -57,14 +56,14 @@ async def list_webhooks(
     f" of the platform. `subjects`: only these of {', '.join(SUBJECTS)}. A private address is refused unless"
     " `gateway.webhook_private` is set.",
 )
-async def add_webhook(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def add_webhook(request: Request) -> Response[bytes]:
     wanted = await asked(request, WebhookAdd)
     made, secret = await gateway_of(request).deps.admin.add_webhook(actor(request), wanted)
     return json_response(await named(request, made.as_json()) | {"secret": secret}, 201)
 
 
 @get("/admin/v1/webhooks/{webhook:str}", opt=READ, summary="Show a webhook")
-async def show_webhook(request: Request[Any, Any, Any], webhook: FromPath[str]) -> Response[bytes]:
+async def show_webhook(request: Request, webhook: FromPath[str]) -> Response[bytes]:
     return await _shown(request, await gateway_of(request).deps.admin.show_webhook(webhook))
 
 
@@ -75,7 +74,7 @@ async def show_webhook(request: Request[Any, Any, Any], webhook: FromPath[str]) 
     summary="Remove a webhook",
     description="With all that is still to be sent to it.",
 )
-async def remove_webhook(request: Request[Any, Any, Any], webhook: FromPath[str]) -> Response[bytes]:
+async def remove_webhook(request: Request, webhook: FromPath[str]) -> Response[bytes]:
     admin = gateway_of(request).deps.admin
     return await _shown(request, await admin.remove_webhook(actor(request), webhook))
 
@@ -86,7 +85,7 @@ async def remove_webhook(request: Request[Any, Any, Any], webhook: FromPath[str]
     opt=WRITE,
     summary="Send a test event to a webhook",
 )
-async def test_webhook(request: Request[Any, Any, Any], webhook: FromPath[str]) -> Response[bytes]:
+async def test_webhook(request: Request, webhook: FromPath[str]) -> Response[bytes]:
     put = await gateway_of(request).deps.admin.test_webhook(actor(request), webhook)
     return json_response(await named(request, put.as_json()), 201)
 
@@ -98,12 +97,10 @@ async def test_webhook(request: Request[Any, Any, Any], webhook: FromPath[str]) 
     description=f"The newest first, at most {MOST_SHOWN}. `state`: pending (also after failures: `error` is"
     " the last one, `next_at` the next attempt), delivered, or dead: given up after a day.",
 )
-async def list_deliveries(
-    request: Request[Any, Any, Any], webhook: FromPath[str], wanted: State = None
-) -> Response[bytes]:
+async def list_deliveries(request: Request, webhook: FromPath[str], wanted: State = None) -> Response[bytes]:
     _check("state", wanted, STATES)
-    found = await gateway_of(request).deps.admin.deliveries(webhook, state=wanted)
-    return await listed(request, [Delivery.as_json(each) for each in found])
+    deliveries = await gateway_of(request).deps.admin.deliveries(webhook, state=wanted)
+    return await listed(request, [Delivery.as_json(delivery) for delivery in deliveries])
 
 
 @post(
@@ -114,13 +111,13 @@ async def list_deliveries(
     description="One (`seq`), or without a body all. Receivers get the ids that the events had. What waits"
     " for another attempt is tried at once.",
 )
-async def resend(request: Request[Any, Any, Any], webhook: FromPath[str]) -> Response[bytes]:
+async def resend(request: Request, webhook: FromPath[str]) -> Response[bytes]:
     wanted = await asked_or_not(request, DeliveryAgain)
     count = await gateway_of(request).deps.admin.resend(actor(request), webhook, wanted)
     return json_response({"webhook": webhook, "events": count})
 
 
-async def _shown(request: Request[Any, Any, Any], webhook: Webhook) -> Response[bytes]:
+async def _shown(request: Request, webhook: Webhook) -> Response[bytes]:
     return json_response(await named(request, webhook.as_json()))
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.console import formats
 from gateway.console.form_errors import WHOLE_FORM, problem_of
 from gateway.console.forms import MAX_FIELDS, MAX_SHOWN_CHARACTERS, parse_form, typed_fields
 from gateway.console.names import names_in
-from gateway.console.pages.account.sessions import browser_of
 from gateway.errors import ApiError
 from tenants.errors import AlreadyExists, Invalid, LogInRefused, NotFound, TooManyLogIns
 
@@ -93,4 +93,4 @@ def test_names_in_one_field_are_separated_by_commas_or_spaces() -> None:
     ],
 )
 def test_a_browser_is_named_in_short(user_agent: str, expected: str) -> None:
-    assert browser_of(user_agent) == expected
+    assert formats.browser(user_agent) == expected

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gateway.console.pages.requests.kept_shares import FEWEST, Z_95, kept_figure, wilson
+from gateway.console.pages.requests.quotes import FEWEST, Z_95, kept_figure, wilson
 
 
 @pytest.mark.parametrize(

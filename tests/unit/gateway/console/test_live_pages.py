@@ -100,11 +100,11 @@ def test_rates_are_of_gateways_that_are_in_both_snapshots() -> None:
     )
     assert tokens_per_s(now, before) == 25.0
     assert tokens_per_s(now, None) is None
-    [row] = replica_rows(
+    [(replica, mean_batch)] = replica_rows(
         [ReplicaNow("m", "a", "x", True, steps=20, batch_sum=70)],
         [ReplicaNow("m", "a", "x", True, steps=10, batch_sum=40)],
     )
-    assert (row.state, row.mean_batch) == ("up", 3.0)
+    assert (replica.is_up, mean_batch) == (True, 3.0)
 
 
 def test_rows_stay_in_their_places_and_new_ones_are_counted() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 from gateway.console.formats import without_password
 from gateway.console.pages.platform.audit_view import MAX_SHOWN, FieldChange, as_stored, changes
 from gateway.console.pages.platform.settings import chosen, grouped
-from gateway.console.pages.platform.upstreams_view import (
+from gateway.console.pages.platform.upstreams import (
     MOST_LINES,
-    ReplicaRow,
+    Row,
     drain_effects,
     kv_by_minute,
     last_minutes,
@@ -45,20 +45,20 @@ def shown(**more: Any) -> dict[str, Any]:
     } | more  # fmt: skip
 
 
-def row(**more: Any) -> ReplicaRow:
+def row(**more: Any) -> Row:
     return replica_row(shown(**more), None, None)
 
 
 def test_a_replica_shows_what_is_known_of_it() -> None:
     own = replica_row(shown(), 0.5, EngineMinute(steps=4, step_us=80_000, batch_sum=10))
-    assert (own.kv_share, own.step_s, own.batch, own.why) == (0.5, 0.02, 2.5, "")
-    assert own.path == "/console/upstreams/a%2Fb"
+    assert (own["kv_share"], own["step_s"], own["batch"], own["why"]) == (0.5, 0.02, 2.5, "")
+    assert own["path"] == "/console/upstreams/a%2Fb"
     server = row(
         kind="openai", server="vllm", url="http://u:pw@h:1/v1", state="away", refusal="", breaker="open",
         failures=3, saturation={"kv_usage": 0.25},
     )  # fmt: skip
-    assert (server.kind, server.url, server.kv_share) == ("server (vllm)", "http://h:1/v1", 0.25)
-    assert (server.why, server.breaker, server.step_s, server.batch) == (
+    assert (server["kind"], server["url"], server["kv_share"]) == ("server (vllm)", "http://h:1/v1", 0.25)
+    assert (server["why"], server["breaker"], server["step_s"], server["batch"]) == (
         "it does not answer",
         "open",
         None,
@@ -90,13 +90,13 @@ def test_kv_by_minute_has_a_gap_where_a_replica_was_not_seen() -> None:
     rows = [minute(1, "a", 500), minute(1, "b", 100), minute(2, "b", 200)]
     names, table = kv_by_minute(rows)
     assert names == ["a", "b"]
-    assert [(each.at_us, each.shares) for each in table] == [
+    assert table == [
         (MINUTE_US, [0.5, 0.1]),
         (2 * MINUTE_US, [None, 0.2]),
     ]
     assert last_minutes(rows)["m", "b"].kv_permille_s == 12_000
     names, table = kv_by_minute([minute(1, f"r{number:02}", 1) for number in range(MOST_LINES + 2)])
-    assert len(names) == len(table[0].shares) == MOST_LINES
+    assert len(names) == len(table[0][1]) == MOST_LINES
 
 
 def test_settings_are_found_by_name_and_meaning_and_grouped() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.console.pages.policy import apply_plan, tables, what_if_report
+from gateway.console.pages.policy import policy, what_if, what_if_report
 from gateway.console.pages.policy.what_if_form import FIELDS, asked_of
 from gateway.domain.what_if import RunState, WhatIfAsked, WhatIfRun
 from gateway.flow.dispatch_log import LogRecord, Waiting
@@ -142,14 +142,18 @@ def run(state: RunState = RunState.DONE, **asked_for: Any) -> WhatIfRun:
 
 def test_a_report_is_shown_beside_what_happened() -> None:
     rows = what_if_report.rows_of(REPORT)
-    assert [(each.name, each.policy, each.number) for each in rows] == [
+    assert [(each["name"], each["policy"], each["number"]) for each in rows] == [
         ("as it was", "", None),
         ("baseline: vtc", "", 0),
         ("fcfs", "fcfs", 1),
     ]
-    assert rows[0].times == ["500 ms"] * 3 + ["10.0 s"] * 3
-    assert rows[2].times[:3] == ["never"] * 3
-    assert [each.name for each in what_if_report.tenants_of(REPORT)] == ["as it was", "baseline: vtc", "fcfs"]
+    assert rows[0]["times"] == ["500 ms"] * 3 + ["10.0 s"] * 3
+    assert rows[2]["times"][:3] == ["never"] * 3
+    assert [each["name"] for each in what_if_report.tenants_of(REPORT)] == [
+        "as it was",
+        "baseline: vtc",
+        "fcfs",
+    ]
     assert [each[1] for each in what_if_report.bars_of(REPORT)] == [0.5, 0.4, 0.0]
     assert what_if_report.accuracy_of(REPORT) == [
         "TTFT p50: -2.0 % (stated error: not known of so few requests)"
@@ -170,33 +174,33 @@ def test_how_far_a_run_is() -> None:
 
 def test_what_is_applied_is_what_was_simulated() -> None:
     done = run(weights={"acme": 2.0}, limits={"acme": [ConfigLimit(meter="concurrency", amount=1)]})
-    wanted = apply_plan.wanted_of(done, "1", StoredPolicy("vtc"))
+    wanted = what_if.wanted_of(done, "1", StoredPolicy("vtc"))
     assert wanted.policy == ConfigPolicy(name="fcfs", options={"slots": 8})
     assert [(each.name, each.weight, len(each.limits)) for each in wanted.tenants] == [("acme", 2.0, 1)]
-    assert apply_plan.wanted_of(done, "1", StoredPolicy("fcfs", {"slots": 8})).policy is None
+    assert what_if.wanted_of(done, "1", StoredPolicy("fcfs", {"slots": 8})).policy is None
     for refused, number in ((done, "0"), (done, "2"), (done, ""), (run(RunState.RUNNING), "1")):
         with pytest.raises(Invalid):
-            apply_plan.wanted_of(refused, number, StoredPolicy("vtc"))
+            what_if.wanted_of(refused, number, StoredPolicy("vtc"))
 
 
 def test_the_effects_are_said_before_and_a_tenant_that_is_gone_does_not_come_back() -> None:
     changes = {"policy": ("vtc", "fcfs"), "options": ({}, {"slots": 8})}
     plan = ConfigPlan(1, (ConfigStep("policy.set", "scheduling policy", (), None, changes),), ())
-    apply_plan.require_known(plan)
-    effects = apply_plan.effects_of(plan, waiting=3, running=1_200, replicas=2)
+    what_if.require_known(plan)
+    effects = what_if.effects_of(plan, waiting=3, running=1_200, replicas=2)
     assert effects[0] == "Scheduling policy: policy vtc → fcfs; options none → slots=8."
     assert "3 requests wait and 1,200 run now" in effects[1]
     assert "to have 2" in effects[2]
     gone = ConfigPlan(1, (ConfigStep("tenant.create", "tenant acme", (), None, {}, "acme"),), ())
     with pytest.raises(Invalid, match="no tenant 'acme' any more"):
-        apply_plan.require_known(gone)
+        what_if.require_known(gone)
 
 
 def test_changes_and_turns_as_shown() -> None:
     before, after = {"policy": "vtc", "options": {"slots": 4}}, {"policy": "fcfs", "options": {}}
     noon, act = datetime(2026, 3, 2, 12, tzinfo=UTC), "policy.from_settings"
     audit = AuditRow(1, noon, "cli:root", "cli", act, "policy", None, before, after)
-    [change] = tables.changes_of([audit])
+    [change] = policy.changes_of([audit])
     assert (change["at_us"], change["before"], change["after"]) == (
         NOON_US,
         "vtc (slots=4)",
@@ -218,7 +222,7 @@ def test_changes_and_turns_as_shown() -> None:
         )
         for at_s, rule in ((10.0, "aged"), (11.0, ""))
     ]
-    newest, older = tables.dispatches_of({"small": [arrived, *turns]}, {"ten_1": "acme"}, NOON_US)
+    newest, older = policy.dispatches_of({"small": [arrived, *turns]}, {"ten_1": "acme"}, NOON_US)
     assert newest == {
         "at_us": NOON_US + 11_000_000,
         "request_id": "req_11",
@@ -238,7 +242,7 @@ def control(mode: str, **more: object) -> dict[str, Any]:
 def test_knobs_of_a_loop_that_is_off_are_not_shown() -> None:
     shared = control("acting", rests={"batch_cap": 1.0}, holder="gw_2")
     controls = {"a": control("off"), "b": control("advice"), "c": shared}
-    assert [tuple(row.values()) for row in tables.knobs_of(controls)] == [
+    assert [tuple(row.values()) for row in policy.knobs_of(controls)] == [
         ("b", "advice", "batch cap", 0.5, None),
         ("c", "acting", "batch cap", 0.5, 1.0),
     ]

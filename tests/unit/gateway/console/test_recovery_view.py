@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 
 from gateway.console.pages.money.amounts import SummedUsage
-from gateway.console.pages.money.recovery import hour_nanousd, pool_of, reservations
-from gateway.console.pages.money.recovery_view import HOUR_US, all_pools, by_pool, pool_time, unused_us
+from gateway.console.pages.money.recovery import (
+    HOUR_US,
+    all_pools,
+    by_pool,
+    hour_nanousd,
+    pool_of,
+    pool_time,
+    reservations,
+    unused_us,
+)
 from gateway.pools.catalogue import Alias, Chain
 from tenants.admin.lists.engine_time import EngineTime, ServedTime
 from tenants.counts.minutes import EngineMinute

@@ -80,7 +80,7 @@ def test_stages_begin_with_the_first_byte_and_are_drawn_in_bounds() -> None:
 
 
 def test_events_say_their_numbers_with_units() -> None:
-    shown = {each.name: each.numbers for each in events_shown(TIMELINE)}
+    shown = {name: numbers for _, name, numbers in events_shown(TIMELINE)}
     assert shown["received"] == "input tokens 7, sequences 1, tier standard, max tokens 10, read 2 ms"
     assert shown["quoted"].endswith("output p90 tokens 9, is binding: yes")
     assert shown["first token"] == ""
@@ -114,20 +114,20 @@ def test_a_miss_is_drawn_on_one_scale_with_what_would_have_been() -> None:
     }  # fmt: skip
     miss = {"metric": "ttft", "target_s": 1.0, "actual_s": 2.5, "cause": "scheduling", "evidence": evidence}
     shown = miss_shown(miss)
-    assert [(name, value, fill) for name, value, fill, _ in shown.bars] == [
+    assert [(name, value, fill) for name, value, fill, _ in shown["bars"]] == [
         ("target", 1.0, "fill-8"),
         ("happened", 2.5, "fill-bad"),
         ("alone", 0.2, "fill-3"),
         ("fair share", 0.9, "fill-3"),
         ("fair, no outages", 3.0, "fill-2"),
     ]
-    assert shown.left_out == ["fair, without own: never, or not computed because another answer decides"]
-    assert shown.waits == ["1.5 s for its reader"]
-    assert (shown.why, shown.todo) == (WHY[Cause.SCHEDULING], WHAT_TO_DO[Cause.SCHEDULING])
+    assert shown["left_out"] == ["fair, without own: never, or not computed because another answer decides"]
+    assert shown["waits"] == ["1.5 s for its reader"]
+    assert (shown["why"], shown["todo"]) == (WHY[Cause.SCHEDULING], WHAT_TO_DO[Cause.SCHEDULING])
     unknown = miss_shown(miss | {"actual_s": None, "cause": "new", "evidence": {"limited_s": 0.0}})
-    assert [name for name, *_ in unknown.bars] == ["target"]
-    assert unknown.left_out == ["happened: it never got there", "alone and fair share: not known"]
-    assert (unknown.why, unknown.todo) == ("", "")
+    assert [name for name, *_ in unknown["bars"]] == ["target"]
+    assert unknown["left_out"] == ["happened: it never got there", "alone and fair share: not known"]
+    assert (unknown["why"], unknown["todo"]) == ("", "")
 
 
 def test_every_cause_has_a_reason_and_something_to_do_of_one_sentence() -> None:
@@ -179,14 +179,14 @@ def report(name: str, tally: SloTally) -> SloReport:
 def test_targets_with_the_least_budget_left_stand_first() -> None:
     reports = [report("good", SloTally(100, 1)), report("none", SloTally()), report("bad", SloTally(100, 50))]
     shown = slo.worst_first(reports)
-    assert [each.tenant for each in shown] == ["bad", "good", "none"]
-    assert (shown[0].target, shown[0].attainment) == ("95 % within 2.0 s", 0.5)
-    assert shown[0].budget_left == pytest.approx(-9)
-    assert (shown[2].attainment, shown[2].budget_left) == (None, None)
-    [page, _, _] = shown[0].burning
-    assert (page.fires, page.severity) == (True, "page")
-    assert page.words == "60 min 16.0×, 5 min 16.0× (alert at 14.4)"
-    assert shown[0].causes == [("capacity", 50)]
+    assert [each["tenant"] for each in shown] == ["bad", "good", "none"]
+    assert (shown[0]["target"], shown[0]["attainment"]) == ("95 % within 2.0 s", 0.5)
+    assert shown[0]["budget_left"] == pytest.approx(-9)
+    assert (shown[2]["attainment"], shown[2]["budget_left"]) == (None, None)
+    [(words, page), _, _] = shown[0]["burning"]
+    assert (page.fires, page.alert.severity) == (True, "page")
+    assert words == "60 min 16.0×, 5 min 16.0× (alert at 14.4)"
+    assert shown[0]["causes"] == [("capacity", 50)]
 
 
 def test_days_without_misses_stand_between_those_with_some() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from gateway.console.pages.tenant_parts.key_rows import row_of as key_row
 from gateway.console.pages.tenant_parts.limit_rows import binding, row_of
 from gateway.console.pages.tenant_parts.tenant_form import LABELS, differences, stored_in_form
-from gateway.console.pages.tenants.tenant import FairHour, fair_hours, usage_lines
+from gateway.console.pages.tenants.tenant import fair_hours, usage_lines
 from tenants.admin.commands import TenantCreate
 from tenants.admin.drafts import new_tenant
 from tenants.admin.lists.flow import FlowRow
@@ -62,8 +62,8 @@ def test_what_deserves_a_look_about_a_key() -> None:
     for gone in (replace(KEY, revoked_at=now), replace(KEY, expires_at=now)):
         assert findings_of(gone, None, False, now) == ()
     row = key_row(KEY, None, [], now, tenant="acme", project=None)
-    assert (row.tenant, row.project, row.state) == ("acme", "prj_1", "active")
-    assert row.findings == ("never used", "no end", "no limit")
+    assert (row["tenant"], row["project"], row["state"]) == ("acme", "prj_1", "active")
+    assert row["findings"] == ["never used", "no end", "no limit"]
 
 
 def test_both_states_of_a_tenant_are_told_apart_field_by_field() -> None:
@@ -81,7 +81,7 @@ def test_usage_is_shown_by_size() -> None:
         {"key_id": None, "key_name": None, **amounts},
     ]
     found = usage_lines(rows, "key_id", "key_name")
-    assert [(each.name, each.reference) for each in found] == [
+    assert [(name, reference) for name, reference, _ in found] == [
         ("key_2", "key_2"),
         ("small", "key_1"),
         ("–", ""),
@@ -98,4 +98,4 @@ def test_service_is_added_up_over_pools_and_tiers() -> None:
             (1, "m", "batch", (7, 7)),
         )
     ]
-    assert fair_hours(rows) == [FairHour(HOUR_US, 7, 7), FairHour(2 * HOUR_US, 111, 222)]
+    assert fair_hours(rows) == [(HOUR_US, 7, 7), (2 * HOUR_US, 111, 222)]
