@@ -16,13 +16,9 @@ from tenants.types import Principal, Tier
 def submit(name: str = "s", *, max_tokens: int = 10, **fields: Any) -> Submit:
     """A sequence, and a request of the same name; its lease covers all its tokens."""
     values: dict[str, Any] = {
-        "sequence_id": name,
-        "request_id": name,
-        "tenant_id": "t",
-        "prompt_token_ids": [5, 6, 7],
-        "max_tokens": max_tokens,
-        "lease_tokens": max_tokens,
-    }
+        "sequence_id": name, "request_id": name, "tenant_id": "t", "prompt_token_ids": [5, 6, 7],
+        "max_tokens": max_tokens, "lease_tokens": max_tokens,
+    }  # fmt: skip
     return Submit(**(values | fields))
 
 

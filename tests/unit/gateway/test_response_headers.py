@@ -56,13 +56,10 @@ def test_headers_come_from_the_tightest_limit_of_each_kind() -> None:
         ]
     )
     assert headers == {
-        "x-ratelimit-limit-requests": "60",
-        "x-ratelimit-remaining-requests": "59",
-        "x-ratelimit-reset-requests": "1s",
-        "x-ratelimit-limit-tokens": "200",
-        "x-ratelimit-remaining-tokens": "20",
-        "x-ratelimit-reset-tokens": "1h0m0s",
-    }
+        "x-ratelimit-limit-requests": "60", "x-ratelimit-remaining-requests": "59",
+        "x-ratelimit-reset-requests": "1s", "x-ratelimit-limit-tokens": "200",
+        "x-ratelimit-remaining-tokens": "20", "x-ratelimit-reset-tokens": "1h0m0s",
+    }  # fmt: skip
     assert rate_limit_headers([]) == {}
 
 
@@ -75,13 +72,10 @@ def test_estimates_are_numbers_that_a_script_can_read() -> None:
     assert name == "x-fairgate-estimate"
     members = dict(member.split(";", 1) for member in field.split(", "))
     assert members == {
-        "wait": "p50=0.120;p90=0.481",
-        "ttft": "p50=0.200;p90=0.600",
-        "latency": "p50=1.000;p90=2.000",
-        "output-tokens": "p50=10;p90=40",
-        "cost": "p50=100;p90=400;max=5000",
+        "wait": "p50=0.120;p90=0.481", "ttft": "p50=0.200;p90=0.600", "latency": "p50=1.000;p90=2.000",
+        "output-tokens": "p50=10;p90=40", "cost": "p50=100;p90=400;max=5000",
         'basis="replay"': "samples=7;saturated",
-    }
+    }  # fmt: skip
     [calm] = estimate_headers(replace(estimate, saturated=False)).values()
     assert field == calm + ";saturated"
     assert estimate_headers(None) == {}

@@ -484,11 +484,8 @@ def test_knobs_outlast_a_change_of_the_policy_and_a_bad_one_changes_nothing() ->
         replica.core.set_knobs(EngineKnobs(reserve_permille=-1))
     assert (replica.core.table.max_batched_tokens, admit.permille) == (8, 100)
     assert replica.core.explain().options == {
-        "cap_tokens": 8,
-        "max_num_partial_prefills": 4,
-        "target_step_s": 0.2,
-        "small_lane_permille": 75,
-    }, "what the policy says, without the knobs"
+        "cap_tokens": 8, "max_num_partial_prefills": 4, "target_step_s": 0.2, "small_lane_permille": 75,
+    }, "what the policy says, without the knobs"  # fmt: skip
     replica.core.set_knobs(EngineKnobs())
     assert (replica.core.table.max_batched_tokens, compose.slots) == (16, 0)
 

@@ -48,16 +48,9 @@ def runner(model_dir: Path) -> TorchRunner:
 
 def piece(tokens: list[int], position: int, count: int, blocks: list[int], name: str = "s") -> SequenceSlice:
     return SequenceSlice(
-        name,
-        tokens,
-        len(PROMPT),
-        position,
-        count,
-        blocks,
-        position + count == len(tokens),
-        SamplingParams(),
-        1,
-    )
+        name, tokens, len(PROMPT), position, count, blocks, position + count == len(tokens),
+        SamplingParams(), 1,
+    )  # fmt: skip
 
 
 def state_after(runner: TorchRunner, chunks: list[int], blocks: list[int], name: str) -> torch.Tensor:

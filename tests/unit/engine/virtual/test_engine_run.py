@@ -22,13 +22,9 @@ from tests.support.policy_traffic import arena_lengths, at_load
 
 SECOND_A_STEP = step_time(1.0)
 SMALL = profile_machine(
-    "a second a step",
-    SECOND_A_STEP,
-    kv_tokens=1024,
-    max_sequences=2,
-    max_batched_tokens=64,
+    "a second a step", SECOND_A_STEP, kv_tokens=1024, max_sequences=2, max_batched_tokens=64,
     context_tokens=512,
-)
+)  # fmt: skip
 
 
 def two_seconds_apart() -> list[SimulatedRequest]:

@@ -49,12 +49,8 @@ def test_counts() -> None:
         "–", "0", "1,234,567", "2", "0.12", "123.5",
     ]  # fmt: skip
     assert [formats.short(each) for each in (None, 0, 999, 1_240_000, 5e9)] == [
-        "–",
-        "0",
-        "999",
-        "1.24 M",
-        "5 G",
-    ]
+        "–", "0", "999", "1.24 M", "5 G",
+    ]  # fmt: skip
     assert formats.percent(0.1234) == "12.3 %"
     assert (formats.percent(-0.0001), formats.number(-0.001)) == ("0.0 %", "0.00"), "no zero is below zero"
 

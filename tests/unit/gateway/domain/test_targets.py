@@ -24,11 +24,8 @@ def targets(
 def test_without_slo_quote_and_clients_word_nothing_is_set() -> None:
     assert targets() == NO_TARGETS
     assert NO_TARGETS.for_engine(5.0) == {
-        "ttft_target_s": 0.0,
-        "tpot_target_s": 0.0,
-        "deadline_in_s": None,
-        "own_deadline_in_s": None,
-    }
+        "ttft_target_s": 0.0, "tpot_target_s": 0.0, "deadline_in_s": None, "own_deadline_in_s": None,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -64,11 +61,8 @@ def test_a_clients_word_is_its_own_deadline_and_no_promise() -> None:
 def test_an_engine_gets_the_seconds_that_are_left() -> None:
     whole = targets({"ttft": 0.5, "tpot": 0.1, "e2e": 3.0}, expires_s=102.0)
     assert whole.for_engine(100.25) == {
-        "ttft_target_s": 0.25,
-        "tpot_target_s": 0.1,
-        "deadline_in_s": 2.75,
-        "own_deadline_in_s": 1.75,
-    }
+        "ttft_target_s": 0.25, "tpot_target_s": 0.1, "deadline_in_s": 2.75, "own_deadline_in_s": 1.75,
+    }  # fmt: skip
 
 
 def test_what_is_late_is_due_soon_and_never_untargeted() -> None:

@@ -218,21 +218,10 @@ def _snapshot(
     recomputed_tokens: int = 0,
 ) -> Snapshot:
     return Snapshot(
-        "engine-0",
-        steps,
-        0.0,
-        [],
-        [],
-        0,
-        0,
-        referenced,
-        100,
-        StepTime(0.01, 0.0, 0.0, 0.0, 1, 0.0),
-        {"a": TenantService(computed, emitted)},
-        step_us=step_us,
-        batch_sum=batch_sum,
+        "engine-0", steps, 0.0, [], [], 0, 0, referenced, 100, StepTime(0.01, 0.0, 0.0, 0.0, 1, 0.0),
+        {"a": TenantService(computed, emitted)}, step_us=step_us, batch_sum=batch_sum,
         recomputed_tokens=recomputed_tokens,
-    )
+    )  # fmt: skip
 
 
 def test_an_engines_minute_has_what_it_did_since_the_last_look() -> None:

@@ -199,14 +199,9 @@ def routed(trace: Sequence[Conversation], router: Scorer) -> tuple[int, float, l
         context_tokens=16_384,
     )
     pool = SimulatedPool(
-        "vtc",
-        machine,
-        replicas=4,
-        predictions=Exact(),
-        stepwise=True,
-        declared_tokens=0,
+        "vtc", machine, replicas=4, predictions=Exact(), stepwise=True, declared_tokens=0,
         flow={"scorer": router},
-    )
+    )  # fmt: skip
     pool.run([simulated(conversation) for conversation in trace])
     records = pool.records
     return (

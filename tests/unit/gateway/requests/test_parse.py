@@ -167,15 +167,12 @@ def test_tool_calls_of_the_past_reach_the_template_and_other_servers_as_they_are
         renderer,
         messages=[
             {
-                "role": "assistant",
-                "content": None,
-                "tool_calls": [CALLED],
-                "refusal": None,
+                "role": "assistant", "content": None, "tool_calls": [CALLED], "refusal": None,
                 "annotations": [],
             },
             {"role": "tool", "content": "2", "tool_call_id": "call_1"},
         ],
-    )
+    )  # fmt: skip
     assert renderer.messages[0] == {"role": "assistant", "content": None, "tool_calls": [CALLED]}
     assert call.wording_of(0).messages == renderer.messages
 
@@ -438,12 +435,9 @@ def test_tools_that_may_not_be_called_add_nothing_to_our_own_engines_prompt() ->
 def test_earlier_reasoning_may_come_back_as_sdks_send_it() -> None:
     """A tool loop sends the whole message back. Its server decides what it reads, so all of it is held."""
     said = {
-        "role": "assistant",
-        "content": "b",
-        "reasoning_content": "hm",
-        "reasoning": "hmm",
+        "role": "assistant", "content": "b", "reasoning_content": "hm", "reasoning": "hmm",
         "refusal": "no",
-    }
+    }  # fmt: skip
     messages = [{"role": "user", "content": "a"}, said, {"role": "user", "content": "c"}]
     server = ServerOffer("a", Capabilities(frozenset({"text"}), kind="vllm"), is_up=True)
     elsewhere = dataclasses.replace(

@@ -105,15 +105,9 @@ def test_what_the_gateway_decides_goes_before_the_clients_fields() -> None:
     )
     sent = json.loads(
         body(
-            submit,
-            wording,
-            model="m",
-            max_tokens=7,
-            priority=PriorityStyle.VLLM,
-            usage=UsageWish.END,
-            stream=True,
-            cache_salt="salt",
+            submit, wording, model="m", max_tokens=7, priority=PriorityStyle.VLLM, usage=UsageWish.END,
+            stream=True, cache_salt="salt",
         )
-    )
+    )  # fmt: skip
     assert (sent["max_tokens"], sent["model"], sent["stream"]) == (7, "m", True)
     assert (sent["cache_salt"], sent["tools"]) == ("salt", [1])

@@ -78,15 +78,12 @@ def sent(sampling: SamplingParams, wording: Wording | None = None, **fields: Any
         wording or Wording(prompt="p"),
         **(
             {
-                "model": "m",
-                "max_tokens": 9,
-                "priority": PriorityStyle.NONE,
-                "usage": UsageWish.END,
+                "model": "m", "max_tokens": 9, "priority": PriorityStyle.NONE, "usage": UsageWish.END,
                 "stream": True,
             }
             | fields
         ),
-    )
+    )  # fmt: skip
     found: dict[str, Any] = msgspec.json.decode(body)
     return found
 

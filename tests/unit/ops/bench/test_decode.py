@@ -76,13 +76,9 @@ def test_the_report_fails_where_the_control_is_not_even() -> None:
     control = turns | {"off_1_to_1": 0.0}
     alone = {"requests": 9, "ttft_s": None, "tpot_s": {"p5": 0.01, "p50": 0.01, "p95": 0.02}}
     beside = alone | {
-        "lost_steps": 0,
-        "least_surplus_tokens": -10.0,
-        "largest_chunk_tokens": 256,
-        "idle_tokens": 0,
-        "short_without_token": 0,
-        "short_not_begun": 0,
-    }
+        "lost_steps": 0, "least_surplus_tokens": -10.0, "largest_chunk_tokens": 256, "idle_tokens": 0,
+        "short_without_token": 0, "short_not_begun": 0,
+    }  # fmt: skip
     report = decode._report(turns, control, alone, beside)
     assert report["ok"]
     decode.show(report)

@@ -115,13 +115,9 @@ serve(Engine())
 
 def test_an_engine_whose_threads_linger_ends_with_its_orders() -> None:
     process = subprocess.run(
-        [sys.executable, "-c", LINGERING],
-        input='{"do": "load"}\n',
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+        [sys.executable, "-c", LINGERING], input='{"do": "load"}\n', capture_output=True, text=True,
+        timeout=60, check=True,
+    )  # fmt: skip
     assert process.stdout == '{"about": {"name": "lingering"}}\n', "what libraries print is no answer"
 
 

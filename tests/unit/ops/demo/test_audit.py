@@ -38,13 +38,9 @@ def judged(*events: LogEvent) -> AuditReport:
 
 def test_a_served_tenant_that_overtakes_an_earlier_unserved_one_is_an_inversion() -> None:
     report = judged(
-        *came(0, "a1"),
-        dispatched(0, "a1", "a", 100),
-        *came(1, "b1", "b2"),
-        *came(2, "a2"),
-        dispatched(3, "b1", "b", 10),
-        dispatched(4, "a2", "a", 100),
-    )
+        *came(0, "a1"), dispatched(0, "a1", "a", 100), *came(1, "b1", "b2"), *came(2, "a2"),
+        dispatched(3, "b1", "b", 10), dispatched(4, "a2", "a", 100),
+    )  # fmt: skip
     # b was lifted to a's 100 (a left last), then served 10; a had nothing waiting and stays at 100.
     assert (report.dispatches, report.compared, report.inversions) == (3, 2, 0)
     report = judged(

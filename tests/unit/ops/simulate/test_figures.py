@@ -205,11 +205,8 @@ def test_a_report_has_every_policy_and_every_tenant_and_is_plain_json() -> None:
     assert report["policies"][0]["jain_index"] is None, "no tenant ever waited"
     assert sum(seen) == 2 * 2 * 30, "each request arrives and ends, under each policy"
     assert [title.split()[0] for title, _, _ in sections(report)] == [
-        "latency",
-        "service",
-        "devices",
-        "tenants",
-    ]
+        "latency", "service", "devices", "tenants",
+    ]  # fmt: skip
 
 
 def test_the_page_is_whole_and_escapes_what_tenants_are_called() -> None:

@@ -18,11 +18,8 @@ KINDS = ("reserve", "top_up", "settle", "credit")
 
 def row(ledger_id: int, kind: str = "settle", **changes: Any) -> tuple[Any, ...]:
     values = dict.fromkeys(FIELDS, 7) | {
-        "id": ledger_id,
-        "kind": kind,
-        "labels": None,
-        "detail": '{"a": 1.0}',
-    }
+        "id": ledger_id, "kind": kind, "labels": None, "detail": '{"a": 1.0}',
+    }  # fmt: skip
     return tuple((values | {"cost_nanousd": 3_000} | changes).values())
 
 

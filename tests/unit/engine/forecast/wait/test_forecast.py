@@ -196,26 +196,18 @@ def test_charges_are_corrected_in_the_replay_as_in_the_gateway() -> None:
         return 5 if each.entry_id == "runs" else each.predicted_output_tokens
 
     seen = ask(
-        entry("me", "a"),
-        [entry("other", "b")],
-        engine(flight(running, emitted=2)),
-        counters=counters,
+        entry("me", "a"), [entry("other", "b")], engine(flight(running, emitted=2)), counters=counters,
         draw_length=draw,
-    )
+    )  # fmt: skip
     assert seen.wait_s[0] == 3
 
 
 def test_later_arrivals_that_go_first_are_counted() -> None:
     running = flight(entry("runs", output=10), emitted=1)
     stream = ArrivalStream(
-        tenant_id="urgent",
-        tier=0,
-        weight=1.0,
-        rate_per_s=0.2,
-        lasts_s=30.0,
-        input_tokens=10,
+        tenant_id="urgent", tier=0, weight=1.0, rate_per_s=0.2, lasts_s=30.0, input_tokens=10,
         predicted_output_tokens=4,
-    )
+    )  # fmt: skip
     without = ask(entry("me"), [], engine(running))
     with_them = ask(entry("me"), [], engine(running), arrivals=[stream])
     assert without.wait_s[0] == 9

@@ -158,14 +158,10 @@ def test_the_table_is_asked_about_all_that_wait_and_says_how_long() -> None:
     assert admit.joins(short, batch(1.0, 2)) == Defer("the table says wait", 1.2)
     assert table.asked == [
         {
-            "rate_per_s": 2.0,
-            "num_waiting": 2,
-            "oldest_wait_s": 0.25,
-            "has_long": True,
-            "remaining_tokens": 60,
-            "kv_pressure": 0.25,
+            "rate_per_s": 2.0, "num_waiting": 2, "oldest_wait_s": 0.25, "has_long": True,
+            "remaining_tokens": 60, "kv_pressure": 0.25,
         }
-    ]
+    ]  # fmt: skip
     assert admit.joins(short, batch(1.2, 2)) == Defer("the table says wait", 1.25), "it has a longest wait"
     assert admit.joins(short, batch(1.25, 2)) is None
     assert admit.joins(short, batch(1.0, 4)) is None, "a full batch"

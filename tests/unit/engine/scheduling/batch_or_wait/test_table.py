@@ -212,13 +212,10 @@ def test_every_answer_is_within_its_bounds(table: BatchOrWaitTable) -> None:
         waiting = rng.choice((1, 2, 3, 4, 30))
         oldest_s = rng.choice((0.0, rng.uniform(0, 3), 1e9))
         decision = table.decide(
-            rate_per_s=rng.choice((0.0, 0.1, 3.0, 1e9)),
-            num_waiting=waiting,
-            oldest_wait_s=oldest_s,
-            has_long=rng.random() < 0.5,
-            remaining_tokens=rng.randint(0, 30_000),
+            rate_per_s=rng.choice((0.0, 0.1, 3.0, 1e9)), num_waiting=waiting, oldest_wait_s=oldest_s,
+            has_long=rng.random() < 0.5, remaining_tokens=rng.randint(0, 30_000),
             kv_pressure=rng.uniform(-0.5, 1.5),
-        )
+        )  # fmt: skip
         if decision.batch == 0:
             waits += 1
             assert 0 < decision.wait_s <= table.longest_wait_s - oldest_s + 1e-9
