@@ -159,15 +159,11 @@ def test_garbage_is_garbage(data: bytes) -> None:
 
 
 def test_refusals_mean_what_they_say() -> None:
-    means = {
-        status: response.meaning(status) for status in (302, 400, 401, 403, 404, 405, 413, 422, 429, 500, 503)
-    }
-    assert [status for status, each in means.items() if each is Meaning.REFUSED] == [400, 413, 422]
-    assert [status for status, each in means.items() if each is Meaning.BUSY] == [429]
-    assert [status for status, each in means.items() if each is Meaning.KEY] == [401]
-    assert [status for status, each in means.items() if each is Meaning.UNSURE] == [403, 404, 405]
-    assert [status for status, each in means.items() if each is Meaning.AWAY] == [503]
-    assert [status for status, each in means.items() if each is Meaning.FAILED] == [302, 500]
+    for meaning, statuses in {
+        Meaning.REFUSED: (400, 413, 422), Meaning.BUSY: (429,), Meaning.KEY: (401,),
+        Meaning.UNSURE: (403, 404, 405), Meaning.AWAY: (503,), Meaning.FAILED: (302, 500),
+    }.items():  # fmt: skip
+        assert {response.meaning(status) for status in statuses} == {meaning}
     assert response.refusal(b"<html>")[0] == "invalid_request"
     code, message, _ = response.refusal(b'{"object": "error", "message": "maximum context length is 5"}')
     assert code == "context_length_exceeded"
@@ -266,15 +262,12 @@ def test_a_token_without_text_counts_when_its_log_probability_comes() -> None:
     assert [count.saw(Chunk("", [logprob] * number)) for number in (1, 3, 0)] == [1, 3, 0]
 
 
-def test_a_server_that_counts_more_than_it_was_asked_for_is_not_believed() -> None:
+def test_a_server_that_counts_more_than_it_was_asked_for_or_nothing_is_not_believed() -> None:
     count = TokenCount(5, None)
     count.saw(Chunk("a"))
     count.saw(Chunk(usage=Usage(3, 1_000_000)))
     assert count.tokens == 5
     assert count.final() == (5, "upstream")
-
-
-def test_a_usage_of_nothing_after_an_answer_is_not_believed() -> None:
     count = TokenCount(50, lambda text: len(text.split()))
     count.saw(Chunk("two words"))
     count.saw(Chunk(usage=Usage(0, 0)))
