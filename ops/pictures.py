@@ -10,13 +10,12 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ops.bench.estimates.calibration_chart import reliability_charts
+from ops.bench.estimates.calibration import reliability_charts
 from ops.bench.versus.report import versus_charts
 from ops.pages.charts import Chart
 from ops.pages.page import svg
-from ops.simulate.figures.curves import Curves, curves
 from ops.simulate.machines.machines import roofline_machine
-from ops.simulate.report.charts import charts
+from ops.simulate.report.charts import Curves, charts, curves
 from ops.simulate.run import Scenario, simulate
 from ops.simulate.traffic.generate import Generated, Spec
 
@@ -40,9 +39,9 @@ def flood() -> Sequence[Chart]:
     """Policies side by side, and each tenant's share over time: three tenants and one that floods.
     docs/simulating.md has the same as a command."""
     scenario = Scenario(Generated(Spec.of(FLOOD), 0), roofline_machine("l40s", "8b", max_sequences=16))
-    found: list[Curves] = []
-    simulate(scenario, POLICIES, on_pool=lambda name, pool: found.append(curves(pool, scenario.slo)))
-    first_token, _, *others = charts(found, scenario.slo)
+    drawn: list[Curves] = []
+    simulate(scenario, POLICIES, on_pool=lambda name, pool: drawn.append(curves(pool, scenario.slo)))
+    first_token, _, *others = charts(drawn, scenario.slo)
     return [first_token, *others]
 
 

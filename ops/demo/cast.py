@@ -11,18 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ops.demo.trace import TraceRequest
-from tenants.types import LimitMode, Meter, Tier, Window
+from tenants.types import LimitMode, Tier, Window
 
 
 @dataclass(frozen=True)
 class CastLimit:
-    """A limit of `share_of_planned` of what its tenant plans to use; or, with `tokens`, of that many."""
+    """A limit of `share_of_planned` of what its tenant plans to use."""
 
     mode: LimitMode
     window: Window
     share_of_planned: float
-
-    meter: Meter = Meter.TOTAL_TOKENS
 
 
 @dataclass(frozen=True)

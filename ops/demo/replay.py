@@ -1,8 +1,5 @@
-"""Sends the demo's requests and records what each client sees.
-
-Every request is one real HTTP connection with a streamed answer, as an application would have it. Measured
-are time to the first token, time to the end, usage, and the account that the last chunk carries.
-"""
+"""Sends the demo's requests, each with a streamed answer, and records what each client sees: times to the
+first token and to the end, usage, and the account that the last chunk carries."""
 
 from __future__ import annotations
 
@@ -85,10 +82,10 @@ class Board:
 
     def by_tenant(self) -> Mapping[str, list[Sent]]:
         """Requests by tenant."""
-        found: dict[str, list[Sent]] = defaultdict(list)
+        by_tenant: dict[str, list[Sent]] = defaultdict(list)
         for item in self.sent:
-            found[item.tenant].append(item)
-        return found
+            by_tenant[item.tenant].append(item)
+        return by_tenant
 
 
 async def replay(url: str, requests: Sequence[PlannedRequest], board: Board) -> None:

@@ -75,12 +75,12 @@ def ideal_by_tier(
     cast: Sequence[CastTenant], arrivals: Sequence[TenantArrival], samples: Sequence[Sample]
 ) -> dict[str, FluidIdeal]:
     """The fluid fair share of each tier, over the samples."""
-    found = {}
+    ideals = {}
     for tier in sorted({tenant.tier.value for tenant in cast}):
         names = {tenant.name: tenant.weight for tenant in cast if tenant.tier.value == tier}
         served = [(sample.at_s, sum(sample.service.get(name, 0.0) for name in names)) for sample in samples]
-        found[tier] = ideal_shares([item for item in arrivals if item.tenant in names], served, names)
-    return found
+        ideals[tier] = ideal_shares([item for item in arrivals if item.tenant in names], served, names)
+    return ideals
 
 
 def arrivals_of(events: Sequence[LogEvent]) -> list[TenantArrival]:
@@ -109,14 +109,9 @@ def build_report(evidence: DemoEvidence) -> dict[str, Any]:
     tier_service: dict[str, float] = defaultdict(float)
     for tenant in evidence.cast:
         tier_service[tenant.tier.value] += service[tenant.name]
+    weights = {tenant.name: tenant.weight for tenant in evidence.cast}
     modest = {
-        name
-        for tier, ideal in ideals.items()
-        for name in under_share(
-            ideal,
-            {tenant.name: tenant.weight for tenant in evidence.cast if tenant.tier.value == tier},
-            tier_service[tier],
-        )
+        name for tier, ideal in ideals.items() for name in under_share(ideal, weights, tier_service[tier])
     }
     tenants = [
         _tenant(tenant, evidence, service[tenant.name], ideals[tenant.tier.value], modest)
@@ -160,20 +155,16 @@ def build_report(evidence: DemoEvidence) -> dict[str, Any]:
 def verdict(report: Mapping[str, Any], *, min_backlog_s: float) -> list[str]:
     """Requirements that the run did not meet; empty: it met all."""
     audit = report["audit"]
-    wrong = []
-    if not report["ledger"].get("exact"):
-        wrong.append("the ledger and the counters disagree")
-    if audit["inversions"]:
-        wrong.append(f"{audit['inversions']} inversions")
-    if audit["unfair_dispatches"]:
-        wrong.append(f"{audit['unfair_dispatches']} unfair dispatches")
-    if audit["untrue_ranks"]:
-        wrong.append(f"{audit['untrue_ranks']} ranks that the charges do not explain")
-    if report["backlog_s"] < min_backlog_s:
-        wrong.append(f"only {report['backlog_s']:.0f} s of backlog, {min_backlog_s:.0f} s are needed")
-    if not audit["compared"]:
-        wrong.append("no dispatch had another tenant waiting beside it")
-    return wrong
+    backlog = f"only {report['backlog_s']:.0f} s of backlog, {min_backlog_s:.0f} s are needed"
+    claims = {
+        "the ledger and the counters disagree": not report["ledger"].get("exact"),
+        f"{audit['inversions']} inversions": audit["inversions"],
+        f"{audit['unfair_dispatches']} unfair dispatches": audit["unfair_dispatches"],
+        f"{audit['untrue_ranks']} ranks that the charges do not explain": audit["untrue_ranks"],
+        backlog: report["backlog_s"] < min_backlog_s,
+        "no dispatch had another tenant waiting beside it": not audit["compared"],
+    }
+    return [claim for claim, is_so in claims.items() if is_so]
 
 
 def _requests(evidence: DemoEvidence) -> dict[str, Any]:
@@ -230,14 +221,15 @@ def _percentiles(values: Sequence[float | None]) -> dict[str, float | None]:
 
 def _waits_of(accounts: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """Waits for a turn as they were, and how many were no longer than their told p90."""
-    known = [each for each in accounts if each.get("estimate") and each["actual"].get("wait_s") is not None]
-    waits_s = [each["actual"]["wait_s"] for each in known]
+    waits = [
+        (account["estimate"]["wait_s"]["p90"], account["actual"]["wait_s"])
+        for account in accounts
+        if account.get("estimate") and account["actual"].get("wait_s") is not None
+    ]
     return {
-        "p50": plain(quantile(waits_s, 0.5)),
-        "p90": plain(quantile(waits_s, 0.9)),
-        "under_told_p90": covered(
-            [(each["estimate"]["wait_s"]["p90"], wait_s) for each, wait_s in zip(known, waits_s, strict=True)]
-        ),
+        "p50": plain(quantile([wait_s for _, wait_s in waits], 0.5)),
+        "p90": plain(quantile([wait_s for _, wait_s in waits], 0.9)),
+        "under_told_p90": covered(waits),
     }
 
 
@@ -263,7 +255,7 @@ def _waits(evidence: DemoEvidence, modest: set[str]) -> dict[str, Any]:
 
 def _estimates(sent: Sequence[Sent]) -> dict[str, Any]:
     """Estimates made on arrival against what came of them."""
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     accounts = [item.account for item in sent if item.ok and item.account.get("estimate")]
     for name in ("wait_s", "ttft_s", "e2e_s", "output_tokens"):
         pairs = [
@@ -272,7 +264,7 @@ def _estimates(sent: Sequence[Sent]) -> dict[str, Any]:
             if account["actual"].get(name) is not None
         ]
         floor = WAIT_FLOOR_S if name.endswith("_s") else 1.0
-        found[name] = {
+        figures[name] = {
             "requests": len(pairs),
             "share_within_2x": within_factor([(pair["p50"], actual) for pair, actual in pairs], 2.0, floor),
             "share_within_2x_of_waits_above_1_s": (
@@ -282,9 +274,7 @@ def _estimates(sent: Sequence[Sent]) -> dict[str, Any]:
             ),
             "p90_coverage": covered([(pair["p90"], actual) for pair, actual in pairs]),
         }
-    highest = [
-        (account["estimate"]["cost_nanousd"]["max"], account["actual"]["cost_nanousd"])
-        for account in accounts
-    ]
-    found["cost_above_quoted_maximum"] = sum(actual > most for most, actual in highest)
-    return found
+    figures["cost_above_quoted_maximum"] = sum(
+        account["actual"]["cost_nanousd"] > account["estimate"]["cost_nanousd"]["max"] for account in accounts
+    )
+    return figures

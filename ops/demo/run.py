@@ -30,7 +30,7 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
-from engine.messages import TIER_RANKS, StepTime
+from engine.messages import StepTime
 from engine.scheduling.policy import DEFAULT_POLICY
 from ops.demo import turns
 from ops.demo.audit import audit
@@ -40,7 +40,7 @@ from ops.demo.logbook import events_of
 from ops.demo.prompts.prompts import Prompts
 from ops.demo.replay import Board, PlannedRequest, replay
 from ops.demo.report import MIN_BACKLOG_S, DemoEvidence, Sample, build_report, verdict
-from ops.demo.simulate import PastRequest, simulate
+from ops.demo.simulate import past_requests, simulate
 from ops.demo.stage import DemoTenants, set_limits, set_stage
 from ops.demo.summary import report_page, summary
 from ops.demo.trace import ReplayPlan, load_slice, plan
@@ -70,6 +70,7 @@ calibration."""
 PLAIN_EVERY_S = 5.0
 PLAIN_WIDTH = 120
 SIMULATED_CONTEXT_TOKENS = 4096
+ENGINE_FACTS = ("model", "policy", "max_sequences", "preemptions", "step_time")
 INTERRUPTED = 130
 
 
@@ -127,8 +128,8 @@ async def _run(options: DemoOptions, data_dir: Path, console: Console) -> int:
     started_s = time.monotonic()
     model = (options.model or SHIPPED_MODEL).absolute()
     console.print(f"Fairgate demo: gateway and engine are starting in {data_dir}")
-    arguments = ["--model", str(model), "--log-level", "warning", "--engine-threads", str(ENGINE_THREADS)]
     # What is scarce must be the engine, on a fast machine as on one with other work to do.
+    arguments = ["--model", str(model), "--log-level", "warning", "--engine-threads", str(ENGINE_THREADS)]
     arguments += ["--engine-max-sequences", str(options.max_sequences)]
     arguments += ["--engine-max-tokens-per-s", str(TOKENS_PER_S)]
     if options.model:
@@ -189,15 +190,15 @@ async def _play(
         )
         planned = [
             PlannedRequest(
-                request.arrival_s,
-                request.tenant,
-                stage.tiers[request.tenant],
-                stage.keys[request.tenant],
-                prompts.body(request.place, server.model),
-                request.input_tokens,
-                request.output_tokens,
+                one.arrival_s,
+                one.tenant,
+                stage.tiers[one.tenant],
+                stage.keys[one.tenant],
+                prompts.body(one.place, server.model),
+                one.input_tokens,
+                one.output_tokens,
             )
-            for request in replayed.requests
+            for one in replayed.requests
         ]
         board, log = Board(), LogReader(client)
         watch = DemoSampler(client, board, CAST, stage.names, log)
@@ -218,7 +219,7 @@ async def _play(
         await until_idle(client)
         await watch.sample()
         await log.read()
-        found_turns = await turns.turns(server, client, stage.keys, stage.ids)
+        decoded = await turns.turns(server, client, stage.keys, stage.ids)
         await until_idle(client)
         watching_cores.cancel()
         console.print("Verifying the ledger and the console's pages, simulating FCFS on the same arrivals …")
@@ -232,34 +233,16 @@ async def _play(
         books |= {"ok": books["ok"] and not wrong, "problems": [*books["problems"], *wrong]}
         books["pages"] = {"read": pages.pages, "differences": pages.differences}
         return await asyncio.to_thread(
-            _account,
-            options,
-            replayed,
-            capacity,
-            board,
-            watch,
-            log,
-            stage,
-            books,
-            found_turns,
-            core_uses,
+            _account, options, replayed, capacity, board, watch, log, stage, books, decoded, core_uses,
             duration_s,
-        )
+        )  # fmt: skip
 
 
 def _account(
-    options: DemoOptions,
-    replayed: ReplayPlan,
-    capacity: Capacity,
-    board: Board,
-    watch: DemoSampler,
-    log: LogReader,
-    stage: DemoTenants,
-    verified: dict[str, Any],
-    found_turns: dict[str, Any],
-    core_uses: list[CoreUse],
-    duration_s: float,
-) -> dict[str, Any]:
+    options: DemoOptions, replayed: ReplayPlan, capacity: Capacity, board: Board, watch: DemoSampler,
+    log: LogReader, stage: DemoTenants, verified: dict[str, Any], decoded: dict[str, Any],
+    core_uses: list[CoreUse], duration_s: float,
+) -> dict[str, Any]:  # fmt: skip
     """Evidence into report. Gateway and client share the machine's monotonic clock."""
     everything = events_of(log.records)
     audited = audit(everything)
@@ -278,7 +261,7 @@ def _account(
         max_batched_tokens=engine["max_batched_tokens"],
         block_tokens=engine["block_tokens"],
     )
-    arrivals = _past_requests(board, stage)
+    arrivals = past_requests(board.sent, stage.weights)
     simulated = {policy: simulate(policy, arrivals, machine) for policy in (DEFAULT_POLICY, "fcfs")}
     evidence = DemoEvidence(
         cast=CAST,
@@ -290,54 +273,21 @@ def _account(
         ledger={"exact": verified["ok"] and not log.lost, "log_records_lost": log.lost} | verified,
         capacity=msgspec.to_builtins(capacity),
         engine={
-            "model": engine["model"],
-            "policy": engine["policy"],
-            "max_sequences": engine["max_sequences"],
-            "preemptions": engine["preemptions"],
-            "step_time": engine["step_time"],
+            **{name: engine[name] for name in ENGINE_FACTS},
             "cpus": os.cpu_count(),
             "machine": platform.machine(),
         },
-        turns=found_turns,
+        turns=decoded,
         waited_for_a_core=longest_waited_share(core_uses),
         duration_s=duration_s,
-        simulated_waits_s={policy: run.waits_s for policy, run in simulated.items()},
-        simulated_duration_s={policy: run.ended_s for policy, run in simulated.items()},
+        simulated_waits_s={policy: waits_s for policy, (_, waits_s) in simulated.items()},
+        simulated_duration_s={policy: pool.now_s for policy, (pool, _) in simulated.items()},
         cut=sum(not sent.ok and sent.refusal is None for sent in board.sent),
     )
     report = build_report(evidence)
     least_backlog_s = MIN_BACKLOG_S if options.span_s >= FULL_SPAN_S else 0.0
     failed = verdict(report, min_backlog_s=least_backlog_s)
     return {"ok": not failed, "failed": failed} | report
-
-
-def _past_requests(board: Board, stage: DemoTenants) -> list[PastRequest]:
-    """What was really asked and answered, for the simulation; of what was cut, what was planned."""
-    found = []
-    for place, sent in enumerate(board.sent):
-        if sent.refusal is not None or sent.planned is None:
-            continue
-        account = sent.account if sent.ok and sent.account.get("estimate") else None
-        found.append(
-            PastRequest(
-                request_id=account["request_id"] if account else f"cut-{place}",
-                tenant=sent.tenant,
-                tier=TIER_RANKS[sent.tier],
-                weight=stage.weights[sent.tenant],
-                arrival_s=max(0.0, sent.sent_s),
-                input_tokens=account["actual"]["input_tokens"] if account else sent.planned.input_tokens,
-                output_tokens=max(
-                    1, account["actual"]["output_tokens"] if account else sent.planned.output_tokens
-                ),
-                predicted_output_tokens=max(
-                    1,
-                    round(account["estimate"]["output_tokens"]["p50"])
-                    if account
-                    else sent.planned.output_tokens,
-                ),
-            )
-        )
-    return found
 
 
 async def _show(watch: DemoSampler, console: Console) -> None:

@@ -9,16 +9,14 @@ asked and what the tier as a whole was served, never which tenant was served.
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
 def water_fill(amount: float, demands: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
-    """Splits `amount` by weight among `demands`, at most what each asks for.
-
-    The sum given is min(amount, sum of demands).
-    """
+    """Splits `amount` by weight among `demands`, at most what each asks for; min(amount, sum of demands) in
+    all."""
     given = dict.fromkeys(demands, 0.0)
     left = amount
     hungry = {name for name, demand in demands.items() if demand > 0}
@@ -51,11 +49,7 @@ class FluidIdeal:
 
     service: dict[str, float]
     """Cost tokens that each tenant would have been served."""
-    guaranteed: dict[str, float]
-    """What each tenant's weight alone entitled it to while it had work (others' leftovers not counted)."""
     asked: dict[str, float]
-    backlog_s: float
-    """How long at least two tenants had work left in the fluid model."""
 
 
 def ideal_shares(
@@ -63,44 +57,29 @@ def ideal_shares(
     served: Sequence[tuple[float, float]],
     weights: Mapping[str, float],
 ) -> FluidIdeal:
-    """The fluid model over the interval of `served`: (time, cumulative service of the whole tier).
-
-    An arrival counts from the sample at or after it. `weights` names every tenant of the tier.
-    """
+    """The fluid model over the interval of `served`: (time, cumulative service of the whole tier). An arrival
+    counts from the sample at or after it. `weights` names every tenant of the tier."""
     waiting: dict[str, float] = defaultdict(float)
-    service = dict.fromkeys(weights, 0.0)
-    guaranteed = dict.fromkeys(weights, 0.0)
-    asked = dict.fromkeys(weights, 0.0)
-    backlog_s = 0.0
+    service, asked = dict.fromkeys(weights, 0.0), dict.fromkeys(weights, 0.0)
     surplus = 0.0
-    pending = sorted(arrivals, key=lambda arrival: arrival.at_s)
-    position = 0
-    total_weight = sum(weights.values())
-    for (before_s, before), (now_s, now) in itertools.pairwise(served):
-        while position < len(pending) and pending[position].at_s <= now_s:
-            arrival = pending[position]
+    pending = deque(sorted(arrivals, key=lambda arrival: arrival.at_s))
+    for (_, before), (now_s, now) in itertools.pairwise(served):
+        while pending and pending[0].at_s <= now_s:
+            arrival = pending.popleft()
             waiting[arrival.tenant] += arrival.cost
             asked[arrival.tenant] += arrival.cost
-            position += 1
         amount = now - before + surplus
-        backlogged = [name for name, left in waiting.items() if left > 1e-9]
-        if len(backlogged) >= 2:
-            backlog_s += now_s - before_s
-        for name in backlogged:
-            guaranteed[name] += amount * weights[name] / total_weight
-        given = water_fill(amount, {name: waiting[name] for name in backlogged}, weights)
+        given = water_fill(amount, {name: left for name, left in waiting.items() if left > 1e-9}, weights)
         for name, part in given.items():
             waiting[name] -= part
             service[name] += part
         surplus = amount - sum(given.values())
-    return FluidIdeal(service, guaranteed, asked, backlog_s)
+    return FluidIdeal(service, asked)
 
 
 def under_share(ideal: FluidIdeal, weights: Mapping[str, float], tier_service: float) -> set[str]:
-    """Tenants that asked for less than their weight's part of all that the tier was served.
-
-    A fair queue owes them their service without delay, whatever the others do.
-    """
+    """Tenants that asked for less than their weight's part of all that the tier was served: a fair queue owes
+    them their service without delay."""
     active = [name for name, amount in ideal.asked.items() if amount > 0]
     total = sum(weights[name] for name in active)
     return {name for name in active if ideal.asked[name] < tier_service * weights[name] / total}

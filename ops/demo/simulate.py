@@ -1,18 +1,15 @@
-"""Simulates other policies on the arrivals of a demo run.
+"""Simulates policies on the arrivals of a demo run, with the step times that its engine learned.
 
-On virtual time, with the step-time model that the real engine fitted while it served. Nothing here is
-measured: it is a simulation and the report says so. The policy that served is simulated as well, so that like
-is compared with like.
+The policy that served is simulated as well, so that like is compared with like.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from msgspec.structs import replace
-
-from gateway.flow.dispatch_log import LogRecord
+from engine.messages import TIER_RANKS
+from ops.demo.replay import Sent
 from ops.simulate.machines.machines import Machine
 from ops.simulate.pool import SimulatedPool
 from ops.simulate.traffic.requests import SimulatedRequest
@@ -26,13 +23,31 @@ class PastRequest(SimulatedRequest):
     predicted_output_tokens: int = 1
 
 
-@dataclass
-class PolicyRun:
-    """Queue waits by request (arrival to dispatch, seconds), and the dispatch log."""
-
-    waits_s: dict[str, float]
-    log: list[LogRecord]
-    ended_s: float
+def past_requests(requests: Sequence[Sent], weights: Mapping[str, float]) -> list[PastRequest]:
+    """What was really asked and answered, in order of arrival; of what was cut, what was planned."""
+    past = []
+    for place, sent in enumerate(requests):
+        if sent.refusal is not None or sent.planned is None:
+            continue
+        plan, request_id = sent.planned, f"cut-{place}"
+        lengths = plan.input_tokens, plan.output_tokens, plan.output_tokens
+        if sent.ok and sent.account.get("estimate"):
+            estimate, actual = sent.account["estimate"], sent.account["actual"]
+            request_id = sent.account["request_id"]
+            lengths = actual["input_tokens"], actual["output_tokens"], round(estimate["output_tokens"]["p50"])
+        past.append(
+            PastRequest(
+                max(0.0, sent.sent_s),
+                sent.tenant,
+                lengths[0],
+                max(1, lengths[1]),
+                tier=TIER_RANKS[sent.tier],
+                weight=weights[sent.tenant],
+                request_id=request_id,
+                predicted_output_tokens=max(1, lengths[2]),
+            )
+        )
+    return sorted(past, key=lambda request: request.arrival_s)
 
 
 class _Recorded:
@@ -46,20 +61,13 @@ class _Recorded:
         """Nothing to learn."""
 
 
-def simulate(policy: str, requests: Sequence[PastRequest], machine: Machine) -> PolicyRun:
-    """Runs all requests to their end under `policy`. Raises `ValueError` for an unknown policy."""
-    log_records = 4 * len(requests) + 16
-    pool = SimulatedPool(
-        policy, machine, predictions=_Recorded(), prefix_caching=False, flow={"log_records": log_records}
-    )
-    arrivals = sorted(requests, key=lambda request: request.arrival_s)
-    pool.run(arrivals)
-    records, log = pool.records, pool.flow.log
-    return PolicyRun(
-        {each.request_id: records.dispatched_s[row] - each.arrival_s for row, each in enumerate(arrivals)},
-        [
-            replace(record, request_id=arrivals[int(record.request_id)].request_id)
-            for record in log.since(0, log.next_index)
-        ],
-        pool.now_s,
-    )
+def simulate(
+    policy: str, requests: Sequence[PastRequest], machine: Machine
+) -> tuple[SimulatedPool, dict[str, float]]:
+    """A pool that has served all of them, and their queue waits (arrival to dispatch, seconds) by request
+    id. Raises `ValueError` for an unknown policy."""
+    log = {"log_records": 4 * len(requests) + 16}
+    pool = SimulatedPool(policy, machine, predictions=_Recorded(), prefix_caching=False, flow=log)
+    pool.run(requests)
+    dispatched_s = pool.records.dispatched_s
+    return pool, {one.request_id: dispatched_s[row] - one.arrival_s for row, one in enumerate(requests)}

@@ -15,7 +15,7 @@ from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
 from tenants.admin.commands import KeyCreate, LimitSet, TenantCreate
 from tenants.storage.database import open_database
-from tenants.types import Tier
+from tenants.types import Meter, Tier
 
 ACTOR = Actor("demo", "demo")
 VISITOR = "visitor"
@@ -42,23 +42,19 @@ async def set_stage(data_dir: Path, model: str) -> DemoTenants:
     """Creates all tenants of the cast, with a key each that may use `model`, and the visitor."""
 
     async def act(admin: Admin) -> DemoTenants:
-        keys, names, ids = {}, {}, {}
-        for tenant in CAST:
-            wanted = TenantCreate(name=tenant.name, weight=tenant.weight, tier=tenant.tier)
-            made = await admin.create_tenant(ACTOR, wanted)
-            names[made.tenant_id], ids[tenant.name] = tenant.name, made.tenant_id
+        keys, ids = {}, {}
+        wanted = [TenantCreate(name=one.name, weight=one.weight, tier=one.tier) for one in CAST]
+        wanted += [TenantCreate(name=name, weight=weight) for name, weight in WEIGHTS.items()]
+        for tenant in wanted:
+            ids[tenant.name] = (await admin.create_tenant(ACTOR, tenant)).tenant_id
             _, keys[tenant.name] = await admin.create_key(
                 ACTOR, KeyCreate(tenant=tenant.name, models=[model])
             )
-        for name, weight in WEIGHTS.items():
-            made = await admin.create_tenant(ACTOR, TenantCreate(name=name, weight=weight))
-            ids[name] = made.tenant_id
-            _, keys[name] = await admin.create_key(ACTOR, KeyCreate(tenant=name, models=[model]))
         await admin.create_tenant(ACTOR, TenantCreate(name=VISITOR, tier=Tier.INTERACTIVE))
         _, visitor_key = await admin.create_key(ACTOR, KeyCreate(tenant=VISITOR))
         return DemoTenants(
             keys=keys,
-            names=names,
+            names={ids[tenant.name]: tenant.name for tenant in CAST},
             ids=ids,
             tiers={tenant.name: tenant.tier.value for tenant in CAST},
             weights={tenant.name: tenant.weight for tenant in CAST},
@@ -80,7 +76,7 @@ async def set_limits(data_dir: Path, planned_tokens: Mapping[str, int]) -> None:
                 ACTOR,
                 LimitSet(
                     tenant=tenant.name,
-                    meter=tenant.limit.meter,
+                    meter=Meter.TOTAL_TOKENS,
                     window=tenant.limit.window,
                     amount=max(MIN_LIMIT_TOKENS, tokens),
                     mode=tenant.limit.mode,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rich import box
@@ -15,6 +15,8 @@ from ops.demo.table import TIERS, percent, seconds
 from ops.pages.charts import Bar, BarChart, Chart
 from ops.pages.page import ReportPage, html
 from ops.reporting import table_part
+
+TIMES = ("TTFT p50", "TTFT p99", "E2E p50", "E2E p99")
 
 
 def summary(report: Mapping[str, Any]) -> Group:
@@ -51,12 +53,11 @@ def _charts(report: Mapping[str, Any]) -> list[Chart]:
 
 def summary_parts(report: Mapping[str, Any]) -> list[Table | Text]:
     """The paragraphs and tables of the report, in order."""
-    parts: list[Table | Text] = []
-    trace, requests = _of(report, "trace"), _of(report, "requests")
-    capacity, audit = _of(report, "capacity"), _of(report, "audit")
-    parts.append(
+    trace, requests = report["trace"], report["requests"]
+    capacity, audit = report["capacity"], report["audit"]
+    parts: list[Table | Text] = [
         Text(
-            f"\n{requests['sent']} requests of {len(_rows(report, 'tenants'))} tenants in"
+            f"\n{requests['sent']} requests of {len(report['tenants'])} tenants in"
             f" {report['duration_s']:.0f} s: lengths x {trace['length_factor']}, time x"
             f" {trace['time_compression']:.1f}, {trace['passes']} pass(es) of"
             f" {100 * trace['kept_share']:.0f} % of the slice; offered load"
@@ -64,13 +65,13 @@ def summary_parts(report: Mapping[str, Any]) -> list[Table | Text]:
             " cost tokens/s.\n"
             f"{requests['answered']} answered ({requests['ended_by_the_model']} ended by the model itself,"
             f" longest {requests['longest_answer_tokens']} tokens), {requests['refused']} refused."
-        )
-    )
-    parts.append(_tenant_table(report))
-    parts.append(_tier_table(report))
-    waits = _of(report, "queue_wait_of_tenants_under_their_share")
+        ),
+        _tenant_table(report),
+        _tier_table(report),
+    ]
+    waits = report["queue_wait_of_tenants_under_their_share"]
     simulated = ", ".join(f"{policy} {seconds(value)}" for policy, value in waits["simulated_p99_s"].items())
-    fairness = _of(_of(report, "fairness"), "service_over_fair_share_of_tenants_above_their_share")
+    fairness = report["fairness"]["service_over_fair_share_of_tenants_above_their_share"]
     parts.append(
         Text(
             f"Backlog: {report['backlog_s']:.0f} s. Dispatches: {audit['dispatches']}, {audit['compared']} of"
@@ -79,10 +80,10 @@ def summary_parts(report: Mapping[str, Any]) -> list[Table | Text]:
             f"Tenants above their share got {percent(fairness['least'])} to {percent(fairness['most'])}"
             f" of their fair share.\n"
             f"p99 queue wait of tenants under their share: {seconds(waits['measured_p99_s'])} measured;"
-            f" simulated on the same arrivals: {simulated or 'nothing'}.\n" + turns.line(_of(report, "turns"))
+            f" simulated on the same arrivals: {simulated or 'nothing'}.\n" + turns.line(report["turns"])
         )
     )
-    estimates = _of(report, "estimates")
+    estimates = report["estimates"]
     wait, e2e, length = estimates["wait_s"], estimates["e2e_s"], estimates["output_tokens"]
     parts.append(
         Text(
@@ -93,7 +94,7 @@ def summary_parts(report: Mapping[str, Any]) -> list[Table | Text]:
             f" {estimates['cost_above_quoted_maximum']}."
         )
     )
-    machine = _of(report, "machine")
+    machine = report["machine"]
     if machine["too_busy_to_judge_times"]:
         parts.append(
             Text(
@@ -102,10 +103,8 @@ def summary_parts(report: Mapping[str, Any]) -> list[Table | Text]:
                 " and the ledger are judged all the same."
             )
         )
-    refusals = _of(report, "refusals")
-    causes = ", ".join(f"{code} {count}" for code, count in refusals.items()) or "none"
-    ledger = _of(report, "ledger")
-    pages = ledger["pages"]
+    causes = ", ".join(f"{code} {count}" for code, count in report["refusals"].items()) or "none"
+    ledger, pages = report["ledger"], report["ledger"]["pages"]
     shown = "exact" if not pages["differences"] else "NOT exact"
     state = "exact" if ledger["exact"] else f"NOT exact: {ledger['problems']}"
     parts.append(
@@ -115,16 +114,6 @@ def summary_parts(report: Mapping[str, Any]) -> list[Table | Text]:
         )
     )
     return parts
-
-
-def _of(report: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    part: Mapping[str, Any] = report[name]
-    return part
-
-
-def _rows(report: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
-    rows: Sequence[Mapping[str, Any]] = report[name]
-    return rows
 
 
 def _tenant_table(report: Mapping[str, Any]) -> Table:
@@ -141,7 +130,7 @@ def _tenant_table(report: Mapping[str, Any]) -> Table:
         grid.add_column(name, justify="right", no_wrap=True)
     for tier in TIERS:
         grid.add_row(Text(tier, style="italic"))
-        rows = [row for row in _rows(report, "tenants") if row["tier"] == tier]
+        rows = [row for row in report["tenants"] if row["tier"] == tier]
         for row in sorted(rows, key=lambda row: str(row["tenant"])):
             grid.add_row(
                 row["tenant"] + (" *" if row["under_its_share"] else ""),
@@ -165,19 +154,9 @@ def _tenant_table(report: Mapping[str, Any]) -> Table:
 def _tier_table(report: Mapping[str, Any]) -> Table:
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     grid.add_column("tier")
-    for name in (
-        "requests",
-        "answered",
-        "wait p50",
-        "p90",
-        "under told p90",
-        "TTFT p50",
-        "TTFT p99",
-        "E2E p50",
-        "E2E p99",
-    ):
+    for name in ("requests", "answered", "wait p50", "p90", "under told p90", *TIMES):
         grid.add_column(name, justify="right")
-    for row in _rows(report, "tiers"):
+    for row in report["tiers"]:
         wait, ttft, e2e = row["wait_s"], row["ttft_s"], row["e2e_s"]
         grid.add_row(
             row["tier"],

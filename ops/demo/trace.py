@@ -1,23 +1,21 @@
-"""Requests that the demo sends: the slice of a real trace, scaled to this machine.
+"""Requests that the demo sends: the slice of a real trace (`data/ATTRIBUTION.md`), scaled to this machine.
 
-The trace is real (see `data/ATTRIBUTION.md`); this file only scales it. Lengths shrink by one stated
-factor, so that no answer passes 300 tokens. Time is compressed by one stated factor, chosen from the
-measured capacity, so that the offered load is a stated multiple of it. Where the machine is slow, requests
-are thinned evenly within each tenant; where it is fast, the slice is replayed several times in a row.
+Lengths shrink by one stated factor. Time is compressed by another, so that the offered load is a stated
+multiple of the measured capacity. Where the machine is slow, requests are thinned evenly within each tenant;
+where it is fast, the slice is replayed several times in a row.
 """
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
+from ops.simulate.traffic.generate import ARENA
+from ops.simulate.traffic.requests import SimulatedRequest
+from ops.simulate.traffic.trace import TraceFile
 
-SLICE_FILE = Path(__file__).parent / "data" / "arena_slice.csv"
 LENGTH_FACTOR = 0.29
 """Lengths of the trace times this: its longest answer (1,024 tokens) becomes 297."""
 MAX_OUTPUT_TOKENS = 300
@@ -29,20 +27,11 @@ MAX_PASSES = 40
 
 
 @dataclass(frozen=True, slots=True)
-class TraceRequest:
-    """One request: when it arrives, whose it is, how long its prompt and its answer are."""
+class TraceRequest(SimulatedRequest):
+    """One request of the slice."""
 
-    arrival_s: float
-    tenant: str
-    input_tokens: int
-    output_tokens: int
     place: int = 0
     """Its line in the slice."""
-
-    @property
-    def cost(self) -> int:
-        """Service it asks for, in cost tokens."""
-        return self.input_tokens * INPUT_TOKEN_COST + self.output_tokens * OUTPUT_TOKEN_COST
 
 
 @dataclass(frozen=True)
@@ -61,19 +50,12 @@ class ReplayPlan:
     """Offered cost tokens per second over the capacity they were planned for."""
 
 
-def load_slice(path: Path = SLICE_FILE) -> list[TraceRequest]:
+def load_slice() -> list[TraceRequest]:
     """The slice as it was recorded, in order of arrival."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return [
-            TraceRequest(
-                float(row["arrival_s"]),
-                row["tenant"],
-                int(row["input_tokens"]),
-                int(row["output_tokens"]),
-                place,
-            )
-            for place, row in enumerate(csv.DictReader(file))
-        ]
+    return [
+        TraceRequest(row.arrival_s, row.tenant, row.input_tokens, row.output_tokens, place=place)
+        for place, row in enumerate(TraceFile(ARENA))
+    ]
 
 
 def scale_lengths(requests: Sequence[TraceRequest], factor: float) -> list[TraceRequest]:

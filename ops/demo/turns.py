@@ -63,15 +63,15 @@ async def turns(
     }
 
 
-def line(found: Mapping[str, Any]) -> str:
+def line(turns: Mapping[str, Any]) -> str:
     """The report's line."""
     parts = ", ".join(
-        f"weight {found['weights'][name]:g}: {tokens} tokens"
-        f" ({found['tokens_per_weight'][name]:.0f} per weight)"
-        for name, tokens in found["tokens"].items()
+        f"weight {turns['weights'][name]:g}: {tokens} tokens"
+        f" ({turns['tokens_per_weight'][name]:.0f} per weight)"
+        for name, tokens in turns["tokens"].items()
     )
     return (
-        f"Inside steps, {found['slots']} slot for {found['sequences']} running sequences, {found['steps']}"
+        f"Inside steps, {turns['slots']} slot for {turns['sequences']} running sequences, {turns['steps']}"
         f" steps: {parts}."
     )
 

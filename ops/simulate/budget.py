@@ -1,10 +1,10 @@
 """Limits in a simulation: the quota store and the leases that serve, on virtual time.
 
-A request with limits first waits until its rate can feed its stream, holds what a gateway would hold, tops up
-while it decodes, and is charged at its end, all by the code that serves: `gateway/budget/stream_limiter.py`,
-`lease.py` and `tenants/quota/memory.py`. What finds no room now is held back until there is some, as if its
-client heeded `Retry-After`; what waiting cannot help is refused, or its answer ends with the budget. All
-counters begin empty. Limits of device time are left out: what a sequence has of a step is not simulated.
+A request waits until its rate can feed its stream, holds what a gateway would hold, tops up while it decodes
+and is charged at its end, by the code that serves (`gateway/budget/stream_limiter.py`, `lease.py`,
+`tenants/quota/memory.py`). What finds no room is held back until there is some, as if its client heeded
+`Retry-After`; what waiting cannot help is refused, or its answer ends with the budget. All counters begin
+empty. Limits of device time are left out.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from engine.step_time.model import predict_step_s
@@ -138,14 +139,9 @@ class SimulatedBudget:
         held = self._held[entry_id]
         of = held.request.limits
         assert of is not None
+        sizes, most = held.sizes, held.most_tokens
         hold = lease.first_hold(
-            held.limits,
-            held.sizes,
-            lambda tokens: 0,
-            1,
-            held.high_tokens,
-            held.most_tokens,
-            may_be_cut=of.may_be_cut,
+            held.limits, sizes, lambda tokens: 0, 1, held.high_tokens, most, may_be_cut=of.may_be_cut
         )
         answer = _now(self._store.reserve(entry_id, held.limits, hold, LEASE_TTL_S))
         if isinstance(answer, Granted):
@@ -210,18 +206,10 @@ class SimulatedBudget:
 def _sizes(of: RequestLimits, request: SimulatedRequest) -> Callable[..., Amounts]:
     tier = tuple(Tier)[request.tier]
     book = PriceBook({(MODEL, tier): of.price})
-
-    prompt_tokens = request.input_tokens + of.cached_tokens
+    sized = partial(counted, book, MODEL, tier, input_tokens=request.input_tokens + of.cached_tokens)
 
     def size(output_tokens: int, cached_tokens: int = 0) -> Amounts:
-        return counted(
-            book,
-            MODEL,
-            tier,
-            input_tokens=prompt_tokens,
-            cached_tokens=cached_tokens,
-            output_tokens=output_tokens,
-        )
+        return sized(cached_tokens=cached_tokens, output_tokens=output_tokens)
 
     return size
 

@@ -1,8 +1,7 @@
 """Other terms for recorded traffic: weights of tenants, and limits out of a configuration file. Pure.
 
-The file has the shape of `fairgate apply`, and counts as if it had been applied before the traffic: a limit
-in it goes in the place of the one that counts the same, what is `absent` is gone, and all others stay. Which
-key or project sent a request is not recorded, so only limits of tenants and of the platform can be changed.
+The file has the shape of `fairgate apply`, and counts as if it had been applied before the traffic. Which key
+or project sent a request is not recorded, so only limits of tenants and of the platform can be changed.
 """
 
 from __future__ import annotations
@@ -47,17 +46,17 @@ class ChangedLimit:
 
 def weights_asked(texts: Iterable[str]) -> dict[str, float]:
     """Weights by tenant, of texts such as `acme=2`. Raises ValueError."""
-    found: dict[str, float] = {}
+    weights: dict[str, float] = {}
     for text in texts:
         tenant, separator, value = text.rpartition("=")
         if not separator or not tenant.strip():
             raise ValueError(f"--weight {text!r} is not TENANT=WEIGHT")
         try:
-            found[tenant.strip()] = validation.weight(float(value))
+            weights[tenant.strip()] = validation.weight(float(value))
         except (Invalid, ValueError):
             least, most = validation.MIN_WEIGHT, validation.MAX_WEIGHT
             raise ValueError(f"--weight {text!r}: a weight lies between {least:g} and {most:g}") from None
-    return found
+    return weights
 
 
 def limits_in_file(content: bytes) -> list[ChangedLimit]:
@@ -71,14 +70,14 @@ def limits_in_file(content: bytes) -> list[ChangedLimit]:
 
 def _limits_of(file: ConfigFileText) -> list[ChangedLimit]:
     wanted = file.wanted
-    found = [
+    limits = [
         _changed(ALL_TENANTS, part, ("platform_limits", number))
         for number, part in enumerate(wanted.platform_limits)
     ]
     for place, tenant in enumerate(wanted.tenants):
         for number, part in enumerate(tenant.limits):
-            found.append(_changed(tenant.name, part, ("tenants", place, "limits", number)))
-    return found
+            limits.append(_changed(tenant.name, part, ("tenants", place, "limits", number)))
+    return limits
 
 
 def _changed(tenant: str, part: ConfigLimit, at: Place) -> ChangedLimit:
@@ -102,19 +101,19 @@ def with_terms(
 ) -> tuple[Recorded, list[str]]:
     """The traffic under these terms, and in words what they replace. Raises `BadTrace` for a tenant that sent
     nothing, for limits that concern no tenant of the traffic, and for money where prices are not recorded."""
-    by_name = {(each.tenant, each.name): each for each in limits}
-    changed = list(by_name.values())
+    changed = list({(limit.tenant, limit.name): limit for limit in limits}.values())
     recorded.of(list(weights))  # each of them sent something
-    tenants = {each.tenant for each in recorded.served}
-    if changed and not any(each.concerns(tenant) for each in changed for tenant in tenants):
+    tenants = {answer.tenant for answer in recorded.served}
+    if changed and not any(limit.concerns(tenant) for limit in changed for tenant in tenants):
         raise BadTrace("no limit of the file concerns a tenant that sent something in that time")
-    served = tuple(_answer(each, model, weights, changed) for each in recorded.served)
+    served = tuple(_answer(answer, model, weights, changed) for answer in recorded.served)
     words = [
-        f"weight of {tenant} {weight:g} (served: {_weights(recorded, tenant)})"
+        f"weight of {tenant} {weight:g} (served:"
+        f" {', '.join(f'{served_at:g}' for served_at in _served_weights(recorded, tenant))})"
         for tenant, weight in weights.items()
-        if {each.terms.weight for each in recorded.served if each.tenant == tenant} != {weight}
+        if _served_weights(recorded, tenant) != [weight]
     ]
-    words += [line for each in changed if (line := _words(recorded, each))]
+    words += [line for limit in changed if (line := _words(recorded, limit))]
     return replace(recorded, served=served), words
 
 
@@ -122,13 +121,13 @@ def _answer(
     answer: RecordedAnswer, model: str, weights: Mapping[str, float], changed: list[ChangedLimit]
 ) -> RecordedAnswer:
     terms = answer.terms
-    own = [each for each in changed if each.concerns(answer.tenant)]
-    names = {each.name for each in own}
+    own = [limit for limit in changed if limit.concerns(answer.tenant)]
+    names = {limit.name for limit in own}
     most_output_tokens = answer.sequences * answer.max_tokens or answer.output_tokens
     traits = RequestTraits(
         tuple(Tier)[answer.tier], model, answer.input_tokens + max(most_output_tokens, answer.output_tokens)
     )
-    added = [each.limit for each in own if each.limit is not None and each.limit.binds(traits)]
+    added = [one.limit for one in own if one.limit is not None and one.limit.binds(traits)]
     if terms.price is None and any(limit.meter is Meter.COST_NANOUSD for limit in added):
         raise BadTrace(
             f"what tokens of {answer.tenant} cost then is not recorded: leave limits of cost_nanousd out"
@@ -144,15 +143,14 @@ def _name(limit: Limit) -> LimitName | None:
     return None if subject is None else name_of(SubjectName(subject), limit)
 
 
-def _weights(recorded: Recorded, tenant: str) -> str:
-    served = {each.terms.weight for each in recorded.served if each.tenant == tenant}
-    return ", ".join(f"{weight:g}" for weight in sorted(served))
+def _served_weights(recorded: Recorded, tenant: str) -> list[float]:
+    return sorted({answer.terms.weight for answer in recorded.served if answer.tenant == tenant})
 
 
 def _words(recorded: Recorded, changed: ChangedLimit) -> str:
     """What a limit replaces; empty: it was so, or binds none of the tenants."""
-    its = [each for each in recorded.served if changed.concerns(each.tenant)]
-    served = {_size(limit) for each in its for limit in each.terms.limits if _name(limit) == changed.name}
+    its = [answer for answer in recorded.served if changed.concerns(answer.tenant)]
+    served = {_size(limit) for one in its for limit in one.terms.limits if _name(limit) == changed.name}
     now = "none" if changed.limit is None else _size(changed.limit)
     was = ", ".join(sorted(served)) or "none"
     if not its or now == was:

@@ -1,8 +1,7 @@
 """The server that recorded traffic names, as a simulation takes it.
 
-Every timeline names a description of the server that ran it (`gateway/domain/server_description.py`). A
-replay takes sizes, step times, policy and queue from there. Where the requests of a recording name different
-servers it is refused, and the refusal says from when to when each of them served.
+Every timeline names a description of the server that ran it (`gateway/domain/server_description.py`): sizes,
+step times, policy and queue. A recording whose requests name different servers is refused.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
 from typing import Any
 
 from msgspec.structs import replace
@@ -121,7 +121,7 @@ def only_of(
 ) -> list[RecordedTimeline]:
     """The rows that one gateway served. Raises `BadTrace`, and `ServerUnknown` as `replayed_server`."""
     servers = _servers(rows, described)
-    known = sorted({each.gateway_id for each in servers.values()})
+    known = sorted({server.gateway_id for server in servers.values()})
     if gateway not in known:
         raise BadTrace(f"gateway {gateway!r} served nothing in that time; there are {', '.join(known)}")
     return [row for row in rows if row.server is not None and servers[row.server].gateway_id == gateway]
@@ -131,10 +131,10 @@ def replayed_server(rows: Sequence[RecordedTimeline], described: Mapping[str, by
     """The server that all `rows` (at least one, in order of their ends) name, by the contents of their
     descriptions. Raises `ServerUnknown` where they name several, or none that can be read."""
     servers = _servers(rows, described)
-    common = {name: _common(each) for name, each in servers.items()}
+    common = {name: _common(server) for name, server in servers.items()}
     if len(set(common.values())) > 1:
         stretches = _stretches(rows, servers, common)
-        shown = "".join(f"\n  {each}" for each in stretches[:MOST_SHOWN])
+        shown = "".join(f"\n  {stretch}" for stretch in stretches[:MOST_SHOWN])
         more = f"\n  and {len(stretches) - MOST_SHOWN} more" if len(stretches) > MOST_SHOWN else ""
         raise ServerUnknown(
             "the server changed in that time: replay one stretch of it, what one gateway served (--gateway),"
@@ -179,14 +179,9 @@ def _stretches(
     rows: Sequence[RecordedTimeline], servers: Mapping[str, ServerDescription], common: Mapping[str, bytes]
 ) -> list[str]:
     """From when to when each server ran requests without another one in between."""
-    found: list[tuple[bytes, list[RecordedTimeline]]] = []
-    for row in rows:
-        assert row.server is not None
-        if not found or found[-1][0] != common[row.server]:
-            found.append((common[row.server], []))
-        found[-1][1].append(row)
     lines = []
-    for _, its in found:
+    for _, group in groupby(rows, lambda row: common[row.server or ""]):
+        its = list(group)
         since, until = (
             _EPOCH + timedelta(microseconds=at_us) for at_us in (its[0].ended_us, its[-1].ended_us + 1)
         )

@@ -1,12 +1,12 @@
 """A gateway's queue and the engines behind it, on virtual time.
 
 The flow controller that serves, in front of any number of simulated replicas. The gateway decides whenever a
-request arrives or ends, and knows then what every replica has emitted by that instant. Between
-decisions a replica takes steps one by one, or many at a time (`engine/virtual/fast_replica.py`); where a
-request reaches it in the middle of a run the run ends with the step under way.
+request arrives or ends, and knows then what every replica has emitted. Between decisions a replica takes
+steps one by one, or many at a time (`engine/virtual/fast_replica.py`); a request that reaches it in the
+middle of a run ends the run with the step under way.
 
-`runs=False` takes every step by itself: the plain loop, and the twin of the other. `stepwise=True` takes the
-steps of whole engine cores (`stepped_replica.py`), and the gateway decides after each.
+`runs=False` takes every step by itself: the twin of the other. `stepwise=True` takes the steps of whole
+engine cores (`stepped_replica.py`), and the gateway decides after each.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class SimulatedPool:
         self._padded = padded
         self._stepwise = stepwise
         self._declared_tokens = declared_tokens
-        self._watch = watch or PoolObserver()
+        self.watch = watch or PoolObserver()
         self.flow = FlowController(
             make_policy(policy, options).order,
             ServiceCounters(),
@@ -204,12 +204,8 @@ class SimulatedPool:
         self._serial = 0
         self._cause: Member | None = None
         """Whose end the decision under way is about; None: an arrival or an action."""
-        self._budget = budget(self) if budget is not None else None
-
-    @property
-    def budget(self) -> PoolBudget | None:
+        self.budget = budget(self) if budget is not None else None
         """What applies limits; None: there are none."""
-        return self._budget
 
     def _member(self, number: int) -> Member:
         machine, replica_id = self.machine, f"replica-{number}"
@@ -234,10 +230,6 @@ class SimulatedPool:
             machine.max_batched_tokens,
         )
         return Member(number, replica_id, engine, size)
-
-    def watched_by(self, watch: PoolObserver) -> None:
-        """Before the run: hooks of what needs the pool itself."""
-        self._watch = watch
 
     # ------------------------------------------------------------ the loop
 
@@ -292,9 +284,9 @@ class SimulatedPool:
                         tenant,
                         had.computed_tokens * INPUT_TOKEN_COST + had.emitted_tokens * OUTPUT_TOKEN_COST,
                     )
-        if self._budget is not None:
+        if self.budget is not None:
             for sequence, emitted in engine.to_look_at():
-                self._budget.look(sequence.submit.sequence_id, emitted)
+                self.budget.look(sequence.submit.sequence_id, emitted)
         if happened is not None and (happened.finished or self._stepwise):
             self._decide(member, finished=happened.finished)
             return
@@ -312,10 +304,10 @@ class SimulatedPool:
         dispatches what may go."""
         self._cause = member
         if arriving is not None or action is not None or len(self.flow):
-            for each in self.members:
-                self._hear(each, member)
-            for each in self.members:
-                self._settle_emitted(each, member)
+            for other in self.members:
+                self._hear(other, member)
+            for other in self.members:
+                self._settle_emitted(other, member)
         elif member is not None:
             self._hear(member, member)
         for sequence in finished:
@@ -326,12 +318,12 @@ class SimulatedPool:
             self._coming = next(self._arrivals, None)
         if action is not None:
             action()
-        self._watch.on_event(self)
+        self.watch.on_event(self)
         for turn in self.flow.dispatch(self.now_s, self._sizes):
             self._send(turn, member)
-        self._watch.on_decision(self)
-        for each in self.members:
-            self._begin(each)
+        self.watch.on_decision(self)
+        for other in self.members:
+            self._begin(other)
 
     def _begin(self, member: Member) -> None:
         """Starts a step or a run, unless one is under way or there is nothing to do."""
@@ -376,24 +368,24 @@ class SimulatedPool:
     def arrive(self, request: SimulatedRequest) -> None:
         """A request arrives now; for `PoolObserver.on_event`."""
         row = self.records.arrive(request)
-        self._watch.on_rows(1)
+        self.watch.on_rows(1)
         machine = self.machine
         tokens = request.input_tokens + request.output_tokens
         is_too_long = (
             tokens > machine.context_tokens or tokens - 1 > machine.num_blocks * machine.block_tokens
         )
-        if is_too_long or not self._watch.admits(self, request):
+        if is_too_long or not self.watch.admits(self, request):
             self.refuse(row)
-        elif self._budget is not None and request.limits is not None:
+        elif self.budget is not None and request.limits is not None:
             most = self._most_tokens(request)
-            self._budget.arrive(row, request, min(self._predictions.predict(request)[1], most), most)
+            self.budget.arrive(row, request, min(self._predictions.predict(request)[1], most), most)
         else:
             self.queue_up(row, request)
 
     def refuse(self, row: int) -> None:
         """A request that has arrived gets no answer."""
         self.records.refused[row] = 1
-        self._watch.on_rows(1)
+        self.watch.on_rows(1)
 
     def queue_up(self, row: int, request: SimulatedRequest) -> None:
         """A request that has arrived is in line from now on."""
@@ -504,7 +496,7 @@ class SimulatedPool:
         entry = turn.ticket.entry
         row, request = self._live[entry.entry_id]
         self.records.dispatched_s[row] = self.now_s
-        self.records.displaced_tokens[row] = sum(each.kv_tokens for each in turn.displaced)
+        self.records.displaced_tokens[row] = sum(other.kv_tokens for other in turn.displaced)
         self.queued[request.tenant] -= 1
         if not self.queued[request.tenant]:
             self.emptied.add(request.tenant)
@@ -514,7 +506,7 @@ class SimulatedPool:
         if not self._end_run(member, cause) and not member.is_busy and self.now_s > engine.now_s:
             engine.now_s = self.now_s
         most = turn.ticket.max_tokens
-        covered = None if self._budget is None else self._budget.lease_of(entry.entry_id)
+        covered = None if self.budget is None else self.budget.lease_of(entry.entry_id)
         engine.submit(
             Submit(
                 sequence_id=entry.entry_id,
@@ -598,10 +590,10 @@ class SimulatedPool:
             self._serve(request.tenant, (emitted - known) * OUTPUT_TOKEN_COST)
         self.flow.finish(entry_id, sequence.computed_prompt_tokens, emitted, self.now_s)
         self._predictions.ended(request)
-        if self._budget is not None:
-            self._budget.ended(entry_id, emitted)
-        self._watch.on_ended(self, row)
-        self._watch.on_rows(1)
+        if self.budget is not None:
+            self.budget.ended(entry_id, emitted)
+        self.watch.on_ended(self, row)
+        self.watch.on_rows(1)
 
     def _serve(self, tenant: str, cost: int) -> None:
         self.service[tenant] = self.service.get(tenant, 0) + cost
@@ -678,7 +670,6 @@ class Busy:
     """How the replicas of a run spent their time, all together."""
 
     steps: int = 0
-    runs: int = 0
     steps_in_runs: int = 0
     busy_s: float = 0.0
     computed_tokens: int = 0
@@ -689,7 +680,6 @@ class Busy:
     kv_use: float = 0.0
     """Mean share of the KV cache that was held while steps ran."""
     most_kv_use: float = 0.0
-    busy_by_replica_s: list[float] = field(default_factory=list)
 
 
 def busy(pool: SimulatedPool) -> Busy:
@@ -700,7 +690,6 @@ def busy(pool: SimulatedPool) -> Busy:
     for member in pool.members:
         work = member.engine.work
         total.steps += work.steps
-        total.runs += work.runs
         total.steps_in_runs += work.steps_in_runs
         total.busy_s += work.busy_s
         total.computed_tokens += work.computed_tokens
@@ -709,7 +698,6 @@ def busy(pool: SimulatedPool) -> Busy:
         total.idle_gaps += member.idle_gaps
         total.longest_idle_s = max(total.longest_idle_s, member.longest_idle_s)
         total.most_kv_use = max(total.most_kv_use, work.most_kv_blocks / blocks)
-        total.busy_by_replica_s.append(work.busy_s)
         held += work.kv_block_seconds
     total.kv_use = held / blocks / total.busy_s if total.busy_s else 0.0
     return total

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from engine.entry import QueueEntry
@@ -51,26 +50,19 @@ class Exact:
     """The true lengths: the most that any forecast can be worth."""
 
     def predict(self, request: SimulatedRequest) -> tuple[int, int]:
-        """The truth."""
+        """See `Predictions`."""
         return request.output_tokens, request.output_tokens
 
     def ended(self, request: SimulatedRequest) -> None:
         """Nothing to learn."""
 
 
-@dataclass(frozen=True, slots=True)
-class Constant:
+class Constant(Exact):
     """The same for all: no forecast."""
-
-    median_tokens: int = 64
-    high_tokens: int = 512
 
     def predict(self, request: SimulatedRequest) -> tuple[int, int]:
         """See `Predictions`."""
-        return self.median_tokens, self.high_tokens
-
-    def ended(self, request: SimulatedRequest) -> None:
-        """Nothing is learned."""
+        return 64, 512
 
 
 PREDICTIONS: dict[str, Callable[[], Predictions]] = {

@@ -1,9 +1,8 @@
-"""Reads the traffic that a gateway recorded, and its outcomes.
+"""Reads the traffic that a gateway recorded, and its outcomes, from the timelines.
 
-From the timelines (who sent how much when, how long the answer became, when its tokens came) and the ledger
-(which model). A request with several sequences becomes as many requests. What ended without a token is
-counted and left out: the length of its answer is unknown. Prompts are not kept: of a prompt a simulation
-computes what was computed, and finds in a cache what was found in one.
+A request with several sequences becomes as many requests. What ended without a token is counted and left out:
+the length of its answer is unknown. Prompts are not kept: a simulation computes of a prompt what was
+computed, and finds in a cache what was found in one.
 """
 
 from __future__ import annotations
@@ -52,8 +51,6 @@ class RecordedAnswer:
     """Prompt tokens found in a cache, by sequence."""
     dispatched_us: int = 0
     """Sent to an engine; 0: not recorded."""
-    is_refused: bool = False
-    """It was refused, and got nothing: see `worth/refused.py`."""
 
     def limits(self, cached_tokens: int) -> RequestLimits | None:
         """The limits that one of its sequences was held on."""
@@ -75,21 +72,21 @@ class Recorded:
     has_prefixes: bool = False
 
     def __iter__(self) -> Iterator[SimulatedRequest]:
-        for each in self.served:
-            for sequence, output_tokens in enumerate(_parts(each)):
-                cached_tokens = min(each.cached_tokens.get(sequence, 0), each.input_tokens - 1)
+        for answer in self.served:
+            terms = answer.terms
+            for sequence, output_tokens in enumerate(_parts(answer)):
+                cached_tokens = min(answer.cached_tokens.get(sequence, 0), answer.input_tokens - 1)
                 yield SimulatedRequest(
-                    (each.arrived_us - self.served[0].arrived_us) / 1e6,
-                    each.tenant,
-                    each.input_tokens - cached_tokens,
+                    (answer.arrived_us - self.served[0].arrived_us) / 1e6,
+                    answer.tenant,
+                    answer.input_tokens - cached_tokens,
                     output_tokens,
-                    (),
-                    each.tier,
-                    each.terms.weight,
-                    each.terms.reserved_cost_per_s,
-                    None if each.terms.reserved_tier is None else TIER_RANKS[each.terms.reserved_tier],
-                    limits=each.limits(cached_tokens),
-                    max_tokens=each.max_tokens,
+                    tier=answer.tier,
+                    weight=terms.weight,
+                    reserved_cost_per_s=terms.reserved_cost_per_s,
+                    reserved_tier=None if terms.reserved_tier is None else TIER_RANKS[terms.reserved_tier],
+                    limits=answer.limits(cached_tokens),
+                    max_tokens=answer.max_tokens,
                 )
 
     @property
@@ -99,12 +96,12 @@ class Recorded:
 
     def of(self, tenants: Sequence[str]) -> Recorded:
         """The traffic of some tenants alone. Raises `BadTrace` for one that has none."""
-        known = sorted({each.tenant for each in self.served})
+        known = sorted({answer.tenant for answer in self.served})
         for name in tenants:
             if name not in known:
                 some = ", ".join(known[:20])
                 raise BadTrace(f"no request of tenant {name!r} was answered in that time; there are {some}")
-        return replace(self, served=tuple(each for each in self.served if each.tenant in tenants))
+        return replace(self, served=tuple(one for one in self.served if one.tenant in tenants))
 
 
 def read(
@@ -123,19 +120,19 @@ def read(
             if row.terms is not None and row.terms in contents and row.terms not in terms:
                 terms[row.terms] = terms_of(contents[row.terms])
             its = terms.get(row.terms or "") or RequestTerms(row.weight)
-            found = served_of(row, unpack(row.packed), its)
+            answer = served_of(row, unpack(row.packed), its)
         except (UnreadableTimeline, UnreadableDescription) as error:
             raise BadTrace(f"a timeline of {row.tenant} cannot be read: {error}") from None
-        if found is None:
+        if answer is None:
             unserved += 1
         else:
-            served.append(found)
+            served.append(answer)
     if not served:
         raise BadTrace(
             f"{name}: no answer was recorded in that time ({unserved} requests ended without a token); take "
             "a longer one (--last 24h), or see that timelines are kept (gateway.timeline_days)"
         )
-    return Recorded(name, tuple(sorted(served, key=lambda each: each.arrived_us)[:limit]), unserved)
+    return Recorded(name, tuple(sorted(served, key=lambda answer: answer.arrived_us)[:limit]), unserved)
 
 
 def served_of(row: RecordedTimeline, events: list[Event], terms: RequestTerms) -> RecordedAnswer | None:
@@ -163,9 +160,9 @@ def served_of(row: RecordedTimeline, events: list[Event], terms: RequestTerms) -
         number(received, "max_tokens"),
         bool(number(first(events, TimelineKind.RESERVED), "may_be_cut")),
         {
-            number(each, "sequence"): number(each, "cached_tokens")
-            for each in events
-            if each.kind == TimelineKind.ADMITTED
+            number(event, "sequence"): number(event, "cached_tokens")
+            for event in events
+            if event.kind == TimelineKind.ADMITTED
         },
         0 if dispatched is None else arrived_us + dispatched.at_us,
     )
@@ -187,7 +184,7 @@ def as_it_was(recorded: Recorded, slo: SloLimits, *, from_line: bool = False) ->
         "output_tokens_per_s": sum(records.output_tokens) / span_s,
         "jain_index": None,
         "service_gap_over_bound": None,
-        "preemptions": sum(each.preemptions for each in recorded.served),
+        "preemptions": sum(answer.preemptions for answer in recorded.served),
         "tenants": {tenant: latencies(records, its, slo, span_s) for tenant, its in by_tenant[:MOST_TENANTS]},
     }
 
@@ -197,12 +194,9 @@ def records_of(recorded: Recorded, *, from_line: bool = False) -> Records:
     before a request was in line, which is not simulated either."""
     records = Records()
     begun_us = recorded.served[0].arrived_us
-    by_part = (each for each in recorded.served for _ in _parts(each))
+    by_part = (answer for answer in recorded.served for _ in _parts(answer))
     for served, request in zip(by_part, recorded, strict=True):
         row = records.arrive(request)
-        if served.is_refused:
-            records.refused[row] = 1
-            continue
         before_us = served.in_line_us - served.arrived_us if from_line else 0
         if served.dispatched_us:
             records.dispatched_s[row] = (served.dispatched_us - before_us - begun_us) / 1e6
@@ -214,5 +208,5 @@ def records_of(recorded: Recorded, *, from_line: bool = False) -> Records:
 def _parts(served: RecordedAnswer) -> list[int]:
     """Output tokens of each sequence, as nearly alike as may be."""
     sequences = min(served.sequences, served.output_tokens)
-    each, more = divmod(served.output_tokens, sequences)
-    return [each + (index < more) for index in range(sequences)]
+    tokens, more = divmod(served.output_tokens, sequences)
+    return [tokens + (index < more) for index in range(sequences)]

@@ -1,7 +1,6 @@
-"""Replays recorded traffic: first as it was served, then otherwise.
+"""The baseline of a replay: a simulation of the server that the recording names, under its policy.
 
-The baseline is a simulation of the server that the recording names, under the policy that it ran. It says how
-far the replay may be off, and what its times fall short of is added to all others.
+It says how far the replay may be off, and what its times fall short of is added to all others.
 """
 
 from __future__ import annotations
@@ -40,26 +39,23 @@ class BaselineRun:
         )
         baseline = Baseline.of(records_of(recorded), pool.records)
         pool.records = baseline.records
-        found = figures(pool, fairness, scenario.slo) | {
-            "is_baseline": True,
-            "options": scenario.options_of(policy).changed(),
-        }
-        return BaselineRun(baseline, pool, found)
+        more = {"is_baseline": True, "options": scenario.options_of(policy).changed()}
+        return BaselineRun(baseline, pool, figures(pool, fairness, scenario.slo) | more)
 
     @property
     def comparison(self) -> list[dict[str, Any]]:
         """Each figure beside the served one, for JSON."""
         return [
             {
-                "figure": each.name,
-                "served_s": each.served_s,
-                "baseline_s": each.simulated_s,
-                "simulated_alone_s": each.alone_s,
-                "off": each.off,
-                "stated_error": each.error,
-                "is_within": each.is_within,
+                "figure": figure.name,
+                "served_s": figure.served_s,
+                "baseline_s": figure.simulated_s,
+                "simulated_alone_s": figure.alone_s,
+                "off": figure.off,
+                "stated_error": figure.error,
+                "is_within": figure.is_within,
             }
-            for each in self.baseline.figures
+            for figure in self.baseline.figures
         ]
 
     @property
@@ -74,10 +70,10 @@ class BaselineRun:
         )
 
 
-def _words(each: ComparedFigure) -> str:
-    error = f"stated error {100 * (each.error or 0):.1f} %"
-    name = each.name.replace("_", " ").replace("ttft", "TTFT").replace("e2e", "E2E")
-    if each.simulated_s == float("inf"):
-        return f"{name} never came, and was {each.served_s:.3g} s ({error})"
-    off = f"{100 * each.off:+.1f} %"
-    return f"{name} {each.simulated_s:.3g} s, and was {each.served_s:.3g} s ({off}, {error})"
+def _words(figure: ComparedFigure) -> str:
+    error = f"stated error {100 * (figure.error or 0):.1f} %"
+    name = figure.name.replace("_", " ").replace("ttft", "TTFT").replace("e2e", "E2E")
+    if figure.simulated_s == float("inf"):
+        return f"{name} never came, and was {figure.served_s:.3g} s ({error})"
+    off = f"{100 * figure.off:+.1f} %"
+    return f"{name} {figure.simulated_s:.3g} s, and was {figure.served_s:.3g} s ({off}, {error})"

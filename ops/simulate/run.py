@@ -95,6 +95,11 @@ def run_policy(
     steering = scenario.steering_of(policy)
     if steering is not None:
         watch = replace(steering.watch, on_decision=_both(steering.look, fairness.look), on_rows=on_rows)
+    return served_pool(scenario, policy, watch, runs=runs), fairness
+
+
+def served_pool(scenario: Scenario, policy: str, watch: PoolObserver, *, runs: bool = True) -> SimulatedPool:
+    """The scenario's pool after the last answer's end. Raises as `run_policy` does."""
     pool = SimulatedPool(
         policy,
         scenario.machine,
@@ -109,11 +114,11 @@ def run_policy(
         flow=scenario.flow(),
         budget=None if scenario.begins_s is None else partial(SimulatedBudget, begins_s=scenario.begins_s),
     )
-    with few_collections():
+    with _few_collections():
         pool.run(scenario.source)
     if not len(pool.records):
         raise ValueError(f"{scenario.source.name}: there are no requests to simulate")
-    return pool, fairness
+    return pool
 
 
 def _both(first: Look, second: Look) -> Look:
@@ -141,11 +146,12 @@ def simulate(
         pool, fairness = run_policy(scenario, policy, on_rows=on_rows)
         if scenario.shortfall is not None:
             scenario.shortfall.add_to(pool.records, policy)
-        found = figures(pool, fairness, scenario.slo) | {"options": scenario.options_of(policy).changed()}
+        row = figures(pool, fairness, scenario.slo) | {"options": scenario.options_of(policy).changed()}
         if policy in scenario.claims:
-            found["published"] = scenario.claims[policy]
-        results.append(found)
+            row["published"] = scenario.claims[policy]
+        results.append(row)
         on_pool(policy, pool)
+    shortfall = scenario.shortfall
     report: Report = plain(
         {
             "source": scenario.source.name,
@@ -157,9 +163,7 @@ def simulate(
             "slo": str(scenario.slo),
             "predictions": scenario.predictions,
             "control": scenario.control.value,
-            "compared_requests": len(scenario.shortfall.residuals)
-            if scenario.shortfall is not None
-            else None,
+            "compared_requests": None if shortfall is None else len(shortfall.residuals),
             "policies": results,
         }
     )
@@ -167,9 +171,8 @@ def simulate(
 
 
 @contextmanager
-def few_collections() -> Iterator[None]:
-    """Looks for cyclic garbage less often: it is rare here, and looking after every 700 objects takes a tenth
-    of the time."""
+def _few_collections() -> Iterator[None]:
+    """Looks for cyclic garbage less often: it is rare here, and looking takes a tenth of the time."""
     before = gc.get_threshold()
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS, *before[1:])
     try:

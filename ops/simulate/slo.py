@@ -33,7 +33,7 @@ class SloLimits:
             name, equals, value = part.partition("=")
             name = name.strip()
             if name not in NAMES or not equals:
-                known = ", ".join(f"{each}=SECONDS" for each in NAMES)
+                known = ", ".join(f"{known}=SECONDS" for known in NAMES)
                 raise ValueError(f"{part.strip()!r} is no target; targets are {known}")
             try:
                 limits[f"{name}_s"] = float(value.removesuffix("s"))

@@ -1,9 +1,8 @@
 """Sustained load of each policy on each trace.
 
 Goodput as DistServe (OSDI 2024) defines it: the highest rate at which a stated share of all submitted
-requests meets the SLO. The trace keeps its shape: all its gaps are stretched or shrunk alike. Found by
-doubling or halving from the trace's own rate (or from where another policy ended: most are near each other),
-then by bisection, to `PRECISION`. All rates tried are the trace's own times a power of `PRECISION`.
+requests meets the SLO, all gaps of the trace stretched or shrunk alike. Found by doubling or halving from the
+trace's own rate (or from where another policy ended), then by bisection, to `PRECISION`.
 """
 
 from __future__ import annotations
@@ -60,27 +59,24 @@ def sustained(
     Raises as `run_policy` does."""
     attained: dict[float, float] = {}
     rates: dict[float, float] = {}
-    spans_s: dict[float, float] = {}
+    span_s = 0.0
+    """Of the last run."""
 
     def holds(speed: float) -> bool:
-        source = Sped(scenario.source, speed, limit)
-        pool, _ = run_policy(replace(scenario, source=source), policy)
+        nonlocal span_s
+        pool, _ = run_policy(replace(scenario, source=Sped(scenario.source, speed, limit)), policy)
         records = pool.records
-        met = sum(scenario.slo.met(records, row) for row in range(len(records)))
-        attained[speed] = met / len(records)
-        spans_s[speed] = max(max(records.arrival_s), 1e-9)
-        rates[speed] = len(records) / spans_s[speed]
+        attained[speed] = sum(scenario.slo.met(records, row) for row in range(len(records))) / len(records)
+        span_s = max(max(records.arrival_s), 1e-9)
+        rates[speed] = len(records) / span_s
         return attained[speed] >= wanted
-
-    def limited(speed: float) -> bool:
-        return spans_s[speed] / 2 < LEAST_SPAN_S
 
     good = bad = None
     speed = start_speed
     for _ in range(MOST_DOUBLINGS):
         if holds(speed):
             good = speed
-            if bad is not None or limited(speed):
+            if bad is not None or span_s / 2 < LEAST_SPAN_S:
                 break
             speed *= 2
         else:
@@ -111,13 +107,13 @@ def compare(
     """A row a trace, with every policy's rate, the best of them, and ratios to the slowest baseline."""
     rows: list[dict[str, Any]] = []
     for name, scenario in scenarios:
-        found: dict[str, Sustained] = {}
+        results: dict[str, Sustained] = {}
         speed = 1.0
         for policy in policies:
             on_policy(name, policy)
-            found[policy] = sustained(scenario, policy, wanted=wanted, limit=limit, start_speed=speed)
-            speed = found[policy].speed
-        rates = {policy: each.rate_per_s for policy, each in found.items()}
+            results[policy] = sustained(scenario, policy, wanted=wanted, limit=limit, start_speed=speed)
+            speed = results[policy].speed
+        rates = {policy: result.rate_per_s for policy, result in results.items()}
         best = max(rates, key=lambda policy: rates[policy])
         rows.append(
             {
@@ -128,9 +124,9 @@ def compare(
                 "wanted": wanted,
                 "limit": limit,
                 "rate_per_s": rates,
-                "attainment": {policy: each.attainment for policy, each in found.items()},
-                "runs": {policy: each.runs for policy, each in found.items()},
-                "at_least": [policy for policy, each in found.items() if each.is_least],
+                "attainment": {policy: result.attainment for policy, result in results.items()},
+                "runs": {policy: result.runs for policy, result in results.items()},
+                "at_least": [policy for policy, result in results.items() if result.is_least],
                 "best": best,
                 "hybrid_is_best": "hybrid" not in rates or rates["hybrid"] * PRECISION >= rates[best],
                 "ratios": ratios(rates),

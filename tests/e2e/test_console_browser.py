@@ -7,12 +7,18 @@ browser.
 from __future__ import annotations
 
 import re
+import sqlite3
+import time
+from contextlib import closing
 
 from playwright.sync_api import Browser, Page, expect
 
+from tenants.storage import tables
+from tests.e2e.test_console_tenants import busy_tenant
+from tests.e2e.test_refusals import complete
 from tests.support.chromium import DESK, PHONE, Visitor, fits, needs_chromium, problems_of
 from tests.support.console import PASSWORD
-from tests.support.server_process import Server, until
+from tests.support.server_process import MODEL, Server, until
 
 pytestmark = needs_chromium
 
@@ -157,3 +163,155 @@ def test_an_owner_ends_one_session_of_another_person(
     expect(theirs.get_by_role("heading", name="Log in")).to_be_visible()
     other.close()
     assert visitor.serious == []
+
+
+# ---------------------------------------------------------------- tenants
+
+
+def make_key_by_keyboard(page: Page) -> str:
+    """From the list of keys to the secret, without a mouse; returns the secret."""
+    page.get_by_label("Name", exact=True).focus()
+    page.keyboard.type("typed")
+    page.keyboard.press("Enter")
+    secret = page.get_by_label("Secret")
+    expect(secret).to_be_focused()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("button", name="Copy")).to_be_focused()
+    return secret.input_value()
+
+
+def test_the_pages_are_accessible_fit_and_make_a_key_by_keyboard(server: Server, visitor: Visitor) -> None:
+    busy_tenant(server, "page-looks")
+    page = visitor.log_in("page-looks@example.org")
+    found = []
+    for name, path in (
+        ("tenants", "/console/tenants?search=page-"),
+        ("tenant", "/console/tenants/page-looks"),
+        ("limits", "/console/tenants/page-looks/limits"),
+        ("tenant-suspend", "/console/tenants/page-looks/suspend"),
+        ("hygiene", "/console/keys?finding=no_expiry&tenant=page-looks"),
+    ):
+        page.goto(path)
+        found += problems_of(page, name)
+    page.goto("/console/tenants/page-looks/limits")
+    page.get_by_role("region", name="Limits").get_by_role("link").first.click()
+    page.get_by_role("heading", name="Change it").wait_for()
+    found += problems_of(page, "limit")
+    page.goto("/console/tenants/page-looks/keys")
+    found += problems_of(page, "keys")
+    secret = make_key_by_keyboard(page)
+    found += problems_of(page, "secret")
+    with server.http(secret) as client:
+        assert client.get("/v1/limits").status_code == 200
+    page.get_by_role("link", name="To the key").click()
+    expect(page.get_by_role("heading", name="typed")).to_be_visible()
+    assert secret not in page.content()
+    found += problems_of(page, "key")
+    assert found == []
+
+
+# ---------------------------------------------------------------- requests
+
+
+def test_the_pages_are_accessible_fit_and_hold_still(server: Server, visitor: Visitor) -> None:
+    key = server.tenant("looked-at", tier="standard", tiers=["standard"])
+    limit_id = server.limit("looked-at", "output_tokens", 60, window="day")
+    targets = [
+        server.admin("POST", "/slos", {"tenant": "looked-at", "tier": "standard", "target_s": 0.0001} | each)
+        for each in ({"metric": "ttft", "percentile": 95}, {"metric": "e2e", "percentile": 90})
+    ]
+    sent = [complete(server, key).headers["x-request-id"] for _ in range(3)]
+    assert complete(server, key, max_tokens=100).status_code == 429
+    until(lambda: len(server.admin("GET", "/slo/misses?tenant=looked-at")["data"]) == 6)
+    page = visitor.log_in("looks-at-requests@example.org", role="auditor")
+    page.clock.install()
+    page.goto("/console/requests?tenant=looked-at")
+    expect(page.get_by_role("region", name="Ended requests").get_by_role("row")).to_have_count(4)
+    found = problems_of(page, "requests")
+    newest = complete(server, key).headers["x-request-id"]
+    until(lambda: newest in str(server.admin("GET", "/requests/ended?tenant=looked-at")))
+    page.clock.fast_forward(16_000)
+    more = page.get_by_role("link", name="1 new")
+    expect(more).to_be_visible()
+    expect(page.get_by_role("region", name="Ended requests").get_by_role("row")).to_have_count(4)
+    more.click()
+    expect(page.get_by_role("region", name="Ended requests").get_by_role("row")).to_have_count(5)
+    for name, path in (
+        ("request", f"requests/{sent[0]}"),
+        ("refusals", f"refusals?tenant=looked-at&limit_id={limit_id}"),
+        ("slo", "slo?tenant=looked-at"),
+        ("misses", "slo/misses?tenant=looked-at"),
+        ("quotes", "quotes"),
+    ):
+        page.goto(f"/console/{path}")
+        found += problems_of(page, name)
+    for each in targets:
+        server.admin("DELETE", f"/slos/{each['id']}")
+    assert found == []
+
+
+# ---------------------------------------------------------------- money and platform
+
+PAGES = {
+    "usage": "/console/usage?group=tenant&then=model&window=month&from=2026-01-01",
+    "usage-total": "/console/usage?group=tenant&then=label:team&window=total",
+    "recovery": "/console/usage/recovery?price=2.50&hours=24",
+    "upstreams": "/console/upstreams",
+    "audit": "/console/audit",
+    "settings": "/console/settings?only=set",
+}
+
+
+def engine_minutes(server: Server) -> None:
+    """Two hours of an engine, as its gateway writes them: what waiting for them would give."""
+    hour = int(time.time()) // 3600 * 3600
+    names = [column.name for column in tables.engine_minutes.c]
+    sums = {
+        "seen_us": 60_000_000,
+        "up_us": 60_000_000,
+        "steps": 900,
+        "batch_sum": 3_600,
+        "step_us": 27_000_000,
+    }
+    rows = [
+        dict.fromkeys(names, 0)
+        | {"minute_us": (hour - 60 * number) * 1_000_000, "pool": MODEL, "replica": "engine-0"}
+        | {"gateway_id": "pictures", "state": "up", "idle_us": 1_000_000 * (number % 45)}
+        | {
+            "computed_tokens": 700,
+            "emitted_tokens": 800,
+            "recomputed_tokens": 90,
+            "kv_permille_s": 400 * number,
+        }
+        | sums
+        for number in range(1, 121)
+    ]
+    values = ", ".join(f":{name}" for name in names)
+    with closing(sqlite3.connect(server.data_dir / "fairgate.db", timeout=30)) as connection, connection:
+        connection.executemany(f"INSERT INTO engine_minutes ({', '.join(names)}) VALUES ({values})", rows)
+
+
+def test_pages_of_money_and_platform_are_accessible_and_fit(visitor: Visitor) -> None:
+    server = visitor.server
+    for name in ("pictures-a", "pictures-b"):
+        key = server.tenant(name)
+        server.admin("PATCH", f"/tenants/{name}", {"labels": {"team": ["search", "ads"]}})
+        for team in ("search", "ads"):
+            body = {"model": MODEL, "prompt": "say it", "max_tokens": 40, "ignore_eos": True}
+            with server.http(key) as client:
+                client.post("/v1/completions", json=body | {"metadata": {"team": team}}).raise_for_status()
+    engine_minutes(server)
+    page = visitor.log_in("money-looks@example.org")
+    found = []
+    for name, path in PAGES.items():
+        page.goto(path)
+        expect(page.locator("main h1")).to_be_visible()
+        found += problems_of(page, f"money-{name}")
+    # Drain asks first, and can be left.
+    page.goto("/console/upstreams")
+    page.get_by_role("link", name="Drain").first.click()
+    expect(page.get_by_role("button", name="Drain it")).to_be_visible()
+    found += problems_of(page, "money-drain")
+    page.get_by_role("link", name="Leave it as it is").click()
+    expect(page.get_by_role("heading", name="Upstreams")).to_be_visible()
+    assert found == []

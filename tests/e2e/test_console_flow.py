@@ -20,10 +20,11 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from tests.support.chromium import DESK, Visitor, needs_chromium, problems_of
 from tests.support.console import PASSWORD
 from tests.support.server_process import MODEL, Server, server_process, until
+from tests.support.waiting_streams import full, waiting
 
 pytestmark = needs_chromium
 TENANT, RIVAL = "acme", "rival"
-SLOW_PER_S, SLOW_TOKENS = 30, 900
+SLOW_PER_S, SLOW_TOKENS = 10, 300
 """A stream that is under way until its limit is raised."""
 STREAMS = 5
 """One runs, two are dispatched ahead, two wait."""
@@ -41,6 +42,8 @@ SETTLED = 3 * FLOOD
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterator[Server]:
     arguments = ["--engine-max-sequences", "1", "--gateway-long-tokens", "8192"]
+    # Slow enough that a flood leaves the processors to the browser.
+    arguments += ["--engine-max-tokens-per-s", "400"]
     with server_process(tmp_path_factory.mktemp("flow"), chat_model, *arguments) as running:
         yield running
 
@@ -368,3 +371,31 @@ def see_as_member(page: Page, link: str, request_id: str, refused_id: str) -> No
         answer = page.goto(f"/console/tenants/{RIVAL}{path}")
         assert answer is not None
         assert answer.status == 404
+
+
+def test_the_live_pages_are_accessible_fit_and_move_by_themselves(server: Server, visitor: Visitor) -> None:
+    every = ["interactive", "standard", "batch"]
+    crowd = server.tenant("crowd", tier="interactive")
+    keys = [server.tenant(name, tiers=every) for name in ("looked-at", "other")]
+    page = visitor.log_in("live-looks@example.org")
+    with (
+        full(server, crowd),
+        waiting(server, keys[1]),
+        waiting(server, keys[0]) as (request_id, _),
+    ):
+        page.goto("/console/overview")
+        at = page.locator("#overview-now time").first
+        first = at.text_content()
+        expect(at).not_to_have_text(first or "")
+        expect(page.locator("[data-live=on]")).to_be_visible()
+        found = problems_of(page, "overview")
+        page.goto("/console/waiting")
+        link = page.get_by_role("link", name=f"Move {request_id}")
+        link.focus()
+        at = page.locator("#waiting-now time").first
+        expect(at).not_to_have_text(at.text_content() or "")
+        expect(link).to_be_focused()
+        found += problems_of(page, "waiting")
+        link.click()
+        found += problems_of(page, "move")
+    assert found == []

@@ -76,7 +76,7 @@ async def test_a_gateway_that_stops_ends_its_streams_before_it_waits_for_request
     key = slow_key_of(one, "live-stop")
     async with person(one, "live-stop-owner", "owner") as here, Browser(other.admin_url) as there:
         here.copy_to(there)
-        [running] = start_streams(other, key, 1, LONG_TOKENS)
+        [running] = start_streams(other, key, 1, LONG_TOKENS // 2)
         assert running.has_tokens.wait(60)
         async with stream(there, f"{OVERVIEW}/live") as events:
             assert "2 of 2" in await anext(events)

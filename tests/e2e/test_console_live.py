@@ -14,11 +14,9 @@ from typing import Any, cast
 
 import httpx
 import pytest
-from playwright.sync_api import expect
 
 from ops.bench.gateway.side_loads import watching
 from ops.sandbox.server import LocalServer, until
-from tests.support.chromium import Visitor, needs_chromium, problems_of
 from tests.support.console import Browser
 from tests.support.server_process import Server, server_process
 from tests.support.waiting_streams import full, waiting
@@ -253,24 +251,24 @@ async def test_a_member_moves_only_to_tiers_that_the_key_may_use(
             assert server.admin("GET", f"/requests/{request_id}")["tier"] == "standard"
 
 
-async def test_a_tenant_of_40_connections_beside_one_of_400_shows_its_time_before_the_line(
+async def test_a_tenant_of_10_connections_beside_one_of_100_shows_its_time_before_the_line(
     server: Server,
 ) -> None:
-    small, large = server.tenant("forty"), server.tenant("four-hundred")
+    small, large = server.tenant("ten"), server.tenant("hundred")
     body = {"model": "tiny", "prompt": "hello", "max_tokens": 1, "ignore_eos": True}
 
     async def send(client: httpx.AsyncClient, key: str) -> None:
         headers = {"authorization": f"Bearer {key}"}
         await client.post("/v1/completions", json=body, headers=headers)
 
-    limits = httpx.Limits(max_connections=440)
+    limits = httpx.Limits(max_connections=110)
     async with (
         person(server, "live-bursts", "auditor") as browser,
         httpx.AsyncClient(base_url=server.url, timeout=300.0, limits=limits) as client,
     ):
-        await asyncio.gather(*(send(client, key) for key in [small] * 40 + [large] * 400))
+        await asyncio.gather(*(send(client, key) for key in [small] * 10 + [large] * 100))
         told = before_line((await browser.get(OVERVIEW)).text)
-    for name in ("forty", "four-hundred"):
+    for name in ("ten", "hundred"):
         assert re.fullmatch(r"[\d.]+ (ms|s)", told[name])
         assert told[name] != "0 ms"
 
@@ -283,31 +281,3 @@ def before_line(text: str) -> dict[str, str]:
         re.DOTALL,
     )
     return {name: value for name, value in rows if value != "–"}
-
-
-@needs_chromium
-def test_the_live_pages_are_accessible_fit_and_move_by_themselves(
-    server: Server, keys: dict[str, str], visitor: Visitor
-) -> None:
-    page = visitor.log_in("live-looks@example.org")
-    with (
-        full(server, keys["crowd"]),
-        waiting(server, keys["other"]),
-        waiting(server, keys["acme"]) as (request_id, _),
-    ):
-        page.goto(OVERVIEW)
-        at = page.locator("#overview-now time").first
-        first = at.text_content()
-        expect(at).not_to_have_text(first or "")
-        expect(page.locator("[data-live=on]")).to_be_visible()
-        found = problems_of(page, "overview")
-        page.goto(WAITING)
-        link = page.get_by_role("link", name=f"Move {request_id}")
-        link.focus()
-        at = page.locator("#waiting-now time").first
-        expect(at).not_to_have_text(at.text_content() or "")
-        expect(link).to_be_focused()
-        found += problems_of(page, "waiting")
-        link.click()
-        found += problems_of(page, "move")
-    assert found == []

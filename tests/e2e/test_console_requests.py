@@ -12,7 +12,6 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import expect
 
 from gateway.console.formats import exact_dollars, percent
 from gateway.console.pages.requests.quotes import FEWEST, KeptFigure, kept_figure
@@ -20,7 +19,6 @@ from gateway.domain.timeline import unpack
 from gateway.domain.told import kept_figures
 from tenants.counts.calibration import KeptCount
 from tests.e2e.test_refusals import complete, refuse_in_many_ways
-from tests.support.chromium import Visitor, needs_chromium, problems_of
 from tests.support.console import Browser
 from tests.support.server_process import MODEL, Server, until
 
@@ -165,41 +163,3 @@ def test_the_quotes_page_equals_a_recount_of_the_timelines(server: Server, ada: 
         return all(in_words(kind, kept_figure(each._asdict())) in page for kind, each in recounted().items())
 
     until(lambda: recounted()["plain"].requests >= FEWEST and agrees())
-
-
-@needs_chromium
-def test_the_pages_are_accessible_fit_and_hold_still(server: Server, visitor: Visitor) -> None:
-    key = server.tenant("looked-at", tier="standard", tiers=["standard"])
-    limit_id = server.limit("looked-at", "output_tokens", 60, window="day")
-    targets = [
-        server.admin("POST", "/slos", {"tenant": "looked-at", "tier": "standard", "target_s": 0.0001} | each)
-        for each in ({"metric": "ttft", "percentile": 95}, {"metric": "e2e", "percentile": 90})
-    ]
-    sent = [complete(server, key).headers["x-request-id"] for _ in range(3)]
-    assert complete(server, key, max_tokens=100).status_code == 429
-    until(lambda: len(server.admin("GET", "/slo/misses?tenant=looked-at")["data"]) == 6)
-    page = visitor.log_in("looks-at-requests@example.org", role="auditor")
-    page.clock.install()
-    page.goto("/console/requests?tenant=looked-at")
-    expect(page.get_by_role("region", name="Ended requests").get_by_role("row")).to_have_count(4)
-    found = problems_of(page, "requests")
-    newest = complete(server, key).headers["x-request-id"]
-    until(lambda: newest in str(server.admin("GET", "/requests/ended?tenant=looked-at")))
-    page.clock.fast_forward(16_000)
-    more = page.get_by_role("link", name="1 new")
-    expect(more).to_be_visible()
-    expect(page.get_by_role("region", name="Ended requests").get_by_role("row")).to_have_count(4)
-    more.click()
-    expect(page.get_by_role("region", name="Ended requests").get_by_role("row")).to_have_count(5)
-    for name, path in (
-        ("request", f"requests/{sent[0]}"),
-        ("refusals", f"refusals?tenant=looked-at&limit_id={limit_id}"),
-        ("slo", "slo?tenant=looked-at"),
-        ("misses", "slo/misses?tenant=looked-at"),
-        ("quotes", "quotes"),
-    ):
-        page.goto(f"/console/{path}")
-        found += problems_of(page, name)
-    for each in targets:
-        server.admin("DELETE", f"/slos/{each['id']}")
-    assert found == []

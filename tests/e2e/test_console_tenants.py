@@ -6,9 +6,6 @@ import html
 import re
 from typing import Any
 
-from playwright.sync_api import Page, expect
-
-from tests.support.chromium import Visitor, needs_chromium, problems_of
 from tests.support.console import Browser
 from tests.support.server_process import MODEL, Server
 
@@ -62,46 +59,3 @@ async def test_every_number_is_the_ledgers(server: Server) -> None:
     assert "launch" not in text, "why is for operators"
     assert "tenant: 400 tokens a day (UTC)" in said(keys.text)
     assert key not in keys.text
-
-
-def make_key_by_keyboard(page: Page) -> str:
-    """From the list of keys to the secret, without a mouse; returns the secret."""
-    page.get_by_label("Name", exact=True).focus()
-    page.keyboard.type("typed")
-    page.keyboard.press("Enter")
-    secret = page.get_by_label("Secret")
-    expect(secret).to_be_focused()
-    page.keyboard.press("Tab")
-    expect(page.get_by_role("button", name="Copy")).to_be_focused()
-    return secret.input_value()
-
-
-@needs_chromium
-def test_the_pages_are_accessible_fit_and_make_a_key_by_keyboard(server: Server, visitor: Visitor) -> None:
-    busy_tenant(server, "page-looks")
-    page = visitor.log_in("page-looks@example.org")
-    found = []
-    for name, path in (
-        ("tenants", "/console/tenants?search=page-"),
-        ("tenant", "/console/tenants/page-looks"),
-        ("limits", "/console/tenants/page-looks/limits"),
-        ("tenant-suspend", "/console/tenants/page-looks/suspend"),
-        ("hygiene", "/console/keys?finding=no_expiry&tenant=page-looks"),
-    ):
-        page.goto(path)
-        found += problems_of(page, name)
-    page.goto("/console/tenants/page-looks/limits")
-    page.get_by_role("region", name="Limits").get_by_role("link").first.click()
-    page.get_by_role("heading", name="Change it").wait_for()
-    found += problems_of(page, "limit")
-    page.goto("/console/tenants/page-looks/keys")
-    found += problems_of(page, "keys")
-    secret = make_key_by_keyboard(page)
-    found += problems_of(page, "secret")
-    with server.http(secret) as client:
-        assert client.get("/v1/limits").status_code == 200
-    page.get_by_role("link", name="To the key").click()
-    expect(page.get_by_role("heading", name="typed")).to_be_visible()
-    assert secret not in page.content()
-    found += problems_of(page, "key")
-    assert found == []

@@ -6,14 +6,15 @@ Every request has exactly one settlement, and delivered <= charged <= emitted by
 from __future__ import annotations
 
 import json
+import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import create_engine, text
 
 from tests.support.server_process import MODEL, Server, server_process, until
 
@@ -79,14 +80,9 @@ class Stream(threading.Thread):
 
 def ledger(server: Server) -> list[dict[str, Any]]:
     """Every row, straight from the database."""
-    engine = create_engine(f"sqlite:///{server.data_dir / 'fairgate.db'}")
-    try:
-        with engine.connect() as connection:
-            return [
-                dict(row) for row in connection.execute(text("SELECT * FROM ledger ORDER BY id")).mappings()
-            ]
-    finally:
-        engine.dispose()
+    with closing(sqlite3.connect(server.data_dir / "fairgate.db", timeout=30)) as connection:
+        connection.row_factory = sqlite3.Row
+        return [dict(row) for row in connection.execute("SELECT * FROM ledger ORDER BY id")]
 
 
 def settlements(server: Server, request_id: str) -> list[dict[str, Any]]:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
+from ops.cli.main import cli
 from ops.demo.cast import CAST
 from tests.support.chromium import CHROMIUM, problems_of_files
 from tests.support.report_page import shown_report
@@ -93,12 +95,6 @@ def test_the_demo_runs_once_and_reports_in_json(tmp_path: Path) -> None:
 
 def test_a_directory_that_was_used_before_is_refused(tmp_path: Path) -> None:
     (tmp_path / "fairgate.db").write_text("")
-    done = subprocess.run(
-        [sys.executable, "-m", "ops.cli.main", "demo", "--once", "--data-dir", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=dict(os.environ) | {"PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 1
+    done = CliRunner().invoke(cli, ["demo", "--once", "--data-dir", str(tmp_path)])
+    assert done.exit_code == 1
     assert "has a database already" in done.stderr

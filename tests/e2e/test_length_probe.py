@@ -12,15 +12,16 @@ from typing import Any
 import openai
 import pytest
 import torch
+from click.testing import CliRunner
 
 from engine.core.learned_state import samples_path
 from engine.forecast.length.probe import RANGES
 from engine.model.length_probe.probe import FILE_NAME, FORMAT, ProbeWeights
 from engine.process.fingerprint import model_fingerprint
+from ops.cli.main import cli
 from ops.demo.training.evaluate import MODEL_DIRECTORY
 from ops.demo.training.streams import held_out_instructions
 from tests.support.server_process import MODEL, Server, server_process, until
-from tests.support.warm_command import fairgate
 
 ENGINE = "engine-0"
 
@@ -41,8 +42,8 @@ def key(demo: Server) -> str:
 
 
 def shown(server: Server, *arguments: str) -> Any:
-    done = fairgate(*arguments, "--json", "--data-dir", str(server.data_dir))
-    done.check_returncode()
+    done = CliRunner().invoke(cli, [*arguments, "--json", "--data-dir", str(server.data_dir)])
+    assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 
 

@@ -181,6 +181,5 @@ def test_a_small_request_goes_past_a_flood_of_long_streams(alone: list[Server], 
     assert_small_ones_pass(alone[0], alone[0], policy)
 
 
-@pytest.mark.parametrize("policy", ["hybrid", "vtc"])
-def test_also_where_the_flood_enters_by_another_gateway(pair: list[Server], policy: str) -> None:
-    assert_small_ones_pass(pair[0], pair[1], policy)
+def test_also_where_the_flood_enters_by_another_gateway(pair: list[Server]) -> None:
+    assert_small_ones_pass(pair[0], pair[1], "hybrid")

@@ -19,7 +19,8 @@ from sqlalchemy import create_engine, text
 from ops.bench.upstreams.difference import differences, fields
 from ops.bench.upstreams.models import save_text_tokenizer
 from ops.bench.upstreams.recording import RecordedRequest, Recording, ServerAnswer, load, servers
-from ops.bench.upstreams.request_set import TOKENS, every_field
+from ops.bench.upstreams.request_set import TOKENS
+from tests.support.every_field import every_field
 from tests.support.faulty_servers import Peer
 from tests.support.recorded_server import Change, RecordedServer, named, plain, recorded_server
 from tests.support.server_process import PRICE, Server, server_process, until

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
-from sqlalchemy import create_engine, text
+from psycopg.rows import dict_row
 
 from tests.e2e.test_crash import Stream, start_streams
 from tests.support import services
@@ -76,13 +77,9 @@ def served(server: Server, key: str) -> bool:
 
 
 def rows_of(service: services.Service, request_id: str) -> list[dict[str, Any]]:
-    engine = create_engine(service.url.replace("postgresql://", "postgresql+psycopg://"))
-    try:
-        with engine.connect() as connection:
-            query = text("SELECT * FROM ledger WHERE request_id = :id ORDER BY id")
-            return [dict(row) for row in connection.execute(query, {"id": request_id}).mappings()]
-    finally:
-        engine.dispose()
+    with psycopg.connect(service.url, row_factory=dict_row) as connection:
+        query = "SELECT * FROM ledger WHERE request_id = %s ORDER BY id"
+        return connection.execute(query, [request_id]).fetchall()
 
 
 def finish(stream: Stream) -> None:

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
-from sqlalchemy import create_engine, text
+from psycopg.rows import dict_row
 
 from engine.process.options import EngineOptions
 from tests.e2e.test_crash import Stream, start_streams
@@ -62,13 +63,9 @@ class House:
         self.engine.wait()
 
     def rows(self, tenant_id: str) -> list[dict[str, Any]]:
-        engine = create_engine(self.postgres.url.replace("postgresql://", "postgresql+psycopg://"))
-        try:
-            with engine.connect() as connection:
-                query = text("SELECT * FROM ledger WHERE tenant_id = :id ORDER BY id")
-                return [dict(row) for row in connection.execute(query, {"id": tenant_id}).mappings()]
-        finally:
-            engine.dispose()
+        with psycopg.connect(self.postgres.url, row_factory=dict_row) as connection:
+            query = "SELECT * FROM ledger WHERE tenant_id = %s ORDER BY id"
+            return connection.execute(query, [tenant_id]).fetchall()
 
     def settled(self, tenant_id: str) -> dict[str, dict[str, Any]]:
         """Settle rows by request; each request has one at most."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from engine.scheduling.batch_or_wait.arrival_rate import ArrivalRate
+from engine.scheduling.admit.table import ArrivalRate
 from engine.scheduling.batch_or_wait.batch_model import BatchModel
 from engine.scheduling.batch_or_wait.table import BatchOrWaitTable
 from tests.support.batch_queue import Arrivals, Queue, StreamOutcome

@@ -7,13 +7,18 @@ second bursts of 4 to 200 into one that also serves a steady stream.
 
 from __future__ import annotations
 
+import heapq
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from math import exp
 
 from engine.messages import StepTime
+from gateway.domain.estimate import Estimate
+from gateway.flow.controller import Ticket
 from ops.bench.estimates.calibration_pool import CalibratedPool, EstimateOutcome
 from ops.simulate.machines.machines import Machine, profile_machine
+from ops.simulate.pool import SimulatedPool
 from ops.simulate.traffic.requests import SimulatedRequest
 
 TOGETHER = 16
@@ -83,10 +88,52 @@ class GroupCommit:
         return self._next_ends_s
 
 
+class TwoStepPool(CalibratedPool):
+    """Requests come as to a gateway: first for the estimate, then, when their budget is held and durable, to
+    be queued."""
+
+    def __init__(self, machine: Machine, on_end: Callable[[EstimateOutcome], None]) -> None:
+        super().__init__(machine, max_tokens=MAX_TOKENS, on_end=on_end)
+        self._on_the_way: dict[int, tuple[str, Estimate, float]] = {}
+        """By identity of their second step: name, estimate, and when they came for it."""
+        self._second_steps: dict[int, SimulatedRequest] = {}
+        """By identity of the first."""
+
+    def in_two_steps(
+        self, requests: Iterable[SimulatedRequest], durable_s: Callable[[float], float]
+    ) -> Iterator[SimulatedRequest]:
+        """Each request twice: for its estimate, and to be queued when its row is durable, by `durable_s` of
+        its arrival."""
+        later: list[tuple[float, int, SimulatedRequest]] = []
+        for number, request in enumerate(requests):
+            while later and later[0][0] <= request.arrival_s:
+                yield heapq.heappop(later)[2]
+            second = replace(request, arrival_s=durable_s(request.arrival_s))
+            self._second_steps[id(request)] = second
+            heapq.heappush(later, (second.arrival_s, number, second))
+            yield request
+        while later:
+            yield heapq.heappop(later)[2]
+
+    def _arrive(self, pool: SimulatedPool, request: SimulatedRequest) -> bool:
+        self._watch()
+        second = self._second_steps.pop(id(request), None)
+        if second is None:
+            name, estimate, came_s = self._on_the_way.pop(id(request))
+            self._enter(request, name, estimate, None, came_s)
+            return True
+        name = f"coming {len(pool.records) - 1}"
+        self._on_the_way[id(second)] = name, self._estimate(request), pool.now_s
+        entry = self._entry(request, name, self.predict(request)[0])
+        kv_tokens = entry.input_tokens + entry.predicted_output_tokens
+        self.estimates.forecast_cache.coming(Ticket(entry, 1, kv_tokens, MAX_TOKENS))
+        return False
+
+
 def _outcomes(engine: Machine, requests: Iterator[SimulatedRequest], seed: int) -> list[EstimateOutcome]:
     """In the order of arrival."""
     ended: list[EstimateOutcome] = []
-    pool = CalibratedPool(engine, max_tokens=MAX_TOKENS, on_end=ended.append)
+    pool = TwoStepPool(engine, ended.append)
     pool.pool.run(pool.in_two_steps(requests, GroupCommit(random.Random(f"{seed} commits"))))
     return sorted(ended, key=lambda each: each.times.arrived_s)
 

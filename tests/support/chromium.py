@@ -48,9 +48,9 @@ def browser_open() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """A browser, closed behind each test."""
+    """A browser for the tests of a file, which has no asynchronous ones."""
     with browser_open() as browser:
         yield browser
 

@@ -43,6 +43,6 @@ def served(
         return pool, [steering]
     pool = SimulatedPool(POLICY, case.machine, prefix_caching=False)
     shared = SharedPool(POLICY, pool, client, mode, case.slo, gateways)
-    pool.watched_by(shared.watch(foresees=foresees))
+    pool.watch = shared.watch(foresees=foresees)
     pool.run(case.source)
     return pool, list(shared.loops.values())

@@ -29,8 +29,7 @@ from gateway.flow.shared.mirror import Mirror
 from gateway.flow.shared.protocol import PoolSession
 from gateway.flow.window import Replica, WindowRule
 from gateway.pools.control_loop import EVERY_S, bounds_of
-from ops.simulate.control.knobs import setters_of
-from ops.simulate.control.steering import Steering
+from ops.simulate.control.steering import Steering, setters_of
 from ops.simulate.pool import (
     KV_WINDOW,
     LOOKAHEAD_SEQUENCES,

@@ -45,17 +45,15 @@ class BatchGate:
         """For a new batch of up to `count`; nothing runs. Asking again changes nothing."""
         self._may_come = count
 
-    def admitted(self, candidate: Sequence, batch: Batch) -> bool:
-        """Notes it as a member. True: it is the first one of a new batch."""
-        is_first = len(batch.running) == 1 and candidate not in self.members
-        if is_first:
+    def admitted(self, candidate: Sequence, batch: Batch) -> None:
+        """Notes it as a member."""
+        if len(batch.running) == 1 and candidate not in self.members:
             self.members = []
         if candidate not in self.members:
             self.members.append(candidate)
             self._may_come -= 1
         self._came = True
         self._since_s = None
-        return is_first
 
     def stepped(self) -> None:
         """A step was put together."""

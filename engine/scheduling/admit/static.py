@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from engine.scheduling.admit.base import Batch, Defer
 from engine.scheduling.admit.batch_gate import RUNS, BatchGate
 from engine.scheduling.admit.reserve import PredictedReserve
-from engine.scheduling.batch_or_wait.padding import PaddingWaste, batch_waste
 from engine.scheduling.claims import NO_STARVATION, SAFE
 from engine.sequence import Sequence
 
@@ -28,12 +27,6 @@ class StaticBatch:
     claims: frozenset[str] = SAFE | {NO_STARVATION}
     longest_wait_s: float = 0.0
     _gate: BatchGate = field(default_factory=BatchGate)
-    _closed: PaddingWaste = field(default_factory=PaddingWaste)
-
-    @property
-    def waste(self) -> PaddingWaste:
-        """What padding costs, of all batches so far; the one that runs with what it has emitted by now."""
-        return self._closed + self._waste_now()
 
     def arrived(self, now_s: float) -> None:
         """No effect: the queue at the batch's end counts."""
@@ -54,10 +47,8 @@ class StaticBatch:
         return []
 
     def admitted(self, candidate: Sequence, batch: Batch) -> None:
-        """The first of a new batch closes the account of the one before."""
-        before = self._waste_now()
-        if self._gate.admitted(candidate, batch):
-            self._closed += before
+        """A member of the batch."""
+        self._gate.admitted(candidate, batch)
         self.memory.admitted(candidate, batch)
 
     def preempted(self) -> None:
@@ -66,9 +57,6 @@ class StaticBatch:
     def stepped(self) -> None:
         """Filling ends when it stands still."""
         self._gate.stepped()
-
-    def _waste_now(self) -> PaddingWaste:
-        return batch_waste((member.prompt_tokens, member.emitted_tokens) for member in self._gate.members)
 
 
 def padded_static(size: int = 0, memory: PredictedReserve | None = None) -> StaticBatch:

@@ -1,11 +1,8 @@
-"""Batch-or-wait admission by a precomputed table.
+"""Batch-or-wait admission by a precomputed table (`engine.scheduling.batch_or_wait.table`).
 
-A table solved beforehand for the load and the machine (see `engine.scheduling.batch_or_wait.table`) is asked
-whenever nothing runs, with all that it was solved over: how fast requests arrive, how many wait and how long
-the first of them has, whether a long one is among them, what they all have to go, and how much of the KV
-cache others hold. It says wait, and for how long, or how many of the head of the line the next batch takes;
-that batch then runs to completion. With nothing running no request waits longer
-than the table's own `longest_wait_s`, whatever it says.
+Whenever nothing runs, the table says how long to wait, or how many of the head of the line the next batch
+takes; that batch then runs to completion. With nothing running no request waits longer than the table's own
+`longest_wait_s`, whatever it says.
 """
 
 from __future__ import annotations
@@ -15,10 +12,35 @@ from dataclasses import dataclass, field
 from engine.scheduling.admit.base import Batch, Defer
 from engine.scheduling.admit.batch_gate import RUNS, BatchGate
 from engine.scheduling.admit.reserve import PredictedReserve
-from engine.scheduling.batch_or_wait.arrival_rate import ArrivalRate
 from engine.scheduling.batch_or_wait.wait_table import WaitTable
 from engine.scheduling.claims import NO_STARVATION, SAFE
 from engine.sequence import Sequence
+
+MEMORY_ARRIVALS = 32
+"""Arrivals over which the rate is averaged, about."""
+SHORTEST_GAP_S = 1e-9
+
+
+class ArrivalRate:
+    """Recent requests a second; the mean gap decays exponentially, and is the plain mean at first."""
+
+    def __init__(self) -> None:
+        self._last_s: float | None = None
+        self._gap_s = 0.0
+        self._gaps = 0
+
+    def note(self, now_s: float) -> None:
+        """A request arrived. Clocks that go back do no harm."""
+        if self._last_s is not None:
+            gap_s = max(0.0, now_s - self._last_s)
+            self._gaps += 1
+            self._gap_s += max(1 / MEMORY_ARRIVALS, 1 / self._gaps) * (gap_s - self._gap_s)
+        self._last_s = now_s
+
+    @property
+    def per_s(self) -> float:
+        """Arrivals a second; 0 before there are two."""
+        return 1 / max(self._gap_s, SHORTEST_GAP_S) if self._gaps else 0.0
 
 
 @dataclass(slots=True)

@@ -1,8 +1,7 @@
 """Duration and energy of a batch that runs to completion.
 
-Requests come in two kinds, short and long, each of one typical length. The batch is prefilled in one step and
-then decoded until its last member is done; no member leaves early and none joins, so all wait for the
-longest. With one output token it is a prefill or an embedding batch.
+Requests are short or long, each of one typical length. The batch is prefilled in one step and decoded until
+its last member is done; nobody leaves early or joins.
 """
 
 from __future__ import annotations
@@ -76,18 +75,12 @@ class BatchModel:
         middle = round(sqrt(self.short.total_tokens * self.long.total_tokens))
         return max(self.short.total_tokens + 1, middle)
 
-    @property
-    def mean_tokens(self) -> float:
-        """Prompt and output of a request, on average."""
-        return self.short.total_tokens + (self.long.total_tokens - self.short.total_tokens) * self.long_share
-
     def service_s(self, shorts: int, longs: int) -> float:
         """Seconds from the start of a batch to its end."""
         key = (shorts, longs)
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = self._service_s(shorts, longs)
-        return known
+        if key not in self._known:
+            self._known[key] = self._service_s(shorts, longs)
+        return self._known[key]
 
     def energy_j(self, shorts: int, longs: int) -> float:
         """Joules that running the batch costs above idling."""
@@ -121,18 +114,14 @@ class BatchModel:
         # The prefill gives the first output token; each further one is a step for those not yet done. Within
         # a stretch of steps with the same rows the step time is linear: its mean is the middle's.
         done = 1
-        for last in sorted({kind.output_tokens for _, kind in groups}):
-            steps = last - done
-            if steps < 1:
-                continue
+        for last in sorted({kind.output_tokens for _, kind in groups if kind.output_tokens > done}):
             rows = [(count, kind) for count, kind in groups if kind.output_tokens >= last]
-            sequences = sum(count for count, _ in rows)
-            first = self._decode_s(rows, sequences, done)
-            final = self._decode_s(rows, sequences, last - 1)
-            seconds += steps * (first + final) / 2
+            ends_s = self._decode_s(rows, done) + self._decode_s(rows, last - 1)
+            seconds += (last - done) * ends_s / 2
             done = last
         return seconds
 
-    def _decode_s(self, rows: list[tuple[int, RequestLengths]], sequences: int, emitted: int) -> float:
+    def _decode_s(self, rows: list[tuple[int, RequestLengths]], emitted: int) -> float:
+        sequences = sum(count for count, _ in rows)
         context = sum(count * (kind.prompt_tokens + emitted) for count, kind in rows)
         return predict_step_s(self.step_time, sequences, context, sequences)

@@ -1,10 +1,8 @@
 """KV memory left for the next batch, and how it changes.
 
-Others hold part of the pool: paused sequences, whose tenants wait for their budgets. The part that they hold,
-the KV pressure, is one of a few levels. It comes and goes whatever the batches do: a level lasts
-`pressure_hold_s` on average (exponentially distributed) and is followed by one next to it, either side alike.
-At each level a batch takes what fits into the rest. So where memory is short it can be better to wait for it,
-or not to.
+Paused sequences hold part of the pool. That part, the KV pressure, is one of a few levels. A level lasts
+`pressure_hold_s` on average (exponentially distributed) whatever the batches do, and is followed by a
+neighbour, either side alike. A batch takes what fits into the rest.
 """
 
 from __future__ import annotations
@@ -66,10 +64,8 @@ class KvMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return bisect_left(borders, pressure)
 
     def fits(self, model: BatchModel, count: int, longs: int, level: int, *, short_first: bool) -> int:
-        """How many of the first of `count` requests, `longs` of them long, fit at this level; at least 1.
-
-        In a line by arrival, where the long ones stand anywhere, as many as do of their mixture.
-        """
+        """How many of the first of `count` requests, `longs` of them long, fit at this level; at least 1. In
+        a line by arrival, as many as do of their mixture."""
         if self.tokens == 0:
             return count
         free = self.tokens * (1 - self.pressures[level])
@@ -87,10 +83,8 @@ class KvMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [1 / len(sides) if other in sides else 0.0 for other in range(self.levels)]
 
     def odds(self, level: int, after_s: float) -> list[float]:
-        """Probability of each level `after_s` seconds after this one.
-
-        By uniformisation: a Poisson number of changes, each a step of the chain.
-        """
+        """Probability of each level `after_s` seconds after this one, by uniformisation: a Poisson number of
+        changes, each a step of the chain."""
         now = [float(other == level) for other in range(self.levels)]
         if self.levels == 1:
             return now

@@ -1,11 +1,8 @@
 """Cost, duration and end states of running a batch.
 
-A batch takes as long as its longest member, and no member leaves early. So less than a full batch may be
-better even where more wait: the first few of the line only, or, where short ones stand before long ones
-(`short_first`), the short ones only. Meanwhile others arrive (Poisson).
-
-What falls between two points of time waited is split over both so that the mean is kept. Among requests that
-wait, all but the first are spread evenly over the time the first has waited, as Poisson arrivals are.
+A batch takes as long as its longest member, so it may be better to run the first few of the line only, or,
+where short ones stand first (`short_first`), the short ones only. Meanwhile others arrive (Poisson). What
+falls between two points of time waited is split over both so that the mean is kept.
 """
 
 from __future__ import annotations
@@ -59,11 +56,7 @@ class BatchLaunch:
     def rates(self, odds: list[float], now: list[float]) -> list[float]:
         """Cost and change of value per second of service, by time waited. `odds`: of each KV pressure at the
         end of the batch; `now`: the values at its start."""
-        if len(odds) == 1:
-            after = self._after[0]
-        else:
-            after = [sum(map(mul, odds, means)) for means in zip(*self._after, strict=True)]
-        service_s = self.service_s
+        after, service_s = mixed(odds, self._after), self.service_s
         return [
             (cost + mean - value) / service_s
             for cost, mean, value in zip(self._costs, after, now, strict=True)
@@ -90,12 +83,8 @@ class Launches:
     ) -> None:
         self._model, self._rate, self._objective = model, rate_per_s, objective
         self._grid, self._pool, self._places = grid, pool, places
-        self._known: dict[tuple[int, int, int], BatchLaunch] = {}
-
-    @property
-    def all(self) -> list[BatchLaunch]:
-        """Each once, whatever the pressures at which it may be run."""
-        return list(self._known.values())
+        self.known: dict[tuple[int, int, int], BatchLaunch] = {}
+        """By size, number waiting and level: those that were asked for."""
 
     def options(self, count: int, level: int, pressure: int) -> dict[str, BatchLaunch]:
         """What may be run, by letter, when `count` wait, `level` of them long; none twice."""
@@ -110,19 +99,16 @@ class Launches:
         if count < grid.max_batch:
             # A few only, while less than a full batch waits: beyond, throughput is what matters, and the
             # queue that is cut off would hide what is lost.
-            sizes |= {
-                letter: size
-                for letter, size in SIZES.items()
-                if size < whole and size != sizes.get(SHORT_ONES)
-            }
+            taken = sizes.get(SHORT_ONES)
+            sizes |= {letter: size for letter, size in SIZES.items() if size < whole and size != taken}
         return {letter: self._launch(size, count, level) for letter, size in sizes.items()}
 
     def _launch(self, batch: int, count: int, level: int) -> BatchLaunch:
         """Running the first `batch` when `count` wait, `level` of them long."""
         key = (batch, count, level)
-        if key not in self._known:
-            self._known[key] = self._worked_out(batch, count, level)
-        return self._known[key]
+        if key not in self.known:
+            self.known[key] = self._worked_out(batch, count, level)
+        return self.known[key]
 
     def _worked_out(self, batch: int, count: int, level: int) -> BatchLaunch:
         grid, objective, rate = self._grid, self._objective, self._rate
@@ -205,23 +191,18 @@ class Launches:
         return {place: probability / total for place, probability in outcome.items()}
 
     def _add(
-        self,
-        outcome: _Outcome,
-        probability: float,
-        count: int,
-        left_longs: int,
-        arrivals: int,
+        self, outcome: _Outcome, probability: float, count: int, left_longs: int, arrivals: int,
         waits_s: list[float],
-    ) -> None:
+    ) -> None:  # fmt: skip
+        if count == 0:
+            outcome[0] = outcome.get(0, 0.0) + probability
+            return
         places = self._places
         highest = places.levels - 1
         levels = [0.0] * places.levels
         for longs in range(min(arrivals, highest) + 1):
             levels[min(highest, left_longs + longs)] += _binomial(arrivals, longs, self._model.long_share)
         levels[highest] += max(0.0, 1 - sum(levels))
-        if count == 0:
-            outcome[0] = outcome.get(0, 0.0) + probability
-            return
         for level, level_chance in enumerate(levels):
             if level_chance * probability < NEGLIGIBLE:
                 continue
@@ -253,11 +234,16 @@ class _Expectation:
         return mean
 
 
-def _first_waits_s(arrivals: int, service_s: float) -> list[float]:
-    """How long the first of `arrivals` has waited at the end of a service: three equally likely values.
+def mixed(odds: list[float], by_pressure: list[list[float]]) -> list[float]:
+    """The mean of values over the KV pressures."""
+    if len(odds) == 1:
+        return by_pressure[0]
+    return [sum(map(mul, odds, values)) for values in zip(*by_pressure, strict=True)]
 
-    P(at most x) = (x / service_s) ** arrivals.
-    """
+
+def _first_waits_s(arrivals: int, service_s: float) -> list[float]:
+    """How long the first of `arrivals` has waited at the end of a service: three equally likely values, of
+    P(at most x) = (x / service_s) ** arrivals."""
     if arrivals == 0:
         return [0.0]
     return [service_s * quantile ** (1 / arrivals) for quantile in (1 / 6, 1 / 2, 5 / 6)]

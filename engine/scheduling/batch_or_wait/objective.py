@@ -32,11 +32,8 @@ class Objective:
 
 
 def late_starts(count: int, batch: int, oldest_wait_s: float, slo_s: float) -> float:
-    """Of the first `batch` of `count` requests, how many have waited longer than `slo_s`, on average.
-
-    All but the first are taken for evenly spread over the time that the first has waited, as Poisson arrivals
-    are.
-    """
+    """Of the first `batch` of `count` requests, how many have waited longer than `slo_s`, on average: all but
+    the first are taken for evenly spread over the first one's wait, as Poisson arrivals are."""
     if oldest_wait_s <= slo_s:
         return 0.0
     return min(float(batch), 1 + (count - 1) * (oldest_wait_s - slo_s) / oldest_wait_s)

@@ -1,7 +1,7 @@
 """States and actions of the batch-or-wait table.
 
-A situation: the KV pressure, how many of those that wait are long, how many wait, and how long the first of
-them has waited, on a grid. Beyond `most_waiting` all are one overflow state.
+A state: the KV pressure, how many wait, how many of them are long, and how long the first has waited, on a
+grid. More than `most_waiting` are one overflow state.
 """
 
 from __future__ import annotations

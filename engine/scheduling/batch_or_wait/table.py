@@ -1,7 +1,7 @@
 """Batch-or-wait table: run the waiting requests now, or wait up to how long.
 
-What `engine.scheduling.smdp` worked out for a grid of arrival rates, stored as one small JSON file and looked
-up in constant time. A table keeps no state: any number of engines may share one.
+Solved for a grid of arrival rates, stored as one JSON file and looked up in constant time. It keeps no state:
+any number of engines may share one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from itertools import pairwise
 from math import sqrt
 from pathlib import Path
 from typing import Self
+
+import msgspec
 
 from engine.scheduling.batch_or_wait.batch_model import BatchModel
 from engine.scheduling.batch_or_wait.kv_pool import KvMemory
@@ -26,7 +28,6 @@ from engine.scheduling.batch_or_wait.table_file import (
     StoredTable,
     check_rates,
     decode,
-    encode,
 )
 from engine.scheduling.batch_or_wait.value_iteration import solve
 from engine.scheduling.batch_or_wait.wait_table import TableAction
@@ -79,13 +80,7 @@ class BatchOrWaitTable:
         remaining_tokens: int,
         kv_pressure: float,
     ) -> TableAction:
-        """What to do with those who wait. Ask again when a request arrives.
-
-        `rate_per_s`: arrivals lately; the nearest rate that was solved for is taken, the lowest for 0.
-        `has_long`: one of them has `long_tokens` or more to go. `remaining_tokens`: prompt and predicted
-        output of all that wait; tells how many are long. `kv_pressure`: the part of the KV pool that the
-        next batch cannot have, 0 to 1; the nearest level is taken.
-        """
+        """See `WaitTable`. The nearest solved rate (the lowest for 0) and the nearest KV level are taken."""
         if num_waiting < 1:
             return TableAction(0.0, 0)
         longs = 0
@@ -130,7 +125,7 @@ class BatchOrWaitTable:
 
     def encode(self) -> bytes:
         """The file's content."""
-        return encode(self._stored)
+        return msgspec.json.format(msgspec.json.encode(self._stored), indent=1) + b"\n"
 
     def save(self, path: Path) -> None:
         """Writes the file. Raises OSError."""
@@ -163,11 +158,8 @@ def solve_table(
     tolerance: float = 1e-3,
     progress: Callable[[float], None] | None = None,
 ) -> BatchOrWaitTable:
-    """Solves each rate. `progress` gets the share done, 0 to 1.
-
-    Raises ValueError for rates that are not positive and rising, or too many of them, and for what
-    `engine.scheduling.batch_or_wait.value_iteration.solve` refuses; `NotSolved`.
-    """
+    """Solves each rate. `progress` gets the share done, 0 to 1. Raises ValueError for rates that are not
+    positive and rising, or too many of them, and for what `value_iteration.solve` refuses; `NotSolved`."""
     pool = pool or KvMemory()
     check_rates(rates_per_s)
     rates = []

@@ -1,7 +1,6 @@
 """File format of a batch-or-wait table, with its consistency checks.
 
-The file says what it was solved for: a table for another model, other lengths or another objective is another
-table. Its version is that of the situations that it tells apart.
+The file says what it was solved for. Its version is that of the states that it tells apart.
 """
 
 from __future__ import annotations
@@ -70,11 +69,6 @@ class StoredTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Head(msgspec.Struct, frozen=True):
     format: str
     version: int
-
-
-def encode(stored: StoredTable) -> bytes:
-    """The file's content."""
-    return msgspec.json.format(msgspec.json.encode(stored), indent=1) + b"\n"
 
 
 def decode(content: bytes) -> StoredTable:

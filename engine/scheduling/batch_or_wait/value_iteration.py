@@ -1,27 +1,20 @@
 """Solves batch-or-wait as a semi-Markov decision process by relative value iteration.
 
-A server runs batches to completion; requests arrive at random (Poisson). Whenever the server is free it runs
-what waits, up to `max_batch`, or waits: for the next arrival, but at most a while. Waiting makes batches
-larger, which costs less energy and less time a request, and keeps those who wait waiting. The objective is
-minimised over all policies that look at how many wait, how long the first has waited, how many of them are
-long and how much KV memory others hold: a semi-Markov decision process, as of Xu, Sun, Zhou and Niu,
-"SMDP-based dynamic batching for efficient inference on GPU-based platforms" (ICC 2023), who look at the
-number alone. As there, the queue is cut off at an overflow state that carries an abstract cost for what it
+Whenever the server is free it runs what waits, up to `max_batch`, or waits for the next arrival, but at most
+a while. As in Xu, Sun, Zhou and Niu, "SMDP-based dynamic batching for efficient inference on GPU-based
+platforms" (ICC 2023), the queue is cut off at an overflow state that carries an abstract cost for what it
 hides, the process is turned into one of equal steps (Schweitzer's transformation), and that is solved by
-relative value iteration, which gives bounds on the optimal cost at every sweep. Once a full batch waits
-something runs: nothing can make it better.
+relative value iteration, which gives bounds on the optimal cost at every sweep. A full batch always runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import exp
-from operator import mul
 
 from engine.scheduling.batch_or_wait.batch_model import BatchModel
 from engine.scheduling.batch_or_wait.kv_pool import KvMemory
-from engine.scheduling.batch_or_wait.launches import Launches
+from engine.scheduling.batch_or_wait.launches import Launches, mixed
 from engine.scheduling.batch_or_wait.objective import Objective
 from engine.scheduling.batch_or_wait.states import LONG_LEVELS, WAIT, Grid, Places
 
@@ -50,7 +43,6 @@ class Solution:
     least_cost: float
     most_cost: float
     """Certain bounds on the optimum of this discretised process."""
-    sweeps: int
     actions: tuple[tuple[_Rows, ...], ...]
     """By KV pressure, level of long ones and number waiting - 1: a letter for each point of time waited,
     `RUN`, `SHORT_ONES`, `WAIT` or one of `SIZES`."""
@@ -67,14 +59,10 @@ def solve(
     pool: KvMemory | None = None,
     *,
     tolerance: float = 1e-3,
-    progress: Callable[[float], None] | None = None,
 ) -> Solution:
-    """The best policy at `rate_per_s` arrivals a second, to within `tolerance` of its cost.
-
-    `progress` gets the relative gap between the bounds now and then. Raises ValueError for a rate that is
-    not positive, a pool that does not hold a request or too many states; `NotSolved` when the bounds stay
-    apart.
-    """
+    """The best policy at `rate_per_s` arrivals a second, to within `tolerance` of its cost. Raises ValueError
+    for a rate that is not positive, a pool that does not hold a request or too many states; `NotSolved` when
+    the bounds stay apart."""
     if not 0 < rate_per_s < float("inf"):
         raise ValueError(f"rate_per_s {rate_per_s} must be positive")
     pool = pool or KvMemory()
@@ -85,7 +73,7 @@ def solve(
             " take a larger pool, or 0 for one that never limits a batch"
         )
     grid.check_states(pool.levels)
-    return _DecisionProcess(model, rate_per_s, objective, grid, pool).solve(tolerance, progress)
+    return _DecisionProcess(model, rate_per_s, objective, grid, pool).solve(tolerance)
 
 
 class _DecisionProcess:
@@ -121,15 +109,15 @@ class _DecisionProcess:
             for pressure in pressures
         ]
         """By KV pressure, level, number waiting - 1: letter, launch, odds of each pressure afterwards."""
-        self._launches = launches.all
+        self._launches = list(launches.known.values())
         shortest_s = min(launch.service_s for launch in self._launches)
         self._step_s = STEP_SHARE * min(1 / (rate_per_s + pool.changes_per_s), self._wait_s, shortest_s)
 
-    def solve(self, tolerance: float, progress: Callable[[float], None] | None) -> Solution:
+    def solve(self, tolerance: float) -> Solution:
         """Relative value iteration until the bounds on the optimal cost meet."""
         values = [[0.0] * self._places.size for _ in range(self._pool.levels)]
         gap = float("inf")
-        for sweep in range(1, MOST_SWEEPS + 1):
+        for _ in range(MOST_SWEEPS):
             new, _ = self._sweep(values, choices=False)
             changes = [
                 after - before
@@ -140,12 +128,10 @@ class _DecisionProcess:
             base = new[0][0]
             values = [[value - base for value in now] for now in new]
             gap = (most - least) / max(abs(least + most) / 2, 1e-12)
-            if progress is not None and sweep % 20 == 0:
-                progress(gap)
             if gap <= tolerance:
                 _, actions = self._sweep(values, choices=True)
                 cost = (least + most) / 2
-                return Solution(self._rate, cost, least, most, sweep, actions, self._saturated)
+                return Solution(self._rate, cost, least, most, actions, self._saturated)
         raise NotSolved(
             f"at {self._rate:g} arrivals/s the bounds are still {100 * gap:.2g} % apart after"
             f" {MOST_SWEEPS:,} sweeps: take fewer wait_buckets or a shorter queue_cap"
@@ -172,7 +158,7 @@ class _DecisionProcess:
         """The same for one KV pressure."""
         step, places = self._step_s, self._places
         known = values[pressure]
-        waited = _mixed(self._wait_odds[pressure], values)
+        waited = mixed(self._wait_odds[pressure], values)
         new = [known[0] + step * self._empty_rate(values, pressure)]
         levels = []
         for level in range(places.levels):
@@ -229,13 +215,6 @@ class _DecisionProcess:
             cost + (quiet * older + busy * (early + late * (after - early)) - value) / wait_s
             for older, early, after, value in zip(older_ones, joined, joined[1:], now, strict=False)
         ]
-
-
-def _mixed(odds: list[float], values: list[list[float]]) -> list[float]:
-    """The values' mean over the KV pressures."""
-    if len(odds) == 1:
-        return values[0]
-    return [sum(map(mul, odds, by_pressure)) for by_pressure in zip(*values, strict=True)]
 
 
 def _letters(options: dict[str, list[float]], best: list[float]) -> str:

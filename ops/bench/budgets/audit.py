@@ -48,6 +48,8 @@ AUDITOR = "contract-auditor"
 IDLE_S = 25.0
 MAX_EXAMPLES = 5
 SNAPSHOT_S = 5.0
+COLUMNS = ("request_id", "tenant_id", "kind", "input_tokens", "output_tokens", "counted_input",
+           "counted_output")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +143,8 @@ def judge(facts: AuditFacts) -> Findings:
     found.add("leaked_holds", facts.left_in_engine, "left in the engine")
     found.charged_tokens = sum(row.of("total_tokens") for row in settled.values())
     for tenant in facts.tenants:
-        _judge_tenant(
-            found, facts, tenant, [row for row in settled.values() if row.tenant_id == tenant.tenant_id]
-        )
+        rows = [row for row in settled.values() if row.tenant_id == tenant.tenant_id]
+        _judge_tenant(found, facts, tenant, rows)
     for answer in facts.answers:
         _judge_answer(found, answer, settled.get(answer.request_id))
     _judge_keys(found, facts.answers, settled)
@@ -163,9 +164,8 @@ def _judge_tenant(
         received = sum(answer.delivered_tokens for answer in answers if not answer.is_replay)
         counted = sum(row.counted(tenant.meter) for row in rows)
         most = max(counted, spent - output + max(received, emitted or 0))
-        found.add(
-            "overshoot_tokens", max(0, most - tenant.amount), f"{tenant.name}: {most} of {tenant.amount}"
-        )
+        over = max(0, most - tenant.amount)
+        found.add("overshoot_tokens", over, f"{tenant.name}: {most} of {tenant.amount}")
     stored = facts.stored[tenant.tenant_id]
     for meter, used in stored.used.items():
         spent = sum(row.counted(meter) for row in rows)
@@ -259,7 +259,7 @@ async def gather(
     async def has_ended() -> bool:
         open_ = await asyncio.to_thread(_open_requests, testbed.postgres.url, ids)
         stored = await asyncio.to_thread(_stored, testbed.redis.url, ids)
-        return not open_ and not any(each.holds for each in stored.values())
+        return not open_ and not any(counters.holds for counters in stored.values())
 
     await until(has_ended, IDLE_S)
     emitted, left = await witness.look(pid)
@@ -269,9 +269,8 @@ async def gather(
         async with testbed.living().operator() as client:
             usage = await usage_differences(client, testbed.postgres.url)
             async with httpx.AsyncClient(base_url=client.base_url, timeout=client.timeout) as visitor:
-                pages = await page_sums(
-                    client, visitor, testbed.postgres.url, [tenant.name for tenant in tenants]
-                )
+                names = [tenant.name for tenant in tenants]
+                pages = await page_sums(client, visitor, testbed.postgres.url, names)
     except (httpx.HTTPError, DatabaseUnavailable) as error:
         usage, pages = [f"usage was not told: {error or type(error).__name__}"], PageSums(0, [])
     return AuditFacts(
@@ -283,41 +282,33 @@ def _open_requests(url: str, tenant_ids: Collection[str]) -> int:
     query = """SELECT count(*) FROM ledger AS reserve WHERE kind = 'reserve' AND tenant_id = ANY(%s) AND NOT
         EXISTS (SELECT 1 FROM ledger WHERE request_id = reserve.request_id AND kind = 'settle')"""
     with psycopg.connect(url, connect_timeout=10) as connection:
-        found = connection.execute(query, [list(tenant_ids)]).fetchone()
-    assert found is not None
-    return int(found[0])
+        row = connection.execute(query, [list(tenant_ids)]).fetchone()
+    assert row is not None
+    return int(row[0])
 
 
 def _rows(url: str, tenant_ids: Collection[str]) -> list[AuditedRow]:
     query = "SELECT * FROM ledger WHERE tenant_id = ANY(%s) ORDER BY id"
     with psycopg.connect(url, connect_timeout=10, row_factory=dict_row) as connection:
-        return [_row(found) for found in connection.execute(query, [list(tenant_ids)])]
+        return [_row(row) for row in connection.execute(query, [list(tenant_ids)])]
 
 
-def _row(found: Mapping[str, Any]) -> AuditedRow:
-    detail = found["detail"]
+def _row(row: Mapping[str, Any]) -> AuditedRow:
+    detail = row["detail"]
     detail = json.loads(detail) if isinstance(detail, str) else detail
-    return AuditedRow(
-        found["request_id"],
-        found["tenant_id"],
-        found["kind"],
-        found["input_tokens"],
-        found["output_tokens"],
-        str(detail.get("basis", "")),
-        int(detail.get("uncertain_tokens", 0)),
-        found["counted_input"],
-        found["counted_output"],
-    )
+    columns = {name: row[name] for name in COLUMNS}
+    basis, uncertain = str(detail.get("basis", "")), int(detail.get("uncertain_tokens", 0))
+    return AuditedRow(**columns, basis=basis, uncertain_tokens=uncertain)
 
 
 def _stored(url: str, tenant_ids: Collection[str]) -> dict[str, StoredCounters]:
-    found = {}
+    stored = {}
     with redis.Redis.from_url(url, decode_responses=True, socket_timeout=10) as client:
         for tenant_id in tenant_ids:
             counters = client.hgetall(f"fairgate:{{{tenant_id}}}:counters")
             holds = client.hlen(f"fairgate:{{{tenant_id}}}:holds")
-            found[tenant_id] = read_counters(counters, holds)
-    return found
+            stored[tenant_id] = read_counters(counters, holds)
+    return stored
 
 
 def read_counters(counters: Mapping[str, str], holds: int) -> StoredCounters:

@@ -1,7 +1,6 @@
 """Runs the scenarios of the budget benchmark, which check that budgets hold to the token through crashes.
 
-`scenarios` load and kill, `audit` judges from outside, `report` prints. A scenario that fails or hangs is a
-row of the report like any other, and the next one still runs.
+A scenario that fails or hangs is a row of the report like any other, and the next one still runs.
 """
 
 from __future__ import annotations
@@ -14,17 +13,21 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Any
 
+import click
+
 from engine.client.client import EngineUnavailable
-from ops.bench.budgets import prompts
 from ops.bench.budgets.audit import KEYS, Witness, gather, judge
 from ops.bench.budgets.scenarios import BudgetScenario, Question, ScenarioContext, questions, scenarios
 from ops.bench.budgets.testbed import ScenarioFailed, Testbed, open_testbed
 from ops.bench.common.attempts import TIMEOUT_S
 from ops.bench.common.http_client import LoadHttpClient
+from ops.reporting import Report, cell
 from ops.sandbox.server import ServerFailed
-from ops.settings.settings import SHIPPED_MODEL
 
 SCENARIO_S = 60.0
+NOTED = ("tokens_per_s", "served", "refused", "cut", "left", "replays", "serving_again_s", "uncertain_tokens",
+         "unseen_tokens", "pages")  # fmt: skip
+COUNTED = ("charged_tokens", "uncertain_tokens", "unseen_tokens")
 
 Progress = Callable[[str, int, int], None]
 """Called with the current activity, the number of ended scenarios and of all."""
@@ -47,11 +50,8 @@ def chosen(options: BudgetBenchOptions) -> list[BudgetScenario]:
         if not any(fnmatch(scenario.name, name) for scenario in everything):
             known = ", ".join(scenario.name for scenario in everything)
             raise ValueError(f"no scenario {name!r}; there are: {known}")
-    if not options.names:
-        return everything
-    return [
-        scenario for scenario in everything if any(fnmatch(scenario.name, name) for name in options.names)
-    ]
+    names = options.names or ("*",)
+    return [scenario for scenario in everything if any(fnmatch(scenario.name, name) for name in names)]
 
 
 async def run(options: BudgetBenchOptions, progress: Progress) -> dict[str, Any]:
@@ -64,7 +64,7 @@ async def run(options: BudgetBenchOptions, progress: Progress) -> dict[str, Any]
     total = len(selected)
     async with open_testbed(lambda activity: progress(activity, 0, total)) as testbed:
         client = LoadHttpClient(timeout_s=TIMEOUT_S)
-        asked = await questions(testbed, client, prompts.make(SHIPPED_MODEL))
+        asked = await questions(testbed, client)
         witness = Witness(testbed.engine_address)
         try:
             for scenario in selected:
@@ -82,12 +82,9 @@ async def run(options: BudgetBenchOptions, progress: Progress) -> dict[str, Any]
 
 
 async def _one(
-    testbed: Testbed,
-    client: LoadHttpClient,
-    asked: Sequence[Question],
-    witness: Witness,
+    testbed: Testbed, client: LoadHttpClient, asked: Sequence[Question], witness: Witness,
     scenario: BudgetScenario,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     begun_s = time.monotonic()
     row: dict[str, Any] = {"scenario": scenario.name, "gateways": scenario.gateways}
     broken: Collection[str]
@@ -100,15 +97,40 @@ async def _one(
             evidence = await scenario.run(context)
             after = evidence.after
             facts = await gather(testbed, witness, pid, evidence.tenants, evidence.answers)
-            found = judge(facts)
-        broken = [*evidence.broken, *found.examples]
-        row |= {key: getattr(found, key) for key in KEYS}
-        row |= {"charged_tokens": found.charged_tokens, "witnessed": facts.emitted is not None}
-        row |= {"uncertain_tokens": found.uncertain_tokens, "unseen_tokens": found.unseen_tokens}
-        row["pages"] = facts.pages
-        row |= evidence.figures
+            findings = judge(facts)
+        broken = [*evidence.broken, *findings.examples]
+        row |= {key: getattr(findings, key) for key in (*KEYS, *COUNTED)}
+        row |= {"witnessed": facts.emitted is not None, "pages": facts.pages} | evidence.figures
     except (ScenarioFailed, ServerFailed, EngineUnavailable, OSError, TimeoutError) as error:
         broken = [str(error) or f"{type(error).__name__} after {time.monotonic() - begun_s:.0f} s"]
     if after is not None:
         await after()
     return row | {"broken": list(broken), "ok": not broken, "took_s": round(time.monotonic() - begun_s, 1)}
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    """By heading; a figure that was not taken is a dash."""
+    return {
+        "scenario": row["scenario"],
+        **{key.split("_")[0]: row.get(key) for key in KEYS},
+        "admitted": cell(row.get("admitted_of_admissible"), ".2f"),
+        "at once": cell(row.get("admitted_at_once"), ".2f"),
+        "charged": row.get("charged_tokens"),
+        "s": f"{row['took_s']:.0f}",
+        "": "ok" if row["ok"] else "BROKEN",
+    }
+
+
+def show(report: dict[str, Any]) -> None:
+    """The table for people; below it broken requirements and further counts."""
+    rows = report["scenarios"]
+    cells = [_row(row) for row in rows]
+    Report("Budgets through crashes", [(heading, heading) for heading in cells[0]], cells).show()
+    for row in rows:
+        if noted := [f"{name} {row[name]}" for name in NOTED if row.get(name)]:
+            click.echo(f"  {row['scenario']}: {', '.join(noted)}")
+    for row in rows:
+        for problem in row["broken"]:
+            click.echo(f"  BROKEN {row['scenario']}: {problem}")
+    verdict = "the contract was kept" if report["ok"] else "THE CONTRACT WAS BROKEN"
+    click.echo(f"{len(rows)} scenarios in {report['seconds']:.0f} s: {verdict}")

@@ -1,7 +1,6 @@
 """Scenarios of the budget benchmark: bursts at limits, kill -9 of every process, clients that leave or retry.
 
-A scenario makes tenants of its own, drives clients and kills; its evidence is audited afterwards
-(`audit.py`).
+A scenario makes tenants of its own, drives clients and kills; its evidence is audited (`audit.py`).
 """
 
 from __future__ import annotations
@@ -24,8 +23,16 @@ from ops.bench.common.attempts import (
 )
 from ops.bench.common.http_client import LoadHttpClient
 from ops.bench.common.load import admin_call
+from ops.demo.prompts.prompts import chats_of
+from ops.sandbox.services import Service
+from ops.settings.settings import SHIPPED_MODEL
 
 OUTPUT = "output_tokens"
+QUESTIONS = 40
+SEED = 4
+PROMPT_TOKENS = 32
+ANSWER_TOKENS = (6, 10, 16, 24, 36, 52, 76, 110)
+"""Wished for in turn: a few long answers among many short ones, as in most traces."""
 PATIENCE_S = 30.0
 """How long a refused client retries."""
 MAX_TOKENS = 128
@@ -91,10 +98,13 @@ class ScenarioContext:
         return tenant
 
     async def persist(
-        self, ask: ClientRequest, answers: list[ClientAttempt], first_url: int, until_s: float
-    ) -> ClientAttempt:
+        self, ask: ClientRequest, answers: list[ClientAttempt], first_url: int, until_s: float,
+        on_token: Callable[[ClientAttempt], None] | None = None,
+    ) -> ClientAttempt:  # fmt: skip
         """Asks until there is an answer, another gateway each time."""
-        return await persist(self.client, self.urls, ask, answers, first_url=first_url, until_s=until_s)
+        return await persist(
+            self.client, self.urls, ask, answers, first_url=first_url, until_s=until_s, on_token=on_token
+        )
 
 
 @dataclass
@@ -122,9 +132,13 @@ class BudgetScenario:
     run: Run
 
 
-async def questions(
-    testbed: Testbed, client: LoadHttpClient, chats: Sequence[list[dict[str, str]]]
-) -> list[Question]:
+def question_chats() -> list[list[dict[str, str]]]:
+    """Conversations whose answers have different lengths."""
+    lengths = [(PROMPT_TOKENS, ANSWER_TOKENS[number % len(ANSWER_TOKENS)]) for number in range(QUESTIONS)]
+    return chats_of(SHIPPED_MODEL, SEED, lengths)
+
+
+async def questions(testbed: Testbed, client: LoadHttpClient) -> list[Question]:
     """Asks every question once without a limit, to measure the lengths of the answers."""
     tenant = await testbed.tenant("lengths")
     await testbed.known(tenant)
@@ -140,7 +154,7 @@ async def questions(
             )
         return Question(messages, answer.prompt_tokens, answer.delivered_tokens)
 
-    return await asyncio.gather(*map(measure, chats))
+    return await asyncio.gather(*map(measure, await asyncio.to_thread(question_chats)))
 
 
 # ---------------------------------------------------------------- bursts
@@ -161,13 +175,9 @@ def burst(concurrency: int, *, asks_max_tokens: bool, streams: bool) -> Run:
         await asyncio.gather(
             *(context.persist(ask, answers, number, begun_s + PATIENCE_S) for number, ask in enumerate(asks))
         )
-        return judged_burst(
-            ScenarioEvidence([tenant], answers),
-            amount,
-            demand,
-            time.monotonic() - begun_s,
-            must=not asks_max_tokens,
-        )
+        took_s = time.monotonic() - begun_s
+        evidence = ScenarioEvidence([tenant], answers)
+        return judged_burst(evidence, amount, demand, took_s, must=not asks_max_tokens)
 
     return run
 
@@ -217,15 +227,7 @@ def kill(hit: Callable[[Testbed], Awaitable[None]], restart: Callable[[Testbed],
             ask = context.ask(
                 (tight, wide)[number % 2], number, stream=has_stream, max_tokens=KILL_TOKENS, ignore_eos=True
             )
-            asking = persist(
-                context.client,
-                context.urls,
-                ask,
-                answers,
-                first_url=number // 6,
-                until_s=until_s,
-                on_token=streams.on_token,
-            )
+            asking = context.persist(ask, answers, number // 6, until_s, streams.on_token)
             clients.append(asyncio.create_task(asking))
         try:
             await streams.wait(PATIENCE_S)
@@ -239,14 +241,10 @@ def kill(hit: Callable[[Testbed], Awaitable[None]], restart: Callable[[Testbed],
                 client.cancel()
             await asyncio.gather(*clients, return_exceptions=True)
         evidence = ScenarioEvidence([tight, wide], answers)
-        cut = [
-            answer
-            for answer in answers
-            if answer.status in (0, 200) and not (answer.is_whole and not answer.code)
-        ]
+        begun = [answer.is_whole and not answer.code for answer in answers if answer.status in (0, 200)]
         evidence.figures |= {
-            "served": sum(answer.is_whole and answer.status == 200 and not answer.code for answer in answers),
-            "cut": len(cut),
+            "served": sum(begun),
+            "cut": len(begun) - sum(begun),
             "refused": sum(answer.status >= 400 for answer in answers),
             "serving_again_s": round(serving_s, 1),
         }
@@ -269,16 +267,8 @@ async def _serving_again(
     return time.monotonic()
 
 
-async def _kill_gateway(testbed: Testbed) -> None:
-    await testbed.kill_gateway(0)
-
-
 async def _others_serve(testbed: Testbed) -> None:
     await testbed.ready([number for number in range(len(testbed.servers)) if number])
-
-
-async def _kill_engine(testbed: Testbed) -> None:
-    await testbed.kill_engine()
 
 
 async def _engine_again(testbed: Testbed) -> None:
@@ -298,22 +288,17 @@ async def _engine_and_others(testbed: Testbed) -> None:
     await _others_serve(testbed)
 
 
-async def _kill_redis(testbed: Testbed) -> None:
-    testbed.redis.kill()
+def kill_service(of: Callable[[Testbed], Service]) -> Run:
+    """Redis or PostgreSQL."""
 
+    async def hit(testbed: Testbed) -> None:
+        of(testbed).kill()
 
-async def _redis_again(testbed: Testbed) -> None:
-    testbed.redis.start()
-    await testbed.ready()
+    async def restart(testbed: Testbed) -> None:
+        of(testbed).start()
+        await testbed.ready()
 
-
-async def _kill_postgres(testbed: Testbed) -> None:
-    testbed.postgres.kill()
-
-
-async def _postgres_again(testbed: Testbed) -> None:
-    testbed.postgres.start()
-    await testbed.ready()
+    return kill(hit, restart)
 
 
 def _then_restart(run: Run) -> Run:
@@ -451,28 +436,28 @@ async def suspension_under_load(context: ScenarioContext) -> ScenarioEvidence:
 
 def scenarios(gateways: Sequence[int], concurrency: Sequence[int]) -> list[BudgetScenario]:
     """All scenarios in the order of their runs: those with few gateways first."""
-    found = [BudgetScenario("rate", 1, slope)]
+    rows = [BudgetScenario("rate", 1, slope)]
     for count in sorted(set(gateways)):
         for clients, asks_max_tokens, streams in product(concurrency, (True, False), (True, False)):
             kind = f"{'max' if asks_max_tokens else 'open'}-{'stream' if streams else 'plain'}"
             run = burst(clients, asks_max_tokens=asks_max_tokens, streams=streams)
-            found.append(BudgetScenario(f"burst-{clients}x{count}-{kind}", count, run))
+            rows.append(BudgetScenario(f"burst-{clients}x{count}-{kind}", count, run))
         if count == min(max(gateways), 2):
-            found += _others(count)
-    found.append(BudgetScenario("suspension-under-load", max(2, *gateways), suspension_under_load))
-    if not any(scenario.name == "disconnects" for scenario in found):
-        found += _others(2)
-    return found
+            rows += _others(count)
+    rows.append(BudgetScenario("suspension-under-load", max(2, *gateways), suspension_under_load))
+    if not any(scenario.name == "disconnects" for scenario in rows):
+        rows += _others(2)
+    return rows
 
 
 def _others(gateways: int) -> list[BudgetScenario]:
-    count = max(2, gateways)
-    return [
-        BudgetScenario("disconnects", count, disconnects),
-        BudgetScenario("retries", count, retries),
-        BudgetScenario("kill-gateway", count, _then_restart(kill(_kill_gateway, _others_serve))),
-        BudgetScenario("kill-engine", count, kill(_kill_engine, _engine_again)),
-        BudgetScenario("kill-redis", count, kill(_kill_redis, _redis_again)),
-        BudgetScenario("kill-postgres", count, kill(_kill_postgres, _postgres_again)),
-        BudgetScenario("kill-both", count, _then_restart(kill(_kill_both, _engine_and_others))),
-    ]
+    runs = {
+        "disconnects": disconnects,
+        "retries": retries,
+        "kill-gateway": _then_restart(kill(lambda testbed: testbed.kill_gateway(0), _others_serve)),
+        "kill-engine": kill(Testbed.kill_engine, _engine_again),
+        "kill-redis": kill_service(lambda testbed: testbed.redis),
+        "kill-postgres": kill_service(lambda testbed: testbed.postgres),
+        "kill-both": _then_restart(kill(_kill_both, _engine_and_others)),
+    }
+    return [BudgetScenario(name, max(2, gateways), run) for name, run in runs.items()]

@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from engine.process.options import EngineOptions
-from ops.bench.common.load import admin_call, priced, server_status
+from ops.bench.common.load import QUIET, admin_call, known, priced
 from ops.sandbox.server import ROOT, LocalServer, ServerFailed, local_server, until
 from ops.sandbox.services import Service, start_postgres, start_redis
 from ops.settings.settings import SHIPPED_MODEL
@@ -72,11 +72,7 @@ class Testbed:
         options.data_dir.mkdir(exist_ok=True)
         with (self.directory / "engine.log").open("ab") as log:
             self.engine = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",
-                "-m",
-                "engine.process.server",
-                *options.arguments(),
+                *(sys.executable, "-P", "-m", "engine.process.server", *options.arguments()),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -112,7 +108,7 @@ class Testbed:
         arguments = ["--database-url", self.postgres.url, "--redis-url", self.redis.url]
         arguments += ["--engine-address", self.engine_address, *priced(SHIPPED_MODEL)]
         arguments += ["--gateway-stale", str(STALE_S), "--gateway-lease", str(LEASE_S)]
-        return [*arguments, "--gateway-drain", "1", "--log-level", "warning"]
+        return [*arguments, "--gateway-drain", "1", *QUIET]
 
     def living(self) -> LocalServer:
         """A gateway that was not killed. Raises `ScenarioFailed`."""
@@ -162,27 +158,15 @@ class Testbed:
             if limit:
                 await admin_call(client, "POST", "limits", {"tenant": name, "mode": "hard", **limit})
         is_budget = "window" in limit
-        return BudgetTenant(
-            name,
-            made["id"],
-            key["key"],
-            limit["meter"] if is_budget else None,
-            limit["amount"] if is_budget else None,
-            bool(limit),
-        )
+        meter, amount = (limit["meter"], limit["amount"]) if is_budget else (None, None)
+        return BudgetTenant(name, made["id"], key["key"], meter, amount, bool(limit))
 
     async def known(self, *tenants: BudgetTenant) -> None:
         """Waits until every gateway knows these tenants and their limits. Raises `ScenarioFailed`."""
-        wanted = {tenant.name: tenant.has_limit for tenant in tenants}
+        wanted = {tenant.name: int(tenant.has_limit) for tenant in tenants}
         for server in self.servers:
             async with server.operator() as client:
-
-                async def knows(client: httpx.AsyncClient = client) -> bool:
-                    status = await server_status(client)
-                    found = {shown["name"]: bool(shown["limits"]) for shown in status["tenants"]}
-                    return all(found.get(name) == limited for name, limited in wanted.items())
-
-                if not await until(knows, 10.0):
+                if not await known(client, wanted, 10.0):
                     raise ScenarioFailed("a gateway did not learn of a new tenant within 10 s")
 
 
@@ -200,10 +184,8 @@ class BudgetTenant:
 
 @contextlib.asynccontextmanager
 async def open_testbed(progress: Callable[[str], None]) -> AsyncIterator[Testbed]:
-    """Database, Redis, engine and the first gateway. Ends and deletes all of it on the way out.
-
-    Raises `NoServer`, `ServerFailed`.
-    """
+    """Database, Redis, engine and the first gateway; ended and deleted with the block. Raises `NoServer`,
+    `ServerFailed`."""
     with contextlib.ExitStack() as closing:
         directory = Path(tempfile.mkdtemp(prefix="fairgate-contract-"))
         closing.callback(shutil.rmtree, directory, ignore_errors=True)

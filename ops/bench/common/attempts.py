@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -121,10 +122,7 @@ async def ask_once(
                 async for line in reply.lines():
                     if take_line(answer, line, time.monotonic()) and on_token is not None:
                         on_token(answer)
-                    if (
-                        ask.leave_after_tokens is not None
-                        and answer.delivered_tokens >= ask.leave_after_tokens
-                    ):
+                    if answer.delivered_tokens >= (ask.leave_after_tokens or math.inf):
                         answer.has_left = True
                         break
     except TimeoutError:
@@ -147,23 +145,23 @@ def _read_head(answer: ClientAttempt, reply: HttpResponse) -> None:
 
 def _read_whole(answer: ClientAttempt, content: bytes) -> None:
     try:
-        found = json.loads(content)
+        body = json.loads(content)
     except ValueError:
         return
     answer.is_whole = True
     if answer.status != 200:
-        _read_error(answer, found.get("error"))
+        _read_error(answer, body.get("error"))
         return
-    choice = found["choices"][0]
+    choice, usage = body["choices"][0], body["usage"]
     answer.finish, answer.text = choice["finish_reason"] or "", choice["message"]["content"] or ""
-    answer.prompt_tokens = found["usage"]["prompt_tokens"]
-    answer.delivered_tokens = answer.usage_tokens = found["usage"]["completion_tokens"]
+    answer.prompt_tokens = usage["prompt_tokens"]
+    answer.delivered_tokens = answer.usage_tokens = usage["completion_tokens"]
 
 
 def _read_error(answer: ClientAttempt, error: Any) -> None:
-    found = error if isinstance(error, dict) else {}
-    answer.code = str(found.get("code") or found.get("type") or "error")
-    number = re.search(r"The (\d+) tokens", str(found.get("message")))
+    fields = error if isinstance(error, dict) else {}
+    answer.code = str(fields.get("code") or fields.get("type") or "error")
+    number = re.search(r"The (\d+) tokens", str(fields.get("message")))
     if answer.code in SAYS_TOKENS and number:
         answer.usage_tokens = int(number[1])
 

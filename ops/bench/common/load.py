@@ -20,7 +20,7 @@ from ops.bench.common.load_client import Observed
 from ops.bench.common.processes import end
 from ops.demo.prompts.prompts import Prompts
 from ops.demo.trace import load_slice
-from ops.sandbox.server import ROOT, LocalServer, ServerFailed, local_server
+from ops.sandbox.server import ROOT, LocalServer, ServerFailed, local_server, until
 from ops.settings.settings import SHIPPED_MODEL
 
 CHATS = "/v1/chat/completions"
@@ -28,6 +28,7 @@ MOST_BODIES = 1_000
 LINE_BYTES = 2**28
 """Most of an answer of a load client: the accounts of all requests since the last one."""
 SEED = 20
+QUIET = ("--log-level", "warning")
 
 
 @dataclass(frozen=True)
@@ -66,14 +67,7 @@ async def fresh_bench(
         try:
             async with local_server(
                 Path(directory),
-                arguments=[
-                    "--model",
-                    str(model_dir),
-                    *priced(model_dir),
-                    "--log-level",
-                    "warning",
-                    *arguments,
-                ],
+                arguments=["--model", str(model_dir), *priced(model_dir), *QUIET, *arguments],
             ) as server:
                 keys, ids = await enrol(server, parties)
                 yield Bench(server, keys, ids, await making)
@@ -113,10 +107,21 @@ async def admin_call(client: httpx.AsyncClient, method: str, path: str, body: ob
     return response.json()
 
 
+async def known(client: httpx.AsyncClient, tenants: Mapping[str, int], within_s: float) -> bool:
+    """Waits until the gateway's copy of the directory has these tenants, each with so many limits; False:
+    it has not within the time. Raises `ServerFailed`."""
+
+    async def knows() -> bool:
+        shown = {one["name"]: len(one["limits"]) for one in (await server_status(client))["tenants"]}
+        return all(shown.get(name) == limits for name, limits in tenants.items())
+
+    return await until(knows, within_s)
+
+
 async def server_status(client: httpx.AsyncClient) -> dict[str, Any]:
     """The status page. Raises `ServerFailed`."""
-    found: dict[str, Any] = await admin_call(client, "GET", "status")
-    return found
+    status: dict[str, Any] = await admin_call(client, "GET", "status")
+    return status
 
 
 class LoadClient:

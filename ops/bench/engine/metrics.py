@@ -1,8 +1,4 @@
-"""Rates, latencies, ratios and token agreement of the engine benchmark's runs.
-
-Pure arithmetic: one run's rates and latencies, the ratio between two engines over the runs of equal number,
-and how far their greedy tokens agree.
-"""
+"""Rates and latencies of the engine benchmark's runs, their ratios, and how far greedy tokens agree. Pure."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from ops.bench.common.report import spread
 from ops.reporting import plain, quantile
 
 LATENCIES = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
@@ -21,14 +18,11 @@ class BadAnswers(Exception):
 
 
 def measure(orders: Sequence[dict[str, Any]], answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One run's figures. Raises `BadAnswers` when an answer is not as long as it should be.
-
-    TTFT and E2E count from the request's arrival. TPOT is a
-    request's time after its first token over the tokens after the first; ITL each single gap between two.
-    """
+    """One run's figures: TTFT and E2E from the request's arrival, TPOT a request's time after its first token
+    over its further tokens, ITL each gap between two. Raises `BadAnswers` for an answer of another length."""
     if len(answers) != len(orders):
         raise BadAnswers(f"{len(orders)} requests, {len(answers)} answers")
-    found: dict[str, list[float]] = {name: [] for name in LATENCIES}
+    times_s: dict[str, list[float]] = {name: [] for name in LATENCIES}
     for number, (order, answer) in enumerate(zip(orders, answers, strict=True)):
         times = answer["token_s"]
         if not len(answer["token_ids"]) == len(times) == order["output_tokens"]:
@@ -36,11 +30,11 @@ def measure(orders: Sequence[dict[str, Any]], answers: Sequence[dict[str, Any]])
                 f"request {number} wants {order['output_tokens']} tokens; the answer has "
                 f"{len(answer['token_ids'])} tokens and {len(times)} times"
             )
-        found["ttft_s"].append(times[0] - order["arrival_s"])
-        found["e2e_s"].append(times[-1] - order["arrival_s"])
+        times_s["ttft_s"].append(times[0] - order["arrival_s"])
+        times_s["e2e_s"].append(times[-1] - order["arrival_s"])
         if len(times) > 1:
-            found["tpot_s"].append((times[-1] - times[0]) / (len(times) - 1))
-            found["itl_s"] += [later - earlier for earlier, later in pairwise(times)]
+            times_s["tpot_s"].append((times[-1] - times[0]) / (len(times) - 1))
+            times_s["itl_s"] += [later - earlier for earlier, later in pairwise(times)]
     output_tokens = sum(order["output_tokens"] for order in orders)
     wall_s = max(answer["token_s"][-1] for answer in answers)
     return {
@@ -55,20 +49,8 @@ def measure(orders: Sequence[dict[str, Any]], answers: Sequence[dict[str, Any]])
                 "p50": plain(quantile(values, 0.5)),
                 "p99": plain(quantile(values, 0.99)),
             }
-            for name, values in found.items()
+            for name, values in times_s.items()
         },
-    }
-
-
-def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Median, extremes and the values themselves. Raises ValueError of none."""
-    if not values:
-        raise ValueError("there is no spread of no values")
-    return {
-        "median": statistics.median(values),
-        "least": min(values),
-        "most": max(values),
-        "values": list(values),
     }
 
 
@@ -93,10 +75,8 @@ def ratios(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]]) -> 
 
 
 def agreement(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """How far two engines' greedy tokens agree, request by request, up to the first that differs.
-
-    After that the contexts differ, so nothing later is comparable.
-    """
+    """How far two engines' greedy tokens agree, request by request, up to the first that differs: after that
+    the contexts differ."""
     first = [_first_difference(mine, other) for mine, other in zip(ours, theirs, strict=True)]
     compared = sum(len(mine) if place is None else place + 1 for mine, place in zip(ours, first, strict=True))
     diverged = [place for place in first if place is not None]

@@ -1,8 +1,7 @@
 """Models of the engine benchmarks: Llamas with random weights, kept in a cache directory.
 
-Speed does not depend on the weights, and nothing has to be downloaded. They are initialised wide enough that
-greedy outputs vary, so that engines can be compared token for token. For OpenVINO a model is exported to its
-own format, by optimum in that peer's environment.
+The weights are initialised wide enough that greedy outputs vary, so that engines can be compared token for
+token. For OpenVINO a model is exported to its own format, by optimum in that peer's environment.
 """
 
 from __future__ import annotations
@@ -81,17 +80,11 @@ def export_for_openvino(model_dir: Path, cache: Path, environment: Path) -> Path
     if target.is_dir():
         return target
     with _building(target) as directory:
+        optimum = (str(environment / "bin" / "optimum-cli"), "export", "openvino", "--model", str(model_dir))
+        wanted = ("--task", "text-generation-with-past", "--weight-format", "fp32", str(directory))
         done = subprocess.run(
-            [
-                str(environment / "bin" / "optimum-cli"), "export", "openvino",
-                "--model", str(model_dir), "--task", "text-generation-with-past", "--weight-format", "fp32",
-                str(directory),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=EXPORT_TIMEOUT_S,
-            check=False,
-        )  # fmt: skip
+            [*optimum, *wanted], capture_output=True, text=True, timeout=EXPORT_TIMEOUT_S, check=False
+        )
         if done.returncode != 0 or not (directory / "openvino_model.xml").is_file():
             tail = "\n".join(done.stderr.strip().splitlines()[-5:])
             raise NoModel(f"optimum cannot export {model_dir} for OpenVINO:\n{tail}")

@@ -1,8 +1,5 @@
-"""Runs an engine in a process of its own for each run.
-
-So caches, spinning threads or a grown heap of one run do not reach the next, and the peak of memory is the
-run's own.
-"""
+"""Runs an engine in a process of its own for each run: nothing of one run reaches the next, and the peak of
+memory is the run's own."""
 
 from __future__ import annotations
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ops.bench.engine.metrics import spread
+from ops.bench.common.report import DISTURBED, spread, spread_text
 from ops.reporting import Report
 
 _TIMES = ("ttft", "tpot", "itl", "e2e")
-QUIET_CORES = 0.1
-"""Runs during which other processes use more than this are marked."""
 
 
 def show(report: dict[str, Any]) -> None:
@@ -27,35 +25,31 @@ def show(report: dict[str, Any]) -> None:
     )
     _show_engines(report)
     _show_ratios(report)
-    for name, found in report["agreement"].items():
+    for name, agreed in report["agreement"].items():
         print(
-            f"tokens against {name}: {found['identical_requests']} of {found['requests']} requests "
-            f"identical, {found['divergences']} divergences in {found['compared_tokens']:,} compared tokens "
-            f"({found['distinct_tokens']} distinct)"
+            f"tokens against {name}: {agreed['identical_requests']} of {agreed['requests']} requests"
+            f" identical, {agreed['divergences']} divergences in {agreed['compared_tokens']:,} compared"
+            f" tokens ({agreed['distinct_tokens']} distinct)"
         )
     if "roofline" in report:
         _show_roofline(report["roofline"])
-    if any(each["disturbed"] for engine in report["engines"].values() for each in engine["runs"]):
-        print(
-            f"* other processes used more than {QUIET_CORES:g} cores during a run: "
-            "measure again when nothing else runs"
-        )
+    if any(run["disturbed"] for engine in report["engines"].values() for run in engine["runs"]):
+        print(DISTURBED)
 
 
 def _show_engines(report: dict[str, Any]) -> None:
     rows = []
     for name, engine in report["engines"].items():
         runs = engine["runs"]
-        peaks = [each["serving_peak_bytes"] or each["peak_bytes"] for each in runs]
+        peaks = [run["serving_peak_bytes"] or run["peak_bytes"] for run in runs]
         rows.append(
             {
-                "engine": name + ("*" if any(each["disturbed"] for each in runs) else ""),
-                "tokens/s": f"{engine['output_tokens_per_s']['median']:,.0f}",
-                "spread": "{least:,.0f}-{most:,.0f}".format(**engine["output_tokens_per_s"]),
+                "engine": name + ("*" if any(run["disturbed"] for run in runs) else ""),
+                "tokens/s": spread_text(engine["output_tokens_per_s"]),
                 **{f"{time.upper()} ms p50/p99": _milliseconds(runs, f"{time}_s") for time in _TIMES},
                 "MB serving": f"{max(peaks) / 1e6:,.0f}",
-                "MB peak": f"{max(each['peak_bytes'] for each in runs) / 1e6:,.0f}",
-                "cores": f"{spread([each['own_cores'] for each in runs])['median']:.2f}",
+                "MB peak": f"{max(run['peak_bytes'] for run in runs) / 1e6:,.0f}",
+                "cores": f"{spread([run['own_cores'] for run in runs])['median']:.2f}",
             }
         )
     Report("medians of the runs", [(heading, heading) for heading in rows[0]], rows).show()
@@ -64,20 +58,19 @@ def _show_engines(report: dict[str, Any]) -> None:
 def _milliseconds(runs: list[dict[str, Any]], latency: str) -> str:
     points = []
     for point in ("p50", "p99"):
-        values = [each[latency][point] for each in runs if each[latency][point] is not None]
+        values = [run[latency][point] for run in runs if run[latency][point] is not None]
         points.append(f"{1000 * spread(values)['median']:.1f}" if values else "-")
     return " / ".join(points)
 
 
 def _show_ratios(report: dict[str, Any]) -> None:
     rows = [
-        {"peer": name, "metric": metric, "spread": "{least:.3f}-{most:.3f}".format(**found)} | found
+        {"peer": name, "metric": metric, "ratio": spread_text(found, ".3f")}
         for name, metrics in report["ratios"].items()
         for metric, found in metrics.items()
     ]
-    columns = (("peer", "peer"), ("metric", "metric"), ("median", "median", ".3f"), ("spread", "spread"))
     if rows:
-        Report("ours over the peer's, by repetition", columns, rows).show()
+        Report("ours over the peer's, by repetition", [(key, key) for key in rows[0]], rows).show()
 
 
 def _show_roofline(roofline: dict[str, Any]) -> None:

@@ -1,15 +1,13 @@
 """Roofline of this machine for a workload, and the share of it that an engine reaches.
 
-Two limits are measured: how fast memory is read, in a buffer as large as the weights that a
-decode step reads (a small model's weights may lie in the cache), and how fast the better of torch's matrix
-products computes. The ideal computes all prompts at the peak rate, then decodes in steps of all requests that
-still have tokens to come: each step takes the larger of the time to read weights and KV and the time to
-compute. It has no overhead, so no engine reaches it.
+Measured are how fast memory is read, in a buffer as large as the weights that a decode step reads (a small
+model's may lie in the cache), and how fast the better of torch's matrix products computes. The ideal computes
+all prompts at the peak rate, then decodes in steps of all requests that still have tokens to come: each takes
+the larger of the times to read weights and KV and to compute. No engine reaches it.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -18,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ops.simulate.machines.model_shape import ModelShape
+from ops.simulate.machines.machines import ModelShape
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MATRIX = 2048
@@ -77,16 +75,14 @@ def measure_limits(
     *, read_bytes: int, dtype: str, device: str, threads: int, measure_s: float = MEASURE_S
 ) -> Limits:
     """Measures in a process of its own. Raises RuntimeError with the end of its stderr."""
+    asked = json.dumps([read_bytes, dtype, device, threads, measure_s])
     done = subprocess.run(
-        [
-            sys.executable, "-m", "ops.bench.engine.roofline", "--read-bytes", str(read_bytes),
-            "--dtype", dtype, "--device", device, "--threads", str(threads), "--seconds", str(measure_s),
-        ],
+        [sys.executable, "-m", "ops.bench.engine.roofline", asked],
         capture_output=True,
         text=True,
         timeout=MEASURE_TIMEOUT_S,
         check=False,
-    )  # fmt: skip
+    )
     if done.returncode != 0:
         raise RuntimeError("\n".join(done.stderr.strip().splitlines()[-3:]))
     return Limits(**json.loads(done.stdout))
@@ -126,10 +122,8 @@ def _measure(read_bytes: int, dtype_name: str, device: str, threads: int, second
 
 
 def _packed(torch: Any, inputs: Any, weight: Any) -> Any:
-    """The product with a weight that oneDNN laid out for itself beforehand: often much the faster one.
-
-    None where torch does not have it: these operators are not part of its public interface.
-    """
+    """The product with a weight that oneDNN laid out for itself beforehand: often much the faster one. None
+    where torch does not have it: these operators are not part of its public interface."""
     try:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, inputs.shape[0])
         torch.ops.mkldnn._linear_pointwise(inputs, packed, None, "none", [], "")
@@ -140,15 +134,7 @@ def _packed(torch: Any, inputs: Any, weight: Any) -> Any:
 
 def main() -> None:
     """Prints the limits as JSON."""
-    parser = argparse.ArgumentParser(description="Measures this machine's limits.")
-    parser.add_argument("--read-bytes", type=int, required=True)
-    parser.add_argument("--dtype", choices=sorted(ELEMENT_BYTES), required=True)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--seconds", type=float, default=MEASURE_S)
-    options = parser.parse_args()
-    limits = _measure(options.read_bytes, options.dtype, options.device, options.threads, options.seconds)
-    print(json.dumps(asdict(limits)))
+    print(json.dumps(asdict(_measure(*json.loads(sys.argv[1])))))
 
 
 if __name__ == "__main__":

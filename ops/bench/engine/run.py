@@ -7,21 +7,18 @@ them. Greedy, EOS ignored, no prefix shared; the engines' tokens are compared as
 
 from __future__ import annotations
 
-import contextlib
 import os
-import platform
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.core.core import EngineConfig
 from ops.bench.common.errors import CannotBench
-from ops.bench.engine.metrics import BadAnswers, agreement, measure, ratios, spread
+from ops.bench.common.report import QUIET_CORES, Progress, machine, rotated, spread
+from ops.bench.engine.metrics import BadAnswers, agreement, measure, ratios
 from ops.bench.engine.models import NoModel, cache_dir, export_for_openvino, find_model, read_config
 from ops.bench.engine.process import BENCH_DIR, EngineFailed, EngineLaunch, engine_process
-from ops.bench.engine.report import QUIET_CORES
 from ops.bench.engine.roofline import ELEMENT_BYTES, MEASURE_S, ideal, measure_limits
 from ops.bench.engine.workload import (
     BadWorkload,
@@ -32,18 +29,16 @@ from ops.bench.engine.workload import (
     sample_workload,
     warm_up_orders,
 )
-from ops.simulate.machines.model_shape import ModelShape
+from ops.simulate.machines.machines import ModelShape
 
 OURS = "fairgate"
 PEERS = ("transformers", "openvino")
 DEFAULT_POLICY = "hybrid"
 DEFAULT_PEERS_DIR = Path(".bench-peers")
-WARM_UP_REQUESTS = 16
-WARM_UP_OUTPUT_TOKENS = 16
+WARM_UP = {"requests": 16, "output_tokens": 16}
 KV_SLACK = 1.1
 """KV slots over those of the largest batch, for every engine alike: none has to evict."""
 
-Progress = Callable[[str], None]
 Answers = list[dict[str, Any]]
 
 
@@ -91,7 +86,15 @@ def installed_peers(peers_dir: Path) -> list[str]:
 def _run(options: EngineBenchOptions, progress: Progress) -> dict[str, Any]:
     workload = load_workload(options.workload)
     peers = _choose_peers(options)
-    policy = _checked_policy(options)
+    policy = options.policy or DEFAULT_POLICY
+    try:
+        EngineConfig(
+            policy=policy,
+            max_batched_tokens=options.max_batched_tokens,
+            max_sequences=options.max_sequences,
+        )
+    except ValueError as error:
+        raise CannotBench(str(error)) from None
     threads = options.threads or os.cpu_count() or 1
     model_dir = find_model(options.model, cache_dir())
     config = read_config(model_dir)
@@ -103,7 +106,7 @@ def _run(options: EngineBenchOptions, progress: Progress) -> dict[str, Any]:
     }
     report: dict[str, Any] = {
         "model": {"name": options.model, "directory": str(model_dir), "dtype": options.dtype},
-        "machine": _machine(threads, options.device),
+        "machine": machine() | {"threads": threads, "device": options.device},
         "settings": {
             "max_sequences": options.max_sequences,
             "max_batched_tokens": options.max_batched_tokens,
@@ -126,7 +129,7 @@ def _run(options: EngineBenchOptions, progress: Progress) -> dict[str, Any]:
         "output_tokens": workload.output_tokens,
     }
     orders = as_orders(workload, vocabulary, rate_per_s=rate_per_s)
-    warm_up = _warm_up(workload, vocabulary)
+    warm_up = warm_up_orders(workload, vocabulary, **WARM_UP)
     engines, tokens = _alternate(launches, orders, warm_up, options, progress)
     report["engines"] = engines
     ours = engines[OURS]["runs"]
@@ -159,14 +162,9 @@ def _interpreter(name: str, peers_dir: Path) -> Path:
 
 
 def _launch(
-    name: str,
-    options: EngineBenchOptions,
-    workload: Workload,
-    model_dir: Path,
-    policy: str,
-    threads: int,
+    name: str, options: EngineBenchOptions, workload: Workload, model_dir: Path, policy: str, threads: int,
     progress: Progress,
-) -> EngineLaunch:
+) -> EngineLaunch:  # fmt: skip
     common = {
         "model_dir": str(model_dir),
         "dtype": options.dtype,
@@ -179,7 +177,7 @@ def _launch(
     if name == OURS:
         ours = {
             "policy": policy,
-            "max_waiting": max(len(workload.requests), options.poisson_requests, WARM_UP_REQUESTS),
+            "max_waiting": max(len(workload.requests), options.poisson_requests, WARM_UP["requests"]),
             "detokenize": options.detokenize,
         }
         command = (sys.executable, "-m", "ops.bench.peers.run_fairgate")
@@ -194,33 +192,10 @@ def _launch(
     return EngineLaunch(name, (str(interpreter), "-m", f"peers.run_{name}"), BENCH_DIR, common)
 
 
-def _checked_policy(options: EngineBenchOptions) -> str:
-    """The policy's name, once it is clear that our engine takes it with the other settings."""
-    policy = options.policy or DEFAULT_POLICY
-    try:
-        EngineConfig(
-            policy=policy,
-            max_batched_tokens=options.max_batched_tokens,
-            max_sequences=options.max_sequences,
-        )
-    except ValueError as error:
-        raise CannotBench(str(error)) from None
-    return policy
-
-
-def _warm_up(workload: Workload, vocabulary: int) -> list[dict[str, Any]]:
-    return warm_up_orders(
-        workload, vocabulary, requests=WARM_UP_REQUESTS, output_tokens=WARM_UP_OUTPUT_TOKENS
-    )
-
-
 def _alternate(
-    launches: dict[str, EngineLaunch],
-    orders: list[dict[str, Any]],
-    warm_up: list[dict[str, Any]],
-    options: EngineBenchOptions,
+    launches: dict[str, EngineLaunch], orders: Answers, warm_up: Answers, options: EngineBenchOptions,
     progress: Progress,
-) -> tuple[dict[str, Any], dict[str, list[list[int]]]]:
+) -> tuple[dict[str, Any], dict[str, list[list[int]]]]:  # fmt: skip
     """All runs; by engine: its description, its runs and their spread, and the tokens of its first run."""
     engines: dict[str, Any] = {name: {"runs": []} for name in launches}
     tokens: dict[str, list[list[int]]] = {}
@@ -240,12 +215,6 @@ def _alternate(
     return engines, tokens
 
 
-def rotated(names: Sequence[str], repetition: int) -> list[str]:
-    """Each repetition begins with another engine, so that none is always the first or always after one."""
-    start = repetition % len(names)
-    return [*names[start:], *names[:start]]
-
-
 def _one(
     launch: EngineLaunch, orders: list[dict[str, Any]], warm_up: list[dict[str, Any]], timeout_s: float
 ) -> tuple[dict[str, Any], Answers, dict[str, Any]]:
@@ -263,19 +232,18 @@ def _one(
 
 
 def _rate(
-    options: EngineBenchOptions,
-    workload: Workload,
-    vocabulary: int,
-    launches: dict[str, EngineLaunch],
+    options: EngineBenchOptions, workload: Workload, vocabulary: int, launches: dict[str, EngineLaunch],
     progress: Progress,
-) -> tuple[float, dict[str, Any]]:
+) -> tuple[float, dict[str, Any]]:  # fmt: skip
     """Requests a second for all engines, and each one's capacity where it had to be measured."""
     if options.rate_per_s is not None:
         return options.rate_per_s, {}
     orders = as_orders(workload, vocabulary, rate_per_s=None)
     capacity = {}
     for name, launch in launches.items():
-        _, _, figures = _one(launch, orders, _warm_up(workload, vocabulary), options.timeout_s)
+        _, _, figures = _one(
+            launch, orders, warm_up_orders(workload, vocabulary, **WARM_UP), options.timeout_s
+        )
         capacity[name] = len(orders) / figures["wall_s"]
         progress(f"capacity of {name}: {capacity[name]:.2f} requests/s")
     slowest = min(capacity.values())
@@ -287,12 +255,9 @@ def _rate(
 
 
 def _roofline(
-    options: EngineBenchOptions,
-    config: dict[str, Any],
-    workload: Workload,
-    threads: int,
+    options: EngineBenchOptions, config: dict[str, Any], workload: Workload, threads: int,
     engines: dict[str, Any],
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     try:
         shape = ModelShape.of(config)
     except KeyError as error:
@@ -308,7 +273,7 @@ def _roofline(
         )
     except RuntimeError as error:
         raise CannotBench(f"this machine's limits cannot be measured: {error}") from None
-    lengths = [(request.prompt_tokens, request.output_tokens) for request in workload.requests]
+    lengths = [(request.length, request.output_tokens) for request in workload.requests]
     best = ideal(shape, limits, lengths, element_bytes=element_bytes)
     return {
         "limits": asdict(limits),
@@ -318,16 +283,3 @@ def _roofline(
             for name, engine in engines.items()
         },
     }
-
-
-def _machine(threads: int, device: str) -> dict[str, Any]:
-    return {"cpu": machine_name(), "cores": os.cpu_count(), "threads": threads, "device": device}
-
-
-def machine_name() -> str:
-    """Name of the processor."""
-    name = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
-    return name

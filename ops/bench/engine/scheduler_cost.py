@@ -1,8 +1,8 @@
 """Cost of one scheduling step without a model, and its growth with the number of waiting sequences.
 
 The scheduler of a real engine core in a steady state: `running` sequences decode, now and then one ends and
-the next is admitted, and as many wait as before. Timed are `Scheduler.schedule`, and the bookkeeping of what
-was computed, emitted and ended. Time on the scheduler's own clock passes by a step-time model.
+the next is admitted, and as many wait as before. Timed are `schedule`, and the bookkeeping of what was
+computed, emitted and ended.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import gc
 import random
 import time
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 from engine.core.core import EngineConfig, EngineCore
@@ -33,6 +34,7 @@ STEPS = 1000
 BLOCK_TOKENS = 16
 P50_LIMIT_US = 300.0
 P99_LIMIT_US = 600.0
+_KEY = ("policy", "running", "tenants")
 _PARTS = ("schedule_us", "books_us", "step_us", "cpu_us")
 GROWTH_LIMIT = 1.5
 """Most that a step with the most waiting may cost over one with the least."""
@@ -176,13 +178,10 @@ def measure_case(case: SchedulerCase, *, steps: int = STEPS) -> dict[str, Any]:
     collections = _collections()
     taken = [state.step() for _ in range(steps)]
     return {
-        "policy": case.policy,
-        "running": case.running,
-        "waiting": case.waiting,
-        "tenants": case.tenants,
+        **asdict(case),
         "steps": steps,
-        **{part: _points([getattr(each, part) for each in taken]) for part in _PARTS},
-        "admissions": sum(each.admitted for each in taken),
+        **{part: _points([getattr(timing, part) for timing in taken]) for part in _PARTS},
+        "admissions": sum(timing.admitted for timing in taken),
         "preemptions": state.table.preemptions,
         "garbage_collections": _collections() - collections,
     }
@@ -202,32 +201,25 @@ def run(
         make_policy(policy)
     cases = [
         measure_case(SchedulerCase(policy, runners, waiters, parties), steps=steps)
-        for policy in policies
-        for runners in running
-        for parties in tenants
-        for waiters in sorted(waiting)
+        for policy, runners, parties, waiters in product(policies, running, tenants, sorted(waiting))
     ]
     return {"cases": cases, "growth": growth(cases)}
 
 
 def growth(cases: SequenceOf[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each policy, tenants and running: the p50 of a step with the most waiting over the least."""
-    found = []
-    for key in dict.fromkeys((case["policy"], case["running"], case["tenants"]) for case in cases):
-        same = [case for case in cases if (case["policy"], case["running"], case["tenants"]) == key]
-        least = min(same, key=lambda case: case["waiting"])
-        most = max(same, key=lambda case: case["waiting"])
-        if least is not most:
-            found.append(
-                {
-                    "policy": key[0],
-                    "running": key[1],
-                    "tenants": key[2],
-                    "waiting": [least["waiting"], most["waiting"]],
-                    "ratio": most["step_us"]["p50"] / least["step_us"]["p50"],
-                }
-            )
-    return found
+    by_key: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for case in sorted(cases, key=lambda case: case["waiting"]):
+        by_key.setdefault(tuple(case[name] for name in _KEY), []).append(case)
+    return [
+        dict(zip(_KEY, key, strict=True))
+        | {
+            "waiting": [same[0]["waiting"], same[-1]["waiting"]],
+            "ratio": same[-1]["step_us"]["p50"] / same[0]["step_us"]["p50"],
+        }
+        for key, same in by_key.items()
+        if len(same) > 1
+    ]
 
 
 def show(report: dict[str, Any]) -> None:
@@ -246,10 +238,10 @@ def show(report: dict[str, Any]) -> None:
             for case in report["cases"]
         ],
     ).show()
-    for each in report["growth"]:
-        least, most = each["waiting"]
+    for row in report["growth"]:
+        least, most = row["waiting"]
         print(
-            f"{each['policy']}, {each['tenants']:,} tenants: {most:,} waiting cost {each['ratio']:.2f} times "
+            f"{row['policy']}, {row['tenants']:,} tenants: {most:,} waiting cost {row['ratio']:.2f} times "
             f"what {least:,} cost ({GROWTH_LIMIT} allowed)"
         )
     print(f"wanted of hybrid: p50 <= {P50_LIMIT_US:.0f} us, p99 <= {P99_LIMIT_US:.0f} us for both together")

@@ -2,24 +2,21 @@
 
 A workload file names every request: its prompt (token ids, or a length whose ids follow from the file's
 seed), its output length, and its arrival in units of the mean gap. So one file is the same run everywhere.
-`python -m ops.bench.engine.workload` prints the file that ships with the project.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import NormalDist, fmean
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 SHIPPED_WORKLOAD = Path(__file__).parents[1] / "workloads" / "mixed_64.json"
 MAX_REQUESTS = 100_000
 MAX_FILE_BYTES = 64 << 20
-MAX_SEED = 1 << 32
 FIRST_TOKEN_ID = 3
 """Random prompts leave out the lowest ids, which mostly mark a beginning or an end."""
 SAMPLE_SALT = 1
@@ -31,43 +28,49 @@ class BadWorkload(ValueError):
     """No workload, or one that the model cannot serve; names the request, the field and the limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkloadRequest:
+class WorkloadRequest(msgspec.Struct, frozen=True):
     """One request of a workload. `prompt_token_ids` None: `prompt_tokens` ids that follow from the seed."""
 
-    prompt_tokens: int
-    output_tokens: int
-    arrival: float = 0.0
+    output_tokens: Annotated[int, Meta(ge=1)]
+    prompt_tokens: Annotated[int, Meta(ge=1)] | None = None
+    arrival: Annotated[float, Meta(ge=0)] = 0.0
     """In mean gaps since the run began."""
-    prompt_token_ids: tuple[int, ...] | None = None
+    prompt_token_ids: Annotated[tuple[int, ...], Meta(min_length=1)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.prompt_token_ids is None and self.prompt_tokens is None:
+            raise ValueError("there is neither prompt_tokens nor prompt_token_ids")
+        if self.prompt_token_ids is not None and self.prompt_tokens not in (None, self.length):
+            raise ValueError(f"prompt_tokens is {self.prompt_tokens}, prompt_token_ids has {self.length}")
+        if not math.isfinite(self.arrival):
+            raise ValueError("arrival must be finite")
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_token_ids) if self.prompt_token_ids is not None else self.prompt_tokens or 0
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(msgspec.Struct, frozen=True):
     """Requests, in order of arrival."""
 
-    name: str
-    seed: int
-    requests: tuple[WorkloadRequest, ...]
+    requests: Annotated[tuple[WorkloadRequest, ...], Meta(min_length=1, max_length=MAX_REQUESTS)]
+    name: str = "unnamed"
+    seed: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0
 
     @property
     def prompt_tokens(self) -> int:
         """Of all requests."""
-        return sum(request.prompt_tokens for request in self.requests)
+        return sum(request.length for request in self.requests)
 
     @property
     def output_tokens(self) -> int:
         """Of all requests."""
         return sum(request.output_tokens for request in self.requests)
 
-    @property
-    def mean_output_tokens(self) -> float:
-        """Of one request."""
-        return fmean(request.output_tokens for request in self.requests)
-
     def kv_tokens(self, max_sequences: int) -> int:
         """KV slots that let the `max_sequences` largest requests run together."""
-        sizes = sorted((each.prompt_tokens + each.output_tokens for each in self.requests), reverse=True)
+        sizes = sorted((request.length + request.output_tokens for request in self.requests), reverse=True)
         return sum(sizes[:max_sequences])
 
     def prompt_token_ids(self, index: int, vocabulary: int, *, salt: int = 0) -> list[int]:
@@ -77,10 +80,7 @@ class Workload:
             return list(request.prompt_token_ids)
         first = min(FIRST_TOKEN_ID, vocabulary - 1)
         stream = _mix(_mix(self.seed << 8 | salt) ^ index)
-        return [
-            first + _mix(stream ^ position) % (vocabulary - first)
-            for position in range(request.prompt_tokens)
-        ]
+        return [first + _mix(stream ^ position) % (vocabulary - first) for position in range(request.length)]
 
 
 def load_workload(path: Path) -> Workload:
@@ -88,10 +88,10 @@ def load_workload(path: Path) -> Workload:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise BadWorkload(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = msgspec.json.decode(path.read_bytes())
     except OSError as error:
         raise BadWorkload(f"{path} cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (UnicodeDecodeError, msgspec.DecodeError) as error:
         raise BadWorkload(f"{path} is not JSON: {error}") from None
     try:
         return parse_workload(content)
@@ -101,27 +101,22 @@ def load_workload(path: Path) -> Workload:
 
 def parse_workload(content: Any) -> Workload:
     """Raises `BadWorkload`."""
-    if not isinstance(content, dict) or not isinstance(content.get("requests"), list):
-        raise BadWorkload('a workload is an object with a list "requests"')
-    seed = content.get("seed", 0)
-    if not _is_whole(seed) or not 0 <= seed < MAX_SEED:
-        raise BadWorkload(f"seed must be a whole number from 0 to {MAX_SEED - 1}, not {seed!r}")
-    items = content["requests"]
-    if not 1 <= len(items) <= MAX_REQUESTS:
-        raise BadWorkload(f"requests must hold 1 to {MAX_REQUESTS} entries, not {len(items)}")
-    requests = [_parse_request(number, item) for number, item in enumerate(items)]
-    requests.sort(key=lambda request: request.arrival)
-    return Workload(str(content.get("name", "unnamed")), seed, tuple(requests))
+    try:
+        workload = msgspec.convert(content, Workload)
+    except msgspec.ValidationError as error:
+        raise BadWorkload(str(error)) from None
+    requests = tuple(sorted(workload.requests, key=lambda request: request.arrival))
+    return msgspec.structs.replace(workload, requests=requests)
 
 
 def check_workload(workload: Workload, *, vocabulary: int, context_tokens: int) -> None:
     """Whether the model can serve every request. Raises `BadWorkload` for the first that it cannot."""
     for number, request in enumerate(workload.requests):
-        if request.prompt_tokens + request.output_tokens > context_tokens:
+        if request.length + request.output_tokens > context_tokens:
             raise BadWorkload(
-                f"request {number}: prompt_tokens ({request.prompt_tokens}) + output_tokens "
-                f"({request.output_tokens}) exceed the model's context of {context_tokens} tokens: "
-                "shorten one of them or take a model with a longer context"
+                f"request {number}: prompt_tokens ({request.length}) + output_tokens"
+                f" ({request.output_tokens}) exceed the model's context of {context_tokens} tokens:"
+                " shorten one of them or take a model with a longer context"
             )
         for position, token_id in enumerate(request.prompt_token_ids or ()):
             if not 0 <= token_id < vocabulary:
@@ -138,11 +133,9 @@ def sample_workload(workload: Workload, requests: int) -> Workload:
     arrival = 0.0
     for _ in range(requests):
         chosen = workload.requests[int(generator.random() * len(workload.requests))]
-        drawn.append(
-            WorkloadRequest(chosen.prompt_tokens, chosen.output_tokens, arrival, chosen.prompt_token_ids)
-        )
+        drawn.append(msgspec.structs.replace(chosen, arrival=arrival))
         arrival -= math.log(1.0 - generator.random())
-    return Workload(f"{workload.name}, {requests} drawn", workload.seed, tuple(drawn))
+    return Workload(tuple(drawn), f"{workload.name}, {requests} drawn", workload.seed)
 
 
 def as_orders(
@@ -163,110 +156,12 @@ def warm_up_orders(
     workload: Workload, vocabulary: int, *, requests: int, output_tokens: int
 ) -> list[dict[str, Any]]:
     """Short requests with other prompts than the workload's, so that no cache knows these afterwards."""
-    part = Workload(
-        workload.name,
-        workload.seed,
-        tuple(
-            WorkloadRequest(request.prompt_tokens, min(output_tokens, request.output_tokens))
-            for request in workload.requests[:requests]
-        ),
+    short = tuple(
+        WorkloadRequest(min(output_tokens, request.output_tokens), request.length)
+        for request in workload.requests[:requests]
     )
+    part = Workload(short, workload.name, workload.seed)
     return as_orders(part, vocabulary, rate_per_s=None, salt=WARM_UP_SALT)
-
-
-def generate(
-    *,
-    name: str,
-    seed: int,
-    requests: int,
-    prompt_tokens: tuple[int, float, int],
-    output_tokens: tuple[int, float, int],
-) -> dict[str, Any]:
-    """A workload file's content: lognormal lengths of (median, sigma, most), Poisson arrivals.
-
-    Lengths are the distribution's quantiles at evenly spaced shares, in a shuffled order: few random draws
-    might miss its median or its tail.
-    """
-    generator = random.Random(seed)
-    prompts = _lognormal(generator, requests, *prompt_tokens)
-    outputs = _lognormal(generator, requests, *output_tokens)
-    made = []
-    arrival = 0.0
-    for prompt, output in zip(prompts, outputs, strict=True):
-        made.append({"prompt_tokens": prompt, "output_tokens": output, "arrival": round(arrival, 4)})
-        arrival -= math.log(1.0 - generator.random())
-    return {
-        "name": name,
-        "seed": seed,
-        "lengths": {
-            "prompt_tokens": dict(zip(("median", "sigma", "most"), prompt_tokens, strict=True)),
-            "output_tokens": dict(zip(("median", "sigma", "most"), output_tokens, strict=True)),
-        },
-        "requests": made,
-    }
-
-
-def shipped() -> dict[str, Any]:
-    """The content of `SHIPPED_WORKLOAD`."""
-    return generate(
-        name="mixed 64",
-        seed=1234,
-        requests=64,
-        prompt_tokens=(96, 0.7, 512),
-        output_tokens=(48, 0.85, 256),
-    )
-
-
-def as_text(content: dict[str, Any]) -> str:
-    """A workload file: one line a request."""
-    head = {key: value for key, value in content.items() if key != "requests"}
-    lines = ",\n".join(f"    {json.dumps(request)}" for request in content["requests"])
-    return f'{json.dumps(head, indent=2)[:-2]},\n  "requests": [\n{lines}\n  ]\n}}\n'
-
-
-def _lognormal(generator: random.Random, count: int, median: int, sigma: float, most: int) -> Sequence[int]:
-    normal = NormalDist()
-    shares = [(index + 0.5) / count for index in range(count)]
-    values = [min(most, max(1, round(median * math.exp(sigma * normal.inv_cdf(share))))) for share in shares]
-    values[-1] = most
-    generator.shuffle(values)
-    return values
-
-
-def _parse_request(number: int, item: Any) -> WorkloadRequest:
-    def bad(problem: str) -> BadWorkload:
-        return BadWorkload(f"request {number}: {problem}")
-
-    if not isinstance(item, dict):
-        raise bad(f"must be an object with prompt_tokens and output_tokens, not {item!r}")
-    token_ids = item.get("prompt_token_ids")
-    if token_ids is not None:
-        if not isinstance(token_ids, list) or not all(_is_whole(token_id) for token_id in token_ids):
-            raise bad("prompt_token_ids must be a list of whole numbers")
-        if item.get("prompt_tokens", len(token_ids)) != len(token_ids):
-            raise bad(f"prompt_tokens is {item['prompt_tokens']!r}, prompt_token_ids has {len(token_ids)}")
-    sizes: dict[str, Any] = {
-        "prompt_tokens": item.get("prompt_tokens") if token_ids is None else len(token_ids),
-        "output_tokens": item.get("output_tokens"),
-    }
-    for field, value in sizes.items():
-        if not _is_whole(value) or value < 1:
-            raise bad(f"{field} must be a whole number of at least 1, not {value!r}")
-    arrival = item.get("arrival", 0.0)
-    if isinstance(arrival, bool) or not isinstance(arrival, int | float):
-        raise bad(f"arrival must be a number, not {arrival!r}")
-    if not (math.isfinite(arrival) and arrival >= 0):
-        raise bad(f"arrival must be finite and not negative, not {arrival!r}")
-    return WorkloadRequest(
-        sizes["prompt_tokens"],
-        sizes["output_tokens"],
-        float(arrival),
-        None if token_ids is None else tuple(token_ids),
-    )
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _mix(value: int) -> int:
@@ -275,7 +170,3 @@ def _mix(value: int) -> int:
     value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
     return value ^ value >> 31
-
-
-if __name__ == "__main__":
-    print(as_text(shipped()), end="")

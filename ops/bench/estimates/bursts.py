@@ -1,8 +1,7 @@
 """Bursts for the benchmark of estimates: many requests at one instant, on the real engine.
 
 Sixteen short requests at once, three times, into an idle engine with two places; then bursts of 4 to 200 into
-one whose places are half busy, with some requests by themselves after each. What each was told is compared
-with what it waited, by the wait that it was told.
+one whose places are half busy, with some requests by themselves after each.
 """
 
 from __future__ import annotations
@@ -53,26 +52,25 @@ async def run(model: str | None) -> list[dict[str, Any]]:
     """Rows of figures. Raises `ServerFailed`."""
     idle = await _idle(model)
     warm, after = await _warm(model)
-    groups = {
-        f"{TOGETHER} at once, idle engine": idle,
-        "bursts, warm engine": warm,
-        f"after bursts, from the {AFTER // 2}th on": after,
-    }
-    return [row for name, told in groups.items() for row in figures(name, told)]
+    return [
+        *figures(f"{TOGETHER} at once, idle engine", idle),
+        *figures("bursts, warm engine", warm),
+        *figures(f"after bursts, from the {AFTER // 2}th on", after),
+    ]
 
 
 def figures(name: str, told: Sequence[ToldWait]) -> list[dict[str, Any]]:
     """One row a range of told waits, and one of all together."""
     ranges = {"all": list(told)}
     for load in range(NUM_LOADS):
-        ranges[f"up to {longest_wait_s(load):.3g} s"] = [each for each in told if load_of(each.p50_s) == load]
+        ranges[f"up to {longest_wait_s(load):.3g} s"] = [one for one in told if load_of(one.p50_s) == load]
     return [
         {
             "bursts": name,
             "told": label,
             "requests": len(group),
-            "share_within_2x": sum(each.is_near for each in group) / len(group),
-            "p90_coverage": covered([(each.p90_s, each.waited_s) for each in group]),
+            "share_within_2x": sum(wait.is_near for wait in group) / len(group),
+            "p90_coverage": covered([(wait.p90_s, wait.waited_s) for wait in group]),
         }
         for label, group in ranges.items()
         if group

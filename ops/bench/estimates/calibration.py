@@ -1,10 +1,8 @@
 """Benchmark of estimates on arrival: how often times stay below their p50 and p90 under stationary load.
 
-Several tenants of unlike lengths, sizes and tiers send requests at random (Poisson), each load for itself;
-the estimate of every request on arrival is compared with what it had, after a warm-up. In the last scenario
-requests are quoted first, in groups of `TOGETHER` that quote together and all redeem: those are reported
-apart: estimates without a quote are no promise. On virtual time: the figures depend on
-neither the machine nor what else runs on it (`calibration_pool.py`).
+Tenants of unlike lengths, sizes and tiers send requests at random (Poisson); the estimate of every request on
+arrival is compared with what it had, after a warm-up. In the last scenario groups of `TOGETHER` quote
+together and all redeem; these are reported apart. On virtual time (`calibration_pool.py`).
 """
 
 from __future__ import annotations
@@ -14,10 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import exp
 from statistics import NormalDist
-from typing import Any
+from typing import Any, cast
 
 from engine.messages import StepTime
 from ops.bench.estimates.calibration_pool import CalibratedPool, EstimateOutcome
+from ops.pages.charts import ChartLine, LineChart
 from ops.reporting import table
 from ops.simulate.machines.machines import profile_machine
 from ops.simulate.pool import SimulatedPool
@@ -49,6 +48,7 @@ WHATS = ("wait", "ttft", "tpot", "e2e")
 HELD_TO = ("ttft", "e2e")
 """Times whose p90 must cover `LOWEST` to `HIGHEST`; waits are often exactly nothing."""
 
+CHART_TITLES = {"ttft": "Time to the first token", "e2e": "Time to the last token"}
 Report = dict[str, Any]
 
 
@@ -83,21 +83,16 @@ def run(
     progress: Callable[[str], None] = lambda name: None,
 ) -> Report:
     """Every load, then the quotes; `ok` says whether each kept its limits."""
-    per_s = capacity(seed)
-    report: Report = {"seed": seed, "requests": requests, "capacity_requests_per_s": round(per_s, 2)}
-    report["scenarios"] = []
-    for load in loads:
-        progress(f"load {load:g}")
-        report["scenarios"].append({"name": f"load {load:g}", **scenario(seed, load * per_s, requests)})
-    progress(f"{TOGETHER} quote together")
-    report["scenarios"].append(
-        {
-            "name": f"{TOGETHER} quote together",
-            **scenario(seed, QUOTING_BESIDE * per_s, requests, quotes=True),
-        }
-    )
-    report["ok"] = all(each["ok"] for each in report["scenarios"])
-    return report
+    per_s, rows = capacity(seed), []
+    for name, load, quotes in [
+        *((f"load {load:g}", load, False) for load in loads),
+        (f"{TOGETHER} quote together", QUOTING_BESIDE, True),
+    ]:
+        progress(name)
+        rows.append({"name": name, **scenario(seed, load * per_s, requests, quotes=quotes)})
+    ok = all(row["ok"] for row in rows)
+    about = {"seed": seed, "requests": requests, "capacity_requests_per_s": round(per_s, 2)}
+    return about | {"scenarios": rows, "ok": ok}
 
 
 def capacity(seed: int) -> float:
@@ -107,8 +102,8 @@ def capacity(seed: int) -> float:
     pool = SimulatedPool(
         "vtc", MACHINE, predictions=Exact(), prefix_caching=False, stepwise=True, declared_tokens=0
     )
-    pool.run([replace(each, tier=1) for each in requests], until_s=60.0)
-    mean_cost = sum(each.cost for each in requests) / len(requests)
+    pool.run([replace(request, tier=1) for request in requests], until_s=60.0)
+    mean_cost = sum(request.cost for request in requests) / len(requests)
     return sum(pool.service.values()) / pool.now_s / mean_cost
 
 
@@ -137,15 +132,14 @@ def scenario(
 
     pool.pool.run(until_enough())
     judged = ended[warm_up:]
-    groups = {"plain": [each for each in judged if not each.binding]}
+    groups = {"plain": _figures([outcome for outcome in judged if not outcome.binding])}
     if quotes:
-        groups["binding"] = [each for each in judged if each.binding]
-    found = {name: _figures(group) for name, group in groups.items()}
+        groups["binding"] = _figures([outcome for outcome in judged if outcome.binding])
     return {
         "requests_per_s": round(per_s, 2),
         "replays": pool.estimates.forecast_cache.replays,
-        "groups": found,
-        "ok": all(holds(each) for each in found.values()),
+        "groups": groups,
+        "ok": all(map(holds, groups.values())),
     }
 
 
@@ -154,25 +148,20 @@ def _figures(judged: Sequence[EstimateOutcome]) -> Report:
     figures: Report = {"requests": len(judged)}
     for what in WHATS:
         pairs = [
-            (getattr(each.estimate, f"{what}_s"), actual)
-            for each in judged
-            if (actual := _actual(each, what)) is not None
+            (getattr(outcome.estimate, f"{what}_s"), actual)
+            for outcome in judged
+            if (actual := _actual(outcome, what)) is not None
         ]
         figures[what] = coverage(pairs)
-    lengths = [(each.estimate.output_tokens, each.emitted_tokens) for each in judged]
-    figures["output_tokens"] = coverage(lengths)
-    costs = [(each.estimate.cost_nanousd, each.cost_nanousd) for each in judged]
-    figures["cost"] = coverage(costs)
-    figures["above_max_cost"] = sum(each.cost_nanousd > each.estimate.max_cost_nanousd for each in judged)
+    figures["output_tokens"] = coverage([(one.estimate.output_tokens, one.emitted_tokens) for one in judged])
+    figures["cost"] = coverage([(one.estimate.cost_nanousd, one.cost_nanousd) for one in judged])
+    figures["above_max_cost"] = sum(one.cost_nanousd > one.estimate.max_cost_nanousd for one in judged)
     return figures
 
 
 def _curve(pairs: Sequence[tuple[tuple[float, float], float]]) -> list[tuple[float, float]]:
-    """Reliability: nominal share, and the share of truths below the quantile between p50 and p90 and beyond.
-
-    Estimates have two quantiles. Between and around them the curve takes the logarithm of a time for normal,
-    with these two quantiles: what it shows beside them is the shape, not a promise.
-    """
+    """Reliability: nominal share, and the share of truths below that quantile. Between and around p50 and p90
+    the logarithm of a time is taken for normal with these two: the shape, not a promise."""
     normal = NormalDist()
     curve: list[tuple[float, float]] = []
     for nominal in NOMINAL:
@@ -210,11 +199,9 @@ def holds(figures: Report) -> bool:
 
 
 def _actual(outcome: EstimateOutcome, what: str) -> float | None:
-    times = outcome.times
     if what == "tpot":
-        return times.tpot_s(outcome.emitted_tokens)
-    actual: float | None = getattr(times, f"{what}_s")
-    return actual
+        return outcome.times.tpot_s(outcome.emitted_tokens)
+    return cast("float | None", getattr(outcome.times, f"{what}_s"))
 
 
 def _poisson(rng: random.Random, per_s: float) -> Iterator[SimulatedRequest]:
@@ -235,7 +222,7 @@ def _quoting(pool: CalibratedPool, rng: random.Random, per_s: float) -> Iterator
             coming = next(plain)
         group = sorted(
             (_request(rng, group_s + rng.uniform(0, REDEEM_WITHIN_S)) for _ in range(TOGETHER)),
-            key=lambda each: each.arrival_s,
+            key=lambda request: request.arrival_s,
         )
         for request in group:
             pool.quote(request)
@@ -248,7 +235,7 @@ def _quoting(pool: CalibratedPool, rng: random.Random, per_s: float) -> Iterator
 
 
 def _request(rng: random.Random, at_s: float) -> SimulatedRequest:
-    sender = rng.choices(SENDERS, [each.share for each in SENDERS])[0]
+    sender = rng.choices(SENDERS, [sender.share for sender in SENDERS])[0]
     output = round(sender.median_output * exp(rng.gauss(0.0, LENGTH_SPREAD)))
     return SimulatedRequest(
         at_s,
@@ -262,25 +249,19 @@ def _request(rng: random.Random, at_s: float) -> SimulatedRequest:
 
 def show(report: Report) -> None:
     """The table for people."""
-    rows = []
-    for each in report["scenarios"]:
-        for group, figures in each["groups"].items():
-            for what in (*WHATS, "output_tokens", "cost"):
-                found = figures[what]
-                if found["p90"] is None:
-                    continue
-                rows.append(
-                    (
-                        f"{each['name']}, {group}",
-                        figures["requests"],
-                        what,
-                        f"{100 * found['p50']:.1f} %",
-                        f"{100 * found['p90']:.1f} %",
-                        f"{found['pinball_p50']:.4g}",
-                        f"{found['pinball_p90']:.4g}",
-                        f"{found['mean_actual']:.4g}",
-                    )
-                )
+    rows = [
+        (
+            f"{scenario['name']}, {group}",
+            figures["requests"],
+            what,
+            *(f"{100 * figures[what][key]:.1f} %" for key in ("p50", "p90")),
+            *(f"{figures[what][key]:.4g}" for key in ("pinball_p50", "pinball_p90", "mean_actual")),
+        )
+        for scenario in report["scenarios"]
+        for group, figures in scenario["groups"].items()
+        for what in (*WHATS, "output_tokens", "cost")
+        if figures[what]["p90"] is not None
+    ]
     columns = ("scenario", "requests", "what", "under p50", "under p90", "pinball p50", "p90", "mean actual")
     table("what was told on arrival against what happened", columns, rows)
     print(
@@ -288,3 +269,23 @@ def show(report: Report) -> None:
         f" under their p90, at least {100 * LOWEST:.0f} % of lengths and costs, no cost above its most:"
         f" {'ok' if report['ok'] else 'NOT ok'}"
     )
+
+
+def reliability_charts(report: dict[str, Any]) -> list[LineChart]:
+    """For each time the told quantile across, the share of requests at or under it up; the diagonal is what
+    was told."""
+    return [
+        LineChart(
+            CHART_TITLES[what],
+            "told quantile",
+            "share at or under it",
+            [
+                ChartLine(f"{scenario['name']}, {group}", [tuple(point) for point in figures[what]["curve"]])
+                for scenario in report["scenarios"]
+                for group, figures in scenario["groups"].items()
+            ],
+            y_most=1.0,
+            has_diagonal=True,
+        )
+        for what in HELD_TO
+    ]

@@ -2,16 +2,12 @@
 
 The estimator sees engines only through their snapshots, twenty a second, learns lengths from answers that
 ended, and corrects itself by them. The true length of an answer is known to the simulated engine alone.
-
-`in_two_steps` lets requests come as to a gateway: first for the estimate, then, when their budget is held and
-durable, to be queued.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from engine.entry import QueueEntry
@@ -20,7 +16,6 @@ from engine.messages import TIER_RANKS, Ready, Snapshot
 from gateway.domain.estimate import Estimate, Times
 from gateway.estimates.estimator import Estimator
 from gateway.estimates.forecast_cache import Size
-from gateway.flow.controller import Ticket
 from ops.simulate.machines.machines import Machine
 from ops.simulate.pool import Member, PoolObserver, SimulatedPool
 from ops.simulate.traffic.requests import SimulatedRequest
@@ -104,10 +99,6 @@ class CalibratedPool:
         """Open quotes, by the identity of their request."""
         self._open: dict[int, tuple[SimulatedRequest, Estimate, bool, float]] = {}
         """By row: the request, its estimate, whether that is a quote, and when it came."""
-        self._on_the_way: dict[int, tuple[str, Estimate, float]] = {}
-        """By identity of their second step: name, estimate, and when they came for it."""
-        self._second_steps: dict[int, SimulatedRequest] = {}
-        """By identity of the first."""
         self.estimates.forecast_cache.promised = lambda now_s, tenant_id: [
             entry for _, entry in self._quoted.values()
         ]
@@ -123,22 +114,6 @@ class CalibratedPool:
         name = f"quote {len(self.pool.records)} {len(self._quoted)}"
         self._quoted[id(request)] = estimate, self._entry(request, name, estimate.output_tokens[0])
 
-    def in_two_steps(
-        self, requests: Iterable[SimulatedRequest], durable_s: Callable[[float], float]
-    ) -> Iterator[SimulatedRequest]:
-        """Each request twice: for its estimate, and to be queued when its row is durable, by `durable_s` of
-        its arrival."""
-        later: list[tuple[float, int, SimulatedRequest]] = []
-        for number, request in enumerate(requests):
-            while later and later[0][0] <= request.arrival_s:
-                yield heapq.heappop(later)[2]
-            second = replace(request, arrival_s=durable_s(request.arrival_s))
-            self._second_steps[id(request)] = second
-            heapq.heappush(later, (second.arrival_s, number, second))
-            yield request
-        while later:
-            yield heapq.heappop(later)[2]
-
     def predict(self, request: SimulatedRequest) -> tuple[int, int]:
         """See `Predictions`; the 90th percentile is not known."""
         return self.estimates.lengths.quantile(request.tenant, MODEL, 0.5, max_tokens=self._max_tokens), 0
@@ -148,21 +123,16 @@ class CalibratedPool:
 
     def _arrive(self, pool: SimulatedPool, request: SimulatedRequest) -> bool:
         self._watch()
-        row = len(pool.records) - 1
-        second = self._second_steps.pop(id(request), None)
-        if second is not None:
-            name = f"coming {row}"
-            self._on_the_way[id(second)] = name, self._estimate(request), pool.now_s
-            entry = self._entry(request, name, self.predict(request)[0])
-            kv_tokens = entry.input_tokens + entry.predicted_output_tokens
-            self.estimates.forecast_cache.coming(Ticket(entry, 1, kv_tokens, self._max_tokens))
-            return False
         quote, _ = self._quoted.pop(id(request), (None, None))
-        name, estimate, came_s = self._on_the_way.pop(id(request), ("", None, pool.now_s))
-        estimate = estimate or self._estimate(request)
-        self.estimates.arrived(self._entry(request, name or str(row), self.predict(request)[0]))
-        self._open[row] = request, quote or estimate, quote is not None, came_s
+        self._enter(request, str(len(pool.records) - 1), self._estimate(request), quote, pool.now_s)
         return True
+
+    def _enter(
+        self, request: SimulatedRequest, name: str, estimate: Estimate, quote: Estimate | None, came_s: float
+    ) -> None:
+        """It is queued now."""
+        self.estimates.arrived(self._entry(request, name, self.predict(request)[0]))
+        self._open[len(self.pool.records) - 1] = request, quote or estimate, quote is not None, came_s
 
     def _estimate(self, request: SimulatedRequest) -> Estimate:
         tier = Tier(TIERS[request.tier])

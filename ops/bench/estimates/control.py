@@ -1,9 +1,9 @@
 """Benchmark of the control loop against the best fixed settings, and of its reversals, on virtual time.
 
-The same requests with its main knobs (how strictly requests are refused that would miss their target, and how
-many sequences are sent ahead of an engine) at several fixed settings, with the loop acting, and with its
-advice only. Traffic that changes is judged by segments: in each, attainment with the loop may be at most a
-point below that of the best fixed setting of that segment. A refused request has missed its targets.
+The same requests with its main knobs (how strictly requests are refused, and how many sequences are sent
+ahead of an engine) at several fixed settings, with the loop acting, and with its advice only. Judged by
+segments: in each, attainment with the loop may be at most a point below that of the best fixed setting of
+that segment.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def dist_shift(slo: SloLimits) -> ControlCase:
 
 def run(cases: Sequence[ControlCase], progress: Callable[[str], None] = lambda line: None) -> Report:
     """All cases; raises `BadTrace`, ValueError."""
-    found = [_case(case, progress) for case in cases]
-    return {"cases": found, "ok": all(each["ok"] for each in found)}
+    rows = [_case(case, progress) for case in cases]
+    return {"cases": rows, "ok": all(row["ok"] for row in rows)}
 
 
 def _case(case: ControlCase, progress: Callable[[str], None]) -> Report:
@@ -157,16 +157,17 @@ def judge(
     changes_nothing: bool,
 ) -> Report:
     """`shares`: attainment by segment, for each fixed setting and (None) with the loop acting."""
-    segments: list[dict[str, Any]] = []
+    segments = []
     for number, attained in enumerate(shares[None]):
-        best = max(SETTINGS, key=lambda setting: shares[setting][number])
+        fixed = {str(setting): shares[setting][number] for setting in SETTINGS}
+        best = max(fixed, key=lambda setting: fixed[setting])
         segments.append(
             {
                 "from_s": number * case.segment_s,
-                "fixed": {str(setting): shares[setting][number] for setting in SETTINGS},
-                "best_fixed": str(best),
+                "fixed": fixed,
+                "best_fixed": best,
                 "acting": attained,
-                "below_best": shares[best][number] - attained,
+                "below_best": fixed[best] - attained,
             }
         )
     reversals = most_reversals(moves)
@@ -223,10 +224,7 @@ def most_reversals(moves: Sequence[Move]) -> int:
         for earlier, later in pairwise(its)
         if (later.after > later.before) != (earlier.after > earlier.before)
     )
-    return max(
-        (sum(at_s <= each < at_s + REVERSAL_S for each in turned_s) for at_s in turned_s),
-        default=0,
-    )
+    return max((sum(at_s <= t < at_s + REVERSAL_S for t in turned_s) for at_s in turned_s), default=0)
 
 
 def show(report: Report) -> None:

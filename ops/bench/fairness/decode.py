@@ -1,6 +1,6 @@
 """Token-fair decoding of a running server, counted from its log of steps.
 
-One server; its policy is set live, and two tenants load it through clients in processes of their own.
+One server, whose policy is set live, under two tenants:
 
 - `turns`: 16 slots a step, 64 sequences, 32 of each tenant, weights 1 and 3, answers that do not end. Decode
   tokens over every 1,000 steps are compared with 1:3. The control is the same load under `decode-first`,
@@ -8,8 +8,6 @@ One server; its policy is set live, and two tenants load it through clients in p
 - `prompts`: equal weights, one tenant with prompts of 1,500 tokens without end, the other with short chats.
   The first has its half and all that the other leaves; the second feels nothing but that: its times beside
   an idle first tenant are printed with it.
-
-Steps are counted, not timed: a slow machine gives the same figures.
 """
 
 from __future__ import annotations
@@ -74,50 +72,37 @@ async def run(
     return _report(fair, control, alone, beside)
 
 
-def _endless(model: str) -> list[dict[str, Any]]:
-    rng = random.Random(29)
+def _bodies(
+    model: str, seed: int, count: int, prompt: tuple[int, int], answer: tuple[int, int], **more: Any
+) -> list[dict[str, Any]]:
+    """Prompts of random ids, and answers that do not end before; lengths from and to."""
+    rng = random.Random(seed)
     return [
         {
             "model": model,
-            "prompt": [rng.randint(10, 600) for _ in range(rng.randint(8, 20))],
-            "max_tokens": ANSWER_TOKENS,
+            "prompt": [rng.randint(10, 600) for _ in range(rng.randint(*prompt))],
+            "max_tokens": rng.randint(*answer),
             "ignore_eos": True,
+            **more,
         }
-        for _ in range(SEQUENCES)
+        for _ in range(count)
     ]
+
+
+def _endless(model: str) -> list[dict[str, Any]]:
+    return _bodies(model, 29, SEQUENCES, (8, 20), (ANSWER_TOKENS, ANSWER_TOKENS))
 
 
 def _long(model: str) -> list[dict[str, Any]]:
-    rng = random.Random(30)
-    return [
-        {
-            "model": model,
-            "prompt": [rng.randint(10, 600) for _ in range(LONG_PROMPT_TOKENS)],
-            "max_tokens": 4,
-            "ignore_eos": True,
-        }
-        for _ in range(200)
-    ]
+    return _bodies(model, 30, 200, (LONG_PROMPT_TOKENS, LONG_PROMPT_TOKENS), (4, 4))
 
 
 def _short(model: str) -> list[dict[str, Any]]:
-    rng = random.Random(31)
-    return [
-        {
-            "model": model,
-            "prompt": [rng.randint(10, 600) for _ in range(rng.randint(8, 24))],
-            "max_tokens": rng.randint(16, 48),
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        for _ in range(400)
-    ]
+    return _bodies(model, 31, 400, (8, 24), (16, 48), stream=True, stream_options={"include_usage": True})
 
 
 _BODIES: Mapping[str, Callable[[str], list[dict[str, Any]]]] = {
-    LIGHT: _endless,
-    HEAVY: _endless,
+    **dict.fromkeys((LIGHT, HEAVY), _endless),
     LONG: _long,
     SHORT: _short,
 }

@@ -1,20 +1,18 @@
 """Fairness of a running server: weights, floods, tiers and reservations.
 
-A fresh server with its engine, in processes of their own, and one load client per tenant, each a process too.
+A fresh server, and a load client per tenant, each a process of its own.
 
 - `weights`: two tenants of weights 1 and 3 that always wait, the light one with ten times the connections.
 - `flood`: a tenant that uses 30 % of the capacity beside another of the same weight that uses exactly its
-  share (half), and beside the same one sending ten times as much. The two take turns in blocks, so that a
-  machine that becomes faster or slower meets both. TTFT is measured at the client, from sending to the first
-  event of the stream. No more than `MOST_OPEN` requests of the other are open at a time: what comes beyond
-  that is counted and not sent, as a client with a bounded pool would do.
+  share (half), and beside the same one sending ten times as much, in blocks in turn. No more than `MOST_OPEN`
+  requests of the other are open at a time: what comes beyond that is counted and not sent.
 - `tiers`: interactive requests over batch that always waits.
 - `reservations`: a standard tenant that reserved 30 % of the capacity under an interactive flood, and the
   same one without.
 
-For the last three the engine has half of the cores to itself (`ops/bench/common/cores.py`) and its capacity
-is measured first; rates are parts of that. A tenant that has to wait all the time must do so in every sample
-of the server's own queue: otherwise its client was too slow, and the run is invalid, not unfair.
+For the last three the engine has half of the cores to itself and its capacity is measured first. A tenant
+that has to wait all the time must do so in every sample of the server's own queue: otherwise its client was
+too slow, and the run is invalid, not unfair.
 """
 
 from __future__ import annotations
@@ -26,14 +24,14 @@ import os
 import random
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
-from ops.bench.common.cores import set_apart
 from ops.bench.common.load import (
     Bench,
     BenchTenant,
@@ -50,6 +48,7 @@ from ops.reporting import Report, all_ok, jain_index, quantile, verdict
 from ops.sandbox.server import ServerFailed
 
 SAMPLE_S = 0.25
+PROC = Path("/proc")
 # weights
 HEAVY_WEIGHT = 3.0
 CONNECTIONS_FACTOR = 10
@@ -174,9 +173,9 @@ class _Reading:
 
 def judged(runs: Sequence[Figures]) -> Figures:
     """All runs of `weights` and their spread; of invalid ones only where there are no others."""
-    counted = [each for each in runs if not each["invalid"]] or runs
-    ratios = [each["ratio"] for each in counted]
-    invalid = [f"run {number}: {each['invalid']}" for number, each in enumerate(runs, 1) if each["invalid"]]
+    counted = [run for run in runs if not run["invalid"]] or runs
+    ratios = [run["ratio"] for run in counted]
+    invalid = [f"run {number}: {run['invalid']}" for number, run in enumerate(runs, 1) if run["invalid"]]
     return {
         "weights": [1, HEAVY_WEIGHT],
         "max_sequences": WEIGHTS_SEQUENCES,
@@ -184,9 +183,9 @@ def judged(runs: Sequence[Figures]) -> Figures:
         "median_ratio": statistics.median(ratios),
         "least_ratio": min(ratios),
         "most_ratio": max(ratios),
-        "worst_deviation": max(each["deviation"] for each in counted),
-        "least_jain_index": min(each["jain_index"] for each in counted),
-        "widest_gap_over_bound": max(each["gap_over_bound"] for each in counted),
+        "worst_deviation": max(run["deviation"] for run in counted),
+        "least_jain_index": min(run["jain_index"] for run in counted),
+        "widest_gap_over_bound": max(run["gap_over_bound"] for run in counted),
         "invalid": "; ".join(invalid) or None,
         "ok": all_ok(runs),
     }
@@ -213,12 +212,14 @@ async def _weights(light_tokens: int, connections: int, model: str | None) -> Fi
             await asyncio.sleep(SAMPLE_S)
             readings.append(await _read(operator, bench, samples))
         seen += [samples.used(name, await client.take()) for name, client in clients.items()]
-    longest = max(1, *(each.longest_prompt for each in seen))
-    gained = [{name: each.service[name] - first.service[name] for name in bench.ids} for each in readings[1:]]
+    longest = max(1, *(client.longest_prompt for client in seen))
+    gained = [
+        {name: reading.service[name] - first.service[name] for name in bench.ids} for reading in readings[1:]
+    ]
     light, heavy = gained[-1]["light"], gained[-1]["heavy"]
     # VTC's bound (Sheng et al., OSDI 2024): 2U, U = the output cost of all tokens that the batch can hold.
     bound = 2 * OUTPUT_TOKEN_COST * WEIGHTS_SEQUENCES * (longest + MAX_TOKENS)
-    gap = max(abs(each["light"] - each["heavy"] / HEAVY_WEIGHT) for each in gained)
+    gap = max(abs(gain["light"] - gain["heavy"] / HEAVY_WEIGHT) for gain in gained)
     deviation = abs(heavy / light / HEAVY_WEIGHT - 1)
     return {
         "light_cost_tokens": light,
@@ -230,7 +231,7 @@ async def _weights(light_tokens: int, connections: int, model: str | None) -> Fi
         "bound_cost_tokens": bound,
         "gap_over_bound": gap / bound,
         "seconds": readings[-1].at_s - first.at_s,
-        "least_queued": {name: min(each.queued[name] for each in readings) for name in bench.ids},
+        "least_queued": {name: min(reading.queued[name] for reading in readings) for name in bench.ids},
         "connections": {party.name: party.connections for party in parties},
         **samples.judge(deviation <= TOLERANCE and gap <= bound),
     }
@@ -261,6 +262,31 @@ def _service(status: Mapping[str, Any], bench: Bench) -> dict[str, int]:
 
 
 # ---------------------------------------------------------------- flood, tiers, reservations
+
+
+def halves(cores: Set[int]) -> tuple[set[int], set[int]] | None:
+    """The engine's cores and the others'; None where there is but one."""
+    if len(cores) < 2:
+        return None
+    ordered = sorted(cores)
+    middle = len(ordered) - len(ordered) // 2
+    return set(ordered[middle:]), set(ordered[:middle])
+
+
+def set_apart(engine: int, others: Iterable[int]) -> tuple[int, int] | None:
+    """Pins the process `engine` to half of the cores that this process may use, and `others` to the rest,
+    with all their threads; later threads inherit it. Returns how many cores each has; None: nothing was
+    done."""
+    if not hasattr(os, "sched_setaffinity"):
+        return None
+    parts = halves(os.sched_getaffinity(0))
+    if parts is None:
+        return None
+    for process, cores in [(engine, parts[0]), *((other, parts[1]) for other in others)]:
+        for task in (PROC / str(process) / "task").iterdir():
+            with contextlib.suppress(ProcessLookupError):  # a thread that has ended meanwhile
+                os.sched_setaffinity(int(task.name), cores)
+    return len(parts[0]), len(parts[1])
 
 
 @dataclass
@@ -389,7 +415,7 @@ async def flood(pool: LoadedPool, requests: int) -> Figures:
                     seen = samples.used(QUIET, await quiet.finish())
                 rows[name]["unsent"] += samples.used(OTHER, await other.take()).unsent
             ttfts[name] += seen.ttfts_s[SKIPPED:]
-            accounts[name] += [each["actual"]["ttft_s"] or 0.0 for each in seen.accounts[SKIPPED:]]
+            accounts[name] += [account["actual"]["ttft_s"] or 0.0 for account in seen.accounts[SKIPPED:]]
             refused += seen.refused
             await pool.idle()
     for name, row in rows.items():
@@ -421,7 +447,7 @@ async def tiers(pool: LoadedPool, requests: int) -> Figures:
     gained = {name: after[name] - before[name] for name in (DAY, NIGHT)}
     batch_p50_s = quantile(night.ttfts_s, 0.5)
     day_p99_s = quantile(day.ttfts_s, 0.99)
-    places_taken = sum(each["displaced"]["places_taken"] for each in day.accounts)
+    places_taken = sum(account["displaced"]["places_taken"] for account in day.accounts)
     return {
         "interactive_requests": len(day.ttfts_s),
         "interactive_ttft_p50_s": round(quantile(day.ttfts_s, 0.5), 4),
@@ -437,7 +463,7 @@ async def reservations(pool: LoadedPool, requests: int) -> Figures:
     """Service of a standard tenant under an interactive flood, with a reservation and without."""
     reserved = RESERVED_SHARE * pool.cost_per_s
     samples = QueueSamples(RUSH, PAID)
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     for name, amount in (("served_of_reserved", reserved), ("without_reservation", 0.0)):
         await admin_call(pool.operator, "PATCH", f"tenants/{PAID}", {"reserved_tokens_per_s": amount})
         async with pool.beside(RUSH) as rush, pool.beside(PAID) as paid:
@@ -448,13 +474,15 @@ async def reservations(pool: LoadedPool, requests: int) -> Figures:
             after = await pool.service()
             samples.used(RUSH, await rush.take())
             samples.used(PAID, await paid.take())
-        found[name] = (after[PAID] - before[PAID]) / RESERVED_S / reserved
+        shares[name] = (after[PAID] - before[PAID]) / RESERVED_S / reserved
         await pool.idle()
     return {
         "reserved_cost_per_s": round(reserved),
-        **{name: round(share, 4) for name, share in found.items()},
+        **{name: round(share, 4) for name, share in shares.items()},
         "least": LEAST_RESERVED,
-        **samples.judge(found["served_of_reserved"] >= LEAST_RESERVED and found["without_reservation"] < 0.5),
+        **samples.judge(
+            shares["served_of_reserved"] >= LEAST_RESERVED and shares["without_reservation"] < 0.5
+        ),
     }
 
 
@@ -479,16 +507,12 @@ def show(report: Figures) -> None:
         Report(
             "flood: a tenant at 30 % of the capacity beside another (real time)",
             (
-                ("name", "the other"),
-                ("other_share", "its share", "g"),
-                ("requests", "requests"),
-                ("ttft_p50_s", "TTFT p50, s", ".3f"),
-                ("ttft_p99_s", "p99", ".3f"),
-                ("account_ttft_p99_s", "of accounts, p99", ".3f"),
-                ("unsent", "not sent"),
+                ("name", "the other"), ("other_share", "its share", "g"), ("requests", "requests"),
+                ("ttft_p50_s", "TTFT p50, s", ".3f"), ("ttft_p99_s", "p99", ".3f"),
+                ("account_ttft_p99_s", "of accounts, p99", ".3f"), ("unsent", "not sent"),
             ),
             [{"name": name} | row for name, row in part["rows"].items()],
-        ).show()
+        ).show()  # fmt: skip
         print(f"flood over equal half: {part['ratio']:.3f}, at most {MAX_RATIO:g}: {verdict(part)}")
     if part := parts.get("tiers"):
         print(
@@ -503,47 +527,37 @@ def show(report: Figures) -> None:
             f" (at least {LEAST_RESERVED:.0%}), without a reservation {part['without_reservation']:.1%}:"
             f" {verdict(part)}"
         )
-    runs = {
-        f"weights {number}": each for number, each in enumerate(report.get("weights", {}).get("runs", ()), 1)
-    }
+    weights = enumerate(report.get("weights", {}).get("runs", ()), 1)
+    runs = {f"weights {number}": run for number, run in weights}
+
+    def empty(part: Figures, tenant: str) -> str:
+        samples = part["empty_samples"].get(tenant)
+        return "-" if samples is None else f"{samples} of {part['queue_samples']}"
+
     Report(
         "load clients, one process each",
         (
-            ("scenario", "scenario"),
-            ("tenant", "tenant"),
-            ("cpu_share", "CPU share", ".1%"),
+            ("scenario", "scenario"), ("tenant", "tenant"), ("cpu_share", "CPU share", ".1%"),
             ("empty", "queue empty in samples"),
         ),
         [
-            {
-                "scenario": name,
-                "tenant": tenant,
-                "cpu_share": share,
-                "empty": f"{part['empty_samples'][tenant]} of {part['queue_samples']}"
-                if tenant in part["empty_samples"]
-                else "-",
-            }
+            {"scenario": name, "tenant": tenant, "cpu_share": share, "empty": empty(part, tenant)}
             for name, part in (runs | parts).items()
             for tenant, share in part.get("client_cpu_shares", {}).items()
         ],
-    ).show()
+    ).show()  # fmt: skip
 
 
 def _show_weights(part: Figures) -> None:
     Report(
         "service in cost tokens (input + 2 x output), weights 1:3",
         (
-            ("number", "run"),
-            ("light_cost_tokens", "light"),
-            ("heavy_cost_tokens", "heavy"),
-            ("ratio", "ratio", ".4f"),
-            ("deviation", "off 3 by", ".2%"),
-            ("seconds", "seconds", ".1f"),
-            ("light", "light queued >="),
-            ("heavy", "heavy queued >="),
+            ("number", "run"), ("light_cost_tokens", "light"), ("heavy_cost_tokens", "heavy"),
+            ("ratio", "ratio", ".4f"), ("deviation", "off 3 by", ".2%"), ("seconds", "seconds", ".1f"),
+            ("light", "light queued >="), ("heavy", "heavy queued >="),
         ),
-        [{"number": number} | each | each["least_queued"] for number, each in enumerate(part["runs"], 1)],
-    ).show()
+        [{"number": number} | run | run["least_queued"] for number, run in enumerate(part["runs"], 1)],
+    ).show()  # fmt: skip
     print(
         f"ratio {part['median_ratio']:.4f} (median), {part['least_ratio']:.4f} to {part['most_ratio']:.4f};"
         f" worst deviation {100 * part['worst_deviation']:.2f} %, {100 * TOLERANCE:.0f} % allowed; Jain index"

@@ -1,8 +1,8 @@
 """Load client of the gateway benchmark: closed loops over kept connections, in one process.
 
-One epoll loop on plain sockets and requests that were made beforehand, so that the client is cheaper than any
-gateway. Each connection sends its next request when it has its whole answer, until the time is over; then the
-open requests are waited for.
+One epoll loop on plain sockets and requests that were made beforehand: cheaper than any gateway.
+Each connection sends its next request when it has its whole answer, until the time is over; then the open
+requests are waited for.
 
 One order on stdin, one answer on stdout, both JSON:
     {"port": 8000, "requests": ["POST …"], "connections": 32, "seconds": 3.0, "stream": false, "tokens": 64}
@@ -132,7 +132,6 @@ class Seen:
     tokens_in_time: int = 0
     events: int = 0
     """Server-sent events of all streams: fewer than tokens where a gateway joins some."""
-    reconnects: int = 0
     errors: int = 0
     first_error: str = ""
     latencies_s: list[float] = field(default_factory=list)
@@ -193,7 +192,6 @@ class ClosedLoops:
         connection.first_s = 0.0
         if not connection.is_open:
             self._connect(connection)
-            self.seen.reconnects += 1
         connection.sent_s = time.perf_counter()
         connection.socket.sendall(connection.request)
 
@@ -239,28 +237,28 @@ class ClosedLoops:
         )
 
     def _finished_as_usual(self, connection: _ClientConnection, now_s: float) -> None:
-        seen = self.seen
-        is_in_time = now_s <= self._end_s
-        seen.requests += 1
-        seen.requests_in_time += is_in_time
+        seen, connection.first_s = self.seen, now_s
         seen.tokens += self._tokens
-        seen.tokens_in_time += self._tokens * is_in_time
-        seen.latencies_s.append(now_s - connection.sent_s)
-        seen.first_tokens_s.append(now_s - connection.sent_s)
+        seen.tokens_in_time += self._tokens * (now_s <= self._end_s)
+        self._answered(connection, now_s)
         self._go_on(connection, now_s)
 
+    def _answered(self, connection: _ClientConnection, now_s: float) -> None:
+        seen = self.seen
+        seen.requests += 1
+        seen.requests_in_time += now_s <= self._end_s
+        seen.latencies_s.append(now_s - connection.sent_s)
+        seen.first_tokens_s.append(connection.first_s - connection.sent_s)
+
     def _finished(self, connection: _ClientConnection, now_s: float) -> None:
-        reply, seen = connection.reply, self.seen
+        reply = connection.reply
         if reply.status != 200:
             self._fail(f"status {reply.status}: {reply.shown.decode(errors='replace')}")
         elif reply.tokens != self._tokens:
             self._fail(f"an answer had {reply.tokens} tokens instead of {self._tokens}")
         else:
-            seen.requests += 1
-            seen.requests_in_time += now_s <= self._end_s
-            seen.events += reply.events
-            seen.latencies_s.append(now_s - connection.sent_s)
-            seen.first_tokens_s.append(connection.first_s - connection.sent_s)
+            self.seen.events += reply.events
+            self._answered(connection, now_s)
         if reply.closes:
             self._close(connection)
         self._go_on(connection, now_s)

@@ -1,7 +1,6 @@
-"""Figures of a gateway's runs, beside no gateway and beside its peers, and its goals.
+"""Figures of a gateway's runs, beside no gateway and beside its peers, and its goals. Pure.
 
-Pure arithmetic. A figure that compares two targets compares runs of the same round, which lie next to one
-another in time.
+A figure that compares two targets compares runs of the same round, next to one another in time.
 """
 
 from __future__ import annotations
@@ -10,28 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ops.bench.engine.metrics import spread
+from ops.bench.common.report import spread
 from ops.bench.gateway.peers import DIRECT, OURS, SCRAPED, TRACED, WATCHED
 
 Runs = Mapping[str, Sequence[Mapping[str, Any]]]
 """By target, one entry a round."""
 
 LATENCY_FIGURES = ("latency_p50_s", "latency_p99_s", "first_token_p50_s")
-OWN_FIGURES = (
-    "requests_per_s",
-    "tokens_per_s",
-    "cpu_s_per_request",
-    "cpu_s_per_token",
-    "peak_bytes",
-)
+OWN_FIGURES = ("requests_per_s", "tokens_per_s", "cpu_s_per_request", "cpu_s_per_token", "peak_bytes")
 BESIDE = {"watchers": WATCHED, "traces": TRACED, "scraper": SCRAPED}
 """Side loads of the report, and the targets that have them."""
-COMPARED = {
-    "requests_per_s": True,
-    "tokens_per_s": True,
-    "latency_p50_s": False,
-    "first_token_p50_s": False,
-}
+COMPARED = {"requests_per_s": True, "tokens_per_s": True, "latency_p50_s": False, "first_token_p50_s": False}
 """Figures with a side load and without; True: more is better."""
 FULL_CORE = 0.95
 """A process of one thread that uses more of a core is the bottleneck."""
@@ -77,28 +65,23 @@ def one_run(
 def _client_bound(cores: Mapping[str, Mapping[str, float]]) -> str | None:
     """Names the phases in which the clients, one process, were the bottleneck; a target without a gateway
     has none."""
-    return (
-        "; ".join(
-            f"{name}: the clients used {100 * used['clients']:.0f} % of a core, the gateway"
-            f" {100 * used['gateway']:.0f} %"
-            for name, used in cores.items()
-            if used["clients"] > FULL_CORE and 0 < used["gateway"] < FULL_CORE
-        )
-        or None
-    )
+    lines = [
+        f"{name}: the clients used {100 * used['clients']:.0f} % of a core, the gateway"
+        f" {100 * used['gateway']:.0f} %"
+        for name, used in cores.items()
+        if used["clients"] > FULL_CORE and 0 < used["gateway"] < FULL_CORE
+    ]
+    return "; ".join(lines) or None
 
 
 def figures(runs: Runs) -> dict[str, dict[str, Any]]:
     """By target: median, extremes and values of each figure; latencies also as what the target adds to
     them."""
-    found: dict[str, dict[str, Any]] = {}
-    for name, rounds in runs.items():
-        found[name] = {
-            figure: spread([each[figure] for each in rounds]) for figure in (*LATENCY_FIGURES, *OWN_FIGURES)
-        }
-        for figure in LATENCY_FIGURES:
-            found[name][f"added_{figure}"] = spread(added(runs, name, figure))
-    return found
+    return {
+        name: {figure: spread([run[figure] for run in rounds]) for figure in (*LATENCY_FIGURES, *OWN_FIGURES)}
+        | {f"added_{figure}": spread(added(runs, name, figure)) for figure in LATENCY_FIGURES}
+        for name, rounds in runs.items()
+    }
 
 
 def added(runs: Runs, name: str, figure: str) -> list[float]:
@@ -118,31 +101,27 @@ class Goal:
 
     def as_json(self) -> dict[str, Any]:
         """A row of the report."""
-        found = spread(self.values)
-        ok = found["median"] >= self.bound if self.is_least else found["median"] <= self.bound
-        return {"what": self.what, "at_least" if self.is_least else "at_most": self.bound, **found, "ok": ok}
+        figure = spread(self.values)
+        ok = figure["median"] >= self.bound if self.is_least else figure["median"] <= self.bound
+        return {"what": self.what, "at_least" if self.is_least else "at_most": self.bound, **figure, "ok": ok}
 
 
 def promises(runs: Runs, pairs: Sequence[float] = ()) -> list[Goal]:
     """Those that can be judged with the targets that ran. `pairs`: requests a second with estimates over
     requests a second without."""
-    found: list[Goal] = []
+    goals: list[Goal] = []
     if (litellm := runs.get("litellm")) is not None:
         ours = runs[OURS]
-        latency = [
-            mine / theirs
-            for mine, theirs in zip(
-                added(runs, OURS, "latency_p50_s"), added(runs, "litellm", "latency_p50_s"), strict=True
-            )
-        ]
-        found += [
+        latencies = (added(runs, name, "latency_p50_s") for name in (OURS, "litellm"))
+        latency = [mine / theirs for mine, theirs in zip(*latencies, strict=True)]
+        goals += [
             Goal("requests/s over LiteLLM's", 10.0, True, _ratios(ours, litellm, "requests_per_s")),
             Goal("added p50 latency over LiteLLM's", 0.2, False, latency),
             Goal("streamed tokens/s over LiteLLM's", 10.0, True, _ratios(ours, litellm, "tokens_per_s")),
         ]
     if pairs:
-        found.append(Goal("requests/s over ours without estimates", 0.9, True, pairs))
-    return found
+        goals.append(Goal("requests/s over ours without estimates", 0.9, True, pairs))
+    return goals
 
 
 def beside(runs: Runs, name: str) -> dict[str, Any] | None:
@@ -159,27 +138,25 @@ def beside(runs: Runs, name: str) -> dict[str, Any] | None:
 def compared(runs: Runs, name: str) -> list[dict[str, Any]]:
     """Each figure of ours with a side load and without: what that changes is within the spread where the
     median with it is no worse than the worst round without."""
-    found = []
+    rows = []
     for figure, is_more_better in COMPARED.items():
-        bare, theirs = (spread([each[figure] for each in rounds]) for rounds in (runs[OURS], runs[name]))
+        bare, theirs = (spread([run[figure] for run in rounds]) for rounds in (runs[OURS], runs[name]))
         worst = bare["least"] if is_more_better else bare["most"]
         ok = theirs["median"] >= worst if is_more_better else theirs["median"] <= worst
-        found.append({"figure": figure, "without": bare, "with": theirs, "ok": ok})
-    return found
+        rows.append({"figure": figure, "without": bare, "with": theirs, "ok": ok})
+    return rows
 
 
 def invalid(runs: Runs) -> str | None:
     """The rounds of judged targets in which the clients were the bottleneck."""
     judged = [name for name in (OURS, *BESIDE.values(), "litellm") if name in runs]
-    return (
-        "; ".join(
-            f"{name}, round {number}: {each['invalid']}"
-            for name in judged
-            for number, each in enumerate(runs[name], 1)
-            if each["invalid"]
-        )
-        or None
-    )
+    lines = [
+        f"{name}, round {number}: {run['invalid']}"
+        for name in judged
+        for number, run in enumerate(runs[name], 1)
+        if run["invalid"]
+    ]
+    return "; ".join(lines) or None
 
 
 def _ratios(

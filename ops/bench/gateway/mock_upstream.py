@@ -1,16 +1,10 @@
 """Upstream of the gateway benchmark: answers immediately, and always the same.
 
-It must never be the bottleneck: one epoll loop, answers that were made beforehand, no model, no waiting. A
-request with `"stream": true` gets one chunk for each of its `max_tokens` tokens. All streams that are open
-get their next chunk in turn, as from an engine that gives each of its sequences a token a step, so chunks
-reach a gateway one by one as long as it keeps up. Any other request gets its whole answer in one piece.
-
-It stands for a machine of its own. When a client receives its first token, the gateway and this process,
-which sends the next tokens, may use both of two cores: while there is one stream only, this process yields
-its core.
-
-Several processes may listen on one port (`SO_REUSEPORT`). A process ends when its stdin does. Standard
-library only, for a quick start.
+It must never be the bottleneck: one epoll loop, answers that were made beforehand. A request with
+`"stream": true` gets one chunk for each of its `max_tokens` tokens; all open streams get their next chunk in
+turn, as from an engine that gives each of its sequences a token a step. Any other request gets its whole
+answer in one piece. While there is one stream only, this process yields its core: it stands for a machine of
+its own. Several processes may listen on one port (`SO_REUSEPORT`). A process ends when its stdin does.
 
     python -m ops.bench.gateway.mock_upstream PORT     (0: a free one)  ->  prints the port
 """

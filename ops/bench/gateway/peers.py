@@ -20,12 +20,12 @@ from pathlib import Path
 import httpx
 
 from ops.bench.common.errors import CannotBench, PeerMissing
-from ops.bench.common.load import admin_call, server_status
-from ops.bench.common.processes import server_program
+from ops.bench.common.load import QUIET, admin_call, known
+from ops.bench.common.processes import distribution_of, installed, server_program, toml
 from ops.bench.gateway.mock_upstream import CONTEXT_TOKENS, MODEL
 from ops.bench.gateway.side_loads import TRACE_RATIO, Scraper, Watchers, collector, scraping, watching
 from ops.sandbox.free_port import free_port
-from ops.sandbox.server import LocalServer, local_server, until
+from ops.sandbox.server import LocalServer, local_server
 
 OURS = "fairgate"
 SILENT = "fairgate, no estimates"
@@ -96,15 +96,13 @@ def fairgate(
     async def serve(directory: Path, upstream_port: int) -> AsyncIterator[Serving]:
         config = directory / "fairgate.toml"
         config.write_text(_fairgate_config(upstream_port, tokenizer_dir, estimates), encoding="utf-8")
-        arguments = ["--config", str(config), "--prices", f"{MODEL}=150/600", "--log-level", "warning"]
+        arguments = ["--config", str(config), "--prices", f"{MODEL}=150/600", *QUIET]
         async with contextlib.AsyncExitStack() as closing:
             if beside == TRACED:
                 url = await closing.enter_async_context(collector())
                 arguments += ["--telemetry-otlp", url, "--telemetry-trace-ratio", f"{TRACE_RATIO:g}"]
             server = await closing.enter_async_context(local_server(directory / "data", arguments=arguments))
-            keys = [await _tenant(server, f"tenant-{number}") for number in range(TENANTS)]
-            await _known(server)
-            headers = [{"authorization": f"Bearer {key}"} for key in keys]
+            headers = await _tenants(server)
             port = httpx.URL(server.url).port
             assert port is not None
             overviews = scraper = None
@@ -118,7 +116,7 @@ def fairgate(
 
 
 def _fairgate_config(upstream_port: int, tokenizer_dir: Path | None, estimates: bool) -> str:
-    values = {
+    upstream = {
         "name": "bench",
         "url": f"http://127.0.0.1:{upstream_port}/v1",
         "model": MODEL,
@@ -126,37 +124,26 @@ def _fairgate_config(upstream_port: int, tokenizer_dir: Path | None, estimates: 
         "context_tokens": CONTEXT_TOKENS,
     }
     if tokenizer_dir is not None:
-        values["tokenizer_dir"] = str(tokenizer_dir.absolute())
-    # A JSON string or number is one in TOML, too.
-    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-    head = ["[engine]", 'serve = "no"', "[gateway]", f'estimates = "{"yes" if estimates else "no"}"']
-    return "\n".join([*head, "[[upstreams]]", *lines, ""])
+        upstream["tokenizer_dir"] = str(tokenizer_dir.absolute())
+    return toml(upstream, ["[gateway]", f'estimates = "{"yes" if estimates else "no"}"'])
 
 
-async def _tenant(server: LocalServer, name: str) -> str:
-    """A tenant with a token bucket and a window, and its key."""
+async def _tenants(server: LocalServer) -> list[dict[str, str]]:
+    """Headers of tenants with a token bucket and a window each, once the gateway knows them."""
+    names, headers = [f"tenant-{number}" for number in range(TENANTS)], []
     async with server.operator() as client:
-        await admin_call(client, "POST", "tenants", {"name": name})
-        for limit in (
-            {"meter": "total_tokens", "rate_per_s": LARGE_RATE, "amount": LARGE_RATE},
-            {"meter": "total_tokens", "window": "day", "amount": LARGE},
-        ):
-            await admin_call(client, "POST", "limits", {"tenant": name, "mode": "hard", **limit})
-        key = await admin_call(client, "POST", "keys", {"tenant": name})
-    return str(key["key"])
-
-
-async def _known(server: LocalServer) -> None:
-    """Waits until the gateway's copy of the directory has every tenant with its limits."""
-    async with server.operator() as client:
-
-        async def knows() -> bool:
-            status = await server_status(client)
-            limited = [shown for shown in status["tenants"] if len(shown["limits"]) == 2]
-            return len(limited) == TENANTS
-
-        if not await until(knows, START_S):
+        for name in names:
+            await admin_call(client, "POST", "tenants", {"name": name})
+            for limit in (
+                {"meter": "total_tokens", "rate_per_s": LARGE_RATE, "amount": LARGE_RATE},
+                {"meter": "total_tokens", "window": "day", "amount": LARGE},
+            ):
+                await admin_call(client, "POST", "limits", {"tenant": name, "mode": "hard", **limit})
+            key = await admin_call(client, "POST", "keys", {"tenant": name})
+            headers.append({"authorization": f"Bearer {key['key']}"})
+        if not await known(client, dict.fromkeys(names, 2), START_S):
             raise CannotBench(f"{OURS} does not know its tenants after {START_S:g} s")
+    return headers
 
 
 # ---------------------------------------------------------------- peers
@@ -196,10 +183,10 @@ http {{
 
 def _nginx(home: Path) -> BenchTarget:
     unpacked = home / "usr" / "sbin" / "nginx"
-    found = str(unpacked) if unpacked.is_file() else shutil.which("nginx", path=_system_path())
-    if found is None:
-        raise _missing("nginx", home)
-    program = found
+    # With the directories of system programs, which users do not always have.
+    path = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
+    on_path = None if unpacked.is_file() else shutil.which("nginx", path=path)
+    program = on_path or str(installed(unpacked, "nginx", "bench-peers"))
 
     @contextlib.asynccontextmanager
     async def serve(directory: Path, upstream_port: int) -> AsyncIterator[Serving]:
@@ -238,9 +225,7 @@ general_settings: {{custom_auth: bench_auth.user_api_key_auth, custom_auth_run_c
 
 
 def _litellm(home: Path) -> BenchTarget:
-    program = home / "bin" / "litellm"
-    if not program.is_file():
-        raise _missing("litellm", home)
+    program = installed(home / "bin" / "litellm", "litellm", "bench-peers")
 
     @contextlib.asynccontextmanager
     async def serve(directory: Path, upstream_port: int) -> AsyncIterator[Serving]:
@@ -248,34 +233,36 @@ def _litellm(home: Path) -> BenchTarget:
         (directory / "config.yaml").write_text(text, encoding="utf-8")
         (directory / "bench_auth.py").write_text(LITELLM_AUTH, encoding="utf-8")
         port = free_port()
-        command = (str(program), "--config", "config.yaml", "--host", "127.0.0.1", "--port", str(port))
-        environment = {
-            "PATH": f"{program.parent}:{os.environ.get('PATH', '')}",
-            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-            "LITELLM_LOG": "ERROR",
-            "LITELLM_MASTER_KEY": f"sk-{secrets.token_hex(16)}",
-            "LITELLM_MODE": "PRODUCTION",
-        }
+        command, environment = litellm_proxy(program, port)
         headers = [{"authorization": f"Bearer sk-bench-{number}"} for number in range(TENANTS)]
         async with _program("litellm", command, directory, environment, port, headers) as serving:
             yield serving
 
-    found = sorted(home.glob("lib/python*/site-packages/litellm-[0-9]*.dist-info"))
-    version = found[-1].name.removeprefix("litellm-").removesuffix(".dist-info") if found else ""
-    return BenchTarget("litellm", version, serve)
+    return BenchTarget("litellm", distribution_of(home, "litellm").removeprefix("litellm-"), serve)
+
+
+def litellm_proxy(program: Path, port: int) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Command and variables of LiteLLM's proxy, with the `config.yaml` of its directory."""
+    return (str(program), "--config", "config.yaml", "--host", "127.0.0.1", "--port", str(port)), {
+        "PATH": f"{program.parent}:{os.environ.get('PATH', os.defpath)}",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "LITELLM_LOG": "ERROR",
+        "LITELLM_MASTER_KEY": f"sk-{secrets.token_hex(16)}",
+        "LITELLM_MODE": "PRODUCTION",
+    }
 
 
 def _portkey(home: Path) -> BenchTarget:
     package = home / "node_modules" / "@portkey-ai" / "gateway"
+    start = installed(package / "build" / "start-server.js", "portkey", "bench-peers")
     node = shutil.which("node")
-    if not (package / "build" / "start-server.js").is_file() or node is None:
-        raise _missing("portkey", home)
-    program = node
+    if node is None:
+        raise PeerMissing("portkey needs node: make bench-peers")
 
     @contextlib.asynccontextmanager
     async def serve(directory: Path, upstream_port: int) -> AsyncIterator[Serving]:
         port = free_port()
-        command = (program, str(package / "build" / "start-server.js"), f"--port={port}", "--headless")
+        command = (node, str(start), f"--port={port}", "--headless")
         headers = {
             "authorization": "Bearer upstream",
             "x-portkey-provider": "openai",
@@ -286,15 +273,6 @@ def _portkey(home: Path) -> BenchTarget:
             yield serving
 
     return BenchTarget("portkey", json.loads((package / "package.json").read_text())["version"], serve)
-
-
-def _missing(name: str, home: Path) -> PeerMissing:
-    return PeerMissing(f"{name} is not installed in {home}: make bench-peers")
-
-
-def _system_path() -> str:
-    """With the directories of system programs, which users do not always have."""
-    return os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
 
 
 @contextlib.asynccontextmanager

@@ -6,30 +6,39 @@ from typing import Any
 
 import click
 
-from ops.bench.engine.report import QUIET_CORES
+from ops.bench.common.report import DISTURBED, spread_text
 from ops.bench.gateway.peers import DIRECT
 from ops.bench.gateway.side_loads import SCRAPE_EVERY_S, TRACE_RATIO
 from ops.reporting import Report
 
 BOUNDS = ("at_least", "at_most")
-COMPARED_FIGURES = {
-    "requests_per_s": ("requests/s on 32 connections", 1, 0),
-    "tokens_per_s": ("tokens/s of 64 streams", 1, 0),
-    "latency_p50_s": ("ms p50 on one connection", 1e3, 3),
-    "first_token_p50_s": ("ms to the first token", 1e3, 3),
+COMPARED_FIGURES: dict[str, tuple[Any, ...]] = {
+    "requests_per_s": ("requests/s on 32 connections", ",.0f", 1),
+    "tokens_per_s": ("tokens/s of 64 streams", ",.0f", 1),
+    "latency_p50_s": ("ms p50 on one connection", ".3f", 1e3),
+    "first_token_p50_s": ("ms to the first token", ".3f", 1e3),
 }
-"""Heading, scale and digits."""
+"""Heading, format and scale."""
+COLUMNS: dict[str, tuple[Any, ...]] = {
+    "added_latency_p50_s": ("added ms p50", ".3f", 1e3),
+    "added_latency_p99_s": ("added ms p99", ".2f", 1e3),
+    "requests_per_s": ("requests/s", ",.0f", 1),
+    "cpu_s_per_request": ("CPU µs/request", ",.0f", 1e6),
+    "added_first_token_p50_s": ("added ms to 1st token", ".2f", 1e3),
+    "tokens_per_s": ("stream tokens/s", ",.0f", 1),
+    "cpu_s_per_token": ("CPU µs/token", ".1f", 1e6),
+}
 SIDE_LOADS = {
     "watchers": "open overviews",
     "traces": f"traces at {100 * TRACE_RATIO:g} %",
     "scraper": f"a scrape every {SCRAPE_EVERY_S:g} s",
 }
-SIDE_LOAD_FIGURES = {
-    "events_per_s": ("events/s of each overview, beside 32 connections", 1, 2),
-    "cores_throughput": ("cores of the load itself, beside 32 connections", 1, 3),
-    "cores_streams": ("cores of the load itself, beside 64 streams", 1, 3),
-    "cpu_s_per_scrape": ("ms of a processor for a scrape at rest", 1e3, 2),
-    "page_bytes": ("kB of the page", 1e-3, 0),
+SIDE_LOAD_FIGURES: dict[str, tuple[Any, ...]] = {
+    "events_per_s": ("events/s of each overview, beside 32 connections", ".2f", 1),
+    "cores_throughput": ("cores of the load itself, beside 32 connections", ".3f", 1),
+    "cores_streams": ("cores of the load itself, beside 64 streams", ".3f", 1),
+    "cpu_s_per_scrape": ("ms of a processor for a scrape at rest", ".2f", 1e3),
+    "page_bytes": ("kB of the page", ",.0f", 1e-3),
 }
 
 
@@ -58,7 +67,7 @@ def show(report: dict[str, Any]) -> None:
     for promise in report["promises"]:
         verdict = "invalid" if report["invalid"] else "ok    " if promise["ok"] else "NOT OK"
         bound = [f"{which.replace('_', ' ')} {promise[which]:g}" for which in BOUNDS if which in promise]
-        click.echo(f"{verdict} {promise['what']}: {_spread(promise, 1, 3)}, {bound[0]}")
+        click.echo(f"{verdict} {promise['what']}: {spread_text(promise, '.3f')}, {bound[0]}")
     for key, load in SIDE_LOADS.items():
         if report[key] is not None:
             _show_side_load(load, report[key])
@@ -67,18 +76,15 @@ def show(report: dict[str, Any]) -> None:
             if run["invalid"]:
                 click.echo(f"invalid: {name}, round {number}: {run['invalid']}")
     if any(run["disturbed"] for found in targets.values() for run in found["runs"]):
-        click.echo(
-            f"* other processes used more than {QUIET_CORES:g} cores during a run: "
-            "measure again when nothing else runs"
-        )
+        click.echo(DISTURBED)
 
 
 def _show_side_load(load: str, found: dict[str, Any]) -> None:
     """With a side load beside without, and what was measured of the load itself."""
     rows = []
     for row in found["figures"]:
-        heading, scale, digits = COMPARED_FIGURES[row["figure"]]
-        cells = {kind: _spread(row[kind], scale, digits) for kind in ("without", "with")}
+        heading, *form = COMPARED_FIGURES[row["figure"]]
+        cells = {kind: spread_text(row[kind], *form) for kind in ("without", "with")}
         rows.append({"figure": heading, **cells, "ok": "within" if row["ok"] else "NOT within"})
     Report(
         f"with {load}, and whether their median is no worse than the worst round without",
@@ -90,33 +96,22 @@ def _show_side_load(load: str, found: dict[str, Any]) -> None:
         ),
         rows,
         notes=[
-            f"{heading}: {_spread(found[figure], scale, digits)}"
-            for figure, (heading, scale, digits) in SIDE_LOAD_FIGURES.items()
+            f"{heading}: {spread_text(found[figure], *form)}"
+            for figure, (heading, *form) in SIDE_LOAD_FIGURES.items()
             if figure in found and found[figure]["most"]
         ],
     ).show()
 
 
-def _spread(found: dict[str, Any], scale: float, digits: int) -> str:
-    low, middle, high = (f"{scale * found[key]:,.{digits}f}" for key in ("least", "median", "most"))
-    return f"{middle} ({low}-{high})"
-
-
 def _row(name: str, found: dict[str, Any]) -> dict[str, str]:
     """By heading; of the upstream alone no costs."""
 
-    def of(figure: str, scale: float, digits: int) -> str:
-        return _spread(found["figures"][figure], scale, digits)
-
+    row = {
+        heading: spread_text(found["figures"][figure], *form) for figure, (heading, *form) in COLUMNS.items()
+    }
     row = {
         "gateway": " ".join(filter(None, (name, found["version"]))) + ("*" if _disturbed(found) else ""),
-        "added ms p50": of("added_latency_p50_s", 1e3, 3),
-        "added ms p99": of("added_latency_p99_s", 1e3, 2),
-        "requests/s": of("requests_per_s", 1, 0),
-        "CPU µs/request": of("cpu_s_per_request", 1e6, 0),
-        "added ms to 1st token": of("added_first_token_p50_s", 1e3, 2),
-        "stream tokens/s": of("tokens_per_s", 1, 0),
-        "CPU µs/token": of("cpu_s_per_token", 1e6, 1),
+        **row,
         "MB peak": f"{found['figures']['peak_bytes']['most'] / 1e6:,.0f}",
     }
     if name == DIRECT:

@@ -1,13 +1,10 @@
 """Costs of a gateway per request and per token: ours and its peers before the same upstream, in turn.
 
-Each round goes through all targets, each freshly started: one connection (what a gateway adds to the
-latency), 32 connections (throughput, processor time per request), one stream at a time (what it adds to the
-time to the first token), 64 streams (tokens a second, processor time per token). All loops are closed.
-Upstream and clients are processes of their own, whose processor time is in the report; a round in which the
-clients were the bottleneck is invalid. The cost of estimates is less than the drift of a machine within a
-round and than the difference of two processes of one program: one server switches them on and off, in turn
-for short times. Rounds with open pages of the console, with traces, with a scraper alternate with rounds
-without, and their medians are compared with the spread of those.
+Each round goes through all targets, each freshly started: one connection (added latency), 32 connections
+(throughput, processor time per request), one stream at a time (added time to the first token), 64 streams
+(tokens a second, processor time per token). All loops are closed. A round in which the clients were the
+bottleneck is invalid. What estimates cost is less than the difference of two processes: one server switches
+them on and off. Rounds with a side load alternate with rounds without.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,19 +26,10 @@ from typing import Any
 import httpx
 
 from ops.bench.common.errors import CannotBench, PeerMissing
-from ops.bench.engine.report import QUIET_CORES
-from ops.bench.engine.run import machine_name, rotated
+from ops.bench.common.report import QUIET_CORES, Progress, machine, rotated
 from ops.bench.gateway.figures import BESIDE, beside, figures, invalid, one_run, promises
 from ops.bench.gateway.mock_upstream import MAX_TOKENS, MODEL
-from ops.bench.gateway.peers import (
-    OURS,
-    PEERS,
-    BenchTarget,
-    Serving,
-    direct,
-    fairgate,
-    peer,
-)
+from ops.bench.gateway.peers import OURS, PEERS, BenchTarget, Serving, direct, fairgate, peer
 from ops.bench.gateway.process import cpu_s, fsync_ms, machine_cpu_s, peak_bytes, process_tree
 from ops.reporting import all_ok
 from ops.sandbox.server import ROOT, ServerFailed, until
@@ -59,8 +47,6 @@ CHAT: dict[str, Any] = {
 LEAST_ROUNDS = 3
 LOAD_S = 120.0
 """Most that one measurement may take beyond its time."""
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +113,7 @@ def run(options: GatewayBenchOptions, progress: Progress = lambda line: None) ->
     compared = [row for found in side_loads.values() if found is not None for row in found["figures"]]
     why = invalid(runs)
     return {
-        "machine": {"cpu": machine_name(), "cores": os.cpu_count()},
+        "machine": machine(),
         "rounds": options.rounds,
         "seconds": options.seconds,
         "tokens_per_request": MAX_TOKENS,
@@ -183,11 +169,11 @@ async def _rounds(
     async with _upstream() as (port, upstreams):
         for number in range(options.rounds):
             for name in rotated(list(by_name), number):
-                found = await _one(options, by_name[name], port, upstreams)
-                runs[name].append(found)
+                row = await _one(options, by_name[name], port, upstreams)
+                runs[name].append(row)
                 progress(
-                    f"{number + 1}/{options.rounds} {name}: {found['requests_per_s']:,.0f} requests/s, "
-                    f"{found['tokens_per_s']:,.0f} tokens/s"
+                    f"{number + 1}/{options.rounds} {name}: {row['requests_per_s']:,.0f} requests/s, "
+                    f"{row['tokens_per_s']:,.0f} tokens/s"
                 )
     return runs
 
@@ -285,11 +271,15 @@ async def _measure(
     }
     gateway, watchers = _processes(serving), serving.watchers
     events = watchers.fewest if watchers else 0
-    before = (cpu_s(gateway), cpu_s(upstreams), machine_cpu_s(), time.process_time(), time.perf_counter())
+
+    def clocks() -> tuple[float, ...]:
+        used = cpu_s(gateway), cpu_s(upstreams), machine_cpu_s()
+        return *used, time.process_time(), time.perf_counter()
+
+    before = clocks()
     seen = await _load(order)
-    after = (cpu_s(gateway), cpu_s(upstreams), machine_cpu_s(), time.process_time(), time.perf_counter())
     gateway_s, upstream_s, machine_s, own_s, wall_s = (
-        now - then for now, then in zip(after, before, strict=True)
+        now - then for now, then in zip(clocks(), before, strict=True)
     )
     if seen["errors"] or not seen["requests"]:
         raise CannotBench(f"{target.name}: {seen['first_error'] or 'no answer within the time'}")

@@ -71,12 +71,11 @@ def differences(
         return []
     left, right = fields(direct), fields(through)
     skipped = _pattern([*REPLACED, *ADDED, *NOT_PASSED_ON, *ignored])
-    found = []
-    for field in sorted(left.keys() | right.keys()):
-        if field in varies or skipped.fullmatch(field) or left.get(field) == right.get(field):
-            continue
-        found.append(FieldDifference(field, _shown(left, field), _shown(right, field)))
-    return found
+    return [
+        FieldDifference(field, _shown(left, field), _shown(right, field))
+        for field in sorted(left.keys() | right.keys())
+        if left.get(field) != right.get(field) and field not in varies and not skipped.fullmatch(field)
+    ]
 
 
 def fields(answer: ServerAnswer) -> dict[str, Any]:
@@ -161,13 +160,10 @@ def _add_logprobs(whole: dict[str, Any], event: dict[str, Any]) -> None:
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Values that hold no others, with their paths."""
-    children = (
-        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
-    )
-    if children is None or not value:
+    if not isinstance(value, dict | list) or not value:
         yield path, value
         return
-    for name, child in children:
+    for name, child in value.items() if isinstance(value, dict) else enumerate(value):
         yield from _leaves(child, f"{path}.{name}" if path else str(name))
 
 

@@ -46,24 +46,21 @@ class SetRequest(msgspec.Struct, frozen=True):
 
 def tool(name: str = "add", words: Sequence[str] = ("one", "two")) -> dict[str, Any]:
     """A function of one argument that is one of a few words: an answer of a few tokens."""
-    schema = {
-        "type": "object",
-        "properties": {"a": {"enum": list(words)}},
-        "required": ["a"],
-        "additionalProperties": False,
-    }
-    return {"type": "function", "function": {"name": name, "parameters": schema, "strict": True}}
+    parameters = _object({"a": {"enum": list(words)}})
+    return {"type": "function", "function": {"name": name, "parameters": parameters, "strict": True}}
 
 
 def schema(name: str, properties: dict[str, Any]) -> dict[str, Any]:
     """A response format of a JSON schema."""
-    value = {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
+    return {
+        "type": "json_schema",
+        "json_schema": {"name": name, "schema": _object(properties), "strict": True},
     }
-    return {"type": "json_schema", "json_schema": {"name": name, "schema": value, "strict": True}}
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    required = list(properties)
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
 def picture(red: int, green: int, blue: int, side: int = 4) -> dict[str, Any]:
@@ -84,8 +81,9 @@ HINT: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
 """For Anthropic's cache; clients of several services send it to all of them."""
 
 
-def _says(text: str) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": text}]
+def says(text: str, *parts: dict[str, Any]) -> list[dict[str, Any]]:
+    """A user's message, with pictures after its text."""
+    return [{"role": "user", "content": [{"type": "text", "text": text}, *parts] if parts else text}]
 
 
 HISTORY: list[dict[str, Any]] = [
@@ -113,7 +111,7 @@ NEUTRAL: dict[str, Any] = {"temperature": 1, "top_k": -1, "top_p": 1, "repetitio
 WORD = {"word": {"enum": ["one", "two", "three"]}}
 
 
-class _Set:
+class RequestSet:
     """Collects the requests of a server; each has a prompt of its own."""
 
     def __init__(self, task: str = "Count from {first} to {last}.") -> None:
@@ -123,7 +121,7 @@ class _Set:
     def chat(
         self, name: str, messages: list[dict[str, Any]] | None = None, *, streamed: bool = True, **fields: Any
     ) -> None:
-        body = {"messages": messages or _says(self._task())} | GREEDY | fields
+        body = {"messages": messages or says(self._task())} | GREEDY | fields
         self._add(name, body, CHAT, streamed)
 
     def text(self, name: str, *, streamed: bool = True, **fields: Any) -> None:
@@ -142,13 +140,13 @@ class _Set:
 # ---------------------------------------------------------------- sets
 
 
-def _sampling(found: _Set) -> None:
+def sampling(found: RequestSet) -> None:
     """What all of them know."""
     found.chat("plain text")
-    found.chat("system prompt", [{"role": "system", "content": "Be brief."}, *_says("Spell cat.")])
+    found.chat("system prompt", [{"role": "system", "content": "Be brief."}, *says("Spell cat.")])
     found.chat(
         "several turns",
-        [*_says("Add 2 and 3."), {"role": "assistant", "content": "5"}, *_says("Add 4 and 3.")],
+        [*says("Add 2 and 3."), {"role": "assistant", "content": "5"}, *says("Add 4 and 3.")],
     )
     found.chat("stop word", stop="5")
     found.chat("stop words", stop=["9", "8"], max_tokens=24)
@@ -157,43 +155,39 @@ def _sampling(found: _Set) -> None:
     found.chat("nucleus", temperature=1.2, top_p=0.9, seed=SEED)
 
 
-def _penalties(found: _Set) -> None:
+def penalties(found: RequestSet) -> None:
     found.chat("presence penalty", presence_penalty=1.5)
     found.chat("frequency penalty", frequency_penalty=1.5)
     found.chat("repetition penalty", repetition_penalty=1.3)
     found.chat("fewest of the likely", temperature=1.2, top_k=5, min_p=0.05, seed=SEED)
 
 
-def _logprobs(found: _Set) -> None:
+def logprobs(found: RequestSet) -> None:
     found.chat("log probabilities", logprobs=True, top_logprobs=1, max_tokens=4)
     found.chat("top log probabilities", logprobs=True, top_logprobs=3, max_tokens=4)
 
 
-def _tools(found: _Set) -> None:
+def tools(found: RequestSet) -> None:
     found.chat("tool required", **FORCED)
     found.chat("one of two tools required", **FORCED | {"tools": [tool(), tool("sub", ["six"])]})
     found.chat("tools, the server's choice", **CALL | {"max_tokens": TOKENS}, tool_choice="auto")
     found.chat("tools forbidden", **CALL | {"max_tokens": TOKENS}, tool_choice="none")
-    found.chat("history of tools", [*HISTORY, *_says("Say it in a word.")])
-    found.chat("history and tools", [*HISTORY, *_says("And now?")], **FORCED)
+    found.chat("history of tools", [*HISTORY, *says("Say it in a word.")])
+    found.chat("history and tools", [*HISTORY, *says("And now?")], **FORCED)
     found.chat("several tool calls", **FORCED | {"parallel_tool_calls": True})
     found.chat("tool call cut by its length", **FORCED | {"max_tokens": 9})
 
 
-def _schemas(found: _Set) -> None:
+def schemas(found: RequestSet) -> None:
     found.chat("JSON of a schema", response_format=schema("word", WORD), max_tokens=48, **COMPACT)
-    found.chat(
-        "JSON of a nested schema",
-        response_format=schema("pair", {"first": schema("x", WORD)["json_schema"]["schema"]}),
-        max_tokens=72,
-        **COMPACT,
-    )
+    nested = schema("pair", {"first": schema("x", WORD)["json_schema"]["schema"]})
+    found.chat("JSON of a nested schema", response_format=nested, max_tokens=72, **COMPACT)
     found.chat("JSON of any kind", response_format={"type": "json_object"}, max_tokens=24, **COMPACT)
     found.chat("text asked for", response_format={"type": "text"})
     found.chat("JSON cut by its length", response_format=schema("word", WORD), max_tokens=5, **COMPACT)
 
 
-def _completions(found: _Set) -> None:
+def completions(found: RequestSet) -> None:
     found.text("text completion")
     found.text("text completion with a stop word", stop=["5"])
     found.text("text completion with a seed", temperature=1.5, seed=SEED)
@@ -201,13 +195,9 @@ def _completions(found: _Set) -> None:
 
 def vllm() -> list[SetRequest]:
     """Of vLLM with the text model."""
-    found = _Set()
-    _sampling(found)
-    _penalties(found)
-    _logprobs(found)
-    _tools(found)
-    _schemas(found)
-    _completions(found)
+    found = RequestSet()
+    for add in (sampling, penalties, logprobs, tools, schemas, completions):
+        add(found)
     found.chat("longest answer by its newer name", max_tokens=None, max_completion_tokens=5)
     found.chat("logit bias", logit_bias={"20": 50}, max_tokens=6)
     found.chat("named tool", **FORCED | {"tool_choice": {"type": "function", "function": {"name": "add"}}})
@@ -215,12 +205,8 @@ def vllm() -> list[SetRequest]:
     found.chat("regular expression", structured_outputs={"regex": "[a-c]{3}-[0-9]{2}"}, max_tokens=24)
     found.chat("one of several words", structured_outputs={"choice": ["yes", "no", "maybe"]})
     found.chat("grammar", structured_outputs={"grammar": 'root ::= "on" | "off"'})
-    found.chat(
-        "JSON by vLLM's field",
-        structured_outputs={"json": schema("x", WORD)["json_schema"]["schema"]},
-        max_tokens=24,
-        **COMPACT,
-    )
+    word = {"json": schema("x", WORD)["json_schema"]["schema"]}
+    found.chat("JSON by vLLM's field", structured_outputs=word, max_tokens=24, **COMPACT)
     found.chat("fewest tokens", min_tokens=20, max_tokens=24)
     found.chat("end ignored", ignore_eos=True, max_tokens=24)
     found.chat("stop tokens", stop_token_ids=[24], max_tokens=24)
@@ -235,17 +221,13 @@ def vllm() -> list[SetRequest]:
     found.chat("refused: expression", structured_outputs={"regex": "(["}, streamed=False)
     found.chat("refused: grammar", structured_outputs={"grammar": "root ::= ("}, streamed=False)
     found.chat("refused: bad word", bad_words=[""], streamed=False)
-    found.chat(
-        "refused: tool of another name",
-        **CALL,
-        tool_choice={"type": "function", "function": {"name": "divide"}},
-        streamed=False,
-    )
-    _beside_text(found)
+    divide = {"type": "function", "function": {"name": "divide"}}
+    found.chat("refused: tool of another name", **CALL, tool_choice=divide, streamed=False)
+    beside_text(found)
     return found.asked
 
 
-def _beside_text(found: _Set) -> None:
+def beside_text(found: RequestSet) -> None:
     """What adds to an answer, and hints that do not."""
     found.text("prompt echoed", echo=True, max_tokens=4)
     found.text("prompt echoed with log probabilities", echo=True, logprobs=1, max_tokens=2)
@@ -258,53 +240,10 @@ def _beside_text(found: _Set) -> None:
     found.chat("hint for a cache", [{"role": "user", "content": [{"type": "text", "text": "Hm."} | HINT]}])
 
 
-def every_field() -> list[SetRequest]:
-    """Of a server that takes everything: what all know, and each field and kind of part beside that."""
-    found = _Set()
-    for add in (_sampling, _penalties, _logprobs, _tools, _schemas, _completions, _beside_text):
-        add(found)
-    idle: dict[str, Any] = {
-        "reasoning_effort": "none", "skip_special_tokens": True, "add_generation_prompt": True,
-        "include_reasoning": True, "continue_final_message": False, "enable_thinking": False,
-    }  # fmt: skip
-    for fields in (
-        {}, idle, {"temperature": None, "max_tokens": None}, {"reasoning_effort": "low"},
-        {"reasoning": {"effort": "high"}}, {"reasoning": {"effort": "high", "exclude": True}},
-        {"thinking": {"type": "enabled"}}, {"enable_thinking": True}, {"user": {"id": "ann"}},
-        {"user": "ann", "safety_identifier": "a", "metadata": {"a": "b"}, "store": True},
-        {"prompt_cache_key": "x", "prompt_cache_retention": "24h"} | HINT,
-        CALL | {"tools": [tool() | HINT]}, {"max_tokens": None, "max_completion_tokens": 5},
-    ):  # fmt: skip
-        found.chat(f"fields {', '.join(fields)}", **fields)
-    found.text("text that is filled in", suffix="the end")
-    sound = base64.b64encode(b"RIFF").decode()
-    media = {
-        "input_audio": {"data": sound, "format": "wav"},
-        "audio_url": {"url": f"data:audio/wav;base64,{sound}"},
-        "video_url": {"url": f"data:video/mp4;base64,{sound}"},
-        "file": {"filename": "a.pdf", "file_data": f"data:application/pdf;base64,{sound}"},
-    }
-    parts = [picture(1, 2, 3) | {"uuid": "x"}, *({"type": name, name: each} for name, each in media.items())]
-    for part in parts:
-        asked = {"type": "text", "text": "What is it?"} | HINT
-        found.chat(part["type"], [{"role": "user", "content": [asked, part]} | HINT])
-    thought = {"type": "thinking", "thinking": "hm", "signature": "x"}
-    echoes = {"reasoning_details": [{"type": "x"}], "prefix": False, "refusal": "no", "annotations": [{}]}
-    answer = [thought, {"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "So."}]
-    answer.append({"type": "refusal", "refusal": "no"})
-    said = {"role": "assistant", "content": answer, "reasoning": "hm"} | echoes
-    found.chat("an answer sent back", [*_says("Well?"), said, *_says("And?")])
-    long = "i" * 4096
-    call = HISTORY[1]["tool_calls"][0] | {"id": long}
-    called = [HISTORY[0], HISTORY[1] | {"tool_calls": [call]}, HISTORY[2] | {"tool_call_id": long}]
-    found.chat("a signature as a call's id", called)
-    return found.asked
-
-
 def vllm_defaults() -> list[SetRequest]:
     """Of vLLM with a model that has sampling defaults of its own. The model was not taught the tasks, so that
     another temperature or number of candidates gives another text."""
-    found = _Set("Why {first} and not {last}?")
+    found = RequestSet("Why {first} and not {last}?")
     for ask, kind in ((found.chat, ""), (found.text, ", as a text completion")):
         ask(f"nothing of sampling{kind}", temperature=None)
         ask(f"the defaults said{kind}", **OWN_DEFAULTS)
@@ -314,112 +253,66 @@ def vllm_defaults() -> list[SetRequest]:
     return found.asked
 
 
-def _errors(found: _Set) -> None:
+def _errors(found: RequestSet) -> None:
     bad = {"type": "json_schema", "json_schema": {"name": "bad", "schema": {"type": "nonsense"}}}
     found.chat("refused: schema", response_format=bad, streamed=False)
-    found.chat("refused: context", _says("word " * LONG_PROMPT), streamed=False)
+    found.chat("refused: context", says("word " * LONG_PROMPT), streamed=False)
 
 
 def vllm_images() -> list[SetRequest]:
     """Of vLLM with the image model and a parser of reasoning."""
-    found = _Set()
+    found = RequestSet()
     thought: dict[str, Any] = {
         "logit_bias": {str(THINK_END): 100},
         "structured_outputs": {"regex": "[a-z]{3,6} [a-z]{2,4}</think>[a-z]{3,5}"},
         "max_tokens": 32,
     }
     one, two = picture(200, 20, 10), picture(10, 200, 20, side=9)
-    found.chat("image", [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, one]}])
+    found.chat("image", says("What is it?", one))
     found.chat("image first", [{"role": "user", "content": [one, {"type": "text", "text": "Its colour?"}]}])
-    found.chat("another image", [{"role": "user", "content": [{"type": "text", "text": "And it?"}, two]}])
-    found.chat(
-        "image of low detail",
-        [
-            {
-                "role": "user",
-                "content": [
-                    {"type": "text", "text": "In short?"},
-                    {"type": "image_url", "image_url": one["image_url"] | {"detail": "low"}},
-                ],
-            }
-        ],
-    )
-    found.chat(
-        "image after a turn",
-        [
-            *_says("Hello."),
-            {"role": "assistant", "content": "Yes?"},
-            {"role": "user", "content": [{"type": "text", "text": "This one?"}, two]},
-        ],
-    )
-    found.chat(
-        "image and a schema",
-        [{"role": "user", "content": [{"type": "text", "text": "As JSON?"}, one]}],
-        response_format=schema("word", WORD),
-        max_tokens=48,
-        **COMPACT,
-    )
-    found.chat(
-        "image and log probabilities",
-        [{"role": "user", "content": [{"type": "text", "text": "How sure?"}, one]}],
-        logprobs=True,
-        max_tokens=3,
-    )
+    found.chat("another image", says("And it?", two))
+    low = {"type": "image_url", "image_url": one["image_url"] | {"detail": "low"}}
+    found.chat("image of low detail", says("In short?", low))
+    earlier = [*says("Hello."), {"role": "assistant", "content": "Yes?"}]
+    found.chat("image after a turn", [*earlier, *says("This one?", two)])
+    json_word = {"response_format": schema("word", WORD), "max_tokens": 48} | COMPACT
+    found.chat("image and a schema", says("As JSON?", one), **json_word)
+    found.chat("image and log probabilities", says("How sure?", one), logprobs=True, max_tokens=3)
     found.chat("parts of text only", [{"role": "user", "content": [{"type": "text", "text": "No image."}]}])
     found.chat("reasoning and answer", **thought)
     found.chat("reasoning only", max_tokens=6)
     found.chat("reasoning with effort", **thought, reasoning_effort="low")
     found.chat("reasoning left out", **thought, include_reasoning=False)
     found.chat("reasoning and log probabilities", **thought, logprobs=True)
-    found.chat(
-        "reasoning about an image",
-        [{"role": "user", "content": [{"type": "text", "text": "Think of it."}, one]}],
-        **thought,
-    )
+    found.chat("reasoning about an image", says("Think of it.", one), **thought)
     broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    found.chat(
-        "refused: broken image",
-        [{"role": "user", "content": [{"type": "text", "text": "Broken?"}, broken]}],
-        streamed=False,
-    )
-    found.chat(
-        "refused: two images",
-        [{"role": "user", "content": [{"type": "text", "text": "Both?"}, one, two]}],
-        streamed=False,
-    )
+    found.chat("refused: broken image", says("Broken?", broken), streamed=False)
+    found.chat("refused: two images", says("Both?", one, two), streamed=False)
     return found.asked
 
 
 def llama_cpp() -> list[SetRequest]:
     """Of llama.cpp's server with the text model."""
-    found = _Set()
-    _sampling(found)
-    _logprobs(found)
-    _tools(found)
-    _schemas(found)
-    _completions(found)
-    _errors(found)
+    found = RequestSet()
+    for add in (sampling, logprobs, tools, schemas, completions, _errors):
+        add(found)
     return found.asked
 
 
 def transformers() -> list[SetRequest]:
     """Of transformers' `serve` with the text model."""
-    found = _Set()
-    _sampling(found)
-    found.chat("history of tools", [*HISTORY, *_says("Say it in a word.")])
+    found = RequestSet()
+    sampling(found)
+    found.chat("history of tools", [*HISTORY, *says("Say it in a word.")])
     found.text("text completion")
     return found.asked
 
 
 def llama_cpp_embeddings() -> list[SetRequest]:
     """Of llama.cpp's server with the text model as one of embeddings."""
-    return [
-        SetRequest("embedding", {"input": "Count from 1 to 3."}, EMBEDDINGS, is_streamed=False),
-        SetRequest("embeddings", {"input": ["one", "two", "three"]}, EMBEDDINGS, is_streamed=False),
-        SetRequest(
-            "embedding in base64",
-            {"input": "again", "encoding_format": "base64"},
-            EMBEDDINGS,
-            is_streamed=False,
-        ),
-    ]
+    asked = {
+        "embedding": {"input": "Count from 1 to 3."},
+        "embeddings": {"input": ["one", "two", "three"]},
+        "embedding in base64": {"input": "again", "encoding_format": "base64"},
+    }
+    return [SetRequest(name, body, EMBEDDINGS, is_streamed=False) for name, body in asked.items()]

@@ -7,7 +7,7 @@ import contextlib
 import json
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import httpx
 
 from ops.bench.common.errors import PeerMissing
 from ops.bench.common.load import admin_call
+from ops.bench.common.report import Progress
 from ops.bench.upstreams.difference import RANDOM, FieldDifference, differences
 from ops.bench.upstreams.models import CONTEXT_TOKENS
 from ops.bench.upstreams.recording import RecordedRequest, Recording, ServerAnswer, save
@@ -26,8 +27,6 @@ from ops.sandbox.server import LocalServer, local_server, until
 TIMEOUT_S = 120.0
 READY_S = 60.0
 POOL = "measured"
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,31 +49,20 @@ class ComparedRequest:
     differences: list[FieldDifference] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class ServerReport:
+def report_of(server: str, version: str, requests: Sequence[ComparedRequest]) -> dict[str, Any]:
     """All requests of one server."""
-
-    server: str
-    version: str
-    requests: list[ComparedRequest]
-
-    def as_json(self) -> dict[str, Any]:
-        """For the report."""
-        return {
-            "server": self.server,
-            "version": self.version,
-            "requests": len(self.requests),
-            "answers": sum(each.answers for each in self.requests),
-            "equal": sum(not each.differences for each in self.requests),
-            "differing": {
-                each.request: [str(one) for one in each.differences]
-                for each in self.requests
-                if each.differences
-            },
-        }
+    differing = {one.request: list(map(str, one.differences)) for one in requests if one.differences}
+    return {
+        "server": server,
+        "version": version,
+        "requests": len(requests),
+        "answers": sum(request.answers for request in requests),
+        "equal": len(requests) - len(differing),
+        "differing": differing,
+    }
 
 
-async def run(options: UpstreamBenchOptions, tell: Tell) -> dict[str, Any]:
+async def run(options: UpstreamBenchOptions, tell: Progress) -> dict[str, Any]:
     """The report; `ok`: every answer is the same. Raises `PeerMissing`, `CannotBench` and `ServerFailed`."""
     reports, skipped = [], []
     for kind in KINDS:
@@ -87,17 +75,13 @@ async def run(options: UpstreamBenchOptions, tell: Tell) -> dict[str, Any]:
             if options.servers is not None:
                 raise
             skipped.append(str(error))
-    found = [each.as_json() for each in reports]
-    return {
-        "servers": found,
-        "skipped": skipped,
-        "ok": bool(found) and all(each["equal"] == each["requests"] for each in found),
-    }
+    ok = bool(reports) and not any(report["differing"] for report in reports)
+    return {"servers": reports, "skipped": skipped, "ok": ok}
 
 
 async def _measure(
-    kind: OtherKind, options: UpstreamBenchOptions, directory: Path, tell: Tell
-) -> ServerReport:
+    kind: OtherKind, options: UpstreamBenchOptions, directory: Path, tell: Progress
+) -> dict[str, Any]:
     tell(f"{kind.name}: starting")
     async with (
         other_server(kind, options.peers_dir, directory / "server") as server,
@@ -115,22 +99,24 @@ async def _measure(
         async with _gateway(server, directory) as (gateway, key):
             headers = {"authorization": f"Bearer {key}"}
             async with httpx.AsyncClient(base_url=gateway.url, headers=headers, timeout=TIMEOUT_S) as through:
-                for each in recorded:
-                    tell(f"{kind.name}: {each.name}, through the gateway")
-                    compared.append(await _compare(through, each))
-        return ServerReport(kind.name, server.version, compared)
+                for request in recorded:
+                    tell(f"{kind.name}: {request.name}, through the gateway")
+                    compared.append(await _compare(through, request))
+        return report_of(kind.name, server.version, compared)
 
 
 async def _record(client: httpx.AsyncClient, model: str, asked: SetRequest) -> RecordedRequest:
     """Asks twice: what differs between the two is not the gateway's doing. The second answers are kept, in
     which prompts are cached."""
-    found: dict[bool, ServerAnswer] = {}
+    answers: dict[bool, ServerAnswer] = {}
     varies: set[str] = set()
     for is_stream in (False, True) if asked.is_streamed else (False,):
         first, second = [await ask(client, asked.path, model, asked.body, is_stream) for _ in range(2)]
-        found[is_stream] = second
-        varies |= {each.field for each in differences(first, second, ignored=RANDOM)}
-    return RecordedRequest(asked.name, asked.path, asked.body, found[False], found.get(True), sorted(varies))
+        answers[is_stream] = second
+        varies |= {one.field for one in differences(first, second, ignored=RANDOM)}
+    return RecordedRequest(
+        asked.name, asked.path, asked.body, answers[False], answers.get(True), sorted(varies)
+    )
 
 
 async def _compare(client: httpx.AsyncClient, recorded: RecordedRequest) -> ComparedRequest:
@@ -172,14 +158,8 @@ async def _gateway(server: OtherServer, directory: Path) -> AsyncIterator[tuple[
         "pool": POOL,
         "tokenizer_dir": str(server.model_dir),
     } | server.kind.settings
-    arguments = [
-        "--engine-serve",
-        "no",
-        "--upstreams",
-        json.dumps([upstream]),
-        "--prices",
-        f"{POOL}=100/300/50",
-    ]
+    arguments = ["--engine-serve", "no", "--upstreams", json.dumps([upstream])]
+    arguments += ["--prices", f"{POOL}=100/300/50"]
     async with local_server(directory / "data", arguments=arguments) as gateway:
         async with gateway.operator() as operator:
             await admin_call(operator, "POST", "tenants", {"name": "bench"})
@@ -192,6 +172,6 @@ async def _gateway(server: OtherServer, directory: Path) -> AsyncIterator[tuple[
         yield gateway, str(key["key"])
 
 
-def measure(options: UpstreamBenchOptions, tell: Tell) -> dict[str, Any]:
+def measure(options: UpstreamBenchOptions, tell: Progress) -> dict[str, Any]:
     """`run`, from a program that is not asynchronous."""
     return asyncio.run(run(options, tell))

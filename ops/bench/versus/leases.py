@@ -83,10 +83,9 @@ async def nothing_more(client: LeaseClient) -> list[LeaseCheck]:
     news = await client.until(lambda news: _is(news, "s2", "ended"), "s2 ended")
     outcome = news["s2"].outcome
     assert outcome is not None
-    found = (answer.tokens, answer.finish, outcome.finish, outcome.emitted_tokens)
-    return [
-        LeaseCheck("nothing more: tokens, finish, cause, reported", found, (LEASE, "length", "budget", LEASE))
-    ]
+    ended = (answer.tokens, answer.finish, outcome.finish, outcome.emitted_tokens)
+    wanted = (LEASE, "length", "budget", LEASE)
+    return [LeaseCheck("nothing more: tokens, finish, cause, reported", ended, wanted)]
 
 
 async def forged(client: LeaseClient) -> list[LeaseCheck]:
@@ -97,14 +96,14 @@ async def forged(client: LeaseClient) -> list[LeaseCheck]:
     old = client.signed("s5", 5, issued_at_s=time.time() - 120)
     await client.stream(PROMPT, 5, good)
     tries: list[str | None] = [good, foreign, old, good[:-6] + "AAAAAA", "nonsense", None]
-    answers = [await client.stream(PROMPT, 20, each) for each in tries]
+    answers = [await client.stream(PROMPT, 20, signature) for signature in tries]
     report = await client.exchange()
     refused = {
         reason: count - before.get(reason, 0)
         for reason, count in report.refused_signatures.items()
         if count > before.get(reason, 0)
     }
-    told = sorted(name for name in report.sequences if name in ("s4", "s5"))
+    reported = sorted(name for name in report.sequences if name in ("s4", "s5"))
     foreign_gateway = LeaseClient(client.http, secrets.token_bytes(32), "foreign")
     try:
         await foreign_gateway.exchange(cancels={"s3": "failed"})
@@ -114,8 +113,10 @@ async def forged(client: LeaseClient) -> list[LeaseCheck]:
     expected = {"replayed": 1, "foreign": 2, "time": 1, "malformed": 1, "missing": 1}
     return [
         LeaseCheck("signatures that are not good, by reason", refused, expected),
-        LeaseCheck("answered as the default tenant", [each.tokens for each in answers], [20] * len(tries)),
-        LeaseCheck("reported for them to the gateway", told, []),
+        LeaseCheck(
+            "answered as the default tenant", [answer.tokens for answer in answers], [20] * len(tries)
+        ),
+        LeaseCheck("reported for them to the gateway", reported, []),
         LeaseCheck("a gateway with another key", code, "signature"),
     ]
 
@@ -148,15 +149,13 @@ async def killed_client(client: LeaseClient) -> list[LeaseCheck]:
     news = await client.until(
         lambda news: _is(news, "s6", "ended") and _is(news, "s7", "ended"), "both ended"
     )
-    found = [news[name].outcome for name in ("s6", "s7")]
-    assert found[0] is not None
-    assert found[1] is not None
+    ran, rested = news["s6"].outcome, news["s7"].outcome
+    assert ran is not None
+    assert rested is not None
     return [
-        LeaseCheck(
-            "kill -9 of clients: outcomes", [each.finish for each in found if each], ["cancelled"] * 2
-        ),
-        LeaseCheck("reported of the one that rested", found[1].emitted_tokens, 20),
-        LeaseCheck("the one that ran was stopped", 20 <= found[0].emitted_tokens < 1900, True),
+        LeaseCheck("kill -9 of clients: outcomes", [ran.finish, rested.finish], ["cancelled"] * 2),
+        LeaseCheck("reported of the one that rested", rested.emitted_tokens, 20),
+        LeaseCheck("the one that ran was stopped", 20 <= ran.emitted_tokens < 1900, True),
     ]
 
 
@@ -174,7 +173,9 @@ async def silent_gateway(client: LeaseClient) -> list[LeaseCheck]:
     reported = {name: each.emitted_tokens for name, each in news.items() if name in ("s8", "s9")}
     cleared = (await heir.exchange(acknowledges=list(news))).sequences
     return [
-        LeaseCheck("silent gateway: tokens that clients had", [each.tokens for each in answers], [20, 150]),
+        LeaseCheck(
+            "silent gateway: tokens that clients had", [answer.tokens for answer in answers], [20, 150]
+        ),
         LeaseCheck("reported to the one that adopts", reported, {"s8": 20, "s9": 150}),
         LeaseCheck("left after it was acknowledged", cleared, {}),
     ]
@@ -200,7 +201,7 @@ async def short_memory(client: LeaseClient) -> list[LeaseCheck]:
     emitted = {each.emitted_tokens for each in news.values()}
     checks = [
         LeaseCheck(f"{MANY} leases of {MANY_LEASE}, {SHORT_KV_BLOCKS} blocks: tokens", emitted, {MANY_LEASE}),
-        LeaseCheck("what their clients have", {each.tokens for each in answers}, {MANY_LEASE}),
+        LeaseCheck("what their clients have", {answer.tokens for answer in answers}, {MANY_LEASE}),
     ]
     await client.exchange(top_ups=dict.fromkeys(names, MANY_WHOLE))
     await asyncio.gather(*tasks)
@@ -211,7 +212,7 @@ async def short_memory(client: LeaseClient) -> list[LeaseCheck]:
         *checks,
         LeaseCheck("topped up: tokens", {each.emitted_tokens for each in outcomes}, {MANY_WHOLE}),
         LeaseCheck("evictions took place", evictions > 0, True),
-        LeaseCheck("texts equal", [each.text for each in answers[:8]] == whole, True),
+        LeaseCheck("texts equal", [answer.text for answer in answers[:8]] == whole, True),
     ]
 
 

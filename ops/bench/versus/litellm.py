@@ -1,8 +1,7 @@
 """LiteLLM's proxy in a comparison, before vLLM, with what it has for limits without a licence.
 
-Counters of limits are in a Redis, so that they outlive the proxy; tokens are reserved before a request runs
-(its default). Keys are checked by a custom hook that reads the terms from the key itself. What goes on a bill
-is what LiteLLM tells its callbacks when a request has ended: the same that it would write into its database.
+Counters of limits are in a Redis, so that they outlive the proxy. Keys are checked by a hook that reads the
+terms from the key itself. On a bill is what LiteLLM tells its callbacks when a request has ended.
 """
 
 from __future__ import annotations
@@ -10,15 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import secrets
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ops.bench.common.errors import PeerMissing
-from ops.bench.common.processes import server_program
+from ops.bench.common.processes import installed, server_program
+from ops.bench.gateway.peers import litellm_proxy
 from ops.bench.versus.stack import ServedStack, TenantTerms
 from ops.bench.versus.vllm_server import MODEL
 from ops.sandbox.free_port import free_port
@@ -79,40 +76,24 @@ class LiteLlmGateway:
         config = CONFIG.format(model=MODEL, url=self.upstream_url)
         (directory / "config.yaml").write_text(config, encoding="utf-8")
         (directory / "versus_hooks.py").write_text(HOOKS, encoding="utf-8")
-        port = free_port()
-        url = f"http://127.0.0.1:{port}"
-        command = [str(self.program), "--config", "config.yaml", "--host", "127.0.0.1", "--port", str(port)]
-        async with server_program(
-            "LiteLLM",
-            command,
-            directory / "litellm.log",
-            self._environment(directory),
-            f"{url}/health/liveliness",
-            start_s=START_S,
-        ) as process:
-            yield LiteLlmServed(url, process, directory)
-
-    def _environment(self, directory: Path) -> dict[str, str]:
-        redis = urlsplit(self.redis_url)
-        return {
-            "PATH": f"{self.program.parent}:{os.environ.get('PATH', os.defpath)}",
+        port, redis = free_port(), urlsplit(self.redis_url)
+        url, log_path = f"http://127.0.0.1:{port}", directory / "litellm.log"
+        command, environment = litellm_proxy(self.program, port)
+        environment |= {
             "HOME": str(directory),
-            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-            "LITELLM_LOG": "ERROR",
-            "LITELLM_MASTER_KEY": f"sk-{secrets.token_hex(16)}",
-            "LITELLM_MODE": "PRODUCTION",
             "LITELLM_RATE_LIMIT_WINDOW_SIZE": str(WINDOW_S),
             "REDIS_HOST": redis.hostname or "127.0.0.1",
             "REDIS_PORT": str(redis.port),
         }
+        async with server_program(
+            "LiteLLM", command, log_path, environment, f"{url}/health/liveliness", start_s=START_S
+        ) as process:
+            yield LiteLlmServed(url, process, directory)
 
 
 def installed_proxy(peers_dir: Path) -> Path:
     """LiteLLM's program. Raises `PeerMissing`."""
-    found = peers_dir.absolute() / "litellm" / "bin" / "litellm"
-    if not found.is_file():
-        raise PeerMissing(f"LiteLLM is not installed in {found.parents[1]}: make bench-versus")
-    return found
+    return installed(peers_dir / "litellm" / "bin" / "litellm", "LiteLLM", "bench-versus")
 
 
 CAUSE_WORDS = ("queue", "wait", "priority", "reason", "cause", "throttle")
@@ -120,12 +101,12 @@ CAUSE_WORDS = ("queue", "wait", "priority", "reason", "cause", "throttle")
 
 def explaining_headers(headers: Mapping[str, str]) -> str | None:
     """The headers of an answer whose names have to do with waiting; None: there are none."""
-    found = [
+    lines = [
         f"{name}: {value}"
         for name, value in headers.items()
         if any(word in name.lower() for word in CAUSE_WORDS)
     ]
-    return "; ".join(found) or None
+    return "; ".join(lines) or None
 
 
 @dataclass

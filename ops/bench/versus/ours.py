@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
 import sqlite3
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -15,7 +14,8 @@ from typing import Any
 import httpx
 
 from ops.bench.common.errors import CannotBench
-from ops.bench.common.load import admin_call, priced, server_status
+from ops.bench.common.load import QUIET, admin_call, known, priced
+from ops.bench.common.processes import toml
 from ops.bench.versus.stack import PLACES, SLOTS, ServedStack, TenantTerms
 from ops.bench.versus.vllm_server import CONTEXT_TOKENS, MODEL
 from ops.sandbox.server import LocalServer, ServerFailed, local_server, until
@@ -52,19 +52,12 @@ class OurGateway:
     def _arguments(self, directory: Path) -> list[str]:
         if not self.upstream:
             return [
-                *("--model", str(SHIPPED_MODEL), *priced(SHIPPED_MODEL), "--log-level", "warning"),
+                *("--model", str(SHIPPED_MODEL), *priced(SHIPPED_MODEL), *QUIET),
                 *("--engine-max-sequences", str(PLACES), "--engine-kv-blocks", str(KV_BLOCKS)),
             ]
         config = directory / "fairgate.toml"
-        config.write_text(upstream_config(self.upstream), encoding="utf-8")
-        return ["--config", str(config), "--prices", f"{MODEL}=150/600", "--log-level", "warning"]
-
-
-def upstream_config(upstream: Mapping[str, Any]) -> str:
-    """A configuration file with no engine of ours and this one server."""
-    # A JSON string or number is one in TOML, too.
-    lines = [f"{key} = {json.dumps(value)}" for key, value in upstream.items()]
-    return "\n".join(["[engine]", 'serve = "no"', "[[upstreams]]", *lines, ""])
+        config.write_text(toml(self.upstream), encoding="utf-8")
+        return ["--config", str(config), "--prices", f"{MODEL}=150/600", *QUIET]
 
 
 def stock_upstream(url: str) -> dict[str, Any]:
@@ -138,13 +131,7 @@ class OurServed:
                 limit = {"tenant": terms.name, "meter": "total_tokens", "amount": terms.limit_tokens}
                 await admin_call(client, "POST", "limits", limit | {"window": "lifetime", "mode": "hard"})
             key = await admin_call(client, "POST", "keys", {"tenant": terms.name})
-
-            async def knows() -> bool:
-                shown = {each["name"]: each for each in (await server_status(client))["tenants"]}
-                limited = terms.limit_tokens is not None
-                return terms.name in shown and bool(shown[terms.name]["limits"]) == limited
-
-            if not await until(knows, KNOWN_S):
+            if not await known(client, {terms.name: int(terms.limit_tokens is not None)}, KNOWN_S):
                 raise CannotBench(f"the gateway did not learn of tenant {terms.name} within {KNOWN_S:g} s")
         return str(key["key"])
 
@@ -178,16 +165,16 @@ class OurServed:
 
     async def why(self, headers: Mapping[str, str], key: str) -> str | None:
         """See `ServedStack`. What the tenant itself is told: `GET /v1/requests/{id}`."""
-        found: list[str] = []
+        lines: list[str] = []
         about = {"authorization": f"Bearer {key}"}
         async with httpx.AsyncClient(base_url=self.url, headers=about, timeout=10.0) as client:
 
-            async def told() -> bool:
+            async def is_explained() -> bool:
                 answer = await client.get(f"/v1/requests/{headers.get('x-request-id', '')}")
                 if answer.status_code == 200:
-                    found[:] = answer.json().get("explanation", ())
-                return bool(found)
+                    lines[:] = answer.json().get("explanation", ())
+                return bool(lines)
 
             # A timeline is written within a second of the request's end.
-            await until(told, 5.0)
-        return "; ".join(found) or None
+            await until(is_explained, 5.0)
+        return "; ".join(lines) or None

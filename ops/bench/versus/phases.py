@@ -8,26 +8,25 @@ alone.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from tokenizers import Tokenizer
 
 from ops.bench.common.attempts import ClientAttempt, ClientRequest, StreamsUnderWay, ask_once
 from ops.bench.common.errors import CannotBench
 from ops.bench.common.http_client import LoadHttpClient
 from ops.bench.common.load import CHATS, LoadClient, load_client
 from ops.bench.common.load_client import Observed
+from ops.bench.common.report import Progress
 from ops.bench.gateway.process import cpu_s, process_tree
 from ops.bench.versus.figures import busy_share
 from ops.bench.versus.stack import SLOTS, Contestant, ServedStack, TenantTerms
 from ops.bench.versus.vllm_server import MODEL
-from ops.demo.prompts.instructions import prompt_for_lengths
+from ops.demo.prompts.prompts import chats_of
 from ops.reporting import quantile
 from ops.sandbox.core_use import core_use
 from ops.settings.settings import SHIPPED_MODEL
@@ -71,17 +70,6 @@ class PhaseSizes:
     weights_s: float = 20.0
 
 
-@dataclass
-class ClientUse:
-    """How busy the clients of a round were: the most of any one."""
-
-    shares: dict[str, float] = field(default_factory=dict)
-
-    def note(self, phase: str, share: float) -> None:
-        """Keeps the largest share of a phase."""
-        self.shares[phase] = max(self.shares.get(phase, 0.0), share)
-
-
 def chat(messages: Sequence[dict[str, str]], max_tokens: int | None) -> dict[str, Any]:
     """A streamed chat whose tokens are counted as they come."""
     body: dict[str, Any] = {
@@ -97,33 +85,24 @@ def chat(messages: Sequence[dict[str, str]], max_tokens: int | None) -> dict[str
 
 def bodies(seed: int, answer_tokens: int, count: int = BODIES) -> list[dict[str, Any]]:
     """Questions whose answers have about so many tokens; the model ends them by itself."""
-    tokenizer = Tokenizer.from_file(str(SHIPPED_MODEL / "tokenizer.json"))
-
-    def count_tokens(text: str) -> int:
-        return len(tokenizer.encode(text, add_special_tokens=False).ids)
-
-    rng = random.Random(seed)
-    asks = (prompt_for_lengths(rng, PROMPT_TOKENS, answer_tokens, count_tokens) for _ in range(count))
-    return [chat(ask.chat(), MOST_TOKENS) for ask in asks]
+    chats = chats_of(SHIPPED_MODEL, seed, [(PROMPT_TOKENS, answer_tokens)] * count)
+    return [chat(messages, MOST_TOKENS) for messages in chats]
 
 
 class StackPhases:
     """One turn of one stack."""
 
     def __init__(
-        self,
-        contestant: Contestant,
-        stack: ServedStack,
-        sizes: PhaseSizes,
-        questions: Sequence[Any],
-        progress: Callable[[str], None],
-    ) -> None:
+        self, contestant: Contestant, stack: ServedStack, sizes: PhaseSizes, questions: Sequence[Any],
+        progress: Progress,
+    ) -> None:  # fmt: skip
         self._progress = progress
         self._contestant = contestant
         self._stack = stack
         self._sizes = sizes
         self._questions = questions
-        self._use = ClientUse()
+        self._busy: dict[str, float] = {}
+        """By phase, the largest share of any client."""
         self._bodies = {
             "quiet": bodies(1, QUIET_TOKENS),
             "flood": bodies(2, FLOOD_TOKENS),
@@ -141,7 +120,7 @@ class StackPhases:
             fixed |= await self.weights(f"{number}f", is_fixed=True)
             row |= {f"fixed_{key}": value for key, value in fixed.items()}
         row |= await self.limit(number) | await self.kill(number)
-        return row | {"client_busy": dict(self._use.shares)}
+        return row | {"client_busy": dict(self._busy)}
 
     # ------------------------------------------------------------ a flood
 
@@ -233,9 +212,9 @@ class StackPhases:
         return {
             # A tenant that had nothing counts as one that had a token: the ratio is at least this.
             "weights_ratio": seen[1].tokens / max(1, seen[0].tokens),
-            "weights_tokens": [each.tokens for each in seen],
-            "weights_tokens_per_s": round(sum(each.tokens for each in seen) / self._sizes.weights_s),
-            "weights_refused": sum(each.refused for each in seen),
+            "weights_tokens": [tenant.tokens for tenant in seen],
+            "weights_tokens_per_s": round(sum(tenant.tokens for tenant in seen) / self._sizes.weights_s),
+            "weights_refused": sum(tenant.refused for tenant in seen),
         }
 
     # ------------------------------------------------------------ a hard limit
@@ -243,12 +222,12 @@ class StackPhases:
     async def limit(self, number: int) -> Row:
         """Tokens beyond a hard limit after 50 requests in one instant, with `max_tokens` and without."""
         self._progress("a hard limit")
-        asked = [self._questions[each % len(self._questions)] for each in range(LIMIT_CLIENTS)]
-        told = await self._burst(f"told{number}", [chat(messages, LIMIT_TOKENS) for messages in asked])
-        not_told = await self._burst(f"open{number}", [chat(messages, None) for messages in asked])
+        asked = [self._questions[place % len(self._questions)] for place in range(LIMIT_CLIENTS)]
+        bounded = await self._burst(f"told{number}", [chat(messages, LIMIT_TOKENS) for messages in asked])
+        unbounded = await self._burst(f"open{number}", [chat(messages, None) for messages in asked])
         return {
-            "overshoot_tokens": told["over"] + not_told["over"],
-            "limit_bursts": {"max_tokens": told, "open": not_told},
+            "overshoot_tokens": bounded["over"] + unbounded["over"],
+            "limit_bursts": {"max_tokens": bounded, "open": unbounded},
         }
 
     async def _burst(self, tenant: str, asks: Sequence[dict[str, Any]]) -> Row:
@@ -307,7 +286,7 @@ class StackPhases:
         for client, first in zip(clients, before, strict=True):
             last = core_use(client.pid, time.monotonic())
             if first is not None and last is not None:
-                self._use.note(phase, busy_share(first, last))
+                self._busy[phase] = max(self._busy.get(phase, 0.0), busy_share(first, last))
 
 
 def _percentiles(seen: Observed) -> dict[str, float]:
@@ -317,7 +296,8 @@ def _percentiles(seen: Observed) -> dict[str, float]:
 def delivered_tokens(answers: Sequence[ClientAttempt]) -> int:
     """Output tokens that arrived, and the prompts of whole answers: a stream that broke off does not say how
     long its prompt was."""
-    return sum(each.delivered_tokens + each.prompt_tokens for each in answers if each.status == 200)
+    served = [answer for answer in answers if answer.status == 200]
+    return sum(answer.delivered_tokens + answer.prompt_tokens for answer in served)
 
 
 def fixed_share(tokens_per_s: float, share: float, window_s: float) -> int:

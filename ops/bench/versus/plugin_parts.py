@@ -1,7 +1,6 @@
 """Our plug-in in a real vLLM, through the gateway: shares, limits through kills, caches, texts, speed.
 
-Clients count what arrives; the gateway's ledger is read for what was charged. Stock vLLM is the control, with
-the same clients and the same gateway.
+Clients count what arrives; the ledger is read for what was charged. Stock vLLM is the control.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import json
 import secrets
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,10 @@ from typing import Any
 from ops.bench.common.attempts import ClientAttempt, ClientRequest, StreamsUnderWay, ask_once, persist
 from ops.bench.common.http_client import LoadHttpClient
 from ops.bench.common.load import CHATS, LoadClient, load_client
+from ops.bench.common.report import Progress
 from ops.bench.versus.ours import OurGateway, plugin_upstream, stock_upstream
-from ops.bench.versus.phases import PATIENCE_S, ClientUse, Row, chat, delivered_tokens
+from ops.bench.versus.phases import PATIENCE_S, Row, chat, delivered_tokens
 from ops.bench.versus.stack import ServedStack, TenantTerms
-from ops.bench.versus.token_windows import fluid_ratio, furthest_off, window_ratios
 from ops.bench.versus.vllm_server import PluginOptions, VllmOptions, VllmServer, vllm_server
 from ops.sandbox.free_port import free_port
 
@@ -55,8 +54,6 @@ SCHEMA: dict[str, Any] = {
     },
 }
 SPEED_S = 8.0
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +155,7 @@ async def _shares(bench: VllmBench, case: SharesCase) -> Row:
 
 
 async def _counted(case: SharesCase, light: LoadClient, heavy: LoadClient) -> Row:
-    use, begun_s = ClientUse(), time.monotonic()
+    busy, begun_s = 0.0, time.monotonic()
     await asyncio.gather(light.closed(case.light_streams), heavy.closed(case.heavy_streams))
     samples: list[tuple[int, int]] = []
     first_s: list[float] = []
@@ -169,11 +166,11 @@ async def _counted(case: SharesCase, light: LoadClient, heavy: LoadClient) -> Ro
         while sum(tokens) < settled + case.steps * case.slots:
             await asyncio.sleep(SAMPLE_S)
             seen = await asyncio.gather(light.take(), heavy.take())
-            tokens = [had + each.tokens for had, each in zip(tokens, seen, strict=True)]
+            tokens = [had + tenant.tokens for had, tenant in zip(tokens, seen, strict=True)]
             first_s += seen[0].ttfts_s + seen[1].ttfts_s
             if sum(tokens) >= settled:
                 samples.append((tokens[0], tokens[1]))
-                use.note("shares", max(each.cpu_share for each in seen))
+                busy = max(busy, *(tenant.cpu_share for tenant in seen))
     took_s = time.monotonic() - begun_s
     await asyncio.gather(light.stop(), heavy.stop())
     ratio = (samples[-1][1] - samples[0][1]) / max(1, samples[-1][0] - samples[0][0])
@@ -187,9 +184,45 @@ async def _counted(case: SharesCase, light: LoadClient, heavy: LoadClient) -> Ro
         "furthest_off": off,
         "longest_first_token_s": max(first_s, default=0.0),
         "tokens_per_s": round(sum(tokens) / took_s),
-        "client_cpu_share": use.shares.get("shares", 0.0),
+        "client_cpu_share": busy,
         "ok": None if case.tolerance is None else off <= case.tolerance,
     }
+
+
+Sample = tuple[int, int]
+"""Tokens of the lighter and of the heavier tenant so far."""
+
+
+def window_ratios(samples: Sequence[Sample], window_tokens: int) -> list[float]:
+    """Heavier over lighter in each shortest run of samples with at least `window_tokens` of both together. A
+    window without a token of the lighter one is infinite. Empty: no window is as long."""
+    ratios: list[float] = []
+    last = 0
+    for first, (light, heavy) in enumerate(samples):
+        last = max(last, first)
+        while last < len(samples) and sum(samples[last]) - light - heavy < window_tokens:
+            last += 1
+        if last == len(samples):
+            break
+        lighter = samples[last][0] - light
+        ratios.append((samples[last][1] - heavy) / lighter if lighter else float("inf"))
+    return ratios
+
+
+def furthest_off(ratios: Sequence[float], wanted: float) -> float:
+    """Largest deviation from `wanted`, as a part of it. Raises `ValueError` for no window."""
+    if not ratios:
+        raise ValueError("the measurement was shorter than one window")
+    return max(abs(ratio / wanted - 1.0) for ratio in ratios)
+
+
+def fluid_ratio(light_streams: int, heavy_streams: int, weight: float, slots: int) -> float:
+    """Heavier over lighter by the fluid share, weights 1 and `weight`: each stream takes one slot at most,
+    and what one tenant cannot use is the other's."""
+    heavy = min(float(heavy_streams), slots * weight / (1.0 + weight))
+    light = min(float(light_streams), slots - heavy)
+    heavy = min(float(heavy_streams), slots - light)
+    return heavy / light
 
 
 # ---------------------------------------------------------------- hard limits
@@ -267,12 +300,8 @@ async def caches(bench: VllmBench, rounds: int) -> list[Row]:
         found = {}
         client = LoadHttpClient(timeout_s=PATIENCE_S)
         try:
-            for what, tenant in (
-                ("first", "alpha"),
-                ("again", "alpha"),
-                ("another", "beta"),
-                ("its", "beta"),
-            ):
+            asks = ("first", "alpha"), ("again", "alpha"), ("another", "beta"), ("its", "beta")
+            for what, tenant in asks:
                 headers = {"authorization": f"Bearer {keys[tenant]}"}
                 async with client.post(f"{stack.url}{CHATS}", json.dumps(body).encode(), headers) as reply:
                     usage = json.loads(await reply.read())["usage"]
@@ -322,7 +351,7 @@ async def texts(bench: VllmBench, rounds: int) -> list[Row]:
 
 async def speed(bench: VllmBench, rounds: int) -> list[Row]:
     """Tokens a second without a gateway, stock and with the plug-in in turn: nothing scarce, and rotating."""
-    found: dict[str, dict[str, list[float]]] = {}
+    speeds: dict[str, dict[str, list[float]]] = {}
     async with (
         vllm_server(bench.home, bench.directory / "speed-stock-16", VllmOptions(16)) as narrow,
         vllm_server(bench.home, bench.directory / "speed-plugin", VllmOptions(96, bench.plugin(16))) as ours,
@@ -333,7 +362,7 @@ async def speed(bench: VllmBench, rounds: int) -> list[Row]:
             for what, streams in (("nothing scarce, 16 streams", 16), ("64 streams, 16 a step", 64)):
                 for name in order:
                     per_s = await _speed(servers[name], streams)
-                    found.setdefault(what, {}).setdefault(name, []).append(per_s)
+                    speeds.setdefault(what, {}).setdefault(name, []).append(per_s)
             bench.progress(f"speed: round {number + 1} of {rounds}")
     return [
         {
@@ -345,7 +374,7 @@ async def speed(bench: VllmBench, rounds: int) -> list[Row]:
                 for ours, stock in zip(by_name["plugin"], by_name["stock"], strict=True)
             ],
         }
-        for what, by_name in found.items()
+        for what, by_name in speeds.items()
     ]
 
 

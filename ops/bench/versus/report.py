@@ -11,12 +11,6 @@ from ops.bench.versus.figures import LINES, markdown
 from ops.pages.charts import Bar, BarChart
 from ops.reporting import Report, number
 
-CHART_TITLES = {
-    "flood_ratio": "First token (p99) beside a flood, over alone",
-    "weights_ratio": "Tokens by weight, 1:3",
-    "overshoot_tokens": "Tokens over a hard limit",
-    "uncharged_tokens": "Tokens delivered, on no bill after kill -9",
-}
 PART_COLUMNS: dict[str, Sequence[tuple[str, ...]]] = {
     "leases": (("case", "leases"), ("measured", "measured"), ("must_be", "must be"), ("ok", "ok")),
     "shares": (
@@ -41,14 +35,14 @@ PART_COLUMNS: dict[str, Sequence[tuple[str, ...]]] = {
 
 def notes(report: Mapping[str, Any]) -> list[str]:
     """What is needed to judge the table: times, refusals, fixed limits, words, how busy the gateways were."""
-    found = [about(report)]
+    lines = [about(report)]
     for name, rows in report["stacks"].items():
-        found.append(f"{name}: {_measured(rows)}")
+        lines.append(f"{name}: {_measured(rows)}")
         if "fixed_flood_ratio" in rows[0]:
-            found.append(f"{name}, {_fixed(rows)}")
+            lines.append(f"{name}, {_fixed(rows)}")
         if words := report["summary"][name]["why_words"]:
-            found.append(f"{name} says why: {words}")
-    return found + [f"INVALID {line}" for line in report["invalid"]]
+            lines.append(f"{name} says why: {words}")
+    return lines + [f"INVALID {line}" for line in report["invalid"]]
 
 
 def about(report: Mapping[str, Any]) -> str:
@@ -103,22 +97,18 @@ def show(report: Mapping[str, Any]) -> None:
 
 def versus_charts(report: Mapping[str, Any]) -> list[BarChart]:
     """One for each line of a report's summary: medians with their spread, the ideal dashed."""
+
+    def bar(name: str, number: int, figure: Mapping[str, float], spec: str) -> Bar:
+        median = figure["median"]
+        return Bar(name, median, format(median, spec), number, figure["least"], figure["most"])
+
+    stacks = list(enumerate(report["summary"].items()))
     return [
         BarChart(
-            CHART_TITLES[line.key],
-            [
-                Bar(
-                    name,
-                    stack[line.key]["median"],
-                    format(stack[line.key]["median"], line.spec),
-                    number_,
-                    stack[line.key]["least"],
-                    stack[line.key]["most"],
-                )
-                for number_, (name, stack) in enumerate(report["summary"].items())
-            ],
+            line.title,
+            [bar(name, place, stack[line.key], line.spec) for place, (name, stack) in stacks],
             float(line.wanted),
         )
         for line in LINES
-        if report["summary"]
+        if stacks
     ]

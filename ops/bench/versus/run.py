@@ -1,8 +1,7 @@
 """The comparison with LiteLLM and vLLM, and what our plug-in has to keep inside a real vLLM.
 
-The stacks: LiteLLM and vLLM, ours and vLLM, ours and vLLM with our scheduler in it, our own engine. The two
-vLLM servers stay up for all rounds, our engine comes with its gateway. Each round goes through all stacks,
-each time from another one on, so that a machine that becomes faster or slower meets all of them.
+The two vLLM servers stay up for all rounds, our engine comes with its gateway. Each round goes through all
+stacks, each time from another one on, so that a machine that becomes faster or slower meets all of them.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-import os
 import platform
 import tempfile
 import time
@@ -20,20 +18,20 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ops.bench.budgets import prompts
+from ops.bench.budgets.scenarios import question_chats
 from ops.bench.common.errors import CannotBench
-from ops.bench.engine.run import machine_name, rotated
+from ops.bench.common.processes import distribution_of
+from ops.bench.common.report import Progress, machine, rotated
 from ops.bench.versus.figures import TOO_BUSY, bottlenecks, summary
 from ops.bench.versus.leases import leases
 from ops.bench.versus.litellm import LiteLlmGateway, installed_proxy
 from ops.bench.versus.ours import OurGateway, plugin_upstream, stock_upstream
 from ops.bench.versus.phases import PhaseSizes, Row, StackPhases
-from ops.bench.versus.plugin_parts import Progress, VllmBench, caches, limits, shares, speed, texts
+from ops.bench.versus.plugin_parts import VllmBench, caches, limits, shares, speed, texts
 from ops.bench.versus.stack import PLACES, SLOTS, Contestant
 from ops.bench.versus.vllm_server import VERSIONS, VllmOptions, vllm_home, vllm_server, vllm_version
 from ops.sandbox.server import ServerFailed
 from ops.sandbox.services import start_redis
-from ops.settings.settings import SHIPPED_MODEL
 
 LITELLM, STOCK, PLUGIN, OWN = "litellm", "vllm", "plugin", "engine"
 STACKS = (LITELLM, STOCK, PLUGIN, OWN)
@@ -91,7 +89,7 @@ def run(options: VersusOptions, progress: Progress = lambda line: None) -> dict[
     ]
     kept = all(row.get("ok") is not False for rows in found.values() for row in rows)
     return {
-        "machine": {"cpu": machine_name(), "cores": os.cpu_count(), "system": platform.platform()},
+        "machine": machine() | {"system": platform.platform()},
         "versions": versions(options),
         "date": datetime.date.today().isoformat(),
         "slots": SLOTS,
@@ -108,12 +106,9 @@ def run(options: VersusOptions, progress: Progress = lambda line: None) -> dict[
 
 def versions(options: VersusOptions) -> dict[str, str]:
     """Of all programs that take part."""
-    litellm = sorted(
-        (options.peers_dir / "litellm").glob("lib/python*/site-packages/litellm-[0-9]*.dist-info")
-    )
     return {
         "fairgate": metadata.version("fairgate"),
-        "litellm": litellm[-1].name.split("-")[1].removesuffix(".dist") if litellm else "",
+        "litellm": distribution_of(options.peers_dir / "litellm", "litellm").removeprefix("litellm-"),
         "vllm": vllm_version(options.home),
         "torch": metadata.version("torch"),
     }
@@ -132,7 +127,7 @@ async def _parts(options: VersusOptions, redis_url: str, progress: Progress) -> 
 
 
 async def _rounds(options: VersusOptions, bench: VllmBench, redis_url: str) -> dict[str, list[Row]]:
-    questions = await asyncio.to_thread(prompts.make, SHIPPED_MODEL)
+    questions = await asyncio.to_thread(question_chats)
     async with _contestants(options, bench, redis_url) as contestants:
         rounds: dict[str, list[Row]] = {contestant.name: [] for contestant in contestants.values()}
         for number in range(options.rounds):

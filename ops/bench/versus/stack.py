@@ -30,14 +30,10 @@ class ServedStack(Protocol):
     """A stack that serves."""
 
     @property
-    def url(self) -> str:
-        """Of the gateway, without `/v1`."""
-        ...
+    def url(self) -> str: ...  # of the gateway, without `/v1`
 
     @property
-    def pid(self) -> int:
-        """Root of the gateway's processes."""
-        ...
+    def pid(self) -> int: ...  # root of the gateway's processes
 
     async def enrol(self, terms: TenantTerms) -> str:
         """Makes the tenant; its key. Raises `CannotBench`."""

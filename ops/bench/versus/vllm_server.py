@@ -13,8 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ops.bench.common.errors import PeerMissing
-from ops.bench.common.processes import server_program
+from ops.bench.common.processes import distribution_of, installed, server_program
 from ops.sandbox.free_port import free_port
 from ops.settings.settings import SHIPPED_MODEL
 
@@ -24,6 +23,14 @@ START_S = 180.0
 MODEL = "fairgate-demo"
 CONTEXT_TOKENS = 2048
 SCHEDULER = "fairgate_vllm.FairScheduler"
+VARIABLES = {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "HF_HUB_OFFLINE": "1",
+    "DO_NOT_TRACK": "1",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +69,17 @@ class VllmOptions:
 
     def command(self, program: Path, port: int) -> list[str]:
         """What is executed."""
-        found = [
+        command = [
             *(str(program), "serve", str(SHIPPED_MODEL), "--served-model-name", MODEL),
             *("--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(CONTEXT_TOKENS)),
             *("--max-num-seqs", str(self.max_sequences), "--max-num-batched-tokens", str(CONTEXT_TOKENS)),
             *("--enforce-eager", "--dtype", "float32", "--disable-uvicorn-access-log"),
         ]
         if self.kv_blocks is not None:
-            found += ["--num-gpu-blocks-override", str(self.kv_blocks)]
+            command += ["--num-gpu-blocks-override", str(self.kv_blocks)]
         if self.plugin is not None:
-            found += ["--scheduler-cls", SCHEDULER]
-        return [*found, *self.arguments]
+            command += ["--scheduler-cls", SCHEDULER]
+        return [*command, *self.arguments]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +104,12 @@ def vllm_home(peers_dir: Path, version: str = VERSIONS[0]) -> Path:
 
 def installed_vllm(home: Path) -> Path:
     """vLLM's program in the environment `home`. Raises `PeerMissing`."""
-    found = home.absolute() / "bin" / "vllm"
-    if not found.is_file():
-        raise PeerMissing(f"vLLM is not installed in {home.absolute()}: make bench-vllm or make bench-versus")
-    return found
+    return installed(home / "bin" / "vllm", "vLLM", "bench-vllm or make bench-versus")
 
 
 def vllm_version(home: Path) -> str:
     """Of the installed distribution, with its name: a third party builds it for processors without a GPU."""
-    found = sorted(home.glob("lib/python*/site-packages/vllm_cpu-*.dist-info")) or sorted(
-        home.glob("lib/python*/site-packages/vllm-*.dist-info")
-    )
-    return found[-1].name.removesuffix(".dist-info").replace("_", "-") if found else "unknown"
+    return distribution_of(home, "vllm_cpu", "vllm") or "unknown"
 
 
 @contextlib.asynccontextmanager
@@ -130,16 +131,6 @@ async def vllm_server(
 
 def _environment(program: Path, directory: Path, options: VllmOptions) -> dict[str, str]:
     """Nothing of ours but the plug-in's settings: neither PYTHONPATH nor a proxy."""
-    found = {
-        "PATH": f"{program.parent}:{os.environ.get('PATH', os.defpath)}",
-        "HOME": str(directory),
-        "VLLM_TARGET_DEVICE": "cpu",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "HF_HUB_OFFLINE": "1",
-        "DO_NOT_TRACK": "1",
-    }
-    if options.plugin is not None:
-        found |= options.plugin.environment()
-    return found
+    path = f"{program.parent}:{os.environ.get('PATH', os.defpath)}"
+    plugin = {} if options.plugin is None else options.plugin.environment()
+    return {"PATH": path, "HOME": str(directory)} | VARIABLES | plugin

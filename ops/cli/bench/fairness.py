@@ -128,8 +128,7 @@ def calibration(requests: int, seed: int, bursts: bool, model: str | None) -> No
        "share_within_2x": 0.9, "p90_coverage": 0.9}, …], "ok": true}
     """
     from ops.bench.estimates import bursts as in_bursts
-    from ops.bench.estimates.calibration import run, show
-    from ops.bench.estimates.calibration_chart import reliability_charts
+    from ops.bench.estimates.calibration import reliability_charts, run, show
     from ops.sandbox.server import ServerFailed
 
     report = run(seed=seed, requests=requests, progress=tell)

@@ -49,8 +49,7 @@ def contract(json_file: Path | None, **given: Any) -> None:
     """
     from rich.console import Console
 
-    from ops.bench.budgets.report import show
-    from ops.bench.budgets.run import BudgetBenchOptions, run
+    from ops.bench.budgets.run import BudgetBenchOptions, run, show
     from ops.bench.budgets.testbed import ScenarioFailed
     from ops.sandbox.server import ServerFailed
     from ops.sandbox.services import NoServer

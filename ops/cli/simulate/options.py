@@ -208,10 +208,10 @@ def policies_of(policy: str | None, default: str) -> list[str]:
     return names
 
 
-def collector(found: list[Any], scenario: Scenario) -> Callable[[str, Any], None]:
-    from ops.simulate.figures.curves import curves
+def collector(drawn: list[Any], scenario: Scenario) -> Callable[[str, Any], None]:
+    from ops.simulate.report.charts import curves
 
-    return lambda name, pool: found.append(curves(pool, scenario.slo))
+    return lambda name, pool: drawn.append(curves(pool, scenario.slo))
 
 
 @contextmanager
@@ -269,10 +269,9 @@ def _progress_lines(total: int) -> tuple[Callable[[str], None], Callable[[int], 
 def trace_of(name: str, rate: float | None = None, seed: int = 0) -> Source:
     """A trace file, or a shipped trace: `azure`, `arena`, `servegen`. Raises `BadTrace`."""
     from ops.simulate.traffic.generate import TRACES
-    from ops.simulate.traffic.trace import open_trace
+    from ops.simulate.traffic.trace import TraceFile
 
-    path = TRACES.get(name, Path(name))
-    return open_trace(path, rate=rate, seed=seed)
+    return TraceFile(TRACES.get(name, Path(name)), rate, seed)
 
 
 def cut(source: Source, speed: float, limit: int | None) -> Source:
@@ -294,8 +293,8 @@ def run_and_answer(
     from ops.simulate.report.show import show
     from ops.simulate.run import simulate
 
-    found: list[Any] = []
-    collect = collector(found, scenario) if page_file() else lambda name, pool: None
+    drawn: list[Any] = []
+    collect = collector(drawn, scenario) if page_file() else lambda name, pool: None
     if baseline is not None:
         collect(baseline.pool.policy, baseline.pool)
     with progress_of(scenario, policies) as (on_policy, on_rows):
@@ -304,4 +303,4 @@ def run_and_answer(
     if baseline is not None:
         report["policies"].insert(0, plain(baseline.figures))
         report = plain({"warning": baseline.warning, "baseline": baseline.comparison}) | report
-    answer(report, lambda: show(report), charts(found, scenario.slo))
+    answer(report, lambda: show(report), charts(drawn, scenario.slo))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,18 @@ MAX_TOKENS = 300
 """Asked for with every request. The longest wanted answer is shorter: the model ends them all by itself."""
 
 
+def chats_of(model: Path, seed: int, lengths: Iterable[tuple[int, int]]) -> list[list[dict[str, str]]]:
+    """A conversation for each wanted length of prompt and answer, by the model's own tokenizer; the model
+    ends them by itself."""
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+
+    def count_tokens(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    rng = random.Random(seed)
+    return [prompt_for_lengths(rng, prompt, answer, count_tokens).chat() for prompt, answer in lengths]
+
+
 @dataclass(frozen=True)
 class Prompts:
     """The slice, and a conversation for each of its requests."""
@@ -26,18 +38,10 @@ class Prompts:
 
     @staticmethod
     def make(model: Path, trace: Sequence[TraceRequest], seed: int) -> Prompts:
-        """Some seconds of work for the whole slice. The model's own tokenizer counts."""
-        tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-
-        def count_tokens(text: str) -> int:
-            return len(tokenizer.encode(text, add_special_tokens=False).ids)
-
-        rng = random.Random(seed)
-        chats = [
-            prompt_for_lengths(rng, request.input_tokens, request.output_tokens, count_tokens).chat()
-            for request in scale_lengths(trace, LENGTH_FACTOR)
-        ]
-        return Prompts(trace, chats)
+        """Some seconds of work for the whole slice."""
+        scaled = scale_lengths(trace, LENGTH_FACTOR)
+        lengths = [(request.input_tokens, request.output_tokens) for request in scaled]
+        return Prompts(trace, chats_of(model, seed, lengths))
 
     def body(self, place: int, model: str) -> dict[str, Any]:
         """The request for the slice's request at `place`."""

@@ -1,8 +1,7 @@
 """Admission of a simulated gateway: refuses requests that would miss their targets.
 
-The admission that serves (`gateway/dispatch/admission.py`) with the forecasts that serve: a replay of the
-queue and the engines (`gateway/estimates/forecast_cache.py`), here once a virtual second, off which every
-request reads its own, calibrated with the outcomes of earlier ones.
+The admission that serves (`gateway/dispatch/admission.py`) with the forecasts that serve
+(`gateway/estimates/forecast_cache.py`), here once a virtual second, calibrated with earlier outcomes.
 """
 
 from __future__ import annotations
@@ -56,11 +55,8 @@ class SimulatedAdmission(TargetGate):
         if self.keeps_out(corrected, self._targets_s) is not None:
             return False
         self._forecasts[len(pool.records) - 1] = request, bucket, raw, corrected
-        cache.arrived(
-            QueueEntry(
-                "", request.tenant, now_s, request.input_tokens, median, request.tier, request.weight, high
-            )
-        )
+        terms = median, request.tier, request.weight, high
+        cache.arrived(QueueEntry("", request.tenant, now_s, request.input_tokens, *terms))
         return True
 
     def ended(self, pool: SimulatedPool, row: int) -> None:
@@ -70,15 +66,9 @@ class SimulatedAdmission(TargetGate):
         self._predictions.ended(request)
         self.learn(corrected, self._targets_s, missed=not self._slo.met(records, row))
         arrived_s = records.arrival_s[row]
+        wait_s = records.dispatched_s[row] - arrived_s
         self._calibration.observe(
-            bucket,
-            raw,
-            corrected,
-            {
-                "wait": records.dispatched_s[row] - arrived_s,
-                "ttft": records.ttft_s(row),
-                "e2e": records.e2e_s(row),
-            },
+            bucket, raw, corrected, {"wait": wait_s, "ttft": records.ttft_s(row), "e2e": records.e2e_s(row)}
         )
 
     def _draw(self, entry: QueueEntry, generated: int, u: float) -> int:

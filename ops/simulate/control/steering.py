@@ -1,14 +1,15 @@
 """The control loop and the learned policy on a simulated pool.
 
 The loop that serves (`gateway/flow/control_rules.py`) looks at the simulated pool as often as at a real one;
-so does the learned table, if there is one, which says where the knobs rest. What engines and clients would
-report is read from the records and the schedulers.
+so does the learned table, if there is one. What engines and clients would report is read from the records and
+the schedulers.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from engine.step_time.model import predict_step_s
 from gateway.flow.control_rules import Control, ControlMode, Knob, Move, Observation
@@ -17,11 +18,17 @@ from gateway.flow.learned.macro_state import Situation
 from gateway.flow.learned.switch import MacroStateSwitch
 from gateway.flow.learned.table_file import LearnedTable
 from gateway.flow.window import NUM_RANKS
-from gateway.pools.control_loop import EVERY_S, Setters, bounds_of, length_spread, spare_share
+from gateway.pools.control_loop import (
+    EVERY_S,
+    Setters,
+    bounds_of,
+    length_spread,
+    queue_setters,
+    spare_share,
+)
+from gateway.pools.engine_knobs import engine_setters
 from gateway.statistics import RecentShare
 from ops.simulate.control.admission import SimulatedAdmission
-from ops.simulate.control.knobs import rests_of, setters_of
-from ops.simulate.control.pool_load import kv_share, situation_of
 from ops.simulate.pool import PoolObserver, SimulatedPool
 from ops.simulate.slo import SloLimits
 
@@ -105,9 +112,9 @@ class Steering:
         situation = situation_of(pool)
         if self._on_situation is not None:
             self._on_situation(situation)
-        found = None if self.switch is None else self.switch.look(situation, pool.now_s)
-        if self.switch is not None and found is not None:
-            actions, reason = found
+        entry = None if self.switch is None else self.switch.look(situation, pool.now_s)
+        if self.switch is not None and entry is not None:
+            actions, reason = entry
             rests = self._own_rests if self.switch.is_outside else actions.knobs()
             self._apply(control.rest_at(rests, reason, pool.now_s))
 
@@ -123,7 +130,6 @@ class Steering:
     def _observe(self, pool: SimulatedPool) -> Observation:
         records, tables = pool.records, [member.engine.table for member in pool.members]
         own = [row for row in range(self._rows, len(records)) if self.owns(pool, row)]
-        arrived = len(own)
         self._open += own
         self._rows = len(records)
         # A refused request neither meets nor misses a target: attainment is of queued requests.
@@ -133,25 +139,24 @@ class Steering:
             self._attainment.note(self._slo.met(records, row))
             self._hits.note(records.cached_tokens[row] / records.input_tokens[row])
             self._lengths.append(records.output_tokens[row])
-        preemptions = sum(each.preemptions for each in tables)
+        preemptions = sum(table.preemptions for table in tables)
         evictions, self._preemptions = preemptions - self._preemptions, preemptions
-        running = max(len(each.running) for each in tables)
+        running = [len(table.running) for table in tables]
+        width = max(running)
         share = kv_share(pool)
         return Observation(
-            arrivals_per_s=arrived / EVERY_S,
+            arrivals_per_s=len(own) / EVERY_S,
             length_spread=length_spread(*self._quantiles()),
             kv_share=share,
             prefix_hit_share=self._hits.value or 0.0,
-            step_s=predict_step_s(pool.machine.step_time, running, 0, running),
+            step_s=predict_step_s(pool.machine.step_time, width, 0, width),
             attainment=self._attainment.value,
             queued=len(pool.flow),
             evictions=evictions,
             expected_late=self.admission.expected_late.value or 0.0,
             mistaken=self.admission.mistaken.value or 0.0,
             spare_share=spare_share(
-                sum(len(each.running) for each in tables),
-                sum(member.size.max_sequences for member in pool.members),
-                share,
+                sum(running), sum(member.size.max_sequences for member in pool.members), share
             ),
             higher_waits=pool.flow.queued_up_to(NUM_RANKS - 2) > 0,
         )
@@ -160,3 +165,42 @@ class Steering:
         """p50 and p90 of the last lengths; 1 of none."""
         ordered = sorted(self._lengths) or [1]
         return ordered[(len(ordered) - 1) // 2], ordered[int(0.9 * (len(ordered) - 1))]
+
+
+def setters_of(pool: SimulatedPool, admission: SimulatedAdmission) -> Setters:
+    """By knob: those that the pool has."""
+    lends: Setters = {} if pool.budget is None else {Knob.QUOTA: pool.budget.lend}
+    return {
+        **queue_setters(pool.flow),
+        **lends,
+        Knob.ADMISSION: partial(setattr, admission, "strictness"),
+        **engine_setters(pool.set_engine_knobs),
+    }
+
+
+def rests_of(pool: SimulatedPool) -> Mapping[Knob, float]:
+    """Where the options of the run put knobs that do not rest where `DEFAULT_BOUNDS` say."""
+    options = pool.members[0].engine.table.policy.options
+    return {
+        Knob.LOOKAHEAD: pool.flow.window.lookahead_sequences,
+        Knob.PARTIAL_PREFILLS: options.max_num_partial_prefills or 1,
+        Knob.RESERVE_PERMILLE: options.reserve_permille,
+        Knob.LONG_SHARE: pool.flow.long_share,
+    }
+
+
+def situation_of(pool: SimulatedPool) -> Situation:
+    """Now; what a gateway takes of its pool (`gateway/pools/learned_actions.py`)."""
+    flow, now_s = pool.flow, pool.now_s
+    return Situation(
+        queued_per_place=flow.queued_up_to(NUM_RANKS - 1) / (pool.machine.max_sequences * len(pool.members)),
+        long_at_head=flow.is_long_at_head(now_s),
+        kv_share=kv_share(pool),
+        trend=flow.arrivals.value(now_s),
+    )
+
+
+def kv_share(pool: SimulatedPool) -> float:
+    """Of the KV cache of all replicas, referenced by sequences."""
+    tables = [member.engine.table for member in pool.members]
+    return sum(table.pool.num_referenced for table in tables) / sum(table.pool.num_blocks for table in tables)

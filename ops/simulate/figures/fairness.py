@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from ops.reporting import jain_index
@@ -22,14 +23,6 @@ from ops.simulate.pool import SimulatedPool
 PERIOD_S = 0.25
 MOST_TENANTS = 64
 """Of those that wait at one time: more are not compared (the work grows with the square)."""
-
-
-@dataclass(slots=True)
-class _Stretch:
-    """Of two tenants that both wait: how their difference has moved."""
-
-    lowest: float
-    highest: float
 
 
 @dataclass(slots=True)
@@ -46,7 +39,8 @@ class Fairness:
     _next_s: float = 0.0
     _before: dict[str, float] = field(default_factory=dict)
     """Service per weight at the last look, of those that waited then."""
-    _stretches: dict[tuple[str, str], _Stretch] = field(default_factory=dict)
+    _stretches: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+    """The lowest and the highest difference of two tenants since both have waited."""
 
     def look(self, pool: SimulatedPool) -> None:
         """After a decision: samples service, if `PERIOD_S` have passed."""
@@ -78,18 +72,13 @@ class Fairness:
             self.due[tenant] = self.due.get(tenant, 0.0) + equal
 
     def _compare(self, throughout: Sequence[str], now: dict[str, float]) -> None:
-        stretches: dict[tuple[str, str], _Stretch] = {}
-        for place, left in enumerate(throughout):
-            for right in throughout[place + 1 :]:
-                difference = now[left] - now[right]
-                stretch = self._stretches.get((left, right))
-                if stretch is None:
-                    before = self._before[left] - self._before[right]
-                    stretch = _Stretch(before, before)
-                stretch.lowest = min(stretch.lowest, difference)
-                stretch.highest = max(stretch.highest, difference)
-                self.widest_gap = max(self.widest_gap, stretch.highest - stretch.lowest)
-                stretches[left, right] = stretch
+        stretches: dict[tuple[str, str], tuple[float, float]] = {}
+        for left, right in combinations(throughout, 2):
+            difference, before = now[left] - now[right], self._before[left] - self._before[right]
+            lowest, highest = self._stretches.get((left, right), (before, before))
+            lowest, highest = min(lowest, difference), max(highest, difference)
+            self.widest_gap = max(self.widest_gap, highest - lowest)
+            stretches[left, right] = lowest, highest
         self._stretches = stretches
 
     @property

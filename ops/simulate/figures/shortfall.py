@@ -1,12 +1,10 @@
 """Differences between simulated and measured times, learned from traffic that was really served.
 
-A simulated replica takes steps and nothing else. A real request also waits for messages between gateway and
-engine, for an interpreter that is busy, for a step that took longer than its like. What that comes to is
-measured where traffic was recorded *and* simulated under the policy that served it: request by request, real
-less simulated, up to the first token and from there to the last. It is drawn at random for the requests of
-another simulation (bootstrapping of residuals, Efron 1979), among those whose simulated first token came
-about as late (a request that waits for others waits for what they fall short of as well) and whose simulated
-decoding took about as long. That puts times right as far as it depends neither on the policy nor on the load.
+A simulated replica takes steps and nothing else; a real request also waits for messages and a busy
+interpreter. What that comes to is measured where traffic was recorded *and* simulated under the policy that
+served it: real less simulated, up to the first token and from there to the last. It is drawn at random for
+the requests of another simulation (bootstrapping of residuals, Efron 1979), among those whose simulated first
+token came about as late and whose simulated decoding took about as long.
 """
 
 from __future__ import annotations
@@ -47,13 +45,13 @@ def residuals_of(real: Records, simulated: Records) -> dict[int, Residual]:
     Raises ValueError."""
     if len(real) != len(simulated):
         raise ValueError(f"{len(real)} requests were served and {len(simulated)} simulated")
-    found: dict[int, Residual] = {}
+    residuals: dict[int, Residual] = {}
     for row in simulated.done():
         if real.last_s[row] >= 0:
             ttft_s, decode_s = simulated.ttft_s(row), simulated.last_s[row] - simulated.first_s[row]
             real_decode_s = real.last_s[row] - real.first_s[row]
-            found[row] = Residual(ttft_s, decode_s, real.ttft_s(row) - ttft_s, real_decode_s - decode_s)
-    return found
+            residuals[row] = Residual(ttft_s, decode_s, real.ttft_s(row) - ttft_s, real_decode_s - decode_s)
+    return residuals
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +92,6 @@ class Shortfall:
             near: Sequence[Residual] = ordered[lowest : lowest + width]
         else:
             around = ordered[max(0, end - width) : first + width]
-            near = nsmallest(width, around, lambda each: abs(each.simulated_ttft_s - ttft_s))
-        alike = nsmallest(ALIKE, near, lambda each: (abs(each.simulated_decode_s - decode_s), rng.random()))
+            near = nsmallest(width, around, lambda one: abs(one.simulated_ttft_s - ttft_s))
+        alike = nsmallest(ALIKE, near, lambda one: (abs(one.simulated_decode_s - decode_s), rng.random()))
         return alike[rng.randrange(len(alike))]

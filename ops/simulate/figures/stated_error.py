@@ -1,12 +1,10 @@
 """The stated error of a replay, from a simulation of what was really served.
 
 The recording is cut into `PARTS` stretches of requests. What the simulation of each falls short of
-(`shortfall.py`) is drawn from the *other* stretches, so that no request has a part in its own simulated
-times: that is the baseline. How much its figures over the served ones scatter by chance is found by drawing
-whole stretches with replacement (block bootstrap, Kuensch 1989), and the stated error is the scatter that
-holds for all figures together in `CONFIDENCE` of the draws (the max-t band). A baseline further off is not
-off by chance: the simulation leaves out something that counts. What was served and never ends in its
-simulation counts as infinitely late.
+(`shortfall.py`) is drawn from the *other* stretches: no request has a part in its own simulated times. How
+much the figures scatter by chance is found by drawing whole stretches with replacement (block bootstrap,
+Kuensch 1989); the stated error is the scatter that holds for all figures together in `CONFIDENCE` of the
+draws (the max-t band). What was served and never ends in its simulation counts as infinitely late.
 """
 
 from __future__ import annotations
@@ -81,7 +79,7 @@ class Baseline:
         parts = _parts(rows, min(PARTS, len(rows)))
         for number, part in enumerate(parts):
             own = set(part)
-            others = tuple(each for row, each in residuals.items() if row not in own)
+            others = tuple(residual for row, residual in residuals.items() if row not in own)
             compared = [row for row in part if row in residuals]
             (Shortfall(others) if others else shortfall).add_to(records, f"part {number}", compared)
         return Baseline(records, shortfall, _compared(real, simulated, records, parts))
@@ -89,7 +87,7 @@ class Baseline:
     @property
     def off(self) -> list[ComparedFigure]:
         """Figures that are off by more than their stated errors."""
-        return [each for each in self.figures if not each.is_within]
+        return [figure for figure in self.figures if not figure.is_within]
 
 
 def _parts(rows: Sequence[int], count: int) -> list[Sequence[int]]:
@@ -104,11 +102,11 @@ def _compared(
     every = 1 + sum(map(len, parts)) // MOST_REQUESTS
     looked_at = [part[::every] for part in parts]
     samples = {
-        name: tuple(_Sample.of(getattr(each, name), looked_at) for each in (real, simulated, alone))
+        name: tuple(_Sample.of(getattr(records, name), looked_at) for records in (real, simulated, alone))
         for name in ("ttft_s", "e2e_s")
     }
     once = [1] * len(parts)
-    values = [tuple(each.quantile(share, once) for each in samples[name]) for name, share in FIGURES]
+    values = [tuple(sample.quantile(share, once) for sample in samples[name]) for name, share in FIGURES]
     errors: Sequence[float | None] = [None] * len(FIGURES)
     if sum(map(len, parts)) >= LEAST_REQUESTS:
         errors = _errors(samples, [simulated_s / served_s for served_s, simulated_s, _ in values], len(parts))
@@ -154,11 +152,11 @@ def _errors(samples: Mapping[str, tuple[_Sample, ...]], ratios: Sequence[float],
         drawn = []
         for (name, share), ratio in zip(FIGURES, ratios, strict=True):
             served, simulated, _ = samples[name]
-            found = simulated.quantile(share, times) / served.quantile(share, times)
+            off = simulated.quantile(share, times) / served.quantile(share, times)
             # Where it never ends at all, or not in this draw, chance says nothing.
-            drawn.append(found / ratio - 1 if found < inf and ratio < inf else 0.0)
+            drawn.append(off / ratio - 1 if off < inf and ratio < inf else 0.0)
         scatter.append(drawn)
-    spreads = [max(1e-9, statistics.pstdev(each)) for each in zip(*scatter, strict=True)]
+    spreads = [max(1e-9, statistics.pstdev(draws)) for draws in zip(*scatter, strict=True)]
     widest = [max(abs(off) / spread for off, spread in zip(drawn, spreads, strict=True)) for drawn in scatter]
     factor = quantile(widest, CONFIDENCE)
     return [max(LEAST_ERROR, factor * spread) for spread in spreads]

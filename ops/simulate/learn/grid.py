@@ -33,8 +33,8 @@ def actions_that_act(
     """Those of `GRID` that change anything on this traffic; the others stay where `hybrid` has them. A long
     lane needs long requests, and ageing several tiers of which one ages."""
     # Half of a lane's length, as what is predicted may be twice the answer that came.
-    has_long = any(2 * (each.input_tokens + each.output_tokens) > long_tokens for each in requests)
-    tiers = {each.tier for each in requests}
+    has_long = any(2 * (one.input_tokens + one.output_tokens) > long_tokens for one in requests)
+    tiers = {request.tier for request in requests}
     ages = len(tiers) > 1 and any(math.isfinite(ageing_s[tier]) for tier in tiers if tier < NUM_RANKS)
     idle = {"long_share": not has_long, "ageing": not ages}
     return tuple(name for name in GRID if not idle.get(name, False))
@@ -42,24 +42,20 @@ def actions_that_act(
 
 def borders_of(seen: Sequence[Situation]) -> Borders:
     """Quantiles of what was seen under `hybrid`: of the queue where there was one."""
+    queued = [load.queued_per_place for load in seen if load.queued_per_place > 0]
     return Borders(
-        queued_per_place=_quantile(
-            [each.queued_per_place for each in seen if each.queued_per_place > 0],
-            QUEUE_QUANTILE,
-            LEAST_QUEUE,
-            MOST_QUEUE,
-        ),
-        kv_share=_quantile([each.kv_share for each in seen], KV_QUANTILE, LEAST_KV, MOST_KV),
-        trend=_quantile([each.trend for each in seen], TREND_QUANTILE, LEAST_TREND, MOST_TREND),
+        queued_per_place=_quantile(queued, QUEUE_QUANTILE, LEAST_QUEUE, MOST_QUEUE),
+        kv_share=_quantile([load.kv_share for load in seen], KV_QUANTILE, LEAST_KV, MOST_KV),
+        trend=_quantile([load.trend for load in seen], TREND_QUANTILE, LEAST_TREND, MOST_TREND),
     )
 
 
 def range_of(seen: Sequence[Situation]) -> SeenRange:
     """The most of each feature."""
     return SeenRange(
-        queued_per_place=max((each.queued_per_place for each in seen), default=0.0),
-        kv_share=min(1.0, max((each.kv_share for each in seen), default=0.0)),
-        trend=max((each.trend for each in seen), default=0.0),
+        queued_per_place=max((load.queued_per_place for load in seen), default=0.0),
+        kv_share=min(1.0, max((load.kv_share for load in seen), default=0.0)),
+        trend=max((load.trend for load in seen), default=0.0),
     )
 
 
@@ -68,5 +64,5 @@ def _quantile(values: Sequence[float], share: float, least: float, most: float) 
     if not values:
         return least
     ordered = sorted(values)
-    found = ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-    return min(most, max(least, float(f"{found:.3g}")))
+    value = ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    return min(most, max(least, float(f"{value:.3g}")))

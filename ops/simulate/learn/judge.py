@@ -33,13 +33,10 @@ class TableJudgement:
 
     def words(self) -> str:
         """For people."""
-        verdict = (
-            "wins by more than the seeds differ"
-            if self.wins
-            else "does not win"
-            if self.gain <= 0
-            else "wins by less than the seeds differ, which may be chance"
-        )
+        verdict = "does not win"
+        if self.gain > 0:
+            chance = "less than the seeds differ, which may be chance"
+            verdict = f"wins by {'more than the seeds differ' if self.wins else chance}"
         return (
             f"{self.table:.4f} against {self.against}'s {self.other:.4f} (difference {-self.gain:+.4f},"
             f" spread {self.spread:.4f}): the table {verdict}"
@@ -58,21 +55,19 @@ class HeldOutRuns:
 
     def share(self, part: str) -> float:
         """Mean of a part of the sum, such as `missed`."""
-        found = [getattr(run.served, part) for runs in self.by_seed.values() for run in runs]
-        return statistics.fmean(found)
+        return statistics.fmean(getattr(run.served, part) for runs in self.by_seed.values() for run in runs)
 
 
 def served_held_out(
     trials: Trials, pieces: Sequence[Piece], seeds: Sequence[int], table: LearnedTable | None
 ) -> HeldOutRuns:
     """Runs `table`; None: `hybrid`."""
-    by_seed = {}
-    for seed in seeds:
-        units = [LearningTrial(piece, seed) for piece in pieces]
-        by_seed[seed] = tuple(
-            trials.hybrid(unit) if table is None else trials.learned(unit, table) for unit in units
-        )
-    return HeldOutRuns(by_seed)
+
+    def run(piece: Piece, seed: int) -> TrialRun:
+        trial = LearningTrial(piece, seed)
+        return trials.hybrid(trial) if table is None else trials.learned(trial, table)
+
+    return HeldOutRuns({seed: tuple(run(piece, seed) for piece in pieces) for seed in seeds})
 
 
 def judged(against: str, table: HeldOutRuns, other: HeldOutRuns) -> TableJudgement:

@@ -1,7 +1,7 @@
 """Learns a table from a trace: borders, search, and judgement on what was held out.
 
-The budget of simulated requests is divided in advance: a part is kept for the judgement, a part serves to see
-how the pieces differ under `hybrid`. The rest is searched with.
+Of the budget of simulated requests a part is kept for the judgement and a part shows how the pieces differ
+under `hybrid`; the rest is searched with.
 """
 
 from __future__ import annotations
@@ -99,35 +99,28 @@ def learn(
         piece: trials.hybrid(LearningTrial(piece, search_seeds[0]), seen.append).value for piece in surveyed
     }
     units = [
-        LearningTrial(piece, each)
+        LearningTrial(piece, search_seed)
         for piece in _unlike(values, trials.left(keep) // (RUNS_A_UNIT * SEEDS_A_SEARCH))
-        for each in search_seeds
+        for search_seed in search_seeds
     ]
     start = _start(name, setup, seed, seen)
     rules = setup.flow()
-    lanes = rules.get("lanes") or LaneRule()
-    searched = actions_that_act(
-        requests, lanes.long_tokens, rules.get("ageing_s") or (float("inf"),) * NUM_RANKS
-    )
+    ageing_s = rules.get("ageing_s") or (float("inf"),) * NUM_RANKS
+    searched = actions_that_act(requests, (rules.get("lanes") or LaneRule()).long_tokens, ageing_s)
     search = TableSearch(trials, units, start, searched, keep=keep)
-    found = _with_shares(search.run(), seen, search.looks)
-    runs = served_held_out(trials, held_out, judge_seeds, found)
+    table = _with_shares(search.run(), seen, search.looks)
+    runs = served_held_out(trials, held_out, judge_seeds, table)
     hybrid = served_held_out(trials, held_out, judge_seeds, None)
     against_hybrid = judged("hybrid", runs, hybrid)
     against_old = None
     if old is not None:
         against_old = judged("the table before", runs, served_held_out(trials, held_out, judge_seeds, old))
-    found = msgspec.structs.replace(
-        found,
-        simulated_requests=trials.simulated,
-        judged=Judged(
-            learned=_rounded(against_hybrid.table),
-            hybrid=_rounded(against_hybrid.other),
-            spread=_rounded(against_hybrid.spread),
-        ),
+    sums = (against_hybrid.table, against_hybrid.other, against_hybrid.spread)
+    table = msgspec.structs.replace(
+        table, simulated_requests=trials.simulated, judged=Judged(*map(_rounded, sums))
     )
     return LearningOutcome(
-        found,
+        table,
         against_hybrid,
         against_old,
         runs,
@@ -143,7 +136,7 @@ def learn(
 
 
 def _unlike(values: dict[Piece, float], most_requests: int) -> list[Piece]:
-    """Piecees on which hybrid's sum is unlike: evenly spaced from the largest on."""
+    """Pieces on which hybrid's sum is unlike: evenly spaced from the largest on."""
     ranked = sorted(values, key=lambda piece: (-values[piece], piece.number))
     return list(some_of(ranked, most_requests))
 

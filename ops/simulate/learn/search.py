@@ -1,10 +1,8 @@
 """Search of a table: one change of one action at a time, kept where it wins by more than the seeds differ.
 
 First changes of all macro-states together, since what one state does shows in the others; then state by
-state, in the order of their share of the looks times the requests that waited in them. Every candidate serves
-the very requests that the table before it served, with the same seeds. One that does not win where its states
-are seen most is not tried further. Deterministic: it ends when its budget of simulated requests is spent, or
-nothing wins any more.
+state, those first in which most requests waited. Every candidate serves the very requests that the table
+before it served; one that does not win where its states are seen most is not tried further. Deterministic.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
+from msgspec.structs import replace
 
 from gateway.flow.learned.actions import Actions
 from gateway.flow.learned.macro_state import NUM_STATES
@@ -47,14 +45,9 @@ class TableSearch:
     """One search. `table`: where it begins, and the best so far."""
 
     def __init__(
-        self,
-        trials: Trials,
-        units: Sequence[LearningTrial],
-        table: LearnedTable,
-        actions: Sequence[str],
-        *,
+        self, trials: Trials, units: Sequence[LearningTrial], table: LearnedTable, actions: Sequence[str], *,
         keep: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`units`: what every candidate is run on; `actions`: names of those that are searched; `keep`:
         requests of the budget that are left for others."""
         self.table = table
@@ -88,12 +81,10 @@ class TableSearch:
 
     def states_by_weight(self) -> list[int]:
         """Those that were seen, by their share of looks times the waiting in them, the heaviest first."""
-        looks, waits = self.looks, [0.0] * NUM_STATES
-        for run in self._best.values():
-            for state in range(NUM_STATES):
-                waits[state] += run.waits[state]
-        seen = [state for state in range(NUM_STATES) if looks[state]]
+        looks = self.looks
         # The sum over the looks is their number times the mean wait in them.
+        waits = [sum(run.waits[state] for run in self._best.values()) for state in range(NUM_STATES)]
+        seen = [state for state in range(NUM_STATES) if looks[state]]
         return sorted(seen, key=lambda state: (-waits[state], -looks[state], state))
 
     def _improve(self, groups: Sequence[tuple[int, ...]]) -> int:
@@ -141,7 +132,7 @@ def gain_of(
     for unit in units:
         gain = best[unit].value - runs[unit].value if unit in runs else 0.0
         by_seed.setdefault(unit.seed, []).append(gain)
-    means = [statistics.fmean(each) for each in by_seed.values()]
+    means = [statistics.fmean(gains) for gains in by_seed.values()]
     return statistics.fmean(means), statistics.stdev(means) if len(means) > 1 else 0.0
 
 
@@ -152,13 +143,9 @@ def is_kept(gain: float, spread: float) -> bool:
 
 def changed(table: LearnedTable, states: Sequence[int], action: str, value: float) -> LearnedTable:
     """The table with another value of one action in these states, as far as they stand in it."""
-    kind = type(getattr(Actions(), action))
+    changes = {action: type(getattr(Actions(), action))(value)}
     entries = [
-        msgspec.structs.replace(
-            entry, actions=msgspec.structs.replace(entry.actions, **{action: kind(value)})
-        )
-        if entry.state in states
-        else entry
+        replace(entry, actions=replace(entry.actions, **changes)) if entry.state in states else entry
         for entry in table.entries
     ]
-    return msgspec.structs.replace(table, entries=entries)
+    return replace(table, entries=entries)

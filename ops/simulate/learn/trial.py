@@ -17,13 +17,12 @@ from ops.simulate.learn.objective import LearningObjective, ServedSum, served_su
 from ops.simulate.learn.segments import Piece
 from ops.simulate.machines.machines import Machine
 from ops.simulate.pool import SimulatedPool, busy
-from ops.simulate.predictions import PREDICTIONS
-from ops.simulate.run import few_collections
+from ops.simulate.run import Scenario, served_pool
 from ops.simulate.slo import SloLimits
 
 NO_LOOKS = (0,) * NUM_STATES
 LONG_SHARE = 0.5
-"""Of a replica, for the long lane: as gateways have it unless they are told otherwise."""
+"""Of a replica, for the long lane: a gateway's default."""
 POLICY = "hybrid"
 """Whose choices a learned policy makes, and what it is compared with."""
 
@@ -43,15 +42,20 @@ class LearningSetup:
     """Makes further options of the queue (`FlowController`), for each run."""
 
     @property
-    def has_energy(self) -> bool:
-        """Whether the power of the machine is known."""
-        return self.machine.watts > 0
+    def goal(self) -> str:
+        """What is minimised, in words."""
+        return self.objective.words(self.slo, has_energy=self.machine.watts > 0)
+
+    def scenario(self, piece: Piece) -> Scenario:
+        """The piece before these replicas."""
+        return Scenario(
+            piece, self.machine, self.replicas, self.slo, self.predictions, self.options, flow=self.flow
+        )
 
 
 def queue_as_served(machine: Machine) -> Mapping[str, Any]:
     """Options of the queue in front of such a machine, where nothing else is known: a gateway's defaults."""
-    lanes = LaneRule(long_tokens_of(machine.context_tokens), LONG_SHARE, LONG_SHARE)
-    return {"lanes": lanes}
+    return {"lanes": LaneRule(long_tokens_of(machine.context_tokens), LONG_SHARE, LONG_SHARE)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +76,11 @@ class TrialRun:
     looks: tuple[int, ...]
     """In each macro-state of the table that ran; all 0 where none did."""
     waits: tuple[float, ...]
-    """Of the looks in each macro-state, the requests that waited for each place, summed up."""
+    """By macro-state: requests that waited for each place, summed over its looks."""
 
 
 class Trials:
-    """Runs trials, each at most once under the same table, and counts what they simulate."""
+    """Runs trials and counts what they simulate; `hybrid` at most once for each trial."""
 
     def __init__(
         self, setup: LearningSetup, budget: int, progress: Callable[[int, int], None] = lambda done, of: None
@@ -105,16 +109,12 @@ class Trials:
         """Under `hybrid`; `on_situation` is told of every look's load, if it has not run before."""
         key = trial.piece.name, trial.seed
         if key not in self._hybrid:
-            self._hybrid[key] = self._run(
-                trial, Steering(ControlMode.OFF, self.setup.slo, on_situation=on_situation)
-            )
+            self._hybrid[key] = self._run(trial, None, on_situation)
         served = self._hybrid[key]
         return TrialRun(served, self.setup.objective.of(served, served), NO_LOOKS, NO_LOOKS)
 
-    def learned(
-        self, trial: LearningTrial, table: LearnedTable, control: ControlMode = ControlMode.OFF
-    ) -> TrialRun:
-        """Under `table`, with the control loop in this mode."""
+    def learned(self, trial: LearningTrial, table: LearnedTable) -> TrialRun:
+        """Under `table`."""
         hybrid = self.hybrid(trial)
         looks, waits = [0] * NUM_STATES, [0.0] * NUM_STATES
 
@@ -123,39 +123,26 @@ class Trials:
             looks[state] += 1
             waits[state] += situation.queued_per_place
 
-        served = self._run(trial, Steering(control, self.setup.slo, table, on_situation=count))
+        served = self._run(trial, table, count)
         value = self.setup.objective.of(served, hybrid.served)
         return TrialRun(served, value, tuple(looks), tuple(waits))
 
-    def other(self, trial: LearningTrial, policy: str, control: ControlMode = ControlMode.OFF) -> TrialRun:
-        """Under another policy, or with the control loop."""
-        hybrid = self.hybrid(trial)
-        served = self._run(trial, Steering(control, self.setup.slo), policy)
-        return TrialRun(served, self.setup.objective.of(served, hybrid.served), NO_LOOKS, NO_LOOKS)
-
-    def _run(self, trial: LearningTrial, steering: Steering, policy: str = POLICY) -> ServedSum:
-        setup = self.setup
-        source = trial.piece.jittered(trial.seed)
-        pool = SimulatedPool(
-            policy,
-            setup.machine,
-            replicas=setup.replicas,
-            options=setup.options,
-            predictions=PREDICTIONS[setup.predictions](),
-            prefix_caching=source.has_prefixes,
-            watch=steering.watch,
-            flow=setup.flow(),
-        )
-        with few_collections():
-            pool.run(source)
+    def _run(
+        self,
+        trial: LearningTrial,
+        table: LearnedTable | None,
+        on_situation: Callable[[Situation], None] | None,
+    ) -> ServedSum:
+        slo, source = self.setup.slo, trial.piece.jittered(trial.seed)
+        steering = Steering(ControlMode.OFF, slo, table, on_situation=on_situation)
+        pool = served_pool(self.setup.scenario(source), POLICY, steering.watch)
         self.simulated += len(source)
         self.runs += 1
         self._progress(min(self.simulated, self.budget), self.budget)
-        return served_sum(pool.records, setup.slo, _joules_per_token(pool))
+        return served_sum(pool.records, slo, _joules_per_token(pool))
 
 
 def _joules_per_token(pool: SimulatedPool) -> float | None:
-    spent, records = busy(pool), pool.records
-    output_tokens = sum(records.output_tokens[row] for row in records.done())
-    found = energy(pool.machine, len(pool.members), spent.busy_s, max(pool.now_s, 1e-9), output_tokens)
-    return None if found is None else found["joules_per_output_token"]
+    output_tokens = sum(pool.records.output_tokens[row] for row in pool.records.done())
+    spent = energy(pool.machine, len(pool.members), busy(pool).busy_s, max(pool.now_s, 1e-9), output_tokens)
+    return None if spent is None else spent["joules_per_output_token"]

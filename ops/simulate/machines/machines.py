@@ -1,12 +1,9 @@
 """GPUs, models, and the step times that follow from them.
 
-A roofline (Williams, Waterman and Patterson, CACM 2009): a step takes the longer of computing its
-products and of reading the weights and the KV that its decodes attend to, at a stated share of what the data
-sheet says, plus what passes between steps. With tensor parallelism weights, KV and products are split evenly,
-and every layer ends with two all-reduces.
-
-It is an estimate from data sheets and not a measurement. A profile of a real engine (`--profile`) is better
-where there is one.
+A roofline (Williams, Waterman and Patterson, CACM 2009): a step takes the longer of computing its products
+and of reading the weights and the KV that its decodes attend to, at a stated share of the data sheet's speed,
+plus what passes between steps. With tensor parallelism weights, KV and products are split evenly, and every
+layer ends with two all-reduces. A profile of a real engine (`--profile`) is better where there is one.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ from engine.messages import StepTime
 from engine.scheduling.room import attended_tokens
 from engine.step_time.model import StepTimeModel
 from engine.virtual.step_shapes import LinearTiming, StepShape, StepTiming
-from ops.simulate.machines.model_shape import ModelShape
 
 COMPUTE_SHARE = 0.6
 """Of the data sheet's FLOP/s that large products reach; vendors' own libraries reach 0.6 to 0.8."""
@@ -82,39 +78,74 @@ GPUS = {
 """Idle power is no data-sheet figure: about what such a device shows with a model loaded and nothing to
 do."""
 
-MODELS: dict[str, dict[str, Any]] = {
-    # The config.json of Llama-3.2-1B, Llama-3.1-8B and Llama-3.1-70B, as far as it counts here.
-    "1b": {
-        "num_hidden_layers": 16,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_attention_heads": 32,
+
+def _llama(layers: int, hidden: int, intermediate: int, heads: int, head_dim: int) -> dict[str, Any]:
+    """A config.json, as far as it counts here."""
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_attention_heads": heads,
         "num_key_value_heads": 8,
-        "head_dim": 64,
+        "head_dim": head_dim,
         "vocab_size": 128_256,
         "max_position_embeddings": 131_072,
-    },
-    "8b": {
-        "num_hidden_layers": 32,
-        "hidden_size": 4096,
-        "intermediate_size": 14_336,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 128_256,
-        "max_position_embeddings": 131_072,
-    },
-    "70b": {
-        "num_hidden_layers": 80,
-        "hidden_size": 8192,
-        "intermediate_size": 28_672,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 128_256,
-        "max_position_embeddings": 131_072,
-    },
+    }
+
+
+MODELS = {
+    # Llama-3.2-1B, Llama-3.1-8B and Llama-3.1-70B.
+    "1b": _llama(16, 2048, 8192, 32, 64),
+    "8b": _llama(32, 4096, 14_336, 32, 128),
+    "70b": _llama(80, 8192, 28_672, 64, 128),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What a decoder-only model computes and reads, per token."""
+
+    body_parameters: int
+    """Weights of the layers' matrix products."""
+    head_parameters: int
+    """Weights of the product with the vocabulary."""
+    attention_width: int
+    """Query heads x head size, summed over the layers."""
+    kv_width: int
+    """Key and value numbers kept for one token, in all layers."""
+
+    @staticmethod
+    def of(config: dict[str, Any]) -> ModelShape:
+        """From a Llama-like config.json."""
+        layers, hidden = config["num_hidden_layers"], config["hidden_size"]
+        heads = config["num_attention_heads"]
+        kv_heads = config.get("num_key_value_heads") or heads
+        head = config.get("head_dim") or hidden // heads
+        attention = hidden * head * (2 * heads + 2 * kv_heads)
+        return ModelShape(
+            body_parameters=layers * (attention + 3 * hidden * config["intermediate_size"]),
+            head_parameters=hidden * config["vocab_size"],
+            attention_width=layers * heads * head,
+            kv_width=layers * 2 * kv_heads * head,
+        )
+
+    @property
+    def step_parameters(self) -> int:
+        """Weights that a decode step reads."""
+        return self.body_parameters + self.head_parameters
+
+    def prefill_flops(self, prompt_tokens: int) -> int:
+        """A whole prompt, and its last token's logits."""
+        attended = prompt_tokens * (prompt_tokens + 1) // 2
+        return (
+            2 * self.body_parameters * prompt_tokens
+            + 4 * self.attention_width * attended
+            + 2 * self.head_parameters
+        )
+
+    def decode_flops(self, context_tokens: int) -> int:
+        """One token that attends to `context_tokens`."""
+        return 2 * self.step_parameters + 4 * self.attention_width * context_tokens
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from ops.reporting import number, table
+from ops.reporting import cell, number, table
 from ops.simulate.run import Report
 
 Row = dict[str, Any]
@@ -28,21 +28,16 @@ def _policy(row: Row) -> str:
     return f"baseline: {row['policy']}" if row.get("is_baseline") else str(row["policy"])
 
 
-LATENCY: list[Column] = [
-    ("policy", _policy),
-    ("TTFT p50, s", _seconds("ttft_s", "p50")),
-    ("p90", _seconds("ttft_s", "p90")),
-    ("p95", _seconds("ttft_s", "p95")),
-    ("p99", _seconds("ttft_s", "p99")),
-    ("TPOT p50, s", _seconds("tpot_s", "p50")),
-    ("p90", _seconds("tpot_s", "p90")),
-    ("p95", _seconds("tpot_s", "p95")),
-    ("p99", _seconds("tpot_s", "p99")),
-    ("E2E p50, s", _seconds("e2e_s", "p50")),
-    ("p90", _seconds("e2e_s", "p90")),
-    ("p95", _seconds("e2e_s", "p95")),
-    ("p99", _seconds("e2e_s", "p99")),
-]
+def _times(*points: str) -> list[Column]:
+    """These quantiles of TTFT, TPOT and E2E; each time's first column names it."""
+    return [
+        (f"{time} {point}, s" if point == points[0] else point, _seconds(f"{time.lower()}_s", point))
+        for time in ("TTFT", "TPOT", "E2E")
+        for point in points
+    ]
+
+
+LATENCY: list[Column] = [("policy", _policy), *_times("p50", "p90", "p95", "p99")]
 SERVICE: list[Column] = [
     ("policy", _policy),
     ("met SLO", lambda row: _share(row["attainment"])),
@@ -50,11 +45,8 @@ SERVICE: list[Column] = [
     ("goodput/s", lambda row: _number(row["goodput_per_s"])),
     ("requests/s", lambda row: _number(row["requests_per_s"])),
     ("output tok/s", lambda row: _number(row["output_tokens_per_s"])),
-    ("Jain", lambda row: "-" if row["jain_index"] is None else f"{row['jain_index']:.4f}"),
-    (
-        "gap/2U",
-        lambda row: "-" if row["service_gap_over_bound"] is None else number(row["service_gap_over_bound"]),
-    ),
+    ("Jain", lambda row: cell(row["jain_index"], ".4f")),
+    ("gap/2U", lambda row: cell(row["service_gap_over_bound"])),
     ("refused", lambda row: f"{row['refused']:,}"),
     ("preempted", lambda row: f"{row['preemptions']:,}"),
 ]
@@ -75,12 +67,7 @@ TENANT: list[Column] = [
     ("policy", _policy),
     ("tenant", lambda row: str(row["tenant"])),
     ("requests", lambda row: f"{row['requests']:,}"),
-    ("TTFT p50, s", _seconds("ttft_s", "p50")),
-    ("p99", _seconds("ttft_s", "p99")),
-    ("TPOT p50, s", _seconds("tpot_s", "p50")),
-    ("p99", _seconds("tpot_s", "p99")),
-    ("E2E p50, s", _seconds("e2e_s", "p50")),
-    ("p99", _seconds("e2e_s", "p99")),
+    *_times("p50", "p99"),
     ("met SLO", lambda row: _share(row["attainment"])),
 ]
 TENANTS_SHOWN = 8
@@ -101,27 +88,18 @@ def sections(report: Report, tenants: int = TENANTS_SHOWN) -> list[tuple[str, li
     """Title, columns and rows of each table."""
     simulated = report["policies"]
     rows = [report["recorded"], *simulated] if "recorded" in report else simulated
-    found = [
-        ("latency", LATENCY, rows),
-        ("service", SERVICE, rows),
-        ("devices", DEVICES, simulated),
-    ]
+    tables = [("latency", LATENCY, rows), ("service", SERVICE, rows), ("devices", DEVICES, simulated)]
     by_tenant = [
         {"policy": _policy(row), "tenant": tenant, **its}
         for row in rows
         for tenant, its in list(row["tenants"].items())[:tenants]
     ]
     if any(len(row["tenants"]) > 1 for row in rows):
-        found.append(
-            (f"tenants with the most requests (at most {tenants}; all in --json)", TENANT, by_tenant)
-        )
+        title = f"tenants with the most requests (at most {tenants}; all in --json)"
+        tables.append((title, TENANT, by_tenant))
     return [
-        (
-            title,
-            [name for name, _ in columns],
-            [[cell(row) for _, cell in columns] for row in its],
-        )
-        for title, columns, its in found
+        (title, [name for name, _ in columns], [[text(row) for _, text in columns] for row in its])
+        for title, columns, its in tables
     ]
 
 
@@ -141,41 +119,43 @@ def published(report: Report) -> list[tuple[str, str, str]]:
 
 def notes(report: Report) -> list[str]:
     """Notes for the reader."""
-    found = [
+    said = [
         "Virtual time: nothing was measured. Misses count all submitted requests; a refused one is a miss.",
         f"Each replica: {report['kv_tokens']:,} tokens of KV, at most {report['max_sequences']} sequences, "
         f"{report['max_batched_tokens']:,} tokens a step; lengths forecast: {report['predictions']}.",
     ]
     if "recorded" in report:
-        found.append(
+        said.append(
             f"Recorded: the times that clients had, of answers that began; {report['unserved']:,} requests "
             "ended without a token and are left out. What was found in a prefix cache is not computed again."
         )
     if report.get("baseline"):
-        found.append(f"Baseline against what clients had: {'; '.join(map(_compared, report['baseline']))}.")
+        said.append(f"Baseline against what clients had: {'; '.join(map(_compared, report['baseline']))}.")
         whole, part = report["policies"][0]["requests"], report["recorded"]["requests"]
         if whole != part:
-            found.append(f"The baseline is of all {whole:,} requests, what is beside it of {part:,} of them.")
+            said.append(f"The baseline is of all {whole:,} requests, what is beside it of {part:,} of them.")
     elif "recorded" in report:
-        found.append("No baseline: the recording does not name one server, so how true this is is not known.")
+        said.append("No baseline: the recording does not name one server, so how true this is is not known.")
     if report.get("overrides"):
-        found.append(f"Instead of what served: {'; '.join(report['overrides'])}.")
+        said.append(f"Instead of what served: {'; '.join(report['overrides'])}.")
     if report["compared_requests"] is not None:
-        found.append(
+        said.append(
             "Simulated times hold what a simulation of the policy that served fell short of, drawn at random "
             f"from {report['compared_requests']:,} requests."
         )
     bases = {row["energy"]["basis"] for row in report["policies"] if row["energy"]}
-    found += [f"Energy is an upper estimate: {basis}." for basis in sorted(bases)]
-    return found
+    said += [f"Energy is an upper estimate: {basis}." for basis in sorted(bases)]
+    return said
 
 
-def _compared(each: Row) -> str:
-    name = each["figure"].replace("_", " ").replace("ttft", "TTFT").replace("e2e", "E2E")
-    error = "not known of so few" if each["stated_error"] is None else f"{100 * each['stated_error']:.1f} %"
-    off = "never ends" if each["off"] is None else f"{100 * each['off']:+.1f} %"
-    alone = _number(each["simulated_alone_s"])
-    return f"{name} {off} (stated error {error}; {alone} s of {_number(each['served_s'])} s are simulated)"
+def _compared(figure: Row) -> str:
+    name = figure["figure"].replace("_", " ").replace("ttft", "TTFT").replace("e2e", "E2E")
+    error = (
+        "not known of so few" if figure["stated_error"] is None else f"{100 * figure['stated_error']:.1f} %"
+    )
+    off = "never ends" if figure["off"] is None else f"{100 * figure['off']:+.1f} %"
+    alone = _number(figure["simulated_alone_s"])
+    return f"{name} {off} (stated error {error}; {alone} s of {_number(figure['served_s'])} s are simulated)"
 
 
 def show(report: Report) -> None:
@@ -193,12 +173,3 @@ def show(report: Report) -> None:
     print()
     for note in notes(report):
         print(note)
-
-
-def lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table in Markdown."""
-    return [
-        "| " + " | ".join(columns) + " |",
-        "|" + "---|" * len(columns),
-        *("| " + " | ".join(row) + " |" for row in rows),
-    ]

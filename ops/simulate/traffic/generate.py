@@ -1,8 +1,7 @@
 """Generates tenants and their requests.
 
 Lengths are those of real requests (a trace that ships with the product), or drawn from a stated law; who
-sends them and when is drawn from a seed. No public trace has tenants, prefixes and arrivals together, so this
-generates the unusual ones: `SPEC` is `name=number` pairs separated by commas.
+sends them and when is drawn from a seed. `SPEC` is `name=number` pairs separated by commas.
 
 | name | meaning | default |
 |---|---|---|
@@ -25,12 +24,12 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 
 from ops.simulate.traffic.requests import MOST_REQUESTS, PREFIX_BLOCK_TOKENS, SimulatedRequest
-from ops.simulate.traffic.trace import open_trace
+from ops.simulate.traffic.trace import TraceFile
 
 DATA = Path(__file__).parents[1] / "data"
 AZURE = DATA / "azure2023_conv.csv.gz"
@@ -43,23 +42,14 @@ LONG_FACTOR = 8
 LONGEST_CONTEXT = 32_768
 SHARED_BLOCKS = 4
 MOST_TENANTS = 10_000
-_BOUNDS = {
-    "tenants": (1, MOST_TENANTS),
-    "skew": (0, 10),
-    "rate": (1e-3, 1e5),
-    "seconds": (1, 1e6),
-    "onoff": (0, 1000),
-    "flooder": (0, 1000),
-    "long": (0, 1000),
-    "hot": (0, 1000),
-    "cold": (0, 1000),
-}
+_BOUNDS = {"tenants": (1, MOST_TENANTS), "skew": (0, 10), "rate": (1e-3, 1e5), "seconds": (1, 1e6)}
+_BOUNDS |= dict.fromkeys(("onoff", "flooder", "long", "hot", "cold"), (0, 1000))
 Draw = Callable[[random.Random], tuple[int, int]]
 
 
 @cache
 def _real(path: Path) -> list[tuple[int, int]]:
-    return [(request.input_tokens, request.output_tokens) for request in open_trace(path)]
+    return [(request.input_tokens, request.output_tokens) for request in TraceFile(path)]
 
 
 def _lognormal(rng: random.Random, median: float, sigma: float, most: int) -> int:
@@ -112,9 +102,9 @@ class Spec:
     @staticmethod
     def of(text: str) -> Spec:
         """From `tenants=20,rate=8`. Raises ValueError."""
-        names = [each.name for each in fields(Spec)]
+        names = [entry.name for entry in fields(Spec)]
         values: dict[str, int | float | str] = {}
-        for part in filter(None, (each.strip() for each in text.split(","))):
+        for part in filter(None, map(str.strip, text.split(","))):
             name, equals, value = part.partition("=")
             if not equals or name not in names:
                 raise ValueError(f"{part!r} is not NAME=NUMBER; names are {', '.join(names)}")
@@ -127,12 +117,8 @@ class Spec:
         return Spec(**values)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        changed = [
-            f"{each.name}={getattr(self, each.name)}"
-            for each in fields(self)
-            if getattr(self, each.name) != each.default
-        ]
-        return ",".join(changed) or "defaults"
+        values = [(entry.name, getattr(self, entry.name), entry.default) for entry in fields(self)]
+        return ",".join(f"{name}={value}" for name, value, usual in values if value != usual) or "defaults"
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,11 +207,4 @@ class AllAtOnce:
         for number, request in enumerate(self.source):
             if number == self.count:
                 return
-            yield SimulatedRequest(
-                0.0,
-                request.tenant,
-                request.input_tokens,
-                request.output_tokens,
-                request.prefix_blocks,
-                request.tier,
-            )
+            yield replace(request, arrival_s=0.0)

@@ -11,7 +11,7 @@ CSV, plain or gzip, one request a line in order of arrival, read as it is needed
 | `prefix_blocks` | | optional: ids of the prompt's blocks of 512 tokens, in order, separated by spaces |
 
 Other columns are passed over. A file without arrivals (the column absent, or empty throughout) has only
-lengths; `LengthsFile` reads it, and the arrivals are drawn.
+lengths: with a rate the arrivals are drawn.
 """
 
 from __future__ import annotations
@@ -90,23 +90,30 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class TraceFile:
-    """A file with arrivals; implements `Source`. Raises `BadTrace` where it cannot be read: immediately for
-    the header, line by line for the rest."""
+    """A file with arrivals; with `rate`, its lengths alone, in its order, at Poisson arrivals of so many a
+    second (the same `seed` draws the same instants). Implements `Source`. Raises ValueError for the rate and
+    `BadTrace` where the file cannot be read: immediately for the header, line by line for the rest."""
 
     path: Path
+    rate: float | None = None
+    seed: int = 0
 
     def __post_init__(self) -> None:
         columns = header(self.path)
-        if "arrival_s" not in columns:
+        if self.rate is None and "arrival_s" not in columns:
             raise BadTrace(
                 f"{self.path}, line 1: there is no column arrival_s (or TIMESTAMP); for a file of lengths "
                 "alone, say how many requests arrive a second: --rate"
             )
+        if self.rate is not None and not 0 < self.rate <= 1e6:
+            raise ValueError(
+                f"rate must be above 0 and at most 1,000,000 requests a second, not {self.rate:g}"
+            )
 
     @property
     def name(self) -> str:
-        """The file's."""
-        return self.path.name
+        """The file's, and the rate."""
+        return self.path.name if self.rate is None else f"{self.path.name} at {self.rate:g}/s"
 
     @property
     def has_prefixes(self) -> bool:
@@ -114,6 +121,13 @@ class TraceFile:
         return "prefix_blocks" in header(self.path)
 
     def __iter__(self) -> Iterator[SimulatedRequest]:
+        arrivals = self._recorded() if self.rate is None else self._drawn(self.rate)
+        for at_s, row in arrivals:
+            tokens = row.tokens("input_tokens")
+            tenant, output_tokens = row.fields.get("tenant") or EVERYBODY, row.tokens("output_tokens")
+            yield SimulatedRequest(at_s, tenant, tokens, output_tokens, row.blocks(tokens))
+
+    def _recorded(self) -> Iterator[tuple[float, _Row]]:
         first_s: float | None = None
         last_s = 0.0
         for row in _rows(self.path):
@@ -122,61 +136,15 @@ class TraceFile:
             if at_s < last_s:
                 row.bad("arrival_s", f"rows must be in order of arrival; the one before is at {last_s:.6f} s")
             last_s = at_s
-            tokens = row.tokens("input_tokens")
-            yield SimulatedRequest(
-                # A trace of dates begins with its first row; one of seconds keeps its zero.
-                at_s - first_s if first_s > 1e8 else at_s,
-                row.fields.get("tenant") or EVERYBODY,
-                tokens,
-                row.tokens("output_tokens"),
-                row.blocks(tokens),
-            )
+            # A trace of dates begins with its first row; one of seconds keeps its zero.
+            yield at_s - first_s if first_s > 1e8 else at_s, row
 
-
-@dataclass(frozen=True, slots=True)
-class LengthsFile:
-    """A file of lengths with Poisson arrivals of `rate` a second, in the file's order; implements `Source`.
-    The same `seed` draws the same instants."""
-
-    path: Path
-    rate: float
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        header(self.path)
-        if not 0 < self.rate <= 1e6:
-            raise ValueError(
-                f"rate must be above 0 and at most 1,000,000 requests a second, not {self.rate:g}"
-            )
-
-    @property
-    def name(self) -> str:
-        """The file's, and the rate."""
-        return f"{self.path.name} at {self.rate:g}/s"
-
-    @property
-    def has_prefixes(self) -> bool:
-        """As the file."""
-        return "prefix_blocks" in header(self.path)
-
-    def __iter__(self) -> Iterator[SimulatedRequest]:
+    def _drawn(self, rate: float) -> Iterator[tuple[float, _Row]]:
         rng = random.Random(f"arrivals {self.seed}")
         at_s = 0.0
         for row in _rows(self.path):
-            at_s += rng.expovariate(self.rate)
-            tokens = row.tokens("input_tokens")
-            yield SimulatedRequest(
-                at_s,
-                row.fields.get("tenant") or EVERYBODY,
-                tokens,
-                row.tokens("output_tokens"),
-                row.blocks(tokens),
-            )
-
-
-def open_trace(path: Path, *, rate: float | None = None, seed: int = 0) -> TraceFile | LengthsFile:
-    """A trace as it stands, or with `rate` its lengths alone. Raises `BadTrace` and ValueError."""
-    return TraceFile(path) if rate is None else LengthsFile(path, rate, seed)
+            at_s += rng.expovariate(rate)
+            yield at_s, row
 
 
 def header(path: Path) -> list[str]:

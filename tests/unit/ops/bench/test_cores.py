@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.bench.common.cores import halves, set_apart
+from ops.bench.fairness.live import halves, set_apart
 
 SLEEPER = "import threading, sys; threading.Thread(target=sys.stdin.read).start(); print('up', flush=True)"
 

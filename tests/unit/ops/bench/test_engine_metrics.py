@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ops.bench.engine.metrics import BadAnswers, agreement, measure, ratios, spread
-from ops.bench.engine.run import rotated
+from ops.bench.common.report import rotated, spread
+from ops.bench.engine.metrics import BadAnswers, agreement, measure, ratios
 
 
 def order(prompt: int, output: int, arrival_s: float = 0.0) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ops.bench.engine.roofline import Limits, ideal
-from ops.simulate.machines.model_shape import ModelShape
+from ops.simulate.machines.machines import ModelShape
 
 CONFIG: dict[str, Any] = {
     "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -9,8 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ops.bench.estimates.calibration import HELD_TO, NOMINAL, coverage, holds
-from ops.bench.estimates.calibration_chart import reliability_charts
+from ops.bench.estimates.calibration import HELD_TO, NOMINAL, coverage, holds, reliability_charts
 from ops.pages.page import svg
 
 

@@ -7,8 +7,16 @@ from dataclasses import replace
 import pytest
 
 from gateway.domain.server_description import RequestTerms
-from ops.bench.estimates.fidelity import PARTIES, FidelityOptions, ServedReplay, compared, drawn, run
-from ops.bench.estimates.fidelity_figures import Pair, judge
+from ops.bench.estimates.fidelity import (
+    PARTIES,
+    FidelityOptions,
+    Pair,
+    ServedReplay,
+    compared,
+    drawn,
+    judge,
+    run,
+)
 from ops.simulate.machines.machines import profile_machine
 from ops.simulate.recorded import Recorded, RecordedAnswer
 from ops.simulate.run import run_policy

@@ -13,13 +13,14 @@ from click.testing import CliRunner
 
 from ops.bench.common.attempts import ClientAttempt
 from ops.bench.common.errors import CannotBench, PeerMissing
+from ops.bench.common.processes import toml
 from ops.bench.versus import figures, report
 from ops.bench.versus.litellm import explaining_headers, installed_proxy
-from ops.bench.versus.ours import plugin_upstream, stock_upstream, upstream_config
+from ops.bench.versus.ours import plugin_upstream, stock_upstream
 from ops.bench.versus.phases import bodies, chat, delivered_tokens, fixed_share
-from ops.bench.versus.report import CHART_TITLES, versus_charts
+from ops.bench.versus.plugin_parts import fluid_ratio, furthest_off, window_ratios
+from ops.bench.versus.report import versus_charts
 from ops.bench.versus.run import PARTS, STACKS, VersusOptions, run
-from ops.bench.versus.token_windows import fluid_ratio, furthest_off, window_ratios
 from ops.bench.versus.vllm_server import PluginOptions, VllmOptions, installed_vllm, vllm_version
 from ops.cli.main import cli
 from ops.pages.page import svg
@@ -127,15 +128,16 @@ def test_the_picture_is_an_image_with_a_panel_for_each_line() -> None:
     root = ElementTree.fromstring(svg(charts))
     texts = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
     assert texts.count("a & b") == len(figures.LINES)
-    assert [chart.title for chart in charts] == [each for each in texts if each in set(CHART_TITLES.values())]
+    titles = {line.title for line in figures.LINES}
+    assert [chart.title for chart in charts] == [each for each in texts if each in titles]
     widths = [float(each.get("width", "0")) for each in root.iter("{http://www.w3.org/2000/svg}rect")]
     assert widths[0] == 1.0, "nothing is drawn as a hair line"
     assert widths[1] > 1.0
 
 
 def test_the_two_upstreams_differ_in_what_they_are_sent() -> None:
-    stock = tomllib.loads(upstream_config(stock_upstream("http://h:1")))
-    plugin = tomllib.loads(upstream_config(plugin_upstream("http://h:1", Path("/k"))))
+    stock = tomllib.loads(toml(stock_upstream("http://h:1")))
+    plugin = tomllib.loads(toml(plugin_upstream("http://h:1", Path("/k"))))
     assert stock["engine"] == plugin["engine"] == {"serve": "no"}
     assert stock["upstreams"][0]["max_concurrent"] == 16
     assert "priority" not in stock["upstreams"][0]

@@ -17,11 +17,12 @@ from ops.demo.cast import CAST
 from ops.demo.logbook import TIER_NAMES, events_of
 from ops.demo.replay import Sent
 from ops.demo.report import DemoEvidence, Sample, build_report, queue_waits_s, verdict
-from ops.demo.simulate import PastRequest, PolicyRun, simulate
+from ops.demo.simulate import PastRequest, simulate
 from ops.demo.summary import report_page, summary
 from ops.demo.table import TenantRow, View
 from ops.demo.trace import load_slice, plan
 from ops.simulate.machines.machines import profile_machine
+from ops.simulate.pool import SimulatedPool
 from tests.support.builders import step_time
 
 STEP_TIME = step_time(
@@ -53,13 +54,15 @@ def requests() -> tuple[PastRequest, ...]:
 
 
 @cache
-def run(policy: str) -> PolicyRun:
+def run(policy: str) -> tuple[SimulatedPool, dict[str, float]]:
     return simulate(policy, requests(), MACHINE)
 
 
 @cache
 def events(policy: str) -> tuple[LogEvent, ...]:
-    return tuple(events_of(run(policy).log))
+    log = run(policy)[0].flow.log
+    events = events_of(log.since(0, log.next_index))
+    return tuple(replace(event, request_id=requests()[int(event.request_id)].request_id) for event in events)
 
 
 def evidence(policy: str) -> DemoEvidence:
@@ -129,14 +132,14 @@ def evidence(policy: str) -> DemoEvidence:
             "tokens": {"turns-light": 100, "turns-heavy": 300},
             "tokens_per_weight": {"turns-light": 100.0, "turns-heavy": 100.0},
         },
-        duration_s=run(policy).ended_s,
-        simulated_waits_s={name: run(name).waits_s for name in ("vtc", "fcfs")},
+        duration_s=run(policy)[0].now_s,
+        simulated_waits_s={name: run(name)[1] for name in ("vtc", "fcfs")},
     )
 
 
 def test_the_virtual_run_serves_everybody_and_is_contended() -> None:
     for policy in ("vtc", "fcfs"):
-        assert run(policy).waits_s.keys() == {request.request_id for request in requests()}
+        assert run(policy)[1].keys() == {request.request_id for request in requests()}
         report = audit(events(policy))
         assert report.dispatches == len(requests())
         assert report.compared > 100

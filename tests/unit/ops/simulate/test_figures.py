@@ -11,13 +11,12 @@ from engine.scheduling.options import PolicyOptions
 from engine.virtual.step_shapes import LinearTiming
 from ops.pages.page import ReportPage, html
 from ops.reporting import jain_index, recorded
-from ops.simulate.figures.curves import BINS, curves
 from ops.simulate.figures.fairness import Fairness, service_bound
 from ops.simulate.figures.figures import figures, quantiles
 from ops.simulate.machines.machines import Machine, roofline_machine
 from ops.simulate.pool import PoolObserver, SimulatedPool
 from ops.simulate.records import Records
-from ops.simulate.report.charts import charts
+from ops.simulate.report.charts import BINS, charts, curves
 from ops.simulate.report.show import sections, show
 from ops.simulate.run import Scenario, run_policy, simulate
 from ops.simulate.slo import SloLimits

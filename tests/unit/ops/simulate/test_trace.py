@@ -10,7 +10,7 @@ import pytest
 from ops.simulate.traffic import trace
 from ops.simulate.traffic.generate import ARENA, AZURE
 from ops.simulate.traffic.requests import BadTrace, SimulatedRequest, Sped
-from ops.simulate.traffic.trace import EVERYBODY, LengthsFile, TraceFile, open_trace
+from ops.simulate.traffic.trace import EVERYBODY, TraceFile
 
 HEADER = "arrival_s,tenant,input_tokens,output_tokens,prefix_blocks\n"
 
@@ -35,7 +35,7 @@ def test_a_trace_is_read_with_its_tenants_and_prefixes(tmp_path: Path) -> None:
 def test_a_gzip_file_is_known_by_its_first_bytes_and_not_by_its_name(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_bytes(gzip.compress(b"input_tokens,arrival_s,output_tokens,note\n5,1,2,x\n"))
-    assert list(open_trace(path)) == [SimulatedRequest(1.0, EVERYBODY, 5, 2)]
+    assert list(TraceFile(path)) == [SimulatedRequest(1.0, EVERYBODY, 5, 2)]
 
 
 def test_azures_columns_and_dates_are_understood(tmp_path: Path) -> None:
@@ -46,14 +46,14 @@ def test_azures_columns_and_dates_are_understood(tmp_path: Path) -> None:
         "2023-11-16 18:17:04.0319600,396,109\n"
         "2023-11-16 18:18:03.9799600,879,55\n",
     )
-    found = list(open_trace(path))
+    found = list(TraceFile(path))
     assert [each.arrival_s for each in found] == pytest.approx([0.0, 0.052, 60.0], abs=1e-6)
     assert [(each.input_tokens, each.output_tokens) for each in found] == [(374, 44), (396, 109), (879, 55)]
 
 
 def test_dates_with_a_zone_are_understood(tmp_path: Path) -> None:
     text = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,9,4\n"
-    assert [each.input_tokens for each in open_trace(written(tmp_path, text))] == [9]
+    assert [each.input_tokens for each in TraceFile(written(tmp_path, text))] == [9]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_bad_field_is_named_with_file_line_and_column(
 ) -> None:
     path = written(tmp_path, HEADER + "0.2,a,5,5,\n" + row + "\n")
     with pytest.raises(BadTrace) as raised:
-        list(open_trace(path))
+        list(TraceFile(path))
     assert str(raised.value).startswith(f"{path}, line 3, column {column}: ")
     assert why in str(raised.value)
 
@@ -98,47 +98,47 @@ def test_a_bad_field_is_named_with_file_line_and_column(
 def test_a_bad_file_is_refused_with_the_reason(tmp_path: Path, text: str, why: str) -> None:
     path = written(tmp_path, text)
     with pytest.raises(BadTrace) as raised:
-        list(open_trace(path))
+        list(TraceFile(path))
     assert str(path) in str(raised.value)
     assert why in str(raised.value)
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadTrace, match="cannot be opened"):
-        open_trace(tmp_path / "none.csv")
+        TraceFile(tmp_path / "none.csv")
     torn = tmp_path / "torn.csv.gz"
     torn.write_bytes(gzip.compress((HEADER + "1,a,5,5,\n" * 5000).encode())[:-30])
     with pytest.raises(BadTrace, match="line"):
-        list(open_trace(torn))
+        list(TraceFile(torn))
     latin = tmp_path / "latin.csv"
     latin.write_bytes(HEADER.encode() + b"1,\xe9,5,5,\n")
     with pytest.raises(BadTrace, match="UTF-8"):
-        list(open_trace(latin))
+        list(TraceFile(latin))
 
 
 def test_everything_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, HEADER + "1,a,5,5,\n" * 10)
     monkeypatch.setattr(trace, "MOST_REQUESTS", 9)
     with pytest.raises(BadTrace, match="line 11: more than 9 rows"):
-        list(open_trace(path))
+        list(TraceFile(path))
     monkeypatch.setattr(trace, "MOST_BYTES", 90)
     with pytest.raises(BadTrace, match="more than 90 characters"):
-        list(open_trace(path))
+        list(TraceFile(path))
     monkeypatch.setattr(trace, "MOST_LINE", 20)
     with pytest.raises(BadTrace, match="line 1: longer than 20"):
-        open_trace(path)
+        TraceFile(path)
 
 
 def test_lengths_alone_get_arrivals_at_the_rate_that_is_asked(tmp_path: Path) -> None:
     path = written(tmp_path, "arrival_s,tenant,input_tokens,output_tokens\n" + ",,74,918\n" * 2000)
-    source = open_trace(path, rate=4.0, seed=3)
+    source = TraceFile(path, rate=4.0, seed=3)
     found = list(source)
-    assert isinstance(source, LengthsFile)
+    assert source.name == "trace.csv at 4/s"
     assert found == list(source)
-    assert found != list(LengthsFile(path, 4.0, seed=4))
+    assert found != list(TraceFile(path, 4.0, seed=4))
     assert found[-1].arrival_s == pytest.approx(500, rel=0.1)
     with pytest.raises(ValueError, match="rate must be above 0"):
-        open_trace(path, rate=0.0)
+        TraceFile(path, rate=0.0)
 
 
 def test_a_source_can_be_made_faster_and_shorter(tmp_path: Path) -> None:
@@ -153,6 +153,6 @@ def test_a_source_can_be_made_faster_and_shorter(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("path", "rows", "tenants"), [(AZURE, 19_366, 1), (ARENA, 1500, 27)])
 def test_the_traces_that_ship_are_whole(path: Path, rows: int, tenants: int) -> None:
-    found = list(open_trace(path))
+    found = list(TraceFile(path))
     assert len(found) == rows
     assert len({each.tenant for each in found}) == tenants

@@ -1,15 +1,12 @@
-"""Static, dynamic and table-driven batches, and their padding."""
+"""Static, dynamic and table-driven batches."""
 
 from __future__ import annotations
-
-import pytest
 
 from engine.scheduling.admit.base import Batch, Defer
 from engine.scheduling.admit.batch_gate import RUNS
 from engine.scheduling.admit.static import StaticBatch
 from engine.scheduling.admit.table import BatchOrWait
 from engine.scheduling.admit.window import DynamicWindow
-from engine.scheduling.batch_or_wait.padding import batch_waste
 from engine.scheduling.batch_or_wait.wait_table import TableAction
 from engine.sequence import Sequence
 from tests.support.scheduling_states import execute, make_batch, make_sequence, start
@@ -73,26 +70,6 @@ def test_a_member_that_lost_its_memory_comes_back() -> None:
     stranger.preemptions = 1
     assert admit.joins(lost, make_batch(running)) is None
     assert admit.joins(stranger, make_batch(running)) == RUNS
-
-
-def test_padding_is_counted_to_the_longest_prompt_and_the_longest_answer() -> None:
-    waste = batch_waste([(10, 5), (4, 20), (7, 7)])
-    assert (waste.useful_tokens, waste.prompt_padding_tokens, waste.output_padding_tokens) == (53, 9, 28)
-    assert waste.share == pytest.approx(37 / 90)
-    assert batch_waste([]).share == 0.0
-    assert (waste + waste).batches == 2
-
-
-def test_a_static_batch_counts_the_padding_of_its_batches() -> None:
-    admit = StaticBatch(size=2)
-    running: list[Sequence] = []
-    for batch in range(2):
-        for number in range(2):
-            admit.joins(make_sequence("candidate"), make_batch(running, num_waiting=2 - number))
-            let_in(admit, running, f"{batch}.{number}").token_ids.extend([2] * (3 + 4 * number))
-        running.clear()
-    assert (admit.waste.batches, admit.waste.output_padding_tokens) == (2, 8)
-    assert admit.waste.useful_tokens == 2 * (4 + 3 + 4 + 7)
 
 
 def test_a_window_is_open_for_its_time_or_until_it_is_full() -> None:

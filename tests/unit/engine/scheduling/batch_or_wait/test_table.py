@@ -12,7 +12,7 @@ import pytest
 
 from engine.core.core import EngineConfig
 from engine.messages import SamplingParams
-from engine.scheduling.batch_or_wait.arrival_rate import ArrivalRate
+from engine.scheduling.admit.table import ArrivalRate
 from engine.scheduling.batch_or_wait.batch_model import BatchModel, RequestLengths
 from engine.scheduling.batch_or_wait.kv_pool import KvMemory
 from engine.scheduling.batch_or_wait.objective import Objective
