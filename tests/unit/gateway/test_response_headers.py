@@ -27,20 +27,10 @@ def state(of: Limit, available: int, reset_s: float = 60.0) -> LimitState:
 @pytest.mark.parametrize(
     ("seconds", "written"),
     [
-        (0, "0s"),
-        (-3, "0s"),
-        (math.inf, "0s"),
-        (0.0001, "1ms"),
-        (0.12, "120ms"),
-        (0.9999, "1s"),
-        (1, "1s"),
-        (1.2, "2s"),
-        (59.5, "1m0s"),
-        (360, "6m0s"),
-        (3630, "1h0m30s"),
-        (90_061, "25h1m1s"),
+        (0, "0s"), (-3, "0s"), (math.inf, "0s"), (0.0001, "1ms"), (0.12, "120ms"), (0.9999, "1s"),
+        (1, "1s"), (1.2, "2s"), (59.5, "1m0s"), (360, "6m0s"), (3630, "1h0m30s"), (90_061, "25h1m1s"),
     ],
-)
+)  # fmt: skip
 def test_resets_are_written_as_go_writes_durations_and_never_too_short(seconds: float, written: str) -> None:
     assert go_duration(seconds) == written
 

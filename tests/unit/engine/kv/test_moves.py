@@ -69,9 +69,6 @@ def alone(**changes: object) -> list[int]:
     return tokens["s"]
 
 
-# ---------------------------------------------------------------- swapped, then exported
-
-
 def swapped_out(replica: VirtualReplica, *, steps: int = 3) -> dict[str, list[int]]:
     """A sequence whose KV lies in host memory; what it had emitted before."""
     tokens: dict[str, list[int]] = {}
@@ -128,9 +125,6 @@ def test_swapped_in_the_middle_of_a_recomputation_it_goes_without_and_is_recompu
     assert tokens["s"] == alone()
     assert outcome.recomputed_tokens == len(PROMPT) + 1
     assert there.core.snapshot("e").service["t"].computed_tokens == 0
-
-
-# ---------------------------------------------------------------- copies that fail
 
 
 def failing(
@@ -201,9 +195,6 @@ def test_what_lay_in_host_memory_is_recomputed_after_copies_failed() -> None:
     assert tokens["s"] == alone()
 
 
-# ---------------------------------------------------------------- pause, swap or recompute
-
-
 @pytest.mark.parametrize(("base_s", "expected"), [(0.0, "swap"), (1.0, "preempt")])
 def test_what_any_copying_takes_counts_when_a_victim_gives_way(base_s: float, expected: str) -> None:
     replica = make_replica(swap_base_s=base_s)
@@ -218,9 +209,6 @@ def test_a_virtual_copy_takes_its_base_once_each_way() -> None:
     replica.runner.copy_out([(0, 0), (1, 1)])
     replica.runner.copy_in([(0, 5), (1, 6)])
     assert replica.clock.now_s == 2.0 + 2 * 0.5
-
-
-# ---------------------------------------------------------------- in the same order each time
 
 
 def tables_after_adoption(seed: int) -> list[list[int]]:

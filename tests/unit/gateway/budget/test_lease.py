@@ -38,9 +38,6 @@ def outputs(made: lease.Hold) -> tuple[int, int, int]:
     return made.first.output_tokens, made.ahead.output_tokens, made.most.output_tokens
 
 
-# ---------------------------------------------------------------- how much
-
-
 def test_windows_hold_the_quantile_and_buckets_a_first_chunk() -> None:
     assert outputs(hold([window(), bucket(1_000)])) == (16, 120, 4_000)
     assert outputs(hold([window(), bucket(1_000)], sequences=4, ahead=480)) == (64, 480, 4_000)
@@ -136,9 +133,6 @@ def test_the_scarcest_meter_says_how_many_tokens_are_covered(covered: Amounts, t
     assert lease.covered_tokens(covered, sizes, 100) == tokens
 
 
-# ---------------------------------------------------------------- for whom
-
-
 @st.composite
 def parts(draw: st.DrawFn) -> list[SequenceLease]:
     made = []
@@ -175,9 +169,6 @@ def test_what_one_did_not_use_is_the_others() -> None:
     assert lease.share_out(20, [SequenceLease(0, 0, 50), SequenceLease(0, 0, 50)]) == [10, 10]
     ended = SequenceLease(3, 10, 50, is_live=False)
     assert lease.share_out(20, [ended, SequenceLease(10, 10, 50)]) == [3, 17]
-
-
-# ---------------------------------------------------------------- when, and how much more
 
 
 def test_it_is_asked_for_before_the_engine_would_wait() -> None:

@@ -32,14 +32,10 @@ def test_money_is_rounded_for_eyes_and_exact_in_files(nanousd: int, shown: str, 
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (None, "–"),
-        (0.0123, "12 ms"),
-        (1.25, "1.2 s"),
-        (600.0, "10 min"),
-        (7_200.0, "2.0 h"),
+        (None, "–"), (0.0123, "12 ms"), (1.25, "1.2 s"), (600.0, "10 min"), (7_200.0, "2.0 h"),
         (864_000.0, "10.0 days"),
     ],
-)
+)  # fmt: skip
 def test_lengths_of_time(value: float | None, words: str) -> None:
     assert formats.seconds(value) == words
 

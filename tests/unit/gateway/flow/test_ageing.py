@@ -59,9 +59,6 @@ def test_an_ageing_of_nothing_is_refused() -> None:
         Ageing((math.inf, 0.0, 1.0))
 
 
-# ---------------------------------------------------------------- where it stands in the band above
-
-
 @pytest.mark.parametrize("order", ["vtc", "fcfs"])
 def test_who_moves_stands_by_its_arrival_and_of_equals_by_its_number(order: str) -> None:
     queue = TieredQueue(order, ServiceCounters())

@@ -143,9 +143,6 @@ def test_lag_is_told_once_and_spent() -> None:
     assert house.stands("light") == pytest.approx(before + COST * PLACES // OWED_PART)
 
 
-# ---------------------------------------------------------------- a place at the next step
-
-
 def test_who_is_owed_goes_into_a_full_window_and_says_so_to_the_engine() -> None:
     house = under_flood()
     house.arrive("light")
@@ -193,9 +190,6 @@ def test_a_full_kv_window_is_wider_by_a_part_for_who_is_owed() -> None:
     house.replicas = [Replica("a", PLACES, PLACES * KV)]
     house.arrive("light", PLACES)
     assert len(house.turns()) == PLACES // OWED_KV_PART
-
-
-# ---------------------------------------------------------------- owed by places
 
 
 def not_owed_by_the_counters(weight: float = 1.0) -> House:

@@ -61,9 +61,6 @@ class Pool:
             self.flow.finish(flight.ticket.entry.entry_id, 1, 1, 0.0)
 
 
-# ---------------------------------------------------------------- hashes
-
-
 def test_equal_prefixes_have_equal_hashes_up_to_where_they_part() -> None:
     one = prefix_hashes(list(range(1000)), "t")
     other = prefix_hashes([*range(300), *range(5000, 5700)], "t")
@@ -82,9 +79,6 @@ def test_only_full_blocks_but_for_the_last_token_count_and_there_is_a_limit(toke
     assert len(prefix_hashes([7] * tokens, "t")) == blocks
 
 
-# ---------------------------------------------------------------- the index
-
-
 def test_the_index_forgets_the_deepest_blocks_of_the_oldest_prompt_first() -> None:
     index = PrefixIndex(6, 100.0)
     index.note([1, 2, 3, 4], 0.0)
@@ -101,9 +95,6 @@ def test_the_index_does_not_believe_what_is_too_old() -> None:
     assert index.held([1, 2], 100.1) == 0
     index.note([1], 100.1)
     assert index.held([1, 2], 100.2) == 1
-
-
-# ---------------------------------------------------------------- the choice
 
 
 def test_a_conversation_stays_where_its_prefix_is() -> None:
@@ -231,9 +222,6 @@ def test_what_is_cached_counts_as_much_as_its_weight_says() -> None:
         pool.flow.prefix_weight = weight
         chosen[weight] = [pool.send(prompt), pool.send(prompt)]
     assert chosen == {0.0: ["a", "b"], 1.0: ["a", "a"], 4.0: ["a", "a"]}
-
-
-# ---------------------------------------------------------------- foreseen lengths
 
 
 def test_where_every_place_is_taken_the_replica_whose_answers_end_sooner_is_chosen() -> None:

@@ -86,14 +86,11 @@ def test_a_conversation_that_the_template_refuses_is_refused_in_its_words(tmp_pa
 @pytest.mark.parametrize(
     "template",
     [
-        "{{ messages.__class__.__mro__ }}",
-        "{{ ''.__class__.__base__.__subclasses__() }}",
-        "{{ messages.append('x') }}",
-        "{% for i in range(10000000000) %}x{% endfor %}",
-        "{{ messages[0].nothing.nothing }}",
-        "{{ 1 / 0 }}",
+        "{{ messages.__class__.__mro__ }}", "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{{ messages.append('x') }}", "{% for i in range(10000000000) %}x{% endfor %}",
+        "{{ messages[0].nothing.nothing }}", "{{ 1 / 0 }}",
     ],
-)
+)  # fmt: skip
 def test_a_template_is_held_in_a_sandbox_and_its_faults_are_refusals(tmp_path: Path, template: str) -> None:
     renderer = PromptRenderer(model_dir(tmp_path / "model", chat_template=template))
     with pytest.raises(PromptRefused):

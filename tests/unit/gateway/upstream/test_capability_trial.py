@@ -79,13 +79,10 @@ def test_the_sound_is_a_wav_of_silence() -> None:
 @pytest.mark.parametrize(
     ("owner", "kind"),
     [
-        ("vllm", "vllm"),
-        ("sglang", "sglang"),
-        ("llamacpp", "llama.cpp"),
-        ("fairgate", "other"),
+        ("vllm", "vllm"), ("sglang", "sglang"), ("llamacpp", "llama.cpp"), ("fairgate", "other"),
         (None, "other"),
     ],
-)
+)  # fmt: skip
 def test_a_server_names_its_kind_in_its_list_of_models(owner: str | None, kind: str) -> None:
     assert kind_of_owner(owner) == kind
 

@@ -208,9 +208,6 @@ def test_a_peer_explains_a_wait_where_a_header_has_to_do_with_one() -> None:
     assert explaining_headers(durations | {"X-LiteLLM-Queue-Time": "3"}) == "X-LiteLLM-Queue-Time: 3"
 
 
-# ---------------------------------------------------------------- the plug-in's parts
-
-
 def test_each_window_is_the_shortest_that_is_long_enough() -> None:
     samples = [(0, 0), (10, 30), (20, 60), (40, 100)]
     assert window_ratios(samples, 40) == [3.0, 3.0, 2.0]

@@ -96,9 +96,6 @@ def test_the_70b_fits_four_h200s_with_room_for_half_a_million_tokens_and_more() 
     assert 900_000 < machine.kv_tokens < 1_200_000
 
 
-# ---------------------------------------------------------------- shapes
-
-
 def test_a_plain_step_is_what_its_parts_are() -> None:
     parts = [("a", 10, 1), ("b", 0, 5), ("c", 4, 1)]
     assert PlainShapes().of(parts) == StepShape(5, 15, 2, 16, 3)
@@ -113,9 +110,6 @@ def test_a_padded_step_is_as_large_as_its_largest_parts_and_keeps_rows_of_those_
     shapes.note(alone, 1, 5)
     assert shapes.padded_tokens == 5
     assert shapes.of([("d", 3, 1)]) == StepShape(0, 0, 1, 4, 1), "a new batch"
-
-
-# ---------------------------------------------------------------- profiles
 
 
 def test_a_profile_is_a_machine(tmp_path: Path) -> None:

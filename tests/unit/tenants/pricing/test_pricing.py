@@ -114,9 +114,6 @@ def test_multipliers_are_bounded_and_complete() -> None:
         uniform_book({f"m{index}": FREE for index in range(1_001)})
 
 
-# ---------------------------------------------------------------- what limits count
-
-
 def test_without_weights_a_token_counts_one_and_the_cost_is_the_books() -> None:
     amounts = counted(
         BOOK, "small", "batch", input_tokens=1_200, output_tokens=1_000, cached_tokens=200, gpu_ms=5
@@ -152,9 +149,6 @@ def test_what_is_held_for_ordinary_tokens_bounds_whatever_they_turn_out_to_be(
     held = counted(book, "m", Tier.BATCH, input_tokens=prompt + more[0], output_tokens=output + more[1])
     for meter in Meter:
         assert 0 <= actual.of(meter) <= held.of(meter)
-
-
-# ---------------------------------------------------------------- changing an entry
 
 
 def test_a_change_keeps_what_it_does_not_name() -> None:

@@ -133,9 +133,6 @@ def test_a_clock_that_steps_back_neither_refills_nor_empties() -> None:
     assert rules.advance(minute, window, us("2025-06-01T11:59:59Z")) == window
 
 
-# ---------------------------------------------------------------- promises
-
-
 @settings(max_examples=500, deadline=None)
 @given(
     amount=st.integers(0, 50),

@@ -269,9 +269,6 @@ def test_lengths_are_spread_over_their_distribution() -> None:
     assert draw(each, 500, 0.999) > draw(each, 500, 0.5)
 
 
-# ---------------------------------------------------------------- arrivals
-
-
 def test_a_steady_stream_is_seen_as_often_as_it_comes() -> None:
     rates = ArrivalRates()
     for number in range(400):
@@ -325,9 +322,6 @@ def test_streams_are_bounded() -> None:
     assert len(rates.streams(10.0)) <= 10
     with pytest.raises(ValueError, match="memory_s"):
         ArrivalRates(memory_s=0.0)
-
-
-# ---------------------------------------------------------------- where it runs
 
 
 def test_forecasts_need_neither_numpy_nor_torch() -> None:

@@ -221,9 +221,6 @@ def test_the_account_says_by_whom_a_step_was_sat_out() -> None:
     assert own[1].turns.sat_out_own == 1
 
 
-# ---------------------------------------------------------------- targets of a token's time
-
-
 def test_a_target_shortens_the_prompts_part_first() -> None:
     running = [*sequences("a", 4), *sequences("b", 1, tpot_target_s=0.020)]
     running.append(make_sequence("prompt", prompt=500))
@@ -273,9 +270,6 @@ def test_those_who_yield_to_a_target_have_their_tokens_all_the_same() -> None:
     steps = Steps(TokenFair()).steps(running, 60)
     assert all(served["b"] == 9 for served in steps)
     assert all(each.emitted_tokens >= 3 for each in running[:6])
-
-
-# ---------------------------------------------------------------- the short way
 
 
 def test_the_floor_holds_while_there_is_a_slot_for_each_and_time() -> None:

@@ -25,9 +25,6 @@ def fair_queue() -> tuple[TieredQueue, ServiceCounters]:
     return TieredQueue("vtc", counters), counters
 
 
-# ---------------------------------------------------------------- counters
-
-
 def test_a_charge_and_its_correction_cancel_exactly() -> None:
     counters = ServiceCounters()
     for weight in (0.3, 1.0, 3.0, 7.0):
@@ -69,9 +66,6 @@ def test_a_lift_only_raises() -> None:
     assert counters.value("t") == 50
     counters.lift("t", 70)
     assert counters.value("t") == 70
-
-
-# ---------------------------------------------------------------- vtc
 
 
 def test_the_backlogged_tenant_with_the_least_service_goes_next() -> None:
@@ -150,9 +144,6 @@ def test_turns_go_by_weight_and_not_by_connections(
     assert (served.count("one"), served.count("other")) == turns
 
 
-# ---------------------------------------------------------------- fcfs
-
-
 def test_first_come_first_served_heeds_no_counter() -> None:
     counters = ServiceCounters()
     order = Fcfs(counters)
@@ -160,9 +151,6 @@ def test_first_come_first_served_heeds_no_counter() -> None:
         order.add(entry(number, "ab"[number % 2]))
         counters.charge("a", 1.0, 1000)
     assert [order.pop(0.0).entry_id for _ in range(6)] == [f"e{number}" for number in range(6)]
-
-
-# ---------------------------------------------------------------- tiers
 
 
 def test_a_higher_tier_goes_first_whatever_its_tenant_has_had() -> None:

@@ -34,9 +34,6 @@ def end_of(report: PluginReport) -> tuple[str, int]:
     return outcome.finish, outcome.emitted_tokens
 
 
-# ------------------------------------------------------------ leases
-
-
 def test_a_sequence_rests_at_its_lease_and_goes_on_when_topped_up() -> None:
     server = serving(50)
     server.run(80)
@@ -104,9 +101,6 @@ def test_a_gateway_cannot_touch_the_sequences_of_another() -> None:
     server.run(9)
     assert server.live["s1"].emitted_tokens == 5
     assert set(ask(server, "other").sequences) == {"s2"}
-
-
-# ------------------------------------------------------------ signatures
 
 
 @pytest.mark.attack
@@ -185,9 +179,6 @@ def test_the_log_holds_no_key_and_is_bounded(caplog: pytest.LogCaptureFixture) -
     assert "ffff" not in caplog.text
 
 
-# ------------------------------------------------------------ reports
-
-
 def test_service_is_told_until_it_was_heard_and_once() -> None:
     server = stand_in()
     server.add(signed("s1", 50, weight=2.0))
@@ -264,9 +255,6 @@ def test_the_description_is_told() -> None:
     assert report.life == "life"
 
 
-# ------------------------------------------------------------ policy
-
-
 def test_the_policy_reaches_the_scheduler_before_its_next_step() -> None:
     server = stand_in()
     report = ask(server, policy=PolicyChoice("vtc"))
@@ -290,9 +278,6 @@ def test_a_policy_that_the_scheduler_refuses_does_not_stop_it() -> None:
     server.run(5)
     assert "does not go with this server" in ask(server).policy_refusal
     assert server.live["s1"].emitted_tokens == 5
-
-
-# ------------------------------------------------------------ gateways that come and go
 
 
 def test_what_rests_for_a_silent_gateway_ends_and_its_outcome_stays() -> None:
