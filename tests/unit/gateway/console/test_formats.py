@@ -33,10 +33,11 @@ def test_money_is_rounded_for_eyes_and_exact_in_files(nanousd: int, shown: str, 
     ("value", "words"),
     [
         (None, "–"), (0.0123, "12 ms"), (1.25, "1.2 s"), (600.0, "10 min"), (7_200.0, "2.0 h"),
-        (864_000.0, "10.0 days"),
+        (864_000.0, "10.0 days"), (0, "0 ms"), (0.0001, "0.1 ms"), (0.0055, "5.5 ms"), (0.01, "10 ms"),
+        (0.9, "900 ms"),
     ],
 )  # fmt: skip
-def test_lengths_of_time(value: float | None, words: str) -> None:
+def test_lengths_of_time_and_of_short_ones_two_digits(value: float | None, words: str) -> None:
     assert formats.seconds(value) == words
 
 
@@ -66,11 +67,3 @@ def test_a_spreadsheet_runs_nothing_of_a_file() -> None:
     assert rows[0] == ["tenant", "tokens", "dollars"]
     assert [row[0] for row in rows[1:]] == ["'=1+1", "'+1", "'-1", "'@x", "'\tx", *names[5:]]
     assert {tuple(row[1:]) for row in rows[1:]} == {("-5", "")}
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(0, "0 ms"), (0.0001, "0.1 ms"), (0.0055, "5.5 ms"), (0.01, "10 ms"), (0.9, "900 ms")],
-)
-def test_short_times_keep_two_digits(value: float, shown: str) -> None:
-    assert formats.seconds(value) == shown
