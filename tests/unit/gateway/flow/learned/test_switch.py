@@ -36,6 +36,7 @@ def test_what_was_taken_on_is_held_and_a_load_at_a_border_does_not_swing() -> No
     first = next(now_s for now_s, each in zip(at_s, told, strict=True) if each is not None)
     assert first == 2.0 + HOLDS_S
     assert told[at_s.index(first)] == (STRICT_SLOTS, "learned: a queue; KV cache free; arrivals rising")
+    assert (switch.state, switch.actions) == (5, STRICT_SLOTS)
     swings = [switch.look((CALM, QUEUE)[turn % 2], 100.0 + 2 * turn) for turn in range(50)]
     assert swings == [None] * 50, "every other look: never twice in a row"
 
