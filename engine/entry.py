@@ -43,7 +43,6 @@ class QueueEntry(msgspec.Struct, frozen=True):
 
     @property
     def predicted_cost(self) -> int:
-        """Predicted service in cost tokens."""
         return self.input_tokens * INPUT_TOKEN_COST + self.predicted_output_tokens * OUTPUT_TOKEN_COST
 
     @property

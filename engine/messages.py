@@ -196,8 +196,6 @@ class Export(Tagged, frozen=True, omit_defaults=True, tag="export"):
 
 
 class Import(Tagged, frozen=True, omit_defaults=True, tag="import"):
-    """Puts an exported sequence in."""
-
     state: SequenceState
 
 
@@ -205,8 +203,6 @@ class Import(Tagged, frozen=True, omit_defaults=True, tag="import"):
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """The served model."""
-
     model_id: str
     architecture: str
     parameters: int
@@ -216,7 +212,6 @@ class ModelInfo(msgspec.Struct, frozen=True):
     dtype: str
     device: str
     attention: str
-    """Which kernel was picked, and why."""
 
 
 class Ready(Tagged, frozen=True, omit_defaults=True, tag="ready"):
@@ -247,8 +242,6 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True):
-    """One scheduling decision about a sequence."""
-
     step: int
     at_s: float
     """The engine's clock."""
@@ -284,10 +277,8 @@ class DecodeShare(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SequenceOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Outcome of a sequence, kept by the engine until it is acknowledged.
-
-    Times are seconds since the engine received the sequence; None: not reached.
-    """
+    """Outcome of a sequence, kept by the engine until it is acknowledged. Times are seconds since the engine
+    received the sequence; None: not reached."""
 
     sequence_id: str
     request_id: str
@@ -312,7 +303,6 @@ class SequenceOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
     message: str = ""
     trace_context: str | None = None
     decisions: list[Decision] = []
-    """The scheduler's decisions about it, times as above; the first and the last if there are too many."""
     chunks: list[tuple[float, int]] = []
     """Times and numbers of prompt tokens computed for the first time; the last entries are merged if there
     are too many."""
@@ -423,10 +413,8 @@ class RunningSequence(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StepTime(msgspec.Struct, frozen=True):
-    """The fitted linear step-time model, seconds:
-
-    t = base + per_token * tokens + per_context_token * attended context + per_sequence * sequences
-    """
+    """The fitted linear step-time model, seconds: t = base + per_token * tokens + per_context_token *
+    attended context + per_sequence * sequences"""
 
     base_s: float
     per_token_s: float
@@ -511,7 +499,6 @@ class Inventory(Tagged, frozen=True, omit_defaults=True, tag="inventory"):
     running: list[RunningSequence]
     outcomes: list[SequenceOutcome]
     gateways: list[str] = []
-    """Gateways with a live session."""
     is_partial: bool = False
     """There are, or may be, more outcomes, which are told when these are acknowledged."""
 
@@ -548,15 +535,10 @@ class PolicySet(Tagged, frozen=True, omit_defaults=True, tag="policy_set"):
 
 
 class Explained(Tagged, frozen=True, omit_defaults=True, tag="explained"):
-    """Answers `Explain`."""
-
     policy: str
     choices: dict[str, str]
-    """The policy's order, admit, compose and evict choices."""
     decisions: list[Decision] = []
-    """The last ones, oldest first."""
     options: dict[str, str | int | float] = {}
-    """The policy's options in force."""
     steps: list[StepRecord] = []
     """The last ones, oldest first."""
 

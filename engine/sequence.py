@@ -57,7 +57,6 @@ MAX_CHUNKS = 16
 """Prefill steps that a sequence records one by one."""
 
 FINISHES = frozenset({"stop", "length", "budget", "cancelled", "expired", "failed"})
-"""How a sequence can end."""
 
 
 class IllegalMove(Exception):
@@ -65,11 +64,9 @@ class IllegalMove(Exception):
 
 
 def stable_seed(submit: Submit) -> int:
-    """The sampling seed of a sequence, 63 bits: the same wherever and in whatever batch it runs.
-
-    From the request's seed and the choice's index, or from the sequence id where no seed was given. The
-    sampler combines it with the index of each token.
-    """
+    """The sampling seed of a sequence, 63 bits: the same wherever and in whatever batch it runs. From the
+    request's seed and the choice's index, or from the sequence id where no seed was given. The sampler
+    combines it with the index of each token."""
     if submit.sampling.seed is None:
         source = f"sequence {submit.sequence_id}"
     else:
@@ -125,7 +122,6 @@ class Sequence:
     predicted_output_tokens: int
     seed: int
     predicted_high_tokens: int = 0
-    """The 90th percentile of its output; 0: not known."""
     state: SequenceStatus = SequenceStatus.WAITING
     block_table: list[int] = field(default_factory=list)
     computed_tokens: int = 0
@@ -150,9 +146,7 @@ class Sequence:
     is_suspended: bool = False
     """Paused so that others of its tier may form a batch without it."""
     cached_tokens: int = 0
-    """Prompt tokens taken from the prefix cache."""
     swapped: SwapOut | None = None
-    """Its KV in host memory, while it is swapped."""
     match: Match | None = None
     """Its last prefix match, while it waits."""
     found_tokens: int = 0
@@ -167,11 +161,9 @@ class Sequence:
     token_charge: int = 0
     """Charge of an emitted token to its tenant's counter; set by the sequence table."""
     owner: tuple[str, str] = field(init=False, repr=False)
-    """Its tenant and its gateway."""
     turns: TurnAccount = field(default_factory=TurnAccount)
     decisions: list[Decision] = field(default_factory=list)
     chunks: list[tuple[float, int]] = field(default_factory=list)
-    """Times and numbers of prompt tokens computed for the first time."""
     scheduled_s: float | None = None
     first_token_s: float | None = None
     lease_gpu_us: int | None = None
@@ -185,7 +177,6 @@ class Sequence:
 
     @staticmethod
     def of(submit: Submit, gateway_id: str, now_s: float) -> Sequence:
-        """A fresh sequence."""
         return Sequence(
             submit=submit,
             gateway_id=gateway_id,
@@ -231,7 +222,6 @@ class Sequence:
 
     @property
     def total_tokens(self) -> int:
-        """Tokens known so far."""
         return len(self.token_ids)
 
     @property
@@ -295,7 +285,6 @@ class Sequence:
         self.ever_computed_tokens = max(self.ever_computed_tokens, tokens)
 
     def entry(self) -> QueueEntry:
-        """The sequence as a queue entry."""
         return QueueEntry(
             entry_id=self.submit.sequence_id,
             tenant_id=self.submit.tenant_id,
@@ -316,17 +305,14 @@ class Sequence:
         )
 
     def _instant_s(self, within_s: float | None) -> float | None:
-        """On the engine's clock."""
         return None if within_s is None else self.submitted_s + within_s
 
     @property
     def salt(self) -> str:
-        """Salt of the cached prefixes that it may use."""
         shared = self.submit.prefix_salt
         return f"shared {shared}" if shared else f"tenant {self.submit.tenant_id}"
 
     def summary(self) -> RunningSequence:
-        """Summary for a snapshot or an inventory."""
         return RunningSequence(
             sequence_id=self.submit.sequence_id,
             request_id=self.submit.request_id,
@@ -364,7 +350,9 @@ class Sequence:
             finished_s=now_s - self.submitted_s,
             message=message,
             trace_context=self.submit.trace_context,
-            decisions=[replace(each, at_s=each.at_s - self.submitted_s) for each in self.decisions],
+            decisions=[
+                replace(decision, at_s=decision.at_s - self.submitted_s) for decision in self.decisions
+            ],
             chunks=[(at_s - self.submitted_s, tokens) for at_s, tokens in self.chunks],
             decode=self.turns.share(self.emitted_tokens),
         )

@@ -47,11 +47,9 @@ class RowTables:
 
 @dataclass(slots=True)
 class PackedBatch:
-    """One step's ragged batch.
-
-    Sequence i owns rows `cu_seqlens_q[i] : cu_seqlens_q[i + 1]` of the packed row; these are the last tokens
-    of a context of `context_lens[i]` tokens, whose keys and values lie in `block_tables[i]`.
-    """
+    """One step's ragged batch. Sequence i owns rows `cu_seqlens_q[i] : cu_seqlens_q[i + 1]` of the packed
+    row; these are the last tokens of a context of `context_lens[i]` tokens, whose keys and values lie in
+    `block_tables[i]`."""
 
     cu_seqlens_q: list[int]
     context_lens: list[int]

@@ -21,8 +21,6 @@ WriteKv = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class AttentionKernel:
-    """The chosen kernel."""
-
     name: str
     reason: str
     attend: Attend
@@ -53,10 +51,8 @@ def why_not_numba(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def pick_attention(device: torch.device, dtype: torch.dtype, *, name: str | None = None) -> AttentionKernel:
-    """The best kernel for `device` and `dtype`, or the one called `name`.
-
-    Raises `ValueError` for an unknown name, or one that cannot run here.
-    """
+    """The best kernel for `device` and `dtype`, or the one called `name`. Raises `ValueError` for an unknown
+    name, or one that cannot run here."""
     unfit = why_not_numba(device, dtype)
     if name is None:
         dtype_name = str(dtype).removeprefix("torch.")

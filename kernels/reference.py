@@ -17,11 +17,9 @@ def write_kv(
     value: torch.Tensor,
     batch: PackedBatch,
 ) -> None:
-    """Writes `key` and `value` (`[tokens, kv_heads, head_dim]`) of a step to the batch's slots.
-
-    A block that begins in this step is cleared first: kernels may read its tail under a mask, and what the
-    block's former owner left there (a NaN times a weight of zero is a NaN) must not reach this sequence.
-    """
+    """Writes `key` and `value` (`[tokens, kv_heads, head_dim]`) of a step to the batch's slots. A block that
+    begins in this step is cleared first: kernels may read its tail under a mask, and what the block's former
+    owner left there (a NaN times a weight of zero is a NaN) must not reach this sequence."""
     if batch.fresh_blocks is not None:
         key_cache.index_fill_(0, batch.fresh_blocks, 0)
         value_cache.index_fill_(0, batch.fresh_blocks, 0)
@@ -38,10 +36,8 @@ def gather_context(cache: torch.Tensor, block_table: list[int], context_len: int
 def causal_mask(
     query_len: int, context_len: int, sliding_window: int | None, device: torch.device
 ) -> torch.Tensor:
-    """`[query, context]` bool, true where a query may look; queries are the context's last tokens.
-
-    A window of W tokens shows a query itself and the W - 1 tokens before it (as in transformers).
-    """
+    """`[query, context]` bool, true where a query may look; queries are the context's last tokens. A window
+    of W tokens shows a query itself and the W - 1 tokens before it (as in transformers)."""
     query_positions = torch.arange(context_len - query_len, context_len, device=device)[:, None]
     key_positions = torch.arange(context_len, device=device)[None, :]
     visible = key_positions <= query_positions
@@ -94,11 +90,9 @@ def paged_attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of a packed step over a paged cache that already holds the step's keys and values.
-
-    `query` is `[tokens, heads, key_dim]`, the result `[tokens, heads, value_dim]`. Options as in
-    `dense_attention` and `causal_mask`.
-    """
+    """Attention of a packed step over a paged cache that already holds the step's keys and values. `query` is
+    `[tokens, heads, key_dim]`, the result `[tokens, heads, value_dim]`. Options as in `dense_attention` and
+    `causal_mask`."""
     outputs = []
     for index, context_len in enumerate(batch.context_lens):
         start, end = batch.cu_seqlens_q[index], batch.cu_seqlens_q[index + 1]

@@ -1,9 +1,7 @@
-"""Paged attention with torch's `scaled_dot_product_attention`.
+"""Paged attention with torch's `scaled_dot_product_attention`. Equal to `kernels.reference`.
 
-Equal to `kernels.reference`, for CPUs and for a GPU without a better kernel. Sequences that decode one
-token are gathered whole blocks at a time into padded groups and attended in one call of
-`scaled_dot_product_attention`; prefill chunks go sequence by sequence. Tables and masks are built once a
-step (`PackedBatch.derived`), so a layer costs a handful of operators however many sequences decode.
+Sequences that decode one token are gathered whole blocks at a time into padded groups and attended in one
+call; prefill chunks go sequence by sequence. Tables and masks are built once a step (`PackedBatch.derived`).
 """
 
 from __future__ import annotations
@@ -172,10 +170,8 @@ def _attend_one(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """One query a sequence: `rows` `[sequences, heads, dim]` -> `[sequences, heads, value_dim]`.
-
-    The query heads that share a key/value head stand in as its queries, so that it is read once.
-    """
+    """One query a sequence: `rows` `[sequences, heads, dim]` -> `[sequences, heads, value_dim]`. The query
+    heads that share a key/value head stand in as its queries, so that it is read once."""
     sequences, heads, dim = rows.shape
     if softcap is None and sinks is None:
         grouped = rows.view(sequences, keys.shape[1], -1, dim)

@@ -1,12 +1,8 @@
-"""`EngineClient`: a gateway's connection to one engine.
+"""`EngineClient`: a gateway's connection to one engine, on one asyncio loop, without torch.
 
-One client per engine, on one asyncio loop, without torch. It sends Hello until the engine is ready, receives
-steps, snapshots and answers, and reconnects by itself after a loss. Every connection is new (own socket, own
-session): a message for a dead engine cannot reach its successor.
-
-Whatever a lease covers, the engine gets credit for no more tokens than a stream has room for beyond what its
-reader has taken. So a sequence pauses while its reader takes nothing, and goes on when it does: credit-based
-flow control (Kung, Blackwell, Chapman, SIGCOMM 1994), with leases as the credit.
+It reconnects by itself after a loss; every connection is new (own socket, own session). The engine gets
+credit for no more tokens than a stream has room for, whatever a lease covers: credit-based flow control
+(Kung, Blackwell, Chapman, SIGCOMM 1994), with leases as the credit.
 """
 
 from __future__ import annotations
@@ -95,7 +91,6 @@ class CreditedStream(EngineStream):
             max_buffered_deltas=max_buffered_deltas,
         )
         self.covered_tokens = covered_tokens
-        """The lease as requested."""
         self.credit_tokens = 0
         """The lease as sent to the engine."""
         self.is_wanted = True
@@ -144,11 +139,9 @@ class EngineClient:
         on_ready: Callable[[], None] | None = None,
         on_lost: Callable[[], None] | None = None,
     ) -> None:
-        """`gateway_id` (at most 128 characters) belongs to one live gateway process at a time.
-
-        `keys`: for an engine at a tcp address (`keys.gateway_keys`). An engine that is silent for `silence_s`
-        counts as dead: it sends several snapshots a second even when idle, but not during a step.
-        """
+        """`gateway_id` (at most 128 characters) belongs to one live gateway process at a time. `keys`: for an
+        engine at a tcp address (`keys.gateway_keys`). An engine that is silent for `silence_s` counts as
+        dead: it sends several snapshots a second even when idle, but not during a step."""
         self.address = address
         self.gateway_id = gateway_id
         self.on_service = on_service
@@ -158,9 +151,7 @@ class EngineClient:
         self.ready: Ready | None = None
         """The engine's last announcement, kept after a loss. None before the first contact."""
         self.snapshot: Snapshot | None = None
-        """The engine's load as last reported; None while there is no connection."""
         self.refusal: EngineRefused | None = None
-        """The engine's refusal of this gateway, if any."""
         self._keys = keys
         self._silence_s = silence_s
         self._max_buffered_deltas = max_buffered_deltas
@@ -192,12 +183,10 @@ class EngineClient:
 
     @property
     def is_up(self) -> bool:
-        """Whether the engine serves this gateway right now."""
         return self._up
 
     @property
     def is_connecting(self) -> bool:
-        """Whether the client is connected or connecting."""
         return self._task is not None and not self._task.done()
 
     @property
@@ -206,10 +195,8 @@ class EngineClient:
         return asyncio.get_running_loop().time() - self._heard_s
 
     async def connect(self, timeout_s: float = 30.0) -> Ready:
-        """Waits until the engine serves. The client keeps trying after a timeout, until `close`.
-
-        Raises `EngineUnavailable` after `timeout_s`, `EngineRefused` when the engine refuses.
-        """
+        """Waits until the engine serves. The client keeps trying after a timeout, until `close`. Raises
+        `EngineUnavailable` after `timeout_s`, `EngineRefused` when the engine refuses."""
         if self._task is None:
             self._context = zmq.Context()
             self._open_link()
@@ -291,18 +278,14 @@ class EngineClient:
 
     async def collect(self, *, adopt: bool = False) -> Inventory:
         """Sequences and outcomes that this gateway must settle; with `adopt`, also those of lost gateways.
-
-        Raises `EngineUnavailable`.
-        """
+        Raises `EngineUnavailable`."""
         self._send(messages.Collect(adopt))
         return await self._answer(self._inventories)
 
     async def set_policy(self, name: str, options: Mapping[str, OptionValue] | None = None) -> None:
         """Changes the scheduling policy from the next step on, with these options and otherwise the defaults.
-
         Raises `ValueError` with the engine's words, and `EngineUnavailable`: the policy is then sent when the
-        engine is back.
-        """
+        engine is back."""
         earlier, wanted = self._wanted_policy, messages.SetPolicy(name, dict(options or {}))
         self._wanted_policy = wanted
         self._send(wanted)
@@ -333,9 +316,7 @@ class EngineClient:
 
     async def export(self, sequence_id: str) -> SequenceState | None:
         """Takes a sequence out of the engine (None: it does not hold it); its stream ends without an outcome.
-
-        Raises `EngineUnavailable`, and `ValueError` while another export of it runs.
-        """
+        Raises `EngineUnavailable`, and `ValueError` while another export of it runs."""
         if sequence_id in self._exports:
             raise ValueError(f"sequence {sequence_id} is being exported already")
         self._send(messages.Export(sequence_id))
@@ -454,7 +435,10 @@ class EngineClient:
             self._post(self._wanted_brakes)
         pending, self._acknowledgements = self._acknowledgements, {}
         for is_traced in (False, True):
-            self.acknowledge([each for each in pending if pending[each] is is_traced], is_traced=is_traced)
+            self.acknowledge(
+                [sequence_id for sequence_id in pending if pending[sequence_id] is is_traced],
+                is_traced=is_traced,
+            )
         self._call(self.on_ready)
 
     def _log_refused_policy(self, answered: asyncio.Future[str]) -> None:
@@ -616,7 +600,7 @@ class EngineClient:
 
     def _look_for_streams(self, now_s: float) -> None:
         """Asks for an inventory when a stream was quiet for long: a message about it may have been lost."""
-        quiet = [each for each in self._streams.values() if now_s - each.seen_s >= QUIET_S]
+        quiet = [stream for stream in self._streams.values() if now_s - stream.seen_s >= QUIET_S]
         if not self._up or not quiet or now_s - self._looked_s < QUIET_S:
             return
         if self._post(messages.Collect()):
@@ -629,7 +613,7 @@ class EngineClient:
         """Ends the streams of sequences that the engine does not run: they missed their end."""
         if answered.cancelled() or answered.exception() is not None:
             return
-        known = {each.sequence_id for each in answered.result().running}
+        known = {sequence.sequence_id for sequence in answered.result().running}
         for stream in quiet:
             if self._streams.get(stream.sequence_id) is not stream:
                 continue
@@ -643,7 +627,6 @@ class EngineClient:
                 stream.lose("the engine does not have it")
 
     def _call(self, callback: Callable[[], None] | None) -> None:
-        """Calls a listener; its exception must not end the connection."""
         if callback is not None:
             try:
                 callback()

@@ -1,9 +1,7 @@
 """Keys of engine connections over tcp: ZeroMQ CURVE, encrypted and authenticated both ways.
 
-An engine and its gateways have a key pair each. The engine's file names the gateways' public key, the
-gateways' file the engine's: an engine accepts no other peer, and a gateway connects to no other engine. All
-gateways of an engine share one key pair, which proves no gateway's id. Both files lie in data
-directories, readable by their owner only. `ipc` needs none: its socket lies in such a directory.
+The engine's file names the gateways' public key, the gateways' file the engine's. All gateways of an engine
+share one key pair, which proves no gateway's id. `ipc` needs none: its socket lies in a private directory.
 """
 
 from __future__ import annotations
@@ -46,7 +44,6 @@ class GatewayKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine_public: str
 
     def apply(self, socket: zmq.Socket[bytes]) -> None:
-        """Before the socket connects."""
         socket.curve_publickey = self.public.encode()
         socket.curve_secretkey = self.secret.encode()
         socket.curve_serverkey = self.engine_public.encode()
@@ -101,7 +98,6 @@ def _keys(address: str, path: Path, kind: type[Keys], advice: str) -> Keys | Non
 
 
 def _write(path: Path, keys: EngineKeys | GatewayKeys) -> None:
-    """Replaces the file, readable by its owner only."""
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

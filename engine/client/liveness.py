@@ -1,7 +1,6 @@
-"""`LivenessThread`: says that a gateway's process lives, from a thread and a connection of its own.
+"""`LivenessThread`: heartbeats of a gateway's process, from a thread and a connection of its own.
 
-A busy event loop sends no heartbeats, and the engine would take its gateway for dead and cancel its
-sequences. The thread sends them instead, and stops when the loop has not run for `PATIENCE_S`.
+A busy event loop sends none. The thread stops when the loop has not run for `PATIENCE_S`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`EngineStream`: the deltas of one sequence for its reader.
 
-A stream is filled by the client's receive loop, which it never blocks and whose deltas it never drops. Its
-buffer is bounded all the same: if the reader falls too far behind, the sequence is cancelled, and the reader
-gets what was emitted until then and a `SlowReader`.
+Filled by the client's receive loop, which it never blocks. Its buffer is bounded: if the reader falls too far
+behind, the sequence is cancelled, and the reader gets what was emitted until then and a `SlowReader`.
 """
 
 from __future__ import annotations
@@ -30,11 +29,9 @@ class EngineRefused(EngineUnavailable):
 
 
 class EngineLost(Exception):
-    """The engine died, or forgot this gateway, while the sequence ran.
-
-    `received_tokens` is how many of its tokens reached this gateway; the engine may have emitted more.
-    If the engine still lives, it has cancelled the sequence, and `collect` returns the exact number.
-    """
+    """The engine died, or forgot this gateway, while the sequence ran. `received_tokens` is how many of its
+    tokens reached this gateway; the engine may have emitted more. If the engine still lives, it has cancelled
+    the sequence, and `collect` returns the exact number."""
 
     def __init__(self, sequence_id: str, received_tokens: int, reason: str) -> None:
         super().__init__(f"sequence {sequence_id}: {reason} ({received_tokens} tokens received)")
@@ -53,10 +50,8 @@ class SubmitRefused(Exception):
 
 
 class SlowReader(Exception):
-    """The reader fell behind by more than the buffer holds, so that the sequence was cancelled.
-
-    Raised after the last delta: `outcome` is that delta's.
-    """
+    """The reader fell behind by more than the buffer holds, so that the sequence was cancelled. Raised after
+    the last delta: `outcome` is that delta's."""
 
     def __init__(self, outcome: SequenceOutcome) -> None:
         super().__init__(
@@ -68,11 +63,9 @@ class SlowReader(Exception):
 
 
 class EngineStream:
-    """The deltas of one sequence, in order, for one reader; the last one carries the outcome.
-
-    Iterating raises, after everything that was received: `SubmitRefused`, `EngineLost`, `SlowReader`.
-    The stream of an exported sequence ends without an outcome.
-    """
+    """The deltas of one sequence, in order, for one reader; the last one carries the outcome. Iterating
+    raises, after everything that was received: `SubmitRefused`, `EngineLost`, `SlowReader`. The stream of an
+    exported sequence ends without an outcome."""
 
     def __init__(
         self,
@@ -96,7 +89,6 @@ class EngineStream:
 
     @property
     def buffered_deltas(self) -> int:
-        """Deltas that wait for the reader."""
         return len(self._buffer)
 
     def push(self, delta: Delta) -> bool:
@@ -123,7 +115,6 @@ class EngineStream:
             self._wake()
 
     def lose(self, reason: str) -> None:
-        """Ends the stream with `EngineLost`."""
         self.end(EngineLost(self.sequence_id, self.received_tokens, reason))
 
     def __aiter__(self) -> EngineStream:
@@ -145,11 +136,8 @@ class EngineStream:
         return self._buffer.popleft()
 
     async def drain(self) -> SequenceOutcome | None:
-        """Discards the remaining tokens and returns the outcome (None: exported).
-
-        For a reader that has cancelled and must still settle. Raises as iterating does, but for
-        `SlowReader`.
-        """
+        """Discards the remaining tokens and returns the outcome (None: exported). For a reader that has
+        cancelled and must still settle. Raises as iterating does, but for `SlowReader`."""
         try:
             async for _ in self:
                 pass

@@ -1,12 +1,8 @@
 """`Link`: a ZeroMQ DEALER socket on an asyncio loop.
 
-ZeroMQ's file descriptor is edge-triggered: it signals "look at EVENTS" once, and a send may consume the
-signal. So every send is followed by a read, and every read continues until nothing is left. A link never
-waits: `send` reports what cannot be sent now.
-
-ZeroMQ reconnects silently, though messages in flight are lost. So a socket monitor reports a broken
-connection: the kernel closes a dead process's connections immediately. It also reports an engine whose keys
-are not those of this gateway.
+ZeroMQ's file descriptor is edge-triggered, and a send may consume the signal: every send is followed by a
+read, and every read continues until nothing is left. A link never waits. ZeroMQ reconnects silently and loses
+messages in flight, so a socket monitor reports a broken connection, and an engine with other keys.
 """
 
 from __future__ import annotations
@@ -28,11 +24,9 @@ KEYS_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROT
 
 
 class Link:
-    """One DEALER connection. Never reused: messages queued for a dead engine are dropped with it.
-
-    When the connection breaks, ZeroMQ drops what was queued in either direction; so the client counts
-    tokens, and an engine that ends waits for the acknowledgement of its last outcomes.
-    """
+    """One DEALER connection. Never reused: messages queued for a dead engine are dropped with it. When the
+    connection breaks, ZeroMQ drops what was queued in either direction; so the client counts tokens, and an
+    engine that ends waits for the acknowledgement of its last outcomes."""
 
     def __init__(
         self,
@@ -86,7 +80,6 @@ class Link:
 
     @property
     def is_open(self) -> bool:
-        """Whether `close` has not been called."""
         return not self._socket.closed
 
     def send(self, payload: bytes) -> bool:

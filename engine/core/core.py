@@ -1,10 +1,7 @@
 """`EngineCore`: turns submitted sequences into tokens, step by step.
 
 Synchronous: no sockets, no threads, no tensors. `step` has six phases: predict, schedule, prepare, execute,
-commit, learn. Commands are plain methods, called between steps.
-
-Counters. The gateway's flow controller owns the tenants' service counters; see `tenant_charges.py`. Counted
-are prompt tokens computed for the first time, and emitted tokens; never recomputation.
+commit, learn. Commands are plain methods, called between steps. Tenants' counters: `tenant_charges.py`.
 """
 
 from __future__ import annotations
@@ -87,17 +84,12 @@ class EngineConfig:
 
     policy: str = DEFAULT_POLICY
     policy_options: PolicyOptions = field(default_factory=PolicyOptions)
-    """Of the policy in force."""
     max_batched_tokens: int = 512
-    """Tokens one step may compute."""
     max_sequences: int = 64
-    """Sequences that may run at once."""
     max_waiting: int = 4096
-    """Sequences that may wait; more are refused."""
     watermark_permille: int = 10
     """Share of the block pool that an admission leaves free."""
     prefix_caching: bool = True
-    """Whether prompts with a common prefix share keys and values, within one tenant."""
     max_tokens_per_s: float = 0.0
     """Ceiling of what steps compute, prompts included: as on a slower device, a step lasts until it is kept;
     0: none."""
@@ -118,8 +110,6 @@ class EngineConfig:
 
 @dataclass(slots=True)
 class StepResult:
-    """Result of one step."""
-
     step: int
     duration_s: float = 0.0
     deltas: dict[str, list[Delta]] = field(default_factory=dict)
@@ -129,7 +119,6 @@ class StepResult:
     shares: dict[str, ServiceShare] = field(default_factory=dict)
     """By tenant id: what is reported to gateways."""
     num_tokens: int = 0
-    """Tokens computed, recomputation included."""
     num_sequences: int = 0
     num_preempted: int = 0
     wait_until_s: float | None = None
@@ -166,7 +155,6 @@ class EngineCore:
         `sleep` keeps `max_tokens_per_s`."""
         self.config = config
         self.knobs = EngineKnobs()
-        """As set last."""
         self.counters = ServiceCounters()
         self.step_time = step_time or StepTimeModel()
         self.lengths = ProbeGate()
@@ -210,7 +198,6 @@ class EngineCore:
 
     @property
     def policy(self) -> str:
-        """Name of the policy in force."""
         return self.table.policy.name
 
     def submit(self, submit: Submit, gateway_id: str) -> Refused | None:
@@ -466,7 +453,6 @@ class EngineCore:
         self._steps_with_mixed_batch += 0 < decodes < len(plan.shares)
 
     def _emit(self, sequence: Sequence, choice: Sampled, result: StepResult, now_s: float) -> None:
-        """Emits a sampled token, and decides whether the sequence ends, pauses or goes on."""
         stream = self._streams[sequence.sequence_id]
         if sequence.first_token_s is None:
             sequence.first_token_s = now_s
@@ -488,7 +474,6 @@ class EngineCore:
             result.deltas.setdefault(sequence.gateway_id, []).append(_take_delta(sequence, stream))
 
     def _update_prediction(self, sequence: Sequence, choice: Sampled) -> None:
-        """Updates the predicted length from the model's state, if it was read."""
         submit = sequence.submit
         if submit.sampling.ignore_eos:
             return
@@ -533,7 +518,6 @@ class EngineCore:
         return [sequence.summary() for sequence in self.table.sequences.values()]
 
     def snapshot(self, engine_id: str) -> Snapshot:
-        """The engine's current load."""
         pool = self.table.pool
         live = self.table.sequences.values()
         holds_kv = (SequenceStatus.RUNNING, SequenceStatus.PAUSED)

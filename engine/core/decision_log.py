@@ -1,11 +1,8 @@
 """Log of scheduling decisions, with the tokens that each displaced.
 
-Every admission, pause, eviction and return is noted once, where it is decided. The last ones are kept for
-operators; each sequence keeps its own for its account.
-
-A sequence that takes a place displaces tokens: the paused one misses at least one token a step. They are
-counted from the pause to the return, for both sequences; for the one that took the place, at most until it
-ends.
+Every admission, pause, eviction and return is noted where it is decided. A paused sequence misses at least
+one token a step: counted from the pause to the return for both sequences; for the one that took the place, at
+most until it ends.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ from engine.messages import Decision
 from engine.sequence import Sequence
 
 KEPT = 256
-"""Decisions kept for an engine."""
 KEPT_BY_SEQUENCE = 16
 """Decisions kept for a sequence's outcome: the first half and the last half."""
 
@@ -31,8 +27,6 @@ PLACED = frozenset({"admit", "resume", "restore"})
 
 @dataclass(slots=True)
 class _Displacement:
-    """One sequence displaced by another."""
-
     of: Sequence
     by: Sequence | None
     """None: it has ended, and its displacement is counted."""
@@ -40,14 +34,10 @@ class _Displacement:
 
 
 class DecisionLog:
-    """The last decisions of one engine."""
-
     def __init__(self, kept: int = KEPT) -> None:
         self._last: deque[Decision] = deque(maxlen=kept)
         self.step = 0
-        """Number of the current step."""
         self._displaced: dict[str, _Displacement] = {}
-        """By the id of the displaced sequence."""
 
     def note(
         self,
@@ -80,7 +70,7 @@ class DecisionLog:
 
     def leaves(self, sequence: Sequence) -> None:
         """Counts what `sequence` displaced, or was displaced for; call before its outcome is made."""
-        for displacement in [each for each in self._displaced.values() if sequence in (each.of, each.by)]:
+        for displacement in [entry for entry in self._displaced.values() if sequence in (entry.of, entry.by)]:
             # The step that is over was missed, too.
             steps = self.step - displacement.since_step + 1
             if displacement.of is sequence:
@@ -97,7 +87,6 @@ class DecisionLog:
             _add(by, PLACED, of.sequence_id, steps)
 
     def last(self) -> list[Decision]:
-        """Oldest first."""
         return list(self._last)
 
 

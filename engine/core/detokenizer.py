@@ -1,10 +1,7 @@
-"""Incremental detokenizer with stop strings.
+"""Incremental detokenizer with stop strings. Needs `tokenizers` only.
 
-Tokens become text incrementally: never half a character, and together exactly what the tokenizer would
-decode in one go. Stop strings are searched in the text, so they may span tokens; text that may begin one
-is held back until it is decided.
-
-Needs `tokenizers` only: no torch, no transformers.
+Never half a character, and together exactly what the tokenizer would decode in one go. Stop strings may span
+tokens; text that may begin one is held back.
 """
 
 from __future__ import annotations
@@ -57,11 +54,9 @@ class DetokenizerFactory:
         self._anchor_text = tokenizer.decode(self._anchor_ids)
 
     def open(self, prompt_token_ids: list[int], sampling: SamplingParams) -> IncrementalText:
-        """Text of the tokens that follow `prompt_token_ids`.
-
-        The last prompt tokens count as neighbours of the first output token, so that a completion keeps
-        its leading space; after a special token (a chat template's turn marker) a text begins afresh.
-        """
+        """Text of the tokens that follow `prompt_token_ids`. The last prompt tokens count as neighbours of
+        the first output token, so that a completion keeps its leading space; after a special token (a chat
+        template's turn marker) a text begins afresh."""
         context: list[int] = []
         for token_id in reversed(prompt_token_ids[-CONTEXT_TOKENS:]):
             if self.is_skipped(token_id):
@@ -93,10 +88,8 @@ class DetokenizerFactory:
 
 
 class IncrementalText:
-    """The text of one sequence. Implements the engine core's text protocol.
-
-    `push` and `flush` return new text; all of it together is the answer.
-    """
+    """The text of one sequence. Implements the engine core's text protocol. `push` and `flush` return new
+    text; all of it together is the answer."""
 
     def __init__(self, factory: DetokenizerFactory, context: list[int], stop: Sequence[str]) -> None:
         self._factory = factory
@@ -105,21 +98,17 @@ class IncrementalText:
 
     @property
     def stopped(self) -> bool:
-        """A stop string has ended the answer; nothing more will come."""
         return self._stops.found
 
     def push(self, token_id: int) -> str:
-        """Takes the next output token; returns the text that is now safe to show."""
         return "" if self.stopped else self._stops.push(self._detokenizer.push(token_id))
 
     def flush(self) -> str:
-        """Ends the sequence; returns the text that was held back."""
         if self.stopped:
             return ""
         return self._stops.push(self._detokenizer.flush()) + self._stops.flush()
 
     def logprob_text(self, token_id: int) -> str:
-        """A token's own text, for log probabilities."""
         return self._factory.token_text(token_id)
 
 
@@ -139,10 +128,8 @@ class Detokenizer:
         self._neighbours = len(context)
         """Number of leading window tokens whose text is already out."""
         self._shown = factory.decode(self._window)
-        """The part of the window's text that is already out."""
 
     def push(self, token_id: int) -> str:
-        """New text after one more token."""
         if self._factory.is_skipped(token_id):
             return ""
         self._window.append(token_id)
@@ -199,11 +186,9 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Passes text on until a stop string is complete; drops it and all that follows.
-
-    The first one completed wins, and of several completed by the same character the longest: the answer
-    depends on its characters alone, not on their tokens.
-    """
+    """Passes text on until a stop string is complete; drops it and all that follows. The first one completed
+    wins, and of several completed by the same character the longest: the answer depends on its characters
+    alone, not on their tokens."""
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = [text for text in stop if text]

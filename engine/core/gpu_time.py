@@ -1,11 +1,8 @@
 """Shares a step's measured duration among its sequences.
 
-In proportion to the fitted step-time model's cost of each one's part: tokens computed, context attended, the
-sequence itself. The step's fixed cost follows these shares, so that a sequence that runs alone pays for the
-whole step.
-
-Whole microseconds, and the shares of a step sum to its duration exactly. Time for recomputing tokens after a
-preemption is kept apart: no tenant pays for it.
+In proportion to the fitted step-time model's cost of each one's part (tokens, context, the sequence itself),
+the step's fixed cost included. Whole microseconds, which sum to the duration exactly. Time for recomputing
+tokens after a preemption is kept apart: no tenant pays for it.
 """
 
 from __future__ import annotations

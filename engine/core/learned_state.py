@@ -1,10 +1,9 @@
 """Learned state that outlives an engine: step-time model and length samples.
 
-Two files in the data directory. `<engine>.learned.json`: the step-time model, valid for this machine, model
-and number format only, and the accuracy of the length forecasts. `<engine>.length-samples`: training data of
-a length probe, where it is collected. Written atomically every `KEEP_EVERY_S`, as soon as a probe could be
-trained on the samples, and at the end; readable by their owner only. A damaged or foreign file is ignored
-with a line in the log: it costs accuracy, never a start.
+`<engine>.learned.json`: the step-time model, valid for this machine, model and number format, and the
+accuracy of the length forecasts. `<engine>.length-samples`: training data of a length probe, where it is
+collected. Written atomically every `KEEP_EVERY_S` and at the end; readable by their owner only. A damaged or
+foreign file is ignored with a line in the log.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ class LearnedKey:
 
     machine: str
     fingerprint: str
-    """Of the model directory."""
     dtype: str
     device: str
     attention: str

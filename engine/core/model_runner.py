@@ -12,12 +12,9 @@ from engine.messages import ModelInfo, SamplingParams
 
 @dataclass(slots=True)
 class SequenceSlice:
-    """The tokens one sequence computes in this step.
-
-    `token_ids[position : position + num_tokens]` are the input; their keys and values go to the slots of
-    `block_table`. `sample` is true when the slice ends at the sequence's last known token, so
-    that its logits choose the next one.
-    """
+    """The tokens one sequence computes in this step. `token_ids[position : position + num_tokens]` are the
+    input; their keys and values go to the slots of `block_table`. `sample` is true when the slice ends at the
+    sequence's last known token, so that its logits choose the next one."""
 
     sequence_id: str
     token_ids: list[int]
@@ -52,17 +49,14 @@ class ModelRunner(Protocol):
     block_tokens: int
     num_blocks: int
     num_host_blocks: int
-    """Blocks of host memory for swapped KV; 0: none."""
     swap_block_s: float
     """Seconds to copy one more block out and in again."""
     swap_base_s: float
     """Fixed seconds of copying out and in again, whatever the size."""
 
     def execute(self, slices: SequenceOf[SequenceSlice]) -> list[Sampled | None]:
-        """Computes one step; one entry a slice, None where `sample` is false.
-
-        Raises `RuntimeError` when the device fails; the step then counts as not done.
-        """
+        """Computes one step; one entry a slice, None where `sample` is false. Raises `RuntimeError` when the
+        device fails; the step then counts as not done."""
         ...
 
     def copy_out(self, pairs: SequenceOf[tuple[int, int]]) -> None:

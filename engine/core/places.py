@@ -1,13 +1,13 @@
 """Places: whose place a sequence may take when all are taken.
 
-A sequence takes the place of a lower tier's; within its tier, if its tenant is owed some (`Submit.is_owed`),
-that of a tenant that has had more service per weight, or has more sequences running per weight, also with a
-place less; else as the policy's order says.
+That of a lower tier; within its tier, if its tenant is owed some (`Submit.is_owed`), that of a tenant that
+has had more service per weight, or has more sequences running per weight, also with a place less; else as the
+policy's order says.
 
 Bound. A sequence loses its place to an owed one at most `max_displacements` times, not counting losses after
-which it had `SET_BACK_TOKENS` of service: such a loss can be repeated, so that a flood by one tenant never
-makes its streams immune against newcomers, and each time it has had that much. A sequence of N tokens
-(prompt and output) is thus set back at most `max_displacements` + N / `SET_BACK_TOKENS` times.
+which it had `SET_BACK_TOKENS` of service. So a sequence of N tokens (prompt and output) is set back at most
+`max_displacements` + N / `SET_BACK_TOKENS` times, and a tenant's streams never become immune against
+newcomers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ def replaceable(
 
 
 def runners_below(table: SequenceTable, sequence: Sequence) -> list[Sequence]:
-    """Runners of lower tiers."""
     tier = sequence.tier
     if max(table.running_by_tier, default=tier) <= tier:
         return []
@@ -55,7 +54,6 @@ def runners_below(table: SequenceTable, sequence: Sequence) -> list[Sequence]:
 
 
 def set_back(sequence: Sequence) -> None:
-    """Notes that a sequence loses its place to one that is owed one."""
     if not _has_recovered(sequence):
         sequence.times_set_back += 1
     sequence.set_back_at = sequence.attained_tokens

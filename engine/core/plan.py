@@ -17,13 +17,11 @@ class Plan:
     room: Room
     admitted: list[Sequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
-    """Sequences that lost their blocks."""
     paused: list[Sequence] = field(default_factory=list)
     """Sequences that lost their place; their KV is kept."""
     copies: Copies = field(default_factory=lambda: Copies([], []))
     """KV copies to host memory and back, before the step."""
     hold: Defer | None = None
-    """Why the head of the queue may not join yet."""
 
     @property
     def shares(self) -> dict[Sequence, int]:
@@ -32,5 +30,4 @@ class Plan:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens handed out."""
         return self.room.used_tokens

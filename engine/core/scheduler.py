@@ -44,15 +44,12 @@ if TYPE_CHECKING:
 
 
 class Scheduler:
-    """Puts one step together."""
-
     def __init__(self, table: SequenceTable, now_s: float) -> None:
         self._table = table
         self._policy = table.policy
         self._order = table.waiting
         self._now_s = now_s
         self._placed: set[Sequence] = set()
-        """Sequences that got their place in this step."""
         self._is_short = False
         """A sequence was preempted so that the running ones can go on."""
         self._sits_out: set[Sequence] = set()
@@ -67,7 +64,6 @@ class Scheduler:
         self.plan.room.placed = self._placed
 
     def run(self) -> Plan:
-        """Puts the step together."""
         self._policy.admit.stepped()
         table = self._table
         if table.paused:
@@ -91,7 +87,7 @@ class Scheduler:
         """Where a brake leaves a tier fewer tokens than it has decoding sequences, tenants take turns."""
         room = self.plan.room
         for tier, tokens in room.tier_tokens.items():
-            line = [each for each in split(self._table.running)[1] if each.submit.tier == tier]
+            line = [runner for runner in split(self._table.running)[1] if runner.submit.tier == tier]
             if len(line) > tokens:
                 contend(tier, line, room)
                 standings = room.counters.of_tier(tier)
@@ -107,19 +103,19 @@ class Scheduler:
         room.prompts_ahead = 0
         if len(room.given) < len(table.running):
             ran = self.plan.admitted if is_short else table.running
-            self._hand_out_shares([each for each in ran if each not in room.given])
+            self._hand_out_shares([runner for runner in ran if runner not in room.given])
 
     def _hand_out_all(self) -> None:
         """Running sequences, then admissions."""
         table = self._table
         head = self._peek()
         # Prompts of a higher tier go before the unfinished ones of a lower tier, which may be long.
-        late = {each for each in table.prefills if each.tier > head.tier} if head is not None else set()
+        late = {runner for runner in table.prefills if runner.tier > head.tier} if head is not None else set()
         if late:
-            tier = min(each.tier for each in late)
-            self._hand_out([each for each in table.running if each not in late])
+            tier = min(runner.tier for runner in late)
+            self._hand_out([runner for runner in table.running if runner not in late])
             self._admit(above=tier)
-            self._hand_out([each for each in table.running if each in late])
+            self._hand_out([runner for runner in table.running if runner in late])
         else:
             self._hand_out(table.running)
         self._admit()
@@ -131,9 +127,8 @@ class Scheduler:
             self._hand_out_shares(runners)
 
     def _hand_out_shares(self, runners: list[Sequence]) -> None:
-        """Hands out tokens as the policy composes them."""
         if self._sits_out:
-            runners = [each for each in runners if each not in self._sits_out]
+            runners = [runner for runner in runners if runner not in self._sits_out]
         if not runners:
             return
         table, plan, room = self._table, self.plan, self.plan.room
@@ -176,7 +171,7 @@ class Scheduler:
         False: it is another kind of step, and nothing was changed."""
         table, room = self._table, self.plan.room
         if self._sits_out:
-            runners = [each for each in runners if each not in self._sits_out]
+            runners = [runner for runner in runners if runner not in self._sits_out]
         if table.prefills or not runners or not self._policy.compose.floor_holds(runners, room):
             return False
         block_tokens = table.block_tokens
@@ -231,14 +226,16 @@ class Scheduler:
 
     def _policy_victim(self, candidates: list[Sequence]) -> Sequence:
         """The policy's choice, by what tenants had. It is one of the lowest tier."""
-        tier = max([each.tier for each in candidates])
+        tier = max([candidate.tier for candidate in candidates])
         return self._policy.evict.victim(candidates, self._table.standings.of_tier(tier))
 
     def _waits_for_memory(self, sequence: Sequence) -> bool:
         """Pauses a sequence that is to give way, where memory comes free sooner than its KV could
         be brought back."""
         table = self._table
-        free_in_s = memory_free_in_s([each for each in table.running if each is not sequence], table.kv_costs)
+        free_in_s = memory_free_in_s(
+            [runner for runner in table.running if runner is not sequence], table.kv_costs
+        )
         has_host_room = table.pool.num_host_free >= len(sequence.block_table)
         if not table.kv_costs.pauses(sequence.computed_tokens, free_in_s, has_host_room=has_host_room):
             return False
@@ -279,7 +276,7 @@ class Scheduler:
         head = self._peek() if self._order.order_interrupts and not is_last else None
         batch: Batch | None = None
         resumed: list[Sequence] = []
-        for sequence in sorted(back, key=lambda each: each.tier):
+        for sequence in sorted(back, key=lambda candidate: candidate.tier):
             if sequence in self._placed or (is_last and sequence in self.plan.paused):
                 continue
             if head is not None and self._order.outranks(head, sequence.entry(), self._now_s):
@@ -318,7 +315,7 @@ class Scheduler:
             if rule == "share":
                 set_back(displaced)
         else:
-            displaced = max(below, key=lambda each: self._order.rank(each.entry(), self._now_s))
+            displaced = max(below, key=lambda candidate: self._order.rank(candidate.entry(), self._now_s))
             rule = f"order {self._order.order_name}"
         self._ungrant(displaced)
         table.pause(displaced, self._now_s)
@@ -402,13 +399,13 @@ class Scheduler:
         return self._order.peek(self._now_s, set(self._order.waiting_tiers()) - self._braked)
 
     def _suspend(self, suspended: Iterable[Sequence], sequence: Sequence) -> None:
-        for each in suspended:
-            self._ungrant(each)
-            self._table.pause(each, self._now_s)
-            each.is_suspended = True
-            self.plan.paused.append(each)
+        for runner in suspended:
+            self._ungrant(runner)
+            self._table.pause(runner, self._now_s)
+            runner.is_suspended = True
+            self.plan.paused.append(runner)
             rule = f"admit {self._policy.admit.name}"
-            self._table.decisions.note(self._now_s, "suspend", each, rule, (), [sequence])
+            self._table.decisions.note(self._now_s, "suspend", runner, rule, (), [sequence])
 
     def _tokens_at_start(self, sequence: Sequence, match: Match) -> int:
         """Tokens whose KV the sequence will have when it starts."""
@@ -417,7 +414,6 @@ class Scheduler:
         return sequence.host_kv_tokens or match.tokens
 
     def _start(self, sequence: Sequence, batch: Batch, match: Match) -> None:
-        """Moves a waiting sequence into the batch, with its blocks."""
         table = self._table
         if not match.is_current:
             match = table.find_prefix(sequence)
@@ -431,7 +427,6 @@ class Scheduler:
         batch.admitted_now += 1
 
     def _batch(self) -> Batch:
-        """The batch that a candidate would join now."""
         table = self._table
         return Batch(
             now_s=self._now_s,

@@ -55,8 +55,7 @@ class SequenceTable:
         swap_base_s: float = 0.0,
     ) -> None:
         """`context_tokens`: the longest sequence that the model takes. `swap_block_s`: seconds to copy one
-        more block to host memory and back; `swap_base_s`: fixed time of any such copy.
-        """
+        more block to host memory and back; `swap_base_s`: fixed time of any such copy."""
         self.policy = policy
         self.pool = pool
         self.counters = counters
@@ -76,18 +75,14 @@ class SequenceTable:
         self.running: list[Sequence] = []
         """In order of admission; changed by `_run` and `_rest` alone."""
         self.running_by_tier: dict[int, int] = {}
-        """Number of running sequences by tier; tiers without any are left out."""
         self._most_blocks = 0
-        """Blocks that the running sequences can hold at most."""
         self.prefills: dict[Sequence, None] = {}
         """Running sequences with more than one token to compute, in the order in which they came to run."""
         self.paused: dict[str, Sequence] = {}
         """With their KV, the longest paused first."""
         self.waiting = TieredQueue(policy.order, counters)
         self.waiting_tenants: dict[str, int] = {}
-        """Number of waiting sequences by tenant."""
         self.running_tenants: dict[TierTenant, int] = {}
-        """Number of running sequences by tier and tenant."""
         self._paces: dict[float, int] = {}
         """TPOT targets of running sequences, with their number."""
         self._left_step: dict[TierTenant, int] = {}
@@ -125,7 +120,6 @@ class SequenceTable:
         del self.sequences[sequence.sequence_id]
 
     def forget(self, sequence: Sequence) -> None:
-        """Removes a sequence that goes on in another engine (export)."""
         self.decisions.leaves(sequence)
         self._leave(sequence)
         del self.sequences[sequence.sequence_id]
@@ -155,18 +149,15 @@ class SequenceTable:
         self.waiting.unlift(tenant_id)
 
     def set_policy(self, policy: Policy) -> None:
-        """Applies another policy from the next step on."""
         self.waiting.set_order(policy.order)
         self.policy = policy
 
     @property
     def max_displacements(self) -> int:
-        """How often a running sequence is displaced at most."""
         return self.policy.options.max_displacements
 
     @property
     def paused_keep_s(self) -> float:
-        """How long a paused sequence's KV is safe from sequences that want to start."""
         return self.policy.options.paused_keep_s
 
     @property
@@ -181,7 +172,7 @@ class SequenceTable:
         tier = sequence.tier
         if tier not in self.brakes.shares:
             return True
-        held = [each.predicted_tokens for each in self.running if each.submit.tier == tier]
+        held = [runner.predicted_tokens for runner in self.running if runner.submit.tier == tier]
         whole = (self.max_sequences, self.pool.num_blocks * self.block_tokens)
         return self.brakes.has_room(tier, (len(held), sum(held)), (1, sequence.predicted_tokens), whole)
 
@@ -194,7 +185,6 @@ class SequenceTable:
 
     @property
     def kv_costs(self) -> KvCosts:
-        """Costs of restoring a sequence's KV."""
         return KvCosts(self.step_time, self.block_tokens, self.swap_block_s, self.swap_base_s)
 
     # ------------------------------------------------------------ one step
@@ -207,9 +197,8 @@ class SequenceTable:
                 sequence.predicted_output_tokens = min(longer, sequence.submit.max_tokens)
 
     def room(self, now_s: float) -> Room:
-        """An empty step."""
         num_waiting = len(self.waiting)
-        ahead = sum([each.total_tokens - each.computed_tokens for each in self.prefills])
+        ahead = sum([prefill.total_tokens - prefill.computed_tokens for prefill in self.prefills])
         # One that waits may join the step where there is a place, or take one.
         return Room(
             now_s=now_s,
@@ -308,7 +297,6 @@ class SequenceTable:
         self.paused[sequence.sequence_id] = sequence
 
     def resume(self, sequence: Sequence) -> None:
-        """Puts a paused sequence back into the steps."""
         del self.paused[sequence.sequence_id]
         sequence.is_suspended = False
         self._run(sequence)
@@ -444,7 +432,6 @@ class SequenceTable:
         self._most_blocks += self._blocks_at_most(sequence)
 
     def _rest(self, sequence: Sequence) -> None:
-        """Takes a sequence out of the running ones."""
         self.running.remove(sequence)
         self.prefills.pop(sequence, None)
         tier = sequence.submit.tier
@@ -459,7 +446,6 @@ class SequenceTable:
         self._most_blocks -= self._blocks_at_most(sequence)
 
     def _blocks_at_most(self, sequence: Sequence) -> int:
-        """Blocks for the prompt and `max_tokens`."""
         return blocks_for(sequence.prompt_tokens + sequence.submit.max_tokens, self.block_tokens)
 
     def _enqueue(self, sequence: Sequence, *, front: bool = False) -> None:
@@ -480,7 +466,7 @@ class SequenceTable:
         if not is_new or self.standings.knows(tier, tenant_id):
             return
         if self._left_step.get((tier, tenant_id), -1) < step - 1:
-            others = [each for each in self.running_tenants if each[0] == tier]
+            others = [key for key in self.running_tenants if key[0] == tier]
             self.standings.lift(tier, tenant_id, self.standings.lowest(others))
 
     def _charge_prompt(self, sequence: Sequence, tokens: int) -> None:
@@ -500,7 +486,6 @@ class SequenceTable:
             sequence.swapped = None
 
     def _drop(self, sequence: Sequence) -> None:
-        """Takes a sequence out of the running or paused ones and frees its blocks."""
         if sequence.state is SequenceStatus.RUNNING:
             self._rest(sequence)
         self.paused.pop(sequence.sequence_id, None)
@@ -512,7 +497,6 @@ class SequenceTable:
 
 
 def _add(counts: dict[Key, int], key: Key, number: int) -> None:
-    """Changes a count; none is 0."""
     count = counts.get(key, 0) + number
     if count:
         counts[key] = count

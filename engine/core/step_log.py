@@ -18,8 +18,6 @@ MOST_TENANTS = 64
 
 
 class StepLog:
-    """The last steps of one engine, oldest first."""
-
     def __init__(self, kept: int = KEPT_STEPS) -> None:
         self._steps: deque[StepRecord] = deque(maxlen=kept)
 
@@ -47,7 +45,6 @@ class StepLog:
         )
 
     def last(self, steps: int) -> list[StepRecord]:
-        """The last `steps` of them."""
         return list(self._steps)[-steps:] if steps > 0 else []
 
 
@@ -56,11 +53,11 @@ def _held(plan: Plan) -> tuple[dict[str, int], dict[str, int]]:
     count: Counter[str] = Counter()
     gaps: dict[str, int] = {}
     for contest in plan.room.contests:
-        for each in contest.sequences:
-            if each not in plan.shares:
-                tenant_id = each.submit.tenant_id
+        for sequence in contest.sequences:
+            if sequence not in plan.shares:
+                tenant_id = sequence.submit.tenant_id
                 count[tenant_id] += 1
-                gaps[tenant_id] = max(gaps.get(tenant_id, 0), each.turns.missed)
+                gaps[tenant_id] = max(gaps.get(tenant_id, 0), sequence.turns.missed)
     return dict(count), gaps
 
 

@@ -20,7 +20,6 @@ class ServiceShare:
     tokens: int = 0
     """All that were computed, recomputation included."""
     decoded_tokens: int = 0
-    """Those of decoding sequences."""
     serials: dict[int, int] = field(default_factory=dict)
     """By tier: see `StepCounters`."""
     lifts: dict[int, int] = field(default_factory=dict)
@@ -28,19 +27,15 @@ class ServiceShare:
 
     @property
     def total(self) -> TenantService:
-        """Of all gateways."""
         parts = self.by_gateway.values()
         return TenantService(
-            sum([each.computed_tokens for each in parts]), sum([each.emitted_tokens for each in parts])
+            sum([part.computed_tokens for part in parts]), sum([part.emitted_tokens for part in parts])
         )
 
 
 class ServiceTotals:
-    """Total service of the tenants that were served last."""
-
     def __init__(self) -> None:
         self.totals: dict[str, TenantService] = {}
-        """By tenant, in order of their last service."""
 
     def note(
         self, served: Mapping[tuple[str, str], list[int]], standings: StepCounters

@@ -1,10 +1,9 @@
 """`TenantCharges`: what the engine adds to the counters of tenants.
 
-Two counters. The queue goes by what is charged: the gateway's word replaces it, and nothing is added to it
-here while the gateway keeps it, as a request is charged ahead for all its tokens. The steps go by what was
-had (`engine/scheduling/step_counters.py`): every token that this engine computes counts there. An engine
-without a gateway's words keeps both itself: prompt tokens are charged to the queue's counter when a sequence
-starts, emitted tokens as they come.
+The queue goes by what is charged: the gateway's word replaces it, and nothing is added here while the gateway
+keeps it. The steps go by what was had (`engine/scheduling/step_counters.py`): every computed token counts. An
+engine without a gateway's words keeps both itself: prompts are charged at the start, emitted tokens as they
+come.
 """
 
 from __future__ import annotations
@@ -21,11 +20,8 @@ class TenantCharges:
 
     def __init__(self, counters: ServiceCounters) -> None:
         self.counters = counters
-        """Of the queue."""
         self.standings = StepCounters()
-        """Of the steps."""
         self._told: set[str] = set()
-        """Tenants whose counter has an owner elsewhere."""
 
     def hear(self, submit: Submit) -> bool:
         """Takes the word of the counters' owner that a sequence brings; False: it brings none."""

@@ -1,8 +1,4 @@
-"""Validates sequences on arrival; refuses those that can never run in this engine.
-
-A sequence that does not fit even alone would otherwise be preempted and retried for ever, and an unknown
-token id would fail the whole step.
-"""
+"""Validates sequences on arrival; refuses those that can never run in this engine."""
 
 from __future__ import annotations
 

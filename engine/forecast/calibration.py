@@ -98,7 +98,6 @@ def bucket_of(raw: Forecast, tier: int, *, is_exact: bool, kind: Kind = "plain")
 
 
 def load_of(wait_s: float) -> int:
-    """The bucket of a wait."""
     if wait_s <= FIRST_WAIT_S:
         return 0
     return min(NUM_LOADS - 1, 1 + int(log(wait_s / FIRST_WAIT_S) / log(WAIT_RATIO)))
@@ -142,7 +141,6 @@ class Shifts:
 
     @property
     def is_ready(self) -> bool:
-        """Enough scores to speak for itself."""
         return self.seen >= WARM_UP
 
     def follow(self, scores: Sequence[float]) -> None:
@@ -176,10 +174,8 @@ class Coverage:
     judged: int = 0
     within: int = 0
     recent: float = 0.0
-    """Share of the last few hundred."""
 
     def count(self, is_within: bool) -> None:
-        """One more."""
         self.judged += 1
         self.within += is_within
         self.recent += max(RECENT, 1 / self.judged) * (is_within - self.recent)
@@ -238,11 +234,11 @@ class Calibration:
     def is_tracked(self, bucket: Bucket, now_s: float, burst_s: float = BURST_S) -> bool:
         """Whether a forecast that is told now is learned from: the n-th of a burst is where n is a power of
         two. A burst is what comes within `burst_s`."""
-        began_s, told = self._bursts.get(bucket, (now_s, 0))
+        began_s, count = self._bursts.get(bucket, (now_s, 0))
         if not 0.0 <= now_s - began_s < burst_s:
-            began_s, told = now_s, 0
-        self._bursts[bucket] = began_s, told + 1
-        return not told & (told + 1)
+            began_s, count = now_s, 0
+        self._bursts[bucket] = began_s, count + 1
+        return not count & (count + 1)
 
     def observe(
         self,
@@ -289,8 +285,8 @@ class Calibration:
             if data["version"] != VERSION:
                 raise ValueError(f"version {data['version']!r} of a calibration is not known")
             for kind, is_exact, tier, load, what, shifted, distances, seen in data["shifts"]:
-                at, spread = [float(each) for each in shifted], [float(each) for each in distances]
-                if what not in WHATS or not all(abs(each) <= LARGEST_SHIFT for each in at):
+                at, spread = [float(number) for number in shifted], [float(number) for number in distances]
+                if what not in WHATS or not all(abs(number) <= LARGEST_SHIFT for number in at):
                     raise ValueError(f"not a calibration: {what!r} shifted by {at!r}")
                 if (len(at), len(spread)) != (len(QUANTILES), len(QUANTILES)) or int(seen) < WARM_UP:
                     raise ValueError(f"not a calibration: {seen!r} scores of {what!r}")
@@ -366,7 +362,6 @@ def corrected(raw_s: Seconds, by: Correction, least: Seconds) -> Seconds:
 
 
 def figure(times: HasTimes, what: What) -> Seconds:
-    """One of the pairs by name."""
     pair: Seconds = getattr(times, f"{what}_s")
     return pair
 
@@ -377,7 +372,7 @@ def _chain(bucket: Bucket) -> list[Key]:
     kinds = _KINDS[kind]
     # Where nothing waits there is nothing to be a multiple of: that says nothing of other loads.
     loads = [(tier, load), (ANY, load)] + [(ANY, ANY)] * (load > 0)
-    return [(each, is_exact, *where) for each in kinds for where in loads]
+    return [(kind, is_exact, *where) for kind in kinds for where in loads]
 
 
 _KINDS: Mapping[Kind, Sequence[Kind]] = {

@@ -1,7 +1,6 @@
-"""`BlockPool`: free KV blocks and reference counts.
+"""`BlockPool`: free KV blocks and reference counts, integers only.
 
-Integers only: block ids, reference counts, a free list. The tensors live with the model runner. A block is
-*free* (no content worth keeping), *cached* (unreferenced, but its content is published and may be reused),
+A block is *free* (no content worth keeping), *cached* (unreferenced, but published and reusable),
 *referenced* (at least one block table names it) or *fenced* (released while a step that may still write it
 was executing). The four always sum to the total.
 """
@@ -48,7 +47,6 @@ class BlockPool:
 
     @property
     def num_referenced(self) -> int:
-        """Blocks that at least one table names."""
         return self._num_referenced
 
     @property
@@ -57,7 +55,6 @@ class BlockPool:
         return len(self._fenced)
 
     def references(self, block: int) -> int:
-        """How many tables name the block."""
         return self._references[block]
 
     def is_cached(self, block: int) -> bool:
@@ -69,7 +66,6 @@ class BlockPool:
         return bool(self._published[block])
 
     def cached_blocks(self) -> list[int]:
-        """The cached blocks in order of eviction."""
         return list(self._cached)
 
     # ------------------------------------------------------------ allocating and freeing
@@ -98,10 +94,8 @@ class BlockPool:
             self._references[block] += 1
 
     def free(self, block_table: list[int]) -> None:
-        """Drops one reference to each block, the deepest first, and empties the table.
-
-        Raises ValueError for a block that is free already; the table is then left as it was.
-        """
+        """Drops one reference to each block, the deepest first, and empties the table. Raises ValueError for
+        a block that is free already; the table is then left as it was."""
         references = self._references
         for block, count in Counter(block_table).items():
             if references[block] < count:
@@ -131,10 +125,8 @@ class BlockPool:
         self._published[block] = 1
 
     def evict(self) -> int:
-        """Frees the least recently released cached block and returns it.
-
-        Raises `OutOfBlocks` when none is cached.
-        """
+        """Frees the least recently released cached block and returns it. Raises `OutOfBlocks` when none is
+        cached."""
         if not self._cached:
             raise OutOfBlocks("no block is cached")
         block, _ = self._cached.popitem(last=False)
@@ -145,10 +137,8 @@ class BlockPool:
     # ------------------------------------------------------------ the fence
 
     def fence(self) -> None:
-        """Holds released blocks aside until `lift_fence`: a step that may write them is executing.
-
-        Raises ValueError when the fence is up already.
-        """
+        """Holds released blocks aside until `lift_fence`: a step that may write them is executing. Raises
+        ValueError when the fence is up already."""
         if self._is_fenced:
             raise ValueError("the fence is up already")
         self._is_fenced = True

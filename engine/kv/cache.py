@@ -19,9 +19,45 @@ from collections.abc import Iterable, Sequence
 
 from engine.kv.blocks import BlockPool, blocks_for
 from engine.kv.host import Copies, HostBlocks, SwapOut
-from engine.kv.prefill_sharing import PrefillSharing
-from engine.kv.prefix import Match, PrefixCursor, PrefixTree
+from engine.kv.prefix import Match, Node, PrefixCursor, PrefixTree
 from engine.kv.tables import BlockTables
+
+
+class PrefillSharing:
+    """Computes the common prefix of concurrent prompts once: one step's announcements, a block a leader. The
+    sequence that gets tokens first announces the block that it completes in this step; another that needs
+    that block next may wait one step and adopt it. An announcement holds for one step only."""
+
+    def __init__(self) -> None:
+        self._leaders: dict[tuple[Node | None, bytes], PrefixCursor] = {}
+
+    def announce(self, cursor: PrefixCursor, key: bytes) -> None:
+        cursor.announced = (cursor.node, key)
+        self._leaders.setdefault(cursor.announced, cursor)
+
+    def retract(self, cursor: PrefixCursor) -> None:
+        announced = cursor.announced
+        cursor.announced = None
+        if announced is not None and self._leaders.get(announced) is cursor:
+            del self._leaders[announced]
+
+    def is_led(self, node: Node | None, key: bytes, follower: PrefixCursor) -> bool:
+        """Whether another sequence computes that block in this step."""
+        return self._leaders.get((node, key), follower) is not follower
+
+    def clear(self) -> None:
+        """Ends the step's announcements."""
+        self._leaders.clear()
+
+    def __len__(self) -> int:
+        return len(self._leaders)
+
+    def check(self, cursors: Iterable[PrefixCursor]) -> None:
+        """Self-audit: every leader is one of `cursors` and announced its block. Raises AssertionError."""
+        live = {id(cursor) for cursor in cursors}
+        for announced, leader in self._leaders.items():
+            assert id(leader) in live, "a leader is gone"
+            assert leader.announced == announced, "a leader did not announce its block"
 
 
 def check_consistency(
@@ -33,10 +69,8 @@ def check_consistency(
     swapped: Iterable[SwapOut],
     block_tokens: int,
 ) -> None:
-    """Raises AssertionError for a block that leaked, has two owners, or is not where it should be.
-
-    `holders`: all tables with their cursors; `swapped`: all KV in host memory. O(cache size).
-    """
+    """Raises AssertionError for a block that leaked, has two owners, or is not where it should be. `holders`:
+    all tables with their cursors; `swapped`: all KV in host memory. O(cache size)."""
     held = list(holders)
     pool.check(table for table, _ in held)
     tree.check()
@@ -69,12 +103,10 @@ class KvCache(BlockTables):
     def __init__(
         self, num_blocks: int, block_tokens: int, *, num_host_blocks: int = 0, prefix_caching: bool = True
     ) -> None:
-        """Raises ValueError for a size that makes no sense. Without `prefix_caching` nothing is published."""
         super().__init__(num_blocks, block_tokens, num_host_blocks, prefix_caching)
         self._sharing = PrefillSharing()
 
     def free(self, table: list[int], cursor: PrefixCursor) -> None:
-        """See `BlockTables.free`; also withdraws an announcement."""
         super().free(table, cursor)
         self._sharing.retract(cursor)
 
@@ -150,11 +182,9 @@ class KvCache(BlockTables):
     # ------------------------------------------------------------ host memory
 
     def swap_out(self, table: list[int], cursor: PrefixCursor, computed_tokens: int) -> SwapOut | None:
-        """Moves a table's KV to host memory: plans the copies, frees the table.
-
-        None, with nothing changed, when there is nothing to keep, when host memory has no room, or when the
-        table was swapped in in the same step. Published blocks are copied too: the cache may evict them.
-        """
+        """Moves a table's KV to host memory: plans the copies, frees the table. None, with nothing changed,
+        when there is nothing to keep, when host memory has no room, or when the table was swapped in in the
+        same step. Published blocks are copied too: the cache may evict them."""
         count = blocks_for(computed_tokens, self.block_tokens)
         if not 0 <= count <= len(table):
             raise ValueError(f"{computed_tokens} computed tokens do not lie in {len(table)} blocks")
@@ -180,7 +210,6 @@ class KvCache(BlockTables):
         self.counts.swapped_in_blocks += lacking
 
     def drop(self, swapped: SwapOut) -> None:
-        """Releases a sequence's host blocks without reading them. Idempotent."""
         self._host.drop(swapped)
 
     def close_step(self) -> Copies:

@@ -1,9 +1,8 @@
-"""Bookkeeping of KV in host memory: host blocks and planned copies.
+"""Bookkeeping of KV in host memory: host blocks and planned copies (made by `engine.model.host_pool`).
 
-The tensors and the copying live in `engine.model.host_pool`. Copies are planned while a step is put together
-and executed before its forward pass, **all outbound ones before all inbound ones**. So a host block released
-while a step is put together must not be reused in the same step: an inbound copy may still read it. And
-device blocks released before their content arrived must no longer receive it.
+Copies are executed before a step's forward pass, **all outbound ones before all inbound ones**. So a host
+block released while a step is put together must not be reused in the same step, and device blocks released
+before their content arrived must no longer receive it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ class SwapOut:
     blocks: list[int]
     """Host blocks in token order; empty once swapped in or dropped."""
     tokens: int
-    """Tokens whose keys and values they hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,6 @@ class HostBlocks:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be filled now."""
         return len(self._free)
 
     @property
@@ -106,11 +103,11 @@ class HostBlocks:
         """Self-audit; each block is free, released, or of one sequence, which has as many as its tokens
         fill, and copies read and write used blocks only. Raises AssertionError."""
         held: list[int] = []
-        for each in swapped:
-            assert len(each.blocks) == blocks_for(each.tokens, block_tokens), (
-                f"{each.tokens} tokens do not fill {len(each.blocks)} host blocks"
+        for sequence in swapped:
+            assert len(sequence.blocks) == blocks_for(sequence.tokens, block_tokens), (
+                f"{sequence.tokens} tokens do not fill {len(sequence.blocks)} host blocks"
             )
-            held += each.blocks
+            held += sequence.blocks
         everywhere = self._free + self._released + held
         assert not {host for _, host in self._out} & {*self._free}, "a free host block is written"
         assert not {*self._back.values()} & {*self._free}, "a free host block is read"

@@ -1,8 +1,7 @@
 """Prefix tree of published KV blocks.
 
-A node is one full, published block; the path to it from the root is the token ids of all blocks up to it,
-compared verbatim and not by a digest, so that no prompt can be mistaken for another. The first edge of a path
-carries a salt as well: blocks computed under one salt cannot be found under another.
+A node is one full, published block; the path to it is the token ids of all blocks up to it, compared
+verbatim. The first edge carries a salt as well: blocks computed under one salt cannot be found under another.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ class Match:
 
     @property
     def blocks(self) -> list[int]:
-        """The blocks in token order."""
         return [node.block for node in self.nodes]
 
     @property
@@ -57,7 +55,6 @@ class PrefixCursor:
     node: Node | None = None
     """The node of the table's last published block; None: none is."""
     blocks: int = 0
-    """Number of leading blocks of the table that are published."""
     deferred_at: int = -1
     """Tokens available from the cache when it last waited for another sequence."""
     announced: tuple[Node | None, bytes] | None = field(default=None, repr=False)
@@ -85,10 +82,8 @@ class PrefixTree:
         return len(self._nodes)
 
     def key(self, parent: Node | None, token_ids: Sequence[int], salt: str) -> bytes:
-        """Key of the block of `token_ids` that follows `parent`. There must be enough tokens.
-
-        Raises ValueError for a token id outside of 32 bits.
-        """
+        """Key of the block of `token_ids` that follows `parent`. There must be enough tokens. Raises
+        ValueError for a token id outside of 32 bits."""
         depth = 0 if parent is None else parent.depth
         first = depth * self._block_tokens
         try:
@@ -99,7 +94,6 @@ class PrefixTree:
         return key + salt.encode() if depth == 0 else key
 
     def child(self, parent: Node | None, key: bytes) -> Node | None:
-        """The published block with that key, if there is one."""
         return (self._root if parent is None else parent).children.get(key)
 
     def descend(
@@ -135,15 +129,12 @@ class PrefixTree:
         node.block = NO_BLOCK
 
     def holds(self, block: int) -> bool:
-        """Whether the block is published."""
         return block in self._nodes
 
     def below(self, block: int) -> list[int]:
-        """The children of a published block."""
         return [child.block for child in self._nodes[block].children.values()]
 
     def path(self, node: Node) -> list[int]:
-        """The blocks from the root to a node, its own included."""
         blocks = []
         at: Node | None = node
         while at is not None and at is not self._root:

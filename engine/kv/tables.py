@@ -23,9 +23,7 @@ class KvCounts:
     """Event counts since the cache was created."""
 
     hit_tokens: int = 0
-    """Tokens found in the cache when a sequence started or resumed."""
     adopted_tokens: int = 0
-    """Tokens adopted from another sequence while running."""
     deferrals: int = 0
     """Steps that a sequence waited for another's blocks."""
     published_blocks: int = 0
@@ -39,10 +37,8 @@ class KvCounts:
 
 
 class BlockTables:
-    """The blocks on the device, the prefix tree over them, and the tables that name them.
-
-    The base of `engine.kv.cache.KvCache`, which is the one to use.
-    """
+    """The blocks on the device, the prefix tree over them, and the tables that name them. The base of
+    `engine.kv.cache.KvCache`, which is the one to use."""
 
     def __init__(
         self, num_blocks: int, block_tokens: int, num_host_blocks: int, prefix_caching: bool
@@ -71,17 +67,14 @@ class BlockTables:
 
     @property
     def num_blank(self) -> int:
-        """Blocks without content worth keeping."""
         return self._pool.num_free
 
     @property
     def num_cached(self) -> int:
-        """Published blocks that no table names."""
         return self._pool.num_cached
 
     @property
     def num_referenced(self) -> int:
-        """Blocks that at least one table names."""
         return self._pool.num_referenced
 
     @property
@@ -96,12 +89,10 @@ class BlockTables:
 
     @property
     def num_host_blocks(self) -> int:
-        """Blocks in host memory."""
         return self._host.num_blocks
 
     @property
     def num_host_free(self) -> int:
-        """Host blocks that can be filled now."""
         return self._host.num_free
 
     # ------------------------------------------------------------ look-ups
@@ -159,10 +150,8 @@ class BlockTables:
     # ------------------------------------------------------------ a table's life
 
     def attach(self, table: list[int], cursor: PrefixCursor, match: Match) -> None:
-        """Starts an empty table with a match.
-
-        Raises ValueError if the table is not empty, the salt is another's, or the match is out of date.
-        """
+        """Starts an empty table with a match. Raises ValueError if the table is not empty, the salt is
+        another's, or the match is out of date."""
         if table or cursor.blocks:
             raise ValueError("only an empty block table can begin with a match")
         if match.salt != cursor.salt:
@@ -174,10 +163,8 @@ class BlockTables:
         self.counts.hit_tokens += match.tokens
 
     def extend(self, table: list[int], count: int) -> None:
-        """Adds `count` blocks: blank ones first, then cached ones, least recently released first.
-
-        Raises `OutOfBlocks` and changes nothing when there are not enough.
-        """
+        """Adds `count` blocks: blank ones first, then cached ones, least recently released first. Raises
+        `OutOfBlocks` and changes nothing when there are not enough."""
         if count > self.num_free:
             raise OutOfBlocks(f"{count} blocks wanted, {self.num_free} free")
         lacking = count - self._pool.num_free
@@ -186,10 +173,8 @@ class BlockTables:
         table += self._pool.allocate(count)
 
     def extend_each(self, tables: Sequence[list[int]]) -> None:
-        """Adds one block to each of `tables`, as successive calls of `extend` would.
-
-        Raises `OutOfBlocks` and changes nothing when there are not enough.
-        """
+        """Adds one block to each of `tables`, as successive calls of `extend` would. Raises `OutOfBlocks` and
+        changes nothing when there are not enough."""
         if len(tables) > self.num_free:
             raise OutOfBlocks(f"{len(tables)} blocks wanted, {self.num_free} free")
         blank: list[int] = []
@@ -241,21 +226,16 @@ class BlockTables:
             self._advance(cursor, node)
 
     def free(self, table: list[int], cursor: PrefixCursor) -> None:
-        """Releases a table's blocks, the deepest first, and empties it. Idempotent.
-
-        Published blocks that no other table names become cached, the others free; behind a fence, when it
-        is lifted.
-        """
+        """Releases a table's blocks, the deepest first, and empties it. Idempotent. Published blocks that no
+        other table names become cached, the others free; behind a fence, when it is lifted."""
         self._check_cursor(table, cursor)
         self._release(table)
         cursor.reset()
 
     def fence(self) -> None:
-        """Marks the start of a step's execution: blocks released from now on may still be read or written."""
         self._pool.fence()
 
     def lift_fence(self) -> None:
-        """Marks the end of a step: the blocks released meanwhile become cached or free."""
         self._pool.lift_fence()
 
     def evict_cached(self) -> int:

@@ -21,7 +21,6 @@ from kernels.dispatch import AttentionKernel
 from kernels.reference import causal_mask, dense_attention
 
 ATTENTION_NAME = "fairgate_paged"
-"""The `attn_implementation` of models that run here."""
 
 _ABSENT: Final = object()
 
@@ -31,19 +30,13 @@ class AttentionUnsupported(RuntimeError):
 
 
 class AttentionContext(Protocol):
-    """Attention context of one forward pass."""
-
     def attend(
         self,
         layer_index: int,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        *,
-        scale: float,
-        sliding_window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         """`query` `[tokens, heads, key_dim]`, `key` and `value` `[tokens, kv_heads, dim]` of one layer;
         returns `[tokens, heads, value_dim]`."""
@@ -65,8 +58,6 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """Attention options of one layer."""
-
     scale: float
     sliding_window: int | None
     softcap: float | None
@@ -95,11 +86,7 @@ class PagedContext:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        *,
-        scale: float,
-        sliding_window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         cache = self.caches[layer_index]
         self.kernel.write_kv(cache.keys, cache.values, key, value, self.batch)
@@ -108,10 +95,10 @@ class PagedContext:
             cache.keys,
             cache.values,
             self.batch,
-            scale=scale,
-            sliding_window=sliding_window,
-            softcap=softcap,
-            sinks=sinks,
+            scale=options.scale,
+            sliding_window=options.sliding_window,
+            softcap=options.softcap,
+            sinks=options.sinks,
         )
 
 
@@ -128,25 +115,21 @@ class ProbeContext:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        *,
-        scale: float,
-        sliding_window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         shape = LayerShape(kv_heads=key.shape[1], key_dim=key.shape[2], value_dim=value.shape[2])
         if self.shapes.setdefault(layer_index, shape) != shape:
             raise AttentionUnsupported(f"layer {layer_index} attends with keys of different shapes")
-        self.options[layer_index] = AttentionOptions(scale, sliding_window, softcap, sinks)
+        self.options[layer_index] = options
         tokens = query.shape[0]
         attended = dense_attention(
             query.transpose(0, 1)[None],
             key.transpose(0, 1)[None],
             value.transpose(0, 1)[None],
-            causal_mask(tokens, tokens, sliding_window, query.device),
-            scale=scale,
-            softcap=softcap,
-            sinks=sinks,
+            causal_mask(tokens, tokens, options.sliding_window, query.device),
+            scale=options.scale,
+            softcap=options.softcap,
+            sinks=options.sinks,
         )
         return attended[0].transpose(0, 1)
 
@@ -179,11 +162,9 @@ def paged_attention_forward(
     is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention function: `query` `[1, heads, tokens, dim]` -> `[1, tokens, heads, dim]`.
-
-    The parameters' names are transformers' (some models pass them by name). A `sliding_window` of None
-    means full attention; only where a model does not pass it at all its module's own is taken.
-    """
+    """transformers' attention function: `query` `[1, heads, tokens, dim]` -> `[1, tokens, heads, dim]`. The
+    parameters' names are transformers' (some models pass them by name). A `sliding_window` of None means full
+    attention; only where a model does not pass it at all its module's own is taken."""
     context = _current.get()
     if context is None:
         raise RuntimeError(f"{ATTENTION_NAME} attention was called outside of a step")
@@ -203,10 +184,9 @@ def paged_attention_forward(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
-        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        sliding_window=sliding_window,
-        softcap=softcap,
-        sinks=s_aux,
+        AttentionOptions(
+            query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux
+        ),
     )
     return attended[None], None
 

@@ -27,8 +27,6 @@ class Forward(Protocol):
 
 
 class PlainForward:
-    """transformers' forward pass."""
-
     def __init__(self, model: Any, kernel: AttentionKernel) -> None:
         self._model = model
         self._kernel = kernel

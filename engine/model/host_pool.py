@@ -1,9 +1,8 @@
 """`HostPool`: KV blocks in host memory, and the copies to and from the device.
 
-Tensors in host memory, one for each of the cache's and laid out like it, `[blocks, block_tokens, kv_heads,
-dim]`. Whole blocks are copied, all of a step's blocks together: on the device they are gathered (scattered)
-once for each layer and tensor, and between device and host each run of neighbouring host blocks is one copy.
-Many small copies would take longer than computing the tokens again.
+One tensor for each of the cache's, laid out like it, `[blocks, block_tokens, kv_heads, dim]`. All of a step's
+blocks are copied together: gathered (scattered) on the device once a layer and tensor, and each run of
+neighbouring host blocks is one copy.
 """
 
 from __future__ import annotations
@@ -43,10 +42,8 @@ class HostPool:
     """Host memory for `num_blocks` blocks of every layer. `engine.kv.host` tracks their use."""
 
     def __init__(self, caches: Iterable[LayerCache], num_blocks: int) -> None:
-        """`caches`: the device's, one for each layer. Memory of a CUDA device's pool is pinned.
-
-        Raises ValueError when there is nothing to allocate, or when the layers differ in their blocks.
-        """
+        """`caches`: the device's, one for each layer. Memory of a CUDA device's pool is pinned. Raises
+        ValueError when there is nothing to allocate, or when the layers differ in their blocks."""
         self._device = [tensor for cache in caches for tensor in (cache.keys, cache.values)]
         if num_blocks < 1:
             raise ValueError(f"num_blocks must be at least 1, not {num_blocks}")
@@ -67,14 +64,11 @@ class HostPool:
 
     @property
     def num_bytes(self) -> int:
-        """Size in host memory."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._host)
 
     def copy_out(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies whole blocks, each pair `(device block, host block)`, to host memory; done when it returns.
-
-        Raises ValueError for a block outside of the pools or a host block named twice; nothing is copied.
-        """
+        Raises ValueError for a block outside of the pools or a host block named twice; nothing is copied."""
         # In the host's order: neighbours there are one copy.
         pairs = sorted(pairs, key=lambda pair: pair[1])
         device, host = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
@@ -89,10 +83,8 @@ class HostPool:
         self._wait()
 
     def copy_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copies whole blocks, each pair `(host block, device block)`, to the device.
-
-        Raises ValueError for a block outside of the pools or a device block named twice; nothing is copied.
-        """
+        """Copies whole blocks, each pair `(host block, device block)`, to the device. Raises ValueError for a
+        block outside of the pools or a device block named twice; nothing is copied."""
         pairs = sorted(pairs)
         host, device = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         if not self._check(device, host, "device", device):
@@ -110,10 +102,8 @@ class HostPool:
 
     def read(self, blocks: Sequence[int], num_tokens: int) -> list[bytes]:
         """The first `num_tokens` tokens of host blocks in their order, as numbers of the cache's kind: one
-        entry a tensor, layer by layer the keys and then the values.
-
-        Raises ValueError for a block outside of the pool, or for more tokens than the blocks hold.
-        """
+        entry a tensor, layer by layer the keys and then the values. Raises ValueError for a block outside of
+        the pool, or for more tokens than the blocks hold."""
         block_tokens = self._host[0].shape[1]
         if not 0 < num_tokens <= len(blocks) * block_tokens:
             raise ValueError(f"{num_tokens} tokens do not lie in {len(blocks)} blocks of {block_tokens}")
@@ -128,10 +118,8 @@ class HostPool:
     def measure(
         self, *, blocks: int = 32, repetitions: int = 5, clock: Callable[[], float] = perf_counter
     ) -> RoundTrip:
-        """Times round trips of one and of several blocks, the quickest of `repetitions` each.
-
-        For use at load: it overwrites the first `blocks` host blocks; the device's stay as they are.
-        """
+        """Times round trips of one and of several blocks, the quickest of `repetitions` each. For use at
+        load: it overwrites the first `blocks` host blocks; the device's stay as they are."""
         most = min(blocks, self.num_blocks, self.num_device_blocks)
         one_s = self._quickest_s(1, repetitions, clock)
         if most == 1:

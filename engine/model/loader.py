@@ -68,11 +68,9 @@ class LoadedModel:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token's keys and values, all layers."""
         return token_bytes_of(self.shapes, self.dtype)
 
     def free_bytes(self) -> int | None:
-        """Free memory of a CUDA device; None on a CPU."""
         return int(torch.cuda.mem_get_info(self.device)[0]) if self.device.type == "cuda" else None
 
     def runner(
@@ -84,9 +82,7 @@ class LoadedModel:
         context_tokens: int | None = None,
     ) -> TorchRunner:
         """A runner with a KV cache of these sizes. `context_tokens`: a shorter context than the model's.
-
-        Raises `ModelRefused` where the memory cannot be had.
-        """
+        Raises `ModelRefused` where the memory cannot be had."""
         info = self.info
         if context_tokens is not None:
             info = msgspec.structs.replace(info, context_tokens=context_tokens)
@@ -174,10 +170,7 @@ def load_runner(
     **options: Any,
 ) -> TorchRunner:
     """As `load_model` with its `options`, with a paged cache of `num_blocks` blocks, and `num_host_blocks`
-    blocks of host memory for swapped KV.
-
-    Raises `ModelRefused`.
-    """
+    blocks of host memory for swapped KV. Raises `ModelRefused`."""
     if block_tokens < 1 or num_blocks < 1:
         raise ModelRefused(f"block_tokens ({block_tokens}) and num_blocks ({num_blocks}) must be at least 1")
     if num_host_blocks < 0:
@@ -194,7 +187,6 @@ class Outline:
     token_bytes: int
     weight_bytes: int
     device: str
-    """`cpu` or `cuda`."""
 
 
 def outline(model_dir: Path, *, dtype: str | None = None, device: str | None = None) -> Outline:
@@ -218,12 +210,10 @@ def outline(model_dir: Path, *, dtype: str | None = None, device: str | None = N
 
 
 def free_cuda_bytes(device: str | None) -> int:
-    """Free memory of the CUDA device that `device` names."""
     return int(torch.cuda.mem_get_info(place(device, None)[0])[0])
 
 
 def token_bytes_of(shapes: dict[int, LayerShape], dtype: torch.dtype) -> int:
-    """Bytes of one token's keys and values in layers of these shapes."""
     elements = sum(shape.elements_per_token for shape in shapes.values())
     return elements * int(dtype.itemsize)
 
@@ -385,11 +375,8 @@ def _architecture(model: Any) -> str:
 
 
 def _context_tokens(config: Any) -> int:
-    """The longest context for which the model is exact.
-
-    Chunked attention and position scalings that depend on the longest sequence of a batch are exact only
-    up to the length at which they set in.
-    """
+    """The longest context for which the model is exact. Chunked attention and position scalings that depend
+    on the longest sequence of a batch are exact only up to the length at which they set in."""
     limits = [getattr(config, "max_position_embeddings", None), getattr(config, "attention_chunk_size", None)]
     scalings = getattr(config, "rope_parameters", None) or {}
     for scaling in (scalings, *(value for value in scalings.values() if isinstance(value, dict))):

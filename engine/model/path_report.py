@@ -1,8 +1,4 @@
-"""Report of one fast path: used or not, and why.
-
-A fast path is used where a probe at load found it equal to the plain one and no slower on this machine. Each
-has a report, used or not; `fairgate doctor` prints them.
-"""
+"""Report of one fast path: used or not, and why. `fairgate doctor` prints them."""
 
 from __future__ import annotations
 

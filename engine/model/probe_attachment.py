@@ -53,8 +53,8 @@ class ProbeFollower:
             self._gate.without_probe("off", "the model's states could not be read: see the engine's log")
             return
         try:
-            found = self._path.stat()
-            seen = (found.st_mtime_ns, found.st_size, found.st_ino)
+            stat = self._path.stat()
+            seen = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
         except OSError:
             seen = None
         if seen == self._seen:
@@ -93,10 +93,9 @@ class ProbeFollower:
 def samples_of(runner: TorchRunner, fingerprint: str, kept: Sequence[LengthSample]) -> Samples:
     """Content of the samples file for `fairgate forecast train`."""
     reader = runner.state_reader()
-    rows = [(each.generated, each.remaining, each.state) for each in kept]
+    rows = [(sample.generated, sample.remaining, sample.state) for sample in kept]
     return Samples(fingerprint, list(reader.layers), reader.width, rows)
 
 
 def threads_in_use() -> int:
-    """Number of threads of the matrix products."""
     return int(torch.get_num_threads())

@@ -24,10 +24,8 @@ from kernels.batch import pack
 
 
 class TorchRunner:
-    """Holds a model's forward pass and its paged cache.
-
-    Implements `engine.core.model_runner.ModelRunner`. Made by `engine.model.loader.load_runner`.
-    """
+    """Holds a model's forward pass and its paged cache. Implements `engine.core.model_runner.ModelRunner`.
+    Made by `engine.model.loader.load_runner`."""
 
     def __init__(
         self,
@@ -46,9 +44,7 @@ class TorchRunner:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.path_reports = path_reports
-        """Fast paths considered at load."""
         self.readings: LengthReadings | None = None
-        """Predicts output lengths from the model's state, where a probe or sampling is set up."""
         self._forward = forward
         self._device = device
         self._fallback_token_id = info.eos_token_ids[0] if info.eos_token_ids else 0
@@ -65,11 +61,9 @@ class TorchRunner:
         self.swap_base_s, self.swap_block_s = trip.base_s, trip.block_s
 
     def execute(self, slices: Sequence[SequenceSlice]) -> list[Sampled | None]:
-        """Computes one step; see `engine.core.model_runner.ModelRunner`.
-
-        Raises `RuntimeError` when the device fails, `ValueError` for a slice that cannot be computed
-        (a table too short, a block or a token id that does not exist, nothing to compute).
-        """
+        """Computes one step; see `engine.core.model_runner.ModelRunner`. Raises `RuntimeError` when the
+        device fails, `ValueError` for a slice that cannot be computed (a table too short, a block or a token
+        id that does not exist, nothing to compute)."""
         if not slices:
             return []
         ends = accumulate(piece.num_tokens for piece in slices)
@@ -94,7 +88,6 @@ class TorchRunner:
         return results
 
     def state_reader(self) -> StateReader:
-        """Reads the state of this runner's sequences."""
         return StateReader(self._caches, self.block_tokens)
 
     def forward(self, slices: Sequence[SequenceSlice], rows: list[int]) -> torch.Tensor:
@@ -123,11 +116,9 @@ class TorchRunner:
         return self._forward(batch, fed, np.array(rows, dtype=np.int64), self._caches)
 
     def copy_out(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copies blocks to host blocks: (block, host block). Raises ValueError, as `HostPool.copy_out`."""
         self._hosts().copy_out(list(pairs))
 
     def copy_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copies host blocks to blocks: (host block, block). Raises ValueError, as `HostPool.copy_in`."""
         self._hosts().copy_in(list(pairs))
 
     def read_kv(self, block_table: list[int], num_tokens: int) -> list[bytes]:
@@ -191,6 +182,5 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 def _token_bytes(tensor: torch.Tensor) -> int:
-    """Bytes one token takes in a layer's keys (or values)."""
     size: int = tensor.shape[2] * tensor.shape[3] * tensor.element_size()
     return size

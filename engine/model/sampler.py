@@ -1,12 +1,9 @@
-"""Sampler: chooses the next tokens from a step's logits.
+"""Sampler: chooses the next tokens from a step's logits, in one batched pass.
 
-One batched pass for all sampling rows. The order of operations is transformers' (and, up to min-p,
-vLLM's): logit bias, repetition penalty (prompt and output), frequency and presence penalties (output);
-greedy rows end here; temperature, top-k, top-p, min-p, draw. Reported logprobs are the model's own,
-`log_softmax` of the logits before any of this.
-
-Randomness is one uniform number for each (seed, token index), by a hash, independent of the batch, of the
-row, and of evictions in between.
+Order of operations as in transformers (and, up to min-p, vLLM): logit bias, repetition penalty (prompt and
+output), frequency and presence penalties (output); greedy rows end here; temperature, top-k, top-p, min-p,
+draw. Reported logprobs are `log_softmax` of the logits before any of this. Randomness is one uniform number
+for each (seed, token index), by a hash: independent of batch, row and evictions.
 """
 
 from __future__ import annotations
@@ -51,10 +48,8 @@ class SamplingRow:
 
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow], *, fallback_token_id: int = 0) -> list[Sampled]:
     """Chooses one token for each row of `logits` (`[rows, vocabulary]`, float32; may be changed in place).
-
     Ids in `logit_bias` outside of the vocabulary have no effect. NaN counts as impossible; a row in which
-    nothing is possible yields `fallback_token_id` (an end-of-sequence token, where the model has one).
-    """
+    nothing is possible yields `fallback_token_id` (an end-of-sequence token, where the model has one)."""
     if all(_is_plain_greedy(row.sampling) for row in rows):
         greedy = greedy_tokens(logits)
         if greedy is not None:
@@ -92,10 +87,8 @@ def warm_up() -> None:
 
 
 def probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Distributions of rows that are already biased and penalised.
-
-    `[rows, vocabulary]`, float64; every temperature must be positive.
-    """
+    """Distributions of rows that are already biased and penalised. `[rows, vocabulary]`, float64; every
+    temperature must be positive."""
     scores = logits / _column([p.temperature for p in params], logits)
     _limit_top_k(scores, [p.top_k for p in params])
     _limit_top_p(scores, [p.top_p for p in params])
@@ -192,11 +185,9 @@ def _limit_top_k(scores: torch.Tensor, top_k: list[int]) -> None:
 
 
 def _limit_top_p(scores: torch.Tensor, top_p: list[float]) -> None:
-    """Keeps the smallest set of best tokens whose probability reaches p; always the best one.
-
-    The set is nearly always among the first `TOP_P_CANDIDATES`; only the other rows are sorted
-    whole, which would cost more than a small model's whole step.
-    """
+    """Keeps the smallest set of best tokens whose probability reaches p; always the best one. The set is
+    nearly always among the first `TOP_P_CANDIDATES`; only the other rows are sorted whole, which would cost
+    more than a small model's whole step."""
     limited = [i for i, p in enumerate(top_p) if p < 1.0]
     candidates = TOP_P_CANDIDATES
     while limited:
@@ -212,10 +203,10 @@ def _limit_top_p(scores: torch.Tensor, top_p: list[float]) -> None:
         if candidates == part.shape[-1]:
             scores[limited] = kept
             return
-        found: list[bool] = beyond[:, -1].tolist()
-        done = [row for row, is_found in enumerate(found) if is_found]
+        reached: list[bool] = beyond[:, -1].tolist()
+        done = [row for row, is_found in enumerate(reached) if is_found]
         scores[[limited[row] for row in done]] = kept[done]
-        limited = [index for index, is_found in zip(limited, found, strict=True) if not is_found]
+        limited = [index for index, is_found in zip(limited, reached, strict=True) if not is_found]
         candidates = part.shape[-1]
 
 

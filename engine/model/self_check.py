@@ -1,9 +1,8 @@
 """Check that a model gives the same logits packed, chunked and paged as plain.
 
-Architectures that keep a state outside of the attention (state-space and linear-attention layers), or
-that mask in their own way, run under paged attention without an error and give wrong logits. So two
-sequences run through scattered blocks in interleaved chunks, and every position's logits are compared
-with those of transformers' own eager attention on each sequence alone.
+Architectures that keep state outside of the attention, or mask in their own way, would run and give wrong
+logits. Two sequences run through scattered blocks in interleaved chunks; every position's logits are compared
+with transformers' own eager attention on each sequence alone.
 """
 
 from __future__ import annotations
@@ -60,11 +59,9 @@ def difference_from_plain(
     device: torch.device,
     block_tokens: int,
 ) -> float:
-    """The relative difference of paged from `plain` logits: `|paged - plain| / |plain|`, Euclidean.
-
-    In float32 the largest over all positions. In half precision the median: there, a router of a mixture
-    of experts may tip over in single positions for rounding alone.
-    """
+    """The relative difference of paged from `plain` logits: `|paged - plain| / |plain|`, Euclidean. In
+    float32 the largest over all positions. In half precision the median: there, a router of a mixture of
+    experts may tip over in single positions for rounding alone."""
     per_prompt = -(-max(PROMPT_TOKENS) // block_tokens)
     runner = TorchRunner(
         forward,

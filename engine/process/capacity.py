@@ -1,7 +1,6 @@
 """Sizes of an engine, from its settings, its device, its model and the memory that is free.
 
-What a setting names counts; what is left at auto is derived here, with the reason. A KV cache that cannot
-hold one whole context is refused: the context is never cut without being asked for.
+A KV cache that cannot hold one whole context is refused.
 """
 
 from __future__ import annotations
@@ -51,9 +50,7 @@ class MachineMemory:
     """Where an engine computes, and what is free there once the weights are loaded."""
 
     device: str
-    """`cpu` or `cuda`."""
     free_bytes: int
-    """On the device."""
     free_host_bytes: int
     """The same number where the device is the CPU."""
 
@@ -63,9 +60,7 @@ class KvShape:
     """What a model needs of a KV cache."""
 
     context_tokens: int
-    """The longest context for which it is exact."""
     token_bytes: int
-    """Keys and values of one token, all layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +74,6 @@ class StepSizes:
 
 @dataclass(frozen=True, slots=True)
 class EngineSizes:
-    """All sizes of an engine, with the reason of each."""
-
     context_tokens: int
     block_tokens: int
     block_bytes: int

@@ -17,9 +17,7 @@ HEAD_BYTES = 1 << 20
 
 def model_fingerprint(model_dir: Path) -> str:
     """32 hexadecimal digits; changes with the config, the tensors' names and shapes and the first weights.
-
-    Raises OSError for a directory that cannot be read.
-    """
+    Raises OSError for a directory that cannot be read."""
     digest = hashlib.sha256((model_dir / "config.json").read_bytes())
     for path in sorted(model_dir.glob("*.safetensors")):
         size = path.stat().st_size

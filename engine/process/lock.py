@@ -1,7 +1,7 @@
-"""`EngineLock`: lock file of an engine in its data directory.
+"""`EngineLock`: lock file of an engine in its data directory, held by `flock` until the process ends.
 
-Held by `flock` until the process ends, however it ends. The file names its holder, so that a restarted
-gateway finds the living engine. A stale file has content but no lock.
+The file names its holder, so that a restarted gateway finds the living engine. A stale file has content but
+no lock.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ def pid_namespace() -> str:
 
 
 def lock_path(data_dir: Path, engine_id: str) -> Path:
-    """Path of an engine's lock file."""
     return data_dir / f"{engine_id}.lock"
 
 
@@ -67,7 +66,6 @@ class EngineLock:
         os.pwrite(self._descriptor, msgspec.json.encode(content), 0)
 
     def release(self) -> None:
-        """Releases the lock. The file stays: unlinking a lock file that others open is a race."""
         os.ftruncate(self._descriptor, 0)
         os.close(self._descriptor)
 

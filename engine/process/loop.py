@@ -1,11 +1,8 @@
-"""`EngineLoop`: main loop of the engine process.
+"""`EngineLoop`: main loop of the engine process. Synchronous: between two steps nothing else runs.
 
-Reads commands, steps while there is work, sends each gateway its part of a step in one message, and sends the
-load to all gateways. Synchronous: between two steps nothing else runs. It never waits for a gateway: messages
-that a gateway cannot take now are kept, within bounds, and a gateway that stays behind is lost.
-
-A lost gateway's sequences are cancelled before the next step; outcomes stay in the store until a gateway
-acknowledges them.
+It never waits for a gateway: messages that one cannot take now are kept, within bounds, and a gateway that
+stays behind is lost. A lost gateway's sequences are cancelled before the next step; outcomes stay in the
+store until a gateway acknowledges them.
 """
 
 from __future__ import annotations
@@ -98,9 +95,7 @@ class EngineLoop:
         self._changed = True
         self._idle = False
         self._knobs_of: GatewaySession | None = None
-        """The session that set the token budget."""
         self._unaudited_s: float | None = None
-        """Time of the last step since the last audit."""
         self._suppressed = 0
         self._warned_s = float("-inf")
         self._drain_until_s: float | None = None
@@ -108,10 +103,8 @@ class EngineLoop:
         self._settle_until_s: float | None = None
 
     def run(self) -> str:
-        """Serves until `stop` or until no gateway was heard for `orphan_s`; returns why it ended.
-
-        Raises what the core raises where it is broken; all live sequences have then ended as `failed`.
-        """
+        """Serves until `stop` or until no gateway was heard for `orphan_s`; returns why it ended. Raises what
+        the core raises where it is broken; all live sequences have then ended as `failed`."""
         try:
             return self._serve()
         except Exception:
@@ -139,10 +132,8 @@ class EngineLoop:
                 self._wait()
 
     def stop(self, drain_s: float) -> None:
-        """Takes no more sequences and ends once the live ones did, at the latest after `drain_s`.
-
-        Safe in a signal handler.
-        """
+        """Takes no more sequences and ends once the live ones did, at the latest after `drain_s`. Safe in a
+        signal handler."""
         until_s = self._clock() + drain_s
         self._drain_until_s = until_s if self._drain_until_s is None else min(until_s, self._drain_until_s)
 

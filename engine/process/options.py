@@ -106,19 +106,15 @@ class EngineSettings(Bounded, frozen=True, kw_only=True):
 
 class EngineOptions(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an engine process is started with. Zero for `threads` and `AUTO` for a size mean: choose.
-
     `address` is the ZeroMQ address that it binds: `ipc://PATH` (at most 107 bytes of path), or
-    `tcp://HOST:PORT` where the data directory has keys (`engine/client/keys.py`).
-    """
+    `tcp://HOST:PORT` where the data directory has keys (`engine/client/keys.py`)."""
 
     model_dir: Path
     data_dir: Path
     engine_id: str = "engine-0"
     policy: str = DEFAULT_POLICY
     policy_options: str = "{}"
-    """JSON: the options of the policy that are not the defaults, by name."""
     max_waiting: Annotated[int, Meta(ge=1)] = 4096
-    """Sequences that wait at the engine for a place; more are refused."""
     kv_watermark_permille: Annotated[int, Meta(ge=0, le=500)] = 10
     """Of the KV cache, what stays free when a sequence is admitted beside others: those that run grow."""
     otlp: str = ""

@@ -1,11 +1,8 @@
 """`OutcomeStore`: outcomes that no gateway has acknowledged yet.
 
-The engine knows what was emitted, so it keeps every sequence's outcome until a gateway has acknowledged that
-its settlement is durable. The store is bounded: an accepted sequence always has room for its outcome, because
-sequences are refused while there is none (`has_room`). What is left when the engine ends is written to a file
-and read at the next start.
-
-`OutcomeStore` is pure; `write_outcomes` and `read_outcomes` do the I/O.
+Bounded: sequences are refused while there is no room for their outcomes (`has_room`). What is left when the
+engine ends is written to a file and read at the next start. `OutcomeStore` is pure; `write_outcomes` and
+`read_outcomes` do the I/O.
 """
 
 from __future__ import annotations
@@ -54,7 +51,6 @@ class OutcomeStore:
 
     @property
     def num_restored(self) -> int:
-        """Unacknowledged outcomes of an earlier engine."""
         return len(self._restored)
 
     def __len__(self) -> int:
@@ -87,11 +83,8 @@ class OutcomeStore:
     def collect(
         self, gateway_id: str, *, adopt_from_all_but: Container[str] | None = None
     ) -> list[SequenceOutcome]:
-        """The outcomes that `gateway_id` must settle, oldest first.
-
-        With `adopt_from_all_but` (ids of live gateways), outcomes of all other gateways are reassigned
-        to `gateway_id`.
-        """
+        """The outcomes that `gateway_id` must settle, oldest first. With `adopt_from_all_but` (ids of live
+        gateways), outcomes of all other gateways are reassigned to `gateway_id`."""
         if adopt_from_all_but is not None:
             for sequence_id, held in self._held.items():
                 if held.gateway_id not in adopt_from_all_but:
@@ -99,7 +92,6 @@ class OutcomeStore:
         return [held.outcome for held in self._held.values() if held.gateway_id == gateway_id]
 
     def held(self) -> list[HeldOutcome]:
-        """Everything held, oldest first."""
         return list(self._held.values())
 
     def restore(self, held: Iterable[HeldOutcome]) -> None:

@@ -1,9 +1,8 @@
 """Engine process: start-up and shutdown.
 
-`python -m engine.process.server` (and `fairgate engine`): takes the lock of its data directory, binds its
-address, loads the model, serves (`engine/process/loop.py`), and writes unacknowledged outcomes to a
-file. It runs in a session of its own and outlives the gateway that started it. A failed start
-is one line on stderr and exit code 1.
+`python -m engine.process.server` (and `fairgate engine`): lock, address, model, loop, outcomes file. It runs
+in a session of its own and outlives the gateway that started it. A failed start is one line on stderr and
+exit code 1.
 """
 
 from __future__ import annotations

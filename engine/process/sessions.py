@@ -1,10 +1,8 @@
-"""Gateway sessions of an engine, and the owner of each live sequence.
+"""Gateway sessions of an engine, and the owner of each live sequence. Pure.
 
-Pure: time is passed in. Every connection of a gateway is a session of its own, named by its socket's
-identity. A session ends when it is silent for too long, when its socket is gone, when its queue stays full,
-or when the same gateway opens a new one; its sequences then have no reader, and the engine cancels them. An
-ended session never comes back: its gateway opens a new one and collects. What a session asks of sequences and
-outcomes is done only where they are its own.
+Every connection of a gateway is a session, named by its socket's identity. It ends when it is silent for too
+long, when its socket is gone, when its queue stays full, or when the same gateway opens a new one; the engine
+then cancels its sequences. A session reaches only its own sequences and outcomes.
 """
 
 from __future__ import annotations
@@ -30,8 +28,6 @@ what its gateway sent meanwhile arrives only now."""
 
 @dataclass(slots=True, eq=False)
 class GatewaySession:
-    """One gateway's connection."""
-
     identity: bytes
     gateway_id: str
     heard_s: float
@@ -75,25 +71,20 @@ class GatewaySessions:
 
     @property
     def sessions(self) -> list[GatewaySession]:
-        """The live sessions."""
         return list(self._sessions.values())
 
     @property
     def live_gateway_ids(self) -> set[str]:
-        """The gateways that have a session."""
         return {session.gateway_id for session in self._sessions.values()}
 
     @property
     def live_sequences(self) -> int:
-        """Number of sequences without an outcome, of ended sessions too."""
         return len(self._owners)
 
     def unheard_s(self, now_s: float) -> float:
-        """Seconds since any gateway was heard."""
         return now_s - self._heard_s
 
     def find(self, identity: bytes) -> GatewaySession | None:
-        """The live session of `identity`."""
         return self._sessions.get(identity)
 
     def hear(self, identity: bytes, now_s: float) -> GatewaySession | None:
@@ -172,20 +163,16 @@ class GatewaySessions:
         self._by_secret.pop(session.secret, None)
 
     def lives(self, session: GatewaySession) -> bool:
-        """Whether the session has not ended."""
         return self._sessions.get(session.identity) is session
 
     def own(self, session: GatewaySession, sequence_id: str, tenant_id: str) -> None:
-        """Makes the session the owner of a sequence."""
         session.tenants[sequence_id] = tenant_id
         self._owners[sequence_id] = session
 
     def owner(self, sequence_id: str) -> GatewaySession | None:
-        """Owner of a live sequence."""
         return self._owners.get(sequence_id)
 
     def release(self, sequence_id: str) -> GatewaySession | None:
-        """Forgets a sequence that has its outcome; returns its owner."""
         session = self._owners.pop(sequence_id, None)
         if session is not None:
             session.tenants.pop(sequence_id, None)

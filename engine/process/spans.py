@@ -35,11 +35,9 @@ class EngineSpans:
 
     @property
     def lost(self) -> int:
-        """Kept traces whose spans did not arrive."""
         return sum(self._sender.lost.values())
 
     def came(self, sequence_id: str, traceparent: str | None) -> None:
-        """A sequence has come."""
         if traceparent is not None:
             self._known[sequence_id] = traceparent
             if len(self._known) > self._max_known:
@@ -49,8 +47,8 @@ class EngineSpans:
         """The trace of an outcome is kept. `ended_ns`: since 1970; 0: not known, an earlier engine's."""
         if outcome.trace_context is None or not ended_ns:
             return
-        others = {each for decision in outcome.decisions for each in decision.others}
-        known = {each: self._known[each] for each in others if each in self._known}
+        others = {other for decision in outcome.decisions for other in decision.others}
+        known = {other: self._known[other] for other in others if other in self._known}
         self._sender.offer(partial(spans_of, outcome, ended_ns, known), is_sampled=not others)
 
     def close(self) -> None:
@@ -83,7 +81,7 @@ def spans_of(outcome: SequenceOutcome, ended_ns: int, known: Mapping[str, str]) 
         )
 
     end_s, begun_s, first_s = outcome.finished_s, outcome.scheduled_s, outcome.first_token_s
-    found = [
+    spans = [
         span(
             root,
             0.0,
@@ -108,7 +106,7 @@ def spans_of(outcome: SequenceOutcome, ended_ns: int, known: Mapping[str, str]) 
             PREFIX + "computed_tokens": outcome.computed_tokens,
             PREFIX + "chunks": len(outcome.chunks),
         }
-        found.append(span("engine prefill", begun_s, end_s if first_s is None else first_s, prefill))
+        spans.append(span("engine prefill", begun_s, end_s if first_s is None else first_s, prefill))
     if first_s is not None:
         had = outcome.decode
         shares = {
@@ -116,16 +114,16 @@ def spans_of(outcome: SequenceOutcome, ended_ns: int, known: Mapping[str, str]) 
             PREFIX + "sat_out.share_steps": had.sat_out_share,
             PREFIX + "sat_out.tier_steps": had.sat_out_tier,
         }
-        found.append(span("engine decode", first_s, end_s, shares))
+        spans.append(span("engine decode", first_s, end_s, shares))
     for number, (decision, until_s) in enumerate(_pauses(outcome)):
         attributes: Attributes = {
             PREFIX + "kind": decision.kind,
             PREFIX + "rule": decision.rule,
             PREFIX + "displaced_tokens": decision.displaced_tokens,
         }
-        links = [_link(known[each], each) for each in decision.others if each in known]
-        found.append(span("engine pause", decision.at_s, until_s, attributes, *links, number=number))
-    return found
+        links = [_link(known[other], other) for other in decision.others if other in known]
+        spans.append(span("engine pause", decision.at_s, until_s, attributes, *links, number=number))
+    return spans
 
 
 def _pauses(outcome: SequenceOutcome) -> Iterator[tuple[Decision, float]]:

@@ -1,19 +1,14 @@
 """Rank of tenants inside one band (a tier, or a lane of it) over shared service counters.
 
-The lift is each band's own. Batch work may have used idle capacity all night and stand a billion tokens
-above the interactive tenants; a tenant that sends one batch request must be lifted to those, or it would
-have the batch tier to itself, but must not carry that into the interactive tier, where it would starve. So a
-band ranks a tenant by *shared counter + its lift in this band*. `TieredQueue.counters_by_tenant` names
-exactly the numbers a band ranks by: use it, not the shared counters, to log a dispatch or to audit one.
+A band ranks a tenant by *shared counter + its lift in this band*: a tenant that used idle capacity in the
+batch tier must be lifted there, and must not carry that into the interactive tier.
+`TieredQueue.counters_by_tenant` names the numbers a band ranks by. A returning tenant may stand below the
+others by its `Lag`, where the owner of the queue knows that it was not idle, or that the others were charged
+for what they have not had.
 
-A returning tenant may stand a little below the others (`Lag`) where the owner of the queue knows that it
-was not idle, or that the others were charged for what they have not had; without a `Lag` none may.
-
-The other way round, an entry that waited so long that it is moved up (`move`, `aged`) would starve in the
-band above for the capacity that its tenant used below. So the tenant starts there at the lowest who wait, as
-a newcomer would; its earlier debt counts no longer in that band. What it got there since counts: a tenant
-whose entries come up again and again has one share of the band, and not each time the first place (start tags
-as in Goyal et al., "Start-time fair queueing", SIGCOMM 1996).
+A tenant whose entry is moved up for its wait (`move`, `aged`) starts in the band above at the lowest who
+wait. What it got there since counts: its entries that come up again and again have one share of the band
+(start tags as in Goyal et al., "Start-time fair queueing", SIGCOMM 1996).
 """
 
 from __future__ import annotations
@@ -54,16 +49,13 @@ class BandCounters:
 
     @property
     def served_cost(self) -> int:
-        """Of all tenants and tiers."""
         return self._shared.served_cost
 
     def value(self, tenant_id: str) -> int:
-        """Shared counter + lift."""
         value = self._shared.value(tenant_id) + self._lifts.get(tenant_id, 0)
         return value if self._floor is None else max(value, self._floor)
 
     def charge(self, tenant_id: str, weight: float, cost: int) -> None:
-        """Charges the shared counter."""
         self._shared.charge(tenant_id, weight, cost)
 
     def lift(self, tenant_id: str, to: int, other_id: str = "") -> None:
@@ -98,7 +90,6 @@ class BandCounters:
             self._finishes[tenant_id] = self.value(tenant_id)
 
     def unlift(self, tenant_id: str) -> None:
-        """Forgets the tenant's lift in this band."""
         if self._lifts.pop(tenant_id, 0):
             self._lowered.note(tenant_id)
 

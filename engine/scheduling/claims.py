@@ -1,8 +1,6 @@
-"""Promises that a scheduling choice can make.
+"""Promises that a scheduling choice can make: each names in `claims` those that it keeps.
 
-Each choice names in `claims` those that it keeps; the contract and property suites hold it to them. A choice
-that trades a promise away (a static batch leaves places empty, plain LAS starves) simply does not claim it.
-A policy keeps what all four of its choices claim.
+The contract and property suites hold it to them. A policy keeps what all four of its choices claim.
 """
 
 from __future__ import annotations

@@ -1,19 +1,12 @@
-"""Service counters: cost tokens per weight of each tenant.
+"""Service counters: cost tokens x COUNTER_SCALE / weight of each tenant, as integers.
 
-One integer a tenant: cost tokens x COUNTER_SCALE / weight. Integers, so that a charge and its correction
-cancel exactly and sums never drift.
-
-Decisions that are easy to get silently, taken here:
-
-- A charge may be negative. A gateway charges the predicted cost when it dispatches and corrects it when it
-  knows better; an engine takes back what a failed step did not compute.
-- A tenant that goes idle keeps its counter, so debt is never forgiven. Credit is taken away by the order,
-  which lifts a returning tenant (see `engine/scheduling/order/vtc.py`).
-- An unknown tenant stands at `floor`. The floor is 0 until more than `max_tenants` have been seen; then
-  the smallest counters are forgotten and the floor rises to the largest forgotten one. Forgetting can cost a
-  tenant a little credit, never hand it any.
-- Counters rise with every token and fall hardly ever. Orders keep heaps of tenants that notice a
-  rise by themselves; falls are logged for them (`LoweredLog`).
+- A charge may be negative: predicted costs are corrected, and failed steps taken back.
+- A tenant that goes idle keeps its counter; credit is taken away by the order, which lifts a returning tenant
+  (see `engine/scheduling/order/vtc.py`).
+- An unknown tenant stands at `floor`: 0 until more than `max_tenants` have been seen; then the smallest
+  counters are forgotten and the floor rises to the largest forgotten one. Forgetting can cost a tenant a
+  little credit, never hand it any.
+- Falls are rare and logged for the orders' heaps (`LoweredLog`).
 """
 
 from __future__ import annotations
@@ -85,15 +78,12 @@ class ServiceCounters:
 
     @property
     def floor(self) -> int:
-        """The counter of a tenant that is not kept by name."""
         return self._floor
 
     def value(self, tenant_id: str) -> int:
-        """The tenant's counter."""
         return self._values.get(tenant_id, self._floor)
 
     def values(self) -> dict[str, int]:
-        """All counters kept by name (a copy)."""
         return dict(self._values)
 
     def charge(self, tenant_id: str, weight: float, cost: int) -> None:
@@ -129,7 +119,6 @@ class ServiceCounters:
         return self._lowered.reader()
 
     def clone(self) -> ServiceCounters:
-        """An independent copy, for replays."""
         copy = ServiceCounters(max_tenants=self._max_tenants)
         copy._values = dict(self._values)
         copy._floor = self._floor

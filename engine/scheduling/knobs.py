@@ -1,7 +1,6 @@
 """Knobs of a running engine: numbers of a policy's choices, turned between two steps.
 
-The choices stay the objects that they are, with what they keep between steps: nothing waits anew, no counter
-begins again, and what runs goes on. A lower reserve takes memory from none, it admits more from now on.
+The choices stay the objects that they are: nothing waits anew, and no counter begins again.
 """
 
 from __future__ import annotations

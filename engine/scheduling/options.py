@@ -30,10 +30,8 @@ class BadOption(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
-    """Everything that can be set; a policy uses what its choices know.
-
-    Raises ValueError naming the field, its bounds and the value.
-    """
+    """Everything that can be set; a policy uses what its choices know. Raises ValueError naming the field,
+    its bounds and the value."""
 
     order: Annotated[str, "Who is next: another order than the policy's own."] = ""
     admit: Annotated[
@@ -172,7 +170,6 @@ class OptionInfo:
 
     name: str
     kind: type
-    """int, float or str."""
     least: float
     most: float | None
     """None: not a number."""
@@ -182,7 +179,6 @@ class OptionInfo:
 
     @property
     def accepts(self) -> str:
-        """What it takes, in words."""
         if self.most is None:
             return "a text"
         return f"a {'whole ' if self.kind is int else ''}number from {self.least:.9g} to {self.most:.9g}"
@@ -203,7 +199,7 @@ class OptionInfo:
 
 
 def _rows() -> dict[str, OptionInfo]:
-    defaults = {each.name: each.default for each in fields(PolicyOptions)}
+    defaults = {option.name: option.default for option in fields(PolicyOptions)}
     rows: dict[str, OptionInfo] = {}
     for name, hint in get_type_hints(PolicyOptions, include_extras=True).items():
         if get_origin(hint) is not Annotated:
@@ -211,7 +207,7 @@ def _rows() -> dict[str, OptionInfo]:
         base, *marks = get_args(hint)
         meta = next((mark for mark in marks if isinstance(mark, Meta)), Meta())
         [help_text] = [mark for mark in marks if isinstance(mark, str)]
-        [kind] = [each for each in (get_args(base) or (base,)) if each is not type(None)]
+        [kind] = [part for part in (get_args(base) or (base,)) if part is not type(None)]
         least: Any = meta.ge
         most: Any = meta.le
         default: Any = defaults[name]
@@ -220,17 +216,16 @@ def _rows() -> dict[str, OptionInfo]:
 
 
 OPTIONS: Mapping[str, OptionInfo] = _rows()
-"""All options, in the order of the documents."""
 
 
 def parsed_options(values: Mapping[str, object]) -> PolicyOptions:
     """Options of texts and numbers by name; the table is not read. Raises `BadOption`."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for name, value in values.items():
         if name not in OPTIONS:
             raise BadOption(f"no option {name[:80]!r}; there are {', '.join(OPTIONS)}")
-        found[name] = OPTIONS[name].parse(value)
+        options[name] = OPTIONS[name].parse(value)
     try:
-        return PolicyOptions(**found)
+        return PolicyOptions(**options)
     except ValueError as error:
         raise BadOption(str(error)) from None

@@ -56,7 +56,6 @@ ORDERS: dict[str, Callable[[ServiceCountersLike], Order]] = {
     "hybrid": Hybrid,
     "buckets": Buckets,
 }
-"""Orders by name."""
 
 HYBRID_OPTIONS = PolicyOptions(max_num_partial_prefills=4, target_step_s=0.2, small_lane_permille=75)
 """Several prompts of a tenant at a time; steps up to the token pace of MLPerf's conversational scenario;
@@ -66,7 +65,6 @@ OWN_OPTIONS = (
     "target_step_s",
     "small_lane_permille",
 )
-"""Options that a policy has its own values of."""
 
 Choice = TypeVar("Choice")
 
@@ -134,7 +132,6 @@ ADMITS: dict[str, Callable[[PolicyOptions], Admit]] = {
     "peak": _peak,
     "table": _table,
 }
-"""Admit choices by name."""
 
 COMPOSES: dict[str, Callable[[PolicyOptions], Compose]] = {
     "decode-first": lambda options: DecodeFirst(_limits(options)),
@@ -148,14 +145,12 @@ COMPOSES: dict[str, Callable[[PolicyOptions], Compose]] = {
     "slack": lambda options: DeadlineSlack(options.ttft_target_s, options.tpot_target_s, _limits(options)),
     "lanes": lambda options: Lanes(limits=_limits(options)),
 }
-"""Compose choices by name."""
 
 EVICTS: dict[str, Callable[[PolicyOptions], Evict]] = {
     "fair-victim": lambda options: FairVictim(),
     "latest-victim": lambda options: LatestVictim(),
     "attained-victim": lambda options: AttainedVictim(),
 }
-"""Evict choices by name."""
 
 
 CHOICES: dict[str, Mapping[str, object]] = {
@@ -164,7 +159,6 @@ CHOICES: dict[str, Mapping[str, object]] = {
     "compose": COMPOSES,
     "evict": EVICTS,
 }
-"""The four decisions, each with its choices by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +201,6 @@ class PolicyPreset:
     compose: str = "decode-first"
     evict: str = "latest-victim"
     own: PolicyOptions = field(default_factory=PolicyOptions)
-    """Options that are None where others are asked for."""
 
     def __call__(self, options: PolicyOptions | None = None) -> Policy:
         """Raises `UnknownPolicy` for a choice that `options` names and that does not exist."""
@@ -318,7 +311,6 @@ def options_of(values: Mapping[str, object]) -> PolicyOptions:
 
 
 def with_table(options: PolicyOptions) -> PolicyOptions:
-    """The options with the table of the file that they name. Raises `BadTable`."""
     if not options.table or options.batch_or_wait_table is not None:
         return options
     path = options.table

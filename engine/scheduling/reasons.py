@@ -147,4 +147,3 @@ CLAIM_WORDS: Mapping[str, str] = {
     "block_conservation": "that no KV block is lost or used twice",
     "progress": "that every step advances something",
 }
-"""What each claim promises."""

@@ -1,7 +1,6 @@
 """What the step under construction can still hold.
 
-One object a step, filled by the scheduler as it hands out tokens and read by the compose choices: tokens
-left, prompts that have a part in the step, and the step's predicted time so far.
+Filled by the scheduler as it hands out tokens, read by the compose choices.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ class Room:
     """The longest sequence that the model takes."""
     num_waiting: int = 0
     step: int = 0
-    """Its number."""
     tightest_tpot_s: float = 0.0
     """The shortest pace that a running sequence has as its target; 0: none has one."""
     prompts_ahead: int = 0
@@ -52,7 +50,6 @@ class Room:
     waiting_tenants: Mapping[str, int] = field(default_factory=dict)
     """Waiting sequences by tenant, as they are now."""
     placed: Collection[Sequence] = ()
-    """Sequences that got their place in this step."""
     slots: int | None = None
     """Decode tokens that it can hand out; None: as many as it has tokens."""
     contests: list[DecodeContest] = field(default_factory=list)
@@ -63,7 +60,6 @@ class Room:
     used_context: int = 0
     used_sequences: int = 0
     prefills: int = 0
-    """Sequences that got a part of their prompt in this step."""
     given: dict[Sequence, int] = field(default_factory=dict)
     unfinished: dict[Sequence, int] = field(default_factory=dict)
     """Prompts that got more than a token and stay unfinished after this step -> tokens left before it."""
@@ -185,9 +181,7 @@ YIELDS_PERMILLE = 400
 
 def yields_cost(total_tokens: int, cache_tokens: int) -> int:
     """How many cost tokens the tenant of a request may fall behind those of small ones; 0: it is small.
-
-    `total_tokens`: its prompt and predicted output; `cache_tokens`: what the KV cache holds.
-    """
+    `total_tokens`: its prompt and predicted output; `cache_tokens`: what the KV cache holds."""
     if total_tokens * 1000 <= cache_tokens * SMALL_PERMILLE:
         return 0
     return OUTPUT_TOKEN_COST * cache_tokens * YIELDS_PERMILLE // 1000

@@ -30,7 +30,6 @@ from engine.scheduling.counters import MAX_TENANTS, forget_smallest
 TIERS = tuple(TIER_RANKS.values())
 
 TierTenant = tuple[int, str]
-"""A tier's rank, and a tenant's id."""
 
 
 class Standings(Protocol):
@@ -47,7 +46,6 @@ class TierStandings:
     tier: int
 
     def value(self, tenant_id: str) -> int:
-        """The tenant's step counter."""
         return self.counters.value(self.tier, tenant_id)
 
 
@@ -65,7 +63,6 @@ class StepCounters:
         self._unheard: dict[TierTenant, int] = {}
         """The serial at the first of the words, up to the last one, that contain none."""
         self._raised: dict[TierTenant, int] = {}
-        """Lifts that were not reported yet."""
         self._contested: dict[int, int] = {}
         """By tier: the last step in which tenants contended."""
         self._anchors: dict[int, dict[str, int]] = {}
@@ -73,7 +70,6 @@ class StepCounters:
         self._max_tenants = max_tenants
 
     def value(self, tier: int, tenant_id: str) -> int:
-        """The tenant's step counter."""
         return self._offsets.get((tier, tenant_id), 0) + self.serial(tier, tenant_id)
 
     def lowest(self, keys: Iterable[TierTenant]) -> int:
@@ -84,7 +80,6 @@ class StepCounters:
         return min(values, default=0)
 
     def of_tier(self, tier: int) -> TierStandings:
-        """The step counters of one tier, by tenant."""
         return TierStandings(self, tier)
 
     def serial(self, tier: int, tenant_id: str) -> int:
@@ -92,7 +87,6 @@ class StepCounters:
         return self.service(tenant_id) + self._lifts.get((tier, tenant_id), 0)
 
     def service(self, tenant_id: str) -> int:
-        """All service of the tenant here."""
         return self._service.get(tenant_id, self._floor)
 
     def serials(self, tenant_id: str) -> dict[int, int]:
@@ -129,7 +123,6 @@ class StepCounters:
         self._forget()
 
     def serve_all(self, amounts: dict[str, int]) -> None:
-        """Adds the service of many tenants."""
         service, floor = self._service, self._floor
         for tenant_id, amount in amounts.items():
             service[tenant_id] = service.get(tenant_id, floor) + amount
@@ -174,7 +167,6 @@ class StepCounters:
         self._anchors[tier] = {tenant_id: self.value(tier, tenant_id) for tenant_id in (*whole, *held_back)}
 
     def take_raised(self) -> dict[TierTenant, int]:
-        """The lifts since the last call: each is reported once."""
         raised, self._raised = self._raised, {}
         return raised
 

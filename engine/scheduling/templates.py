@@ -1,11 +1,7 @@
-"""Ready sets of settings for three kinds of load.
+"""Ready sets of settings for three kinds of load, after widely used vLLM configurations.
 
-Three ready sets of numbers for a model of a given length, after widely used vLLM configurations: for
-interactive use (first tokens early), for throughput (offline and batch work), and for long contexts mixed
-with short requests (long prompts must not block the others).
-
-Those that say how long prompts are treated choose the composition `decode-first`, which goes by it: of
-`token-fair` the prompts are divided between tenants, and no prompt counts as long.
+For interactive use, for throughput, and for long contexts mixed with short requests. Those that say how long
+prompts are treated choose the composition `decode-first`, which goes by it.
 """
 
 from __future__ import annotations
@@ -68,14 +64,11 @@ TEMPLATES: dict[str, Callable[[int], TemplateSettings]] = {
     "throughput": _throughput,
     "long-context": _long_context,
 }
-"""Templates by name, of the model's length in tokens."""
 
 
 def template(name: str, context_tokens: int) -> TemplateSettings:
-    """The settings of template `name` for a model that takes `context_tokens`.
-
-    Raises `UnknownTemplate`, and ValueError for a length below 1.
-    """
+    """The settings of template `name` for a model that takes `context_tokens`. Raises `UnknownTemplate`, and
+    ValueError for a length below 1."""
     if name not in TEMPLATES:
         raise UnknownTemplate(f"no template {name!r}; there are {', '.join(sorted(TEMPLATES))}")
     if context_tokens < 1:

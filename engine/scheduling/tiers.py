@@ -1,12 +1,9 @@
 """Queue with strict tiers over one shared set of service counters.
 
-Strict bands by `QueueEntry.tier` (the smaller the rank, the earlier), all over one shared set of service
-counters: what a tenant gets in one tier counts in every tier. A band may have several lanes, each with an
-order and lifts of its own, so that who waits in one lane is compared with those of that lane only (a lane
-that is held back stands low, and who comes into the other one must not be lifted to that alone). Who comes
-into an empty lane is lifted to the other one, too. Of the lanes' heads the one whose tenant stands lower
-goes first, then the one that arrived earlier. An engine uses one lane. How a band ranks a tenant:
-`bands.py`.
+Strict bands by `QueueEntry.tier`: what a tenant gets in one tier counts in every tier. A band may have
+several lanes, each with an order and lifts of its own (a lane that is held back stands low, and who comes
+into the other one must not be lifted to that alone). Of the lanes' heads the one whose tenant stands lower
+goes first, then the one that arrived earlier. An engine uses one lane. How a band ranks a tenant: `bands.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +25,6 @@ KEEP_ARRIVALS = frozenset({"fcfs", "vtc"})
 """Orders whose lines go by arrival. What is moved into another band stands there by its arrival; in other
 orders it joins as a newcomer."""
 BY_TENANT = frozenset({"vtc", "hybrid", "drr", "dlpm"})
-"""Orders in which tenants take turns."""
 Lines = dict[str, dict[str, float]]
 """Tenant id -> entry id -> arrival."""
 
@@ -40,7 +36,6 @@ class TieredQueue:
     claims: frozenset[str]
     """Those of its order: each is a promise inside one tier. Across tiers a low one may starve."""
     interrupts = True
-    """By tier, always."""
 
     def __init__(self, order_name: str, counters: ServiceCountersLike, *, lag: Lag = no_lag) -> None:
         """`lag`: of those that come into an empty line. Raises `UnknownPolicy` for an order that does not
@@ -53,16 +48,13 @@ class TieredQueue:
         """By tier x MAX_LANES + lane."""
         self._band_counters: dict[int, BandCounters] = {}
         self._where: dict[str, tuple[int, int]] = {}
-        """Entry id -> its band and its place in the order of arrivals."""
         self._added = 0
 
     @property
     def operations(self) -> int:
-        """Of all bands."""
         return sum(band.operations for band in self._bands.values())
 
     def add(self, entry: QueueEntry, *, front: bool = False, lane: int = 0) -> None:
-        """Joins its band. Raises ValueError if it waits already."""
         if entry.entry_id in self._where:
             raise ValueError(f"entry {entry.entry_id!r} waits already")
         number = entry.tier * MAX_LANES + lane
@@ -89,17 +81,16 @@ class TieredQueue:
 
     def heads(self, tier: int, now_s: float) -> list[tuple[int, QueueEntry]]:
         """The first of each lane of a tier, who goes first first: (lane, entry)."""
-        found: list[tuple[int, float, int, QueueEntry]] = []
+        heads: list[tuple[int, float, int, QueueEntry]] = []
         for lane in range(MAX_LANES):
             band = self._bands.get(tier * MAX_LANES + lane)
             head = band.peek(now_s) if band is not None else None
             if head is not None:
                 stands = self.counter(head.tenant_id, tier, lane) if FAIRNESS_BOUND in self.claims else 0
-                found.append((stands, head.arrived_s, lane, head))
-        return [(lane, head) for _, _, lane, head in sorted(found, key=lambda each: each[:3])]
+                heads.append((stands, head.arrived_s, lane, head))
+        return [(lane, head) for _, _, lane, head in sorted(heads, key=lambda place: place[:3])]
 
     def remove(self, entry_id: str) -> QueueEntry | None:
-        """Takes an entry out wherever it stands; None when it does not wait."""
         where = self._where.pop(entry_id, None)
         return None if where is None else self._bands[where[0]].remove(entry_id)
 
@@ -169,7 +160,6 @@ class TieredQueue:
         return self.order_name in BY_TENANT
 
     def entries(self) -> Iterator[QueueEntry]:
-        """All waiting entries, band by band."""
         for band in self._bands.values():
             yield from band.entries()
 
@@ -186,7 +176,6 @@ class TieredQueue:
         return self._band(waiting.tier * MAX_LANES).outranks(waiting, running, now_s)
 
     def clone(self, counters: ServiceCountersLike) -> TieredQueue:
-        """An independent copy over `counters` (a clone of the original's)."""
         copy = TieredQueue(self.order_name, counters, lag=self._lag)
         for number, band in self._bands.items():
             copy._band_counters[number] = self._band_counters[number].clone(counters)
@@ -212,14 +201,11 @@ class TieredQueue:
             band.unlift(tenant_id)
 
     def waiting_tiers(self) -> list[int]:
-        """Ranks of the bands with waiting entries, first served first."""
         return sorted({number // MAX_LANES for number, band in self._bands.items() if len(band)})
 
     def set_order(self, order_name: str) -> None:
-        """Changes the order of every band; entries keep their arrival order. Raises `UnknownPolicy`.
-
-        An order that counts how long entries have waited counts from here, for all alike.
-        """
+        """Changes the order of every band; entries keep their arrival order. Raises `UnknownPolicy`. An order
+        that counts how long entries have waited counts from here, for all alike."""
         if order_name == self.order_name:
             return
         self._describe(make_order(order_name, self._counters))
@@ -274,8 +260,8 @@ class TieredQueue:
 
     def _lowest_of_other_lanes(self, number: int) -> tuple[int, str] | None:
         first = number - number % MAX_LANES
-        others = [self._lowest(each) for each in range(first, first + MAX_LANES) if each != number]
-        return min((each for each in others if each is not None), default=None)
+        others = [self._lowest(lane) for lane in range(first, first + MAX_LANES) if lane != number]
+        return min((standing for standing in others if standing is not None), default=None)
 
     def _sort_line(self, number: int, there: dict[str, float], joined: dict[str, float]) -> None:
         """Brings a line, entry ids with their arrivals, back into the order of arrivals: entries younger
@@ -287,8 +273,8 @@ class TieredQueue:
             (arrived_s, self._where[entry_id][1], entry_id)
             for entry_id, arrived_s in (there | joined).items()
         )
-        first = min(place for place, each in enumerate(stands) if each[2] in joined)
-        if [each[2] for each in stands[first:]] == list(joined):
+        first = min(place for place, stand in enumerate(stands) if stand[2] in joined)
+        if [stand[2] for stand in stands[first:]] == list(joined):
             return  # They joined at the end, in the right order.
         band = self._bands[number]
         for _, _, entry_id in stands[first + 1 :]:

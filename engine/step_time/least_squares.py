@@ -27,7 +27,6 @@ class NormalEquations:
         self._moment = [0.0] * features
 
     def add(self, features: Sequence[float], target: float) -> None:
-        """Adds a sample."""
         decay, moment = self._decay, self._moment
         for row, left in enumerate(features):
             moment[row] = moment[row] * decay + left * target
@@ -36,7 +35,6 @@ class NormalEquations:
                 gram_row[column] = gram_row[column] * decay + left * right
 
     def clear(self) -> None:
-        """Forgets all samples."""
         size = len(self._moment)
         self._gram = [[0.0] * size for _ in range(size)]
         self._moment = [0.0] * size
@@ -74,7 +72,6 @@ class NormalEquations:
         return target
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
         return {"gram": self._gram, "moment": self._moment}
 
     def load(self, data: dict[str, Any]) -> None:
@@ -88,10 +85,10 @@ class NormalEquations:
 
 def numbers(values: Any, size: int) -> list[float]:
     """`count` numbers, none of them negative. Raises TypeError or ValueError."""
-    found = [float(value) for value in values]
-    if len(found) != size or not all(0 <= number < inf for number in found):
+    checked = [float(value) for value in values]
+    if len(checked) != size or not all(0 <= number < inf for number in checked):
         raise ValueError(f"expected {size} numbers of at least 0")
-    return found
+    return checked
 
 
 def solve(matrix: list[list[float]], right: list[float]) -> list[float]:

@@ -67,13 +67,13 @@ def predict_step_s(step_time: StepTime, tokens: int, context_tokens: int, sequen
 
 def mean_of(fits: Iterable[StepTime | None]) -> StepTime | None:
     """The mean of several fits, each by the steps that its own mean remembers; None of none."""
-    found = [(fit, min(fit.samples, STEPS_OF_MEAN)) for fit in fits if fit is not None]
-    total = sum(weight for _, weight in found)
+    weighted = [(fit, min(fit.samples, STEPS_OF_MEAN)) for fit in fits if fit is not None]
+    total = sum(weight for _, weight in weighted)
     if not total:
-        return found[-1][0] if found else None
+        return weighted[-1][0] if weighted else None
     names = ("base_s", "per_token_s", "per_context_token_s", "per_sequence_s", "relative_error")
-    means = {name: sum(getattr(fit, name) * weight for fit, weight in found) / total for name in names}
-    return StepTime(samples=max(fit.samples for fit, _ in found), **means)
+    means = {name: sum(getattr(fit, name) * weight for fit, weight in weighted) / total for name in names}
+    return StepTime(samples=max(fit.samples for fit, _ in weighted), **means)
 
 
 class StepTimeModel:
@@ -91,16 +91,8 @@ class StepTimeModel:
         self._keeps_mean = keeps_mean
         self._samples = 0
         self._fitted = 0
-        """Samples since the model last started anew."""
         self._clipped_in_a_row = 0
         self._relative_error = prior.relative_error
-
-    @staticmethod
-    def from_message(message: StepTime) -> StepTimeModel:
-        """A model that continues from another one's fit."""
-        model = StepTimeModel(message)
-        model._samples = message.samples
-        return model
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: a restarted engine continues exactly from them."""
@@ -134,7 +126,6 @@ class StepTimeModel:
 
     @property
     def samples(self) -> int:
-        """Steps seen."""
         return self._samples
 
     def observe(self, tokens: int, context_tokens: int, sequences: int, duration_s: float) -> None:
@@ -159,7 +150,6 @@ class StepTimeModel:
             self._coefficients = self._typical.fit(_coefficients(self._prior), _UNITS) or self._coefficients
 
     def predict(self, tokens: int, context_tokens: int, sequences: int) -> float:
-        """Seconds for a step."""
         base, per_token, per_context, per_sequence = self._coefficients
         return base + per_token * tokens + per_context * context_tokens + per_sequence * sequences
 

@@ -53,7 +53,7 @@ class OtlpExport:
         """Sends them; what went wrong, empty: the collector has them. Never raises."""
         self._said = "it cannot be reached"
         try:
-            made = [self._made(each) for each in spans]
+            made = [self._made(span) for span in spans]
             if self._exporter.export(made) is SpanExportResult.SUCCESS:
                 return ""
             return self._said
@@ -84,10 +84,10 @@ class OtlpExport:
             else None,
             self._resource,
             dict(span.attributes),
-            [Event(each.name, dict(each.attributes), each.at_ns) for each in span.events],
+            [Event(event.name, dict(event.attributes), event.at_ns) for event in span.events],
             [
-                Link(_context(int(each.trace_id, 16), each.span_id, is_remote=True), dict(each.attributes))
-                for each in span.links
+                Link(_context(int(link.trace_id, 16), link.span_id, is_remote=True), dict(link.attributes))
+                for link in span.links
             ],
             SpanKind[span.kind.value],
             status=Status(StatusCode.ERROR, span.error) if span.error else Status(),

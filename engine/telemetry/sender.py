@@ -1,8 +1,6 @@
 """Sends kept traces in a thread: builds their spans there, at most so many a second, and never waits for it.
 
-What is offered is a function that makes a trace's spans: it is called in the thread, and not at all for a
-trace that is left out. The line is bounded, and each trace that is lost is counted. While a collector is away
-the line fills up and further traces are left out; nothing else notices.
+The line is bounded, and each trace that is lost is counted.
 """
 
 from __future__ import annotations
@@ -62,7 +60,6 @@ class TelemetryMissing(Exception):
 
 
 def require_extra() -> None:
-    """Raises `TelemetryMissing`."""
     try:
         missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     except ModuleNotFoundError:  # a parent package of it
@@ -82,19 +79,15 @@ class SpanSender:
         self._is_closing = False
         self._warned_s = float("-inf")
         self.built = 0
-        """Spans made."""
         self.exported = 0
-        """Spans that the collector has."""
         self.lost = {"line_full": 0, "collector": 0, "fault": 0}
         """Traces that were kept and did not arrive, by what was in the way."""
         self.last_error = ""
-        """Why the last export failed; empty: it did not."""
         self._thread = threading.Thread(target=self._run, name="fairgate spans", daemon=True)
         self._thread.start()
 
     @property
     def waiting(self) -> int:
-        """Traces in the line."""
         return len(self._line)
 
     def offer(self, build: Build, *, is_sampled: bool = False) -> bool:

@@ -40,8 +40,6 @@ class SpanLink:
 
 @dataclass(frozen=True, slots=True)
 class SpanRecord:
-    """One span."""
-
     name: str
     kind: SpanKind
     trace_id: str
@@ -58,9 +56,7 @@ class SpanRecord:
     error: str = ""
     """What went wrong; empty: nothing, or nothing that is an error."""
     is_parent_remote: bool = False
-    """The parent was made by another process."""
     state: str = ""
-    """`tracestate`."""
 
 
 def span_id_of(owner: str, name: str) -> str:

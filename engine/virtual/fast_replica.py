@@ -45,24 +45,18 @@ GATED_ADMITS = frozenset({"static", "static-padded", "dynamic", "table"})
 
 @dataclass(slots=True)
 class StepsTaken:
-    """Result of a step, or of a run."""
-
     first: list[Sequence] = field(default_factory=list)
-    """Sequences that emitted their first token."""
     finished: list[Sequence] = field(default_factory=list)
     wait_until_s: float | None = None
     """End of a deliberate wait of the policy, unless something arrives; nothing was computed."""
     num_tokens: int = 0
     service: Mapping[str, TenantService] | None = None
-    """By tenant, where the replica counts it."""
     lifts: Mapping[TierTenant, int] = field(default_factory=dict)
     """See `TenantShare.lifts`."""
 
 
 @dataclass(slots=True)
 class Work:
-    """Totals of a replica."""
-
     steps: int = 0
     runs: int = 0
     steps_in_runs: int = 0
@@ -108,11 +102,9 @@ class SimulatedReplica:
             step_time=step_time,
         )
         self.core = EngineCore(self.runner, VirtualTexts(), config, self.clock)
-        """Core whose scheduler is used; its `step` is never called."""
         self.table = self.core.table
         self.table.step_time = step_time
         self.now_s = 0.0
-        """End of the last step, or a later time set by the owner."""
         self.work = Work()
         self.shapes = shapes
         self._timing = timing
@@ -165,12 +157,12 @@ class SimulatedReplica:
 
     def to_look_at(self) -> list[tuple[Sequence, int]]:
         """Sequences that have emitted as many tokens as their owner wanted to look at them at, with those."""
-        found = []
+        due = []
         for sequence, look_at in self._looks.items():
             emitted = len(sequence.token_ids) - sequence.prompt_tokens
             if emitted >= look_at:
-                found.append((sequence, emitted))
-        return found
+                due.append((sequence, emitted))
+        return due
 
     def set_knobs(self, knobs: EngineKnobs) -> None:
         """As `EngineCore.set_knobs`. No run may be in progress. Raises ValueError."""
@@ -223,13 +215,13 @@ class SimulatedReplica:
         happened.lifts = table.standings.take_raised()
         self._note_blocks(step_s)
         ends = self._ends
-        for sequence in [each for each in shares if len(each.token_ids) == ends[each]]:
+        for sequence in [member for member in shares if len(member.token_ids) == ends[member]]:
             table.decisions.leaves(sequence)
             table.finish(sequence)
             del ends[sequence]
             self._looks.pop(sequence, None)
             happened.finished.append(sequence)
-        for sequence in [each for each in self._looks if each in shares and not each.may_emit]:
+        for sequence in [member for member in self._looks if member in shares and not member.may_emit]:
             table.pause(sequence, self.now_s)
         work.steps += 1
         work.busy_s += step_s
@@ -315,7 +307,6 @@ class SimulatedReplica:
 
     @property
     def in_run(self) -> bool:
-        """Whether a run is in progress."""
         return self._run is not None
 
     def end_run(self, steps: int | None = None) -> float:

@@ -1,11 +1,9 @@
 """`VirtualReplica`: an engine core on virtual time, without a model.
 
-The same core, scheduler and KV bookkeeping as a real engine, over a runner that advances a virtual clock by a
-step-time model instead of computing. The length of each answer is given with the request.
-
-With `audit`, the runner keeps what a KV cache would keep, one number a slot, and draws each token from the
-numbers found through the block table. A block that was freed too early, shared by mistake, not restored or
-not recomputed then changes the tokens, as it would change a model's.
+The core, scheduler and KV bookkeeping of a real engine, over a runner that advances a virtual clock by a
+step-time model. With `audit`, the runner keeps one number a slot and draws each token from the numbers found
+through the block table: a block that was freed too early, shared by mistake, not restored or not recomputed
+changes the tokens.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import Any
 from zlib import crc32
 
 from engine.core.core import EngineConfig, EngineCore, StepResult
@@ -29,8 +28,6 @@ _MASK = (1 << 64) - 1
 
 
 class VirtualClock:
-    """Clock that is advanced by calls."""
-
     def __init__(self, now_s: float = 0.0) -> None:
         self.now_s = now_s
 
@@ -38,7 +35,6 @@ class VirtualClock:
         return self.now_s
 
     def advance(self, seconds: float) -> None:
-        """Advances the clock. Raises ValueError for a negative duration."""
         if seconds < 0:
             raise ValueError(f"time does not go back ({seconds} s)")
         self.now_s += seconds
@@ -141,7 +137,6 @@ class VirtualRunner:
                 self._slots[start : start + self.block_tokens] = self._host[host_block]
 
     def read_kv(self, block_table: list[int], num_tokens: int) -> list[bytes]:
-        """The numbers as one layer; without `audit` there are none, and the sequence is recomputed."""
         if self._slots is None:
             return []
         kept = [self._slots[self._slot(block_table, position)] for position in range(num_tokens)]
@@ -192,8 +187,6 @@ def virtual_prompt(name: str, tokens: int) -> list[int]:
 
 
 class VirtualText:
-    """Text of one letter a token. Holds back what may become a stop string."""
-
     def __init__(self, stop: tuple[str, ...]) -> None:
         self._stop = stop
         self._held = ""
@@ -202,22 +195,20 @@ class VirtualText:
     def push(self, token_id: int) -> str:
         """Appends a token; returns text that cannot be part of a stop string."""
         self._held += self.logprob_text(token_id)
-        found = [self._held.find(stop) for stop in self._stop if stop in self._held]
-        if found:
+        places = [self._held.find(stop) for stop in self._stop if stop in self._held]
+        if places:
             self.stopped = True
-            shown, self._held = self._held[: min(found)], ""
+            shown, self._held = self._held[: min(places)], ""
             return shown
         kept = max((_overlap(self._held, stop) for stop in self._stop), default=0)
         shown, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
         return shown
 
     def flush(self) -> str:
-        """The text held back."""
         shown, self._held = self._held, ""
         return shown
 
     def logprob_text(self, token_id: int) -> str:
-        """The token's letter."""
         return chr(ord("a") + token_id % 26)
 
 
@@ -229,46 +220,21 @@ def _overlap(text: str, stop: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class VirtualTexts:
-    """Implements `TextFactory`."""
-
     def open(self, prompt_token_ids: list[int], sampling: SamplingParams) -> VirtualText:
-        """A new answer's text."""
         return VirtualText(sampling.stop)
 
 
 class VirtualReplica:
-    """An engine core on virtual time."""
-
     def __init__(
         self,
         config: EngineConfig | None = None,
         *,
         clock: VirtualClock | None = None,
-        num_blocks: int = 512,
-        block_tokens: int = 16,
-        context_tokens: int = 4096,
-        step_time: StepTime = PRIOR,
-        num_host_blocks: int = 0,
-        swap_block_s: float = 0.0,
-        swap_base_s: float = 0.0,
-        audit: bool = False,
-        padded: bool = False,
-        keeps_rows: bool = False,
+        **runner: Any,
     ) -> None:
+        """`runner`: what a `VirtualRunner` takes."""
         self.clock = clock if clock is not None else VirtualClock()
-        self.runner = VirtualRunner(
-            self.clock,
-            num_blocks=num_blocks,
-            block_tokens=block_tokens,
-            context_tokens=context_tokens,
-            step_time=step_time,
-            num_host_blocks=num_host_blocks,
-            swap_block_s=swap_block_s,
-            swap_base_s=swap_base_s,
-            audit=audit,
-            padded=padded,
-            keeps_rows=keeps_rows,
-        )
+        self.runner = VirtualRunner(self.clock, **runner)
         self.core = EngineCore(self.runner, VirtualTexts(), config or EngineConfig(), self.clock)
 
     def submit(
@@ -280,5 +246,4 @@ class VirtualReplica:
         return self.core.submit(submit, gateway_id)
 
     def step(self) -> StepResult:
-        """Runs one iteration; the clock advances by the step's time."""
         return self.core.step()

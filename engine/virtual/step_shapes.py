@@ -1,8 +1,6 @@
 """Work of a step (`StepShape`) and its duration on a described machine (`StepTiming`).
 
-A step's work is five numbers, plain or padded; a timing converts them to seconds. Linear is one form
-(`LinearTiming`, the step-time model that real engines fit); a roofline is another
-(`ops/simulate/machines/machines.py`).
+`LinearTiming` is the step-time model that real engines fit; a roofline: `ops/simulate/machines/machines.py`.
 """
 
 from __future__ import annotations
@@ -34,9 +32,7 @@ class StepShape(NamedTuple):
 class StepTiming(Protocol):
     """Durations of steps."""
 
-    def step_s(self, shape: StepShape) -> float:
-        """Seconds of one step."""
-        ...
+    def step_s(self, shape: StepShape) -> float: ...
 
     def decodes_s(self, shape: StepShape, steps: int) -> list[float]:
         """Seconds of each of `steps` successive steps that begin with `shape`, all of decodes: each attends
@@ -51,7 +47,6 @@ class LinearTiming:
     step_time: StepTime
 
     def step_s(self, shape: StepShape) -> float:
-        """See `StepTiming`."""
         model = self.step_time
         return (
             model.base_s
@@ -61,7 +56,6 @@ class LinearTiming:
         )
 
     def decodes_s(self, shape: StepShape, steps: int) -> list[float]:
-        """See `StepTiming`."""
         model = self.step_time
         # Same order of additions as `step_s`, for equal rounding.
         before_s = model.base_s + model.per_token_s * shape.decode_tokens
@@ -78,7 +72,6 @@ class PlainShapes:
     padded_tokens: int = 0
 
     def of(self, parts: Iterable[StepPart]) -> StepShape:
-        """The shape of a step of these parts."""
         prompt_tokens = prompt_context = decodes = decode_context = rows = 0
         for _, position, tokens in parts:
             rows += 1
@@ -102,12 +95,9 @@ class PaddedShapes:
 
     keeps_rows: bool = False
     padded_tokens: int = 0
-    """Places of padded steps that held no token."""
     _batch: set[str] = field(default_factory=set)
-    """Sequences that ran since the last batch ended."""
 
     def of(self, parts: Iterable[StepPart]) -> StepShape:
-        """The shape of a step of these parts, with its padding."""
         parts = list(parts)
         prompts = [(position, tokens) for _, position, tokens in parts if tokens > 1]
         rows = len(parts)
@@ -129,7 +119,6 @@ class PaddedShapes:
         )
 
     def note(self, shape: StepShape, computed_tokens: int, steps: int) -> None:
-        """Notes `steps` computed steps of `shape`, each for `computed_tokens` tokens."""
         self.padded_tokens += (shape.prompt_tokens + shape.decode_tokens - computed_tokens) * steps
 
 

@@ -43,7 +43,6 @@ class BorrowedBlocks(KvCache):
 
     @property
     def num_free(self) -> int:
-        """See `begin_step`."""
         return self._free
 
     @property
@@ -66,7 +65,6 @@ class BorrowedBlocks(KvCache):
         return 0
 
     def shortage(self, match: Match, count: int, yielded: Sequence[list[int]] = ()) -> int:
-        """See `BlockTables.shortage`."""
         return count - self._free - sum(map(len, yielded))
 
     # ------------------------------------------------------------ a table's life
@@ -93,7 +91,6 @@ class BorrowedBlocks(KvCache):
         computed_tokens: int,
         most_tokens: int,
     ) -> int:
-        """What `found` noted."""
         return min(self._found.pop(cursor, 0), most_tokens - computed_tokens)
 
     def free(self, table: list[int], cursor: PrefixCursor) -> None:
@@ -102,7 +99,6 @@ class BorrowedBlocks(KvCache):
         table.clear()
 
     def swap_out(self, table: list[int], cursor: PrefixCursor, computed_tokens: int) -> SwapOut | None:
-        """None: evicted sequences are recomputed."""
         return None
 
     def check(

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Container, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -18,8 +18,41 @@ from engine.vllm_plugin.options import read_settings
 from engine.vllm_plugin.planner import Sizes, StepPlanner
 from engine.vllm_plugin.seam import Desk, Ended, VllmRequest
 from engine.vllm_plugin.seam_check import PROMOTE, check_instance, not_run_with
-from engine.vllm_plugin.vllm_base import VllmSchedulerBase
 from engine.vllm_plugin.waiting import OfferedRequests, PassedOn
+
+if TYPE_CHECKING:
+
+    class VllmSchedulerBase:
+        """What the mixin uses of vLLM's scheduler; when it runs, the base class is vLLM's."""
+
+        block_size: int
+        current_step: int
+        kv_cache_config: Any
+        kv_cache_manager: Any
+        max_model_len: int
+        max_num_running_reqs: int
+        max_num_scheduled_tokens: int
+        need_mamba_block_aligned_split: bool
+        requests: dict[str, VllmRequest]
+        running: list[VllmRequest]
+        waiting: Any
+        vllm_config: Any
+        _pause_state: Any
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+        def schedule(self, *args: Any, **kwargs: Any) -> Any: ...
+        def add_request(self, request: VllmRequest) -> None: ...
+        def finish_requests(self, request_ids: Any, finished_status: Any) -> Any: ...
+        def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]: ...
+        def _preempt_request(self, request: VllmRequest, timestamp: float, *args: Any, **kw: Any) -> None: ...
+        def _free_request(self, request: VllmRequest, *args: Any, **kwargs: Any) -> Any: ...
+        def _mamba_block_aligned_split(
+            self, request: VllmRequest, num_new_tokens: int, *args: Any, **kwargs: Any
+        ) -> int: ...
+        def _is_blocked_waiting_status(self, status: Any) -> bool: ...
+
+else:
+    VllmSchedulerBase = object
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +64,6 @@ FINISHES = {
     "FINISHED_ABORTED": "cancelled",
     "FINISHED_ERROR": "failed",
 }
-"""Our words for vLLM's."""
 
 
 class FairRequests(VllmSchedulerBase):
@@ -71,7 +103,6 @@ class FairRequests(VllmSchedulerBase):
         self.need_mamba_block_aligned_split = True
         self._promote = next(getattr(self, name) for name in PROMOTE if hasattr(self, name))
         self._sequences: dict[str, Sequence] = {}
-        """By request id."""
         self._requests: dict[Sequence, VllmRequest] = {}
         self._by_sequence_id: dict[str, Sequence] = {}
         self._blocked: dict[str, Sequence] = {}
@@ -81,7 +112,6 @@ class FairRequests(VllmSchedulerBase):
         self._evicts_as_planned = False
         """The planner knows of the evictions that happen now, and may have admitted some of them anew."""
         self._in_step: Container[Sequence] = ()
-        """Those that got tokens in the last step."""
         for feature in self.not_supported:
             logger.warning("fairgate-vllm was not run with %s: it may work, and nothing is known", feature)
         sizes = self.planner.sizes
@@ -98,7 +128,6 @@ class FairRequests(VllmSchedulerBase):
     # ------------------------------------------------------------ requests that come and go
 
     def add_request(self, request: VllmRequest) -> None:
-        """See vLLM's `SchedulerInterface`."""
         if request.request_id not in self.requests:
             self._open(request, self.clock())
         super().add_request(request)
@@ -178,7 +207,6 @@ class FairRequests(VllmSchedulerBase):
     # ------------------------------------------------------------ controls
 
     def top_up(self, sequence_id: str, lease_tokens: int) -> bool:
-        """See `Controls`."""
         sequence = self._by_sequence_id.get(sequence_id)
         if sequence is None:
             return False
@@ -192,7 +220,6 @@ class FairRequests(VllmSchedulerBase):
         return True
 
     def end(self, sequence_id: str, cause: str) -> bool:
-        """See `Controls`."""
         sequence = self._by_sequence_id.get(sequence_id)
         if sequence is None:
             return False
@@ -203,15 +230,12 @@ class FairRequests(VllmSchedulerBase):
         return True
 
     def set_policy(self, name: str, options: PolicyOptions | None = None) -> None:
-        """See `Controls`."""
         self.planner.set_policy(name, None if options is None else self.settings.with_slots(options))
 
     def begin_words(self) -> None:
-        """See `Controls`."""
         self.planner.table.standings.begin_words()
 
     def describe(self) -> Mapping[str, Any]:
-        """See `Controls`."""
         planner = self.planner
         return {
             **planner.table.policy.describe(),
@@ -226,8 +250,9 @@ class FairRequests(VllmSchedulerBase):
         }
 
     def sequences(self) -> list[RunningSequence]:
-        """See `Controls`."""
-        return [replace(each.summary(), state=self._state(each)) for each in self._sequences.values()]
+        return [
+            replace(sequence.summary(), state=self._state(sequence)) for sequence in self._sequences.values()
+        ]
 
     def _state(self, sequence: Sequence) -> str:
         """Its state for a gateway: one with a place in the plan that vLLM has not let in yet waits, and one

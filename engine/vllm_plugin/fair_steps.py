@@ -101,14 +101,14 @@ class FairSteps(FairRequests):
     def _by_victim(self, requests: list[VllmRequest]) -> list[VllmRequest]:
         """The same; last the one that is to give way first: the longest paused, or the policy's choice."""
         table = self.planner.table
-        paused = (each for each in table.paused.values() if self._holds_place(each))
+        paused = (sequence for sequence in table.paused.values() if self._holds_place(sequence))
         victim = next(paused, None)
         if victim is None:
             every = [self._sequences[request.request_id] for request in requests]
-            sequences = [each for each in every if self.planner.has(each)]
+            sequences = [sequence for sequence in every if self.planner.has(sequence)]
             if not sequences:
                 return requests
-            tier = max(each.tier for each in sequences)
+            tier = max(sequence.tier for sequence in sequences)
             victim = table.policy.evict.victim(sequences, table.standings.of_tier(tier))
         last = self._requests[victim]
         return [request for request in requests if request is not last] + [last]
@@ -159,7 +159,6 @@ class FairSteps(FairRequests):
             )
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
-        """See vLLM's `SchedulerInterface`."""
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         now_s = self.clock()
         if scheduler_output.num_scheduled_tokens:

@@ -26,8 +26,6 @@ class BadPluginSetting(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PluginSettings:
-    """What the environment says."""
-
     policy: str = DEFAULT_POLICY
     options: PolicyOptions = field(default_factory=PolicyOptions)
     slots: int = 0
@@ -44,8 +42,8 @@ def read_settings(environ: Mapping[str, str]) -> PluginSettings:
     """Raises `BadPluginSetting`."""
     values: dict[str, object] = {}
     for part in filter(None, (piece.strip() for piece in environ.get(OPTIONS, "").split(","))):
-        name, found, value = part.partition("=")
-        if not found:
+        name, equals, value = part.partition("=")
+        if not equals:
             raise BadPluginSetting(f"{OPTIONS} takes NAME=VALUE, several separated by commas, not {part!r}")
         values[name.strip()] = value.strip()
     try:

@@ -48,14 +48,10 @@ LENGTH_SMOOTHING = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes of a vLLM server."""
-
     num_blocks: int
     block_tokens: int
     max_batched_tokens: int
-    """Tokens that one step may compute."""
     places: int
-    """Sequences that may hold KV at once."""
     context_tokens: int
     watermark_blocks: int = 0
     """Blocks that vLLM itself leaves free when it admits a sequence."""
@@ -74,8 +70,6 @@ class Given:
 
 @dataclass(slots=True)
 class _UnderWay:
-    """A step that was handed to the device."""
-
     at_s: float
     tokens: int
     context_tokens: int
@@ -83,8 +77,6 @@ class _UnderWay:
 
 
 class StepPlanner:
-    """The sequences of one vLLM server."""
-
     def __init__(self, sizes: Sizes, policy: str, options: PolicyOptions) -> None:
         """`options.slots`: sequences that decode in one step; 0: as many as there are. Raises ValueError for
         a policy that does not exist or does not go with the sizes."""
@@ -114,7 +106,6 @@ class StepPlanner:
 
     @property
     def step(self) -> int:
-        """Number of the last step that was planned."""
         return self.table.decisions.step
 
     # ------------------------------------------------------------ sequences that come and go
@@ -206,12 +197,14 @@ class StepPlanner:
         """Notes what vLLM gave: every token counts for its tenant from here on."""
         table = self.table
         for sequence, got in given.items():
-            found = got.cached_tokens - sequence.computed_tokens
-            if found > 0:
-                self.blocks.found(sequence.cursor, found)
+            cached = got.cached_tokens - sequence.computed_tokens
+            if cached > 0:
+                self.blocks.found(sequence.cursor, cached)
                 table.adopt(sequence)
         tokens = {sequence: got.tokens for sequence, got in given.items()}
-        context = sum([attended_tokens(each.computed_tokens, count) for each, count in tokens.items()])
+        context = sum(
+            [attended_tokens(sequence.computed_tokens, count) for sequence, count in tokens.items()]
+        )
         first_times = table.commit(tokens, [0 if got.emits else None for got in given.values()])
         table.settle(plan.room)
         served: dict[tuple[str, str], list[int]] = {}
@@ -271,8 +264,8 @@ class StepPlanner:
         promised = sum(
             [
                 missing
-                for each in holders
-                if (missing := len(each.block_table) - blocks_for(each.computed_tokens, block_tokens)) > 0
+                for holder in holders
+                if (missing := len(holder.block_table) - blocks_for(holder.computed_tokens, block_tokens)) > 0
             ]
         )
         free_blocks -= promised
@@ -290,7 +283,9 @@ class StepPlanner:
             return
         sequence = table.sequences[head.entry_id]
         weights = {
-            each.tenant_id: each.submit.weight for each in table.running if each.submit.tier == head.tier
+            holder.tenant_id: holder.submit.weight
+            for holder in table.running
+            if holder.submit.tier == head.tier
         }
         weights[head.tenant_id] = head.weight
         seats = table.running_tenants.get((head.tier, head.tenant_id), 0)

@@ -17,7 +17,6 @@ from engine.messages import SequenceOutcome, TenantShare
 
 PROTOCOL_VERSION = 1
 CLAIMS_NAME = "fairgate"
-"""Name of the claims among a request's `vllm_xargs`."""
 EXCHANGE_PATH = "/fairgate/v1/exchange"
 ABOUT_PATH = "/fairgate/v1/about"
 MAX_REPORTED_SEQUENCES = 1024
@@ -120,9 +119,7 @@ class About(msgspec.Struct, frozen=True, omit_defaults=True):
     policy: str
     options: dict[str, str | int | float] = {}
     slots: int = 0
-    """Sequences that a step decodes."""
     places: int = 0
-    """Sequences that hold KV."""
     not_supported: list[str] = []
     """What this server runs with and the plug-in was never tried with."""
     protocol_version: int = PROTOCOL_VERSION
@@ -153,7 +150,6 @@ class PluginReport(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     held: int = 0
     parked: int = 0
     waiting: int = 0
-    """Sequences of all gateways, and of requests without one."""
     kv_usage: float = 0.0
     """Share of the KV memory that is in use."""
     policy_refusal: str = ""

@@ -1,8 +1,7 @@
 """What the plug-in needs of vLLM's scheduler, checked at start: another version fails with a clear line.
 
-vLLM's scheduler interface is not public and changes. A seam is an attribute or method that the plug-in reads,
-sets or overrides; a version in which one is missing or takes other parameters is refused. So is a setting of
-vLLM with which tokens could not be counted. What the plug-in was merely never run with is named.
+A seam is an attribute or method that the plug-in reads, sets or overrides. A setting of vLLM with which
+tokens could not be counted is refused; what the plug-in was merely never run with is named.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ ATTRIBUTES = (
     "waiting",
     "_pause_state",
 )
-"""Of the scheduler."""
 STEP_READS = (
     "_mamba_block_aligned_split",
     "_preempt_request",
@@ -86,8 +84,6 @@ class OtherVllm(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class VllmClasses:
-    """vLLM's own classes."""
-
     scheduler: type[Any]
     queue: type[Any]
     request: type[Any]
@@ -227,9 +223,9 @@ def _parameters(member: Any) -> list[str]:
 
 def _names(cls: type[Any], method: str) -> set[str]:
     """Names that a method's code reads or sets, in any class that defines it."""
-    found: set[str] = set()
-    for each in cls.__mro__:
-        code = getattr(each.__dict__.get(method), "__code__", None)
+    names: set[str] = set()
+    for base in cls.__mro__:
+        code = getattr(base.__dict__.get(method), "__code__", None)
         if code is not None:
-            found.update(code.co_names)
-    return found
+            names.update(code.co_names)
+    return names

@@ -58,9 +58,7 @@ def sign(claims: ContractClaims, key: bytes) -> str:
 
 def verify(text: object, key: bytes, now_s: float) -> ContractClaims:
     """Returns the claims of a signed text. Raises SignatureRefused: malformed, foreign, or not of this time.
-
-    Whether it was used before is `replay.SeenOnce`'s to say.
-    """
+    Whether it was used before is `claims_check.SeenOnce`'s to say."""
     if not isinstance(text, str) or len(text) > MAX_CLAIMS_CHARS or text.count(".") != 1:
         raise SignatureRefused("malformed", "it is no signature")
     encoded, _, mac = text.partition(".")

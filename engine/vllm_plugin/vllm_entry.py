@@ -31,7 +31,6 @@ def fair_scheduler() -> type[FairSteps]:
     check_seams(classes, version)
 
     def note_end(self: FairSteps, outputs: dict[int, Any], request: VllmRequest) -> None:
-        """See `FairSteps.note_end`."""
         last = messages.EngineCoreOutput(
             request_id=request.request_id,
             new_token_ids=[],

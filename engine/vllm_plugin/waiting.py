@@ -1,7 +1,6 @@
-"""`OfferedRequests`: the waiting queue object of vLLM, which offers what the plan of a step admits.
+"""`OfferedRequests`: the waiting queue object of vLLM.
 
-vLLM takes requests from the head of its waiting queue for as long as it has room. Which ones may enter, and
-in which order, is decided before (`planner.py`): this queue holds all that wait, and offers only those.
+It holds all that wait, and offers only those that the plan of a step admits (`planner.py`), in its order.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ class OfferedRequests(Sized):
 
     def __init__(self) -> None:
         self.requests: dict[str, VllmRequest] = {}
-        """All that wait, by request id."""
         self._offered: deque[VllmRequest] = deque()
 
     def offer(self, requests: Iterable[VllmRequest]) -> None:
@@ -34,7 +32,6 @@ class OfferedRequests(Sized):
         self.requests[request.request_id] = request
 
     def prepend_requests(self, requests: Iterable[VllmRequest]) -> None:
-        """See `prepend_request`."""
         for request in requests:
             self.requests[request.request_id] = request
 
@@ -54,7 +51,6 @@ class OfferedRequests(Sized):
             self._offered.remove(request)
 
     def remove_requests(self, requests: Iterable[VllmRequest]) -> None:
-        """See `remove_request`."""
         for request in list(requests):
             self.remove_request(request)
 

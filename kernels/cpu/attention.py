@@ -1,11 +1,8 @@
-"""Compiled paged attention for CPUs, reading the cache in place.
+"""Compiled paged attention for CPUs, reading the cache in place. Equal to `kernels.reference`.
 
-Equal to `kernels.reference`, compiled by Numba. Nothing is gathered: a worker takes one row (a token of a
-prefill chunk or a decode) and some of its key/value heads, walks the row's blocks, and prefetches the next
-block while it computes on this one. A key or value is read once for all the query heads that share it.
-
-Each row is computed by itself, in an order that depends only on its own context: neither its neighbours in
-the batch, nor the chunk it came in, nor the number of workers changes a bit of it.
+A worker takes one row and some of its key/value heads, walks the row's blocks, and prefetches the next block.
+A key or value is read once for all the query heads that share it. Each row is computed by itself, in an order
+that depends only on its own context: neighbours, chunks and the number of workers change no bit of it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """All layers of a Llama-like decoder in one compiled call.
 
-With a few tokens a step, a call from Python costs as much as its computation, and there are ten a layer. So
-compiled code loops over the layers: the passes of `kernels.cpu.layers` and `kernels.cpu.attention`, with the
-products of `kernels.cpu.products` between them. Everything between the cache and the weights is float32.
+The passes of `kernels.cpu.layers` and `kernels.cpu.attention`, with the products of `kernels.cpu.products`
+between them. Everything between the cache and the weights is float32.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Numba: availability, compilation and threads of the CPU kernels.
+"""Numba: availability, compilation and threads of the CPU kernels, which are optional.
 
-The CPU kernels in `kernels.cpu` are optional: without Numba the torch ones serve. They share torch's
-OpenMP threads: Numba's OpenMP layer resolves to the library that torch has loaded, so one pool of threads
-does both and neither waits for the other's spinning ones. A compiled kernel is kept on disk, in a folder
-named by a hash of the sources, because Numba itself notices a changed file but not a changed helper.
+They share torch's OpenMP threads: Numba's OpenMP layer resolves to the library that torch has loaded. A
+compiled kernel is kept on disk, in a folder named by a hash of the sources, because Numba itself does not
+notice a changed helper.
 """
 
 from __future__ import annotations
@@ -34,10 +33,8 @@ else:
 
 
 def compiled(*, parallel: bool = False, inline: bool = False) -> Callable[[Function], Function]:
-    """Decorates a kernel: compiled at its first call, without the interpreter lock, kept on disk.
-
-    Where no folder can be written it is compiled at every start.
-    """
+    """Decorates a kernel: compiled at its first call, without the interpreter lock, kept on disk. Where no
+    folder can be written it is compiled at every start."""
 
     def decorate(function: Function) -> Function:
         options: dict[str, Any] = {"nogil": True, "fastmath": set(FAST_MATH), "parallel": parallel}
@@ -67,7 +64,6 @@ _launched: list[bool] = []
 
 
 def describe() -> str:
-    """Version and threading layer, for people."""
     if numba is None:
         return str(MISSING)
     return f"Numba {numba.__version__}, {torch.get_num_threads()} threads ({numba.config.THREADING_LAYER})"

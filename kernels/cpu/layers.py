@@ -25,10 +25,8 @@ RANK_OF_MINUS_INFINITY = np.int32(-0x7F800001)
 def add_and_normalize(
     residual: Any, addend: Any, weight: Any, epsilon: Any, normalized: Any, workers: int
 ) -> None:
-    """`residual += addend`, then `normalized = residual / rms(residual) * weight` (RMSNorm).
-
-    `residual` `[rows, hidden]` is float32 whatever the others are; an `addend` of no rows adds nothing.
-    """
+    """`residual += addend`, then `normalized = residual / rms(residual) * weight` (RMSNorm). `residual`
+    `[rows, hidden]` is float32 whatever the others are; an `addend` of no rows adds nothing."""
     hidden = residual.shape[1]
     for worker in prange(workers):
         for row in range(worker, residual.shape[0], workers):

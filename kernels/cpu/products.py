@@ -1,12 +1,9 @@
 """Compiled matrix product over weights in panels, for one row to hundreds.
 
 The weight is laid out in panels of a few outputs, input by input, so that it is read once, in order. A tile
-is up to six rows times one panel, held in registers while all inputs pass: few rows are bound by memory,
-many by arithmetic; so that neither waits for the other, the first tiles of a panel prefetch the next one.
-(The register tile of Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008; depths
-here are small enough to need no blocks of their own.) A panel is as wide as the processor's registers hold
-six rows of sums: where they do not, every sum goes through memory at every input, which takes three times as
-long.
+is up to six rows times one panel, held in registers while all inputs pass; the first tiles of a panel
+prefetch the next one. (The register tile of Goto and van de Geijn, "Anatomy of High-Performance Matrix
+Multiplication", 2008.) A panel is as wide as the processor's registers hold six rows of sums.
 
 Every element is one chain of fused multiply-adds over the inputs in their order: the number of rows, of
 workers or of panels, and the panels' width, change no bit of it.
@@ -29,7 +26,6 @@ VECTORS: Final = 4 if binding.get_host_cpu_features().get("avx512f", False) else
 """Vectors of 16 floats in a panel's width. 6 x 4 sums, 4 weights and an input fill the 32 registers of
 AVX-512; 6 x 1 sums, of two registers each, the 16 of AVX2."""
 PANEL: Final = VECTORS * LANES
-"""Outputs of a panel."""
 TILE_ROWS: Final = 6
 ACROSS_OF_ONE: Final = 4
 ACROSS_OF_TWO: Final = 2
@@ -216,10 +212,8 @@ def multiply_part(
 @compiled(parallel=True)
 def multiply(inputs: Any, panels: Any, bias: Any, product: Any, workers: int) -> None:
     """`product = inputs @ weight.T + bias`, the weight as `lay_out` gave it (float32, or bfloat16 bits).
-
-    `inputs` `[rows, at least the panels' inputs]`, `bias` `[panels * PANEL]` and `product`
-    `[rows, at least panels * PANEL]` are float32.
-    """
+    `inputs` `[rows, at least the panels' inputs]`, `bias` `[panels * PANEL]` and `product` `[rows, at least
+    panels * PANEL]` are float32."""
     rows, count = inputs.shape[0], panels.shape[0]
     tiles = -(-rows // TILE_ROWS)
     parts = min(tiles, max(1, -(-PARTS_PER_WORKER * workers // count)))

@@ -1,10 +1,8 @@
 """The two inner loops of attention as vector instructions.
 
-Scores of four keys at a time and weighted sums of a block's values, as vector instructions of sixteen floats:
-a compiler would add up every score alone, which for heads of 32 or 64 costs more than the products.
-The addition's order is fixed: it depends on the width of a head and on nothing else.
-
-Addresses are uintp, widths and strides are counted in elements. Elements are float32, or bfloat16 as 16 bits.
+Scores of four keys at a time and weighted sums of a block's values, sixteen floats wide. The addition's order
+depends on the width of a head and on nothing else. Addresses are uintp, widths and strides are counted in
+elements. Elements are float32, or bfloat16 as 16 bits.
 """
 
 from __future__ import annotations
@@ -71,11 +69,8 @@ def _sums_of_four(builder: Any, vectors: list[Any]) -> Any:
 def scores_of_four(
     _context: Any, query: Any, keys: Any, stride: Any, vectors: Any, scores: Any, like: Any
 ) -> Any:
-    """`scores[i] = query . keys[i]` for four keys that lie `stride` elements apart.
-
-    `query` and `scores` are addresses of float32, `vectors` the head's width in vectors, `like` one
-    element of the keys.
-    """
+    """`scores[i] = query . keys[i]` for four keys that lie `stride` elements apart. `query` and `scores` are
+    addresses of float32, `vectors` the head's width in vectors, `like` one element of the keys."""
     half = not isinstance(like, types.Float)
 
     def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -103,10 +98,8 @@ def scores_of_four(
 def add_weighted(
     _context: Any, sums: Any, weights: Any, values: Any, stride: Any, count: Any, vectors: Any, like: Any
 ) -> Any:
-    """`sums += weights[i] * values[i]` for `count` values that lie `stride` elements apart.
-
-    `sums` and `weights` are addresses of float32; the rest as in `scores_of_four`.
-    """
+    """`sums += weights[i] * values[i]` for `count` values that lie `stride` elements apart. `sums` and
+    `weights` are addresses of float32; the rest as in `scores_of_four`."""
     half = not isinstance(like, types.Float)
 
     def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:

@@ -34,8 +34,8 @@ from tenants.storage.tables import (
 )
 from tenants.types import Limit, Override, Tier
 
-#: Bind parameters of one `IN (…)`; SQLite takes at most 32,766, older builds 999.
-CHUNK = 500
+#: Bind parameters of one `IN (…)`: one statement finds the names of the longest page. SQLite takes 32,766.
+CHUNK = 1_000
 
 
 @dataclass(frozen=True, slots=True)

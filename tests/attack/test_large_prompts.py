@@ -171,10 +171,7 @@ def test_a_tenant_without_budget_is_refused_before_its_prompts_are_tokenised(
         assert (
             (large.status_code, said["code"])
             == (small.status_code, of_small["code"])
-            == (
-                429,
-                "insufficient_quota",
-            )
+            == (429, "insufficient_quota")
         )
         assert said["message"].partition(" Limit ")[0] == of_small["message"].partition(" Limit ")[0]
         varying = {"date", "x-request-id", "openai-processing-ms", "content-length"}

@@ -18,6 +18,7 @@ import pytest
 
 from tests.e2e.test_crash import ledger
 from tests.support.server_process import MODEL, ROOT, Server, server_process, until
+from tests.support.warm_command import fairgate
 
 pytestmark = pytest.mark.attack
 
@@ -142,21 +143,15 @@ def test_a_refusal_is_not_as_large_as_what_it_quotes(server: Server) -> None:
             assert len(response.content) < 8_000
 
 
-NO_ENGINE = {"FAIRGATE_ENGINE_SERVE": "no"}
-"""The doctor then probes no model."""
+def environment() -> dict[str, str]:
+    """Without settings of Fairgate's."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("FAIRGATE_")}
 
 
-def fairgate(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    """One command, for a user whose files are usually open to others. `settings` as in the environment."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("FAIRGATE_")}
-    return subprocess.run(
-        [sys.executable, "-m", "ops.cli.main", *arguments],
-        env=environment | {"PYTHONPATH": str(ROOT)} | settings,
-        capture_output=True,
-        text=True,
-        umask=0o022,
-        timeout=120,
-    )
+def examined(*arguments: str) -> dict[str, Any]:
+    """What the doctor finds, by check. It probes no model."""
+    done = fairgate("doctor", "--json", *arguments, env=environment() | {"FAIRGATE_ENGINE_SERVE": "no"})
+    return {each["check"]: each for each in json.loads(done.stdout)["checks"]}
 
 
 def mode(path: Path) -> int:
@@ -165,7 +160,11 @@ def mode(path: Path) -> int:
 
 def test_what_commands_write_is_for_their_user_only(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    done = fairgate("db", "upgrade", "--data-dir", str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-m", "ops.cli.main", "db", "upgrade", "--data-dir", str(tmp_path)],
+        env=environment() | {"PYTHONPATH": str(ROOT)}, umask=0o022, capture_output=True, text=True,
+        timeout=120,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert mode(tmp_path / "fairgate.db") == 0o600
 
@@ -183,18 +182,10 @@ def test_a_refused_start_leaves_no_new_pepper_and_the_doctor_says_what_is_missin
     refused_key = fairgate("key", "create", "--tenant", "owner", *where)
     assert refused_key.returncode == 1
     assert not (tmp_path / "pepper").exists()
-    found = {
-        each["check"]: each
-        for each in json.loads(fairgate("doctor", "--json", *where, **NO_ENGINE).stdout)["checks"]
-    }
+    found = examined(*where)
     assert not found["pepper"]["ok"]
     assert f"{tmp_path / 'pepper'}, which is missing" in found["pepper"]["detail"]
-    mine = ("--data-dir", str(server.data_dir))
-    found = {
-        each["check"]: each
-        for each in json.loads(fairgate("doctor", "--json", *mine, **NO_ENGINE).stdout)["checks"]
-    }
-    assert found["pepper"]["ok"]
+    assert examined("--data-dir", str(server.data_dir))["pepper"]["ok"]
 
 
 def test_the_owner_key_goes_into_no_log(server: Server) -> None:
@@ -206,10 +197,7 @@ def test_the_owner_key_goes_into_no_log(server: Server) -> None:
 
 
 def test_the_doctor_wants_a_password_of_a_redis_that_other_hosts_reach(tmp_path: Path) -> None:
-    arguments = ("doctor", "--json", "--data-dir", str(tmp_path), "--redis-url", "redis://192.0.2.7:6379/0")
-    found = {each["check"]: each for each in json.loads(fairgate(*arguments, **NO_ENGINE).stdout)["checks"]}[
-        "redis"
-    ]
+    found = examined("--data-dir", str(tmp_path), "--redis-url", "redis://192.0.2.7:6379/0")["redis"]
     assert not found["ok"]
     assert "without a password" in found["detail"]
     assert "requirepass" in found["advice"]

@@ -104,10 +104,7 @@ def test_what_runs_goes_on_unless_it_is_to_end_now(narrow: Server) -> None:
 def test_a_revoked_key_ends_its_own_stream_and_no_other(narrow: Server) -> None:
     narrow.tenant("keys")
     leaked, other = (narrow.admin("POST", "/keys", {"tenant": "keys"}) for _ in range(2))
-    with (
-        narrow.http(leaked["key"]) as one,
-        one.stream("POST", "/v1/completions", json=ENDLESS) as taken,
-    ):
+    with narrow.http(leaked["key"]) as one, one.stream("POST", "/v1/completions", json=ENDLESS) as taken:
         said = events(taken.iter_lines())
         next(said)
         with waiting(narrow, other["key"]) as (request_id, lines):

@@ -36,11 +36,6 @@ def tokens(count: int) -> Amounts:
     return Amounts(output_tokens=count)
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
 def redis_store(request: pytest.FixtureRequest, clock: Clock) -> RedisQuotaStore:
     url = request.getfixturevalue("redis_url")
     return RedisQuotaStore(url, timeout_s=30, virtual_clock=clock, max_end_users=MOST_USERS)
@@ -1042,13 +1037,7 @@ async def test_what_open_requests_held_is_held_again_whether_there_is_room_or_no
     for request_id in ("r", "r", "s"):
         await new_store.restore(request_id, limits, charged_to, hold, tokens(15), LEASE_S)
     await new_store.finish_rebuild("me", "e1")
-    assert await counts(new_store, *limits) == [
-        (90, 60, 0),
-        (10, 10, 180),
-        (0, 2, 0),
-        (7, 0, 73),
-        (0, 0, 5),
-    ]
+    assert await counts(new_store, *limits) == [(90, 60, 0), (10, 10, 180), (0, 2, 0), (7, 0, 73), (0, 0, 5)]
     [state, *_] = await new_store.states([window])
     assert state.worst_open == 60
     # Its promise holds in the window that is over, too; beyond it no room there is known.

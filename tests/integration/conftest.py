@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from secrets import token_hex
 
 import pytest
+
+from tests.support.console import HASHER
 
 BOTH_KINDS = {
     "test_audit.py", "test_audit_checkpoints.py", "test_audit_processes.py", "test_database.py",
@@ -17,6 +20,13 @@ BOTH_KINDS = {
 of all other files run on SQLite; on PostgreSQL, too, in `make test-long`."""
 
 ON_POSTGRESQL = re.compile(r"\[.*\bpostgresql\b")
+
+
+@pytest.fixture(autouse=True)
+def _cheap_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a hash costs is checked by tests/unit/tenants/people/test_passwords.py."""
+    monkeypatch.setattr("tenants.people.passwords._HASHER", HASHER)
+    monkeypatch.setattr("tenants.people.way_in.NO_PASSWORD", HASHER.hash(token_hex()))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -66,11 +66,6 @@ class House:
         return self.told[-1]
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
 async def actions(house: House) -> list[tuple[str, str]]:
     return [(row.action, row.actor) for row in await audited(house.admin)]
 

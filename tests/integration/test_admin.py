@@ -14,14 +14,7 @@ from sqlalchemy.exc import IntegrityError
 from tenants.admin import validation
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
-from tenants.admin.commands import (
-    KeyChange,
-    KeyCreate,
-    LimitSet,
-    ProjectCreate,
-    TenantChange,
-    TenantCreate,
-)
+from tenants.admin.commands import KeyChange, KeyCreate, LimitSet, ProjectCreate, TenantChange, TenantCreate
 from tenants.directory import queries
 from tenants.directory.directory import Directory
 from tenants.directory.records import ApiKey
@@ -33,11 +26,6 @@ from tests.support.audited import audited
 from tests.support.quota import Clock
 
 ACTOR = Actor("cli:tester", "cli")
-
-
-@pytest.fixture
-def admin(database: Database, pepper: bytes) -> Admin:
-    return Admin(database, pepper, Clock())
 
 
 async def revision(database: Database) -> int:

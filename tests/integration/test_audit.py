@@ -13,21 +13,10 @@ from tenants.admin.commands import KeyCreate, LimitSet, PriceSet, ProjectCreate,
 from tenants.admin.lists.audit import AuditQuery
 from tenants.directory.records import from_us
 from tenants.errors import Invalid, NotFound
-from tenants.storage.database import Database
 from tests.support.audited import audited
 from tests.support.quota import Clock
 
 ROOT, KEY = Actor("cli:root", "cli"), Actor("key:fg_live_abc", "10.0.0.1")
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def admin(database: Database, pepper: bytes, clock: Clock) -> Admin:
-    return Admin(database, pepper, clock)
 
 
 async def acts(admin: Admin, clock: Clock) -> tuple[str, str]:

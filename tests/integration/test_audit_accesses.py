@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 import pytest
-from argon2 import PasswordHasher
 from litestar import Litestar
 from prometheus_client import CollectorRegistry
 
@@ -26,11 +25,10 @@ from tenants.people.way_in import LogIn
 from tenants.storage.database import Database, open_database
 from tenants.storage.flushes import Flush
 from tests.support.audited import audited
-from tests.support.console import PASSWORD, Browser
+from tests.support.console import HASH, Browser
 from tests.support.gateway_app import OWNER, PEPPER, gateway_and_app
 
 ROOT = Actor("cli:root", "cli")
-HASH = PasswordHasher(time_cost=1, memory_cost=64, parallelism=1).hash(PASSWORD)
 ADDRESS = "192.0.2.7"
 PARENT = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import httpx
 import pytest
-from argon2 import PasswordHasher
 from click.testing import CliRunner
 from litestar import Litestar
 from sqlalchemy import create_engine, select
@@ -29,13 +28,12 @@ from tenants.people.commands import PersonInvite
 from tenants.storage import tables
 from tenants.storage.database import open_database
 from tests.e2e.test_authorisation import RULES
-from tests.support.console import PASSWORD, Browser
+from tests.support.console import HASH, PASSWORD, Browser
 from tests.support.documents import routes
 from tests.support.gateway_app import PEPPER, gateway_and_app
 from tests.unit.ops.cli.test_parity import ROUTES
 
 ROOT = Actor("cli:root", "cli")
-HASH = PasswordHasher(time_cost=1, memory_cost=64, parallelism=1).hash(PASSWORD)
 """Cheap, and checked as any other."""
 REPO = Path(__file__).parents[2]
 BY_AN_OPERATOR = "tests/e2e/test_waiting_requests.py::test_an_operator_may_and_it_is_audited"

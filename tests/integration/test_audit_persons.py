@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from argon2 import PasswordHasher
 from sqlalchemy import Connection, select, update
 
 from tenants.admin.admin import Admin
@@ -21,10 +20,9 @@ from tenants.storage import tables
 from tenants.storage.database import Database
 from tests.integration.test_audit_checkpoints import forge
 from tests.support.audited import audited
-from tests.support.console import PASSWORD
+from tests.support.console import HASH
 
 ROOT = Actor("cli:root", "cli")
-HASH = PasswordHasher(time_cost=1, memory_cost=64, parallelism=1).hash(PASSWORD)
 KEY = SigningKey("test.example/log", bytes(32))
 ADDRESS = "198.51.100.23"
 

@@ -228,8 +228,7 @@ async def test_what_a_broken_trial_left_open_is_tried_again_within_a_minute() ->
 
 
 @pytest.mark.parametrize(
-    ("path", "endpoint"),
-    [("/v1/completions", Endpoint.TEXT), ("/v1/chat/completions", Endpoint.CHAT)],
+    ("path", "endpoint"), [("/v1/completions", Endpoint.TEXT), ("/v1/chat/completions", Endpoint.CHAT)]
 )
 async def test_an_endpoint_that_a_server_refuses_is_known_until_it_answers_there(
     path: str, endpoint: Endpoint

@@ -164,9 +164,7 @@ def test_one_that_leaves_is_followed_at_once(room: ControlRoom) -> None:
     assert (west.session.is_holder, west.control.in_force[Knob.LOOKAHEAD]) == (True, 1)
 
 
-def test_without_redis_knobs_stay_for_a_while_and_rest_then_or_one_decides_alone(
-    room: ControlRoom,
-) -> None:
+def test_without_redis_knobs_stay_for_a_while_and_rest_then_or_one_decides_alone(room: ControlRoom) -> None:
     east, west = pair(room)
     east.look(NOON_S + 1, FULL)
     west.look(NOON_S + 2)

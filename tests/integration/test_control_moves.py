@@ -21,11 +21,6 @@ DROPPED = "fairgate_control_moves_dropped_total"
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def registry() -> CollectorRegistry:
     return CollectorRegistry()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable
 
 import pytest
 from sqlalchemy import Connection, text
@@ -22,24 +22,6 @@ from tests.support import services
 from tests.support.quota import NOON_S, Clock
 
 ACTOR = "cli:tester"
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def admin(database: Database, pepper: bytes, clock: Clock) -> Admin:
-    return Admin(database, pepper, clock)
-
-
-@pytest.fixture
-async def directory(database: Database, pepper: bytes) -> AsyncIterator[Directory]:
-    made = Directory(database, pepper)
-    await made.start()
-    yield made
-    await made.close()
 
 
 def reason(directory: Directory, secret: str, now_s: float = NOON_S) -> str:

@@ -177,12 +177,7 @@ async def test_the_reported_service_is_what_the_outcomes_say(client: EngineClien
         for tenant in ("acme", "globex", "acme")
     ]
     await asyncio.gather(*(stream.drain() for stream in streams))
-    assert served == {
-        "acme computed": 1200,
-        "acme emitted": 20,
-        "globex computed": 600,
-        "globex emitted": 10,
-    }
+    assert served == {"acme computed": 1200, "acme emitted": 20, "globex computed": 600, "globex emitted": 10}
 
 
 # ---------------------------------------------------------------- cancel and refuse
@@ -442,10 +437,7 @@ async def test_a_killed_engine_is_noticed_by_its_connection_and_its_successor_se
     try:
         start_engine()
         async with connected(
-            address,
-            keys=gateway_keys(address, tmp_path),
-            silence_s=3600,
-            on_lost=lambda: lost.append("lost"),
+            address, keys=gateway_keys(address, tmp_path), silence_s=3600, on_lost=lambda: lost.append("lost")
         ) as client:
             stream = client.submit(sequence(ENDLESS_TOKENS))
             await anext(stream)

@@ -182,14 +182,11 @@ async def test_a_change_leaves_the_tags_of_other_objects_as_they_are(client: htt
     assert (await call(client, "GET", f"/keys/{first['id']}")).headers["etag"] != first["etag"]
 
 
-@pytest.mark.parametrize(
-    "given",
-    ["0123456789abcdef", '"a" "b"', '"', "*, *", '"a",', pytest.param('"' + "a" * 1_000 + '"', id="long")],
-)
-async def test_what_is_no_tag_is_refused(client: httpx.AsyncClient, given: str) -> None:
-    answer = await call(client, "PATCH", "/tenants/t1", {"weight": 2}, given)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "If-Match")
-    assert "such as" in answer.json()["error"]["message"]
+async def test_what_is_no_tag_is_refused(client: httpx.AsyncClient) -> None:
+    for given in ("0123456789abcdef", '"a" "b"', '"', "*, *", '"a",', '"' + "a" * 1_000 + '"'):
+        answer = await call(client, "PATCH", "/tenants/t1", {"weight": 2}, given)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "If-Match"), given
+        assert "such as" in answer.json()["error"]["message"], given
 
 
 async def test_any_state_will_do_where_the_object_is_there(client: httpx.AsyncClient) -> None:
@@ -218,9 +215,8 @@ async def test_a_lost_database_is_said_and_nothing_is_half_done(
     assert (after.headers["etag"], await acts(client)) == (etag, count)
 
 
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [
+async def test_what_no_name_has_is_a_callers_mistake(client: httpx.AsyncClient) -> None:
+    for path, status in (
         ("/tenants/a%00", 404),
         ("/projects/prj_%00", 404),
         ("/projects/a?tenant=t1%00", 404),
@@ -233,9 +229,5 @@ async def test_a_lost_database_is_said_and_nothing_is_half_done(
         ("/requests/ended?model=a%00", 400),
         ("/requests?key=a%00", 404),
         ("/audit?actor=a%00", 400),
-    ],
-)
-async def test_what_no_name_has_is_a_callers_mistake(
-    client: httpx.AsyncClient, path: str, status: int
-) -> None:
-    assert (await call(client, "GET", path)).status_code == status
+    ):
+        assert (await call(client, "GET", path)).status_code == status, path

@@ -62,11 +62,6 @@ async def test_the_doctor_finds_a_copied_identity(sqlite_url: str, tmp_path: Pat
     await database.close()
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
 async def test_a_row_of_another_process_is_not_overwritten(database: Database) -> None:
     registry = GatewayRegistry(database)
     await beat(registry, FIRST)

@@ -387,10 +387,7 @@ async def test_totals_are_charges_by_tenant_tier_and_model(ledger: Ledger) -> No
     assert [
         (each.tenant_id, each.tier, each.requests, each.input_tokens, each.cost_nanousd)
         for each in everything
-    ] == [
-        ("ten_a", "standard", 2, 11, 50),
-        ("ten_b", "batch", 1, 1, 1),
-    ]
+    ] == [("ten_a", "standard", 2, 11, 50), ("ten_b", "batch", 1, 1, 1)]
     assert [
         each.output_tokens
         for each in await ledger.totals(tenant_id="ten_a", until=NOON + timedelta(seconds=1))

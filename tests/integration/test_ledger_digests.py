@@ -143,11 +143,7 @@ CHANGED: dict[str, tuple[str, int, tuple[str, ...]]] = {
         ("settle",),
     ),
     "a credit removed": ("DELETE FROM ledger WHERE id = 15", 11, ("credit",)),
-    "a credit for more": (
-        "UPDATE ledger SET cost_nanousd = cost_nanousd * 2 WHERE id = 15",
-        11,
-        ("credit",),
-    ),
+    "a credit for more": ("UPDATE ledger SET cost_nanousd = cost_nanousd * 2 WHERE id = 15", 11, ("credit",)),
     "a row put in": (
         f"INSERT INTO ledger (id, {COPIED}) SELECT 17, 'new', {COPIED.partition(', ')[2]}"
         " FROM ledger WHERE id = 15",

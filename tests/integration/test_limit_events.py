@@ -47,11 +47,6 @@ def soft(
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def store(clock: Clock) -> MemoryQuotaStore:
     return MemoryQuotaStore(clock)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,7 +15,6 @@ from tenants.directory.records import from_us
 from tenants.errors import Invalid, NotFound
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import Denied, Granted, Hold
-from tenants.storage.database import Database
 from tenants.types import (
     DEFAULT_THRESHOLDS,
     Amounts,
@@ -39,23 +37,9 @@ DAILY: dict[str, Any] = {"meter": "output_tokens", "window": "day"}
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-async def admin(database: Database, pepper: bytes, clock: Clock) -> Admin:
-    made = Admin(database, pepper, clock)
-    await made.create_tenant(ACTOR, TenantCreate(name="acme"))
-    return made
-
-
-@pytest.fixture
-async def directory(database: Database, pepper: bytes) -> AsyncIterator[Directory]:
-    made = Directory(database, pepper)
-    await made.start()
-    yield made
-    await made.close()
+async def admin(admin: Admin) -> Admin:
+    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
+    return admin
 
 
 def tokens(count: int) -> Amounts:

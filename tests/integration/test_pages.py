@@ -24,16 +24,6 @@ NOW_US = 1_760_000_000_000_000
 REQUESTS = 60
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def admin(database: Database, pepper: bytes, clock: Clock) -> Admin:
-    return Admin(database, pepper, clock)
-
-
 Ask = Callable[..., Awaitable[Page[Any]]]
 
 

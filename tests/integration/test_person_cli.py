@@ -47,7 +47,7 @@ def test_a_person_is_invited_changed_suspended_and_reset(data_dir: Path) -> None
     assert answer_of(data_dir, "person", "end-session", "--all-of", "BO@example.org")["id"] == made["id"]
     audited = answer_of(data_dir, "audit", "list", "--act", "person")
     assert [row["action"].partition(".")[2] for row in audited["data"][::-1]] == [
-        *("invite", "update", "suspend", "resume", "reset", "end_sessions"),
+        *("invite", "update", "suspend", "resume", "reset", "end_sessions")
     ]
 
 

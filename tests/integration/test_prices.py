@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -27,14 +26,6 @@ SMALL = Price(150, 75, 600)
 @pytest.fixture
 def admin(database: Database, pepper: bytes) -> Admin:
     return Admin(database, pepper, Clock(), MULTIPLIERS)
-
-
-@pytest.fixture
-async def directory(database: Database, pepper: bytes) -> AsyncIterator[Directory]:
-    made = Directory(database, pepper)
-    await made.start()
-    yield made
-    await made.close()
 
 
 async def test_settings_seed_what_the_book_does_not_know_and_change_nothing_else(

@@ -15,13 +15,7 @@ import redis
 
 from tenants.errors import Invalid
 from tenants.quota.redis import RedisQuotaStore
-from tenants.quota.store import (
-    Denied,
-    Granted,
-    LimitNotKept,
-    QuotaStoreRecovering,
-    QuotaStoreUnavailable,
-)
+from tenants.quota.store import Denied, Granted, LimitNotKept, QuotaStoreRecovering, QuotaStoreUnavailable
 from tenants.types import Amounts, LimitMode, Meter, SubjectKind, Window
 from tests.support import services
 from tests.support.quota import Clock, filled, limit, on_platform, on_user, stepwise, whole

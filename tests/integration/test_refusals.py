@@ -32,11 +32,6 @@ IDS = ("ten_a", "prj_a", "key_a")
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def recorder(database: Database, clock: Clock) -> RefusalRecorder:
     return RefusalRecorder(database, Metrics(), clock)
 
@@ -225,11 +220,6 @@ async def test_the_oldest_rows_beyond_the_bound_go(
 
 
 # ---------------------------------------------------------------- reads
-
-
-@pytest.fixture
-async def admin(database: Database, pepper: bytes, clock: Clock) -> Admin:
-    return Admin(database, pepper, clock)
 
 
 async def test_pages_go_on_where_they_ended_while_rows_arrive(

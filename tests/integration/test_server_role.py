@@ -110,8 +110,7 @@ async def test_a_server_runs_as_the_role(postgres_url: str, role: str, tmp_path:
             await client.post("/admin/v1/tenants", json={"name": "acme"}),
             await client.post("/admin/v1/keys", json={"tenant": "acme", "scopes": ["inference"]}),
             await client.post(
-                "/admin/v1/limits",
-                json={"tenant": "acme", "meter": "requests", "window": "day", "amount": 5},
+                "/admin/v1/limits", json={"tenant": "acme", "meter": "requests", "window": "day", "amount": 5}
             ),
             await client.put(
                 "/admin/v1/brake", json={"tier": "batch", "share": 0.5, "for_s": 60, "reason": "test"}

@@ -20,16 +20,11 @@ from engine.client.stream import EngineLost
 from engine.process.lock import EngineLock, LockContent, find_holder, lock_path
 from engine.process.options import EngineOptions
 from engine.process.outcomes import OutcomeStore, OutcomesUnreadable, read_outcomes, write_outcomes
+from ops.serving import supervisor as supervisors
 from ops.serving.supervisor import EnginePhase, EngineStartFailed, EngineSupervisor, backoff_s, engine_address
-from tests.support.engine_process import (
-    START_S,
-    engine_command,
-    engine_options,
-    sequence,
-    tokens_of,
-    until,
-)
+from tests.support.engine_process import START_S, engine_options, sequence, tokens_of, until
 from tests.support.tiny_model import save_tiny_model
+from tests.support.warm_engine import WarmEngine
 from tests.unit.engine.process.test_outcomes import outcome
 
 ENDLESS_TOKENS = 8000
@@ -38,6 +33,17 @@ ENDLESS_TOKENS = 8000
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Supervised engines need not import torch. One that is refused is started as ever."""
+
+    def spawn(supervisor: EngineSupervisor) -> supervisors._WatchedProcess:
+        engine = WarmEngine(supervisor._options, supervisor._log_path)
+        return supervisors._WatchedProcess(engine.pid, engine, supervisor._log_path)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(EngineSupervisor, "_spawn", spawn)
 
 
 @asynccontextmanager
@@ -61,6 +67,7 @@ async def supervised(
 # ------------------------------------------------------------- death and recovery
 
 
+@pytest.mark.usefixtures("warm")
 async def test_a_killed_engine_ends_its_streams_and_a_new_one_serves(model_dir: Path, tmp_path: Path) -> None:
     losses: list[str] = []
     async with supervised(engine_options(model_dir, tmp_path)) as (supervisor, client):
@@ -86,6 +93,7 @@ async def test_a_killed_engine_ends_its_streams_and_a_new_one_serves(model_dir: 
         assert len(await tokens_of(client.submit(sequence(5)))) == 5
 
 
+@pytest.mark.usefixtures("warm")
 async def test_an_engine_that_hangs_is_killed_and_replaced(model_dir: Path, tmp_path: Path) -> None:
     options = engine_options(model_dir, tmp_path)
     async with supervised(options, hang_s=0.5, client={"silence_s": 1.0}) as (supervisor, client):
@@ -111,6 +119,7 @@ def test_the_back_off_doubles_up_to_ten_seconds() -> None:
 # --------------------------------------------------------- outliving the gateway
 
 
+@pytest.mark.usefixtures("warm")
 async def test_a_living_engine_is_adopted_and_watched_although_it_is_no_child(
     model_dir: Path, tmp_path: Path
 ) -> None:
@@ -132,6 +141,7 @@ async def test_a_living_engine_is_adopted_and_watched_although_it_is_no_child(
         assert (await client.connect(START_S)).pid != pid
 
 
+@pytest.mark.usefixtures("warm")
 async def test_an_engine_with_other_options_is_replaced_and_its_outcomes_survive(
     model_dir: Path, tmp_path: Path
 ) -> None:
@@ -172,7 +182,7 @@ async def test_an_engine_that_no_gateway_wants_writes_its_outcomes_and_goes(
     model_dir: Path, tmp_path: Path
 ) -> None:
     options = engine_options(model_dir, tmp_path, orphan_s=1.0)
-    process = await asyncio.create_subprocess_exec(*engine_command(options), stderr=subprocess.DEVNULL)
+    process = WarmEngine(options, tmp_path / "log")
     try:
         client = EngineClient(options.address, "gateway-a")
         await client.connect(START_S)
@@ -180,29 +190,29 @@ async def test_an_engine_that_no_gateway_wants_writes_its_outcomes_and_goes(
         await stream.drain()
         await client.close()
         # It is not stopped: it must end by itself.
-        assert await asyncio.wait_for(process.wait(), START_S) == 0
+        assert await asyncio.to_thread(process.wait, START_S) == 0
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        process.kill()
+        process.wait()
     assert [held.outcome for held in read_outcomes(tmp_path / "engine-0.outcomes")] == [stream.outcome]
 
 
 # ----------------------------------------------------------------- never two at once
 
 
-def start_refused(options: EngineOptions, *, before: str = "pass") -> str:
+def start_refused(options: EngineOptions, log: Path) -> str:
     """The one line with which an engine refuses to start."""
-    code = f"import sys; {before}; from engine.process.server import main; sys.exit(main(sys.argv[1:]))"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *options.arguments()], capture_output=True, text=True, timeout=START_S
-    )
-    assert done.returncode == 1, done.stderr
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, done.stderr
+    assert WarmEngine(options, log).wait(START_S) == 1
+    return one_line(log.read_text())
+
+
+def one_line(said: str) -> str:
+    lines = said.strip().splitlines()
+    assert len(lines) == 1, said
     return lines[0]
 
 
+@pytest.mark.usefixtures("warm")
 async def test_a_second_engine_on_the_same_data_directory_or_address_is_refused(
     model_dir: Path, tmp_path: Path
 ) -> None:
@@ -210,12 +220,14 @@ async def test_a_second_engine_on_the_same_data_directory_or_address_is_refused(
     async with supervised(options) as (supervisor, client):
         await supervisor.ready(START_S)
         pid = supervisor.status.pid
-        line = await asyncio.to_thread(start_refused, options)
+        line = await asyncio.to_thread(start_refused, options, tmp_path / "first")
         path = lock_path(tmp_path, "engine-0")
         assert f"another engine (pid {pid} at {options.address}) holds {path}" in line
         # With a data directory of its own, it still must not take the living engine's socket over.
         other = engine_options(model_dir, tmp_path / "other", address=options.address)
-        assert "is in use by another process" in await asyncio.to_thread(start_refused, other)
+        assert "is in use by another process" in await asyncio.to_thread(
+            start_refused, other, tmp_path / "second"
+        )
         assert len(await tokens_of(client.submit(sequence(5)))) == 5
 
 
@@ -252,7 +264,7 @@ def test_a_socket_that_a_dead_engine_left_is_replaced(model_dir: Path, tmp_path:
     stale.close()
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert "no tokenizer.json" in start_refused(engine_options(empty, tmp_path))
+    assert "no tokenizer.json" in start_refused(engine_options(empty, tmp_path), tmp_path / "log")
 
 
 @pytest.mark.parametrize(
@@ -264,21 +276,29 @@ def test_a_socket_that_a_dead_engine_left_is_replaced(model_dir: Path, tmp_path:
     ],
 )
 def test_an_address_that_cannot_be_bound_is_named(tmp_path: Path, address: str, complaint: str) -> None:
-    line = start_refused(engine_options(tmp_path, tmp_path, address=address))
+    line = start_refused(engine_options(tmp_path, tmp_path, address=address), tmp_path / "log")
     assert address in line
     assert complaint in line
 
 
 def test_without_torch_the_engine_says_what_to_install(model_dir: Path, tmp_path: Path) -> None:
-    line = start_refused(engine_options(model_dir, tmp_path), before="sys.modules['torch'] = None")
-    assert line == "fairgate engine: torch is not installed: install fairgate[engine]"
+    code = "import sys; sys.modules['torch'] = None; from engine.process.server import main; "
+    code += "sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *engine_options(model_dir, tmp_path).arguments()],
+        capture_output=True, text=True, timeout=START_S,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert one_line(done.stderr) == "fairgate engine: torch is not installed: install fairgate[engine]"
 
 
 def test_an_option_out_of_bounds_is_named(model_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="max_sequences must be at least 1, not -1"):
         engine_options(model_dir, tmp_path, max_sequences=-1)
     wrong = engine_options(model_dir, tmp_path, max_sequences=64, max_batched_tokens=32, policy="fcfs")
-    assert "max_sequences (64) must not exceed max_batched_tokens (32)" in start_refused(wrong)
+    assert "max_sequences (64) must not exceed max_batched_tokens (32)" in start_refused(
+        wrong, tmp_path / "log"
+    )
 
 
 # ------------------------------------------------------------------ files and paths

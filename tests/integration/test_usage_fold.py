@@ -44,7 +44,7 @@ def ended(found: object) -> int:
 
 
 async def test_sums_are_the_ledger_by_every_group_and_window(database: Database) -> None:
-    rows = traffic(1_500)
+    rows = traffic(500)
     await write(database, rows)
     charges = sum(each[1] != "reserve" for each in rows)
     assert await fold_all(database, most=97) == charges

@@ -29,7 +29,7 @@ QUESTIONS = [
 ]
 
 FROM_LEDGER = [
-    replace(MONTH, to_us=MONTH.from_us + DAY_US, group_by=("key",), window="hour", tenant_id="ten_1"),
+    replace(MONTH, to_us=MONTH.from_us + DAY_US, group_by=("key",), window="hour", tenant_id="ten_1")
 ]
 """Read from an index of the ledger, a bounded number of rows."""
 

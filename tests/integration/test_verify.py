@@ -19,7 +19,7 @@ from tenants.ledger.verify import VerifyReport, verify_ledger
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.redis import RedisQuotaStore
 from tenants.quota.store import Granted, Hold, QuotaStore
-from tenants.storage.database import Database, create_sql_engine
+from tenants.storage.database import Database, create_sql_engine, open_database
 from tenants.types import Amounts, Limit, Meter
 from tests.support.quota import NOON_S, Clock
 
@@ -86,9 +86,11 @@ class Books:
         engine.dispose()
 
 
-@pytest.fixture(params=["memory", "redis"])
-async def holds(request: pytest.FixtureRequest, database: Database, pepper: bytes) -> AsyncIterator[Books]:
-    clock = Clock()
+@pytest.fixture(params=["memory and sqlite", "redis and postgresql"])
+async def holds(request: pytest.FixtureRequest, pepper: bytes) -> AsyncIterator[Books]:
+    is_shared = request.param == "redis and postgresql"
+    url = request.getfixturevalue("postgres_url" if is_shared else "sqlite_url")
+    clock, database = Clock(), open_database(url)
     admin = Admin(database, pepper, clock)
     tenant = await admin.create_tenant("cli:tester", TenantCreate(name="acme"))
     for arguments in (
@@ -100,7 +102,7 @@ async def holds(request: pytest.FixtureRequest, database: Database, pepper: byte
         await admin.set_limit("cli:tester", LimitSet(tenant="acme", **arguments))  # type: ignore[arg-type]
     order = [Meter.TOTAL_TOKENS, Meter.COST_NANOUSD, Meter.REQUESTS, Meter.CONCURRENCY]
     limits = sorted(await admin.list_limits(), key=lambda limit: order.index(limit.meter))
-    if request.param == "memory":
+    if not is_shared:
         yield Books(database, MemoryQuotaStore(clock), limits, tenant.tenant_id)
     else:
         store = RedisQuotaStore(request.getfixturevalue("redis_url"), timeout_s=30, virtual_clock=clock)
@@ -108,6 +110,7 @@ async def holds(request: pytest.FixtureRequest, database: Database, pepper: byte
         await store.finish_rebuild("test", "1")
         yield Books(database, store, limits, tenant.tenant_id)
         await store.close()
+    await database.close()
 
 
 async def test_honest_books_have_no_problems_while_running_and_after(holds: Books) -> None:

@@ -200,13 +200,7 @@ class Gateway:
         """What it hears first counts only once the server has proved to be the one that was filled."""
 
     async def reserve(
-        self,
-        request_id: str,
-        limits: Sequence[Limit],
-        hold: Hold,
-        lease_ttl_s: float,
-        *,
-        tenant_id: str = "",
+        self, request_id: str, limits: Sequence[Limit], hold: Hold, lease_ttl_s: float, *, tenant_id: str = ""
     ) -> Granted | Denied:
         tenant_id = tenant_id or rules.tenant_of(limits)
         answer = await self._proved(self._on(tenant_id).reserve(request_id, limits, hold, lease_ttl_s))

@@ -45,11 +45,7 @@ def _stream(
         scale = draw.uniform(0.7, 1.3)
         requests.append(
             SimulatedRequest(
-                at_s,
-                tenant,
-                max(1, round(tokens[0] * scale)),
-                max(1, round(tokens[1] * scale)),
-                tier=tier,
+                at_s, tenant, max(1, round(tokens[0] * scale)), max(1, round(tokens[1] * scale)), tier=tier
             )
         )
         at_s += draw.expovariate(per_s)
@@ -171,12 +167,7 @@ INCIDENTS = {
     ),
     # The engine dies, and is back after three seconds.
     "killed engine": Incident(
-        _calm,
-        _lost_or_late,
-        {Metric.TTFT: 1.0, Metric.E2E: 2.0},
-        at_least=20,
-        kill_s=4.0,
-        down_s=3.0,
+        _calm, _lost_or_late, {Metric.TTFT: 1.0, Metric.E2E: 2.0}, at_least=20, kill_s=4.0, down_s=3.0
     ),
     # A reader takes twelve tokens a second of sixty and more that it is offered.
     "slow reader": Incident(

@@ -92,11 +92,7 @@ def turned_run(seed: int, policy: str, *, runs: bool) -> SimulatedPool:
     """A simulated pool whose knobs turn ten times a second, the same for the same seed."""
     rng = random.Random(seed)
     pool = SimulatedPool(
-        policy,
-        machine(60, 6),
-        replicas=1 + seed % 2,
-        runs=runs,
-        predictions=PREDICTIONS["exact"](),
+        policy, machine(60, 6), replicas=1 + seed % 2, runs=runs, predictions=PREDICTIONS["exact"]()
     )
     for turn in range(60):
         pool.at(0.1 * turn, partial(pool.set_engine_knobs, random_knobs(rng)))

@@ -343,10 +343,7 @@ class Histories(RuleBasedStateMachine):
 
 
 Histories.TestCase.settings = settings(
-    max_examples=150,
-    stateful_step_count=50,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=150, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestHistories = Histories.TestCase
 

@@ -214,10 +214,7 @@ def test_a_reservation_does_not_eat_the_share_by_weight() -> None:
     """mClock: what a tenant gets by its weight does not count as reserved service, and the other way round
     the counter sees all: with weights 1:1 a reservation below the half changes nothing."""
     pool = FlowPool()
-    pool.parties = [
-        Party("paid", 10, reserved=0.2 * pool.capacity),
-        Party("plain", 10),
-    ]
+    pool.parties = [Party("paid", 10, reserved=0.2 * pool.capacity), Party("plain", 10)]
     pool.run(400.0)
     assert pool.served("paid") / pool.served("plain") == pytest.approx(1.0, rel=0.02)
 

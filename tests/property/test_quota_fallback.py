@@ -24,13 +24,7 @@ from tenants.ledger.ledger import Ledger
 from tenants.quota import rules
 from tenants.quota.fallback import FallbackQuotaStore, slice_of
 from tenants.quota.redis import RedisQuotaStore
-from tenants.quota.store import (
-    Denied,
-    Granted,
-    Hold,
-    QuotaStoreRecovering,
-    QuotaStoreUnavailable,
-)
+from tenants.quota.store import Denied, Granted, Hold, QuotaStoreRecovering, QuotaStoreUnavailable
 from tenants.types import Amounts, Limit, LimitMode, Meter
 from tests.support import services
 from tests.support.quota import Clock, filled, limit, on_platform, on_user

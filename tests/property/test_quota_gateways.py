@@ -431,10 +431,7 @@ def test_gateways_and_their_twins_see_the_same(
         RedisQuotaStore(redis_url, timeout_s=30, virtual_clock=clock),
     )
     with redis.Redis.from_url(redis_url) as Gateways.client:
-        run_state_machine_as_test(
-            Gateways,
-            settings=histories(SEQUENCES, STEPS),
-        )
+        run_state_machine_as_test(Gateways, settings=histories(SEQUENCES, STEPS))
     for store in Gateways.stores:
         loop.run_until_complete(store.close())
     assert Gateways.met["sequences"] >= SEQUENCES

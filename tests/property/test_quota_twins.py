@@ -817,10 +817,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 @pytest.mark.parametrize(
     "sequences",
-    [
-        SEQUENCES,
-        pytest.param(SEQUENCES_LONG, marks=[pytest.mark.long, pytest.mark.timeout(1_800)]),
-    ],
+    [SEQUENCES, pytest.param(SEQUENCES_LONG, marks=[pytest.mark.long, pytest.mark.timeout(1_800)])],
 )
 def test_memory_and_redis_are_twins(sequences: int, loop: asyncio.AbstractEventLoop, redis_url: str) -> None:
     Twins.loop, Twins.met, Twins.now = loop, Tally(), []
@@ -831,10 +828,7 @@ def test_memory_and_redis_are_twins(sequences: int, loop: asyncio.AbstractEventL
         for _ in range(2)
     )
     with redis.Redis.from_url(redis_url) as Twins.client:
-        run_state_machine_as_test(
-            Twins,
-            settings=histories(sequences, STEPS),
-        )
+        run_state_machine_as_test(Twins, settings=histories(sequences, STEPS))
     for store in (Twins.redis, Twins.other):
         loop.run_until_complete(store.close())
     assert Twins.met["sequences"] >= sequences

@@ -68,8 +68,7 @@ class Visitor:
         self.context.on("console", lambda message: note(f"{message.type}: {message.text}"))
         self.context.on("weberror", lambda error: note(str(error.error)))
         self.context.on(
-            "request",
-            lambda request: None if request.url.startswith(self.server.url) else note(request.url),
+            "request", lambda request: None if request.url.startswith(self.server.url) else note(request.url)
         )
 
     @property

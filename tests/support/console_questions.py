@@ -10,7 +10,10 @@ import httpx
 from litestar import Litestar
 
 from gateway.console.assets import address
+from gateway.console.csv_file import FILE_PAGES
 from gateway.console.handlers import HANDLERS
+from tenants.admin.cursor import MAX_PAGE
+from tenants.admin.lists.scans import MOST_SCANNED
 from tests.support.console import Browser
 from tests.support.query_plans import Recorder, Statement
 
@@ -105,17 +108,27 @@ STATUS = {
     "/console/policy/what-if/{run}/report": 404,
 }
 """Who is logged in is sent on; of links and what-ifs there are none. All others: 200."""
-IN_PAGES = {
-    "/console/usage": 15,
-    "/console/usage?group=project&model=model-1": 15,
-    "/console/keys.csv": 12,
-    "/console/requests.csv": 81,
-    "/console/refusals.csv": 51,
-    "/console/slo/misses.csv": 31,
-}
-"""Sums by tenant or project and day fit into one answer where there are few. Where there are many, groups
-come in pages, with totals and the days of all together beside them: for so many statements. A file has the
-first pages of a list, up to a number of rows that is the same for all."""
+
+
+def in_pages(keys: int) -> dict[str, int]:
+    """By path, the statements where there is more than fits into one page, among so many keys.
+
+    Sums by tenant or project and day fit into one answer where there are few. Where there are many, groups
+    come in pages, with totals and the days of all together beside them: for so many statements. A file has
+    the first pages of a list, up to a number that is the same for all, and each page costs the same. A page
+    that reached its bound of rows before it found one looks up no names."""
+    pages_of_keys = min(FILE_PAGES, keys // MAX_PAGE + 1)  # one key more is the caller's
+    return {
+        "/console/usage": 15,
+        "/console/usage?group=project&model=model-1": 15,
+        "/console/keys?finding=no_limit": 7 if keys < MOST_SCANNED else 4,
+        "/console/keys.csv": 1 + 5 * pages_of_keys,
+        "/console/requests.csv": 1 + 7 * FILE_PAGES,
+        "/console/refusals.csv": 1 + 4 * FILE_PAGES,
+        "/console/slo/misses.csv": 1 + 3 * FILE_PAGES,
+    }
+
+
 _CURSOR = re.compile(r'href="(/console/[^"]*\bcursor=[^"]+)"')
 
 

@@ -14,8 +14,11 @@ from pathlib import Path
 import pytest
 
 from migrations import runner
+from tenants.admin.admin import Admin
+from tenants.directory.directory import Directory
 from tenants.storage.database import Database, open_database
 from tests.support import services
+from tests.support.quota import Clock
 
 PEPPER = b"a pepper for tests, 32 bytes....."
 
@@ -121,3 +124,24 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 def pepper() -> bytes:
     """The server secret that tests make keys with."""
     return PEPPER
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """The time of a test."""
+    return Clock()
+
+
+@pytest.fixture
+def admin(database: Database, pepper: bytes, clock: Clock) -> Admin:
+    """The acts on that database."""
+    return Admin(database, pepper, clock)
+
+
+@pytest.fixture
+async def directory(database: Database, pepper: bytes) -> AsyncIterator[Directory]:
+    """One that follows that database."""
+    made = Directory(database, pepper)
+    await made.start()
+    yield made
+    await made.close()

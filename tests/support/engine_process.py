@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -32,11 +31,6 @@ def engine_options(model_dir: Path, data_dir: Path, **changes: Any) -> EngineOpt
         "num_blocks": NUM_BLOCKS, "block_tokens": BLOCK_TOKENS, "threads": 1,
     }  # fmt: skip
     return EngineOptions(**{**values, **changes})
-
-
-def engine_command(options: EngineOptions) -> list[str]:
-    """The command line that runs an engine."""
-    return [sys.executable, "-m", "engine.process.server", *options.arguments()]
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from tenants.admin.commands import KeyCreate, PriceSet, TenantCreate
 from tenants.errors import AlreadyExists
 from tenants.storage.database import open_database
 from tenants.types import SCOPES
+from tests.support import shared_routes as shared_routes  # before an application is made
 
 PEPPER = b"a pepper for tests, 32 bytes....."
 MODEL = "model-1"

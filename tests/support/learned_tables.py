@@ -21,10 +21,7 @@ def learned_table(
 ) -> LearnedTable:
     """A table with these actions, all other macro-states never seen. Without any: hybrid's while nothing
     waits, and `STRICT_SLOTS` in every queue."""
-    chosen = by_state or {
-        **dict.fromkeys(range(4), HYBRID),
-        **dict.fromkeys(range(4, 12), STRICT_SLOTS),
-    }
+    chosen = by_state or {**dict.fromkeys(range(4), HYBRID), **dict.fromkeys(range(4, 12), STRICT_SLOTS)}
     return LearnedTable(
         format=FORMAT,
         version=VERSION,

@@ -19,12 +19,7 @@ from gateway.flow.control_rules import Control, ControlMode, Knob, Observation
 from gateway.flow.controller import Dispatch, InFlight, QueueFull, Ticket
 from gateway.flow.shared import codec
 from gateway.flow.shared.codec import PoolRule
-from gateway.flow.shared.control_session import (
-    ControlAnswer,
-    ControlSession,
-    control_keys,
-    control_script,
-)
+from gateway.flow.shared.control_session import ControlAnswer, ControlSession, control_keys, control_script
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.shared.protocol import PoolSession
 from gateway.flow.window import Replica, WindowRule

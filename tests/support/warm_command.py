@@ -1,9 +1,9 @@
 """The command `fairgate` in a process of its own, without paying for its imports each time.
 
-Its imports take a processor longer than most tests. One process for each part of the suite makes them once;
-each `fairgate` that a test runs is a fork of it, with arguments, environment, directory and files of its own,
-that runs `ops.cli.main.main` from its first line on. `tests/e2e/test_cli_serve.py` and `test_demo.py` start
-the plain way, too.
+Its imports, and the routes of a server, take a processor longer than most tests. One process for each part of
+the suite makes them once; each `fairgate` that a test runs is a fork of it, with arguments, environment,
+directory and files of its own, that runs `ops.cli.main.main` from its first line on.
+`tests/e2e/test_cli_serve.py` and `test_demo.py` start the plain way, too.
 
 As a program (`python -m tests.support.warm_command LISTENER`) this is that process.
 """
@@ -225,6 +225,7 @@ def _import_all() -> None:
             importlib.import_module(where.partition(":")[0])
     for module in MODULES:
         importlib.import_module(module)
+    importlib.import_module("tests.support.shared_routes").register()
 
 
 if __name__ == "__main__":

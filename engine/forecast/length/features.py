@@ -1,13 +1,8 @@
 """Features of a request that say how long its answer will be.
 
-A request as the second layer of the length forecast sees it: what can be read off before it runs, hashed into
-a fixed number of places, each with a value. How long the prompt is, what is asked for at most, how many turns
-were before, which words the task is put in, the numbers and quotations in it ("list 12 ...", "from 3 to 57"),
-some of these once more for each leading word: a large number means another thing after "count" than after
-"add".
-
-Only the two ends of the last message are looked at, so that a long prompt costs no more than a short one.
-Places are found by CRC-32: the same in every process and after every restart. Pure.
+What can be read off before it runs, hashed (CRC-32: the same in every process) into a fixed number of places:
+lengths, turns, words of the task, its numbers and quotations, some of them once more for each leading word.
+Only the two ends of the last message are looked at. Pure.
 """
 
 from __future__ import annotations
@@ -27,7 +22,6 @@ HEAD_CHARACTERS = 96
 TAIL_CHARACTERS = 160
 """Of the last message, whose ends are where instructions stand."""
 MAX_WORDS = 12
-"""That have a feature each: the last ones."""
 MAX_NUMBERS = 4
 LARGEST_NUMBER = 100_000
 """A larger number is a year of some calendar or an identifier, no length."""

@@ -1,13 +1,9 @@
 """Gate that picks the most accurate layer of the length forecast, by tenant and model.
 
-Each layer predicts every answer; when one ends, all are judged by the same loss. The layer with the least
-loss over the last thousand answers is used: for a tenant by its own answers, until there are enough of
-them by those of all tenants of the model. Losses are compared on the same answers only (a layer may have
-nothing to say for some), relative to the layer at the bottom, which always answers.
-
-A change needs a margin both ways (hysteresis), so that two layers that are as good as each other do not take
-turns; it is small enough that staying costs less than 2 %. Follow the leader with a window: on a stationary
-stream the loss is that of the best layer, up to the first `LEAST_SAMPLES` answers. Pure; bounded.
+When an answer ends, all layers are judged by the same loss, relative to the layer at the bottom, which always
+answers. The layer with the least loss over the last thousand answers is used: by a tenant's own answers,
+until there are enough of them by the model's. A change needs a margin both ways (hysteresis), small enough
+that staying costs less than 2 %. Follow the leader with a window. Pure; bounded.
 """
 
 from __future__ import annotations
@@ -59,11 +55,11 @@ class _LayerChoice:
         self.samples += 1
         bottom = losses[BOTTOM]
         assert bottom is not None
-        for each, loss in zip(self.losses, losses, strict=True):
+        for layer, loss in zip(self.losses, losses, strict=True):
             if loss is not None:
-                each.own = each.own * DECAY + loss
-                each.bottom = each.bottom * DECAY + bottom
-                each.samples += 1
+                layer.own = layer.own * DECAY + loss
+                layer.bottom = layer.bottom * DECAY + bottom
+                layer.samples += 1
         self._choose()
 
     def best_of(self, layers: Iterable[int]) -> int:
@@ -106,13 +102,13 @@ class LayerGate:
         nothing. Raises ValueError unless there is one for each layer, and one of the bottom."""
         if len(losses) != self._layers or losses[BOTTOM] is None:
             raise ValueError(f"expected the losses of {self._layers} layers, the bottom's among them")
-        for each in (key, group):
+        for owner in (key, group):
             # Taken out and put back: the dictionary's order is that of the last observations.
-            choice = self._choices.pop(each, None)
+            choice = self._choices.pop(owner, None)
             if choice is None:
                 choice = _LayerChoice([_Losses() for _ in range(self._layers)])
             choice.observe(losses)
-            self._choices[each] = choice
+            self._choices[owner] = choice
         while len(self._choices) > self._max_keys:
             del self._choices[next(iter(self._choices))]
 
@@ -126,5 +122,5 @@ class LayerGate:
             "used": choice.used,
             "changes": choice.changes,
             "samples": choice.samples,
-            "relative_loss": [each.ratio if each.samples else None for each in choice.losses],
+            "relative_loss": [layer.ratio if layer.samples else None for layer in choice.losses],
         }

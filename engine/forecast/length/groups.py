@@ -1,12 +1,9 @@
-"""Sketches of a tenant's end users and conversations.
+"""Sketches of a tenant's end users and conversations: further layers of the length forecast.
 
-Further layers of the length forecast, beside the features: what answers to this end user, or in this
-conversation, were like. A group with few samples borrows from its tenant. A conversation is known by the
-hashes of its leading blocks: a prompt belongs to the longest known beginning of it, and goes on from what was
-learned there, which counts little beside its own answers, because many conversations begin alike.
-
-In memory only: neither names nor texts are kept, and after a restart it is learned anew. Bounded: the groups
-seen longest ago are forgotten first; a tenant that makes up groups without end forgets its own. Pure.
+A group with few samples borrows from its tenant. A conversation is the longest known beginning of the prompt,
+by the hashes of its leading blocks, and goes on from what was learned there. In memory only, without names or
+texts. Bounded: the groups seen longest ago are forgotten first; a tenant that makes up groups without end
+forgets its own. Pure.
 """
 
 from __future__ import annotations
@@ -25,7 +22,6 @@ CARRIED = 2.0
 """Samples that count at most of what was learned at a conversation's beginning."""
 
 Group = tuple[str, str, int]
-"""Tenant, model, and the group's hash."""
 
 
 class GroupSketches:
@@ -35,15 +31,14 @@ class GroupSketches:
         self._max_groups = max_groups
         self._sketches: dict[Group, Sketch] = {}
         self._held: Counter[str] = Counter()
-        """Groups by tenant."""
 
     def __len__(self) -> int:
         return len(self._sketches)
 
     def find(self, tenant_id: str, model_id: str, hashes: Iterable[int]) -> Sketch | None:
         """The first of the groups that is known."""
-        for each in hashes:
-            sketch = self._sketches.get((tenant_id, model_id, each))
+        for group in hashes:
+            sketch = self._sketches.get((tenant_id, model_id, group))
             if sketch is not None:
                 return sketch
         return None

@@ -1,11 +1,8 @@
 """First layer of the length forecast: decaying histograms of past answers.
 
-A decaying histogram for each (tenant, model) and one for each model, over buckets that are exact for short
-answers and 10 % wide for long ones. A tenant with few samples borrows from its model, a model with few from
-a prior: each level counts as a fixed number of samples of the next one. Everything is conditional on the
-tokens generated so far: an answer that has 200 tokens already will not have 100.
-
-Pure and serialisable. Bounded: the tenants seen longest ago are forgotten first.
+One for each (tenant, model) and each model, over buckets that are exact for short answers and 10 % wide for
+long ones. A tenant with few samples borrows from its model, a model from a prior. Everything is conditional
+on the tokens generated so far. Pure; the tenants seen longest ago are forgotten first.
 """
 
 from __future__ import annotations
@@ -26,7 +23,6 @@ TENANT_BORROWS = 8.0
 MODEL_BORROWS = 4.0
 """Samples that the prior is worth in a model's distribution."""
 MAX_QUANTILES = 64
-"""Remembered of one distribution."""
 EXACT = 16
 """Lengths up to here have a bucket each."""
 GROWTH = 1.1
@@ -207,7 +203,6 @@ class LengthSketches:
         return min(max(mean, generated + 1.0), float(longest))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, fit for JSON."""
         return {
             "models": [[model_id, _pack(sketch)] for model_id, sketch in self._models.items()],
             "tenants": [[*key, _pack(sketch)] for key, sketch in self._tenants.items()],

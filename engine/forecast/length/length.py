@@ -1,13 +1,9 @@
-"""Forecast of an answer's length in tokens.
+"""Forecast of an answer's length in tokens: quantiles, conditional on the tokens generated so far.
 
-Layers, each measured against the one at the bottom: what answers of this tenant and model were like
-(`histograms.py`), what this request says of itself (`features.py`, `regression.py`), what answers to its end
-user and in its conversation were like (`groups.py`). A gate (`gate.py`) follows how well each did on the
-answers that ended, and the best of those that have something to say answers; a request without features is
-the sketches' alone. One more layer reads the model's own state and lives in the engine (`probe.py`), with
-what is said here as its prior.
-
-Quantiles, never one number; conditional on the tokens generated so far. Pure and serialisable. Bounded.
+Layers: what answers of this tenant and model were like (`histograms.py`), what this request says of itself
+(`features.py`, `regression.py`), what answers to its end user and in its conversation were like
+(`groups.py`). A gate (`gate.py`) picks the best of those that have something to say. One more layer reads the
+model's own state and lives in the engine (`probe.py`). Pure; bounded.
 """
 
 from __future__ import annotations
@@ -25,7 +21,6 @@ from engine.forecast.length.scores import QUANTILES, LayerScore
 __all__ = ["LAYERS", "LONGEST", "PRIOR", "TOPS", "Features", "LengthForecast"]
 
 LAYERS = ("sketches", "features", "user", "conversation")
-"""By the numbers of the gate."""
 MAX_MODELS = 64
 """Served models that have weights of their own; those heard of longest ago are forgotten first."""
 VERSION = 2
@@ -66,11 +61,9 @@ class LengthForecast:
         self.sketches.observe(tenant_id, model_id, output_tokens)
 
     def samples(self, tenant_id: str, model_id: str) -> int:
-        """Answers of this tenant that were seen; 0: forecasts come from the model's or the prior."""
         return self.sketches.samples(tenant_id, model_id)
 
     def model_samples(self, model_id: str) -> int:
-        """Answers of this model that were seen, of all tenants."""
         return self.sketches.model_samples(model_id)
 
     def layer(self, tenant_id: str, model_id: str) -> str:
@@ -87,10 +80,8 @@ class LengthForecast:
         features: Features | None = None,
     ) -> list[int]:
         """For each of `qs`, the length that such a share of answers does not exceed, given that `generated`
-        tokens are out and more will come: at least `generated + 1`, at most `max_tokens`.
-
-        Raises ValueError unless 0 <= q <= 1 for each of them.
-        """
+        tokens are out and more will come: at least `generated + 1`, at most `max_tokens`. Raises ValueError
+        unless 0 <= q <= 1 for each of them."""
         for q in qs:
             if not 0 <= q <= 1:
                 raise ValueError(f"q must be between 0 and 1, not {q}")
@@ -143,13 +134,11 @@ class LengthForecast:
         max_tokens: int | None = None,
         features: Features | None = None,
     ) -> int:
-        """One of `quantiles`; raises as they do."""
         return self.quantiles(tenant_id, model_id, (q,), generated, max_tokens, features)[0]
 
     def expected(
         self, tenant_id: str, model_id: str, generated: int = 0, max_tokens: int | None = None
     ) -> float:
-        """The mean length under the same conditions, by the sketches."""
         return self.sketches.expected(tenant_id, model_id, generated, max_tokens)
 
     @property
@@ -175,7 +164,9 @@ class LengthForecast:
             "version": VERSION,
             **self.sketches.to_dict(),
             "report": self.report(),
-            "regressions": [[model_id, each.to_dict()] for model_id, each in self._regressions.items()],
+            "regressions": [
+                [model_id, regression.to_dict()] for model_id, regression in self._regressions.items()
+            ],
         }
 
     @staticmethod
@@ -213,8 +204,8 @@ class LengthForecast:
         ]
         scores = self._scores.setdefault(model_id, tuple(LayerScore() for _ in LAYERS))
         losses = [
-            score.observe(each, output_tokens) if each is not None else None
-            for score, each in zip(scores, said, strict=True)
+            score.observe(lengths, output_tokens) if lengths is not None else None
+            for score, lengths in zip(scores, said, strict=True)
         ]
         self.gate.observe((tenant_id, model_id), model_id, losses)
         regression.observe(features, located, output_tokens)

@@ -1,12 +1,9 @@
 """Third layer of the length forecast: combines a probe of the model's state with the prior.
 
-A probe on the served model's state (computed beside the model, see `engine/model/length_probe/probe.py`) says
-how likely each range of *remaining* lengths is, in the manner of TRAIL (arXiv 2410.01035) and ARES (arXiv
-2510.13668). The forecast that came with the request is the prior: median and 90th percentile of a length, as
-a Laplace distribution of its logarithm, cut off at the tokens that are out. Both are multiplied (Bayes' rule,
-taking them for independent), so a probe that knows nothing changes nothing.
-
-Pure, without torch or numpy: what comes from the model is a short list of numbers.
+The probe (`engine/model/length_probe/probe.py`) says how likely each range of *remaining* lengths is, as
+TRAIL (arXiv 2410.01035) and ARES (arXiv 2510.13668). The prior is the forecast that came with the request,
+median and 90th percentile as a Laplace distribution of the length's logarithm, cut off at the tokens that are
+out. Both are multiplied (Bayes' rule). Pure, without torch or numpy.
 """
 
 from __future__ import annotations

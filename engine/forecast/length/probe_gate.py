@@ -1,9 +1,8 @@
 """Current length forecasts of running sequences, and the gate that drops a poor probe.
 
-Takes what the probe reads, combines it with the forecast that came with each sequence (`probe.py`), and says
-the new median and 90th percentile of its whole length. When a sequence ends, both are judged by what they
-said at its first reading; a gate per tenant drops the probe where it does worse. A probe that takes another's
-place starts unjudged. Pure; bounded by the sequences that live. One writer: the engine's core.
+When a sequence ends, the probe and the forecast that came with it are judged by what they said at its first
+reading; a gate per tenant drops the probe where it does worse. Pure; bounded by the sequences that live. One
+writer: the engine's core.
 """
 
 from __future__ import annotations
@@ -33,8 +32,6 @@ class Foreseen:
 
 
 class ProbeGate:
-    """The lengths that one engine foresees."""
-
     def __init__(self) -> None:
         self._state = "off"
         self._problem = ""
@@ -80,9 +77,9 @@ class ProbeGate:
         the sequence was submitted with. None: the forecast is to be left as it is."""
         prior = prior_of(*forecast, generated)
         remaining = remaining_quantiles(logits, prior, QUANTILES)
-        lengths = [min(generated + each, max_tokens) for each in remaining]
+        lengths = [min(generated + tokens, max_tokens) for tokens in remaining]
         if generated == 0:
-            plain = [min(each, max_tokens) for each in prior_quantiles(prior, QUANTILES)]
+            plain = [min(tokens, max_tokens) for tokens in prior_quantiles(prior, QUANTILES)]
             self._said[sequence_id] = (plain, lengths)
         if not self._gate.layer(tenant_id, _ALL):
             return None

@@ -1,12 +1,9 @@
 """Second layer of the length forecast: online regression on a request's features.
 
-A linear model of the logarithm of the length: its place and its spread, both learned online from one answer
-at a time (AdaGrad, Duchi et al. 2011: a step for each weight that shrinks as it is used). The place starts
-from the median of the sketches, so an untrained model says what the layer below says. Place and spread give
-quantiles by the distribution of what the model missed by (`residuals.py`): they cannot cross.
-
-Everything is conditional on the tokens generated so far. Pure Python and cheap: a gateway asks on every
-request and has no numpy. Bounded: `PLACES` weights a model.
+A linear model of the logarithm of the length, its place and its spread, learned online (AdaGrad, Duchi et al.
+2011). The place starts from the median of the sketches. Quantiles by the distribution of what the model
+missed by (`residuals.py`): they cannot cross. Conditional on the tokens generated so far. Pure Python: a
+gateway has no numpy. Bounded: `PLACES` weights a model.
 """
 
 from __future__ import annotations
@@ -55,7 +52,6 @@ class LengthRegression:
 
     def __init__(self) -> None:
         self.samples = 0
-        """Answers learned from."""
         self._longest = 1
         self._most = MOST_LOG_LENGTH
         """Nothing beyond is foretold: well above the longest answer that was seen."""
@@ -122,7 +118,6 @@ class LengthRegression:
             self._spread[NOVELTY] += NOVELTY_RATE * slope / (FIRST_SQUARES + squares) ** 0.5
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, fit for JSON."""
         arrays = (self._place, self._place_squares, self._spread, self._spread_squares)
         packed = zlib.compress(b"".join(array("f", values).tobytes() for values in arrays), 1)
         return {

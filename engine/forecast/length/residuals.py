@@ -22,7 +22,6 @@ BORROWS = 12.0
 
 
 def _make_prior() -> list[float]:
-    """A Laplace distribution of scale 1: the one that makes the median the best place."""
     weights = [exp(-abs((index + 0.5) * WIDTH - REACH)) for index in range(CELLS)]
     total = sum(weights)
     return [weight / total for weight in weights]
@@ -42,7 +41,6 @@ class Residuals:
         self._survival = self._make_survival()
 
     def observe(self, residual: float) -> None:
-        """Counts one."""
         index = int((min(max(residual, -REACH), REACH - WIDTH / 2) + REACH) / WIDTH)
         self.weights[index] += self._step
         self._step /= DECAY
@@ -72,7 +70,6 @@ class Residuals:
         return (index + part) * WIDTH - REACH
 
     def filled(self) -> list[float]:
-        """The weights as of now, fit for keeping."""
         return [weight / self._step for weight in self.weights]
 
     @staticmethod

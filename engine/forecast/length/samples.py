@@ -1,8 +1,7 @@
 """Training samples of the length probe: model states and the tokens that followed.
 
-Numbers only: neither prompts nor answers are in them (though a state is made from a prompt, and is to be kept
-as carefully as one). A bounded memory of the newest; a sequence gives a few readings at most, so that long
-answers do not crowd out the rest. Pure. One writer: the engine's core.
+Numbers only, made from prompts: kept as carefully as those. Bounded: the newest, a few readings of each
+sequence. Pure.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 
 MAX_SAMPLES = 20_000
 MAX_READINGS = 6
-"""Of one sequence: the first, and the last ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +18,6 @@ class LengthSample:
     """One reading of a sequence that has ended."""
 
     generated: int
-    """Tokens that were out."""
     remaining: int
     """Tokens that came after, the next one included: at least 1."""
     state: bytes
@@ -32,7 +29,6 @@ class LengthSamples:
 
     def __init__(self, max_samples: int = MAX_SAMPLES) -> None:
         self.total = 0
-        """Samples ever taken."""
         self._kept: deque[LengthSample] = deque(maxlen=max_samples)
         self._open: dict[str, list[tuple[int, bytes]]] = {}
 

@@ -45,12 +45,9 @@ def concordance(pairs: Iterable[tuple[float, float]]) -> float | None:
 
 @dataclass(slots=True)
 class LayerScore:
-    """What one layer of a forecast did so far."""
-
     samples: int = 0
     pinball_sum_tokens: float = 0.0
     error_sum_tokens: float = 0.0
-    """Of the median."""
     covered: list[int] = field(default_factory=lambda: [0] * len(QUANTILES))
     """Answers that did not exceed each quantile."""
     pairs: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=KEPT_PAIRS))

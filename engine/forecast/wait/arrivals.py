@@ -1,13 +1,9 @@
 """Recent arrival rates by tenant and tier, for replays.
 
-A request that waits is overtaken: by higher tiers, and in a fair order by tenants further below their share.
-Those requests are not there yet when the estimate is made. This keeps, for each tenant and tier, how often
-requests have been arriving lately and what they are like, so that a replay can let the likely ones arrive.
-
-A burst is not a rate: a stream that does not arrive all the time is as frequent as the cells of time are in
-which something of it arrived, however much that was.
-
-Pure: time is passed in. Bounded: the streams seen longest ago are forgotten first.
+A request that waits is overtaken by higher tiers and by tenants further below their share; a replay lets the
+likely ones arrive. A burst is not a rate: a stream that does not arrive all the time is as frequent as the
+cells of time in which something of it arrived. Pure. Bounded: the streams seen longest ago are forgotten
+first.
 """
 
 from __future__ import annotations
@@ -54,7 +50,6 @@ class _TenantArrivals:
     first_s: float
     last_s: float
     count: float
-    """Decayed to `last_s`."""
     cells: float
     """In which something arrived; decayed as well."""
     weight: float
@@ -99,11 +94,9 @@ class ArrivalRates:
         self._seen[key] = seen
 
     def streams(self, now_s: float) -> list[ArrivalStream]:
-        """The streams that are alive, each with its mean rate lately.
-
-        What has gone on for a minute will likely go on for another, what began a second ago may have been a
-        burst: a stream is taken to last as long again as it has lasted.
-        """
+        """The streams that are alive, each with its mean rate lately. What has gone on for a minute will
+        likely go on for another, what began a second ago may have been a burst: a stream is taken to last as
+        long again as it has lasted."""
         alive = []
         for (tenant_id, tier), seen in self._seen.items():
             kept = exp(-max(0.0, now_s - seen.last_s) / self._memory_s)

@@ -1,9 +1,8 @@
 """Forecast of a request's first and last token.
 
 A replay of the waiting queue (`replay.py`) with the fitted step-time model as the clock gives the median; the
-90th percentile adds the spread of as many answers as go first. Requests that come later and go first are
-replayed where the caller says how often they come (`arrivals`). What the replay does not see: memory pressure
-beyond the window's.
+90th percentile adds the spread of as many answers as go first. Memory pressure beyond the window's is not
+seen.
 """
 
 from __future__ import annotations
@@ -109,10 +108,8 @@ def forecast(
 
 
 def lognormal_lengths(spread: float = 0.7) -> DrawLength:
-    """Lengths around each entry's own prediction (its median), for lack of anything better.
-
-    `spread` is the standard deviation of the logarithm.
-    """
+    """Lengths around each entry's own prediction (its median), for lack of anything better. `spread` is the
+    standard deviation of the logarithm."""
 
     def draw(entry: QueueEntry, generated: int, u: float) -> int:
         median = max(1.0, float(entry.predicted_output_tokens))
@@ -165,7 +162,7 @@ def _conclude(
 
 
 def _alone_s(step_times: list[StepTime], tokens: int, sequences: int) -> float:
-    return max((predict_step_s(each, tokens, 0, sequences) for each in step_times), default=0.0)
+    return max((predict_step_s(fit, tokens, 0, sequences) for fit in step_times), default=0.0)
 
 
 def _busy_step_s(replay: QueueReplay, step_times: list[StepTime]) -> float:

@@ -1,8 +1,7 @@
 """When places of engines come free one after the other, while all of them are taken.
 
-For requests that come in a burst between two replays: those that run end as they were replayed, each place
-then serves one request after the other. Lengths of those are spread over their distribution, since the first
-place that comes free is that of the shortest answer. Pure.
+For requests that come in a burst between two replays. Their lengths are spread over their distribution, since
+the first place that comes free is that of the shortest answer. Pure.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """One replay of the queue with probes of any tenant, tier and size.
 
-One replay of the queue for all of them. Beside what really waits, probes stand in it: for each line asked
-about one of each of a few sizes, and for each tier those of a tenant that was idle so far. A probe has its
-turn by the same order and finds room by the same window as a request of its size would, but takes nothing, so
-that probes do not wait for one another. What it sees at its turn (the time, the engine's places and prompts,
-and what went first) is a point of the surface (`surface.py`).
-
-Outstanding quotes are in the replay as requests that arrived already: the same slot is not sold twice.
+For each line asked about there is a probe of each of a few sizes, and for each tier those of a tenant that
+was idle. A probe has its turn and finds room as a request of its size would, but takes nothing. What it sees
+at its turn is a point of the surface (`surface.py`). Outstanding quotes are in the replay as requests that
+arrived already: the same slot is not sold twice.
 """
 
 from __future__ import annotations
@@ -108,7 +105,6 @@ class Probing(QueueReplay):
     """The engine's step and time at each probe's turn."""
 
     def add_probe(self, line: Line, cost: int) -> None:
-        """Puts one in line."""
         prompt, output = _halves(cost)
         entry = QueueEntry(
             entry_id=f"\0probe {len(self.probes)}",
@@ -143,7 +139,11 @@ class Probing(QueueReplay):
             busy = [engine for engine in self.engines if engine.has_work]
             if not busy or self.now_s >= until_s:
                 return
-            engine = min(busy, key=lambda each: each.next_event_s(self._rank)) if len(busy) > 1 else busy[0]
+            engine = (
+                min(busy, key=lambda candidate: candidate.next_event_s(self._rank))
+                if len(busy) > 1
+                else busy[0]
+            )
             events = engine.advance(self._rank)
             self.now_s = max(self.now_s, engine.now_s)
             for stream in events:
@@ -262,7 +262,7 @@ class Probing(QueueReplay):
             own, band = by_tenant.get(key, 0), bands.get(line.tier, 0)
             others = band - own
             if self.queue.order_name != "fcfs":
-                sharing = sum(each for (_, tier), each in weights.items() if tier == line.tier)
+                sharing = sum(weight for (_, tier), weight in weights.items() if tier == line.tier)
                 others = min(others, round(own * max(0.0, sharing / line.weight - 1.0)))
             self._see(entry_id, self.engines[max(0, point.engine)])
             point.wait_s = passed_s + (above + own + others) * s_per_cost
@@ -274,7 +274,6 @@ class Probing(QueueReplay):
         return served
 
     def _left(self) -> tuple[dict[int, int], dict[tuple[str, int], int], dict[tuple[str, int], float]]:
-        """What still waits: cost by tier, and cost and weight by tenant and tier."""
         bands: dict[int, int] = {}
         by_tenant: dict[tuple[str, int], int] = {}
         weights: dict[tuple[str, int], float] = {}
@@ -300,8 +299,8 @@ class Probing(QueueReplay):
             at_s=self.start_s,
             points=points,
             loads=[engine.load for engine in self.engines],
-            error=min(1.0, max((each.relative_error for each in step_times), default=1.0)),
-            samples=min((each.samples for each in step_times), default=0),
+            error=min(1.0, max((fit.relative_error for fit in step_times), default=1.0)),
+            samples=min((fit.samples for fit in step_times), default=0),
             is_extrapolated=self.is_extrapolated,
             dispatch_gap_s=self._dispatch_gap_s(),
             free_places=self.free,

@@ -1,12 +1,9 @@
 """Replay of the waiting queue on virtual time.
 
-The waiting queue on virtual time: the same order, the same late-dispatch windows, the same charges as in the
-gateway, in front of replayed engines.
-
-Lengths are unknown, and a window's next free place is the *shortest* of many answers, so giving every answer
-its mean length would be wrong even on average. The answers ahead are spread evenly over their distribution
-instead: the first gets its median, the next its quartiles, and so on (van der Corput), which makes the
-replay deterministic.
+The same order, late-dispatch windows and charges as in the gateway, in front of replayed engines. A window's
+next free place is the *shortest* of many answers, so the answers ahead are spread evenly over their
+distribution: the first gets its median, the next its quartiles, and so on (van der Corput),
+deterministically.
 """
 
 from __future__ import annotations
@@ -25,21 +22,18 @@ DrawLength = Callable[[QueueEntry, int, float], int]
 """(entry, generated, u) -> total output tokens of one of its sequences at quantile u, given that
 `generated` are out and more will come."""
 LaneOf = Callable[[QueueEntry], int]
-"""Where in its tier's band an entry waits."""
 
 MAX_REPLAYED = 256
 """Waiting requests that are replayed; a longer queue is extrapolated."""
 MAX_ORDERED = 4096
 """Waiting requests whose order is looked at beyond that."""
 MAX_ARRIVALS = 512
-"""Requests that may arrive during a replay."""
 MAX_EVENTS = 20_000
 ARRIVAL = "\0arrival"
 """How the ids of requests begin that arrive during a replay."""
 
 
 def one_lane(_entry: QueueEntry) -> int:
-    """All entries wait in the same lane."""
     return 0
 
 
@@ -66,7 +60,6 @@ class QueueReplay:
     """Tenants of the requests that wait, by tier; `sequences` are requests."""
     drawn: int = 0
     completed: int = 0
-    """Answers completed before the candidate was dispatched."""
     candidate_left: int = 0
     """Sequences of the candidate that are not complete."""
     dispatched_s: float | None = None
@@ -108,7 +101,7 @@ class QueueReplay:
                 return
             engine = busy[0]
             if len(busy) > 1:
-                engine = min(busy, key=lambda each: each.next_event_s(self._rank))
+                engine = min(busy, key=lambda candidate: candidate.next_event_s(self._rank))
             events = engine.advance(self._rank)
             self.now_s = max(self.now_s, engine.now_s)
             for stream in events:
@@ -186,7 +179,11 @@ class QueueReplay:
         roomy = [engine for engine in self.engines if engine.has_room(entry.tier, sequences, kv_tokens)]
         if not roomy and self.queue.is_by_tenant and not self.lane_of(entry):
             waiting = self.waiting.get(entry.tier, {})
-            roomy = [each for each in self.engines if each.owes(entry, sequences, kv_tokens, waiting)]
+            roomy = [
+                candidate
+                for candidate in self.engines
+                if candidate.owes(entry, sequences, kv_tokens, waiting)
+            ]
         return min(
             roomy, key=lambda engine: engine.ahead(entry.tier)[0] / engine.load.max_sequences, default=None
         )
@@ -269,7 +266,6 @@ class QueueReplay:
             cost += entry.predicted_cost
 
     def _rank(self, entry: QueueEntry) -> int:
-        """The engine's own order among what was dispatched to it."""
         if self.queue.order_name == "fcfs":
             return 0
         return self.queue.counter(entry.tenant_id, entry.tier, self.lane_of(entry))

@@ -1,8 +1,7 @@
-"""One engine in a replay, event by event.
+"""One engine in a replay, event by event (a prompt done, an answer done), never token by token.
 
-One engine in a replay: streams that wait for a place, prompts in chunks, decodes in lockstep. It jumps from
-event to event (a prompt done, an answer done), never token by token: between two events every step has the
-same shape, and the time of many such steps is a sum that can be written down.
+Between two events every step has the same shape, so the time of many such steps is a sum that can be written
+down.
 """
 
 from __future__ import annotations
@@ -31,9 +30,7 @@ class Flight:
 
     entry: QueueEntry
     prompt_left: int
-    """Tokens it has to compute before its next token: of the prompt, or again after a preemption."""
     context_tokens: int
-    """Tokens in the cache."""
     emitted_tokens: int
     kv_tokens: int
     """What it counts in the dispatch window."""
@@ -93,11 +90,9 @@ class ReplayedEngine:
     """By the step that completes them."""
     decode_context: int = 0
     running: dict[int, int] = field(default_factory=dict)
-    """Streams that have a place, by tier."""
     dispatched: dict[int, int] = field(default_factory=dict)
     dispatched_kv: dict[int, int] = field(default_factory=dict)
     live: dict[int, dict[str, LiveTenant]] = field(default_factory=dict)
-    """Tenants with sequences here, by tier."""
 
     @property
     def has_work(self) -> bool:
@@ -176,11 +171,8 @@ class ReplayedEngine:
         return self.now_s + self._duration_s(steps, prefilled)
 
     def advance(self, rank: Rank) -> list[Stream]:
-        """Runs to the next event.
-
-        Returns the streams that got their first token of this replay, or (then `output_left` is 0) their
-        last.
-        """
+        """Runs to the next event. Returns the streams that got their first token of this replay, or (then
+        `output_left` is 0) their last."""
         steps, prefilled = self._next_steps(rank)
         self._pass_time(steps, prefilled)
         return self._arrivals(prefilled)
@@ -218,7 +210,7 @@ class ReplayedEngine:
         while self.queued:
             tier = min(self.queued)
             # A higher tier takes a lower one's place: only streams of its tier and above stand in its way.
-            if sum(count for each, count in self.running.items() if each <= tier) >= self.load.max_sequences:
+            if sum(count for rank, count in self.running.items() if rank <= tier) >= self.load.max_sequences:
                 return
             line = self.queued[tier]
             chosen = min(line, key=lambda item: (rank(item[1].entry), item[0])) if len(line) > 1 else line[0]

@@ -1,8 +1,7 @@
 """What has come since a replay, as requests that are forecast between two replays count it.
 
-A request counts from its own estimate on, also while its budget is being held: of a burst each one's estimate
-contains those made before it. Pure; sums by tier and tenant, so that an estimate costs the same however many
-came.
+A request counts from its own estimate on: of a burst each one's estimate contains those before it. Pure; sums
+by tier and tenant.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ class ComingSince:
         tenant's requests and this one.
         """
         band, line = self._by_tier.get(tier, _NONE), self._by_line.get((tenant_id, tier), _NONE)
-        above = [came for each, came in self._by_tier.items() if each < tier]
+        above = [came for rank, came in self._by_tier.items() if rank < tier]
         others = others_ahead = float(band.requests - line.requests)
         if own_waiting is not None and others:
             turns = max(line.requests, own_waiting) + 1

@@ -1,8 +1,6 @@
-"""Wait surface: forecast of any tenant, tier and size from one replay.
+"""Wait surface: forecast of any tenant, tier and size from one replay (`probing.py`).
 
-One replay of the queue (`probing.py`) answers for all of them: probes of a few sizes in each line (tenant
-and tier) see when they would have their turn, and what. A request's own forecast is read off between the
-points of its line by its own cost, which takes tens of microseconds.
+A request's own forecast is read off between the points of its line by its own cost, in tens of microseconds.
 """
 
 from __future__ import annotations
@@ -35,8 +33,6 @@ NOTHING_AHEAD = {"own": 0, "others": 0, "higher_tier": 0}
 
 
 class Line(msgspec.Struct, frozen=True):
-    """Requests of one tenant in one tier."""
-
     tenant_id: str
     tier: int
     weight: float = 1.0
@@ -49,7 +45,6 @@ class Point:
     cost: int
     wait_s: float = 0.0
     completed: int = 0
-    """Answers that had to end before."""
     place_s: float = 0.0
     """From its turn until the engine has a place for it."""
     prompt_tokens_ahead: int = 0
@@ -64,7 +59,6 @@ class Point:
     ahead_higher: int = 0
     is_reached: bool = False
     engine: int = -1
-    """Index of the engine that takes it."""
 
     @property
     def has_seen(self) -> tuple[float, ...]:
@@ -101,7 +95,6 @@ class Surface:
     dispatch_gap_s: float
     """Mean time between two turns while the queue was not empty; 0: it always was."""
     free_places: Mapping[int, int]
-    """By tier: requests that could be dispatched at once."""
     places: Mapping[int, EnginePlaces]
     """By tier: those that engines have for it."""
     basis: str = field(init=False)
@@ -131,11 +124,8 @@ class Surface:
         way_s: float = 0.0,
     ) -> Forecast:
         """The forecast of a request. `output_tokens` (p50, p90) are of its longest sequence; `since`: what
-        came and left after the replay; `way_s`: until it is queued.
-
-        A line without probes is answered as a newcomer's. Raises KeyError for a tier of which nothing is
-        known.
-        """
+        came and left after the replay; `way_s`: until it is queued. A line without probes is answered as a
+        newcomer's. Raises KeyError for a tier of which nothing is known."""
         p50, p90 = output_tokens
         line = (tenant_id, tier)
         seen = self._point_of_all(tenant_id, tier)

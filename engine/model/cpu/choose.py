@@ -61,9 +61,7 @@ def choose_forward(
     fast_paths: bool,
 ) -> ForwardChoice:
     """`attention` names a kernel; None chooses one. Without `fast_paths` transformers' pass runs as it is.
-
-    Raises `Unsupported` if even the plain pass fails the check; `ValueError` for an unknown kernel.
-    """
+    Raises `Unsupported` if even the plain pass fails the check; `ValueError` for an unknown kernel."""
     device, dtype = model.device, model.dtype
     kernel = pick_attention(device, dtype, name=attention)
     reports: list[PathReport] = []

@@ -1,11 +1,9 @@
 """A Llama-like decoder as one compiled call per step.
 
-transformers' modules cost a millisecond a step in Python and small operators; with few tokens that is more
-than the arithmetic. This is the same arithmetic for the plain pre-norm decoders (`FAMILY`): merged
-query/key/value and gate/up products over weights laid out in panels (`kernels.cpu.products`), float32
-activations in buffers that are kept, and, in the last layer, only the rows whose logits are wanted
-(`kernels.cpu.decoder`). transformers' forward pass is its twin: a model is run this way only if it gives the
-twin's logits at load.
+For the plain pre-norm decoders (`FAMILY`): merged query/key/value and gate/up products over weights laid out
+in panels (`kernels.cpu.products`), float32 activations in kept buffers, and in the last layer only the rows
+whose logits are wanted (`kernels.cpu.decoder`). transformers' forward pass is its twin: a model is run this
+way only if it gives the twin's logits at load.
 """
 
 from __future__ import annotations
@@ -73,7 +71,6 @@ class Panels:
                     module.weight.data = module.weight.new_empty(0)
 
     def restore(self) -> None:
-        """Gives the weights back to the modules."""
         from kernels.cpu.products import plain_weight
 
         if self._is_shared:
@@ -92,10 +89,8 @@ _times: dict[tuple[int, int, torch.dtype, int], tuple[float, float]] = {}
 
 def probe_panels(outputs: int, inputs: int, dtype: torch.dtype) -> float:
     """Tries a product by panels with random numbers. Returns its speedup over torch's best, for a few numbers
-    of rows together. Results are cached.
-
-    Raises `Unsupported` when it differs from the plain product, depends on the number of rows, or is slower.
-    """
+    of rows together. Results are cached. Raises `Unsupported` when it differs from the plain product, depends
+    on the number of rows, or is slower."""
     key = (outputs, inputs, dtype, torch.get_num_threads())
     if key not in _times:
         _times[key] = _probe(outputs, inputs, dtype)
@@ -187,10 +182,8 @@ class CompiledForward:
     def __init__(
         self, model: Any, shapes: dict[int, LayerShape], options: dict[int, AttentionOptions]
     ) -> None:
-        """Takes the weights over: until `restore`, the model's own modules need not run.
-
-        Raises `Unsupported`, and leaves the model as it is, when it cannot be run this way.
-        """
+        """Takes the weights over: until `restore`, the model's own modules need not run. Raises
+        `Unsupported`, and leaves the model as it is, when it cannot be run this way."""
         from kernels.cpu import decoder as numba_decoder  # Numba may be missing: see `kernels.dispatch`
         from kernels.cpu.attention import NO_WINDOW
 
@@ -207,12 +200,16 @@ class CompiledForward:
         self._heads = attentions[0].q_proj.out_features // shapes[0].key_dim
         tied = model.lm_head.weight.data_ptr() == decoder.embed_tokens.weight.data_ptr()
         self._embedding = array_of(decoder.embed_tokens.weight.data)
-        self._qkv = Panels([[each.q_proj, each.k_proj, each.v_proj] for each in attentions])
-        self._output = Panels([[each.o_proj] for each in attentions])
-        self._gate_and_up = Panels([[each.gate_proj, each.up_proj] for each in mlps])
-        self._down = Panels([[each.down_proj] for each in mlps])
+        self._qkv = Panels(
+            [[attention.q_proj, attention.k_proj, attention.v_proj] for attention in attentions]
+        )
+        self._output = Panels([[attention.o_proj] for attention in attentions])
+        self._gate_and_up = Panels([[mlp.gate_proj, mlp.up_proj] for mlp in mlps])
+        self._down = Panels([[mlp.down_proj] for mlp in mlps])
         self._head = Panels([[model.lm_head]], is_shared=tied)
-        head_norms = [[getattr(each, name, None) for each in attentions] for name in ("q_norm", "k_norm")]
+        head_norms = [
+            [getattr(attention, name, None) for attention in attentions] for name in ("q_norm", "k_norm")
+        ]
         windows = [options[index].sliding_window for index in range(len(attentions))]
         self._weights = numba_decoder.DecoderWeights(
             qkv=self._qkv.array,
@@ -241,18 +238,15 @@ class CompiledForward:
 
     @property
     def products(self) -> list[Panels]:
-        """All matrix products of a step, by kind."""
         return [self._qkv, self._output, self._gate_and_up, self._down, self._head]
 
     def restore(self) -> None:
-        """Gives the weights back to the model's own modules."""
         for product in self.products:
             product.restore()
 
     def __call__(
         self, batch: PackedBatch, token_ids: Integers, rows: Integers, caches: dict[int, LayerCache]
     ) -> torch.Tensor:
-        """See `engine.model.forward.Forward`."""
         logits = np.empty((len(rows), self._head.width), dtype=np.float32)
         if self._angles.cover(batch.rows.most_context) or self._ends is None:
             self._ends = self._numba.Ends(

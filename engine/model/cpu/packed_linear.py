@@ -1,9 +1,8 @@
 """Linear layers over weights packed for oneDNN.
 
-torch's own path through MKL runs a narrow float32 product at a fraction of the machine's rate. oneDNN with a
-packed weight does not, serves every number of rows from one layout, and gives a row the same bits whatever
-the other rows. Both calls are private to torch (its compiler uses them), so a probe on random numbers
-compares results and times before a model's weights are packed.
+Faster for narrow float32 products than torch's path through MKL, one layout for every number of rows, and a
+row's bits do not depend on the others. The calls are private to torch, so a probe on random numbers compares
+results and times first.
 """
 
 from __future__ import annotations
@@ -74,7 +73,6 @@ class PackedLinear(torch.nn.Module):  # type: ignore[misc]
         return self._multiply(rows)
 
     def plain_weight(self) -> torch.Tensor:
-        """The original weight: packing changes no bit."""
         weight: torch.Tensor = self._packed.to_dense()
         return weight
 
@@ -89,10 +87,8 @@ _verdicts: dict[tuple[int, int, torch.dtype, int], PackedVerdict] = {}
 
 
 def probe_packed(weight: torch.Tensor) -> PackedVerdict:
-    """Tries packed products with random weights of this one's shape and dtype. Results are cached.
-
-    Raises `Unsupported` when they do not exist here, differ from the plain product, or are slower.
-    """
+    """Tries packed products with random weights of this one's shape and dtype. Results are cached. Raises
+    `Unsupported` when they do not exist here, differ from the plain product, or are slower."""
     outputs, inputs = weight.shape
     key = (outputs, inputs, weight.dtype, torch.get_num_threads())
     if key not in _verdicts:
@@ -161,14 +157,11 @@ class PackedModules:
         self._replaced: list[tuple[torch.nn.Module, str, Any, PackedLinear]] = []
         self.verdicts: list[PackedVerdict] = []
         self.skipped: dict[str, int] = {}
-        """Number of unchanged layers, by reason."""
 
     @staticmethod
     def of(model: torch.nn.Module) -> PackedModules:
-        """Replaces every `Linear` (and GPT-2's `Conv1D`) that the probe accepts.
-
-        A weight shared with the embedding is kept; any other is dropped once it is packed.
-        """
+        """Replaces every `Linear` (and GPT-2's `Conv1D`) that the probe accepts. A weight shared with the
+        embedding is kept; any other is dropped once it is packed."""
         done = PackedModules()
         embeddings = {
             id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)
@@ -197,7 +190,6 @@ class PackedModules:
         return len(self._replaced)
 
     def undo(self) -> None:
-        """Restores the original layers."""
         for parent, name, module, packed in self._replaced:
             if not module.weight.numel():
                 weight = packed.plain_weight()

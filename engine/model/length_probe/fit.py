@@ -1,9 +1,8 @@
-"""Trains a length probe on collected readings.
+"""Trains a length probe on collected readings, in seconds on a CPU.
 
-A network with one hidden layer, by cross entropy against the range of the remaining length, its neighbours
-counting a little: ranges have an order. Inputs are standardised and jittered, because a few thousand readings
-are few for some hundred inputs; the more there are, the less they are jittered. A tenth of the readings is
-held out for evaluation. Seconds on a CPU.
+One hidden layer, cross entropy against the range of the remaining length, its neighbours counting a little.
+Inputs are standardised and jittered, the less the more readings there are. A tenth is held out for
+evaluation.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ class Fitted:
     mean_error_tokens: float
     """Error of the predicted median remaining length, by the probe alone."""
     blind_error_tokens: float
-    """Error of the best constant."""
 
 
 def fit_probe(
@@ -60,10 +58,8 @@ def fit_probe(
     held_out_share: float = 0.1,
     seed: int = 0,
 ) -> Fitted:
-    """`states` `[readings, width]`, float32; `remaining`: the tokens that came after each, at least 1.
-
-    Raises `TooFewReadings`.
-    """
+    """`states` `[readings, width]`, float32; `remaining`: the tokens that came after each, at least 1. Raises
+    `TooFewReadings`."""
     if len(remaining) < LEAST_READINGS:
         raise TooFewReadings(
             f"{len(remaining)} readings are too few to train on: at least {LEAST_READINGS} are needed"
@@ -75,7 +71,7 @@ def fit_probe(
     mean = states[training].mean(0)
     deviation = states[training].std(0) + LEAST_DEVIATION
     standard = ((states - mean) / deviation).clamp(-FARTHEST, FARTHEST)
-    ranges = torch.tensor([range_of(each) for each in remaining])
+    ranges = torch.tensor([range_of(tokens) for tokens in remaining])
     network = _train(standard[training], _soft_targets(ranges[training]), generator)
     first, last = network[0], network[2]
     assert isinstance(first, torch.nn.Linear)

@@ -1,12 +1,9 @@
 """Length probe: predicts the remaining output length from the model's state.
 
-The state is read from the paged cache: the values are a projection of each layer's hidden state, they exist
-for prompts found in the prefix cache, too, and no forward pass has to change. Of a middle layer and the last
-one: the mean over the prompt, the last token's, the mean over the last few tokens. A small network (one
-hidden layer) maps them to the probability of each range of remaining lengths
-(`engine/forecast/length/probe.py`; TRAIL, arXiv 2410.01035; ARES, arXiv 2510.13668).
-
-Nothing here changes what the model computes: it only reads, after the step's tokens are chosen.
+The state is read from the paged cache, after the step's tokens are chosen: the values of a middle layer and
+the last one, as the mean over the prompt, the last token's, and the mean over the last few tokens. A small
+network maps them to the probability of each range of remaining lengths (`engine/forecast/length/probe.py`;
+TRAIL, arXiv 2410.01035; ARES, arXiv 2510.13668).
 """
 
 from __future__ import annotations
@@ -108,7 +105,6 @@ class ProbeWeights:
     fingerprint: str
     layers: tuple[int, ...]
     samples: int
-    """Number of readings in training."""
 
     def logits(self, state: torch.Tensor) -> torch.Tensor:
         """`[rows, width]` -> `[rows, RANGES]`."""
@@ -132,8 +128,8 @@ class ProbeWeights:
 def _metadata(content: bytes) -> dict[str, str]:
     """Of a safetensors file: a header of JSON behind its length."""
     length = int.from_bytes(content[:8], "little")
-    found: dict[str, str] = json.loads(content[8 : 8 + length]).get("__metadata__", {})
-    return found
+    metadata: dict[str, str] = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+    return metadata
 
 
 _TENSORS = ("mean", "deviation", "hidden", "hidden_bias", "output", "output_bias")
@@ -187,7 +183,6 @@ class LengthReadings:
         """Without `weights` nothing is predicted; `keep_states`: attaches the states themselves, as training
         data."""
         self.weights = weights
-        """May be replaced between two steps."""
         self.has_failed = False
         """States cannot be read: nothing is, from then on."""
         self._reader = reader

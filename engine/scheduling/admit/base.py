@@ -1,8 +1,7 @@
 """Admission decision: may the next candidate start now, beside what runs.
 
-Two questions. *May it join* the batch as it is (a batch that runs to completion is closed; a window
-waits for more; a bucket takes its like)? *Does it fit* into memory, with what the running ones will still
-need? A choice answers both; that no candidate is skipped is the scheduler's rule.
+*May it join* the batch as it is, and *does it fit* into memory with what the running ones will still need.
+That no candidate is skipped is the scheduler's rule.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ class Batch:
     running: SequenceOf[Sequence]
     """In order of admission, those admitted in this step included."""
     num_waiting: int
-    """The candidate included."""
     max_sequences: int
     block_tokens: int
     num_blocks: int
@@ -37,7 +35,6 @@ class Batch:
     most_promised_blocks: int | None = None
     """What the running ones can take at the very most beyond the blocks they hold; None: not known."""
     admitted_now: int = 0
-    """Admitted in this very step."""
     waiting: Callable[[], Iterable[QueueEntry]] = tuple
     """All that wait, the candidate included, in no particular order; to go through them takes its time."""
     memo: dict[str, Any] = field(default_factory=dict)
@@ -55,8 +52,7 @@ class Defer:
 
 class Admit(Protocol):
     """Contract: with nothing running, and after at most the longest wait it declares, a candidate joins; what
-    it wants of an empty pool is never more than the candidate can ever need.
-    """
+    it wants of an empty pool is never more than the candidate can ever need."""
 
     @property
     def name(self) -> str: ...
@@ -100,3 +96,18 @@ class Admit(Protocol):
     def stepped(self) -> None:
         """A step was put together."""
         ...
+
+
+class QuietAdmit:
+    """A choice that only answers: arrivals, evictions and steps mean nothing to it, and it suspends none."""
+
+    __slots__ = ()
+
+    def arrived(self, now_s: float) -> None: ...
+
+    def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
+        return []
+
+    def preempted(self) -> None: ...
+
+    def stepped(self) -> None: ...

@@ -1,13 +1,13 @@
 """Membership of a batch that runs to completion.
 
-The gate opens for a number when nothing runs, lets that number in (over several steps, because one step's
-tokens may not hold all their prompts) and then stays shut until all have finished: it does not open again
-for places or memory that members leave. A member that lost its memory on the way may come back.
+The gate opens for a number when nothing runs, lets that number in (over several steps) and stays shut until
+all have finished. A member that lost its memory on the way may come back.
 """
 
 from __future__ import annotations
 
-from engine.scheduling.admit.base import Batch, Defer
+from engine.scheduling.admit.base import Batch, Defer, QuietAdmit
+from engine.scheduling.admit.reserve import PredictedReserve
 from engine.sequence import Sequence
 
 RUNS = Defer("the batch runs to completion")
@@ -18,12 +18,10 @@ class BatchGate:
 
     def __init__(self) -> None:
         self.members: list[Sequence] = []
-        """Of the batch that runs, or ran last."""
         self._may_come = 0
         self._came = False
         self._stands_still = False
         self._since_s: float | None = None
-        """Since when the next batch is waited for."""
 
     def lets_in(self, candidate: Sequence, batch: Batch) -> bool:
         """Whether it may join the batch that runs."""
@@ -56,9 +54,26 @@ class BatchGate:
         self._since_s = None
 
     def stepped(self) -> None:
-        """A step was put together."""
         self._stands_still = not self._came
         self._came = False
+
+
+class RunToCompletion(QuietAdmit):
+    """Base of choices whose batches run to completion; memory as `memory` says."""
+
+    __slots__ = ()
+    memory: PredictedReserve
+    _gate: BatchGate
+
+    def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
+        return self.memory.blocks_wanted(candidate, batch)
+
+    def admitted(self, candidate: Sequence, batch: Batch) -> None:
+        self._gate.admitted(candidate, batch)
+        self.memory.admitted(candidate, batch)
+
+    def stepped(self) -> None:
+        self._gate.stepped()
 
 
 def has_prompt_left(sequence: Sequence) -> bool:

@@ -1,17 +1,13 @@
-"""Length-bucket admission: only prompts of like length are computed together.
+"""Length-bucket admission: only prompts of like length are computed together (BucketServe, arXiv 2507.17120).
 
-Homogeneous steps (BucketServe, arXiv 2507.17120). What a padded step pads is its prompts, each to the longest
-of them; a decoding sequence is a row of one token whatever its length. So prompts are computed together whose
-tokens to compute lie within one ratio: the same length by which the order sorts
-(`engine/scheduling/order/buckets.py`), so that like follows like and a step is seldom cut short. When the
-head of the line is of another length it waits until the prompts in progress are through, mostly one step.
+What a padded step pads is its prompts, each to the longest. So prompts are computed together whose tokens to
+compute lie within one ratio: the length by which the order sorts (`engine/scheduling/order/buckets.py`). A
+head of another length waits until the prompts in progress are through.
 
-A long prompt in progress takes many steps. A short one that has waited `suspend_after_s` suspends prompts in
-progress that are at least two buckets longer. What was suspended keeps its KV and returns between the short
-ones, or goes before them when `longest_pause_s` has passed. A sequence is suspended at most
-`MOST_SUSPENSIONS` times, and there is at most one suspension in `REST_STEPS` steps.
-
-Where nothing is padded there is nothing to save, and cutting steps short is a loss.
+A short one that has waited `suspend_after_s` suspends prompts in progress that are at least two buckets
+longer. What was suspended keeps its KV and returns between the short ones, or goes before them when
+`longest_pause_s` has passed. A sequence is suspended at most `MOST_SUSPENSIONS` times, and at most once in
+`REST_STEPS` steps. Where nothing is padded it loses.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import log
 
-from engine.scheduling.admit.base import Batch, Defer
+from engine.scheduling.admit.base import Batch, Defer, QuietAdmit
 from engine.scheduling.admit.batch_gate import has_prompt_left
 from engine.scheduling.admit.reserve import PredictedReserve
 from engine.scheduling.claims import NO_STARVATION, SAFE
@@ -29,15 +25,11 @@ from engine.sizes import blocks_for
 REST_STEPS = 64
 MOST_SUSPENSIONS = 2
 NONE = -1
-"""No prompt is in progress."""
 
 
 @dataclass(slots=True)
-class LengthBuckets:
-    """One object an engine."""
-
+class LengthBuckets(QuietAdmit):
     ratio: float = 2.0
-    """Longest to shortest within a bucket."""
     suspend_after_s: float = 0.5
     longest_pause_s: float = 5.0
     memory: PredictedReserve = field(default_factory=PredictedReserve)
@@ -54,9 +46,6 @@ class LengthBuckets:
         """By the prompt tokens that there were to compute when it came: a bucket is for life."""
         return int(log(_size(sequence)) / log(self.ratio) + 1e-9)
 
-    def arrived(self, now_s: float) -> None:
-        """Lengths count, not arrivals."""
-
     def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
         """Prompts of like length, beside any number of decodes."""
         if not batch.running:
@@ -67,7 +56,6 @@ class LengthBuckets:
         return None if longest in (NONE, self.bucket(candidate)) else Defer(f"bucket {longest} runs")
 
     def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
-        """As `memory` says."""
         return self.memory.blocks_wanted(candidate, batch)
 
     def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
@@ -110,9 +98,6 @@ class LengthBuckets:
             batch.memo[self.name] = max(batch.memo[self.name], self.bucket(candidate))
         self.memory.admitted(candidate, batch)
 
-    def preempted(self) -> None:
-        """The reserve is fixed."""
-
     def stepped(self) -> None:
         """A step of rest."""
         self._rest = max(0, self._rest - 1)
@@ -120,8 +105,8 @@ class LengthBuckets:
     def _longest(self, batch: Batch) -> int:
         longest = batch.memo.get(self.name)
         if longest is None:
-            found = (self.bucket(sequence) for sequence in batch.running if has_prompt_left(sequence))
-            longest = batch.memo[self.name] = max(found, default=NONE)
+            prompts = (self.bucket(sequence) for sequence in batch.running if has_prompt_left(sequence))
+            longest = batch.memo[self.name] = max(prompts, default=NONE)
         return int(longest)
 
     def _may_pause(self, sequence: Sequence, candidate: Sequence) -> bool:

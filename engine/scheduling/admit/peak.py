@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import accumulate, count
 from operator import mul, sub
 
-from engine.scheduling.admit.base import Batch, Defer
+from engine.scheduling.admit.base import Batch, Defer, QuietAdmit
 from engine.scheduling.claims import ALL
 from engine.sequence import Sequence
 
@@ -36,7 +36,7 @@ UNKNOWN_SPREAD = 2
 
 
 @dataclass(slots=True)
-class PeakAdmit:
+class PeakAdmit(QuietAdmit):
     """A candidate joins if the worst moment with it fits. One object an engine."""
 
     quantile_permille: int = 600
@@ -57,11 +57,7 @@ class PeakAdmit:
         """The quantile in force."""
         return min(1000, self.quantile_permille + self._raised // DECAY_STEPS)
 
-    def arrived(self, now_s: float) -> None:
-        """No effect: only running sequences count."""
-
     def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
-        """Always."""
         return None
 
     def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
@@ -71,10 +67,6 @@ class PeakAdmit:
         peak_blocks = peaks.with_one_more(remaining, used) // batch.block_tokens
         headroom = batch.num_blocks * self.headroom_permille // 1000 if batch.running else 0
         return peak_blocks - held + headroom
-
-    def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
-        """None."""
-        return []
 
     def admitted(self, candidate: Sequence, batch: Batch) -> None:
         """It runs now and has the blocks of its known tokens."""
@@ -98,11 +90,9 @@ class PeakAdmit:
         self._raised = max(0, self._raised - self.jump_permille)
 
     def needs(self, sequences: Iterable[Sequence], block_tokens: int) -> list[tuple[int, int]]:
-        """(Tokens still to come, tokens used) of each, by the quantile in force.
-
-        No more is to come than ever can. Used is what whole blocks may take at worst; one that is immune to
-        preemption holds all blocks that it can need from the start.
-        """
+        """(Tokens still to come, tokens used) of each, by the quantile in force. No more is to come than ever
+        can. Used is what whole blocks may take at worst; one that is immune to preemption holds all blocks
+        that it can need from the start."""
         level = self.level_permille
         above_median = max(0, min(level, HIGH_PERMILLE) - MEDIAN_PERMILLE)
         above_high = max(0, level - HIGH_PERMILLE)
@@ -141,11 +131,9 @@ class PeakAdmit:
 
 
 class Peaks:
-    """The worst moment of a changing set of (remaining, used), without sorting it anew.
-
-    Kept sorted by remaining, the longest first, with running sums and maxima: one more is asked for in
-    O(log n), and added in one pass.
-    """
+    """The worst moment of a changing set of (remaining, used), without sorting it anew. Kept sorted by
+    remaining, the longest first, with running sums and maxima: one more is asked for in O(log n), and added
+    in one pass."""
 
     def __init__(self, needs: Iterable[tuple[int, int]]) -> None:
         ordered = sorted([(-remaining, used) for remaining, used in needs])

@@ -1,8 +1,7 @@
-"""Admission with a memory reserve for predicted output.
+"""Admission with a memory reserve for a part of the predicted output.
 
-Reserving nothing (prompt only) admits most and pays with evictions and recomputation under pressure;
-reserving the full `max_tokens` leaves memory unused whenever answers are shorter; a part of the predicted
-remainder does neither.
+Reserving nothing (prompt only) admits most and pays with evictions; reserving `max_tokens` leaves memory
+unused.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from engine.scheduling.admit.base import Batch, Defer
+from engine.scheduling.admit.base import Batch, Defer, QuietAdmit
 from engine.scheduling.claims import ALL
 from engine.sequence import Sequence
 
@@ -19,7 +18,7 @@ HELD, PROMISED = "held by small ones", "promised to large ones"
 
 
 @dataclass(frozen=True, slots=True)
-class PredictedReserve:
+class PredictedReserve(QuietAdmit):
     """Any candidate may join; reserves a part of all running sequences' predicted remaining output."""
 
     permille: int = 500
@@ -31,19 +30,13 @@ class PredictedReserve:
     claims: frozenset[str] = ALL
     longest_wait_s: float = 0.0
 
-    def arrived(self, now_s: float) -> None:
-        """No effect: only running sequences count."""
-
     def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
-        """Always."""
         return None
 
     def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
         """Its known tokens and its reserve, and what the running ones are still promised; see `room.py`.
-
-        Where there is memory for all that the running ones can ever take, that is the answer, without
-        looking at each.
-        """
+        Where there is memory for all that the running ones can ever take, that is the answer, without looking
+        at each."""
         own = self._still_wanted([candidate], batch.block_tokens)
         lane = batch.num_blocks * self.small_permille // 1000
         if batch.most_promised_blocks is not None:
@@ -60,12 +53,7 @@ class PredictedReserve:
             return wanted + min(lane, self._once_a_step(HELD, batch, _held_by_small))
         return wanted - min(lane, self._once_a_step(PROMISED, batch, self._promised_to_large))
 
-    def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
-        """None."""
-        return []
-
     def admitted(self, candidate: Sequence, batch: Batch) -> None:
-        """Its reserve is promised from now on."""
         if not batch.memo:
             return
         wanted = self._still_wanted([candidate], batch.block_tokens)
@@ -77,12 +65,6 @@ class PredictedReserve:
         for key, blocks in added.items():
             if key in batch.memo:
                 batch.memo[key] += blocks
-
-    def preempted(self) -> None:
-        """The reserve is fixed."""
-
-    def stepped(self) -> None:
-        """The reserve is fixed."""
 
     def _promised_to_large(self, batch: Batch) -> int:
         large = [sequence for sequence in batch.running if sequence.yields_cost]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engine.scheduling.admit.base import Batch, Defer
-from engine.scheduling.admit.batch_gate import RUNS, BatchGate
+from engine.scheduling.admit.batch_gate import RUNS, BatchGate, RunToCompletion
 from engine.scheduling.admit.reserve import PredictedReserve
 from engine.scheduling.batch_or_wait.wait_table import WaitTable
 from engine.scheduling.claims import NO_STARVATION, SAFE
@@ -44,7 +44,7 @@ class ArrivalRate:
 
 
 @dataclass(slots=True)
-class BatchOrWait:
+class BatchOrWait(RunToCompletion):
     """One object an engine; the table may be shared. `size` 0: as many as there are places."""
 
     table: WaitTable
@@ -57,7 +57,6 @@ class BatchOrWait:
 
     @property
     def longest_wait_s(self) -> float:
-        """With nothing running."""
         return self.table.longest_wait_s
 
     def arrived(self, now_s: float) -> None:
@@ -92,23 +91,3 @@ class BatchOrWait:
                 return Defer("the table says wait", until_s)
         self._gate.open(min(places, decision.batch or places))
         return None
-
-    def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
-        """As `memory` says."""
-        return self.memory.blocks_wanted(candidate, batch)
-
-    def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
-        """None."""
-        return []
-
-    def admitted(self, candidate: Sequence, batch: Batch) -> None:
-        """A member of the batch."""
-        self._gate.admitted(candidate, batch)
-        self.memory.admitted(candidate, batch)
-
-    def preempted(self) -> None:
-        """The batch is what it is."""
-
-    def stepped(self) -> None:
-        """Filling ends when it stands still."""
-        self._gate.stepped()

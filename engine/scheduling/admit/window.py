@@ -1,7 +1,6 @@
-"""Dynamic batching: a batch starts when it is full or its window has passed.
+"""Dynamic batching: a batch starts when `size` wait, or the first of them has waited `window_s`.
 
-A batch starts when `size` wait, or when the first of them has waited `window_s`; then it runs like a static
-batch. At low load the window only adds delay.
+Then it runs like a static batch. At low load the window only adds delay.
 """
 
 from __future__ import annotations
@@ -9,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engine.scheduling.admit.base import Batch, Defer
-from engine.scheduling.admit.batch_gate import RUNS, BatchGate
+from engine.scheduling.admit.batch_gate import RUNS, BatchGate, RunToCompletion
 from engine.scheduling.admit.reserve import PredictedReserve
 from engine.scheduling.claims import NO_STARVATION, SAFE
 from engine.sequence import Sequence
 
 
 @dataclass(slots=True)
-class DynamicWindow:
+class DynamicWindow(RunToCompletion):
     """One object an engine. `size` 0: as many as there are places."""
 
     size: int = 0
@@ -28,11 +27,7 @@ class DynamicWindow:
 
     @property
     def longest_wait_s(self) -> float:
-        """With nothing running."""
         return self.window_s
-
-    def arrived(self, now_s: float) -> None:
-        """No effect: waiting requests are counted in `joins`."""
 
     def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
         """Into an empty batch when it is time, or into one that is just being filled."""
@@ -47,23 +42,3 @@ class DynamicWindow:
             return Defer("the window is open", due_s)
         self._gate.open(min(size, batch.num_waiting))
         return None
-
-    def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
-        """As `memory` says."""
-        return self.memory.blocks_wanted(candidate, batch)
-
-    def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
-        """None."""
-        return []
-
-    def admitted(self, candidate: Sequence, batch: Batch) -> None:
-        """The window of the next batch opens with the first request left or arriving."""
-        self._gate.admitted(candidate, batch)
-        self.memory.admitted(candidate, batch)
-
-    def preempted(self) -> None:
-        """The batch is what it is."""
-
-    def stepped(self) -> None:
-        """Filling ends when it stands still."""
-        self._gate.stepped()

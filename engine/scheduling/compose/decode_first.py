@@ -1,7 +1,6 @@
-"""Decode-first composition: every decode, then prompts in chunks.
+"""Decode-first composition: every decode, then prompts in chunks (Sarathi-Serve, OSDI 2024).
 
-Decode first, then unfinished prompts in chunks (Sarathi-Serve, OSDI 2024): a decoding stream never waits for
-another sequence's prompt, and prompts take what the step's budget of tokens and of predicted time leaves.
+Prompts take what the step's budget of tokens and of predicted time leaves.
 """
 
 from __future__ import annotations
@@ -17,11 +16,9 @@ from engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class DecodeFirst:
-    """One token for each decoding sequence; then prompts, by tier and by admission.
-
-    Claims work conservation: a step is never empty while something runs, and it leaves tokens over only where
-    a limit of `limits` says so.
-    """
+    """One token for each decoding sequence; then prompts, by tier and by admission. Claims work conservation:
+    a step is never empty while something runs, and it leaves tokens over only where a limit of `limits` says
+    so."""
 
     limits: PromptLimits = field(default_factory=PromptLimits)
     name: str = "decode-first"
@@ -30,11 +27,9 @@ class DecodeFirst:
     prompts_last: bool = False
 
     def floor_holds(self, decoding: SequenceOf[Sequence], room: Room, steps: int = 1) -> bool:
-        """See `Compose`."""
         return len(decoding) <= room.tokens
 
     def shares(self, running: SequenceOf[Sequence], room: Room) -> list[tuple[Sequence, int]]:
-        """See `Compose`."""
         shares: list[tuple[Sequence, int]] = []
         prompts: list[Sequence] = []
         for sequence in running:

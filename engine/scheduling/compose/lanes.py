@@ -1,15 +1,9 @@
-"""Two-lane composition: a step advances prompts or answers, not both.
-
-Two lanes: a step either computes chunks of prompts or one token of each answer, so that no answer's token
-waits for a chunk computed beside it, and all steps of a lane have the same shape. Answers wait while the
-prompt lane is open, prompts while it is closed.
+"""Two-lane composition: a step advances prompts or answers, not both, so that all steps of a lane are alike.
 
 The load switches, with hysteresis. The prompt lane opens when there are enough unfinished prompts for the
 answers that wait for it, or when prompts have waited long enough; it closes when few are left or when answers
-have waited long enough. Each lane stays open for a minimum of steps.
-
-In the answer lane a newcomer starts with a single token of its prompt: its row looks like an answer's, and
-the load by which the lanes are switched counts it.
+have waited long enough. Each lane stays open for a minimum of steps. In the answer lane a newcomer starts
+with a single token of its prompt, and counts in the load by which the lanes are switched.
 """
 
 from __future__ import annotations
@@ -35,8 +29,6 @@ MOST_PREFILL_STEPS = 4
 
 @dataclass(slots=True)
 class Lanes:
-    """One object an engine."""
-
     limits: PromptLimits = field(default_factory=PromptLimits)
     name: str = "lanes"
     claims: frozenset[str] = SAFE | {WORK_CONSERVATION, NO_STARVATION}
@@ -58,7 +50,6 @@ class Lanes:
         return False
 
     def shares(self, running: SequenceOf[Sequence], room: Room) -> list[tuple[Sequence, int]]:
-        """See `Compose`."""
         decoding: list[Sequence] = []
         prompts: list[Sequence] = []
         for sequence in running:

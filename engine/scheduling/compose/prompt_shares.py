@@ -41,9 +41,7 @@ class _Claim:
     standing: int
     token_cost: int
     most: int
-    """Tokens that it can take."""
     tokens: int = 0
-    """Tokens that it gets."""
 
 
 @dataclass(slots=True)
@@ -81,7 +79,7 @@ class PromptShares:
             if besides is None and len(lines) > 1:
                 besides = given()
             if sum(map(_left, line)) > tokens and len(lines) > 1:
-                ran = {each.submit.tenant_id for each in line if each not in placed}
+                ran = {sequence.submit.tenant_id for sequence in line if sequence not in placed}
                 counters.contend(tier, ran, step.step)
             claims = [
                 _Claim(
@@ -126,9 +124,9 @@ class PromptShares:
             claim.tokens = min(tokens, sum(map(_left, claim.prompts)))
             return
         for claim in claims:
-            claim.most = sum(min(_left(each), self.cap_tokens) for each in claim.prompts)
+            claim.most = sum(min(_left(sequence), self.cap_tokens) for sequence in claim.prompts)
         begin = tokens // 2
-        for claim in sorted(claims, key=lambda each: each.standing):
+        for claim in sorted(claims, key=lambda claim: claim.standing):
             if all(sequence in placed for sequence in claim.prompts):
                 chunk = min(self.least_chunk_tokens, claim.most, begin)
                 claim.tokens, begin, tokens = chunk, begin - chunk, tokens - chunk
@@ -165,7 +163,7 @@ class PromptShares:
             return [(sequence, min(left, claim.tokens))]
         tokens = claim.tokens
         wanted = dict.fromkeys(sorted(claim.prompts, key=_left), 0)
-        begun = next((each for each in claim.prompts if each.computed_tokens), claim.prompts[0])
+        begun = next((sequence for sequence in claim.prompts if sequence.computed_tokens), claim.prompts[0])
         wanted[begun] = min(_left(begun), -(-tokens // FIRST_PART))
         tokens -= wanted[begun]
         longest = max(map(_left, wanted))

@@ -1,21 +1,15 @@
-"""Division of a step's remaining tokens among unfinished prompts.
+"""Division of a step's remaining tokens among unfinished prompts. Used by every composition.
 
-Used by every composition. Prompts advance in chunks, under three limits and a time budget:
-
-- at most `max_num_partial_prefills` prompts stay unfinished after a step in which they advanced, at most
-  `max_long_partial_prefills` of them long ones, so that short prompts pass a long one. A prompt that a step
-  can complete needs no such place.
-- a prompt is long while more than `long_prefill_token_threshold` of its tokens are left; a step takes at most
+- At most `max_num_partial_prefills` prompts stay unfinished after a step in which they advanced, at most
+  `max_long_partial_prefills` of them long ones. A prompt that a step can complete needs no such place.
+- A prompt is long while more than `long_prefill_token_threshold` of its tokens are left; a step takes at most
   that many of them (or `long_chunk_permille` of that).
-- with `target_step_s`, prompts get only what keeps the step's predicted time below it, but together at least
-  `least_chunk_tokens`: decoding sequences alone may use the time up, and prompts must still advance.
+- With `target_step_s`, prompts get only what keeps the step's predicted time below it, but together at least
+  `least_chunk_tokens`.
 
-Higher tiers first. Within a tier the prompts that advance together share by water-filling: equal parts, and
-what a short one does not need goes to the others. While others wait and might advance as well, their parts
-are left over for them.
-
-A long newcomer that finds the long ones' places taken starts all the same, with a single token, and waits for
-its turn among the running ones: at the head of the line it would hold up every short one behind it.
+Higher tiers first. Within a tier the prompts that advance together share by water-filling. A long newcomer
+that finds the long ones' places taken starts all the same, with a single token: at the head of the line it
+would hold up every short one behind it.
 """
 
 from __future__ import annotations

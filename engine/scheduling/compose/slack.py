@@ -46,17 +46,14 @@ class DeadlineSlack:
     lent_tokens: int = 0
     """Decode tokens put off for a prompt that would have been late."""
     urgent_steps: int = 0
-    """Steps in which a prompt would have been late."""
     _room: Room | None = None
     _allowed_s: float | None = None
-    """How long the step of `_room` may take; None: as `limits` say."""
 
     def floor_holds(self, decoding: SequenceOf[Sequence], room: Room, steps: int = 1) -> bool:
         """See `Compose`: it depends on the step."""
         return False
 
     def shares(self, running: SequenceOf[Sequence], room: Room) -> list[tuple[Sequence, int]]:
-        """See `Compose`."""
         if not any(self._has_target(sequence) for sequence in running):
             return DecodeFirst(self.limits).shares(running, room)
         now_s = room.now_s

@@ -37,8 +37,6 @@ PATIENCE_STEPS = 8
 
 @dataclass(slots=True)
 class TokenFair:
-    """One object an engine."""
-
     slots: int = 0
     """0: as many as the step has tokens, less the prompts' part."""
     cap_tokens: int = 256
@@ -77,7 +75,6 @@ class TokenFair:
         return self._prompts.capped_chunks
 
     def floor_holds(self, decoding: SequenceOf[Sequence], room: Room, steps: int = 1) -> bool:
-        """See `Compose`."""
         count, room.slots = len(decoding), self._slots(room, room.prompts_ahead)
         if count > room.slots:
             return False
@@ -87,7 +84,6 @@ class TokenFair:
         return room.predicted_with_s(count, context, count) <= room.tightest_tpot_s
 
     def shares(self, running: SequenceOf[Sequence], room: Room) -> list[tuple[Sequence, int]]:
-        """See `Compose`."""
         self._begin(room)
         prompts, decoding = split(running)
         fresh = [sequence for sequence in decoding if sequence not in self._seen] if self._seen else decoding
@@ -116,17 +112,17 @@ class TokenFair:
             self._late_steps = 0 if chunks else self._late_steps + 1
             shares = decodes + chunks
         if len(chosen) < len(decoding) and not room.prompts_ahead:
-            found = self._left_over(decoding, chosen, step, given())
-            shares = shares + [(sequence, 1) for sequence in found]
+            extra = self._left_over(decoding, chosen, step, given())
+            shares = shares + [(sequence, 1) for sequence in extra]
         return shares
 
     def first_chunk(self, sequence: Sequence, room: Room) -> int:
-        """What a newcomer could have of the step; what it gets is decided with the other prompts. 0: it
-        waits."""
         self._begin(room)
-        promised = {each: tokens for each, tokens in self._promised.items() if each not in room.given}
+        promised = {
+            sequence: tokens for sequence, tokens in self._promised.items() if sequence not in room.given
+        }
         tier, left = sequence.submit.tier, sequence.total_tokens - sequence.computed_tokens
-        of_tier = sum([tokens for each, tokens in promised.items() if each.submit.tier == tier])
+        of_tier = sum([tokens for sequence, tokens in promised.items() if sequence.submit.tier == tier])
         free = min(room.tokens - sum(promised.values()), room.tokens_of(tier) - of_tier)
         tokens = min(free, left)
         if tokens <= 0:
@@ -177,7 +173,11 @@ class TokenFair:
             left = slots - len(chosen)
             kept: list[Sequence] = []
             if _is_late(decoding, room, pace_s):
-                kept = [each for each in line if each.submit.tpot_target_s or _is_overdue(each, room.step)]
+                kept = [
+                    sequence
+                    for sequence in line
+                    if sequence.submit.tpot_target_s or _is_overdue(sequence, room.step)
+                ]
                 helps = max(_fitting(decoding, room, pace_s) - len(chosen), len(kept), not chosen)
                 left, kept = min(left, helps), kept if len(kept) <= left else []
             chosen += line if len(line) <= left else self._in_turn(tier, line, left, kept, room, given)
@@ -195,17 +195,19 @@ class TokenFair:
         """`slots` sequences of one tier, `kept` among them."""
         contend(tier, line, room)
         taken = set(kept)
-        others = [each for each in line if each not in taken]
-        for each in kept:
-            count_token(each, given)
+        others = [sequence for sequence in line if sequence not in taken]
+        for sequence in kept:
+            count_token(sequence, given)
         standings = room.counters.of_tier(tier)
         chosen = kept + take_turns(others, slots - len(kept), room.step, standings, given)
-        self.credit_tokens += sum(each.turns.missed > 0 for each in chosen)
+        self.credit_tokens += sum(sequence.turns.missed > 0 for sequence in chosen)
         return chosen
 
     def _slots_left(self, decoding: list[Sequence], prompts: list[Sequence], room: Room) -> int:
         """Decode tokens that this step may still hand out, before any prompt."""
-        ahead = room.prompts_ahead or sum([each.total_tokens - each.computed_tokens for each in prompts])
+        ahead = room.prompts_ahead or sum(
+            [sequence.total_tokens - sequence.computed_tokens for sequence in prompts]
+        )
         if ahead and self._pace_s:
             # A target of time shortens the prompts' part first.
             limit_s, must_advance = self._limit_s()
@@ -227,13 +229,13 @@ class TokenFair:
             one_s = step.step_time.per_token_s + step.step_time.per_sequence_s
             slots = min(slots, int((self._pace_s - step.predicted_s()) / max(1e-9, one_s)))
         taken = set(chosen)
-        held = [each for each in decoding if each not in taken]
-        found: list[Sequence] = []
+        held = [sequence for sequence in decoding if sequence not in taken]
+        takers: list[Sequence] = []
         for tier, line in by_tier(held).items():
-            if slots > len(found):
+            if slots > len(takers):
                 standings = step.counters.of_tier(tier)
-                found += take_turns(line, slots - len(found), step.step, standings, given)
-        return found
+                takers += take_turns(line, slots - len(takers), step.step, standings, given)
+        return takers
 
     def _limit_s(self) -> tuple[float, bool]:
         """How long a step with prompts may take (0: any time), and whether prompts advance all the same."""
@@ -245,12 +247,14 @@ class TokenFair:
         """Whether the unfinished prompts of its tenant are many and take all that the step has left, and no
         other tenant waits behind it."""
         tenant_id = sequence.submit.tenant_id
-        if any(each != tenant_id for each in room.waiting_tenants):
+        if any(other != tenant_id for other in room.waiting_tenants):
             return False
-        unfinished = [each for each in room.prefilling if each.submit.tenant_id == tenant_id]
+        unfinished = [sequence for sequence in room.prefilling if sequence.submit.tenant_id == tenant_id]
         if len(unfinished) < self.max_num_partial_prefills:
             return False
-        return sum([each.total_tokens - each.computed_tokens for each in unfinished]) >= room.tokens
+        return (
+            sum([sequence.total_tokens - sequence.computed_tokens for sequence in unfinished]) >= room.tokens
+        )
 
 
 def _is_overdue(sequence: Sequence, step: int) -> bool:
@@ -261,7 +265,7 @@ def _is_overdue(sequence: Sequence, step: int) -> bool:
 
 def _pace_s(sequences: SequenceOf[Sequence]) -> float:
     """The shortest TPOT target; 0: none has one."""
-    return min([pace for each in sequences if (pace := each.submit.tpot_target_s)], default=0.0)
+    return min([pace for sequence in sequences if (pace := sequence.submit.tpot_target_s)], default=0.0)
 
 
 def _decodes_s(decoding: SequenceOf[Sequence], room: Room) -> float:

@@ -32,7 +32,6 @@ MOST_KEPT_TENANTS = 4 * KEPT_TENANTS
 """Tenants that the account of a sequence counts before it drops those with least."""
 
 Lines = dict[str, list[Sequence]]
-"""Sequences by tenant."""
 
 
 def by_tenant(sequences: Iterable[Sequence]) -> Lines:
@@ -81,7 +80,7 @@ def service_of(shares: Iterable[tuple[Sequence, int]]) -> dict[str, int]:
 def contend(tier: int, line: list[Sequence], room: Room) -> None:
     """Notes that the decoding sequences of a tier are more than the step has tokens for."""
     room.contests.append(DecodeContest(tier, line))
-    ran = {each.submit.tenant_id for each in line if each not in room.placed}
+    ran = {sequence.submit.tenant_id for sequence in line if sequence not in room.placed}
     room.counters.contend(tier, ran, room.step)
 
 
@@ -141,13 +140,13 @@ def note_turns(room: Room) -> None:
                 served[sequence.submit.tenant_id] += 1
         slots = served.total()
         had = served or Counter(
-            each.submit.tenant_id
-            for each in room.given
-            if each.submit.tier < contest.tier and not each.is_prefilling
+            sequence.submit.tenant_id
+            for sequence in room.given
+            if sequence.submit.tier < contest.tier and not sequence.is_prefilling
         )
         most = [tenant_id for tenant_id, _ in had.most_common(KEPT_TENANTS + 1)]
         for tenant_id, line in lines.items():
-            held = [each for each in line if each not in room.given and each not in counted]
+            held = [sequence for sequence in line if sequence not in room.given and sequence not in counted]
             held.sort(key=_served)
             # How many more of its sequences would have had a token without the other tenants.
             by_others = min(len(line), slots) - served[tenant_id]
@@ -169,25 +168,25 @@ def _add(counts: dict[str, int], tenants: Iterable[str]) -> None:
     for tenant_id in tenants:
         counts[tenant_id] = counts.get(tenant_id, 0) + 1
     if len(counts) > MOST_KEPT_TENANTS:
-        for tenant_id in sorted(counts, key=lambda each: -counts[each])[KEPT_TENANTS:]:
+        for tenant_id in sorted(counts, key=lambda tenant: -counts[tenant])[KEPT_TENANTS:]:
             del counts[tenant_id]
 
 
 def held_tenants(contest: DecodeContest, room: Room) -> set[str]:
     """Tenants of which a decoding sequence got no token."""
-    return {each.submit.tenant_id for each in contest.sequences if each not in room.given}
+    return {sequence.submit.tenant_id for sequence in contest.sequences if sequence not in room.given}
 
 
 def _overdue(lines: Lines, slots: int) -> list[Sequence]:
     """Those that sat out for too long, the longest first, for at most half of the slots."""
     weights = {tenant_id: line[0].submit.weight for tenant_id, line in lines.items()}
     weight = sum(weights.values())
-    found: list[Sequence] = []
+    overdue: list[Sequence] = []
     for tenant_id, line in lines.items():
         most = GAP_FACTOR * len(line) * weight / (weights[tenant_id] * slots) + GAP_STEPS
-        found += [sequence for sequence in line if sequence.turns.missed > most]
-    found.sort(key=lambda sequence: -sequence.turns.missed)
-    return found[: (slots + 1) // 2]
+        overdue += [sequence for sequence in line if sequence.turns.missed > most]
+    overdue.sort(key=lambda sequence: -sequence.turns.missed)
+    return overdue[: (slots + 1) // 2]
 
 
 def count_token(sequence: Sequence, given: dict[str, int]) -> int:

@@ -1,10 +1,8 @@
 """Evict decision: which sequence gives way when memory runs out, and how.
 
-Which sequences are candidates at all (never a higher tier than the one in need, never one preempted too
-often, never the last runner) is the scheduler's rule; who of them gives way is the policy's choice. How is a
-ladder by predicted cost, the same for every choice: *pause* keeps the KV (where only a place is wanted, or
-where the victim is the one in need and memory comes free sooner than it could be brought back), *swap* moves
-it to host memory, *recompute* drops it.
+Which sequences are candidates is the scheduler's rule; who of them gives way is the policy's choice. How goes
+by predicted cost for every choice: *pause* keeps the KV (where only a place is wanted, or where memory comes
+free sooner than it could be brought back), *swap* moves it to host memory, *recompute* drops it.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ class KvCosts:
     swap_block_s: float
     """Seconds to copy one more block to host memory and back, measured."""
     swap_base_s: float = 0.0
-    """What any such copying takes besides, measured."""
 
     def swap_s(self, tokens: int) -> float:
         """Out and in again."""

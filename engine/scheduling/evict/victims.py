@@ -13,14 +13,12 @@ from engine.sequence import Sequence
 @dataclass(frozen=True, slots=True)
 class FairVictim:
     """The lowest tier; in it the tenant that has had most service; of its sequences the one that emitted
-    least (least to recompute); of equals the one admitted last.
-    """
+    least (least to recompute); of equals the one admitted last."""
 
     name: str = "fair-victim"
     claims: frozenset[str] = ALL
 
     def victim(self, candidates: SequenceOf[Sequence], counters: Standings) -> Sequence:
-        """See `Evict`."""
         return max(
             enumerate(candidates),
             key=lambda item: (
@@ -40,7 +38,6 @@ class LatestVictim:
     claims: frozenset[str] = SAFE | {WORK_CONSERVATION, NO_STARVATION}
 
     def victim(self, candidates: SequenceOf[Sequence], counters: Standings) -> Sequence:
-        """See `Evict`."""
         return max(enumerate(candidates), key=lambda item: (item[1].tier, item[1].submitted_s, item[0]))[1]
 
 
@@ -54,7 +51,6 @@ class AttainedVictim:
     """No starvation: a sequence preempted often enough is no candidate."""
 
     def victim(self, candidates: SequenceOf[Sequence], counters: Standings) -> Sequence:
-        """See `Evict`."""
         return max(
             enumerate(candidates),
             key=lambda item: (item[1].tier, item[1].computed_prompt_tokens + item[1].emitted_tokens, item[0]),

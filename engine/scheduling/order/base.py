@@ -61,10 +61,8 @@ class Order(Protocol):
         ...
 
     def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
-        """Whether `waiting` may take the place of `running`, of the same tier, in mid-flight.
-
-        An order that never interrupts says no. Never true both ways round at one time.
-        """
+        """Whether `waiting` may take the place of `running`, of the same tier, in mid-flight. An order that
+        never interrupts says no. Never true both ways round at one time."""
         ...
 
     def clone(self, counters: ServiceCountersLike) -> Order:
@@ -72,6 +70,15 @@ class Order(Protocol):
         ...
 
     def __len__(self) -> int: ...
+
+
+class NeverInterrupts:
+    """Base of orders that never take a running entry's place, unless a subclass says otherwise."""
+
+    interrupts = False
+
+    def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
+        return False
 
 
 class ServiceCountersLike(Protocol):
@@ -96,8 +103,6 @@ class ServiceCountersLike(Protocol):
         ...
 
     def lowered_reader(self) -> Callable[[], Collection[str] | None]:
-        """Returns a reader: tenants whose counter fell since its last call; None: look at all.
-
-        With it a heap of tenants can be lazy: counters rise with every token and fall hardly ever.
-        """
+        """Returns a reader: tenants whose counter fell since its last call; None: look at all. With it a heap
+        of tenants can be lazy: counters rise with every token and fall hardly ever."""
         ...

@@ -1,14 +1,11 @@
-"""Length buckets: prompts of like length one after the other.
+"""Length buckets: prompts of like length one after the other (BucketServe, arXiv 2507.17120).
 
-BucketServe (arXiv 2507.17120). One bucket covers all lengths; a bucket in which most entries lie below the
-midpoint of its range is split there once it is full enough; when fewer wait than fill a batch, all are merged
-again. The order stays with one bucket until its line is empty or `run` of its entries were taken, then goes
-to the bucket whose head has waited longest.
+A bucket in which most entries lie below the midpoint of its range is split there once it is full enough; when
+fewer wait than fill a batch, all are merged. The order stays with one bucket until its line is empty or `run`
+of its entries were taken, then goes to the bucket whose head has waited longest.
 
-Neighbours of like length pad each other little where shapes are padded (static batches, captured graphs,
-compiled shapes). Guarantee: each run starts with the entry that has waited longest of all, so an entry
-behind n others is served after at most (n + 1) x `run` turns. Loses where nothing is padded, and under
-sparse load, which is spread over the buckets.
+Guarantee: an entry behind n others is served after at most (n + 1) x `run` turns. Loses where nothing is
+padded, and under sparse load.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from dataclasses import dataclass, field
 
 from engine.entry import QueueEntry
 from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
-from engine.scheduling.order.base import ServiceCountersLike
+from engine.scheduling.order.base import NeverInterrupts, ServiceCountersLike
 
 BATCH_ENTRIES = 16
 """Fewer than these are one bucket; twice as many in one bucket may be split."""
@@ -39,7 +36,6 @@ class _Bucket:
     high: int
     line: OrderedDict[str, tuple[QueueEntry, int]] = field(default_factory=OrderedDict)
     num_below: int = 0
-    """Entries below the midpoint."""
 
     @property
     def midpoint(self) -> int:
@@ -59,35 +55,28 @@ class _Bucket:
 
 
 def bucket_size(entry: QueueEntry) -> int:
-    """Prompt tokens that are still to be computed."""
     return min(entry.uncached_tokens, LONGEST_TOKENS - 1)
 
 
-class Buckets:
+class Buckets(NeverInterrupts):
     """A line for each range of lengths; the ranges follow the load."""
 
     name = "buckets"
     claims = SAFE | {WORK_CONSERVATION, NO_STARVATION}
-    interrupts = False
     batch_entries = BATCH_ENTRIES
-    """How many fill a batch."""
     run_entries = RUN_ENTRIES
-    """Turns that one bucket has in a row."""
 
     def __init__(self, counters: ServiceCountersLike) -> None:
         self._buckets = [_Bucket(0, LONGEST_TOKENS)]
         self._lows = [0]
-        """Where each of them begins."""
         self._bucket_of: dict[str, _Bucket] = {}
         self._current: _Bucket | None = None
         self._taken = 0
-        """Turns in this run."""
         self._added = 0
         self._added_front = 0
         self.operations = 0
 
     def add(self, entry: QueueEntry, *, front: bool = False) -> None:
-        """Joins the bucket of its length, at the end or at the head. Raises ValueError if it waits."""
         entry_id = entry.entry_id
         if entry_id in self._bucket_of:
             raise ValueError(f"entry {entry_id!r} waits already")
@@ -109,36 +98,27 @@ class Buckets:
         return None if bucket is None else next(iter(bucket.line.values()))[0]
 
     def pop(self, now_s: float) -> QueueEntry:
-        """Takes what `peek` names. Raises IndexError when empty."""
         bucket = self._next()
         if bucket is None:
             raise IndexError("pop from an empty order")
         return self._take(next(iter(bucket.line)))
 
     def remove(self, entry_id: str) -> QueueEntry | None:
-        """Takes an entry out wherever it stands; None when it does not wait."""
         return self._take(entry_id) if entry_id in self._bucket_of else None
 
     def entries(self) -> Iterator[QueueEntry]:
-        """All waiting entries."""
         for bucket in self._buckets:
             for entry, _ in bucket.line.values():
                 yield entry
 
     def edges(self) -> list[int]:
-        """Where the buckets end, in tokens."""
         return [bucket.high for bucket in self._buckets]
 
     def rank(self, entry: QueueEntry, now_s: float) -> tuple[float, ...]:
         """0 in the bucket whose run it is, else 1; then when it arrived."""
         return (0 if self._bucket_for(entry) is self._next() else 1, entry.arrived_s)
 
-    def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
-        """Never: this order does not interrupt."""
-        return False
-
     def clone(self, counters: ServiceCountersLike) -> Buckets:
-        """An independent copy."""
         copy = type(self)(counters)
         copy._buckets = [bucket.copy() for bucket in self._buckets]
         copy._lows = self._lows.copy()
@@ -201,10 +181,9 @@ class Buckets:
             bucket = lower
 
     def _merge(self) -> None:
-        """Back to one bucket."""
-        waiting = [each for bucket in self._buckets for each in bucket.line.values()]
+        waiting = [item for bucket in self._buckets for item in bucket.line.values()]
         merged = _Bucket(0, LONGEST_TOKENS)
-        for entry, number in sorted(waiting, key=lambda each: each[1]):
+        for entry, number in sorted(waiting, key=lambda item: item[1]):
             merged.put(entry, number)
             self._bucket_of[entry.entry_id] = merged
         self.operations += len(waiting)

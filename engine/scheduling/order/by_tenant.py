@@ -1,7 +1,6 @@
-"""Base of orders in which tenants take turns, each with a line of its own.
+"""Base of orders in which tenants take turns, each with a line of its own: vtc, hybrid, drr and dlpm.
 
-What vtc, hybrid, drr and dlpm have in common: a line a tenant, and a heap of the waiting tenants by how they
-stand. The counters are charged by others at any moment; see `TenantHeap` for how the heap finds out.
+The counters are charged by others at any moment; see `TenantHeap` for how the heap finds out.
 """
 
 from __future__ import annotations
@@ -10,40 +9,33 @@ from collections.abc import Iterator
 from typing import Self
 
 from engine.entry import QueueEntry
-from engine.scheduling.order.base import Order, ServiceCountersLike
+from engine.scheduling.order.base import NeverInterrupts, Order, ServiceCountersLike
 from engine.scheduling.order.lazy_heap import Key, TenantHeap
 
 
-class ByTenant:
+class ByTenant(NeverInterrupts):
     """The common part: a subclass says `name`, `claims`, `_standing` and `_new_line`."""
 
     name: str
     claims: frozenset[str]
-    interrupts = False
     counts_turns = False
     """Whether `_picked` is to be told of every turn."""
 
     def __init__(self, counters: ServiceCountersLike) -> None:
         self._counters = counters
         self._lines: dict[str, Order] = {}
-        """Of the tenants that wait: an empty line is dropped."""
         self._numbers: dict[str, int] = {}
-        """Of each line, in order of their beginnings."""
         self._begun = 0
         self._tenants: dict[str, str] = {}
-        """Entry id -> tenant id."""
         self._heap = TenantHeap(counters)
         self._ended_operations = 0
-        """Of lines that are gone."""
 
     @property
     def operations(self) -> int:
-        """Of the heap of tenants and of all lines."""
         in_lines = sum(line.operations for line in self._lines.values())
         return self._heap.operations + self._ended_operations + in_lines
 
     def add(self, entry: QueueEntry, *, front: bool = False) -> None:
-        """Joins its tenant's line, at the end or at the head. Raises ValueError if it waits already."""
         if entry.entry_id in self._tenants:
             raise ValueError(f"entry {entry.entry_id!r} waits already")
         tenant_id = entry.tenant_id
@@ -58,12 +50,10 @@ class ByTenant:
         self._heap.put(tenant_id, self._standing)
 
     def peek(self, now_s: float) -> QueueEntry | None:
-        """The next of the tenant that stands lowest."""
         tenant_id = self._heap.lowest(self._standing)
         return None if tenant_id is None else self._lines[tenant_id].peek(now_s)
 
     def pop(self, now_s: float) -> QueueEntry:
-        """Takes what `peek` names. Raises IndexError when empty."""
         tenant_id = self._heap.lowest(self._standing)
         if tenant_id is None:
             raise IndexError("pop from an empty order")
@@ -74,7 +64,6 @@ class ByTenant:
         return entry
 
     def remove(self, entry_id: str) -> QueueEntry | None:
-        """Takes an entry out wherever it stands; None when it does not wait."""
         tenant_id = self._tenants.get(entry_id)
         if tenant_id is None:
             return None
@@ -87,16 +76,10 @@ class ByTenant:
         return entry
 
     def entries(self) -> Iterator[QueueEntry]:
-        """All waiting entries."""
         for line in self._lines.values():
             yield from line.entries()
 
-    def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
-        """Never: interrupting is the composition's and the eviction's decision."""
-        return False
-
     def clone(self, counters: ServiceCountersLike) -> Self:
-        """An independent copy that ranks by `counters`."""
         copy = self._empty(counters)
         copy._lines = {tenant_id: copy._line_like(line) for tenant_id, line in self._lines.items()}
         copy._numbers = self._numbers.copy()
@@ -112,18 +95,14 @@ class ByTenant:
     # ------------------------------------------------------------ what a subclass says
 
     def _standing(self, tenant_id: str) -> Key:
-        """Where a waiting tenant stands, the smaller the earlier, its line's number last.
-
-        It may rise at any time; it may fall only with the tenant's counter or with a change of its line.
-        """
+        """Where a waiting tenant stands, the smaller the earlier, its line's number last. It may rise at any
+        time; it may fall only with the tenant's counter or with a change of its line."""
         raise NotImplementedError
 
     def _new_line(self) -> Order:
-        """An empty line for one tenant."""
         raise NotImplementedError
 
     def _line_like(self, line: Order) -> Order:
-        """A copy of a line, over this order's counters."""
         return line.clone(self._counters)
 
     def _comes(self, tenant_id: str, *, preempted: bool) -> None:

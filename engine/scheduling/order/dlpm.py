@@ -1,11 +1,8 @@
 """Deficit longest prefix match: drr between tenants, longest prefix match inside each.
 
-Cao et al., "Locality-aware Fair Scheduling in LLM Serving", arXiv 2501.14312. Credit and rounds are those of
-`drr.py`, a tenant's own line that of `locality.py`. The paper matches prefixes across all tenants that have
-credit; here prefixes are salted by tenant, so there is nothing to match across.
-
-Guarantee: as `drr.py` between tenants, as `locality.py` inside one. Loses where nothing is shared: then it is
-drr with more to keep.
+Cao et al., "Locality-aware Fair Scheduling in LLM Serving", arXiv 2501.14312; here prefixes are salted by
+tenant, so none is matched across tenants. Guarantee: as `drr.py` between tenants, as `locality.py` inside
+one.
 """
 
 from __future__ import annotations

@@ -40,22 +40,17 @@ _Account = tuple[int, int]
 
 
 class Drr(ByTenant):
-    """One line a tenant; the first of those whose round has come."""
-
     name = "drr"
     claims = SAFE | {WORK_CONSERVATION, NO_STARVATION}
     counts_turns = True
     quantum_cost = QUANTUM_COST
-    """Cost tokens a round, for a tenant of weight 1."""
 
     def __init__(self, counters: ServiceCountersLike) -> None:
         super().__init__(counters)
         self._quantum = self.quantum_cost * COUNTER_SCALE
         self._round = 0
         self._accounts: dict[str, _Account] = {}
-        """Of the tenants that wait."""
         self._left: Recent[_Account] = Recent(MAX_TENANTS)
-        """Of those that waited."""
 
     def rank(self, entry: QueueEntry, now_s: float) -> tuple[float, ...]:
         """The round in which its tenant may be served, then when it arrived."""

@@ -1,12 +1,10 @@
 """Earliest deadline first.
 
-Who has no deadline is due `DEFAULT_S` after its arrival. A deadline counts as no earlier than the arrival
-and no later than `HORIZON_S` after it: otherwise deadlines in the past would pass all others for ever, and
-one in the far future would never come. Inside a tenant what a client asks for counts where it is earlier.
+Who has no deadline is due `DEFAULT_S` after its arrival. A deadline counts as no earlier than the arrival and
+no later than `HORIZON_S` after it. Inside a tenant what a client asks for counts where it is earlier.
 
-Guarantee (Liu and Layland, 1973; Dertouzos, 1974): if any order on a single server meets all deadlines,
-this one does. No entry starves: what arrives after its deadline goes after it. Loses under overload,
-where one miss makes the next: refuse early what cannot be met (the gateway's business). Ignores length.
+Guarantee (Liu and Layland, 1973; Dertouzos, 1974): if any order on a single server meets all deadlines, this
+one does. No entry starves. Loses under overload, where one miss makes the next. Ignores length.
 """
 
 from __future__ import annotations
@@ -20,8 +18,6 @@ HORIZON_S = 600.0
 
 
 class Edf(KeyedByDeadline):
-    """One heap by deadline."""
-
     name = "edf"
     claims = SAFE | {WORK_CONSERVATION, NO_STARVATION}
 

@@ -1,8 +1,6 @@
-"""First come, first served: one line for all tenants.
+"""First come, first served: one line for all tenants. The baseline of the other orders.
 
-Guarantee: no overtaking, so no starvation while every entry can fit. Loses when a long prompt stands before
-many short ones, and when one tenant floods the line: all others wait behind it. Kept as the honest baseline
-of the other orders.
+No overtaking. Loses when a long prompt stands before many short ones, and when one tenant floods the line.
 """
 
 from __future__ import annotations
@@ -12,22 +10,20 @@ from collections.abc import Iterator
 
 from engine.entry import QueueEntry
 from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
-from engine.scheduling.order.base import ServiceCountersLike
+from engine.scheduling.order.base import NeverInterrupts, ServiceCountersLike
 
 
-class Fcfs:
+class Fcfs(NeverInterrupts):
     """One line, in order of arrival. Counters are not used."""
 
     name = "fcfs"
     claims = SAFE | {WORK_CONSERVATION, NO_STARVATION}
-    interrupts = False
 
     def __init__(self, counters: ServiceCountersLike) -> None:
         self._line: OrderedDict[str, QueueEntry] = OrderedDict()
         self.operations = 0
 
     def add(self, entry: QueueEntry, *, front: bool = False) -> None:
-        """Joins the end of the line, or its head. Raises ValueError for an entry that waits already."""
         if entry.entry_id in self._line:
             raise ValueError(f"entry {entry.entry_id!r} waits already")
         self._line[entry.entry_id] = entry
@@ -36,34 +32,24 @@ class Fcfs:
             self._line.move_to_end(entry.entry_id, last=False)
 
     def peek(self, now_s: float) -> QueueEntry | None:
-        """The head of the line."""
         return next(iter(self._line.values()), None)
 
     def pop(self, now_s: float) -> QueueEntry:
-        """Takes the head. Raises IndexError when empty."""
         if not self._line:
             raise IndexError("pop from an empty order")
         self.operations += 1
         return self._line.popitem(last=False)[1]
 
     def remove(self, entry_id: str) -> QueueEntry | None:
-        """Takes an entry out wherever it stands; None when it does not wait."""
         return self._line.pop(entry_id, None)
 
     def entries(self) -> Iterator[QueueEntry]:
-        """All waiting entries."""
         return iter(self._line.values())
 
     def rank(self, entry: QueueEntry, now_s: float) -> tuple[float, ...]:
-        """When it arrived."""
         return (entry.arrived_s,)
 
-    def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
-        """Never: this order does not interrupt."""
-        return False
-
     def clone(self, counters: ServiceCountersLike) -> Fcfs:
-        """An independent copy."""
         copy = Fcfs(counters)
         copy._line = self._line.copy()
         copy.operations = self.operations

@@ -1,20 +1,15 @@
 """Highest response ratio next: short ones first, but waiting counts.
 
 Ratio = (waited + size) / size, size = prompt tokens that are still to be computed, waited = cost tokens that
-others were served meanwhile. A clock in tokens stands still when nothing is served and compares with sizes
-on any machine. Brinch Hansen, 1971; SGLang measured the token clock against first come, first served: mean
-TTFT 24.2 -> 7.5 s, p99 60.5 -> 55.5 s (sgl-project/sglang pull request 32911). Needs no length predictor.
+others were served meanwhile. Brinch Hansen, 1971. Needs no length predictor.
 
-All ratios change at every moment, so a sorted queue would be stale immediately. Instead entries stand in
-classes of nearly equal size, each a line in order of arrival, and only the heads are compared: in one class
-the one that has waited longest has (nearly) the highest ratio. Resolution: a class spans a factor of
-2^(1/4), so the ratio of the picked entry is at least 2^(-1/4) of the highest. About four classes for each
-doubling of size, however many wait.
+Entries stand in classes of nearly equal size, each a line in order of arrival, and only the heads are
+compared. Resolution: a class spans a factor of 2^(1/4), so the ratio of the picked entry is at least 2^(-1/4)
+of the highest.
 
-Guarantee: with at most n entries waiting, each of at most c cost tokens and at least s of size, one of size
-S is served before others get about n x c x S / s. (A queue without a limit under lasting overload would void
-it: the crowd waits longer and longer, too.) Never: this order does not interrupt. Loses where outputs, which
-it does not see, dominate; no fairness between tenants by itself (see `hybrid.py`).
+Guarantee: with at most n entries waiting, each of at most c cost tokens and at least s of size, one of size S
+is served before others get about n x c x S / s. Loses where outputs, which it does not see, dominate; no
+fairness between tenants by itself (see `hybrid.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ from dataclasses import dataclass
 
 from engine.entry import QueueEntry
 from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
-from engine.scheduling.order.base import ServiceCountersLike
+from engine.scheduling.order.base import NeverInterrupts, ServiceCountersLike
 from engine.scheduling.order.recent import Recent
 
 CLASSES_PER_DOUBLING = 4
@@ -47,16 +42,14 @@ class _HrrnWaiting:
     entry: QueueEntry
     size: int
     joined_cost: int
-    """The clock when it joined."""
     number: int
 
 
-class Hrrn:
+class Hrrn(NeverInterrupts):
     """A line for each class of sizes."""
 
     name = "hrrn"
     claims = SAFE | {WORK_CONSERVATION, NO_STARVATION}
-    interrupts = False
 
     def __init__(
         self,
@@ -69,7 +62,6 @@ class Hrrn:
         self._left: Recent[int] = Recent() if left is None else left
         self._lines: dict[int, OrderedDict[str, _HrrnWaiting]] = {}
         self._classes: dict[str, int] = {}
-        """Entry id -> class."""
         self._added = 0
         self._added_front = 0
         self._known_best: tuple[int, _HrrnWaiting] | None = None
@@ -77,7 +69,6 @@ class Hrrn:
         self.operations = 0
 
     def add(self, entry: QueueEntry, *, front: bool = False) -> None:
-        """Joins the line of its size, at the end or at the head. Raises ValueError if it waits already."""
         entry_id = entry.entry_id
         if entry_id in self._classes:
             raise ValueError(f"entry {entry_id!r} waits already")
@@ -109,18 +100,15 @@ class Hrrn:
         return None if best is None else best.entry
 
     def pop(self, now_s: float) -> QueueEntry:
-        """Takes what `peek` names. Raises IndexError when empty."""
         best = self._best()
         if best is None:
             raise IndexError("pop from an empty order")
         return self._take(best.entry.entry_id)
 
     def remove(self, entry_id: str) -> QueueEntry | None:
-        """Takes an entry out wherever it stands; None when it does not wait."""
         return self._take(entry_id) if entry_id in self._classes else None
 
     def entries(self) -> Iterator[QueueEntry]:
-        """All waiting entries."""
         for line in self._lines.values():
             for waiting in line.values():
                 yield waiting.entry
@@ -134,12 +122,7 @@ class Hrrn:
         """Cost tokens that were served since the entry, which waits or left not long ago, joined."""
         return max(0, self._counters.served_cost - self._joined_cost(entry_id))
 
-    def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
-        """Never: this order does not interrupt."""
-        return False
-
     def clone(self, counters: ServiceCountersLike) -> Hrrn:
-        """An independent copy that reads the clock of `counters`."""
         return self.clone_sharing(counters, self._left.copy())
 
     def clone_sharing(self, counters: ServiceCountersLike, left: Recent[int]) -> Hrrn:

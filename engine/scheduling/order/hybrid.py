@@ -30,7 +30,7 @@ from typing import Self
 from engine.entry import QueueEntry
 from engine.scheduling.claims import ALL
 from engine.scheduling.counters import scaled
-from engine.scheduling.order.base import Order, ServiceCountersLike
+from engine.scheduling.order.base import NeverInterrupts, Order, ServiceCountersLike
 from engine.scheduling.order.hrrn import Hrrn
 from engine.scheduling.order.lazy_heap import Key
 from engine.scheduling.order.recent import Recent
@@ -40,27 +40,21 @@ PATIENCE = 2.5
 """With `lanes.YIELDS_PERMILLE`: until others got U, the cost of all that the cache holds."""
 
 
-class Hybrid:
-    """Two lanes of tenants over the same counters."""
-
+class Hybrid(NeverInterrupts):
     name = "hybrid"
     claims = ALL
-    interrupts = False
 
     def __init__(self, counters: ServiceCountersLike) -> None:
         self._counters = counters
         self._small = _Lane(counters)
         self._large = _Lane(counters)
         self._lane_of: dict[str, _Lane] = {}
-        """By entry id."""
 
     @property
     def operations(self) -> int:
-        """Of both lanes."""
         return self._small.operations + self._large.operations
 
     def add(self, entry: QueueEntry, *, front: bool = False) -> None:
-        """Joins its lane. Raises ValueError if it waits already."""
         if entry.entry_id in self._lane_of:
             raise ValueError(f"entry {entry.entry_id!r} waits already")
         if not front and not self._waits(entry.tenant_id):
@@ -70,7 +64,6 @@ class Hybrid:
         self._lane_of[entry.entry_id] = lane
 
     def peek(self, now_s: float) -> QueueEntry | None:
-        """The first of the one lane or of the other."""
         if not len(self._large):
             return self._small.peek(now_s)
         small, large = self._small.peek(now_s), self._large.peek(now_s)
@@ -79,7 +72,6 @@ class Hybrid:
         return small if self._goes_before(small, large) else large
 
     def pop(self, now_s: float) -> QueueEntry:
-        """Takes what `peek` names. Raises IndexError when empty."""
         entry = self.peek(now_s)
         if entry is None:
             raise IndexError("pop from an empty order")
@@ -87,7 +79,6 @@ class Hybrid:
         return entry
 
     def remove(self, entry_id: str) -> QueueEntry | None:
-        """Takes an entry out wherever it stands; None when it does not wait."""
         lane = self._lane_of.pop(entry_id, None)
         if lane is None:
             return None
@@ -98,7 +89,6 @@ class Hybrid:
         return entry
 
     def entries(self) -> Iterator[QueueEntry]:
-        """All waiting entries."""
         yield from self._small.entries()
         yield from self._large.entries()
 
@@ -106,12 +96,7 @@ class Hybrid:
         """Its tenant's counter, then minus its response ratio: how it stands in its lane."""
         return (self._large if entry.yields_cost else self._small).rank(entry, now_s)
 
-    def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
-        """Never: this order does not interrupt."""
-        return False
-
     def clone(self, counters: ServiceCountersLike) -> Self:
-        """An independent copy that ranks by `counters`."""
         copy = type(self)(counters)
         copy._small = self._small.clone(counters)
         copy._large = self._large.clone(counters)
@@ -138,7 +123,7 @@ class Hybrid:
 
     def _lift(self, tenant_id: str) -> None:
         """As `Vtc` does, over both lanes."""
-        lowest = [each for each in (self._small.lowest(), self._large.lowest()) if each is not None]
+        lowest = [tenant for tenant in (self._small.lowest(), self._large.lowest()) if tenant is not None]
         left = self._counters.left_last
         standards = lowest or ([left] if left is not None else [])
         if standards:
@@ -165,11 +150,9 @@ class _Lane(Vtc):
         return line.waited_cost(entry.entry_id)
 
     def has(self, tenant_id: str) -> bool:
-        """Whether the tenant has an entry here."""
         return tenant_id in self._lines
 
     def lowest(self) -> str | None:
-        """The tenant that is next here."""
         return self._heap.lowest(self._standing)
 
     def _standing(self, tenant_id: str) -> Key:

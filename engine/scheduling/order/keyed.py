@@ -1,13 +1,8 @@
-"""Base of orders whose key is fixed while an entry waits.
+"""Base of orders whose key is fixed while an entry waits, in one heap: sjf, srpt, las, edf and priority.
 
-What sjf, srpt, las, edf and priority have in common: one heap. Ageing needs no re-sorting. With
-key = size - ageing x waited, and waited = now - joined, the term ageing x now is the same for all, so
-size + ageing x joined sorts alike and never changes.
-
-Equal keys go by arrival; an entry that returns to the front goes before its equals. What an order fixes
-when an entry joins (its *terms*) is remembered while it runs, so that a preempted one returns with them.
-
-A client may ask for a deadline of its own. It must not take places from other tenants: see `KeyedByDeadline`.
+Ageing needs no re-sorting: with key = size - ageing x waited, the term ageing x now is the same for all, so
+size + ageing x joined sorts alike. Equal keys go by arrival; an entry that returns to the front goes before
+its equals. What an order fixes when an entry joins (its *terms*) is remembered while it runs.
 """
 
 from __future__ import annotations
@@ -16,19 +11,18 @@ from collections.abc import Iterator
 from typing import Self
 
 from engine.entry import QueueEntry
-from engine.scheduling.order.base import ServiceCountersLike
+from engine.scheduling.order.base import NeverInterrupts, ServiceCountersLike
 from engine.scheduling.order.lazy_heap import LazyHeap
 from engine.scheduling.order.recent import Recent
 
 Terms = tuple[float, ...]
 
 
-class Keyed:
+class Keyed(NeverInterrupts):
     """The common part: a subclass says `name`, `claims`, `_terms` and `_key`."""
 
     name: str
     claims: frozenset[str]
-    interrupts = False
 
     def __init__(self, counters: ServiceCountersLike) -> None:
         self._counters = counters
@@ -40,11 +34,9 @@ class Keyed:
 
     @property
     def operations(self) -> int:
-        """Heap levels passed so far."""
         return self._heap.operations
 
     def add(self, entry: QueueEntry, *, front: bool = False) -> None:
-        """Joins by its key. Raises ValueError for an entry that waits already."""
         if entry.entry_id in self._waiting:
             raise ValueError(f"entry {entry.entry_id!r} waits already")
         known = self._left.get(entry.entry_id) if front else None
@@ -60,35 +52,25 @@ class Keyed:
         self._heap.put(entry.entry_id, (self._key(entry, terms), number))
 
     def peek(self, now_s: float) -> QueueEntry | None:
-        """The smallest key."""
         entry_id = self._heap.top()
         return None if entry_id is None else self._waiting[entry_id][0]
 
     def pop(self, now_s: float) -> QueueEntry:
-        """Takes what `peek` names. Raises IndexError when empty."""
         entry_id = self._heap.top()
         if entry_id is None:
             raise IndexError("pop from an empty order")
         return self._take(entry_id)
 
     def remove(self, entry_id: str) -> QueueEntry | None:
-        """Takes an entry out wherever it stands; None when it does not wait."""
         return self._take(entry_id) if entry_id in self._waiting else None
 
     def entries(self) -> Iterator[QueueEntry]:
-        """All waiting entries."""
         return (entry for entry, _ in self._waiting.values())
 
     def rank(self, entry: QueueEntry, now_s: float) -> tuple[float, ...]:
-        """Its key."""
         return (self._key_of(entry),)
 
-    def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
-        """Never: this order does not interrupt."""
-        return False
-
     def clone(self, counters: ServiceCountersLike) -> Self:
-        """An independent copy over `counters`."""
         copy = self._empty(counters)
         copy._heap = self._heap.copy()
         copy._waiting = self._waiting.copy()
@@ -111,7 +93,6 @@ class Keyed:
         raise NotImplementedError
 
     def _empty(self, counters: ServiceCountersLike) -> Self:
-        """A new order with the same parameters."""
         return type(self)(counters)
 
     # ------------------------------------------------------------ inside
@@ -140,20 +121,16 @@ class KeyedByDeadline(Keyed):
     def __init__(self, counters: ServiceCountersLike) -> None:
         super().__init__(counters)
         self._entries_of: dict[str, dict[str, None]] = {}
-        """Tenant id -> ids of its waiting entries."""
         self._own: dict[str, LazyHeap] = {}
         """Of tenants whose clients have asked for something since they began to wait: entries by own key."""
         self._ended_operations = 0
-        """Of heaps that are gone."""
 
     @property
     def operations(self) -> int:
-        """Of the heap of positions and those of tenants."""
         in_tenants = sum(heap.operations for heap in self._own.values())
         return self._heap.operations + self._ended_operations + in_tenants
 
     def add(self, entry: QueueEntry, *, front: bool = False) -> None:
-        """Joins by its key, and in its tenant by its own. Raises ValueError if it waits already."""
         super().add(entry, front=front)
         tenant_id, (key, number) = entry.tenant_id, self._heap.key(entry.entry_id)
         own_key = self._own_key(entry, key)
@@ -168,19 +145,16 @@ class KeyedByDeadline(Keyed):
         self._entries_of.setdefault(tenant_id, {})[entry.entry_id] = None
 
     def peek(self, now_s: float) -> QueueEntry | None:
-        """The first of the tenant that has the first position."""
         first = self._first()
         return None if first is None else self._waiting[first[0]][0]
 
     def pop(self, now_s: float) -> QueueEntry:
-        """Takes what `peek` names. Raises IndexError when empty."""
         first = self._first()
         if first is None:
             raise IndexError("pop from an empty order")
         return self._take(first[0])
 
     def clone(self, counters: ServiceCountersLike) -> Self:
-        """An independent copy over `counters`."""
         copy = super().clone(counters)
         copy._entries_of = {tenant_id: ids.copy() for tenant_id, ids in self._entries_of.items()}
         copy._own = {tenant_id: heap.copy() for tenant_id, heap in self._own.items()}

@@ -1,16 +1,12 @@
 """Least attained service: the entry with the fewest tokens so far goes first.
 
-Needs no prediction: what has run for long is likely to run for longer, if lengths are heavy-tailed
-(Nuijens and Wierman, 2008; Autellix, arXiv 2502.13965, applies it to LLM serving). Attained service is prompt
-tokens computed for the first time plus tokens emitted; equals go by arrival.
+Needs no prediction (Nuijens and Wierman, 2008; Autellix, arXiv 2502.13965). Attained service is prompt tokens
+computed for the first time plus tokens emitted; equals go by arrival. An entry interrupts a running one that
+is `QUANTUM_TOKENS` ahead of it.
 
-An entry interrupts a running one that is `QUANTUM_TOKENS` ahead of it, so two of them take turns of that
-length rather than swapping at each token.
-
-Guarantee: the least mean response time without knowing sizes, if they have a decreasing hazard rate. Does
-not promise a turn for every entry: an endless stream of newcomers, which have had nothing, starves those
-that have had something. Loses when all sizes are alike: then all finish late. Holds KV for every
-half-done entry.
+Guarantee: the least mean response time without knowing sizes, if they have a decreasing hazard rate. An
+endless stream of newcomers starves those that have had something. Loses when all sizes are alike. Holds KV
+for every half-done entry.
 """
 
 from __future__ import annotations
@@ -23,8 +19,6 @@ QUANTUM_TOKENS = 256
 
 
 class Las(Keyed):
-    """One heap by attained service."""
-
     name = "las"
     claims = SAFE | {WORK_CONSERVATION}
     interrupts = True

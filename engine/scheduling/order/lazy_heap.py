@@ -26,7 +26,6 @@ class LazyHeap:
         self._items: dict[str, _Item] = {}
         """By name; whatever else the heap holds is stale."""
         self.operations = 0
-        """Heap levels passed so far."""
 
     def put(self, name: str, key: Key) -> None:
         """Adds the name, or gives it another key."""
@@ -62,11 +61,9 @@ class LazyHeap:
         heapq.heapreplace(self._heap, item)
 
     def key(self, name: str) -> Key:
-        """The name's key. Raises KeyError when it is not there."""
         return self._items[name][:-1]
 
     def copy(self) -> LazyHeap:
-        """An independent copy."""
         copy = LazyHeap()
         copy._heap = self._heap.copy()
         copy._items = self._items.copy()
@@ -97,12 +94,9 @@ Standing = Callable[[str], Key]
 
 
 class TenantHeap:
-    """Which tenant stands lowest, when counters are charged by others?
-
-    A tenant's standing may rise behind the heap's back: it is looked at again when it surfaces, so a charge
-    costs nothing until it matters. Falls are read from the counters; a standing that fell for
-    another reason is reported with `put`.
-    """
+    """Which tenant stands lowest, when counters are charged by others? A tenant's standing may rise behind
+    the heap's back: it is looked at again when it surfaces, so a charge costs nothing until it matters. Falls
+    are read from the counters; a standing that fell for another reason is reported with `put`."""
 
     def __init__(self, counters: ServiceCountersLike) -> None:
         self._heap = LazyHeap()
@@ -110,7 +104,6 @@ class TenantHeap:
 
     @property
     def operations(self) -> int:
-        """Heap levels passed so far."""
         return self._heap.operations
 
     def put(self, tenant_id: str, standing: Standing) -> None:

@@ -19,40 +19,32 @@ from collections.abc import Iterator
 
 from engine.entry import QueueEntry
 from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
-from engine.scheduling.order.base import ServiceCountersLike
+from engine.scheduling.order.base import NeverInterrupts, ServiceCountersLike
 from engine.scheduling.order.lazy_heap import LazyHeap
 
 MAX_PASSES = 8
 
 
-class Locality:
-    """A line in order of arrival, with short cuts for those whose prefix is at hand."""
-
+class Locality(NeverInterrupts):
     name = "locality"
     claims = SAFE | {WORK_CONSERVATION, NO_STARVATION}
-    interrupts = False
 
     def __init__(self, counters: ServiceCountersLike) -> None:
         self._line: OrderedDict[str, QueueEntry] = OrderedDict()
         self._groups: dict[int, OrderedDict[str, None]] = {}
-        """Ids by locality, each in the order of the line."""
         self._cached = LazyHeap()
-        """Of those with cached tokens."""
         self._last_group = 0
         self._passes = 0
         """Turns that went past the oldest since it became the oldest."""
         self._came_back: set[str] = set()
-        """Ids at the front of the line, of those preempted."""
         self._added = 0
         self._looked = 0
 
     @property
     def operations(self) -> int:
-        """Heap levels passed and heads looked at."""
         return self._cached.operations + self._looked
 
     def add(self, entry: QueueEntry, *, front: bool = False) -> None:
-        """Joins the end of the line, or its head. Raises ValueError for an entry that waits already."""
         entry_id = entry.entry_id
         if entry_id in self._line:
             raise ValueError(f"entry {entry_id!r} waits already")
@@ -70,35 +62,26 @@ class Locality:
         self._looked += 1
 
     def peek(self, now_s: float) -> QueueEntry | None:
-        """By the three rules above."""
         entry_id = self._next()
         return None if entry_id is None else self._line[entry_id]
 
     def pop(self, now_s: float) -> QueueEntry:
-        """Takes what `peek` names. Raises IndexError when empty."""
         entry_id = self._next()
         if entry_id is None:
             raise IndexError("pop from an empty order")
         return self._take(entry_id)
 
     def remove(self, entry_id: str) -> QueueEntry | None:
-        """Takes an entry out wherever it stands; None when it does not wait."""
         return self._take(entry_id) if entry_id in self._line else None
 
     def entries(self) -> Iterator[QueueEntry]:
-        """All waiting entries."""
         return iter(self._line.values())
 
     def rank(self, entry: QueueEntry, now_s: float) -> tuple[float, ...]:
         """Minus its cached tokens, then when it arrived."""
         return (-entry.cached_tokens, entry.arrived_s)
 
-    def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
-        """Never: this order does not interrupt."""
-        return False
-
     def clone(self, counters: ServiceCountersLike) -> Locality:
-        """An independent copy."""
         copy = Locality(counters)
         copy._line = self._line.copy()
         copy._groups = {locality: group.copy() for locality, group in self._groups.items()}

@@ -30,26 +30,20 @@ STARVED_COST = 32_768
 
 
 class Mlfq:
-    """A line a level, each in order of arrival."""
-
     name = "mlfq"
     claims = SAFE | {WORK_CONSERVATION, NO_STARVATION}
     interrupts = True
     starved_cost = STARVED_COST
-    """Cost tokens of others until promotion."""
 
     def __init__(self, counters: ServiceCountersLike) -> None:
         self._counters = counters
         self._lines: list[OrderedDict[str, tuple[QueueEntry, int]]] = [OrderedDict() for _ in range(LEVELS)]
-        """By level: entry, and the clock when it joined."""
         self._levels: dict[str, int] = {}
-        """Of the waiting, by entry id."""
         self._promoted: Recent[int] = Recent()
         """Service that an entry had had when it was promoted."""
         self.operations = 0
 
     def add(self, entry: QueueEntry, *, front: bool = False) -> None:
-        """Joins the line of its level, at the end or at the head. Raises ValueError if it waits already."""
         entry_id = entry.entry_id
         if entry_id in self._levels:
             raise ValueError(f"entry {entry_id!r} waits already")
@@ -70,28 +64,23 @@ class Mlfq:
         return self._next()
 
     def pop(self, now_s: float) -> QueueEntry:
-        """Takes what `peek` names. Raises IndexError when empty."""
         entry = self._next()
         if entry is None:
             raise IndexError("pop from an empty order")
         return self._take(entry.entry_id)
 
     def remove(self, entry_id: str) -> QueueEntry | None:
-        """Takes an entry out wherever it stands; None when it does not wait."""
         return self._take(entry_id) if entry_id in self._levels else None
 
     def entries(self) -> Iterator[QueueEntry]:
-        """All waiting entries."""
         for line in self._lines:
             for entry, _ in line.values():
                 yield entry
 
     def rank(self, entry: QueueEntry, now_s: float) -> tuple[float, ...]:
-        """Its level."""
         return (self.level(entry),)
 
     def level(self, entry: QueueEntry) -> int:
-        """By its prompt and its service; 0 for one that waits and is promoted."""
         level = self._levels.get(entry.entry_id)
         if level is None:
             return self._level_by_service(entry)
@@ -102,7 +91,6 @@ class Mlfq:
         return self.level(waiting) < self.level(running)
 
     def clone(self, counters: ServiceCountersLike) -> Mlfq:
-        """An independent copy that reads the clock of `counters`."""
         copy = type(self)(counters)
         copy._lines = [line.copy() for line in self._lines]
         copy._levels = self._levels.copy()

@@ -45,8 +45,6 @@ MARGIN_TOKENS = 256
 
 
 class Priority(KeyedByDeadline):
-    """One heap by score."""
-
     name = "priority"
     claims = SAFE | {WORK_CONSERVATION, NO_STARVATION}
     interrupts = True
@@ -57,11 +55,9 @@ class Priority(KeyedByDeadline):
 
     @property
     def operations(self) -> int:
-        """Heap levels passed so far."""
         return super().operations + self._tenants.operations
 
     def add(self, entry: QueueEntry, *, front: bool = False) -> None:
-        """Joins by its score. Raises ValueError for an entry that waits already."""
         super().add(entry, front=front)
         self._tenants.put(entry.tenant_id, self._standing)
 
@@ -70,7 +66,6 @@ class Priority(KeyedByDeadline):
         return self._key_of(waiting) + MARGIN_TOKENS < self._key_of(running)
 
     def clone(self, counters: ServiceCountersLike) -> Self:
-        """An independent copy over `counters`."""
         copy = super().clone(counters)
         for tenant_id in copy._entries_of:
             copy._tenants.put(tenant_id, copy._standing)

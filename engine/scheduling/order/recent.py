@@ -1,8 +1,4 @@
-"""Bounded memory of entries that left an order and may return.
-
-A preempted entry returns to an order that popped it long ago. What the order fixed when the entry first
-joined (since when it waits, how its tenant stood) must still hold then, and memory must stay bounded.
-"""
+"""Bounded memory of entries that left an order and may return (preempted)."""
 
 from __future__ import annotations
 
@@ -30,15 +26,12 @@ class Recent(Generic[Fact]):
             self._facts.popitem(last=False)
 
     def get(self, name: str) -> Fact | None:
-        """What was noted last; None when nothing was, or it is forgotten."""
         return self._facts.get(name)
 
     def forget(self, name: str) -> None:
-        """Nothing is known of it any more."""
         self._facts.pop(name, None)
 
     def copy(self) -> Recent[Fact]:
-        """An independent copy."""
         copy: Recent[Fact] = Recent(self._limit)
         copy._facts = self._facts.copy()
         return copy

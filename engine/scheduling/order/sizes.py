@@ -1,9 +1,8 @@
 """Size of an entry, as one number to rank by.
 
-A predicted output length is a distribution, and a wide one is a risk: an entry that may turn out long holds
-its place for long. The size is taken between the median and the 90th percentile, so that of two entries
-with one median the more certain one goes first (S3 and TRAIL rank by a point; ProD, arXiv 2604.07931, shows
-how wide the distribution of one prompt's lengths is).
+Between the median and the 90th percentile of the predicted output, so that of two entries with one median the
+more certain one goes first (S3 and TRAIL rank by a point; ProD, arXiv 2604.07931, shows how wide the
+distribution is).
 """
 
 from __future__ import annotations
@@ -21,10 +20,8 @@ def predicted_output_tokens(entry: QueueEntry, caution: float = CAUTION) -> floa
 
 
 def remaining_tokens(entry: QueueEntry, caution: float = CAUTION) -> float:
-    """Prompt tokens to compute plus output tokens to come, at least 1.
-
-    One that has outgrown its prediction counts as nearly done: what it holds is freed soonest by letting it
-    end, and nothing better is known of it.
-    """
+    """Prompt tokens to compute plus output tokens to come, at least 1. One that has outgrown its prediction
+    counts as nearly done: what it holds is freed soonest by letting it end, and nothing better is known of
+    it."""
     prompt = max(0, entry.input_tokens - max(entry.cached_tokens, entry.computed_tokens))
     return max(1.0, prompt + max(1.0, predicted_output_tokens(entry, caution) - entry.emitted_tokens))

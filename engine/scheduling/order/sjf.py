@@ -1,17 +1,13 @@
 """Shortest job first, by predicted length, with ageing.
 
 Key: predicted remaining tokens (prompt not yet computed + output, between median and 90th percentile) -
-`ageing` x service that others got while it waited, in cost tokens. Time stands still when nothing is served,
-so the balance of size against age does not depend on how fast the machine is. Lengths as a reason to rank:
-S3 (NeurIPS 2023); vLLM-LTR (NeurIPS 2024); Clairvoyant (arXiv 2606.07248) measures how good ranks are.
+`ageing` x service that others got while it waited, in cost tokens. Lengths as a reason to rank: S3 (NeurIPS
+2023); vLLM-LTR (NeurIPS 2024); Clairvoyant (arXiv 2606.07248).
 
 Guarantee, with `ageing` > 0: an entry that joins after others got size / `ageing` cost tokens cannot pass, so
-none starves, whatever arrives and however overloaded the engine is. Known sizes and a single server: the
-least mean wait of all orders that do not interrupt.
-
-Loses when lengths are predicted badly (about half of the pairs ranked right outside the distribution that
-was learned): then it is first come, first served with noise, and ageing bounds the noise. No fairness
-between tenants: a tenant with short requests gets more.
+none starves. Known sizes and a single server: the least mean wait of all orders that do not interrupt. Loses
+when lengths are predicted badly: then it is first come, first served with noise, which ageing bounds. No
+fairness between tenants.
 """
 
 from __future__ import annotations
@@ -27,14 +23,10 @@ keys are exact."""
 
 
 class Sjf(Keyed):
-    """One heap by size, aged."""
-
     name = "sjf"
     claims = SAFE | {WORK_CONSERVATION, NO_STARVATION}
     ageing = AGEING
-    """Predicted tokens per cost token served to others."""
     caution = CAUTION
-    """0: the median counts, 1: the 90th percentile."""
 
     def _terms(self, entry: QueueEntry) -> Terms:
         return (self._counters.served_cost,)

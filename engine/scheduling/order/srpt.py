@@ -1,13 +1,10 @@
 """Shortest remaining processing time: sjf that also interrupts.
 
-The rank is that of `sjf.py`, with what is computed and emitted already taken off. A waiting entry takes the
-place of a running one whose key is larger, unless that one has emitted `PROTECTED_SHARE` of its prediction:
-near its end an interruption costs KV and gains nothing (TRAIL, arXiv 2410.01035, limits preemption alike).
+A waiting entry takes the place of a running one whose key is larger, unless that one has emitted
+`PROTECTED_SHARE` of its prediction (TRAIL, arXiv 2410.01035, limits preemption alike).
 
-Guarantee: known sizes, a single server and free preemption: the least mean response time of all orders;
-with ageing none starves (the key of a running entry only falls, that of a newcomer only rises).
-
-Loses when KV is scarce (every interrupted entry holds KV or loses it) and when predictions are bad, as sjf.
+Guarantee: known sizes, a single server and free preemption: the least mean response time of all orders; with
+ageing none starves. Loses when KV is scarce and when predictions are bad.
 """
 
 from __future__ import annotations

@@ -40,7 +40,6 @@ class Vtc(ByTenant):
     claims = ALL
 
     def rank(self, entry: QueueEntry, now_s: float) -> tuple[float, ...]:
-        """Its tenant's counter, then when it arrived."""
         return (self._counters.value(entry.tenant_id), entry.arrived_s)
 
     def _standing(self, tenant_id: str) -> Key:

@@ -38,9 +38,7 @@ class Channel:
 
     def answer(self, frame: bytes, *, is_core_thread: bool) -> bytes:
         """The sealed report that answers a sealed exchange, or the frame of a refusal. Never raises.
-
-        `is_core_thread`: called between two steps, so that the present state can be read.
-        """
+        `is_core_thread`: called between two steps, so that the present state can be read."""
         try:
             said = decode_exchange(frame, self._key, self._wall_clock())
             if is_core_thread:

@@ -1,9 +1,7 @@
 """`GatewayDesk`: the gateway's side inside a vLLM server (implements `seam.Desk`).
 
-It says of whom a request is, by its signed claims; it hands the scheduler what gateways said over the
-channel; it keeps what happened until they have heard it. The scheduler calls it on the engine core's thread,
-the channel on any: every public method takes the lock, and holds it for a short time only. Times are seconds
-of a clock that only rises; signatures go by the wall clock that it is given.
+The scheduler calls it on the engine core's thread, the channel on any: every public method takes the lock.
+Times are seconds of a clock that only rises; signatures go by the wall clock that it is given.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.scheduling.options import PolicyOptions
-from engine.vllm_plugin.channel.claims_check import ClaimsCheck, NotAsked
+from engine.vllm_plugin.channel.claims_check import ClaimsCheck, NotAsked, SeenOnce
 from engine.vllm_plugin.channel.gateways import (
     ChannelGateway,
     GatewayRefused,
@@ -25,14 +23,12 @@ from engine.vllm_plugin.channel.gateways import (
 )
 from engine.vllm_plugin.channel.news import news_of_end, sequence_news, submit_of
 from engine.vllm_plugin.channel.pending import PendingCommands
-from engine.vllm_plugin.channel.replay import SeenOnce
 from engine.vllm_plugin.channel.server_state import ServerState
 from engine.vllm_plugin.protocol import About, ContractClaims, Exchange, PluginReport, PolicyChoice
 from engine.vllm_plugin.seam import Controls, Ended, ServiceTerms, StepService, VllmRequest, default_terms
 from engine.vllm_plugin.signature import ChannelRefused, SignatureRefused
 
 CAUSES = frozenset({"budget", "cancelled", "expired", "failed"})
-"""Why a gateway may end a sequence."""
 SILENCE_CHECK_S = 0.25
 LOG_EVERY_S = 60.0
 """The same complaint is logged at most so often."""
@@ -64,7 +60,6 @@ class GatewayDesk:
         self._lock = threading.RLock()
         self._gateways = KnownGateways(timeout_s=timeout_s)
         self._live: dict[str, LiveSequence] = {}
-        """By sequence; those of all gateways."""
         self._pending = PendingCommands()
         self._claims_check = ClaimsCheck(key, life)
         self._nonces_seen = SeenOnce()
@@ -72,11 +67,9 @@ class GatewayDesk:
         self._logged_s: dict[str, float] = {}
         self._server = ServerState(version)
         self._choice: PolicyChoice | None = None
-        """The policy that was asked for last, refused or not."""
         self._policy_refusal = ""
         self._controls: Controls | None = None
         self.answer: Callable[[bytes], bytes] | None = None
-        """Answers a frame of the channel on the engine core's thread; None: there is no channel."""
         self._position = 0
         self._silence_checked_s = 0.0
         self._is_asked = False
@@ -234,7 +227,6 @@ class GatewayDesk:
                 gateway.say_early(sequence_id, now_s, cause=cause)
 
     def _choose(self, choice: PolicyChoice) -> None:
-        """Takes a policy that differs from the last one that was asked for."""
         self._choice, self._policy_refusal = choice, ""
         try:
             self._pending.set_policy(choice, self._check_policy(choice.name, choice.options))
@@ -253,7 +245,9 @@ class GatewayDesk:
 
     def _end_orphans(self, controls: Controls, now_s: float) -> None:
         """Ends sequences of silent gateways whose leases are used up: no one will raise them."""
-        silent = [each for each in self._gateways if each.live and self._gateways.is_silent(each, now_s)]
+        silent = [
+            gateway for gateway in self._gateways if gateway.live and self._gateways.is_silent(gateway, now_s)
+        ]
         if not silent:
             return
         self._refresh(controls)

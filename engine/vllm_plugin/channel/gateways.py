@@ -47,7 +47,6 @@ class LiveSequence:
     index: int = 0
     """Of it in its request."""
     state: str = "waiting"
-    """As in `protocol.SequenceNews`."""
     emitted_tokens: int = 0
     computed_tokens: int = 0
     """Prompt tokens, those found in a cache left out."""
@@ -69,7 +68,6 @@ class UntoldService:
     computed_tokens: int = 0
     emitted_tokens: int = 0
     serials: dict[int, int] = field(default_factory=dict)
-    """The last ones; see `messages.TenantShare`."""
     lifts: dict[int, int] = field(default_factory=dict)
 
     def add(self, other: UntoldService) -> None:
@@ -81,11 +79,9 @@ class UntoldService:
 
 
 class ServiceLog:
-    """Service of a gateway's sequences that it was not yet told, or did not say that it has heard.
-
-    Each token is in exactly one of two sums: what the last report told, and what came after it. A report that
-    was lost is told again with the next one.
-    """
+    """Service of a gateway's sequences that it was not yet told, or did not say that it has heard. Each token
+    is in exactly one of two sums: what the last report told, and what came after it. A report that was lost
+    is told again with the next one."""
 
     def __init__(self) -> None:
         self._told: dict[str, UntoldService] = {}
@@ -105,29 +101,26 @@ class ServiceLog:
                 self._told.setdefault(tenant_id, UntoldService()).add(self._fresh.pop(tenant_id))
         self._told_at = position
         return {
-            tenant_id: TenantShare(each.computed_tokens, each.emitted_tokens, each.serials, dict(each.lifts))
-            for tenant_id, each in self._told.items()
+            tenant_id: TenantShare(
+                share.computed_tokens, share.emitted_tokens, share.serials, dict(share.lifts)
+            )
+            for tenant_id, share in self._told.items()
         }
 
 
 @dataclass(slots=True, eq=False)
 class ChannelGateway:
-    """One gateway, in its present life."""
-
     gateway_id: str
     session: str
     heard_s: float
     live: dict[str, LiveSequence] = field(default_factory=dict)
-    """By sequence."""
     tenants: Counter[str] = field(default_factory=Counter)
-    """Of these, by tenant."""
     outcomes: OrderedDict[str, SequenceNews] = field(default_factory=OrderedDict)
     """By sequence, in order of their ends, until they are acknowledged."""
     service: ServiceLog = field(default_factory=ServiceLog)
     lost_outcomes: int = 0
     """Those that had to be forgotten before they were acknowledged."""
     early: OrderedDict[str, EarlyWord] = field(default_factory=OrderedDict)
-    """By sequence."""
 
     def own(self, sequence: LiveSequence) -> None:
         sequence.gateway = self
@@ -186,56 +179,55 @@ class KnownGateways:
         return mono_s - gateway.heard_s > self._timeout_s
 
     def heard_lately(self, mono_s: float) -> list[str]:
-        """Ids of the gateways that are not silent."""
-        return [each.gateway_id for each in self._gateways.values() if not self.is_silent(each, mono_s)]
+        return [
+            gateway.gateway_id for gateway in self._gateways.values() if not self.is_silent(gateway, mono_s)
+        ]
 
     def hear(self, gateway_id: str, session: str, mono_s: float) -> tuple[ChannelGateway, bool]:
-        """Returns the gateway, and whether this is its first word in this life. Raises `GatewayRefused`.
-
-        Of a new life the sequences and outcomes are still those of the life before it.
-        """
-        found = self._gateways.get(gateway_id)
-        if found is not None and found.session == session:
-            found.heard_s = mono_s
-            return found, False
+        """Returns the gateway, and whether this is its first word in this life. Raises `GatewayRefused`. Of a
+        new life the sequences and outcomes are still those of the life before it."""
+        gateway = self._gateways.get(gateway_id)
+        if gateway is not None and gateway.session == session:
+            gateway.heard_s = mono_s
+            return gateway, False
         if (gateway_id, session) in self._superseded:
             raise GatewayRefused(
                 "superseded",
                 f"another process has connected as gateway {gateway_id!r}: give each an id of its own",
             )
-        if found is None:
+        if gateway is None:
             self._make_room(mono_s)
-            found = self._gateways[gateway_id] = ChannelGateway(gateway_id, session, mono_s)
-            return found, True
-        self._superseded[gateway_id, found.session] = None
+            gateway = self._gateways[gateway_id] = ChannelGateway(gateway_id, session, mono_s)
+            return gateway, True
+        self._superseded[gateway_id, gateway.session] = None
         if len(self._superseded) > MAX_SUPERSEDED:
             self._superseded.popitem(last=False)
-        found.session, found.heard_s = session, mono_s
+        gateway.session, gateway.heard_s = session, mono_s
         # The new life counts no service that it was not told; the old one's counts died with it.
-        found.service = ServiceLog()
-        return found, True
+        gateway.service = ServiceLog()
+        return gateway, True
 
     def adopt(self, heir: ChannelGateway, mono_s: float) -> list[LiveSequence]:
         """Gives `heir` the outcomes and sequences of silent gateways; returns the sequences."""
         taken: list[LiveSequence] = []
-        for each in [each for each in self._gateways.values() if self.is_silent(each, mono_s)]:
-            if each is heir:
+        for gateway in [gateway for gateway in self._gateways.values() if self.is_silent(gateway, mono_s)]:
+            if gateway is heir:
                 continue
-            for sequence_id, news in each.outcomes.items():
+            for sequence_id, news in gateway.outcomes.items():
                 heir.keep(sequence_id, news)
-            heir.lost_outcomes += each.lost_outcomes
-            for sequence in each.live.values():
+            heir.lost_outcomes += gateway.lost_outcomes
+            for sequence in gateway.live.values():
                 heir.own(sequence)
                 taken.append(sequence)
-            del self._gateways[each.gateway_id]
+            del self._gateways[gateway.gateway_id]
         return taken
 
     def _make_room(self, mono_s: float) -> None:
         if len(self._gateways) < self._most:
             return
-        for each in list(self._gateways.values()):
-            if each.is_empty and self.is_silent(each, mono_s):
-                del self._gateways[each.gateway_id]
+        for gateway in list(self._gateways.values()):
+            if gateway.is_empty and self.is_silent(gateway, mono_s):
+                del self._gateways[gateway.gateway_id]
                 return
         raise GatewayRefused(
             "too_many_gateways", f"{self._most} gateways are known: the server takes no more"

@@ -65,23 +65,28 @@ def _computed(sequence: LiveSequence, ended: Ended) -> int:
 
 def sequence_news(gateway: ChannelGateway, heard: int, position: int) -> dict[str, SequenceNews]:
     """News for the report at `position`, to a gateway that knows the one at `heard`."""
-    found: dict[str, SequenceNews] = {}
+    news_of: dict[str, SequenceNews] = {}
     for sequence_id, news in gateway.outcomes.items():
-        if len(found) >= MAX_REPORTED_SEQUENCES:
-            return found
-        found[sequence_id] = news
+        if len(news_of) >= MAX_REPORTED_SEQUENCES:
+            return news_of
+        news_of[sequence_id] = news
     live: Iterable[LiveSequence] = gateway.live.values()
-    if len(found) + len(gateway.live) > MAX_REPORTED_SEQUENCES:
+    if len(news_of) + len(gateway.live) > MAX_REPORTED_SEQUENCES:
         # What is cut off is told first by the next report.
-        live = sorted(live, key=lambda each: each.changed)
-    for each in live:
-        if len(found) >= MAX_REPORTED_SEQUENCES:
+        live = sorted(live, key=lambda sequence: sequence.changed)
+    for sequence in live:
+        if len(news_of) >= MAX_REPORTED_SEQUENCES:
             break
-        if _is_changed(each, heard, position):
-            found[each.sequence_id] = SequenceNews(
-                each.state, each.emitted_tokens, each.lease_tokens, each.request_id, each.tenant_id, each.tier
+        if _is_changed(sequence, heard, position):
+            news_of[sequence.sequence_id] = SequenceNews(
+                sequence.state,
+                sequence.emitted_tokens,
+                sequence.lease_tokens,
+                sequence.request_id,
+                sequence.tenant_id,
+                sequence.tier,
             )
-    return found
+    return news_of
 
 
 def _is_changed(sequence: LiveSequence, heard: int, position: int) -> bool:

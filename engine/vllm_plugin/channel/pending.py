@@ -12,7 +12,6 @@ class PendingCommands:
 
     def __init__(self) -> None:
         self.policy: PolicyChoice | None = None
-        """The policy from the next step on; None: the one in force."""
         self._options = PolicyOptions()
         self._top_ups: dict[str, int] = {}
         self._ends: dict[str, str] = {}
@@ -23,15 +22,12 @@ class PendingCommands:
         self._top_ups[sequence_id] = max(self._top_ups.get(sequence_id, 0), lease_tokens)
 
     def end(self, sequence_id: str, cause: str) -> None:
-        """A sequence is to end; the first cause holds."""
         self._ends.setdefault(sequence_id, cause)
 
     def set_policy(self, choice: PolicyChoice, options: PolicyOptions) -> None:
-        """A policy whose options were checked."""
         self.policy, self._options = choice, options
 
     def begin_words(self) -> None:
-        """A gateway began a new life."""
         self._begins = True
 
     def apply(self, controls: Controls) -> None:

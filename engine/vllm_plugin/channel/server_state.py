@@ -19,9 +19,7 @@ class ServerState:
     def __init__(self, version: str) -> None:
         """`version`: of the plug-in."""
         self.is_known = False
-        """It was read at least once."""
         self.counts = dict.fromkeys(STATES, 0)
-        """Sequences by state, of all gateways and of none."""
         self.steps = 0
         self.kv_usage = 0.0
         self._about = About(version, "", "")
@@ -29,13 +27,13 @@ class ServerState:
     def read(self, controls: Controls, live: Mapping[str, LiveSequence]) -> None:
         """Reads it, and notes in `live` (by sequence) how far each is."""
         counts: Counter[str] = Counter()
-        for each in controls.sequences():
-            state = state_of(each)
+        for running in controls.sequences():
+            state = state_of(running)
             counts[state] += 1
-            sequence = live.get(each.sequence_id)
+            sequence = live.get(running.sequence_id)
             if sequence is not None:
-                sequence.state, sequence.emitted_tokens = state, each.emitted_tokens
-                sequence.computed_tokens = each.computed_tokens
+                sequence.state, sequence.emitted_tokens = state, running.emitted_tokens
+                sequence.computed_tokens = running.computed_tokens
         self.counts = {state: counts[state] for state in STATES}
         described = controls.describe()
         self.steps, self.kv_usage = described.get("step", 0), described.get("kv_usage", 0.0)

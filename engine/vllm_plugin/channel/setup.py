@@ -64,9 +64,9 @@ def make_desk(environ: Mapping[str, str]) -> GatewayDesk:
 
 def check_policy(name: str, options: dict[str, Any]) -> PolicyOptions:
     """The options of a policy that exists. Raises ValueError, naming those that do."""
-    found = options_of(options)
-    make_policy(name, found)
-    return found
+    parsed = options_of(options)
+    make_policy(name, parsed)
+    return parsed
 
 
 def _version() -> str:

@@ -45,7 +45,6 @@ def serve_unix_socket(path: str, answer: Callable[[bytes], bytes]) -> socket.soc
 
 
 def _remove_stale(path: str) -> None:
-    """Removes the socket of a process that is gone."""
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise ValueError(f"FAIRGATE_VLLM_SOCKET {path} exists and is no socket: name another path")

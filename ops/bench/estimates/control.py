@@ -157,7 +157,7 @@ def judge(
     changes_nothing: bool,
 ) -> Report:
     """`shares`: attainment by segment, for each fixed setting and (None) with the loop acting."""
-    segments = []
+    segments: list[Report] = []
     for number, attained in enumerate(shares[None]):
         fixed = {str(setting): shares[setting][number] for setting in SETTINGS}
         best = max(fixed, key=lambda setting: fixed[setting])

@@ -275,7 +275,7 @@ def vllm_images() -> list[SetRequest]:
     found.chat("image of low detail", says("In short?", low))
     earlier = [*says("Hello."), {"role": "assistant", "content": "Yes?"}]
     found.chat("image after a turn", [*earlier, *says("This one?", two)])
-    json_word = {"response_format": schema("word", WORD), "max_tokens": 48} | COMPACT
+    json_word: dict[str, Any] = {"response_format": schema("word", WORD), "max_tokens": 48} | COMPACT
     found.chat("image and a schema", says("As JSON?", one), **json_word)
     found.chat("image and log probabilities", says("How sure?", one), logprobs=True, max_tokens=3)
     found.chat("parts of text only", [{"role": "user", "content": [{"type": "text", "text": "No image."}]}])
@@ -310,7 +310,7 @@ def transformers() -> list[SetRequest]:
 
 def llama_cpp_embeddings() -> list[SetRequest]:
     """Of llama.cpp's server with the text model as one of embeddings."""
-    asked = {
+    asked: dict[str, dict[str, Any]] = {
         "embedding": {"input": "Count from 1 to 3."},
         "embeddings": {"input": ["one", "two", "three"]},
         "embedding in base64": {"input": "again", "encoding_format": "base64"},

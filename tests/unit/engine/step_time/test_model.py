@@ -146,15 +146,6 @@ def test_a_step_without_a_duration_is_left_out() -> None:
     assert model.to_message() == PRIOR
 
 
-def test_it_travels_and_goes_on_elsewhere() -> None:
-    model = trained(SLOW_CPU, 300)
-    copy = StepTimeModel.from_message(model.to_message())
-    assert copy.predict(100, 5000, 10) == pytest.approx(model.predict(100, 5000, 10))
-    assert copy.samples == 300
-    copy.observe(100, 5000, 10, model.predict(100, 5000, 10))
-    assert copy.predict(100, 5000, 10) == pytest.approx(model.predict(100, 5000, 10), rel=0.05)
-
-
 def test_a_prior_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(ValueError, match="positive base_s"):
         StepTimeModel(StepTime(0.0, 1.0, 1.0, 1.0, 0, 0.0))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.vllm_plugin.channel.claims_check import SeenOnce
 from engine.vllm_plugin.channel.gateways import (
     EARLY_S,
     MAX_EARLY,
@@ -15,7 +16,6 @@ from engine.vllm_plugin.channel.gateways import (
     ServiceLog,
     UntoldService,
 )
-from engine.vllm_plugin.channel.replay import SeenOnce
 from engine.vllm_plugin.channel.setup import make_desk
 from engine.vllm_plugin.key_file import read_key
 from engine.vllm_plugin.protocol import MAX_REPORTED_SEQUENCES, MAX_REPORTED_TENANTS, SequenceNews
