@@ -137,13 +137,8 @@ class RefusalRecorder(ExactWriter[RefusalBatch]):
 
 
 def _storable(model: str) -> str:
-<<<<<<< HEAD
     """A client's made-up name, in a form that every database takes."""
     return "".join(
-        character if character.isprintable() else "?" for character in model[: refusal.MAX_MODEL_CHARACTERS]
-=======
-    """A name that a client may have made up, as every database takes it."""
-    return "".join(
-        each if each.isprintable() else "?" for each in model[: refusal_store.MAX_MODEL_CHARACTERS]
->>>>>>> part-TEN
+        character if character.isprintable() else "?"
+        for character in model[: refusal_store.MAX_MODEL_CHARACTERS]
     )

@@ -1,21 +1,29 @@
-"""Commands of `fairgate` beside a server, run in this process."""
+"""Commands of `fairgate`, run in this process."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from click.testing import CliRunner, Result
 
 from ops.cli.main import cli
-from tests.support.server_process import Server
+
+if TYPE_CHECKING:
+    from tests.support.server_process import Server
+
+
+def run_command(*arguments: str, env: Mapping[str, str] | None = None) -> Result:
+    """Runs a command with exactly these arguments."""
+    return CliRunner().invoke(cli, list(arguments), prog_name="fairgate", env=env)
 
 
 def fairgate(where: Server | Path, *arguments: str) -> Result:
     """Runs a command on a server's data directory, or on another one."""
-    data_dir = where.data_dir if isinstance(where, Server) else where
-    return CliRunner().invoke(cli, [*arguments, "--data-dir", str(data_dir)], prog_name="fairgate")
+    data_dir = getattr(where, "data_dir", where)
+    return run_command(*arguments, "--data-dir", str(data_dir))
 
 
 def answer_of(where: Server | Path, *arguments: str) -> Any:

@@ -65,17 +65,10 @@ def stream(
         input_tokens, output_tokens = lengths(rng)
         arrivals.append(
             SimulatedRequest(
-                at_s,
-                tenant,
-                input_tokens,
-                output_tokens,
-                prefix_blocks,
-                tier,
-                weight,
-                kind=kind or tenant,
-                e2e_target_s=e2e_target_s,
+                at_s, tenant, input_tokens, output_tokens, prefix_blocks, tier, weight,
+                kind=kind or tenant, e2e_target_s=e2e_target_s,
             )
-        )
+        )  # fmt: skip
     return arrivals
 
 
@@ -101,14 +94,11 @@ def from_trace(path: Path) -> list[SimulatedRequest]:
     with path.open(newline="", encoding="utf-8") as file:
         rows = [
             SimulatedRequest(
-                float(row["arrival_s"]),
-                row["tenant"],
-                int(row["input_tokens"]),
-                int(row["output_tokens"]),
-                kind="real",
+                float(row["arrival_s"]), row["tenant"], int(row["input_tokens"]),
+                int(row["output_tokens"]), kind="real",
             )
             for row in csv.DictReader(file)
-        ]
+        ]  # fmt: skip
     return merged([rows])
 
 

@@ -27,13 +27,9 @@ _numbers = itertools.count(1)
 def engine_options(model_dir: Path, data_dir: Path, **changes: Any) -> EngineOptions:
     """Options of a small engine on one thread."""
     values: dict[str, Any] = {
-        "model_dir": model_dir,
-        "address": f"ipc://{data_dir}/engine.sock",
-        "data_dir": data_dir,
-        "num_blocks": NUM_BLOCKS,
-        "block_tokens": BLOCK_TOKENS,
-        "threads": 1,
-    }
+        "model_dir": model_dir, "address": f"ipc://{data_dir}/engine.sock", "data_dir": data_dir,
+        "num_blocks": NUM_BLOCKS, "block_tokens": BLOCK_TOKENS, "threads": 1,
+    }  # fmt: skip
     return EngineOptions(**{**values, **changes})
 
 

@@ -54,15 +54,10 @@ class FlowPool:
 
     def __post_init__(self) -> None:
         self.flow = FlowController(
-            self.policy,
-            ServiceCounters(),
-            max_queued=100_000,
-            max_queued_per_tenant=100_000,
-            queue_ttl_s=[1e12] * NUM_RANKS,
-            window=WindowRule(self.lookahead, 1.0),
-            log_records=10,
+            self.policy, ServiceCounters(), max_queued=100_000, max_queued_per_tenant=100_000,
+            queue_ttl_s=[1e12] * NUM_RANKS, window=WindowRule(self.lookahead, 1.0), log_records=10,
             **self.options,
-        )
+        )  # fmt: skip
         self.replicas = [Replica(REPLICA, self.places, self.kv_tokens)]
         self.now_s = 0.0
         self.running: list[Running] = []
@@ -137,9 +132,6 @@ class FlowPool:
         for party in self.parties:
             for _ in range(party.depth - self.waits(party.tenant)):
                 self.arrive(
-                    party.tenant,
-                    *party.size(self.number),
-                    tier=party.tier,
-                    weight=party.weight,
+                    party.tenant, *party.size(self.number), tier=party.tier, weight=party.weight,
                     reserved=party.reserved,
-                )
+                )  # fmt: skip

@@ -105,14 +105,9 @@ class IncidentPool(SimulatedPool):
         row = len(self.records) - 1
         assert not self.records.refused[row]
         self.log.arrived(
-            str(row),
-            request.tenant,
-            request.tier,
-            request.weight,
-            self.now_s,
-            request.input_tokens,
+            str(row), request.tenant, request.tier, request.weight, self.now_s, request.input_tokens,
             request.output_tokens,
-        )
+        )  # fmt: skip
 
     def _finish(self, sequence: Sequence) -> None:
         entry_id = sequence.sequence_id
@@ -131,13 +126,8 @@ class IncidentPool(SimulatedPool):
         self.facts.append(
             RequestFacts(
                 Job(
-                    entry_id,
-                    request.tenant,
-                    request.tier,
-                    request.weight,
-                    request.arrival_s,
-                    request.input_tokens,
-                    request.output_tokens,
+                    entry_id, request.tenant, request.tier, request.weight, request.arrival_s,
+                    request.input_tokens, request.output_tokens,
                 ),
                 arrived_s=request.arrival_s - limited_s,
                 outcome=outcome,
@@ -147,7 +137,7 @@ class IncidentPool(SimulatedPool):
                 limited_s=limited_s,
                 stalled_s=reading.stalled_s if reading is not None else 0.0,
             )
-        )
+        )  # fmt: skip
 
     # ------------------------------------------------------------ slow readers
 

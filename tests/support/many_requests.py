@@ -37,14 +37,9 @@ def fill(connection: Connection, sizes: Sizes, now_us: int) -> None:
     as_json = "::json" if connection.dialect.name == "postgresql" else ""
     packed = pack([Event(TimelineKind.DISPATCHED, 1_000), Event(TimelineKind.ENDED, 9_000, (0,))])
     values = {
-        "now_us": now_us,
-        "begin_us": now_us - SPAN_US,
-        "step_us": SPAN_US // sizes.requests,
-        "tenants": sizes.tenants,
-        "keys": sizes.keys,
-        "digest": b"0" * 32,
-        "packed": packed,
-    }
+        "now_us": now_us, "begin_us": now_us - SPAN_US, "step_us": SPAN_US // sizes.requests,
+        "tenants": sizes.tenants, "keys": sizes.keys, "digest": b"0" * 32, "packed": packed,
+    }  # fmt: skip
 
     def insert(table: str, columns: str, row: str, count: int, where: str = "") -> None:
         rows = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {count})"

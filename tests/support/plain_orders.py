@@ -519,17 +519,7 @@ class PlainBuckets(Plain):
 
 
 PLAIN: dict[str, Callable[[ServiceCountersLike], Plain]] = {
-    "fcfs": Plain,
-    "hrrn": PlainHrrn,
-    "sjf": PlainSjf,
-    "srpt": PlainSjf,
-    "las": PlainLas,
-    "mlfq": PlainMlfq,
-    "priority": PlainPriority,
-    "edf": PlainEdf,
-    "drr": PlainDrr,
-    "dlpm": PlainDlpm,
-    "vtc": PlainVtc,
-    "hybrid": PlainHybrid,
-    "buckets": PlainBuckets,
-}
+    "fcfs": Plain, "hrrn": PlainHrrn, "sjf": PlainSjf, "srpt": PlainSjf, "las": PlainLas,
+    "mlfq": PlainMlfq, "priority": PlainPriority, "edf": PlainEdf, "drr": PlainDrr, "dlpm": PlainDlpm,
+    "vtc": PlainVtc, "hybrid": PlainHybrid, "buckets": PlainBuckets,
+}  # fmt: skip

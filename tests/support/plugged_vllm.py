@@ -43,13 +43,9 @@ class PluggedVllm:
     def restart(self) -> None:
         """Another life: it knows nothing of the one before."""
         desk = GatewayDesk(
-            self._key,
-            timeout_s=self._timeout_s,
-            life=secrets.token_hex(8),
-            version="0.0.test",
-            wall_clock=time.time,
-            check_policy=check_policy,
-        )
+            self._key, timeout_s=self._timeout_s, life=secrets.token_hex(8), version="0.0.test",
+            wall_clock=time.time, check_policy=check_policy,
+        )  # fmt: skip
         self.scheduler = StandInScheduler(desk, now_s=time.monotonic(), slots=self._slots)
         self.channel = Channel(desk, self._key)
 

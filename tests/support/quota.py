@@ -46,21 +46,10 @@ def limit(
     if window is None and rate_per_s is None and meter is not Meter.CONCURRENCY:
         window = Window.LIFETIME
     return Limit(
-        limit_id="lim_test",
-        tenant_id=tenant_id,
-        kind=kind,
-        subject_id=subject_id or tenant_id,
-        meter=meter,
-        amount=amount,
-        window=window,
-        time_zone=time_zone,
-        rate_per_s=rate_per_s,
-        mode=mode,
-        tier=tier,
-        model=model,
-        above_tokens=above_tokens,
-        ceiling_per_s=ceiling_per_s,
-    )
+        limit_id="lim_test", tenant_id=tenant_id, kind=kind, subject_id=subject_id or tenant_id,
+        meter=meter, amount=amount, window=window, time_zone=time_zone, rate_per_s=rate_per_s, mode=mode,
+        tier=tier, model=model, above_tokens=above_tokens, ceiling_per_s=ceiling_per_s,
+    )  # fmt: skip
 
 
 def on_platform(meter: Meter = Meter.TOTAL_TOKENS, amount: int = 100, **shape: Any) -> Limit:
@@ -93,10 +82,6 @@ def histories(sequences: int, steps: int) -> settings:
     """How a state machine over both stores is run: always the same histories, short enough to be read as
     they are (to shrink them takes minutes)."""
     return settings(
-        max_examples=sequences,
-        stateful_step_count=steps,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        phases=(Phase.generate,),
-        database=None,
-    )
+        max_examples=sequences, stateful_step_count=steps, deadline=None,
+        suppress_health_check=list(HealthCheck), phases=(Phase.generate,), database=None,
+    )  # fmt: skip

@@ -32,19 +32,11 @@ def make_sequence(
 ) -> Sequence:
     """One with `output` tokens emitted and `computed` tokens in the cache."""
     submit = Submit(
-        sequence_id=name,
-        request_id=name,
-        tenant_id=tenant,
-        prompt_token_ids=[1] * prompt,
-        max_tokens=max_tokens,
-        lease_tokens=max_tokens,
-        tier=tier,
-        weight=weight,
-        predicted_output_tokens=predicted,
-        predicted_high_tokens=high,
-        ttft_target_s=ttft_target_s,
+        sequence_id=name, request_id=name, tenant_id=tenant, prompt_token_ids=[1] * prompt,
+        max_tokens=max_tokens, lease_tokens=max_tokens, tier=tier, weight=weight,
+        predicted_output_tokens=predicted, predicted_high_tokens=high, ttft_target_s=ttft_target_s,
         tpot_target_s=tpot_target_s,
-    )
+    )  # fmt: skip
     made = Sequence.of(submit, "g", submitted_s)
     made.token_ids += [2] * output
     made.computed_tokens = made.ever_computed_tokens = computed
@@ -118,20 +110,12 @@ def random_sequence(rng: random.Random, name: str, *, longest: int = 3000, now_s
     else:
         computed = rng.randint(0, prompt - 1)
     return make_sequence(
-        name,
-        tenant=rng.choice("abcd"),
-        prompt=prompt,
-        computed=computed,
-        output=output,
-        tier=rng.choice((0, 1, 1, 1, 2)),
-        weight=rng.choice((0.5, 1.0, 1.0, 3.0)),
-        predicted=rng.randint(1, 200),
-        high=rng.choice((0, 150, 400)),
-        max_tokens=max_tokens,
-        submitted_s=now_s - rng.random() * 3,
-        ttft_target_s=rng.choice((0.0, 0.2, 2.0)),
+        name, tenant=rng.choice("abcd"), prompt=prompt, computed=computed, output=output,
+        tier=rng.choice((0, 1, 1, 1, 2)), weight=rng.choice((0.5, 1.0, 1.0, 3.0)),
+        predicted=rng.randint(1, 200), high=rng.choice((0, 150, 400)), max_tokens=max_tokens,
+        submitted_s=now_s - rng.random() * 3, ttft_target_s=rng.choice((0.0, 0.2, 2.0)),
         tpot_target_s=rng.choice((0.0, 0.01, 0.5)),
-    )
+    )  # fmt: skip
 
 
 def execute(sequence: Sequence, tokens: int) -> None:

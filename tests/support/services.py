@@ -27,19 +27,9 @@ from ops.sandbox.services import (
 )
 
 __all__ = [
-    "NoServer",
-    "Service",
-    "create_database",
-    "database_name",
-    "delete_keys",
-    "drop_database",
-    "free_port",
-    "libpq_url",
-    "postgres_binaries",
-    "redis_binaries",
-    "start_postgres",
-    "start_redis",
-]
+    "NoServer", "Service", "create_database", "database_name", "delete_keys", "drop_database",
+    "free_port", "libpq_url", "postgres_binaries", "redis_binaries", "start_postgres", "start_redis",
+]  # fmt: skip
 
 
 def create_database(server_url: str, *, template: str = "template1") -> str:

@@ -245,15 +245,11 @@ class SharedPool:
         pool.flow = flow
         self.loops = {
             view.gateway_id: SharedSteering(
-                mode,
-                slo,
-                view,
-                self.redis,
-                EVERY_S * (1 + number / len(self.views)),
+                mode, slo, view, self.redis, EVERY_S * (1 + number / len(self.views)),
                 partial(self._is_of, view),
             )
             for number, view in enumerate(self.views)
-        }
+        }  # fmt: skip
         self._next_look_s = 0.0
 
     def watch(self, *, foresees: bool) -> PoolObserver:

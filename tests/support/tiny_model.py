@@ -39,19 +39,12 @@ def save_tiny_model(
     torch.manual_seed(20)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=tokenizer.get_vocab_size(),
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=context_tokens,
-            initializer_range=0.3,
-            bos_token_id=None,
-            eos_token_id=EOS_TOKEN_ID,
-            pad_token_id=None,
+            vocab_size=tokenizer.get_vocab_size(), hidden_size=64, intermediate_size=128,
+            num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            max_position_embeddings=context_tokens, initializer_range=0.3, bos_token_id=None,
+            eos_token_id=EOS_TOKEN_ID, pad_token_id=None,
         )
-    )
+    )  # fmt: skip
     model.save_pretrained(model_dir)
     tokenizer.save(str(model_dir / "tokenizer.json"))
     return model_dir

@@ -104,14 +104,9 @@ class StandInScheduler:
         each = self.live.pop(sequence_id)
         submit = each.terms.submit
         ended = Ended(
-            sequence_id,
-            submit.request_id,
-            submit.tenant_id,
-            each.terms.gateway_id,
-            cause,
-            5,
+            sequence_id, submit.request_id, submit.tenant_id, each.terms.gateway_id, cause, 5,
             each.emitted_tokens,
-        )
+        )  # fmt: skip
         self.ended.append(ended)
         self.desk.ended(ended, self.now_s)
 
@@ -187,13 +182,9 @@ class StandInScheduler:
 def stand_in(key: bytes | None = KEY, *, timeout_s: float = 30.0, life: str = "life") -> StandInScheduler:
     """A stand-in with a desk of virtual time."""
     desk = GatewayDesk(
-        key,
-        timeout_s=timeout_s,
-        life=life,
-        version="0.1.0",
-        wall_clock=lambda: WALL_S,
+        key, timeout_s=timeout_s, life=life, version="0.1.0", wall_clock=lambda: WALL_S,
         check_policy=check_policy,
-    )
+    )  # fmt: skip
     return StandInScheduler(desk)
 
 

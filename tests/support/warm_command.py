@@ -30,14 +30,9 @@ from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = (
-    "gateway.pools.peer_requests",
-    "litestar.plugins.pydantic",
-    "ops.serving.doctor",
-    "ops.serving.serve",
-    "pydantic.v1",
-    "redis.asyncio",
-    "tenants.quota.redis",
-)
+    "gateway.pools.peer_requests", "litestar.plugins.pydantic", "ops.serving.doctor", "ops.serving.serve",
+    "pydantic.v1", "redis.asyncio", "tenants.quota.redis",
+)  # fmt: skip
 """What commands import when they run, beside their own modules."""
 COLD_GROUPS = ("bench", "simulate", "whatif", "engine", "demo", "plugin")
 """Commands whose modules are imported only where they are run."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter, defaultdict
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -14,6 +15,7 @@ SAME_NAME: dict[str, str] = {}
 """Class names that two modules may share, each with the reason."""
 
 
+@cache
 def modules() -> list[tuple[str, ast.Module]]:
     """Every module of the product: path and syntax tree."""
     paths = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))

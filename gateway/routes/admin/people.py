@@ -18,15 +18,8 @@ from gateway.routes.admin.common import (
     paged,
     tagged,
 )
-<<<<<<< HEAD
 from gateway.routes.context import admin_of, asked, gateway_of, json_response
-from tenants.people.commands import PersonChange, PersonInvite
-from tenants.people.links import link_path
-from tenants.people.person import Person
-=======
-from gateway.routes.context import asked, gateway_of, json_response
 from tenants.people.person import Person, PersonChange, PersonInvite, link_path
->>>>>>> part-TEN
 from tenants.people.roles import Role
 from tenants.people.sessions import Session
 

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
 from engine.messages import SamplingParams, SequenceState, Submit
 from engine.sequence import IllegalMove, Sequence, SequenceStatus, move, stable_seed
+from tests.support.builders import submit
 
 
-def make_submit(**changes: object) -> Submit:
-    values: dict[str, object] = {
-        "sequence_id": "s",
-        "request_id": "r",
-        "tenant_id": "t",
-        "prompt_token_ids": [1, 2, 3, 4],
-        "max_tokens": 8,
-        "lease_tokens": 8,
-    }
-    return Submit(**{**values, **changes})  # type: ignore[arg-type]
+def make_submit(**changes: Any) -> Submit:
+    return submit(**({"request_id": "r", "prompt_token_ids": [1, 2, 3, 4], "max_tokens": 8} | changes))
 
 
 def make_sequence(state: SequenceStatus = SequenceStatus.WAITING, **changes: object) -> Sequence:
@@ -29,22 +23,10 @@ def make_sequence(state: SequenceStatus = SequenceStatus.WAITING, **changes: obj
 
 
 ALLOWED = [
-    "waiting running",
-    "running paused",
-    "paused running",
-    "running preempted",
-    "paused preempted",
-    "preempted waiting",
-    "running swapped",
-    "paused swapped",
-    "swapped running",
-    "swapped preempted",
-    "waiting finished",
-    "running finished",
-    "paused finished",
-    "swapped finished",
-    "preempted finished",
-]
+    "waiting running", "running paused", "paused running", "running preempted", "paused preempted",
+    "preempted waiting", "running swapped", "paused swapped", "swapped running", "swapped preempted",
+    "waiting finished", "running finished", "paused finished", "swapped finished", "preempted finished",
+]  # fmt: skip
 """Written out by hand, so that the table in the code is not its own judge."""
 
 

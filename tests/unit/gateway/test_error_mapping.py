@@ -178,9 +178,6 @@ def test_a_stream_that_breaks_says_in_its_event_what_headers_can_say_no_more() -
     assert found["fairgate"]["tokens"] == {"held": 0, "charged": 0, "refunded": 0}
 
 
-# ---------------------------------------------------------------- the IETF's fields
-
-
 def limit(meter: Meter, amount: int, **fields: object) -> Limit:
     values: dict[str, object] = {"window": Window.MINUTE} | fields
     return Limit("lim_1", "ten_1", SubjectKind.TENANT, "ten_1", meter, amount, **values)  # type: ignore[arg-type]
@@ -241,9 +238,6 @@ def test_a_budget_with_something_left_is_not_spent_and_says_what_fits() -> None:
     assert "at most 20" in said(30, 20, wanted=800), "also where the request is larger than the limit"
     assert "shorten the prompt" in said(30, 0)
     assert "is spent" not in said(30, None)
-
-
-# ---------------------------------------------------------------- the platform
 
 
 def of_platform(meter: Meter, amount: int, **fields: object) -> Limit:

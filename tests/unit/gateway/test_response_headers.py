@@ -7,12 +7,12 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from gateway.domain.estimate import Estimate
 from gateway.error_mapping import as_api_error, budget_denied
 from gateway.response_headers import contract_headers, estimate_headers, go_duration, rate_limit_headers
 from tenants.errors import DatabaseUnavailable, Invalid, KeyRejected, NotFound
 from tenants.quota.store import Denied, LimitState, QuotaStoreUnavailable
-from tenants.types import Limit, LimitMode, Meter, Principal, SubjectKind, Tier, Window
+from tenants.types import Limit, LimitMode, Meter, SubjectKind, Tier, Window
+from tests.support import builders
 
 
 def limit(meter: Meter = Meter.TOTAL_TOKENS, amount: int = 100, **fields: object) -> Limit:
@@ -27,20 +27,10 @@ def state(of: Limit, available: int, reset_s: float = 60.0) -> LimitState:
 @pytest.mark.parametrize(
     ("seconds", "written"),
     [
-        (0, "0s"),
-        (-3, "0s"),
-        (math.inf, "0s"),
-        (0.0001, "1ms"),
-        (0.12, "120ms"),
-        (0.9999, "1s"),
-        (1, "1s"),
-        (1.2, "2s"),
-        (59.5, "1m0s"),
-        (360, "6m0s"),
-        (3630, "1h0m30s"),
-        (90_061, "25h1m1s"),
+        (0, "0s"), (-3, "0s"), (math.inf, "0s"), (0.0001, "1ms"), (0.12, "120ms"), (0.9999, "1s"),
+        (1, "1s"), (1.2, "2s"), (59.5, "1m0s"), (360, "6m0s"), (3630, "1h0m30s"), (90_061, "25h1m1s"),
     ],
-)
+)  # fmt: skip
 def test_resets_are_written_as_go_writes_durations_and_never_too_short(seconds: float, written: str) -> None:
     assert go_duration(seconds) == written
 
@@ -56,51 +46,33 @@ def test_headers_come_from_the_tightest_limit_of_each_kind() -> None:
         ]
     )
     assert headers == {
-        "x-ratelimit-limit-requests": "60",
-        "x-ratelimit-remaining-requests": "59",
-        "x-ratelimit-reset-requests": "1s",
-        "x-ratelimit-limit-tokens": "200",
-        "x-ratelimit-remaining-tokens": "20",
-        "x-ratelimit-reset-tokens": "1h0m0s",
-    }
+        "x-ratelimit-limit-requests": "60", "x-ratelimit-remaining-requests": "59",
+        "x-ratelimit-reset-requests": "1s", "x-ratelimit-limit-tokens": "200",
+        "x-ratelimit-remaining-tokens": "20", "x-ratelimit-reset-tokens": "1h0m0s",
+    }  # fmt: skip
     assert rate_limit_headers([]) == {}
 
 
 def test_estimates_are_numbers_that_a_script_can_read() -> None:
-    estimate = Estimate(
-        wait_s=(0.12, 0.4812),
-        ttft_s=(0.2, 0.6),
-        tpot_s=(0.01, 0.02),
-        e2e_s=(1.0, 2.0),
-        output_tokens=(10, 40),
-        cost_nanousd=(100, 400),
-        max_cost_nanousd=5000,
-        tokens_ahead={"own": 1, "others": 2, "higher_tier": 3},
-        basis="replay",
-        samples=7,
-        saturated=True,
-    )
+    estimate = builders.estimate(
+        wait_s=(0.12, 0.4812), ttft_s=(0.2, 0.6), e2e_s=(1.0, 2.0), cost_nanousd=(100, 400),
+        max_cost_nanousd=5000, samples=7, saturated=True,
+    )  # fmt: skip
     [(name, field)] = estimate_headers(estimate).items()
     assert name == "x-fairgate-estimate"
     members = dict(member.split(";", 1) for member in field.split(", "))
     assert members == {
-        "wait": "p50=0.120;p90=0.481",
-        "ttft": "p50=0.200;p90=0.600",
-        "latency": "p50=1.000;p90=2.000",
-        "output-tokens": "p50=10;p90=40",
-        "cost": "p50=100;p90=400;max=5000",
+        "wait": "p50=0.120;p90=0.481", "ttft": "p50=0.200;p90=0.600", "latency": "p50=1.000;p90=2.000",
+        "output-tokens": "p50=10;p90=40", "cost": "p50=100;p90=400;max=5000",
         'basis="replay"': "samples=7;saturated",
-    }
+    }  # fmt: skip
     [calm] = estimate_headers(replace(estimate, saturated=False)).values()
     assert field == calm + ";saturated"
     assert estimate_headers(None) == {}
 
 
 def test_a_tenants_name_cannot_break_a_header() -> None:
-    principal = Principal(
-        "ten_1", "bö\r\nset-cookie: x", "p", "k", "fg", 1.0, frozenset(), Tier.STANDARD, frozenset(), None
-    )
-    assert contract_headers(principal, Tier.BATCH) == {
+    assert contract_headers(builders.principal(tenant_name="bö\r\nset-cookie: x"), Tier.BATCH) == {
         "x-fairgate-tenant": "b???set-cookie: x",
         "x-fairgate-tier": "batch",
     }

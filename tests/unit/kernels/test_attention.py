@@ -66,12 +66,9 @@ def make_case(
             continue
         ends = counts or [context for _, context in lens]
         batch = pack(
-            counts or [new for new, _ in lens],
-            ends,
-            [tables[index] for index in which],
-            block_tokens=block_tokens,
-            device=CPU,
-        )
+            counts or [new for new, _ in lens], ends, [tables[index] for index in which],
+            block_tokens=block_tokens, device=CPU,
+        )  # fmt: skip
         starts = [0] * len(which) if counts else [context - new for new, context in lens]
         reference.write_kv(
             key_cache,
@@ -149,15 +146,9 @@ def test_every_kernel_is_the_formula_on_odd_shapes(
     expected = by_the_book(case, scale=0.4, window=window, softcap=softcap, sinks=sinks)
     for name, (attend, _) in KERNELS.items():
         got = attend(
-            case.query,
-            case.key_cache,
-            case.value_cache,
-            case.batch,
-            scale=0.4,
-            sliding_window=window,
-            softcap=softcap,
-            sinks=sinks,
-        )
+            case.query, case.key_cache, case.value_cache, case.batch, scale=0.4, sliding_window=window,
+            softcap=softcap, sinks=sinks,
+        )  # fmt: skip
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
 
 
@@ -315,18 +306,10 @@ def test_a_row_is_split_among_workers_by_whole_heads() -> None:
         case = make_case([(1, 9), (3, 20)], heads=12, kv_heads=6)
         output = torch.zeros(4, 12 * 8)
         numba_attention.attend_rows(
-            case.query.reshape(4, -1).numpy(),
-            case.key_cache.numpy(),
-            case.value_cache.numpy(),
-            case.batch.rows,
-            output.numpy(),
-            heads=12,
-            scale=0.3,
-            sliding_window=None,
-            softcap=None,
-            sinks=None,
-            workers=workers,
-        )
+            case.query.reshape(4, -1).numpy(), case.key_cache.numpy(), case.value_cache.numpy(),
+            case.batch.rows, output.numpy(), heads=12, scale=0.3, sliding_window=None, softcap=None,
+            sinks=None, workers=workers,
+        )  # fmt: skip
         expected = reference.paged_attention(
             case.query, case.key_cache, case.value_cache, case.batch, scale=0.3
         )

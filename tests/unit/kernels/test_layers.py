@@ -40,13 +40,9 @@ def test_residual_addition_and_norm(rows: int, width: int, dtype: torch.dtype, w
     close(normalized, torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + 1e-5) * total * weight.float())
     before = residual.clone()
     layers.add_and_normalize(
-        residual.numpy(),
-        array_of(addend[:0]),
-        array_of(weight),
-        np.float32(1e-5),
-        array_of(normalized),
+        residual.numpy(), array_of(addend[:0]), array_of(weight), np.float32(1e-5), array_of(normalized),
         workers,
-    )
+    )  # fmt: skip
     assert torch.equal(residual, before), "no rows to add, nothing added"
 
 

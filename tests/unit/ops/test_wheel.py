@@ -30,11 +30,8 @@ def modules() -> dict[str, str]:
 
 def test_what_serves_is_in_the_wheel_and_what_measures_is_not(modules: dict[str, str]) -> None:
     assert {
-        "ops/cli/main.py",
-        "ops/cli/bench/main.py",
-        "gateway/app.py",
-        "ops/demo/prompts/instructions.py",
-    } <= set(modules)
+        "ops/cli/main.py", "ops/cli/bench/main.py", "gateway/app.py", "ops/demo/prompts/instructions.py",
+    } <= set(modules)  # fmt: skip
     assert [path for path in modules if path.startswith(FOR_DEVELOPERS)] == []
     assert sum(text.count("\n") for text in modules.values()) <= MOST_LINES
 

@@ -14,13 +14,8 @@ from gateway.console.pages.tenant_parts.acts import said
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
-<<<<<<< HEAD
 from gateway.routes.context import admin_of, gateway_of
-from tenants.admin.webhooks.commands import Webhook, WebhookAdd
-=======
-from gateway.routes.context import gateway_of
 from tenants.admin.webhooks import Webhook, WebhookAdd
->>>>>>> part-TEN
 from tenants.directory import queries
 from tenants.outbox.kinds import BY_SUBJECT, CHECKPOINT, SUBJECTS
 from tenants.people.person import Person

@@ -13,13 +13,8 @@ from gateway.console.pages.tenant_parts.acts import said
 from gateway.console.rendering import confirm_page, page_response, redirect
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
-<<<<<<< HEAD
 from gateway.routes.context import admin_of
-from tenants.admin.webhooks.commands import DeliveryAgain, Webhook
-=======
-from gateway.routes.context import gateway_of
 from tenants.admin.webhooks import DeliveryAgain, Webhook
->>>>>>> part-TEN
 from tenants.errors import Invalid
 from tenants.people.roles import Act
 

@@ -16,13 +16,8 @@ from gateway.console.pages.people import people
 from gateway.console.rendering import page_response, redirect
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
-<<<<<<< HEAD
 from gateway.routes.context import admin_of, gateway_of
-from tenants.admin.etag import etag_of
-=======
-from gateway.routes.context import gateway_of
 from tenants.admin.transaction import etag_of
->>>>>>> part-TEN
 from tenants.errors import Invalid, PreconditionFailed
 from tenants.people.person import Person, PersonChange
 from tenants.people.roles import Act

@@ -17,13 +17,9 @@ class Engine:
         self.cut: list[str] = []
         self.emitted = 0
         self.stream = CreditedStream(
-            "one",
-            self.give,
-            on_overflow=self.cut.append,
-            received_tokens=0,
-            max_buffered_deltas=max_buffered_deltas,
-            covered_tokens=covered_tokens,
-        )
+            "one", self.give, on_overflow=self.cut.append, received_tokens=0,
+            max_buffered_deltas=max_buffered_deltas, covered_tokens=covered_tokens,
+        )  # fmt: skip
         self.tell()
 
     def give(self, stream: CreditedStream) -> None:

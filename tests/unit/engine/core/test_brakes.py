@@ -9,10 +9,10 @@ from collections.abc import Mapping
 import pytest
 
 from engine.core.core import EngineConfig
-from engine.messages import Submit
 from engine.scheduling.brakes import Brakes
 from engine.scheduling.options import PolicyOptions
 from engine.virtual.replica import VirtualReplica, virtual_prompt
+from tests.support import builders
 
 STANDARD, BATCH = 1, 2
 PLACES, TOKENS, BLOCKS = 16, 64, 512
@@ -34,13 +34,11 @@ class Steps:
         for _ in range(count):
             self.number += 1
             name = f"{tenant or tier}-{self.number}"
-            asked = Submit(
-                sequence_id=name,
-                request_id=name,
+            asked = builders.submit(
+                name,
                 tenant_id=tenant or f"tenant {tier}",
                 prompt_token_ids=virtual_prompt(name, prompt),
                 max_tokens=output,
-                lease_tokens=output,
                 tier=tier,
                 predicted_output_tokens=output,
             )

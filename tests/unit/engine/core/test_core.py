@@ -6,6 +6,7 @@ from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from engine.core.core import EngineConfig, EngineCore
 from engine.core.model_runner import Sampled, SequenceSlice
@@ -31,20 +32,14 @@ from engine.virtual.replica import (
     VirtualText,
     VirtualTexts,
 )
+from tests.support import builders
 
 LETTERS = SamplingParams()
 
 
-def make_submit(name: str = "s", **changes: object) -> Submit:
-    values: dict[str, object] = {
-        "sequence_id": name,
-        "request_id": f"request of {name}",
-        "tenant_id": "tenant",
-        "prompt_token_ids": [5, 6, 7],
-        "max_tokens": 6,
-        "lease_tokens": 6,
-    }
-    return Submit(**{**values, **changes})  # type: ignore[arg-type]
+def make_submit(name: str = "s", **changes: Any) -> Submit:
+    values = {"request_id": f"request of {name}", "tenant_id": "tenant", "max_tokens": 6}
+    return builders.submit(name, **(values | changes))
 
 
 def make_replica(**changes: object) -> VirtualReplica:
@@ -78,6 +73,19 @@ def text(deltas: list[Delta]) -> str:
     return "".join(delta.text for delta in deltas)
 
 
+def answer(output_tokens: int | None = None, **fields: Any) -> list[Delta]:
+    """All of one sequence that nothing interrupts."""
+    replica = make_replica()
+    replica.submit(make_submit(**fields), output_tokens=output_tokens)
+    return run(replica)
+
+
+def exported(replica: VirtualReplica) -> SequenceState:
+    state = replica.core.export("s")
+    assert state is not None
+    return state
+
+
 def letters(token_ids: SequenceOf[int]) -> str:
     return "".join(VirtualText(()).logprob_text(token) for token in token_ids)
 
@@ -86,9 +94,7 @@ def letters(token_ids: SequenceOf[int]) -> str:
 
 
 def test_an_answer_ends_with_its_eos_which_counts_and_has_no_text() -> None:
-    replica = make_replica()
-    replica.submit(make_submit(), output_tokens=4)
-    deltas = run(replica)
+    deltas = answer(output_tokens=4)
     emitted = tokens(deltas)
     assert len(emitted) == 4
     assert emitted[-1] == EOS_TOKEN_ID
@@ -100,42 +106,32 @@ def test_an_answer_ends_with_its_eos_which_counts_and_has_no_text() -> None:
 
 
 def test_an_answer_ends_at_max_tokens() -> None:
-    replica = make_replica()
-    replica.submit(make_submit())
-    deltas = run(replica)
+    deltas = answer()
     assert len(tokens(deltas)) == 6
     assert text(deltas) == letters(tokens(deltas))
     assert deltas[-1].outcome is not None
     assert deltas[-1].outcome.finish == "length"
 
 
-def test_an_ignored_eos_is_a_token_like_any_other() -> None:
-    replica = make_replica()
-    replica.submit(make_submit(sampling=SamplingParams(ignore_eos=True)), output_tokens=2)
-    deltas = run(replica)
-    assert len(tokens(deltas)) == 6
-    assert text(deltas) == letters(tokens(deltas))
-
-
 def test_token_k_is_sent_once_and_says_which_it_is() -> None:
-    replica = make_replica()
-    replica.submit(make_submit())
     next_index = 0
-    for delta in run(replica):
+    for delta in answer():
         assert delta.first_index == next_index
         next_index += len(delta.token_ids)
     assert next_index == 6
 
 
+def test_an_ignored_eos_is_a_token_like_any_other() -> None:
+    deltas = answer(output_tokens=2, sampling=SamplingParams(ignore_eos=True))
+    assert len(tokens(deltas)) == 6
+    assert text(deltas) == letters(tokens(deltas))
+
+
 def test_a_stop_string_stops_the_very_step_and_is_not_shown() -> None:
-    plain = make_replica()
-    plain.submit(make_submit(max_tokens=12, lease_tokens=12))
-    answer = text(run(plain))
-    stop = answer[4:6]
-    before = answer[: answer.index(stop)]
-    replica = make_replica()
-    replica.submit(make_submit(max_tokens=12, lease_tokens=12, sampling=SamplingParams(stop=(stop,))))
-    deltas = run(replica)
+    whole = text(answer(max_tokens=12))
+    stop = whole[4:6]
+    before = whole[: whole.index(stop)]
+    deltas = answer(max_tokens=12, sampling=SamplingParams(stop=(stop,)))
     assert text(deltas) == before
     assert len(tokens(deltas)) == len(before) + len(stop)
     assert deltas[-1].outcome is not None
@@ -143,20 +139,14 @@ def test_a_stop_string_stops_the_very_step_and_is_not_shown() -> None:
 
 
 def test_text_that_may_become_a_stop_string_is_held_back_and_shown_at_the_end() -> None:
-    plain = make_replica()
-    plain.submit(make_submit())
-    answer = text(run(plain))
-    replica = make_replica()
-    replica.submit(make_submit(sampling=SamplingParams(stop=(answer[-1] + "§",))))
-    deltas = run(replica)
-    assert text(deltas) == answer
-    assert deltas[-1].text.endswith(answer[-1])
+    whole = text(answer())
+    deltas = answer(sampling=SamplingParams(stop=(whole[-1] + "§",)))
+    assert text(deltas) == whole
+    assert deltas[-1].text.endswith(whole[-1])
 
 
 def test_logprobs_come_with_their_tokens() -> None:
-    replica = make_replica()
-    replica.submit(make_submit(sampling=SamplingParams(logprobs=0)))
-    deltas = run(replica)
+    deltas = answer(sampling=SamplingParams(logprobs=0))
     reported = [each for delta in deltas for each in delta.logprobs]
     assert [each.token_id for each in reported] == tokens(deltas)
     assert [each.text for each in reported] == list(letters(tokens(deltas)))
@@ -184,10 +174,7 @@ def test_deltas_go_to_the_gateway_that_submitted() -> None:
     result = replica.step()
     assert {
         gateway: [delta.sequence_id for delta in deltas] for gateway, deltas in result.deltas.items()
-    } == {
-        "one": ["a"],
-        "two": ["b"],
-    }
+    } == {"one": ["a"], "two": ["b"]}
 
 
 def test_service_names_what_each_tenant_got_in_the_step() -> None:
@@ -217,9 +204,7 @@ def test_no_token_is_emitted_beyond_the_lease() -> None:
     assert len(tokens(deltas)) == 4
     assert replica.core.top_up("s", 6)
     deltas += run(replica)
-    uninterrupted = make_replica()
-    uninterrupted.submit(make_submit())
-    assert tokens(deltas) == tokens(run(uninterrupted))
+    assert tokens(deltas) == tokens(answer())
     assert deltas[-1].outcome is not None
 
 
@@ -281,10 +266,15 @@ class FailingRunner(VirtualRunner):
         return super().execute(slices)
 
 
-def test_a_failed_step_fails_its_sequences_and_the_engine_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def failing_core() -> tuple[EngineCore, FailingRunner]:
     clock = VirtualClock()
     runner = FailingRunner(clock, num_blocks=16, block_tokens=4)
-    core = EngineCore(runner, VirtualTexts(), EngineConfig(max_batched_tokens=8, max_sequences=2), clock)
+    config = EngineConfig(max_batched_tokens=8, max_sequences=2)
+    return EngineCore(runner, VirtualTexts(), config, clock), runner
+
+
+def test_a_failed_step_fails_its_sequences_and_the_engine_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    core, runner = failing_core()
     for name in ("a", "b", "c"):
         core.submit(make_submit(name, tenant_id=name), "g")
     core.step()
@@ -310,9 +300,7 @@ def test_a_failed_step_fails_its_sequences_and_the_engine_goes_on(caplog: pytest
 
 
 def test_a_failed_prefill_gives_its_charge_back() -> None:
-    clock = VirtualClock()
-    runner = FailingRunner(clock, num_blocks=16, block_tokens=4)
-    core = EngineCore(runner, VirtualTexts(), EngineConfig(max_batched_tokens=8, max_sequences=2), clock)
+    core, runner = failing_core()
     core.submit(make_submit(prompt_token_ids=[1] * 20), "g")
     core.step()
     assert core.counters.value("tenant") == 20 * COUNTER_SCALE, "the whole prompt, when it starts"
@@ -496,11 +484,8 @@ def test_knobs_outlast_a_change_of_the_policy_and_a_bad_one_changes_nothing() ->
         replica.core.set_knobs(EngineKnobs(reserve_permille=-1))
     assert (replica.core.table.max_batched_tokens, admit.permille) == (8, 100)
     assert replica.core.explain().options == {
-        "cap_tokens": 8,
-        "max_num_partial_prefills": 4,
-        "target_step_s": 0.2,
-        "small_lane_permille": 75,
-    }, "what the policy says, without the knobs"
+        "cap_tokens": 8, "max_num_partial_prefills": 4, "target_step_s": 0.2, "small_lane_permille": 75,
+    }, "what the policy says, without the knobs"  # fmt: skip
     replica.core.set_knobs(EngineKnobs())
     assert (replica.core.table.max_batched_tokens, compose.slots) == (16, 0)
 
@@ -555,10 +540,8 @@ def moved(state: SequenceState) -> SequenceState:
 @pytest.mark.parametrize("steps", range(7))
 @pytest.mark.parametrize("keep_kv", [True, False])
 def test_an_exported_sequence_goes_on_elsewhere_token_for_token(steps: int, keep_kv: bool) -> None:
-    submit = make_submit(prompt_token_ids=list(range(1, 21)), max_tokens=9, lease_tokens=9)
-    uninterrupted = make_replica()
-    uninterrupted.submit(submit)
-    expected = run(uninterrupted)
+    submit = make_submit(prompt_token_ids=list(range(1, 21)), max_tokens=9)
+    expected = answer(prompt_token_ids=submit.prompt_token_ids, max_tokens=9)
 
     here, there = make_replica(), make_replica()
     there.submit(make_submit("neighbour"))
@@ -566,21 +549,14 @@ def test_an_exported_sequence_goes_on_elsewhere_token_for_token(steps: int, keep
     deltas: list[Delta] = []
     for _ in range(steps):
         deltas += step(here)
-    state = here.core.export("s")
-    assert state is not None
+    state = exported(here)
     assert here.core.export("s") is None
     here.core.check()
     assert here.core.table.pool.num_free == 24
     assert bool(state.kv) == (steps > 0)
     state = moved(state)
     if not keep_kv:
-        state = SequenceState(
-            submit=state.submit,
-            output_token_ids=state.output_token_ids,
-            text_sent=state.text_sent,
-            kv_tokens=state.kv_tokens,
-            gateway_id=state.gateway_id,
-        )
+        state = structs.replace(state, kv=[])
     assert there.core.import_(state) is None
     there_deltas = of("s", run(there))
     deltas += there_deltas
@@ -602,52 +578,38 @@ def test_a_paused_sequence_moves_too_and_waits_for_its_lease() -> None:
     here, there = make_replica(), make_replica()
     here.submit(make_submit(lease_tokens=2))
     deltas = run(here)
-    state = here.core.export("s")
-    assert state is not None
-    assert there.core.import_(moved(state)) is None
+    assert there.core.import_(moved(exported(here))) is None
     assert not there.core.has_work()
     assert there.core.top_up("s", 6)
     deltas += run(there)
-    uninterrupted = make_replica()
-    uninterrupted.submit(make_submit())
-    assert tokens(deltas) == tokens(run(uninterrupted))
+    assert tokens(deltas) == tokens(answer())
 
 
 def test_a_counter_from_a_dispatch_long_ago_is_not_taken_over() -> None:
     here, there = make_replica(), make_replica()
     here.submit(make_submit(counter=7))
-    state = here.core.export("s")
-    assert state is not None
     there.core.table.set_counter("tenant", 900)
-    assert there.core.import_(state) is None
+    assert there.core.import_(exported(here)) is None
     assert there.core.counters.value("tenant") == 900
 
 
 def test_held_back_text_is_not_lost_on_the_way() -> None:
-    plain = make_replica()
-    plain.submit(make_submit())
-    answer = text(run(plain))
+    whole = text(answer())
     here, there = make_replica(), make_replica()
-    here.submit(make_submit(sampling=SamplingParams(stop=(answer[2] + answer[3] + "§",))))
+    here.submit(make_submit(sampling=SamplingParams(stop=(whole[2] + whole[3] + "§",))))
     deltas: list[Delta] = []
     for _ in range(4):
         deltas += step(here)
-    assert text(deltas) == answer[:2], "two letters are held back"
-    state = here.core.export("s")
-    assert state is not None
-    assert there.core.import_(moved(state)) is None
-    assert text(deltas + run(there)) == answer
+    assert text(deltas) == whole[:2], "two letters are held back"
+    assert there.core.import_(moved(exported(here))) is None
+    assert text(deltas + run(there)) == whole
 
 
 def test_text_that_was_never_sent_is_sent_after_the_move() -> None:
-    uninterrupted = make_replica()
-    uninterrupted.submit(make_submit())
-    expected = run(uninterrupted)
+    expected = answer()
     there = make_replica()
-    known = tokens(expected)[:3]
-    assert (
-        there.core.import_(SequenceState(submit=make_submit(), output_token_ids=known, text_sent=1)) is None
-    )
+    state = SequenceState(submit=make_submit(), output_token_ids=tokens(expected)[:3], text_sent=1)
+    assert there.core.import_(state) is None
     assert text(run(there)) == text(expected)[1:]
 
 
@@ -655,18 +617,9 @@ def test_kv_that_does_not_fit_fails_that_sequence_alone() -> None:
     here, there = make_replica(), make_replica()
     here.submit(make_submit())
     step(here)
-    state = here.core.export("s")
-    assert state is not None
+    state = exported(here)
     there.submit(make_submit("neighbour"))
-    broken = SequenceState(
-        submit=state.submit,
-        output_token_ids=state.output_token_ids,
-        text_sent=state.text_sent,
-        kv=[state.kv[0][:-1]],
-        kv_tokens=state.kv_tokens,
-        gateway_id="g",
-    )
-    assert there.core.import_(broken) is None
+    assert there.core.import_(structs.replace(state, kv=[state.kv[0][:-1]])) is None
     deltas = run(there)
     assert [delta.outcome.finish for delta in of("s", deltas) if delta.outcome] == ["failed"]
     assert len(tokens(of("neighbour", deltas))) == 6

@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine.core.core import EngineConfig
 from engine.messages import Delta, SequenceOutcome, Submit
 from engine.virtual.replica import VirtualReplica
+from tests.support import builders
 
 INTERACTIVE, BATCH = 0, 2
 
@@ -15,14 +16,8 @@ def replica(places: int = 1) -> VirtualReplica:
 
 
 def submit(name: str, tier: int, max_tokens: int) -> Submit:
-    return Submit(
-        sequence_id=name,
-        request_id=f"request of {name}",
-        tenant_id=f"tenant of {name}",
-        prompt_token_ids=[5, 6, 7],
-        max_tokens=max_tokens,
-        lease_tokens=max_tokens,
-        tier=tier,
+    return builders.submit(
+        name, request_id=f"request of {name}", tenant_id=f"tenant of {name}", max_tokens=max_tokens, tier=tier
     )
 
 
@@ -32,6 +27,15 @@ def steps(of: VirtualReplica, count: int) -> list[Delta]:
         deltas += [delta for each in of.step().deltas.values() for delta in each]
         of.core.check()
     return deltas
+
+
+def jumped(slow: int, quick: int, places: int = 1) -> VirtualReplica:
+    """One of tier batch has had three steps when an interactive one comes; each of so many tokens."""
+    engine = replica(places)
+    assert engine.submit(submit("slow", BATCH, slow)) is None
+    steps(engine, 3)
+    assert engine.submit(submit("quick", INTERACTIVE, quick)) is None
+    return engine
 
 
 def to_the_end(of: VirtualReplica) -> dict[str, SequenceOutcome]:
@@ -50,10 +54,11 @@ def displaced(outcome: SequenceOutcome) -> list[tuple[str, list[str], int]]:
 
 
 def test_who_takes_a_place_and_who_gives_it_up_record_the_same_tokens() -> None:
-    engine = replica()
-    assert engine.submit(submit("slow", BATCH, 12)) is None
-    steps(engine, 3)
-    assert engine.submit(submit("quick", INTERACTIVE, 5)) is None
+    engine = jumped(12, 5)
+    first = steps(engine, 1)
+    assert [delta.sequence_id for delta in first if delta.token_ids] == ["quick"], (
+        "the step after its arrival"
+    )
     outcomes = to_the_end(engine)
     # Five steps for five tokens: the prompt's step emits the first.
     assert displaced(outcomes["quick"]) == [("admit", ["slow"], 5)]
@@ -63,20 +68,8 @@ def test_who_takes_a_place_and_who_gives_it_up_record_the_same_tokens() -> None:
     assert outcomes["slow"].emitted_tokens == 12
 
 
-def test_the_step_after_the_arrival_is_the_jumpers() -> None:
-    engine = replica()
-    assert engine.submit(submit("slow", BATCH, 40)) is None
-    steps(engine, 3)
-    assert engine.submit(submit("quick", INTERACTIVE, 5)) is None
-    first = steps(engine, 1)
-    assert [delta.sequence_id for delta in first if delta.token_ids] == ["quick"]
-
-
 def test_the_next_jumper_takes_the_place_that_was_just_given_back() -> None:
-    engine = replica()
-    assert engine.submit(submit("slow", BATCH, 12)) is None
-    steps(engine, 3)
-    assert engine.submit(submit("quick", INTERACTIVE, 5)) is None
+    engine = jumped(12, 5)
     steps(engine, 1)
     assert engine.submit(submit("next", INTERACTIVE, 4)) is None
     outcomes = to_the_end(engine)
@@ -86,10 +79,7 @@ def test_the_next_jumper_takes_the_place_that_was_just_given_back() -> None:
 
 
 def test_who_is_cancelled_while_it_stands_back_leaves_the_count_so_far() -> None:
-    engine = replica()
-    assert engine.submit(submit("slow", BATCH, 12)) is None
-    steps(engine, 3)
-    assert engine.submit(submit("quick", INTERACTIVE, 9)) is None
+    engine = jumped(12, 9)
     steps(engine, 4)
     engine.core.cancel("slow", "cancelled")
     outcomes = to_the_end(engine)
@@ -111,8 +101,5 @@ def test_several_jumps_over_one_are_counted_each() -> None:
 
 
 def test_with_a_free_place_nothing_is_displaced() -> None:
-    engine = replica(places=2)
-    assert engine.submit(submit("slow", BATCH, 12)) is None
-    steps(engine, 3)
-    assert engine.submit(submit("quick", INTERACTIVE, 5)) is None
+    engine = jumped(12, 5, places=2)
     assert all(not displaced(outcome) for outcome in to_the_end(engine).values())

@@ -7,8 +7,9 @@ from collections.abc import Sequence as SequenceOf
 from engine.core.core import EngineConfig, EngineCore
 from engine.core.model_runner import Sampled, SequenceSlice
 from engine.forecast.length.probe import RANGES, range_of
-from engine.messages import Delta, SamplingParams, Submit
+from engine.messages import Delta, SamplingParams
 from engine.virtual.replica import VirtualClock, VirtualRunner, VirtualTexts
+from tests.support.builders import submit
 
 LENGTH = 40
 ANSWERS_TO_TRUST = 12
@@ -35,19 +36,8 @@ def make_core() -> tuple[EngineCore, ReadingRunner]:
 
 def answer(core: EngineCore, runner: ReadingRunner, number: int, *, ignore_eos: bool = False) -> list[Delta]:
     runner.set_length(f"s{number}", LENGTH)
-    core.submit(
-        Submit(
-            sequence_id=f"s{number}",
-            request_id=f"r{number}",
-            tenant_id="t",
-            prompt_token_ids=[5, 6, 7],
-            max_tokens=200,
-            lease_tokens=200,
-            sampling=SamplingParams(ignore_eos=ignore_eos),
-            predicted_output_tokens=150,
-        ),
-        "g",
-    )
+    sampling = SamplingParams(ignore_eos=ignore_eos)
+    core.submit(submit(f"s{number}", max_tokens=200, sampling=sampling, predicted_output_tokens=150), "g")
     deltas: list[Delta] = []
     while core.has_work():
         deltas += [delta for each in core.step().deltas.values() for delta in each]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -83,6 +85,10 @@ def test_what_was_learned_elsewhere_is_ignored(tmp_path: Path, other: LearnedKey
     assert load_step_time(path, KEY) is None
 
 
+def with_step_time(**fields: object) -> Callable[[Any], str]:
+    return lambda content: json.dumps({**content, "step_time": {**content["step_time"], **fields}})
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -90,24 +96,17 @@ def test_what_was_learned_elsewhere_is_ignored(tmp_path: Path, other: LearnedKey
         lambda content: json.dumps([1]),
         lambda content: json.dumps({**content, "version": 9}),
         lambda content: json.dumps({**content, "step_time": {}}),
-        lambda content: json.dumps({**content, "step_time": {**content["step_time"], "moment": [1, 2]}}),
-        lambda content: json.dumps(
-            {**content, "step_time": {**content["step_time"], "coefficients": [-1] * 4}}
-        ),
-        lambda content: json.dumps(
-            {**content, "step_time": {**content["step_time"], "coefficients": [0] * 4}}
-        ),
-        lambda content: json.dumps(
-            {**content, "step_time": {**content["step_time"], "gram": [[1e999] * 4] * 4}}
-        ),
+        with_step_time(moment=[1, 2]),
+        with_step_time(coefficients=[-1] * 4),
+        with_step_time(coefficients=[0] * 4),
+        with_step_time(gram=[[1e999] * 4] * 4),
     ],
 )
 def test_a_damaged_file_costs_what_was_learned_and_a_line_in_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, change: object
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, change: Callable[[Any], str]
 ) -> None:
     path = learned_path(tmp_path, "engine-0")
     kept(path, KEY)
-    assert callable(change)
     path.write_text(change(json.loads(path.read_text())))
 
     assert load_step_time(path, KEY) is None
@@ -138,15 +137,19 @@ def test_a_full_disk_is_survived(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert "cannot be kept" in caplog.text
 
 
-def test_samples_come_back_and_those_of_another_model_are_refused(tmp_path: Path) -> None:
-    path = samples_path(tmp_path, "engine-0")
+def keeper_of_samples(directory: Path) -> tuple[EngineCore, LearnedStateWriter, Path]:
+    path = samples_path(directory, "engine-0")
     core = core_with()
 
     def content(kept: list[LengthSample]) -> tuple[Path, Samples]:
         rows = [(each.generated, each.remaining, each.state) for each in kept]
         return path, Samples("f", [1, 3], 2, rows)
 
-    keeper = LearnedStateWriter(core, learned_path(tmp_path, "engine-0"), KEY, content, now_s=0.0)
+    return core, LearnedStateWriter(core, learned_path(directory, "engine-0"), KEY, content, now_s=0.0), path
+
+
+def test_samples_come_back_and_those_of_another_model_are_refused(tmp_path: Path) -> None:
+    core, keeper, path = keeper_of_samples(tmp_path)
     core.samples.note("s", 0, b"abcd")
     core.samples.ended("s", 9)
     keeper.keep()
@@ -164,14 +167,7 @@ def test_samples_come_back_and_those_of_another_model_are_refused(tmp_path: Path
 
 
 def test_samples_are_written_as_soon_as_a_probe_could_be_trained_on_them(tmp_path: Path) -> None:
-    path = samples_path(tmp_path, "engine-0")
-    core = core_with()
-
-    def content(kept: list[LengthSample]) -> tuple[Path, Samples]:
-        rows = [(each.generated, each.remaining, each.state) for each in kept]
-        return path, Samples("f", [1], 2, rows)
-
-    keeper = LearnedStateWriter(core, learned_path(tmp_path, "engine-0"), KEY, content, now_s=0.0)
+    core, keeper, path = keeper_of_samples(tmp_path)
 
     def collect(samples: int) -> None:
         for _ in range(samples):

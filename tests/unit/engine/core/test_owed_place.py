@@ -6,12 +6,16 @@ The engine core on virtual time; what tenants had is said as a gateway would.
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from msgspec.structs import replace
 
 from engine.core.core import EngineConfig
 from engine.core.places import SET_BACK_TOKENS
 from engine.messages import SequenceOutcome, Submit
 from engine.virtual.replica import VirtualReplica
+from tests.support import builders
 
 PLACES = 2
 
@@ -21,20 +25,9 @@ def replica() -> VirtualReplica:
     return VirtualReplica(config, num_blocks=64, block_tokens=4, audit=True)
 
 
-def submit(
-    name: str, tenant: str, counter: int, *, is_owed: bool = False, max_tokens: int = 6, tier: int = 1
-) -> Submit:
-    return Submit(
-        sequence_id=name,
-        request_id=name,
-        tenant_id=tenant,
-        prompt_token_ids=[5, 6, 7],
-        max_tokens=max_tokens,
-        lease_tokens=max_tokens,
-        counter=counter,
-        had=counter,
-        is_owed=is_owed,
-        tier=tier,
+def submit(name: str, tenant: str, counter: int, *, max_tokens: int = 6, **fields: Any) -> Submit:
+    return builders.submit(
+        name, tenant_id=tenant, counter=counter, had=counter, max_tokens=max_tokens, **fields
     )
 
 
@@ -50,6 +43,13 @@ def full(tier: int = 1) -> VirtualReplica:
 
 def names(engine: VirtualReplica) -> set[str]:
     return {each.sequence_id for each in engine.core.table.running}
+
+
+def after(engine: VirtualReplica, name: str, tenant: str, counter: int, **fields: Any) -> set[str]:
+    """Who runs in the step after this one came: owed a place, if nothing else is said."""
+    engine.submit(submit(name, tenant, counter, **({"is_owed": True} | fields)))
+    engine.step()
+    return names(engine)
 
 
 def step(engine: VirtualReplica) -> dict[str, SequenceOutcome]:
@@ -68,16 +68,12 @@ def to_the_end(engine: VirtualReplica) -> dict[str, SequenceOutcome]:
 
 def test_it_starts_in_the_next_step_and_the_other_goes_on_with_its_kv() -> None:
     engine = full()
-    engine.submit(submit("light", "light", 10**9, is_owed=True))
-    engine.step()
-    assert "light" in names(engine)
-    assert len(names(engine)) == PLACES
+    running = after(engine, "light", "light", 10**9)
+    assert "light" in running
+    assert len(running) == PLACES
     outcomes = to_the_end(engine)
-    assert {name: each.emitted_tokens for name, each in outcomes.items()} == {
-        "one": 60,
-        "two": 60,
-        "light": 6,
-    }
+    emitted = {name: each.emitted_tokens for name, each in outcomes.items()}
+    assert emitted == {"one": 60, "two": 60, "light": 6}
     assert engine.core.table.preemptions == 0, "no block was freed"
     (lost,) = [each for name in ("one", "two") for each in outcomes[name].decisions if each.kind == "pause"]
     assert (lost.rule, lost.others, lost.displaced_tokens) == ("place lost by share", ["light"], 6)
@@ -85,11 +81,15 @@ def test_it_starts_in_the_next_step_and_the_other_goes_on_with_its_kv() -> None:
     assert took.displaced_tokens == 6
 
 
-def test_without_being_owed_it_waits_for_a_place() -> None:
-    engine = full()
-    engine.submit(submit("light", "light", 10**9))
-    engine.step()
-    assert names(engine) == {"one", "two"}
+@pytest.mark.parametrize(
+    ("tier", "tenant", "counter", "is_owed"),
+    [(1, "light", 10**9, False), (1, "flood", 10**12, True), (0, "light", 10**9, True)],
+    ids=["not owed", "its own tenant", "of a lower tier"],
+)
+def test_nobody_gives_way_to_who_is_not_owed_or_of_its_tenant_or_of_a_lower_tier(
+    tier: int, tenant: str, counter: int, is_owed: bool
+) -> None:
+    assert after(full(tier), "late", tenant, counter, is_owed=is_owed) == {"one", "two"}
 
 
 def test_nobody_gives_way_who_has_neither_had_more_nor_more_places() -> None:
@@ -97,35 +97,17 @@ def test_nobody_gives_way_who_has_neither_had_more_nor_more_places() -> None:
     for name in ("one", "two"):
         engine.submit(submit(name, name, 10**12, max_tokens=60))
     engine.step()
-    engine.submit(submit("late", "late", 10**13, is_owed=True))
-    engine.step()
-    assert names(engine) == {"one", "two"}
+    assert after(engine, "late", "late", 10**13) == {"one", "two"}
 
 
 def test_who_has_more_places_gives_one_to_a_tenant_that_had_a_little_more() -> None:
     """It was idle for a moment and began where the other stands: by places it is owed one all the same."""
     engine = full()
-    engine.submit(submit("light", "light", 10**12 + 10**9, is_owed=True))
-    engine.step()
-    assert "light" in names(engine)
+    assert "light" in after(engine, "light", "light", 10**12 + 10**9)
     engine.submit(submit("second", "light", 10**12 + 2 * 10**9, is_owed=True))
     for _ in range(3):
         engine.step()
         assert "second" not in names(engine), "both have as many then"
-
-
-def test_a_tenant_does_not_push_out_its_own() -> None:
-    engine = full()
-    engine.submit(submit("three", "flood", 10**12, is_owed=True))
-    engine.step()
-    assert names(engine) == {"one", "two"}
-
-
-def test_a_higher_tier_does_not_give_way() -> None:
-    engine = full(tier=0)
-    engine.submit(submit("light", "light", 10**9, is_owed=True))
-    engine.step()
-    assert names(engine) == {"one", "two"}
 
 
 def test_of_those_that_were_owed_their_place_the_tenant_that_had_more_gives_way() -> None:
@@ -134,12 +116,9 @@ def test_of_those_that_were_owed_their_place_the_tenant_that_had_more_gives_way(
     for name in ("one", "two"):
         engine.submit(submit(name, "flood", 10**12, is_owed=True, max_tokens=60))
     engine.step()
-    engine.submit(submit("light", "light", 10**9, is_owed=True))
-    engine.step()
-    assert "light" in names(engine)
-    engine.submit(submit("lighter", "lighter", 10**9, is_owed=True))
-    engine.step()
-    assert names(engine) == {"light", "lighter"}, "the flood's other one gives way, not the one that came"
+    assert "light" in after(engine, "light", "light", 10**9)
+    # The flood's other one gives way, not the one that came.
+    assert after(engine, "lighter", "lighter", 10**9) == {"light", "lighter"}
 
 
 def pauses_by_share(outcomes: dict[str, SequenceOutcome], name: str) -> int:
@@ -189,12 +168,8 @@ def test_an_owed_one_takes_the_place_of_an_equal_tenant_with_more_sequences() ->
     engine.step()
     standings = engine.core.table.standings
     had = standings.value(1, "equal")
-    engine.submit(submit("light", "light", had, is_owed=True))
-    engine.step()
-    assert "light" in names(engine)
-    engine.submit(submit("further", "light", had, is_owed=True))
-    engine.step()
-    assert "further" not in names(engine), "each has one by then"
+    assert "light" in after(engine, "light", "light", had)
+    assert "further" not in after(engine, "further", "light", had), "each has one by then"
 
 
 def test_the_victim_is_who_had_most_not_who_was_charged_most() -> None:
@@ -202,6 +177,4 @@ def test_the_victim_is_who_had_most_not_who_was_charged_most() -> None:
     engine.submit(replace(submit("charged", "charged", 10**8, max_tokens=60), counter=10**13))
     engine.submit(replace(submit("had", "had", 10**12, max_tokens=60), counter=10**12))
     engine.step()
-    engine.submit(submit("light", "light", 10, is_owed=True))
-    engine.step()
-    assert names(engine) == {"charged", "light"}
+    assert after(engine, "light", "light", 10) == {"charged", "light"}

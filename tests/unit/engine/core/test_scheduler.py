@@ -12,13 +12,13 @@ from engine.core.scheduler import schedule
 from engine.core.sequence_table import SequenceTable
 from engine.entry import COUNTER_SCALE
 from engine.kv.cache import KvCache
-from engine.messages import Submit
 from engine.scheduling.admit.reserve import prompt_only
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import make_policy
 from engine.scheduling.step_counters import Standings
 from engine.sequence import Sequence, SequenceStatus
+from tests.support.builders import submit
 
 PROMPT_ONLY = replace(make_policy("vtc"), admit=prompt_only())
 """Sets no memory aside, so that evictions are easy to bring about."""
@@ -45,17 +45,13 @@ def add(
     weight: float = 1.0,
     now_s: float = 0.0,
 ) -> Sequence:
-    submit = Submit(
-        sequence_id=name,
-        request_id=name,
-        tenant_id=tenant,
-        prompt_token_ids=[1 + len(table.sequences)] * prompt,
-        max_tokens=max_tokens,
-        lease_tokens=max_tokens if lease is None else lease,
-        tier=tier,
+    ids = [1 + len(table.sequences)] * prompt
+    lease = max_tokens if lease is None else lease
+    asked = submit(
+        name, tenant_id=tenant, prompt_token_ids=ids, max_tokens=max_tokens, lease_tokens=lease, tier=tier,
         weight=weight,
-    )
-    sequence = Sequence.of(submit, "g", now_s)
+    )  # fmt: skip
+    sequence = Sequence.of(asked, "g", now_s)
     table.add(sequence)
     return sequence
 
@@ -74,6 +70,11 @@ def run(table: SequenceTable, now_s: float = 0.0) -> Plan:
                 table.pause(sequence, now_s)
     table.check()
     return plan
+
+
+def head_of(table: SequenceTable) -> str | None:
+    head = table.waiting.peek(0.0)
+    return head and head.entry_id
 
 
 def shares(plan: Plan) -> dict[str, int]:
@@ -127,15 +128,12 @@ def test_a_prompt_is_charged_when_it_starts_an_answer_as_it_comes_both_by_weight
     assert table.counters.value("a") == (10 + 4) * COUNTER_SCALE // 2
 
 
-def test_the_watermark_is_left_free_while_others_run() -> None:
+def test_the_watermark_is_left_free_while_others_run_and_used_by_one_alone() -> None:
     table = make_table(num_blocks=10, watermark_blocks=3)
     add(table, "a", prompt=16)
     waits = add(table, "b", prompt=16)
     run(table)
     assert waits.state is SequenceStatus.WAITING  # 4 + 4 of 10 would leave 2
-
-
-def test_alone_a_sequence_may_use_the_watermark() -> None:
     table = make_table(num_blocks=4, watermark_blocks=2)
     alone = add(table, "a", prompt=13, max_tokens=4)
     run(table)
@@ -265,9 +263,7 @@ def displacements_of_the_fair_victim(max_displacements: int) -> int:
 
 
 def test_a_sequence_gives_way_a_bounded_number_of_times() -> None:
-    assert displacements_of_the_fair_victim(100) > 2, (
-        "the case is not met: it would not be preempted more often"
-    )
+    assert displacements_of_the_fair_victim(100) > 2, "else it would not be preempted more often"
     assert displacements_of_the_fair_victim(2) == 2
     assert displacements_of_the_fair_victim(1) == 1
 
@@ -297,13 +293,8 @@ def test_a_used_up_lease_pauses_and_a_top_up_resumes_with_the_kv_kept() -> None:
     assert shares(run(table)) == {"a": 1}
     assert sequence.block_table[: len(kept)] == kept
     assert (sequence.emitted_tokens, sequence.state) == (3, SequenceStatus.PAUSED)
-
-
-def test_a_lease_never_shrinks() -> None:
-    table = make_table()
-    sequence = add(table, "a", lease=5)
-    table.top_up(sequence, 3)
-    assert sequence.lease_tokens == 5
+    table.top_up(sequence, 2)
+    assert sequence.lease_tokens == 3, "a lease never shrinks"
 
 
 def test_one_paused_for_long_makes_room_one_paused_just_now_does_not() -> None:
@@ -351,9 +342,7 @@ def test_one_that_lost_its_kv_while_paused_waits_for_its_lease_outside_the_queue
     add(table, "younger", prompt=4, max_tokens=1)
     table.top_up(paused, 4)
     assert paused.state is SequenceStatus.WAITING
-    head = table.waiting.peek(0.0)
-    assert head is not None
-    assert head.entry_id == "paused", "it keeps its place in its tenant's line"
+    assert head_of(table) == "paused", "it keeps its place in its tenant's line"
     while table.has_runnable:
         run(table)
     assert (paused.emitted_tokens, paused.state) == (4, SequenceStatus.FINISHED)
@@ -433,11 +422,8 @@ def test_to_start_a_higher_tier_takes_memory_from_lower_ones_only() -> None:
     run(table)
     urgent = add(table, "urgent", tenant="u", prompt=12, tier=0)
     run(table)
-    assert (batch.state, standard.state, urgent.state) == (
-        SequenceStatus.WAITING,
-        SequenceStatus.RUNNING,
-        SequenceStatus.RUNNING,
-    )
+    assert batch.state is SequenceStatus.WAITING
+    assert standard.state is urgent.state is SequenceStatus.RUNNING
     peer = add(table, "peer", tenant="p", prompt=12, tier=1)
     run(table)
     assert peer.state is SequenceStatus.WAITING
@@ -503,10 +489,6 @@ def test_another_policy_keeps_everybody_in_line() -> None:
     table.counters.charge("a", 1.0, 50)
     table.set_policy(make_policy("fcfs"))
     table.check()
-    head = table.waiting.peek(0.0)
-    assert head is not None
-    assert head.entry_id == "s0"
+    assert head_of(table) == "s0"
     table.set_policy(make_policy("vtc"))
-    head = table.waiting.peek(0.0)
-    assert head is not None
-    assert head.entry_id == "s1"
+    assert head_of(table) == "s1"

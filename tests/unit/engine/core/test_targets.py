@@ -12,6 +12,7 @@ from engine.scheduling.compose.slack import DeadlineSlack
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import make_policy
 from engine.virtual.replica import VirtualReplica
+from tests.support import builders
 
 STEP_TIME = StepTime(0.010, 0.001, 0.0, 0.0, samples=0, relative_error=0.0)
 """10 ms a step and 1 ms a token."""
@@ -23,14 +24,8 @@ def replica(policy: str, **config: Any) -> VirtualReplica:
 
 
 def submit(name: str, *, tenant: str = "a", prompt: int = 4, max_tokens: int = 4, **targets: Any) -> Submit:
-    return Submit(
-        sequence_id=name,
-        request_id=name,
-        tenant_id=tenant,
-        prompt_token_ids=[5] * prompt,
-        max_tokens=max_tokens,
-        lease_tokens=max_tokens,
-        **targets,
+    return builders.submit(
+        name, tenant_id=tenant, prompt_token_ids=[5] * prompt, max_tokens=max_tokens, **targets
     )
 
 

@@ -9,6 +9,7 @@ from engine.entry import COUNTER_SCALE
 from engine.messages import SequenceOutcome, Submit
 from engine.scheduling.options import PolicyOptions
 from engine.virtual.replica import VirtualReplica, virtual_prompt
+from tests.support import builders
 
 CAP = 256
 
@@ -24,15 +25,8 @@ def replica(policy: str = "vtc", *, tokens: int = 512, places: int = 16, **optio
 
 
 def submit(name: str, tenant: str, prompt: int, *, max_tokens: int = 20, weight: float = 1.0) -> Submit:
-    return Submit(
-        sequence_id=name,
-        request_id=name,
-        tenant_id=tenant,
-        prompt_token_ids=virtual_prompt(name, prompt),
-        max_tokens=max_tokens,
-        lease_tokens=max_tokens,
-        weight=weight,
-    )
+    ids = virtual_prompt(name, prompt)
+    return builders.submit(name, tenant_id=tenant, prompt_token_ids=ids, max_tokens=max_tokens, weight=weight)
 
 
 class LongAndShort:

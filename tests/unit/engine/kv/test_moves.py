@@ -9,13 +9,14 @@ import dataclasses
 import random
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from typing import Any
 
 import msgspec
 import pytest
 
 from engine.core.core import EngineConfig
 from engine.core.scheduler import schedule
-from engine.messages import SequenceOutcome, SequenceState, Submit
+from engine.messages import SequenceOutcome, SequenceState
 from engine.scheduling.admit.base import Batch, Defer
 from engine.scheduling.admit.buckets import LengthBuckets
 from engine.scheduling.evict.base import KvCosts
@@ -23,6 +24,7 @@ from engine.scheduling.evict.victims import FairVictim
 from engine.scheduling.policy import make_policy
 from engine.sequence import Sequence, SequenceStatus
 from engine.virtual.replica import VirtualReplica
+from tests.support import builders
 
 BLOCK = 4
 PROMPT = list(range(1, 19))
@@ -34,16 +36,9 @@ def make_replica(*, prefix_caching: bool = True, **changes: object) -> VirtualRe
     return VirtualReplica(config, audit=True, **{**values, **changes})  # type: ignore[arg-type]
 
 
-def submit(replica: VirtualReplica, name: str = "s", **changes: object) -> Sequence:
-    values: dict[str, object] = {
-        "sequence_id": name,
-        "request_id": name,
-        "tenant_id": "tenant",
-        "prompt_token_ids": PROMPT,
-        "max_tokens": 9,
-        "lease_tokens": 9,
-    }
-    assert replica.submit(Submit(**{**values, **changes})) is None  # type: ignore[arg-type]
+def submit(replica: VirtualReplica, name: str = "s", **changes: Any) -> Sequence:
+    values = {"prompt_token_ids": PROMPT, "max_tokens": 9}
+    assert replica.submit(builders.submit(name, **(values | changes))) is None
     return replica.core.table.sequences[name]
 
 
@@ -72,9 +67,6 @@ def alone(**changes: object) -> list[int]:
     tokens: dict[str, list[int]] = {}
     finish(replica, tokens)
     return tokens["s"]
-
-
-# ---------------------------------------------------------------- swapped, then exported
 
 
 def swapped_out(replica: VirtualReplica, *, steps: int = 3) -> dict[str, list[int]]:
@@ -108,7 +100,7 @@ def test_a_swapped_sequence_takes_its_kv_along() -> None:
     outcome = finish(there, tokens)["s"]
     assert tokens["s"] == alone()
     assert (outcome.recomputed_tokens, outcome.computed_tokens) == (0, len(PROMPT))
-    assert there.core.snapshot("e").service["tenant"].computed_tokens == 0, "charged where it was computed"
+    assert there.core.snapshot("e").service["t"].computed_tokens == 0, "charged where it was computed"
 
 
 def test_swapped_in_the_middle_of_a_recomputation_it_goes_without_and_is_recomputed_uncharged() -> None:
@@ -132,10 +124,7 @@ def test_swapped_in_the_middle_of_a_recomputation_it_goes_without_and_is_recompu
     outcome = finish(there, tokens)["s"]
     assert tokens["s"] == alone()
     assert outcome.recomputed_tokens == len(PROMPT) + 1
-    assert there.core.snapshot("e").service["tenant"].computed_tokens == 0
-
-
-# ---------------------------------------------------------------- copies that fail
+    assert there.core.snapshot("e").service["t"].computed_tokens == 0
 
 
 def failing(
@@ -206,9 +195,6 @@ def test_what_lay_in_host_memory_is_recomputed_after_copies_failed() -> None:
     assert tokens["s"] == alone()
 
 
-# ---------------------------------------------------------------- pause, swap or recompute
-
-
 @pytest.mark.parametrize(("base_s", "expected"), [(0.0, "swap"), (1.0, "preempt")])
 def test_what_any_copying_takes_counts_when_a_victim_gives_way(base_s: float, expected: str) -> None:
     replica = make_replica(swap_base_s=base_s)
@@ -225,9 +211,6 @@ def test_a_virtual_copy_takes_its_base_once_each_way() -> None:
     assert replica.clock.now_s == 2.0 + 2 * 0.5
 
 
-# ---------------------------------------------------------------- in the same order each time
-
-
 def tables_after_adoption(seed: int) -> list[list[int]]:
     """Block tables of ten that took over a common beginning; their objects lie in memory in an order that
     follows from `seed`."""
@@ -237,18 +220,8 @@ def tables_after_adoption(seed: int) -> list[list[int]]:
     made = {}
     for name in random.Random(seed).sample(names, len(names)):
         number = names.index(name)
-        made[name] = Sequence.of(
-            Submit(
-                sequence_id=name,
-                request_id=name,
-                tenant_id="tenant",
-                prompt_token_ids=[*PROMPT[:9], 100 + number, *([50 + number] * 9)],
-                max_tokens=9,
-                lease_tokens=9,
-            ),
-            "g",
-            0.0,
-        )
+        ids = [*PROMPT[:9], 100 + number, *([50 + number] * 9)]
+        made[name] = Sequence.of(builders.submit(name, prompt_token_ids=ids, max_tokens=9), "g", 0.0)
     for name in names:
         table.add(made[name])
     for now_s in range(9):

@@ -48,6 +48,12 @@ class Runner:
         self.cache.free(self.table, self.cursor)
 
 
+def pair(tokens: int, *, prefix_caching: bool = True) -> tuple[KvCache, Runner, Runner]:
+    """A leader and a follower with the same prompt."""
+    cache = KvCache(32, BLOCK, prefix_caching=prefix_caching)
+    return cache, Runner(cache, list(range(tokens))), Runner(cache, list(range(tokens)))
+
+
 def check(cache: KvCache, *runners: Runner) -> None:
     cache.check([(runner.table, runner.cursor) for runner in runners])
 
@@ -106,16 +112,16 @@ def test_a_candidate_waits_before_it_is_admitted_and_starts_with_the_leaders_blo
     assert cache.defer(PrefixCursor("a"), longer, 0, cache.match(longer, "a", 12))
 
 
-@pytest.mark.parametrize("is_freed", [True, False])
-def test_a_leader_that_is_gone_leads_nobody(is_freed: bool) -> None:
-    cache = KvCache(32, BLOCK)
-    leader = Runner(cache, list(range(9)))
-    follower = Runner(cache, list(range(9)))
+@pytest.mark.parametrize("end", ["freed", "retracted", "the step failed"])
+def test_a_leader_that_is_gone_leads_nobody(end: str) -> None:
+    cache, leader, follower = pair(9)
     leader.grant(9)
-    if is_freed:
+    if end == "freed":
         leader.free()
-    else:
+    elif end == "retracted":
         cache.retract(leader.cursor)
+    else:
+        cache.close_step()
     assert not follower.defers()
     follower.grant(9)
     cache.close_step()
@@ -144,20 +150,8 @@ def test_a_follower_waits_in_vain_at_most_once_for_each_block() -> None:
     assert waited == cache.counts.deferrals == 5
 
 
-def test_an_announcement_ends_with_the_step() -> None:
-    cache = KvCache(32, BLOCK)
-    leader = Runner(cache, list(range(9)))
-    follower = Runner(cache, list(range(9)))
-    leader.grant(9)
-    cache.close_step()
-    # The step failed, say, and the leader gets nothing in the next one.
-    assert not follower.defers()
-
-
 def test_only_a_block_that_is_completed_in_the_step_is_announced() -> None:
-    cache = KvCache(32, BLOCK)
-    leader = Runner(cache, list(range(9)))
-    follower = Runner(cache, list(range(9)))
+    cache, leader, follower = pair(9)
     leader.grant(3)
     assert not follower.defers()
     leader.execute()
@@ -177,9 +171,7 @@ def test_the_first_to_get_tokens_leads_and_the_last_to_leave_does_not_unseat_it(
 
 
 def test_a_block_begun_is_given_up_for_one_that_is_complete() -> None:
-    cache = KvCache(32, BLOCK)
-    leader = Runner(cache, list(range(12)))
-    follower = Runner(cache, list(range(12)))
+    cache, leader, follower = pair(12)
     follower.grant(3)
     follower.execute()
     own = follower.table[0]
@@ -192,9 +184,7 @@ def test_a_block_begun_is_given_up_for_one_that_is_complete() -> None:
 
 
 def test_a_full_hit_while_running_leaves_a_token_to_compute() -> None:
-    cache = KvCache(32, BLOCK)
-    leader = Runner(cache, list(range(8)))
-    follower = Runner(cache, list(range(8)))
+    _cache, leader, follower = pair(8)
     leader.grant(8)
     leader.execute()
     assert follower.adopt() == 4
@@ -216,9 +206,7 @@ def test_a_table_shorter_than_the_gain_grows_by_it() -> None:
 
 
 def test_what_is_restored_and_not_yet_published_neither_adopts_nor_waits() -> None:
-    cache = KvCache(32, BLOCK)
-    leader = Runner(cache, list(range(13)))
-    restored = Runner(cache, list(range(13)))
+    cache, leader, restored = pair(13)
     restored.computed = 9  # its keys and values came from elsewhere
     leader.grant(8)
     assert not restored.defers()
@@ -248,9 +236,7 @@ def test_the_audit_notices_a_leader_that_is_gone_or_announced_something_else() -
 
 
 def test_without_prefix_caching_nobody_waits() -> None:
-    cache = KvCache(32, BLOCK, prefix_caching=False)
-    leader = Runner(cache, list(range(9)))
-    follower = Runner(cache, list(range(9)))
+    _cache, leader, follower = pair(9, prefix_caching=False)
     leader.grant(9)
     assert not follower.defers()
     leader.execute()

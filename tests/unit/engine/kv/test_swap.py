@@ -40,18 +40,21 @@ def start(cache: KvCache, memory: Memory, blocks: int, name: str) -> tuple[list[
     return table, PrefixCursor("a")
 
 
+def swapped_out(
+    cache: KvCache, memory: Memory, blocks: int, tokens: int
+) -> tuple[list[int], PrefixCursor, SwapOut]:
+    """A sequence of so many blocks whose computed tokens go out."""
+    table, cursor = start(cache, memory, blocks, "a")
+    swapped = cache.swap_out(table, cursor, tokens)
+    assert swapped is not None
+    return table, cursor, swapped
+
+
 def test_a_round_trip_brings_every_block_back() -> None:
     cache, memory = KvCache(4, BLOCK, num_host_blocks=3), Memory(4, 3)
-    table, cursor = start(cache, memory, 3, "a")
-    swapped = cache.swap_out(table, cursor, 9)
-    assert swapped is not None
-    assert (table, swapped.tokens, len(swapped.blocks), cache.num_free, cache.num_host_free) == (
-        [],
-        9,
-        3,
-        4,
-        0,
-    )
+    table, cursor, swapped = swapped_out(cache, memory, 3, 9)
+    assert (table, swapped.tokens, len(swapped.blocks)) == ([], 9, 3)
+    assert (cache.num_free, cache.num_host_free) == (4, 0)
     cache.check([], [swapped])
     other, other_cursor = start(cache, Memory(4, 3), 4, "b")
     memory.copy(cache.close_step())
@@ -106,9 +109,7 @@ def test_a_host_block_given_back_is_not_filled_by_the_copies_of_the_same_step() 
 
 def test_out_and_back_in_one_step() -> None:
     cache, memory = KvCache(6, BLOCK, num_host_blocks=4), Memory(6, 4)
-    table, cursor = start(cache, memory, 2, "a")
-    swapped = cache.swap_out(table, cursor, 8)
-    assert swapped is not None
+    table, _cursor, swapped = swapped_out(cache, memory, 2, 8)
     taker, _ = start(cache, Memory(6, 4), 2, "b")
     cache.swap_in(swapped, table)
     memory.copy(cache.close_step())
@@ -118,9 +119,7 @@ def test_out_and_back_in_one_step() -> None:
 
 def test_a_block_let_go_before_its_content_arrived_does_not_get_it() -> None:
     cache, memory = KvCache(2, BLOCK, num_host_blocks=4), Memory(2, 4)
-    table, cursor = start(cache, memory, 2, "a")
-    swapped = cache.swap_out(table, cursor, 8)
-    assert swapped is not None
+    table, cursor, swapped = swapped_out(cache, memory, 2, 8)
     other, other_cursor = start(cache, memory, 2, "b")
     out = cache.swap_out(other, other_cursor, 8)
     assert out is not None
@@ -140,36 +139,23 @@ def test_a_block_let_go_before_its_content_arrived_does_not_get_it() -> None:
 def test_nothing_is_copied_into_a_block_whose_owner_is_gone() -> None:
     # Its next owner may have content of its own by then, imported rather than computed.
     cache, memory = KvCache(4, BLOCK, num_host_blocks=4), Memory(4, 4)
-    table, cursor = start(cache, memory, 2, "a")
-    swapped = cache.swap_out(table, cursor, 8)
-    assert swapped is not None
+    table, cursor, swapped = swapped_out(cache, memory, 2, 8)
     memory.copy(cache.close_step())
     cache.swap_in(swapped, table)
     cache.free(table, cursor)
     assert not cache.close_step()
 
 
-def test_what_has_yet_to_arrive_cannot_be_swapped_out_again() -> None:
-    cache, memory = KvCache(4, BLOCK, num_host_blocks=8), Memory(4, 8)
-    table, cursor = start(cache, memory, 2, "a")
-    swapped = cache.swap_out(table, cursor, 8)
-    assert swapped is not None
+def test_what_has_yet_to_arrive_is_neither_swapped_out_again_nor_published() -> None:
+    cache = KvCache(4, BLOCK, num_host_blocks=8)
+    table, cursor, swapped = swapped_out(cache, Memory(4, 8), 2, 8)
     cache.close_step()
     cache.swap_in(swapped, table)
     assert cache.swap_out(table, cursor, 8) is None
-    cache.close_step()
-    assert cache.swap_out(table, cursor, 8) is not None
-
-
-def test_nothing_is_published_before_the_copies_were_handed_over() -> None:
-    cache = KvCache(4, BLOCK, num_host_blocks=4)
-    table, cursor = start(cache, Memory(4, 4), 2, "a")
-    swapped = cache.swap_out(table, cursor, 8)
-    assert swapped is not None
-    cache.close_step()
-    cache.swap_in(swapped, table)
     with pytest.raises(ValueError, match="copies were not handed over"):
         cache.publish(table, cursor, list(range(9)), 8)
+    cache.close_step()
+    assert cache.swap_out(table, cursor, 8) is not None
 
 
 def test_published_blocks_are_copied_too_and_what_is_still_published_need_not_be_copied_back() -> None:
@@ -216,9 +202,7 @@ def test_what_comes_back_beside_its_published_self_is_a_duplicate() -> None:
 
 def test_dropping_gives_the_host_blocks_back_once() -> None:
     cache = KvCache(4, BLOCK, num_host_blocks=2)
-    table, cursor = start(cache, Memory(4, 2), 2, "a")
-    swapped = cache.swap_out(table, cursor, 8)
-    assert swapped is not None
+    table, cursor, swapped = swapped_out(cache, Memory(4, 2), 2, 8)
     cache.drop(swapped)
     assert cache.num_host_free == 0, "its copies are still planned"
     cache.close_step()
@@ -232,9 +216,7 @@ def test_dropping_gives_the_host_blocks_back_once() -> None:
 
 def test_a_swap_in_that_does_not_fit_changes_nothing() -> None:
     cache = KvCache(4, BLOCK, num_host_blocks=4)
-    table, cursor = start(cache, Memory(4, 4), 3, "a")
-    swapped = cache.swap_out(table, cursor, 12)
-    assert swapped is not None
+    table, _cursor, swapped = swapped_out(cache, Memory(4, 4), 3, 12)
     cache.close_step()
     taker, _ = start(cache, Memory(4, 4), 2, "b")
     with pytest.raises(OutOfBlocks):
@@ -246,9 +228,7 @@ def test_a_swap_in_that_does_not_fit_changes_nothing() -> None:
 
 def test_the_audit_notices_host_blocks_that_nobody_holds() -> None:
     cache = KvCache(4, BLOCK, num_host_blocks=4)
-    table, cursor = start(cache, Memory(4, 4), 3, "a")
-    swapped = cache.swap_out(table, cursor, 12)
-    assert swapped is not None
+    _table, _cursor, swapped = swapped_out(cache, Memory(4, 4), 3, 12)
     with pytest.raises(AssertionError, match="3 host blocks leaked"):
         cache.check([], [])
     with pytest.raises(AssertionError, match="two owners"):
@@ -261,9 +241,7 @@ def test_the_audit_notices_host_blocks_that_nobody_holds() -> None:
 def test_the_audit_notices_a_copy_to_or_from_a_host_block_that_is_nobodys() -> None:
     for place in ("put", "take"):
         cache = KvCache(4, BLOCK, num_host_blocks=4)
-        table, cursor = start(cache, Memory(4, 4), 1, "a")
-        swapped = cache.swap_out(table, cursor, 4)
-        assert swapped is not None
+        table, cursor, swapped = swapped_out(cache, Memory(4, 4), 1, 4)
         assert cache.is_step_open
         if place == "take":
             cache.close_step()

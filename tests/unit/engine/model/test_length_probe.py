@@ -14,7 +14,7 @@ from engine.core.detokenizer import load_texts
 from engine.core.model_runner import SequenceSlice
 from engine.forecast.length.probe import RANGES
 from engine.forecast.length.probe_gate import ProbeGate
-from engine.messages import SamplingParams, Submit
+from engine.messages import SamplingParams
 from engine.model.length_probe.fit import TooFewReadings, fit_probe
 from engine.model.length_probe.probe import (
     FILE_NAME,
@@ -28,6 +28,7 @@ from engine.model.loader import load_runner
 from engine.model.probe_attachment import ProbeFollower
 from engine.model.runner import TorchRunner
 from engine.process.fingerprint import machine_name, model_fingerprint
+from tests.support.builders import submit
 from tests.support.tiny_model import save_tiny_model
 
 BLOCK_TOKENS = 4
@@ -47,16 +48,9 @@ def runner(model_dir: Path) -> TorchRunner:
 
 def piece(tokens: list[int], position: int, count: int, blocks: list[int], name: str = "s") -> SequenceSlice:
     return SequenceSlice(
-        name,
-        tokens,
-        len(PROMPT),
-        position,
-        count,
-        blocks,
-        position + count == len(tokens),
-        SamplingParams(),
-        1,
-    )
+        name, tokens, len(PROMPT), position, count, blocks, position + count == len(tokens),
+        SamplingParams(), 1,
+    )  # fmt: skip
 
 
 def state_after(runner: TorchRunner, chunks: list[int], blocks: list[int], name: str) -> torch.Tensor:
@@ -113,19 +107,12 @@ def answers(runner: TorchRunner, model_dir: Path) -> tuple[list[list[int]], Engi
     core = EngineCore(runner, load_texts(model_dir), config, clock=lambda: 0.0)
     tokens: dict[str, list[int]] = {}
     for number in range(12):
-        core.submit(
-            Submit(
-                sequence_id=f"s{number}",
-                request_id=f"s{number}",
-                tenant_id="t",
-                prompt_token_ids=[1 + number, *PROMPT],
-                max_tokens=40 + number,
-                lease_tokens=99,
-                sampling=SamplingParams(temperature=1.0, seed=number),
-                predicted_output_tokens=7,
-            ),
-            "g",
-        )
+        sampling = SamplingParams(temperature=1.0, seed=number)
+        asked = submit(
+            f"s{number}", prompt_token_ids=[1 + number, *PROMPT], max_tokens=40 + number, lease_tokens=99,
+            sampling=sampling, predicted_output_tokens=7,
+        )  # fmt: skip
+        core.submit(asked, "g")
     while core.has_work():
         for deltas in core.step().deltas.values():
             for delta in deltas:

@@ -223,12 +223,9 @@ def test_transformers_does_not_take_our_kernels_for_its_own(llama: Path) -> None
         "print(load_runner(pathlib.Path(sys.argv[1]), device='cpu', num_blocks=8).info.architecture)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, str(llama)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", script, str(llama)], cwd=REPOSITORY, capture_output=True, text=True,
         check=False,
-    )
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "LlamaForCausalLM"
 

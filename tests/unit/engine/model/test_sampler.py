@@ -16,14 +16,7 @@ from transformers.generation.logits_process import (
 )
 
 from engine.messages import SamplingParams
-from engine.model.sampler import (
-    TOP_P_CANDIDATES,
-    SamplingRow,
-    greedy_tokens,
-    probabilities,
-    sample,
-    uniform,
-)
+from engine.model.sampler import TOP_P_CANDIDATES, SamplingRow, greedy_tokens, probabilities, sample, uniform
 
 VOCABULARY = 50
 

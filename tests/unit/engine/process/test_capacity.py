@@ -89,14 +89,9 @@ def test_a_gpu_gives_most_of_what_the_weights_left() -> None:
 
 def test_what_is_set_counts() -> None:
     found = sizes(
-        cpu(16 * GIB),
-        kv_memory_bytes=8 * MIB,
-        num_host_blocks=0,
-        block_tokens=8,
-        max_sequences=3,
-        max_batched_tokens=64,
-        context_tokens=1000,
-    )
+        cpu(16 * GIB), kv_memory_bytes=8 * MIB, num_host_blocks=0, block_tokens=8, max_sequences=3,
+        max_batched_tokens=64, context_tokens=1000,
+    )  # fmt: skip
     assert (found.num_blocks, found.block_tokens, found.num_host_blocks) == (8 * MIB // 24_576, 8, 0)
     assert (found.steps.max_sequences, found.steps.max_batched_tokens) == (3, 64)
     assert found.context_tokens == 1000

@@ -32,13 +32,10 @@ def test_arguments_that_are_no_options_are_refused(arguments: list[str]) -> None
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("niceness", 20),
-        ("orphan_s", float("nan")),
-        ("engine_id", "a/b"),
-        ("block_tokens", -1),
+        ("niceness", 20), ("orphan_s", float("nan")), ("engine_id", "a/b"), ("block_tokens", -1),
         ("max_batched_tokens", 15),
     ],
-)
+)  # fmt: skip
 def test_a_value_out_of_bounds_is_named(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=name):
         EngineOptions(**GIVEN, **{name: value})

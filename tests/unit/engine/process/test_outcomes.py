@@ -10,15 +10,14 @@ from engine.process.outcomes import HeldOutcome, OutcomeStore
 
 def outcome(sequence_id: str, emitted_tokens: int = 3) -> SequenceOutcome:
     return SequenceOutcome(
-        sequence_id=sequence_id,
-        request_id=f"request of {sequence_id}",
-        tenant_id="acme",
-        finish="stop",
-        prompt_tokens=5,
-        cached_tokens=0,
-        computed_tokens=5,
-        emitted_tokens=emitted_tokens,
+        sequence_id, f"request of {sequence_id}", "acme", "stop", 5, 0, 5, emitted_tokens=emitted_tokens
     )
+
+
+def holding_one(**options: int) -> OutcomeStore:
+    store = OutcomeStore(**options)
+    store.keep("gateway-a", outcome("one"))
+    return store
 
 
 def ids(outcomes: list[SequenceOutcome]) -> list[str]:
@@ -26,8 +25,7 @@ def ids(outcomes: list[SequenceOutcome]) -> list[str]:
 
 
 def test_an_outcome_is_collected_again_and_again_until_it_is_acknowledged() -> None:
-    store = OutcomeStore()
-    store.keep("gateway-a", outcome("one"))
+    store = holding_one()
     assert ids(store.collect("gateway-a")) == ["one"]
     assert ids(store.collect("gateway-a")) == ["one"]
     assert len(store.acknowledge("gateway-a", ["one"])) == 1
@@ -35,32 +33,23 @@ def test_an_outcome_is_collected_again_and_again_until_it_is_acknowledged() -> N
 
 
 def test_a_repeated_or_unknown_acknowledgement_changes_nothing() -> None:
-    store = OutcomeStore()
-    store.keep("gateway-a", outcome("one"))
+    store = holding_one()
     assert len(store.acknowledge("gateway-a", ["other", "one", "one"])) == 1
     assert len(store.acknowledge("gateway-a", ["one"])) == 0
     assert len(store) == 0
 
 
-def test_a_gateway_acknowledges_its_own_outcomes_only() -> None:
-    store = OutcomeStore()
-    store.keep("gateway-a", outcome("one"))
+def test_a_gateway_collects_and_acknowledges_its_own_outcomes_only() -> None:
+    store = holding_one()
+    store.keep("gateway-b", outcome("two"))
     assert len(store.acknowledge("gateway-b", ["one"])) == 0
     assert ids(store.collect("gateway-a")) == ["one"]
 
 
 def test_a_sequence_has_one_outcome() -> None:
-    store = OutcomeStore()
-    store.keep("gateway-a", outcome("one"))
+    store = holding_one()
     with pytest.raises(ValueError, match="one has an outcome already"):
         store.keep("gateway-a", outcome("one", emitted_tokens=4))
-
-
-def test_a_gateway_collects_its_own_outcomes_only() -> None:
-    store = OutcomeStore()
-    store.keep("gateway-a", outcome("one"))
-    store.keep("gateway-b", outcome("two"))
-    assert ids(store.collect("gateway-a")) == ["one"]
 
 
 def test_adopting_takes_over_what_gateways_left_that_are_gone_and_nothing_else() -> None:
@@ -74,8 +63,7 @@ def test_adopting_takes_over_what_gateways_left_that_are_gone_and_nothing_else()
 
 
 def test_a_sequence_may_start_only_if_its_outcome_will_find_room() -> None:
-    store = OutcomeStore(max_outcomes=3)
-    store.keep("gateway-a", outcome("one"))
+    store = holding_one(max_outcomes=3)
     assert store.has_room(live_sequences=1)
     assert not store.has_room(live_sequences=2)
     store.acknowledge("gateway-a", ["one"])

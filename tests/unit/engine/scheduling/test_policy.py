@@ -66,16 +66,10 @@ def test_a_policy_describes_itself() -> None:
 
 def test_options_reach_the_choices() -> None:
     options = PolicyOptions(
-        max_num_partial_prefills=4,
-        max_long_partial_prefills=2,
-        long_prefill_token_threshold=77,
-        long_chunk_permille=900,
-        target_step_s=0.0,
-        least_chunk_tokens=9,
-        peak_quantile_permille=800,
-        peak_jump_permille=50,
-        peak_headroom_permille=20,
-    )
+        max_num_partial_prefills=4, max_long_partial_prefills=2, long_prefill_token_threshold=77,
+        long_chunk_permille=900, target_step_s=0.0, least_chunk_tokens=9, peak_quantile_permille=800,
+        peak_jump_permille=50, peak_headroom_permille=20,
+    )  # fmt: skip
     policy = make_policy("hybrid", replace(options, admit="peak", compose="decode-first"))
     assert policy.compose == DecodeFirst(PromptLimits(4, 2, 77, 0.0, 9, 900))
     assert policy.admit == PeakAdmit(quantile_permille=800, jump_permille=50, headroom_permille=20)

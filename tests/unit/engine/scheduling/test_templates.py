@@ -8,29 +8,19 @@ from engine.scheduling.policy import make_policy
 from engine.scheduling.templates import TEMPLATES, UnknownTemplate, template
 
 
-def test_interactive_lets_a_short_prompt_pass_a_long_one() -> None:
-    settings = template("interactive", 8000)
+@pytest.mark.parametrize(
+    ("name", "prompts", "threshold", "step_tokens"),
+    [("interactive", 2, 320, 16_000), ("throughput", 1, 0, 32_000), ("long-context", 2, 480, 16_000)],
+)
+def test_a_template_lets_short_prompts_pass_long_ones_or_takes_large_steps(
+    name: str, prompts: int, threshold: int, step_tokens: int
+) -> None:
+    settings = template(name, 8000)
     options = settings.options
-    assert (options.max_num_partial_prefills, options.max_long_partial_prefills) == (2, 1)
-    assert options.long_prefill_token_threshold == 320
-    assert (settings.max_batched_tokens, settings.max_sequences) == (16_000, 128)
-
-
-def test_throughput_takes_large_steps() -> None:
-    settings = template("throughput", 8000)
-    options = settings.options
-    assert (options.max_num_partial_prefills, options.max_long_partial_prefills) == (1, 1)
-    assert options.long_prefill_token_threshold == 0
-    assert (settings.max_batched_tokens, settings.max_sequences) == (32_000, 128)
-    assert settings.graph_sizes == (1, 2, 4, 8, 16, 32, 64, 128)
-
-
-def test_long_context_has_a_higher_threshold() -> None:
-    settings = template("long-context", 8000)
-    options = settings.options
-    assert (options.max_num_partial_prefills, options.max_long_partial_prefills) == (2, 1)
-    assert options.long_prefill_token_threshold == 480
-    assert (settings.max_batched_tokens, settings.max_sequences) == (16_000, 128)
+    assert (options.max_num_partial_prefills, options.max_long_partial_prefills) == (prompts, 1)
+    assert options.long_prefill_token_threshold == threshold
+    assert (settings.max_batched_tokens, settings.max_sequences) == (step_tokens, 128)
+    assert settings.graph_sizes == ((1, 2, 4, 8, 16, 32, 64, 128) if name == "throughput" else ())
 
 
 def test_short_models_keep_a_least_step() -> None:
@@ -52,9 +42,8 @@ def test_every_template_makes_a_policy(name: str) -> None:
 
 
 def test_an_unknown_template_is_named_with_those_that_exist() -> None:
-    with pytest.raises(
-        UnknownTemplate, match="no template 'fast'; there are interactive, long-context, throughput"
-    ):
+    says = "no template 'fast'; there are interactive, long-context, throughput"
+    with pytest.raises(UnknownTemplate, match=says):
         template("fast", 4096)
     with pytest.raises(ValueError, match="context_tokens must be at least 1, not 0"):
         template("interactive", 0)

@@ -7,27 +7,14 @@ import random
 import pytest
 
 from engine.core.core import EngineConfig, EngineCore
-from engine.messages import StepTime, Submit
+from engine.messages import StepTime
 from engine.step_time.least_squares import solve
 from engine.step_time.model import PRIOR, STEPS_OF_MEAN, StepTimeModel, mean_of, predict_step_s
 from engine.virtual.replica import VirtualClock, VirtualRunner, VirtualTexts
+from tests.support.builders import step_time, submit
 
-SLOW_CPU = StepTime(
-    base_s=12e-3,
-    per_token_s=300e-6,
-    per_context_token_s=150e-9,
-    per_sequence_s=400e-6,
-    samples=0,
-    relative_error=0.0,
-)
-FAST_GPU = StepTime(
-    base_s=4e-3,
-    per_token_s=3e-6,
-    per_context_token_s=0.4e-9,
-    per_sequence_s=10e-6,
-    samples=0,
-    relative_error=0.0,
-)
+SLOW_CPU = step_time(12e-3, 300e-6, per_context_token_s=150e-9, per_sequence_s=400e-6)
+FAST_GPU = step_time(4e-3, 3e-6, per_context_token_s=0.4e-9, per_sequence_s=10e-6)
 
 
 def random_step(rng: random.Random) -> tuple[int, int, int]:
@@ -178,17 +165,7 @@ def test_what_passes_between_two_steps_counts_and_idleness_does_not() -> None:
     host_s = 0.5
 
     def decode(name: str) -> None:
-        core.submit(
-            Submit(
-                sequence_id=name,
-                request_id=name,
-                tenant_id="t",
-                prompt_token_ids=[1, 2, 3],
-                max_tokens=60,
-                lease_tokens=60,
-            ),
-            "g",
-        )
+        core.submit(submit(name, max_tokens=60), "g")
         while core.has_work():
             core.step()
             clock.advance(host_s)

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from engine.messages import StepTime
 from engine.scheduling.admit.base import Batch, Defer
 from engine.scheduling.admit.reserve import PredictedReserve
 from engine.scheduling.policy import Policy, make_policy
@@ -16,21 +15,16 @@ from engine.sequence import Sequence
 from ops.bench.estimates.control import A10G_LLAMA_2_7B
 from ops.simulate.machines.machines import profile_machine
 from ops.simulate.traffic.requests import SimulatedRequest
+from tests.support.builders import step_time
 from tests.support.drawn_arrivals import fixed, stream
 from tests.support.engine_run import run_load
 from tests.support.policy_traffic import arena_lengths, at_load
 
-SECOND_A_STEP = StepTime(
-    base_s=1.0, per_token_s=0.0, per_context_token_s=0.0, per_sequence_s=0.0, samples=0, relative_error=0.0
-)
+SECOND_A_STEP = step_time(1.0)
 SMALL = profile_machine(
-    "a second a step",
-    SECOND_A_STEP,
-    kv_tokens=1024,
-    max_sequences=2,
-    max_batched_tokens=64,
+    "a second a step", SECOND_A_STEP, kv_tokens=1024, max_sequences=2, max_batched_tokens=64,
     context_tokens=512,
-)
+)  # fmt: skip
 
 
 def two_seconds_apart() -> list[SimulatedRequest]:

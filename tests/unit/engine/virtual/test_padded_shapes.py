@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from engine.core.model_runner import SequenceSlice
-from engine.messages import SamplingParams, StepTime
+from engine.messages import SamplingParams
 from engine.virtual.replica import VirtualClock, VirtualRunner
+from tests.support import builders
 
-SECOND_A_TOKEN = StepTime(
-    base_s=0.0, per_token_s=1.0, per_context_token_s=0.0, per_sequence_s=0.0, samples=0, relative_error=0.0
-)
+SECOND_A_TOKEN = builders.step_time(per_token_s=1.0)
 
 
 def piece(name: str, position: int, num_tokens: int) -> SequenceSlice:
@@ -26,14 +25,7 @@ def test_a_padded_step_takes_the_time_of_its_longest_parts() -> None:
 
 def test_padded_decodes_attend_to_the_longest_context() -> None:
     clock = VirtualClock()
-    step_time = StepTime(
-        base_s=0.0,
-        per_token_s=0.0,
-        per_context_token_s=1.0,
-        per_sequence_s=0.0,
-        samples=0,
-        relative_error=0.0,
-    )
+    step_time = builders.step_time(per_context_token_s=1.0)
     VirtualRunner(clock, step_time=step_time, padded=True).execute([piece("c", 9, 1), piece("d", 99, 1)])
     assert clock.now_s == 200
 

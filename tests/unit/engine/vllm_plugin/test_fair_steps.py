@@ -10,14 +10,7 @@ from typing import Any
 import pytest
 
 from engine.vllm_plugin.fair_steps import UnfairStep
-from tests.support.vllm_scheduler import (
-    FairStandIn,
-    Server,
-    StandInRequest,
-    StandInScheduler,
-    Status,
-    stock,
-)
+from tests.support.vllm_scheduler import FairStandIn, Server, StandInRequest, StandInScheduler, Status, stock
 
 Make = Callable[..., Server]
 
@@ -31,6 +24,11 @@ def fair(monkeypatch: pytest.MonkeyPatch) -> Make:
         return Server(cls(**sizes))
 
     return make
+
+
+def add_crowd(server: Server, tenant: str, count: int, **terms: Any) -> None:
+    for number in range(count):
+        server.add(f"{tenant}{number}", tenant_id=tenant, **terms)
 
 
 def add_streams(server: Server, count: int, **terms: Any) -> None:
@@ -70,8 +68,7 @@ def test_a_sequence_without_a_slot_keeps_its_place_and_its_memory(fair: Make) ->
 
 def test_a_newcomer_has_its_first_token_within_three_steps_beside_a_crowd(fair: Make) -> None:
     server = fair(slots=16, places=64)
-    for number in range(60):
-        server.add(f"a{number}", tokens=3000)
+    add_crowd(server, "a", 60, tokens=3000)
     server.run(100)
     for number in range(20):
         came = len(server.tokens)
@@ -83,11 +80,9 @@ def test_a_newcomer_has_its_first_token_within_three_steps_beside_a_crowd(fair: 
 
 def test_a_tenant_below_its_share_gets_places_though_all_are_taken(fair: Make) -> None:
     server = fair(slots=8, places=8)
-    for number in range(16):
-        server.add(f"a{number}", tokens=1000)
+    add_crowd(server, "a", 16, tokens=1000)
     server.run(50)
-    for number in range(16):
-        server.add(f"b{number}", tokens=1000, tenant_id="b", weight=3)
+    add_crowd(server, "b", 16, tokens=1000, weight=3)
     server.run(100)
     seats = Counter(request.request_id[0] for request in server.scheduler.running)
     assert seats == {"a": 2, "b": 6}
@@ -130,9 +125,7 @@ def test_one_that_was_evicted_while_it_rested_emits_nothing_past_its_lease(fair:
 
 def test_prompts_are_divided_by_weight_inside_a_step(fair: Make) -> None:
     server = fair(places=64, tokens=256)
-    for number in range(12):
-        server.add(f"a{number}", prompt=1500, tokens=2, tenant_id="a", weight=1)
-        server.add(f"b{number}", prompt=1500, tokens=2, tenant_id="b", weight=3)
+    add_streams(server, 12, prompt=1500, tokens=2)
     server.run(30)
     computed = {t: sum(_computed(server, t)) for t in "ab"}
     assert computed["b"] == pytest.approx(3 * computed["a"], rel=0.05)
@@ -231,9 +224,8 @@ def test_another_policy_from_the_next_step_on(fair: Make) -> None:
 
 def test_a_policy_that_serves_all_needs_a_token_for_each_place(fair: Make) -> None:
     server = fair(places=64, tokens=32)
-    with pytest.raises(
-        ValueError, match=r"--max-num-seqs \(64\) must not exceed --max-num-batched-tokens \(32\)"
-    ):
+    says = r"--max-num-seqs \(64\) must not exceed --max-num-batched-tokens \(32\)"
+    with pytest.raises(ValueError, match=says):
         server.scheduler.set_policy("fcfs")
 
 
@@ -339,8 +331,7 @@ def test_without_a_lease_nothing_is_emitted_until_one_comes(fair: Make) -> None:
 
 def test_those_that_sit_out_are_told_as_paused(fair: Make) -> None:
     server = fair(slots=8, places=32)
-    for number in range(32):
-        server.add(f"a{number}", tokens=1000)
+    add_crowd(server, "a", 32, tokens=1000)
     server.run(60)
     assert Counter(each.state for each in server.scheduler.sequences()) == {"running": 8, "paused": 24}
 

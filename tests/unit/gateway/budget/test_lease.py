@@ -38,9 +38,6 @@ def outputs(made: lease.Hold) -> tuple[int, int, int]:
     return made.first.output_tokens, made.ahead.output_tokens, made.most.output_tokens
 
 
-# ---------------------------------------------------------------- how much
-
-
 def test_windows_hold_the_quantile_and_buckets_a_first_chunk() -> None:
     assert outputs(hold([window(), bucket(1_000)])) == (16, 120, 4_000)
     assert outputs(hold([window(), bucket(1_000)], sequences=4, ahead=480)) == (64, 480, 4_000)
@@ -51,9 +48,8 @@ def test_the_first_chunk_takes_half_a_burst_at_most_and_leaves_room_for_the_prom
     assert outputs(hold([bucket(10)])) == (5, 120, 4_000)
     assert outputs(hold([bucket(PROMPT + 3, Meter.TOTAL_TOKENS)]))[0] == 3
     assert outputs(hold([bucket(100 * PROMPT + 300 * 2, Meter.COST_NANOUSD)]))[0] == 2
-    assert outputs(hold([bucket(1, mode=LimitMode.SHADOW), bucket(1_000)]))[0] == 16, (
-        "a shadow shapes nothing"
-    )
+    shadow = bucket(1, mode=LimitMode.SHADOW)
+    assert outputs(hold([shadow, bucket(1_000)]))[0] == 16, "a shadow shapes nothing"
 
 
 def test_every_sequence_gets_a_token_even_where_the_burst_is_smaller() -> None:
@@ -137,9 +133,6 @@ def test_the_scarcest_meter_says_how_many_tokens_are_covered(covered: Amounts, t
     assert lease.covered_tokens(covered, sizes, 100) == tokens
 
 
-# ---------------------------------------------------------------- for whom
-
-
 @st.composite
 def parts(draw: st.DrawFn) -> list[SequenceLease]:
     made = []
@@ -174,13 +167,8 @@ def test_what_is_shared_out_is_covered_and_nothing_of_it_lies_idle(
 
 def test_what_one_did_not_use_is_the_others() -> None:
     assert lease.share_out(20, [SequenceLease(0, 0, 50), SequenceLease(0, 0, 50)]) == [10, 10]
-    assert lease.share_out(20, [SequenceLease(3, 10, 50, is_live=False), SequenceLease(10, 10, 50)]) == [
-        3,
-        17,
-    ]
-
-
-# ---------------------------------------------------------------- when, and how much more
+    ended = SequenceLease(3, 10, 50, is_live=False)
+    assert lease.share_out(20, [ended, SequenceLease(10, 10, 50)]) == [3, 17]
 
 
 def test_it_is_asked_for_before_the_engine_would_wait() -> None:
@@ -248,8 +236,10 @@ def denied(limit: Limit, retry_after_s: float | None) -> Denied:
     return Denied(limit, 10, 0, retry_after_s)
 
 
-def test_a_rate_is_waited_for_and_a_spent_budget_is_not() -> None:
+def test_a_rate_is_waited_for_and_what_others_hold_so_long_and_no_longer_and_a_spent_budget_not() -> None:
     assert lease.retry_in_s(denied(bucket(10), 40.0), 500.0, 5.0) == 40.0
+    assert lease.retry_in_s(denied(window(), 1.0), 3.9, 5.0) == 1.0
+    assert lease.retry_in_s(denied(window(), 1.0), 4.1, 5.0) is None
     assert lease.retry_in_s(denied(window(), None), 0.0, 5.0) is None
     assert lease.retry_in_s(denied(bucket(10), None), 0.0, 5.0) is None
 
@@ -273,8 +263,3 @@ def test_what_would_still_fit_is_what_every_window_of_the_tenant_has_room_for() 
     assert (fitting(day, PROMPT), fitting(day, 0)) == (0, 0)
     assert fitting(window(Meter.REQUESTS), 0) is None
     assert fitting(bucket(50), 20) is None
-
-
-def test_what_others_hold_is_waited_for_so_long_and_no_longer() -> None:
-    assert lease.retry_in_s(denied(window(), 1.0), 3.9, 5.0) == 1.0
-    assert lease.retry_in_s(denied(window(), 1.0), 4.1, 5.0) is None

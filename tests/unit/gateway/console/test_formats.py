@@ -32,15 +32,12 @@ def test_money_is_rounded_for_eyes_and_exact_in_files(nanousd: int, shown: str, 
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (None, "–"),
-        (0.0123, "12 ms"),
-        (1.25, "1.2 s"),
-        (600.0, "10 min"),
-        (7_200.0, "2.0 h"),
-        (864_000.0, "10.0 days"),
+        (None, "–"), (0.0123, "12 ms"), (1.25, "1.2 s"), (600.0, "10 min"), (7_200.0, "2.0 h"),
+        (864_000.0, "10.0 days"), (0, "0 ms"), (0.0001, "0.1 ms"), (0.0055, "5.5 ms"), (0.01, "10 ms"),
+        (0.9, "900 ms"),
     ],
-)
-def test_lengths_of_time(value: float | None, words: str) -> None:
+)  # fmt: skip
+def test_lengths_of_time_and_of_short_ones_two_digits(value: float | None, words: str) -> None:
     assert formats.seconds(value) == words
 
 
@@ -49,12 +46,8 @@ def test_counts() -> None:
         "–", "0", "1,234,567", "2", "0.12", "123.5",
     ]  # fmt: skip
     assert [formats.short(each) for each in (None, 0, 999, 1_240_000, 5e9)] == [
-        "–",
-        "0",
-        "999",
-        "1.24 M",
-        "5 G",
-    ]
+        "–", "0", "999", "1.24 M", "5 G",
+    ]  # fmt: skip
     assert formats.percent(0.1234) == "12.3 %"
     assert (formats.percent(-0.0001), formats.number(-0.001)) == ("0.0 %", "0.00"), "no zero is below zero"
 
@@ -74,11 +67,3 @@ def test_a_spreadsheet_runs_nothing_of_a_file() -> None:
     assert rows[0] == ["tenant", "tokens", "dollars"]
     assert [row[0] for row in rows[1:]] == ["'=1+1", "'+1", "'-1", "'@x", "'\tx", *names[5:]]
     assert {tuple(row[1:]) for row in rows[1:]} == {("-5", "")}
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(0, "0 ms"), (0.0001, "0.1 ms"), (0.0055, "5.5 ms"), (0.01, "10 ms"), (0.9, "900 ms")],
-)
-def test_short_times_keep_two_digits(value: float, shown: str) -> None:
-    assert formats.seconds(value) == shown

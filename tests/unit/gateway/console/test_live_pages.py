@@ -73,12 +73,8 @@ def test_a_share_stands_beside_the_fair_one_with_the_lag_in_tokens_and_parts_of_
     # One that only waits had no part of anything, and its place in the table is its own.
     [idle] = tenant_rows([TenantNow("t3", "batch", 1.0, queued=2)], {})
     assert (idle.name, idle.share, idle.fair, idle.lag_part, idle.before_line_s) == (
-        "t3",
-        None,
-        None,
-        None,
-        None,
-    )
+        "t3", None, None, None, None,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -59,11 +59,8 @@ def test_a_replica_shows_what_is_known_of_it() -> None:
     )  # fmt: skip
     assert (server["kind"], server["url"], server["kv_share"]) == ("server (vllm)", "http://h:1/v1", 0.25)
     assert (server["why"], server["breaker"], server["step_s"], server["batch"]) == (
-        "it does not answer",
-        "open",
-        None,
-        None,
-    )
+        "it does not answer", "open", None, None,
+    )  # fmt: skip
     assert without_password("ipc:///tmp/x@y") == "ipc:///tmp/x@y"
 
 

@@ -209,29 +209,16 @@ def test_changes_and_turns_as_shown() -> None:
     arrived = LogRecord("arrive", 9.0, "req_0", "ten_1", 1, 9.0, 1.0, 0)
     turns = [
         LogRecord(
-            "dispatch",
-            at_s,
-            f"req_{at_s:g}",
-            "ten_1",
-            1,
-            9.0,
-            1.0,
-            0,
-            rule=rule,
+            "dispatch", at_s, f"req_{at_s:g}", "ten_1", 1, 9.0, 1.0, 0, rule=rule,
             backlog=[Waiting("ten_1", 0, 9.0, 1)],
         )
         for at_s, rule in ((10.0, "aged"), (11.0, ""))
-    ]
+    ]  # fmt: skip
     newest, older = policy.dispatches_of({"small": [arrived, *turns]}, {"ten_1": "acme"}, NOON_US)
     assert newest == {
-        "at_us": NOON_US + 11_000_000,
-        "request_id": "req_11",
-        "tenant": "acme",
-        "tier": "standard",
-        "waited_s": 2.0,
-        "why": "by its tier and the policy's order",
-        "tenants_waiting": 1,
-    }
+        "at_us": NOON_US + 11_000_000, "request_id": "req_11", "tenant": "acme", "tier": "standard",
+        "waited_s": 2.0, "why": "by its tier and the policy's order", "tenants_waiting": 1,
+    }  # fmt: skip
     assert older["why"] == "it had waited long"
 
 

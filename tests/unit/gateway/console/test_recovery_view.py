@@ -26,13 +26,10 @@ USD = 1_000_000_000
 def engine(pool: str, hours: float, away: float, idle: float, *tokens: int) -> EngineTime:
     computed, emitted, again = tokens or (300, 500, 200)
     counts = EngineMinute(
-        seen_us=round(hours * HOUR_US),
-        up_us=round((hours - away) * HOUR_US),
-        idle_us=round(idle * HOUR_US),
-        computed_tokens=computed,
-        emitted_tokens=emitted,
+        seen_us=round(hours * HOUR_US), up_us=round((hours - away) * HOUR_US),
+        idle_us=round(idle * HOUR_US), computed_tokens=computed, emitted_tokens=emitted,
         recomputed_tokens=again,
-    )
+    )  # fmt: skip
     return EngineTime(pool, f"{pool}-0", counts)
 
 
@@ -42,11 +39,8 @@ def test_time_is_parted_exactly_and_so_is_money() -> None:
     )
     time = found.time
     assert [each / HOUR_US for each in (time.away_us, time.idle_us, time.again_us, time.work_us)] == [
-        1,
-        4,
-        1,
-        4,
-    ]
+        1, 4, 1, 4,
+    ]  # fmt: skip
     assert [found.away, found.idle, found.again, found.work, found.cost] == [
         each * USD for each in (2, 8, 2, 8, 20)
     ]

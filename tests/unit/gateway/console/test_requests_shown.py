@@ -193,12 +193,7 @@ def test_days_without_misses_stand_between_those_with_some() -> None:
     by_day = {0: {"quota": 2}, 3 * DAY_S: {"capacity": 1, "quota": 4, "newer": 5}}
     causes, days = slo.days_shown(by_day)
     assert causes == ["quota", "capacity", "newer"]
-    assert days == [
-        (0, [2, 0, 0]),
-        (DAY_S, [0, 0, 0]),
-        (2 * DAY_S, [0, 0, 0]),
-        (3 * DAY_S, [4, 1, 5]),
-    ]
+    assert days == [(0, [2, 0, 0]), (DAY_S, [0, 0, 0]), (2 * DAY_S, [0, 0, 0]), (3 * DAY_S, [4, 1, 5])]
     assert slo.days_shown({}) == ([], [])
 
 

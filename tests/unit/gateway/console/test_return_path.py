@@ -12,13 +12,10 @@ from gateway.console.return_path import MAX_CHARACTERS, START, log_in_for, safe,
 @pytest.mark.parametrize(
     "path",
     [
-        "/console",
-        "/console?a=1",
-        "/console/people",
-        "/console/people/psn_1?done=role",
+        "/console", "/console?a=1", "/console/people", "/console/people/psn_1?done=role",
         "/console/people?name=a%40b",
     ],
-)
+)  # fmt: skip
 def test_pages_of_the_console_are_kept(path: str) -> None:
     assert safe(path) == path
 

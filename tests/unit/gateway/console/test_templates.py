@@ -49,15 +49,9 @@ def test_every_act_is_put_in_words_and_a_member_is_told_those_of_the_own_tenants
     assert allowed(member) == [
         SENTENCES[act]
         for act in (
-            Act.OWN_ACCOUNT,
-            Act.READ_TENANT,
-            Act.MAKE_KEY,
-            Act.CHANGE_KEY,
-            Act.REVOKE_KEY,
-            Act.STEER_REQUEST,
-            Act.LIMIT_BELOW_TENANT,
-            Act.CHANGE_WEBHOOK,
+            Act.OWN_ACCOUNT, Act.READ_TENANT, Act.MAKE_KEY, Act.CHANGE_KEY, Act.REVOKE_KEY,
+            Act.STEER_REQUEST, Act.LIMIT_BELOW_TENANT, Act.CHANGE_WEBHOOK,
         )
-    ]
+    ]  # fmt: skip
     owner = Person("psn_2", "ada", Role.OWNER, frozenset(), "active", True, 1, 0)
     assert allowed(owner) == list(SENTENCES.values())

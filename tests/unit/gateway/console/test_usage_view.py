@@ -107,13 +107,8 @@ def test_the_period_before_is_as_long_by_the_clock(begin: str, end: str, zone: s
 
 def test_a_change_is_put_in_words() -> None:
     assert [change(*each) for each in ((5, 5), (5, 0), (15, 10), (0, 10), (1001, 1000), (999, 1000))] == [
-        "as before",
-        "new",
-        "+50 %",
-        "-100 %",
-        "more by below 1 %",
-        "less by below 1 %",
-    ]
+        "as before", "new", "+50 %", "-100 %", "more by below 1 %", "less by below 1 %",
+    ]  # fmt: skip
 
 
 def test_measures_are_exact_for_files_and_rounded_for_people() -> None:

@@ -8,27 +8,19 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from engine.messages import SamplingParams
 from gateway.dispatch.admission import Admission, EstimateExceeds, NotInTime, require_bounds
 from gateway.dispatch.dispatcher import NoEngineAvailable
 from gateway.domain.call import Call
-from gateway.domain.estimate import Estimate
 from gateway.domain.fallback import Fallback, NoneTook
 from gateway.error_mapping import as_api_error
 from gateway.errors import ApiError
 from gateway.flow.deadline_check import DOUBTED_ONE_IN, TRIED_ONE_IN
 from tenants.pricing.pricing import Price, uniform_book
-from tenants.types import Principal, Tier
+from tenants.types import Tier
+from tests.support import builders
 
-PRINCIPAL = Principal(
-    "ten_1", "acme", "prj_1", "key_1", "fg_live_x", 1.0, frozenset({"inference"}), Tier.STANDARD,
-    frozenset(Tier), None,
-)  # fmt: skip
-CALL = Call("req_1", True, "m", PRINCIPAL, Tier.STANDARD, ([1] * 10,), 1, 40, SamplingParams(), True, True, 1)
-EXPECTED = Estimate(
-    wait_s=(5.0, 9.0), ttft_s=(6.0, 10.0), tpot_s=(0.1, 0.2), e2e_s=(9.0, 20.0), output_tokens=(10, 40),
-    cost_nanousd=(1, 2), max_cost_nanousd=3, tokens_ahead={}, basis="replay", samples=1, saturated=False,
-)  # fmt: skip
+CALL = builders.call()
+EXPECTED = builders.estimate(wait_s=(5.0, 9.0), ttft_s=(6.0, 10.0))
 
 
 REFUSED: list[tuple[str, Tier, str]] = []

@@ -19,15 +19,11 @@ def entry(input_: int, cached: int, output: int, multiplier: int = 1_000) -> Pri
 @pytest.mark.parametrize(
     ("other", "ratio"),
     [
-        (entry(100, 50, 300), 1.0),
-        (entry(150, 75, 450), 1.5),
-        (entry(50, 25, 150), 0.5),
-        (entry(100, 50, 300, 2_000), 2.0),
-        (entry(10, 10, 900), 3.0),
-        (entry(110, 50, 300), 1.1),
+        (entry(100, 50, 300), 1.0), (entry(150, 75, 450), 1.5), (entry(50, 25, 150), 0.5),
+        (entry(100, 50, 300, 2_000), 2.0), (entry(10, 10, 900), 3.0), (entry(110, 50, 300), 1.1),
         (PriceEntry(FREE, 1_000), 0.0),
     ],
-)
+)  # fmt: skip
 def test_a_model_is_as_dear_as_the_dearest_of_its_prices(other: PriceEntry, ratio: float) -> None:
     assert price_ratio(entry(100, 50, 300), other) == ratio
 

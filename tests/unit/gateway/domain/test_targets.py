@@ -8,11 +8,9 @@ import pytest
 
 from gateway.domain.estimate import Estimate
 from gateway.domain.targets import LEAST_S, NO_TARGETS, RequestTargets, targets_of
+from tests.support.builders import estimate
 
-QUOTED = Estimate(
-    wait_s=(0.1, 0.2), ttft_s=(0.3, 0.5), tpot_s=(0.01, 0.02), e2e_s=(2.0, 4.0), output_tokens=(10, 20),
-    cost_nanousd=(1, 2), max_cost_nanousd=3, tokens_ahead={}, basis="", samples=0, saturated=False,
-)  # fmt: skip
+QUOTED = estimate(ttft_s=(0.3, 0.5), e2e_s=(2.0, 4.0))
 
 
 def targets(
@@ -26,11 +24,8 @@ def targets(
 def test_without_slo_quote_and_clients_word_nothing_is_set() -> None:
     assert targets() == NO_TARGETS
     assert NO_TARGETS.for_engine(5.0) == {
-        "ttft_target_s": 0.0,
-        "tpot_target_s": 0.0,
-        "deadline_in_s": None,
-        "own_deadline_in_s": None,
-    }
+        "ttft_target_s": 0.0, "tpot_target_s": 0.0, "deadline_in_s": None, "own_deadline_in_s": None,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -66,11 +61,8 @@ def test_a_clients_word_is_its_own_deadline_and_no_promise() -> None:
 def test_an_engine_gets_the_seconds_that_are_left() -> None:
     whole = targets({"ttft": 0.5, "tpot": 0.1, "e2e": 3.0}, expires_s=102.0)
     assert whole.for_engine(100.25) == {
-        "ttft_target_s": 0.25,
-        "tpot_target_s": 0.1,
-        "deadline_in_s": 2.75,
-        "own_deadline_in_s": 1.75,
-    }
+        "ttft_target_s": 0.25, "tpot_target_s": 0.1, "deadline_in_s": 2.75, "own_deadline_in_s": 1.75,
+    }  # fmt: skip
 
 
 def test_what_is_late_is_due_soon_and_never_untargeted() -> None:

@@ -51,14 +51,9 @@ def _whole(outcome: SequenceOutcome, *, whose: Whose = Whose.OTHER) -> list[Even
     timeline.note(TimelineKind.DISPATCHED, 12.5, 1, 0, 0)
     times = Times(10.0, 12.5, 13.0, 14.9, 15.0)
     return assemble(
-        timeline,
-        times,
-        [outcome],
-        RequestOutcome.COMPLETED,
-        output_tokens=20,
-        charged=(300, 20, 57_000),
+        timeline, times, [outcome], RequestOutcome.COMPLETED, output_tokens=20, charged=(300, 20, 57_000),
         whose=lambda _: whose,
-    )
+    )  # fmt: skip
 
 
 def test_a_timeline_is_in_order_and_survives_its_storage() -> None:
@@ -68,11 +63,8 @@ def test_a_timeline_is_in_order_and_survives_its_storage() -> None:
     assert unpack(pack(events)) == events
     assert len(pack(events)) < 250
     assert [TimelineKind(each.kind) for each in events][:4] == [
-        TimelineKind.RECEIVED,
-        TimelineKind.RESERVED,
-        TimelineKind.QUEUED,
-        TimelineKind.DISPATCHED,
-    ]
+        TimelineKind.RECEIVED, TimelineKind.RESERVED, TimelineKind.QUEUED, TimelineKind.DISPATCHED,
+    ]  # fmt: skip
     assert [number(each, "tokens") for each in events if each.kind == TimelineKind.PREFILLED] == [128, 72]
 
 
@@ -102,12 +94,9 @@ def test_it_says_how_the_tokens_came_without_naming_any_tenant() -> None:
 
 def test_pauses_say_whose_the_place_was() -> None:
     outcome = _outcome(
-        _decision("admit", 0.1),
-        _decision("pause", 1.0, "x.0", displaced=7),
-        _decision("resume", 1.5),
-        _decision("preempt", 2.0, "y.0"),
-        _decision("admit", 2.2),
-    )
+        _decision("admit", 0.1), _decision("pause", 1.0, "x.0", displaced=7), _decision("resume", 1.5),
+        _decision("preempt", 2.0, "y.0"), _decision("admit", 2.2),
+    )  # fmt: skip
     events = _whole(outcome, whose=Whose.HIGHER_TIER)
 
     assert waits_of(events).paused_s == pytest.approx(0.7)

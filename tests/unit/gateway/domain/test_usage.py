@@ -9,16 +9,9 @@ from tenants.types import Amounts
 
 def outcome(index: int, computed: int, emitted: int, *, prompt: int = 10, cached: int = 0) -> SequenceOutcome:
     return SequenceOutcome(
-        sequence_id=f"r.{index}",
-        request_id="r",
-        tenant_id="t",
-        finish="stop",
-        prompt_tokens=prompt,
-        cached_tokens=cached,
-        computed_tokens=computed,
-        emitted_tokens=emitted,
-        index=index,
-    )
+        sequence_id=f"r.{index}", request_id="r", tenant_id="t", finish="stop", prompt_tokens=prompt,
+        cached_tokens=cached, computed_tokens=computed, emitted_tokens=emitted, index=index,
+    )  # fmt: skip
 
 
 def ended(*outcomes: SequenceOutcome) -> list[SequenceUse]:

@@ -21,11 +21,9 @@ from engine.messages import (
     ModelInfo,
     Ready,
     RunningSequence,
-    SamplingParams,
     Snapshot,
     Submit,
 )
-from engine.scheduling.counters import ServiceCounters
 from engine.step_time.model import PRIOR
 from gateway.domain.call import Call
 from gateway.domain.estimate import Estimate, Times
@@ -33,11 +31,13 @@ from gateway.estimates.engine_load import flights_of
 from gateway.estimates.estimator import Estimator
 from gateway.estimates.forecast_cache import DEBT_S, MAX_COMING, Size
 from gateway.estimates.persistence import LENGTHS_FILE, load_lengths, save_lengths
-from gateway.flow.controller import FlowController, Ticket
-from gateway.flow.window import Replica, WindowRule
+from gateway.flow.controller import Ticket
+from gateway.flow.window import Replica
 from gateway.upstream.base import OnService
 from tenants.pricing.pricing import Price, uniform_book
-from tenants.types import Principal, Tier
+from tenants.types import Tier
+from tests.support import builders
+from tests.support.builders import principal
 
 MODEL = "m"
 SIZE = Size(input_tokens=100, sequences=1, choices=1, max_tokens=300, is_exact=False)
@@ -85,10 +85,7 @@ class Bench:
         readings = itertools.count()
         self.book = uniform_book({MODEL: Price(100, 50, 300)})
         self.engine = StillEngine()
-        self.flow = FlowController(
-            "vtc", ServiceCounters(), max_queued=9999, max_queued_per_tenant=9999, queue_ttl_s=[1e9] * 3,
-            window=WindowRule(2, 1.0), log_records=10,
-        )  # fmt: skip
+        self.flow = builders.flow_controller(lookahead=2, max_queued=9999, max_queued_per_tenant=9999)
         self.estimates = Estimator(
             flow=self.flow,
             upstreams=[self.engine],
@@ -117,6 +114,15 @@ class Bench:
 
     def wait_s(self, now_s: float, tier: Tier = Tier.STANDARD, tenant: str = "me") -> float:
         return self.estimates.estimate(MODEL, tenant, 1.0, tier, SIZE, now_s).wait_s[0]
+
+
+def full(waiting: int = 0, *, lengths: tuple[int, int] = (80, 0)) -> Bench:
+    """Ten of another tenant run, in all places and the lookahead, and so many of `me` wait."""
+    bench = Bench()
+    bench.enqueue(10, lengths=lengths)
+    bench.dispatch()
+    bench.enqueue(waiting, tenant="me", lengths=lengths)
+    return bench
 
 
 def test_the_wait_grows_with_the_queue_and_a_higher_tier_waits_less() -> None:
@@ -150,10 +156,7 @@ def test_costs_follow_the_price_book_and_the_most_is_what_is_held() -> None:
 
 @pytest.mark.parametrize("saturated", [False, True])
 def test_an_estimate_is_sent_as_it_is_shown(saturated: bool) -> None:
-    bench = Bench()
-    bench.enqueue(10)
-    bench.dispatch()
-    bench.enqueue(40, tenant="me")
+    bench = full(40)
     found = bench.estimates.estimate(MODEL, "me", 1.0, Tier.STANDARD, SIZE, 0.0)
     estimate = replace(found, saturated=saturated, basis='a "replay"; \\')
     assert estimate.wait_s[0] > 0
@@ -167,14 +170,9 @@ def test_without_an_engine_it_says_that_it_cannot_know() -> None:
 
 
 def call_of(max_tokens: int, *, choices: int = 1) -> Call:
-    principal = Principal(
-        "me", "me", "prj_1", "key_1", "fg_live_x", 1.0, frozenset({"inference"}), Tier.STANDARD,
-        frozenset(Tier), None,
-    )  # fmt: skip
-    return Call(
-        request_id="req_1", chat=False, model=MODEL, principal=principal, tier=Tier.STANDARD,
-        prompts=([1] * 100,), choices=choices, max_tokens=max_tokens, sampling=SamplingParams(), stream=False,
-        include_usage=False, created=1,
+    return builders.call(
+        chat=False, model=MODEL, principal=principal("me"), prompts=([1] * 100,), choices=choices,
+        max_tokens=max_tokens, stream=False, include_usage=False,
     )  # fmt: skip
 
 
@@ -229,10 +227,7 @@ def test_replays_take_at_most_a_fiftieth_of_the_process() -> None:
 
 
 def test_it_replays_beside_the_requests_and_only_where_somebody_asked() -> None:
-    bench = Bench()
-    bench.enqueue(10)
-    bench.dispatch()
-    bench.enqueue(100, tenant="me")
+    bench = full(100)
     first = bench.wait_s(0.0)
     assert bench.estimates.forecast_cache.replays == 1, "the first one pays for the surface"
     for tick in range(1, 40):
@@ -268,10 +263,7 @@ def test_while_nobody_waits_it_replays_an_eighth_as_often_and_at_once_when_someb
 
 
 def test_a_surface_is_replayed_for_a_refusal_only_where_requests_have_left() -> None:
-    bench = Bench()
-    bench.enqueue(10, lengths=(10**6, 10**6))
-    bench.dispatch()
-    bench.enqueue(100, tenant="me", lengths=(10**6, 10**6))
+    bench = full(100, lengths=(10**6, 10**6))
     long_s = bench.wait_s(0.0)
     cache = bench.estimates.forecast_cache
     assert not cache.renew(0.01), "it is as it was"
@@ -284,10 +276,7 @@ def test_a_surface_is_replayed_for_a_refusal_only_where_requests_have_left() -> 
 
 
 def test_an_answer_grows_with_the_queue_until_the_next_replay() -> None:
-    bench = Bench()
-    bench.enqueue(10)
-    bench.dispatch()
-    bench.enqueue(100, tenant="me")
+    bench = full(100)
     first = bench.wait_s(0.0)
     bench.enqueue(20, tenant="me")
     read_off = bench.wait_s(0.03)
@@ -320,16 +309,11 @@ def test_each_request_of_a_burst_is_told_of_those_on_their_way() -> None:
     assert all(earlier <= 1.2 * later for earlier, later in itertools.pairwise(told[free:]))
     assert 0.0 < told[free] < told[-1] / 5
     assert bench.estimates.forecast_cache.replays <= 1 + 6, "again each time that it has grown by half"
+    assert bench.wait_s(0.0, tenant="other") < told[-1] / 3, "no other tenant waits for all of it"
+    assert bench.wait_s(0.0, Tier.INTERACTIVE, tenant="other") == 0.0
     for number in range(60):
         bench.estimates.gone(f"c{number + 1}")
     assert bench.wait_s(0.01) == 0.0, "all were refused"
-
-
-def test_a_burst_of_one_tenant_keeps_no_other_one_waiting_for_all_of_it() -> None:
-    bench = Bench()
-    told = coming(bench, 60)
-    assert bench.wait_s(0.0, tenant="other") < told[-1] / 3
-    assert bench.wait_s(0.0, Tier.INTERACTIVE, tenant="other") == 0.0
 
 
 def test_what_is_queued_counts_once() -> None:

@@ -10,14 +10,7 @@ from msgspec import structs
 
 from engine.step_time.model import PRIOR
 from gateway.domain.outcomes import RequestOutcome
-from gateway.explain.attribution import (
-    Cause,
-    Counterfactuals,
-    Metric,
-    RequestFacts,
-    cause_of,
-    judge,
-)
+from gateway.explain.attribution import Cause, Counterfactuals, Metric, RequestFacts, cause_of, judge
 from gateway.explain.fluid_share import FluidMachine, Job
 from gateway.explain.load_log import LoadLog
 
@@ -106,12 +99,9 @@ def test_the_evidence_is_stored_with_the_verdict() -> None:
 def test_what_became_of_a_request_does_not_end_it_in_the_other_worlds() -> None:
     """It left the queue before its dispatch; under the fair share it would have been dispatched."""
     expired = replace(
-        FACTS,
-        job=structs.replace(JOB, left_s=10.001),
-        outcome=RequestOutcome.EXPIRED,
-        first_token_s=None,
-        last_token_s=None,
-    )
+        FACTS, job=structs.replace(JOB, left_s=10.001), outcome=RequestOutcome.EXPIRED,
+        first_token_s=None, last_token_s=None,
+    )  # fmt: skip
     (verdict,) = judge([(expired, Metric.TTFT, 1.0)], [expired.job], MACHINE)
 
     assert verdict.cause is Cause.SCHEDULING

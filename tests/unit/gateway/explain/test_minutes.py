@@ -83,6 +83,13 @@ class Side:
         self.meter.ended(request_id, at_s, 1000)
 
 
+def sides_of_one_request() -> tuple[Side, Side]:
+    """East, where it arrived, and west, which knows nothing of it yet."""
+    east = Side("east")
+    east.arrive("e1", "a", 0.0)
+    return east, Side("west")
+
+
 def _tell(side: Side, other: Side, now_s: float) -> bytes:
     packed = side.share.tell(now_s)
     assert packed is not None
@@ -103,11 +110,10 @@ def test_two_gateways_divide_the_pools_service_and_count_each_its_own_part() -> 
         _tell(west, east, second)
 
     rows = [side.meter.take(None) for side in (east, west)]
-    fair = [
+    assert [
         {key.tenant_id: (row.served_tokens, row.fair_tokens, row.arrivals) for key, row in each.items()}
         for each in rows
-    ]
-    assert fair == [
+    ] == [
         {"flood": (600, 300, 1), "light": (0, 300, 0)},
         {"flood": (0, 100, 0), "light": (200, 100, 1)},
     ]
@@ -125,8 +131,7 @@ def test_the_first_service_of_another_gateway_which_lasted_no_time_counts_when_i
 
 
 def test_a_batch_that_is_told_twice_counts_once() -> None:
-    east, west = Side("east"), Side("west")
-    east.arrive("e1", "a", 0.0)
+    east, west = sides_of_one_request()
     east.end("e1", "a", 0.4)
     first = east.share.tell(0.5)
     again = east.share.tell(1.0)  # its answer was lost
@@ -143,8 +148,7 @@ def test_a_batch_that_is_told_twice_counts_once() -> None:
 
 
 def test_a_gateway_hears_nothing_of_itself_and_a_silent_one_has_nothing_left() -> None:
-    east, west = Side("east"), Side("west")
-    east.arrive("e1", "a", 0.0)
+    east, west = sides_of_one_request()
     packed = _tell(east, west, 0.5)
     east.share.hear(packed, 0.5)
     assert east.share.open_elsewhere() == {}
@@ -173,8 +177,7 @@ def test_a_gateway_that_is_late_is_waited_for_while_it_has_requests() -> None:
 
 
 def test_another_life_of_a_gateway_has_none_of_the_earlier_ones_requests() -> None:
-    east, west = Side("east"), Side("west")
-    east.arrive("e1", "a", 0.0)
+    east, west = sides_of_one_request()
     _tell(east, west, 0.5)
     reborn = Side("east", life="2")
     reborn.arrive("e2", "a", 1.0)
@@ -185,8 +188,7 @@ def test_another_life_of_a_gateway_has_none_of_the_earlier_ones_requests() -> No
 
 
 def test_a_gateway_that_cannot_tell_anything_begins_anew() -> None:
-    east, west = Side("east"), Side("west")
-    east.arrive("e1", "a", 0.0)
+    east, west = sides_of_one_request()
     _tell(east, west, 0.5)
     for number in range(MAX_ENDS + 1):
         east.end(f"lost{number}", "a", 1.0)
@@ -218,21 +220,10 @@ def _snapshot(
     recomputed_tokens: int = 0,
 ) -> Snapshot:
     return Snapshot(
-        "engine-0",
-        steps,
-        0.0,
-        [],
-        [],
-        0,
-        0,
-        referenced,
-        100,
-        StepTime(0.01, 0.0, 0.0, 0.0, 1, 0.0),
-        {"a": TenantService(computed, emitted)},
-        step_us=step_us,
-        batch_sum=batch_sum,
+        "engine-0", steps, 0.0, [], [], 0, 0, referenced, 100, StepTime(0.01, 0.0, 0.0, 0.0, 1, 0.0),
+        {"a": TenantService(computed, emitted)}, step_us=step_us, batch_sum=batch_sum,
         recomputed_tokens=recomputed_tokens,
-    )
+    )  # fmt: skip
 
 
 def test_an_engines_minute_has_what_it_did_since_the_last_look() -> None:

@@ -18,6 +18,11 @@ def entry(name: str, tenant: str, arrived_s: float, tier: int = 1) -> QueueEntry
     return QueueEntry(name, tenant, arrived_s, 10, 10, tier)
 
 
+def fair_queue() -> tuple[TieredQueue, ServiceCounters]:
+    counters = ServiceCounters()
+    return TieredQueue("vtc", counters), counters
+
+
 @pytest.mark.parametrize(
     ("tier", "waited_s", "expected"),
     [(0, 1e9, 0), (1, 9.99, 1), (1, 10.0, 0), (1, 1e9, 0), (2, 24.9, 2), (2, 25.0, 1), (2, 50.0, 0)],
@@ -54,22 +59,13 @@ def test_an_ageing_of_nothing_is_refused() -> None:
         Ageing((math.inf, 0.0, 1.0))
 
 
-# ---------------------------------------------------------------- where it stands in the band above
-
-
 @pytest.mark.parametrize("order", ["vtc", "fcfs"])
-def test_who_moves_stands_by_its_arrival(order: str) -> None:
+def test_who_moves_stands_by_its_arrival_and_of_equals_by_its_number(order: str) -> None:
     queue = TieredQueue(order, ServiceCounters())
-    for name, arrived_s in (("b", 2.0), ("d", 4.0)):
-        queue.add(entry(name, "same", arrived_s, 0))
-    for name, arrived_s in (("a", 1.0), ("c", 3.0), ("e", 5.0)):
-        queue.add(entry(name, "same", arrived_s, 1))
+    for name, arrived_s, tier in (("b", 2.0, 0), ("d", 4.0, 0), ("a", 1.0, 1), ("c", 3.0, 1), ("e", 5.0, 1)):
+        queue.add(entry(name, "same", arrived_s, tier))
     queue.move(["c", "a"], 0, 0)
     assert [queue.pop(9.0).entry_id for _ in range(5)] == ["a", "b", "c", "d", "e"]
-
-
-def test_who_arrived_at_the_same_time_stands_by_the_number_of_its_arrival() -> None:
-    queue = TieredQueue("vtc", ServiceCounters())
     for number, tier in enumerate((1, 0, 1, 0)):
         queue.add(entry(str(number), "same", 1.0, tier))
     queue.move(["2", "0"], 0, 0)
@@ -77,8 +73,7 @@ def test_who_arrived_at_the_same_time_stands_by_the_number_of_its_arrival() -> N
 
 
 def test_an_owners_move_lifts_as_an_arrival_does_and_never_lowers() -> None:
-    counters = ServiceCounters()
-    queue = TieredQueue("vtc", counters)
+    queue, counters = fair_queue()
     counters.set("day", 100)
     counters.set("night", 900)
     queue.add(entry("day", "day", 0.0, 0))
@@ -89,8 +84,7 @@ def test_an_owners_move_lifts_as_an_arrival_does_and_never_lowers() -> None:
 
 
 def test_who_aged_stands_with_the_lowest_and_keeps_what_it_got_there_since() -> None:
-    counters = ServiceCounters()
-    queue = TieredQueue("vtc", counters)
+    queue, counters = fair_queue()
     counters.set("day", 100)
     counters.set("night", 10**9)
     queue.add(entry("day", "day", 0.0, 0))
@@ -113,8 +107,7 @@ def test_who_aged_stands_with_the_lowest_and_keeps_what_it_got_there_since() -> 
 
 
 def test_who_comes_into_an_empty_lane_is_lifted_to_the_other_one() -> None:
-    counters = ServiceCounters()
-    queue = TieredQueue("vtc", counters)
+    queue, counters = fair_queue()
     counters.set("busy", 500)
     queue.add(entry("busy", "busy", 0.0))
     queue.add(entry("idle", "idle", 0.0), lane=1)
@@ -123,8 +116,7 @@ def test_who_comes_into_an_empty_lane_is_lifted_to_the_other_one() -> None:
 
 
 def test_a_lane_that_is_held_back_does_not_lower_the_lift_of_the_other() -> None:
-    counters = ServiceCounters()
-    queue = TieredQueue("vtc", counters)
+    queue, counters = fair_queue()
     queue.add(entry("stuck", "stuck", 0.0), lane=1)
     queue.add(entry("busy", "busy", 0.0))
     counters.set("busy", 500)
@@ -134,8 +126,7 @@ def test_a_lane_that_is_held_back_does_not_lower_the_lift_of_the_other() -> None
 
 
 def test_lanes_and_their_lifts_survive_a_clone_and_a_change_of_order() -> None:
-    counters = ServiceCounters()
-    queue = TieredQueue("vtc", counters)
+    queue, counters = fair_queue()
     counters.set("busy", 500)
     queue.add(entry("busy", "busy", 0.0))
     queue.add(entry("long", "long", 1.0), lane=1)

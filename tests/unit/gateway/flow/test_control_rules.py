@@ -142,16 +142,10 @@ def test_bounds_that_make_no_sense_are_refused() -> None:
 
 
 traffic = st.builds(
-    seen,
-    kv=st.floats(0, 1),
-    spread=st.floats(0, 3),
-    hits=st.floats(0, 1),
-    attainment=st.none() | st.floats(0, 1),
-    queued=st.integers(0, 100),
-    evictions=st.integers(0, 2),
-    late=st.floats(0, 1),
-    mistaken=st.floats(0, 1),
-)
+    seen, kv=st.floats(0, 1), spread=st.floats(0, 3), hits=st.floats(0, 1),
+    attainment=st.none() | st.floats(0, 1), queued=st.integers(0, 100), evictions=st.integers(0, 2),
+    late=st.floats(0, 1), mistaken=st.floats(0, 1),
+)  # fmt: skip
 
 
 @settings(max_examples=150, deadline=None)

@@ -20,10 +20,12 @@ class Ahead:
 AHEAD = Ahead((10.0, 30.0), (20.0, 60.0))
 
 
-def test_it_is_the_median_that_refuses() -> None:
+def test_it_is_the_median_that_refuses_or_a_factor_of_it() -> None:
     assert early_refusal(AHEAD, now_s=100.0, expires_s=110.0, deadline_s=120.0) is None
     assert early_refusal(AHEAD, now_s=100.0, expires_s=109.0) == TooLate("wait", 9.0, 10.0, 1.0)
     assert early_refusal(AHEAD, now_s=100.0, deadline_s=115.0) == TooLate("answer", 15.0, 20.0, 5.0)
+    assert early_refusal(AHEAD, now_s=100.0, expires_s=112.0) is None
+    assert early_refusal(AHEAD, now_s=100.0, expires_s=112.0, factor=1.5) == TooLate("wait", 12.0, 15.0, 3.0)
 
 
 def test_the_wait_is_looked_at_before_the_answer() -> None:
@@ -45,11 +47,6 @@ def test_an_instant_that_has_passed_refuses_by_itself(ahead: Ahead | None) -> No
 def test_without_a_forecast_or_a_limit_nobody_is_refused() -> None:
     assert early_refusal(None, now_s=0.0, expires_s=1e-3, deadline_s=1e-3) is None
     assert early_refusal(Ahead((1e9, 1e9), (1e9, 1e9)), now_s=0.0, expires_s=math.inf) is None
-
-
-def test_a_factor_refuses_earlier_and_says_what_it_counted_with() -> None:
-    assert early_refusal(AHEAD, now_s=100.0, expires_s=112.0) is None
-    assert early_refusal(AHEAD, now_s=100.0, expires_s=112.0, factor=1.5) == TooLate("wait", 12.0, 15.0, 3.0)
 
 
 def test_a_target_is_out_of_reach_when_so_many_times_the_p90_is_beyond_it() -> None:

@@ -11,8 +11,9 @@ import pytest
 from engine.entry import OUTPUT_TOKEN_COST, QueueEntry
 from engine.messages import TenantShare
 from engine.scheduling.counters import COUNTER_SCALE, ServiceCounters
-from gateway.flow.controller import Dispatch, FlowController, Ticket
-from gateway.flow.window import NUM_RANKS, OWED_KV_PART, OWED_PART, Replica, WindowRule
+from gateway.flow.controller import Dispatch, Ticket
+from gateway.flow.window import OWED_KV_PART, OWED_PART, Replica
+from tests.support.builders import flow_controller
 
 PLACES = 8
 REPLICAS = [Replica("a", PLACES, 1_000_000)]
@@ -28,15 +29,7 @@ class House:
 
     def __init__(self, order: str = "vtc", places: int = PLACES) -> None:
         self.counters = ServiceCounters()
-        self.flow = FlowController(
-            order,
-            self.counters,
-            max_queued=1000,
-            max_queued_per_tenant=1000,
-            queue_ttl_s=[1e9] * NUM_RANKS,
-            window=WindowRule(0, 1.0),
-            log_records=10,
-        )
+        self.flow = flow_controller(order, self.counters)
         self.replicas = [Replica("a", places, 1_000_000)]
         self.number = 0
 
@@ -150,9 +143,6 @@ def test_lag_is_told_once_and_spent() -> None:
     assert house.stands("light") == pytest.approx(before + COST * PLACES // OWED_PART)
 
 
-# ---------------------------------------------------------------- a place at the next step
-
-
 def test_who_is_owed_goes_into_a_full_window_and_says_so_to_the_engine() -> None:
     house = under_flood()
     house.arrive("light")
@@ -200,9 +190,6 @@ def test_a_full_kv_window_is_wider_by_a_part_for_who_is_owed() -> None:
     house.replicas = [Replica("a", PLACES, PLACES * KV)]
     house.arrive("light", PLACES)
     assert len(house.turns()) == PLACES // OWED_KV_PART
-
-
-# ---------------------------------------------------------------- owed by places
 
 
 def not_owed_by_the_counters(weight: float = 1.0) -> House:

@@ -7,12 +7,12 @@ import math
 import pytest
 
 from engine.entry import QueueEntry
-from engine.scheduling.counters import ServiceCounters
 from gateway.flow.controller import Dispatch, Displaced, FlowController, Ticket
 from gateway.flow.lanes import LONG, ORDINARY, LaneRule, long_tokens_of
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.types import Reason
-from gateway.flow.window import Replica, ReplicaLoad, WindowRule
+from gateway.flow.window import Replica, ReplicaLoad
+from tests.support.builders import flow_controller
 
 INTERACTIVE, STANDARD, BATCH = 0, 1, 2
 
@@ -30,10 +30,9 @@ class Queue:
         controller: type[FlowController] = FlowController,
     ) -> None:
         self.replicas = [Replica(name, 4, 1000) for name in names]
-        self.flow = controller(
-            policy, ServiceCounters(), max_queued=100, max_queued_per_tenant=100, queue_ttl_s=[1e9] * 3,
-            window=WindowRule(lookahead, 1.0), log_records=100, lanes=lanes, ageing_s=ageing_s,
-        )  # fmt: skip
+        self.flow = flow_controller(
+            policy, lookahead=lookahead, kind=controller, lanes=lanes, ageing_s=ageing_s
+        )
         self.now_s = 0.0
 
     def arrive(

@@ -6,20 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from engine.entry import QueueEntry
-from engine.scheduling.counters import ServiceCounters
-from gateway.flow.controller import FlowController, Ticket
-from gateway.flow.window import Replica, WindowRule
+from gateway.flow.controller import Ticket
+from gateway.flow.window import Replica
+from tests.support.builders import flow_controller
 from tests.unit.gateway.flow.test_shared_protocol import answer, make_session, said
 
 PLAIN, TOOLS = frozenset({"text"}), frozenset({"text", "tools"})
 ABLE, UNABLE = Replica("able", 2, 1000, offers=TOOLS), Replica("unable", 9, 9000, offers=PLAIN)
-
-
-def make_flow() -> FlowController:
-    return FlowController(
-        "vtc", ServiceCounters(), max_queued=99, max_queued_per_tenant=99, queue_ttl_s=[1e9] * 3,
-        window=WindowRule(0, 1.0), log_records=10,
-    )  # fmt: skip
 
 
 def ticket(name: str, needs: frozenset[str] = PLAIN, tenant: str = "t") -> Ticket:
@@ -27,7 +20,7 @@ def ticket(name: str, needs: frozenset[str] = PLAIN, tenant: str = "t") -> Ticke
 
 
 def test_only_a_replica_that_can_gets_it_however_busy() -> None:
-    flow = make_flow()
+    flow = flow_controller()
     for number in range(3):
         assert flow.enqueue(ticket(f"tools-{number}", TOOLS), 0.0) is None
     turns = flow.dispatch(0.0, [ABLE, UNABLE])
@@ -37,7 +30,7 @@ def test_only_a_replica_that_can_gets_it_however_busy() -> None:
 
 
 def test_what_none_can_run_holds_up_nothing_of_another_lane_and_gets_no_room_kept() -> None:
-    flow = make_flow()
+    flow = flow_controller()
     assert flow.enqueue(ticket("tools", TOOLS), 0.0) is None
     assert flow.dispatch(0.0, [UNABLE]) == []
     assert flow.cancel("tools", 0.0)

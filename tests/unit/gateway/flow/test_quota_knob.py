@@ -31,12 +31,7 @@ def test_while_the_machine_is_idle_it_rises_step_by_step_and_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    "needed",
-    [
-        WAITING,
-        replace(IDLE, expected_late=0.1),
-        replace(IDLE, attainment=0.8, queued=3),
-    ],
+    "needed", [WAITING, replace(IDLE, expected_late=0.1), replace(IDLE, attainment=0.8, queued=3)]
 )
 def test_what_others_need_goes_back_at_once_and_whole(needed: Observation) -> None:
     control = Control(ControlMode.ACTING)

@@ -8,17 +8,17 @@ import pytest
 
 from engine.entry import QueueEntry
 from engine.messages import StepTime
-from engine.scheduling.counters import ServiceCounters
-from gateway.flow.controller import FlowController, Ticket
+from gateway.flow.controller import Ticket
 from gateway.flow.placement import Score, Scorer
 from gateway.flow.prefix_index import PrefixIndex, prefix_hashes
 from gateway.flow.routing import PrefixRouter
 from gateway.flow.types import InFlight
-from gateway.flow.window import Replica, ReplicaLoad, WindowRule
+from gateway.flow.window import Replica, ReplicaLoad
 from ops.reporting import quantile
 from ops.simulate.machines.machines import profile_machine
 from ops.simulate.pool import SimulatedPool
 from ops.simulate.predictions import Exact
+from tests.support.builders import flow_controller
 from tests.support.conversations import (
     BLOCK_TOKENS,
     INPUT_SCALE,
@@ -39,16 +39,7 @@ class Pool:
     def __init__(self, replicas: list[Replica] | None = None) -> None:
         self.replicas = replicas or REPLICAS
         self.router = PrefixRouter(block_tokens=64)
-        self.flow = FlowController(
-            "vtc",
-            ServiceCounters(),
-            max_queued=1000,
-            max_queued_per_tenant=1000,
-            queue_ttl_s=[1e9] * 3,
-            window=WindowRule(2, 1.0),
-            log_records=10,
-            scorer=self.router,
-        )
+        self.flow = flow_controller(lookahead=2, scorer=self.router)
         self.number = 0
 
     def send(self, prompt: list[int], now_s: float = 0.0, *, computed: bool = True) -> str:
@@ -70,9 +61,6 @@ class Pool:
             self.flow.finish(flight.ticket.entry.entry_id, 1, 1, 0.0)
 
 
-# ---------------------------------------------------------------- hashes
-
-
 def test_equal_prefixes_have_equal_hashes_up_to_where_they_part() -> None:
     one = prefix_hashes(list(range(1000)), "t")
     other = prefix_hashes([*range(300), *range(5000, 5700)], "t")
@@ -91,9 +79,6 @@ def test_only_full_blocks_but_for_the_last_token_count_and_there_is_a_limit(toke
     assert len(prefix_hashes([7] * tokens, "t")) == blocks
 
 
-# ---------------------------------------------------------------- the index
-
-
 def test_the_index_forgets_the_deepest_blocks_of_the_oldest_prompt_first() -> None:
     index = PrefixIndex(6, 100.0)
     index.note([1, 2, 3, 4], 0.0)
@@ -110,9 +95,6 @@ def test_the_index_does_not_believe_what_is_too_old() -> None:
     assert index.held([1, 2], 100.1) == 0
     index.note([1], 100.1)
     assert index.held([1, 2], 100.2) == 1
-
-
-# ---------------------------------------------------------------- the choice
 
 
 def test_a_conversation_stays_where_its_prefix_is() -> None:
@@ -208,14 +190,9 @@ def routed(trace: Sequence[Conversation], router: Scorer) -> tuple[int, float, l
         context_tokens=16_384,
     )
     pool = SimulatedPool(
-        "vtc",
-        machine,
-        replicas=4,
-        predictions=Exact(),
-        stepwise=True,
-        declared_tokens=0,
+        "vtc", machine, replicas=4, predictions=Exact(), stepwise=True, declared_tokens=0,
         flow={"scorer": router},
-    )
+    )  # fmt: skip
     pool.run([simulated(conversation) for conversation in trace])
     records = pool.records
     return (
@@ -245,9 +222,6 @@ def test_what_is_cached_counts_as_much_as_its_weight_says() -> None:
         pool.flow.prefix_weight = weight
         chosen[weight] = [pool.send(prompt), pool.send(prompt)]
     assert chosen == {0.0: ["a", "b"], 1.0: ["a", "a"], 4.0: ["a", "a"]}
-
-
-# ---------------------------------------------------------------- foreseen lengths
 
 
 def test_where_every_place_is_taken_the_replica_whose_answers_end_sooner_is_chosen() -> None:

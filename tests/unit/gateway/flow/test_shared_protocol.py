@@ -10,27 +10,19 @@ from msgspec import structs
 
 from engine.entry import QueueEntry
 from engine.messages import TenantShare
-from engine.scheduling.counters import ServiceCounters
 from gateway.flow.controller import Ticket
 from gateway.flow.shared import codec
 from gateway.flow.shared.codec import GivenTurn, PoolReply, PoolRule, QueueRefusal
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.shared.protocol import PoolMessage, PoolSession
-from gateway.flow.window import Replica, WindowRule
+from gateway.flow.window import Replica
+from tests.support.builders import flow_controller
 
 REPLICAS = [Replica("engine-0", 4, 1000)]
 
 
 def make_session() -> PoolSession:
-    mirror = Mirror(
-        "vtc",
-        ServiceCounters(),
-        max_queued=10,
-        max_queued_per_tenant=10,
-        queue_ttl_s=(1e9,) * 3,
-        window=WindowRule(0, 1.0),
-        log_records=10,
-    )
+    mirror = flow_controller(kind=Mirror)
     rule = PoolRule(10, 10, 0, 1.0, stale_us=10**7)
     return PoolSession(mirror, rule, 100, {"engine-0": "ipc:///run/engine"})
 
@@ -48,13 +40,7 @@ def turn(name: str, life: int, number: int = 1) -> GivenTurn:
 def answer(
     *turns: GivenTurn, status: str = "ok", refused: tuple[QueueRefusal, ...] = (), **more: Any
 ) -> bytes:
-    fields: dict[str, Any] = {
-        "counters": [],
-        "queued": [0] * 6,
-        "falls": 0,
-        "order": "vtc",
-        "held_us": 0,
-    } | more
+    fields = {"counters": [], "queued": [0] * 6, "falls": 0, "order": "vtc", "held_us": 0} | more
     return msgspec.msgpack.encode(
         PoolReply(status=status, epoch="e1", now_us=1, turns=list(turns), refused=list(refused), **fields)
     )
@@ -73,6 +59,16 @@ def joined(session: PoolSession) -> int:
     assert message is not None
     session.answered(answer(), 0.0)
     return message.life
+
+
+def asking(*names: str) -> tuple[PoolSession, int]:
+    """These arrived, the pool was told of them and has not answered yet; and the session's life."""
+    session = make_session()
+    life = joined(session)
+    for name in names:
+        arrive(session, name)
+    session.message(0.0, REPLICAS)
+    return session, life
 
 
 def test_the_first_word_is_to_join_with_all_that_waits() -> None:
@@ -106,11 +102,7 @@ def test_what_was_not_answered_is_repeated_as_it_was() -> None:
 
 
 def test_who_does_not_belong_any_more_joins_under_another_life_with_all_that_it_has() -> None:
-    session = make_session()
-    life = joined(session)
-    for name in ("runs", "waits"):
-        arrive(session, name)
-    session.message(0.0, REPLICAS)
+    session, life = asking("runs", "waits")
     session.answered(answer(turn("runs", life)), 0.0)
     session.message(1.0, REPLICAS)
     session.answered(answer(status="lost"), 1.0)
@@ -124,11 +116,7 @@ def test_who_does_not_belong_any_more_joins_under_another_life_with_all_that_it_
 
 
 def test_a_turn_is_heard_once_confirmed_and_void_in_another_life() -> None:
-    session = make_session()
-    life = joined(session)
-    for name in ("r1", "r2"):
-        arrive(session, name)
-    session.message(0.0, REPLICAS)
+    session, life = asking("r1", "r2")
     heard = session.answered(answer(turn("r1", life), turn("r2", life - 1)), 0.0)
     assert [(each.ticket.entry.entry_id, each.replica_id) for each in heard.turns] == [("r1", "engine-0")]
     assert heard.turns[0].counter == 31_000_000
@@ -137,22 +125,17 @@ def test_a_turn_is_heard_once_confirmed_and_void_in_another_life() -> None:
     assert not session.has_news or session.is_out
 
 
-def test_counters_that_fell_in_the_pool_are_whole_here() -> None:
-    session = make_session()
-    life = joined(session)
-    arrive(session, "r1")
-    session.message(0.0, REPLICAS)
-    given = msgspec.structs.replace(turn("r1", life), falls=2)
-    heard = session.answered(answer(given, counters=[("acme", 7)], falls=2), 0.0)
-    assert heard.turns[0].counter == 31_000_000 + 2 * codec.FALL
+def test_counters_that_fell_in_the_pool_are_whole_here_in_both_views_of_a_turn() -> None:
+    session, life = asking("r1")
+    given = structs.replace(turn("r1", life), falls=2, had=5, heard=11, engine_life="engine/1")
+    (dispatch,) = session.answered(answer(given, counters=[("acme", 7)], falls=2), 0.0).turns
+    assert (dispatch.counter, dispatch.had) == (31_000_000 + 2 * codec.FALL, 5 + 2 * codec.FALL)
+    assert (dispatch.heard, dispatch.engine_life) == (11, "engine/1")
     assert session.mirror.counters.value("acme") == 7 + 2 * codec.FALL
 
 
 def test_a_turn_for_who_left_is_confirmed_and_ends_with_the_cancellation() -> None:
-    session = make_session()
-    life = joined(session)
-    arrive(session, "r1")
-    session.message(0.0, REPLICAS)
+    session, life = asking("r1")
     assert session.mirror.cancel("r1", 0.0)
     session.left("r1")
     assert session.answered(answer(turn("r1", life)), 0.0).turns == []
@@ -162,10 +145,7 @@ def test_a_turn_for_who_left_is_confirmed_and_ends_with_the_cancellation() -> No
 
 
 def test_only_progress_that_changes_the_books_is_said_and_only_the_latest() -> None:
-    session = make_session()
-    life = joined(session)
-    arrive(session, "r1")
-    session.message(0.0, REPLICAS)
+    session, life = asking("r1")
     session.answered(answer(turn("r1", life)), 0.0)
     session.progressed("r1", 10, 1)
     assert not session.has_news, "as was predicted"
@@ -180,10 +160,7 @@ def test_only_progress_that_changes_the_books_is_said_and_only_the_latest() -> N
 
 
 def test_service_that_is_heard_of_goes_with_the_next_words_and_once() -> None:
-    session = make_session()
-    life = joined(session)
-    arrive(session, "runs")
-    session.message(0.0, REPLICAS)
+    session, life = asking("runs")
     session.answered(answer(turn("runs", life)), 0.0)
     for serial in (7, 9):
         share = {"acme": TenantShare(3, 1, dict.fromkeys(range(3), serial), {1: 500})}
@@ -198,10 +175,7 @@ def test_service_that_is_heard_of_goes_with_the_next_words_and_once() -> None:
 
 
 def test_who_joins_again_says_what_running_requests_had() -> None:
-    session = make_session()
-    life = joined(session)
-    arrive(session, "runs")
-    session.message(0.0, REPLICAS)
+    session, life = asking("runs")
     session.answered(answer(turn("runs", life)), 0.0)
     session.mirror.heard("engine-0", "", {"acme": TenantShare(3, 1, dict.fromkeys(range(3), 7))})
     session.message(1.0, REPLICAS)
@@ -210,23 +184,8 @@ def test_who_joins_again_says_what_running_requests_had() -> None:
     assert acts[1] == ["had", "acme", 5_000_000, {"ipc:///run/engine": ["", 7, 7, 7]}]
 
 
-def test_both_views_of_a_turn_are_whole_after_a_fall() -> None:
-    session = make_session()
-    life = joined(session)
-    arrive(session, "one")
-    session.message(0.0, REPLICAS)
-    given = structs.replace(turn("one", life), falls=2, had=5, heard=11, engine_life="engine/1")
-    (dispatch,) = session.answered(answer(given), 0.0).turns
-    assert (dispatch.counter, dispatch.had) == (31_000_000 + 2 * codec.FALL, 5 + 2 * codec.FALL)
-    assert (dispatch.heard, dispatch.engine_life) == (11, "engine/1")
-
-
 def test_turns_are_taken_in_the_order_in_which_they_were_given() -> None:
-    session = make_session()
-    life = joined(session)
-    for name in ("a", "b", "c"):
-        arrive(session, name)
-    session.message(0.0, REPLICAS)
+    session, life = asking("a", "b", "c")
     # The pool lists them by name. Each charges its tenant, and an engine goes by the last word that it hears.
     given = [turn("a", life, 3), turn("b", life, 1), turn("c", life, 2)]
     heard = session.answered(answer(*given), 0.0).turns
@@ -247,10 +206,7 @@ def test_without_an_engine_nothing_of_it_waits_in_the_pool() -> None:
 
 
 def test_a_refusal_ends_the_wait() -> None:
-    session = make_session()
-    joined(session)
-    arrive(session, "r1")
-    session.message(0.0, REPLICAS)
+    session, _ = asking("r1")
     heard = session.answered(answer(refused=(QueueRefusal("r1", True, 10, 2.5),)), 0.0)
     [(name, full)] = heard.refused
     assert (name, full.of_tenant, full.limit, full.retry_after_s) == ("r1", True, 10, 2.5)

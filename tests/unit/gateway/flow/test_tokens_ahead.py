@@ -7,19 +7,12 @@ import random
 import pytest
 
 from engine.entry import QueueEntry
-from engine.scheduling.counters import ServiceCounters
 from gateway.flow.controller import FlowController
 from gateway.flow.types import NOTHING_AHEAD, Ticket, TokensAhead
-from gateway.flow.window import Replica, WindowRule
+from gateway.flow.window import Replica
+from tests.support.builders import flow_controller
 
 REPLICA = Replica("a", 2, 1_000_000, pauses=False)
-
-
-def controller(order: str = "vtc") -> FlowController:
-    return FlowController(
-        order, ServiceCounters(), max_queued=999, max_queued_per_tenant=999, queue_ttl_s=[1e9] * 3,
-        window=WindowRule(0, 1.0), log_records=1,
-    )  # fmt: skip
 
 
 def arrive(
@@ -33,7 +26,7 @@ def arrive(
 
 
 def test_a_burst_of_one_tenant_counts_what_lined_up_before_and_what_runs() -> None:
-    flow = controller()
+    flow = flow_controller()
     counted = [arrive(flow, f"r{number}", "me") for number in range(6)]
     assert counted[:2] == [NOTHING_AHEAD] * 2, "they had their turn"
     assert counted[2:] == [TokensAhead(400 + 200 * number, 0, 0, 400) for number in range(4)]
@@ -42,7 +35,7 @@ def test_a_burst_of_one_tenant_counts_what_lined_up_before_and_what_runs() -> No
 
 
 def test_causes_are_told_apart_and_lower_tiers_do_not_count() -> None:
-    flow = controller()
+    flow = flow_controller()
     for number in range(2):
         arrive(flow, f"runs{number}", "busy", tier=0)
     arrive(flow, "high", "boss", tier=0)
@@ -56,7 +49,7 @@ def test_causes_are_told_apart_and_lower_tiers_do_not_count() -> None:
 @pytest.mark.parametrize("order", ["vtc", "fcfs", "sjf"])
 def test_it_is_what_the_queue_then_serves_before_it(order: str, seed: int) -> None:
     rng = random.Random(seed)
-    flow = controller(order)
+    flow = flow_controller(order)
     weights = {"one": 1.0, "two": 2.0, "four": 4.0}
     largest = 0
     for number in range(40):
@@ -77,4 +70,4 @@ def test_it_is_what_the_queue_then_serves_before_it(order: str, seed: int) -> No
 
 
 def test_what_does_not_wait_has_nothing_ahead() -> None:
-    assert controller().tokens_ahead("unknown", 0.0) == NOTHING_AHEAD
+    assert flow_controller().tokens_ahead("unknown", 0.0) == NOTHING_AHEAD

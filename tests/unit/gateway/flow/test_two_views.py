@@ -6,9 +6,9 @@ import pytest
 
 from engine.entry import COUNTER_SCALE, QueueEntry
 from engine.messages import TenantShare
-from engine.scheduling.counters import ServiceCounters
-from gateway.flow.controller import Dispatch, FlowController, Ticket
-from gateway.flow.window import NUM_RANKS, Replica, WindowRule
+from gateway.flow.controller import Dispatch, Ticket
+from gateway.flow.window import Replica
+from tests.support.builders import flow_controller
 
 INPUT, OUTPUT = 60, 20
 COST = INPUT + 2 * OUTPUT
@@ -19,15 +19,7 @@ class House:
     """The controller in front of one replica of eight places."""
 
     def __init__(self, *, reports: bool = True, life: str = LIFE) -> None:
-        self.flow = FlowController(
-            "vtc",
-            ServiceCounters(),
-            max_queued=1000,
-            max_queued_per_tenant=1000,
-            queue_ttl_s=[1e9] * NUM_RANKS,
-            window=WindowRule(0, 1.0),
-            log_records=10,
-        )
+        self.flow = flow_controller()
         self.replicas = [Replica("a", 8, 1_000_000, reports=reports, life=life)]
         self.number = 0
 
@@ -101,9 +93,6 @@ def test_of_a_server_that_reports_nothing_progress_and_end_are_what_it_had() -> 
     assert views(house.send("acme")) == (INPUT - 10 + 12 + 3 * COST, INPUT - 10 + 12)
 
 
-# ---------------------------------------------------------------- serials
-
-
 def test_the_last_serial_of_the_tier_goes_back_to_the_engine() -> None:
     house = House()
     assert house.send("acme").heard == 0
@@ -122,9 +111,6 @@ def test_another_life_of_the_engine_begins_at_zero() -> None:
     assert (turn.heard, turn.engine_life) == (0, "engine/2")
     house.hear("acme", TenantShare(1, 0, {1: 4}), "engine/2")
     assert house.send("acme").heard == 4
-
-
-# ---------------------------------------------------------------- lifts
 
 
 def test_a_lift_in_the_step_raises_both_views_in_that_tier_alone() -> None:
@@ -153,9 +139,6 @@ def test_no_lift_goes_above_the_first_that_waits() -> None:
     house.hear("acme", TenantShare(0, 0, {}, {1: 10_000 * COUNTER_SCALE}))
     counters = house.flow.queue.tiers
     assert counters.counter("acme", 1) == counters.counter("flood", 1)
-
-
-# ---------------------------------------------------------------- another length is foreseen
 
 
 @pytest.mark.parametrize("foreseen", [3, 200])

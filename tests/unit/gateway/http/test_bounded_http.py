@@ -31,6 +31,11 @@ def refusal(transport: MemoryTransport) -> tuple[int, str]:
     return int(head.split()[1]), json.loads(body)["error"]["code"]
 
 
+def connected(**options: Any) -> tuple[HttpHouse, Any, MemoryTransport]:
+    house = HttpHouse(**options)
+    return house, *house.connect()
+
+
 class Held:
     """An application whose requests run until they are let go, or their client leaves."""
 
@@ -68,8 +73,7 @@ class Held:
 )
 @pytest.mark.parametrize("piece_bytes", [1, 700, 10**6])
 async def test_a_head_that_is_too_large_is_refused_however_it_is_cut(head: bytes, piece_bytes: int) -> None:
-    house = HttpHouse()
-    connection, transport = house.connect()
+    house, connection, transport = connected()
     for at in range(0, len(head), piece_bytes):
         connection.data_received(head[at : at + piece_bytes])
     assert refusal(transport) == (431, "head_too_large")
@@ -92,8 +96,7 @@ async def test_what_the_parser_keeps_of_a_body_is_bounded_too() -> None:
 
 
 async def test_a_head_within_the_limits_passes_whatever_the_body_is() -> None:
-    house = HttpHouse()
-    connection, transport = house.connect()
+    house, connection, transport = connected()
     body = b"z" * 100_000
     head = b"POST /a HTTP/1.1\r\nlong: " + b"y" * 1_900 + b"\r\ncontent-length: %d\r\n\r\n" % len(body)
     for at in range(0, len(head + body), 7_000):
@@ -111,8 +114,7 @@ async def test_trailers_do_not_become_headers() -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body"})
 
-    house = HttpHouse(application=application)
-    connection, transport = house.connect()
+    house, connection, transport = connected(application=application)
     connection.data_received(CHUNKED + b"0\r\nauthorization: Bearer y\r\n\r\n")
     await house.settle()
     assert transport.written.startswith(b"HTTP/1.1 200 ")
@@ -141,8 +143,7 @@ async def test_a_head_that_trickles_is_ended_and_silence_in_time() -> None:
 
 async def test_a_request_may_take_any_time_and_the_rest_counts_from_its_answer() -> None:
     held = Held()
-    house = HttpHouse(application=held)
-    connection, transport = house.connect()
+    house, connection, transport = connected(application=held)
     connection.data_received(GET)
     await house.settle()
     house.front.sweep(now_s() + 10_000)
@@ -176,8 +177,7 @@ async def test_what_is_no_request_is_refused_in_openais_shape() -> None:
 
 
 async def test_a_body_that_breaks_off_ends_its_request_without_a_second_answer() -> None:
-    house = HttpHouse()
-    connection, transport = house.connect()
+    house, connection, transport = connected()
     connection.data_received(b"POST /a HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n")
     await house.settle()
     connection.data_received(b"nonsense\r\n")
@@ -192,8 +192,7 @@ async def test_what_comes_before_an_answer_is_not_run_and_ends_the_connection(
     early: bytes, together: bool
 ) -> None:
     held = Held()
-    house = HttpHouse(application=held)
-    connection, transport = house.connect()
+    house, connection, transport = connected(application=held)
     if together:
         connection.data_received(GET + early)
     else:
@@ -216,8 +215,7 @@ async def test_a_client_that_leaves_is_seen_to_leave_whatever_it_sent_before(
     early: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     held = Held()
-    house = HttpHouse(application=held)
-    connection, transport = house.connect()
+    house, connection, transport = connected(application=held)
     connection.data_received(GET + early)
     await house.settle()
     with caplog.at_level(logging.ERROR):
@@ -229,8 +227,7 @@ async def test_a_client_that_leaves_is_seen_to_leave_whatever_it_sent_before(
 
 
 async def test_a_wish_for_another_protocol_is_passed_over_and_the_body_is_read() -> None:
-    house = HttpHouse()
-    connection, transport = house.connect()
+    house, connection, transport = connected()
     wish = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQ\r\n"
     for method, body in ((b"GET", b""), (b"POST", b"body")):
         transport.written.clear()
@@ -247,8 +244,7 @@ async def test_an_answer_that_is_not_read_does_not_keep_a_connection_open() -> N
     async def gives_up(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    house = HttpHouse(application=gives_up)
-    connection, transport = house.connect()
+    house, connection, transport = connected(application=gives_up)
     transport.close = lambda: None  # type: ignore[method-assign]  # it waits for its buffer to empty
     connection.data_received(GET)
     await house.settle()
@@ -297,10 +293,7 @@ async def test_where_all_have_requests_a_new_connection_is_refused() -> None:
 
 async def test_one_address_has_so_many_connections_and_a_64_is_one() -> None:
     house = HttpHouse(limits=replace(LIMITS, max_per_address=2))
-    for addresses in (
-        ["192.0.2.1", "::ffff:192.0.2.1"],
-        ["2001:db8::1", "2001:db8::ffff:2"],
-    ):
+    for addresses in (["192.0.2.1", "::ffff:192.0.2.1"], ["2001:db8::1", "2001:db8::ffff:2"]):
         for address in addresses:
             assert not house.connect(address)[1].written
         assert refusal(house.connect(addresses[0])[1]) == (429, "address_has_too_many")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from engine.messages import SamplingParams
-from gateway.domain.call import Call
 from gateway.domain.estimate import Times
 from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.usage import SequenceUse
@@ -13,11 +11,10 @@ from gateway.http.completion_response import _ChunkWriter
 from gateway.http.event_listener import EventListener
 from gateway.requests.run import Begun, Events, InLine, Run, SequenceOutput, Silence
 from tenants.pricing.pricing import Price, uniform_book
-from tenants.types import Principal, Tier
+from tests.support.builders import call
 from tests.support.freed import no_cycles_left
 
-PRINCIPAL = Principal("t", "t", "p", "k", "x", 1.0, frozenset(), Tier.STANDARD, frozenset(Tier), None)
-CALL = Call("req_1", True, "m", PRINCIPAL, Tier.STANDARD, ([1],), 1, 9, SamplingParams(), True, True, 1)
+CALL = call()
 AWHILE_S = 0.02
 
 

@@ -132,11 +132,7 @@ def test_tokens_are_counted_by_the_way_they_came_and_steps_sat_out_by_cause() ->
     for _ in range(2):
         metrics.ended.decoded("standard", DecodeShare(12, 8, 3, 40, 5, {"rival": 40}))
     read = metrics.registry.get_sample_value
-    ways = [
-        read("fairgate_decode_tokens_total", {"way": way, "tier": "standard"}) for way in ("floor", "turn")
-    ]
-    causes = [
-        read("fairgate_decode_sat_out_steps_total", {"cause": cause, "tier": "standard"})
-        for cause in ("own", "share", "tier")
-    ]
-    assert (ways, causes) == ([24, 16], [6, 80, 10])
+    for way, tokens in (("floor", 24), ("turn", 16)):
+        assert read("fairgate_decode_tokens_total", {"way": way, "tier": "standard"}) == tokens
+    for cause, steps in (("own", 6), ("share", 80), ("tier", 10)):
+        assert read("fairgate_decode_sat_out_steps_total", {"cause": cause, "tier": "standard"}) == steps

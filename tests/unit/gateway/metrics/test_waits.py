@@ -12,13 +12,9 @@ def test_what_was_told_stands_beside_what_was_had() -> None:
     for had_s in (0.5, 1.0, 3.0, 4.0):
         waits.note("acme", "standard", (1.0, 3.0), had_s)
     assert waits.of("acme", "standard") == {
-        "requests": 4,
-        "told_p50_s": 1.0,
-        "told_p90_s": 3.0,
-        "had_p50_s": 1.0,
-        "had_p90_s": 4.0,
+        "requests": 4, "told_p50_s": 1.0, "told_p90_s": 3.0, "had_p50_s": 1.0, "had_p90_s": 4.0,
         "within_told_p90": 0.75,
-    }
+    }  # fmt: skip
     assert waits.of("acme", "batch") is None
 
 

@@ -68,8 +68,6 @@ def test_a_chain_keeps_its_order() -> None:
     assert alias_as_json({"a": 1}) == {"a": 1}
 
 
-# ---------------------------------------------------------------- settings
-
 TOML = """
 [engine]
 serve = "no"
@@ -182,9 +180,6 @@ def test_the_plugin_and_its_key_go_together() -> None:
     assert (found.priority.value, found.plugin_key_file, found.plugin_socket) == ("fairgate", "/run/key", "")
 
 
-# ---------------------------------------------------------------- pools
-
-
 def server(name: str, model: str = "m", **fields: object) -> UpstreamSettings:
     return UpstreamSettings(name=name, url="http://127.0.0.1:1", model=model, **fields)  # type: ignore[arg-type]
 
@@ -220,9 +215,6 @@ async def test_bad_urls_and_no_models_at_all_are_refused() -> None:
             pools_of((UpstreamSettings(name="a", url=url, model="m"),), {}, None)
     with pytest.raises(Invalid, match="there is no other server"):
         pools_of((), {}, None)
-
-
-# ---------------------------------------------------------------- prompts without a tokenizer
 
 
 def test_an_estimated_prompt_grows_with_its_text_and_shares_prefixes() -> None:

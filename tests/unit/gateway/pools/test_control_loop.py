@@ -11,7 +11,6 @@ import pytest
 from engine.entry import QueueEntry
 from engine.forecast.length.length import LengthForecast
 from engine.messages import EngineKnobs, Snapshot
-from engine.scheduling.counters import ServiceCounters
 from engine.step_time.model import PRIOR
 from gateway.dispatch.admission import Admission
 from gateway.flow.control_rules import DEFAULT_BOUNDS, RULES, Control, ControlMode, Knob, Move
@@ -21,6 +20,7 @@ from gateway.flow.routing import PrefixRouter
 from gateway.flow.window import Replica, WindowRule
 from gateway.pools.control_loop import ControlLoop, bounds_of, queue_setters, setters_of
 from gateway.statistics import RecentShare
+from tests.support.builders import flow_controller
 
 MOVED_BY_RULES = {knob for rule in RULES for knob, _ in rule.goals}
 FULL = Replica("a", 1, 100)
@@ -42,10 +42,7 @@ def snapshot_of(referenced: int, preemptions: int = 0) -> Snapshot:
 
 
 def queue(ageing_s: float = 100.0) -> FlowController:
-    return FlowController(
-        "vtc", ServiceCounters(), max_queued=9, max_queued_per_tenant=9, queue_ttl_s=[1e9] * 3,
-        window=WindowRule(2, 1.0), log_records=10, ageing_s=[ageing_s] * 3, scorer=PrefixRouter(),
-    )  # fmt: skip
+    return flow_controller(lookahead=2, ageing_s=[ageing_s] * 3, scorer=PrefixRouter())
 
 
 def made(

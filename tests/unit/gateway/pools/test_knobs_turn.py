@@ -142,11 +142,8 @@ def test_what_prometheus_and_the_status_page_get() -> None:
     assert value("moves_total", knob="ageing", kind="made") is None
     shown = at.loop.describe()
     assert (shown["mode"], shown["is_shared"], shown["holder"], shown["term"]) == (
-        "acting",
-        False,
-        None,
-        None,
-    )
+        "acting", False, None, None,
+    )  # fmt: skip
     assert (shown["in_force"]["lookahead"], shown["rests"]["lookahead"]) == (1, 2)
 
 

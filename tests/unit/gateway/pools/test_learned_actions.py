@@ -12,19 +12,18 @@ from msgspec.structs import replace
 from engine.entry import QueueEntry
 from engine.forecast.length.length import LengthForecast
 from engine.messages import EngineKnobs, ModelInfo, Ready, Snapshot
-from engine.scheduling.counters import ServiceCounters
 from engine.step_time.model import PRIOR
 from gateway.flow.control_rules import ControlMode, Knob
-from gateway.flow.controller import FlowController, Ticket
+from gateway.flow.controller import Ticket
 from gateway.flow.lanes import LaneRule
 from gateway.flow.learned.actions import Actions
 from gateway.flow.learned.macro_state import SeenRange
 from gateway.flow.learned.table_file import LearnedTable
-from gateway.flow.window import WindowRule
 from gateway.pools.control_loop import ControlLoop, queue_setters
 from gateway.pools.engine_knobs import engine_setters
 from gateway.pools.learned_actions import own_numbers
 from tenants.admin.policy import StoredPolicy
+from tests.support.builders import flow_controller
 from tests.support.learned_tables import STRICT_SLOTS, learned_table
 
 INFO = ModelInfo("org/tiny-model", "llama", 1, 128, 1000, [0], "float32", "cpu", "cpu")
@@ -63,11 +62,7 @@ class Pool:
     own: dict[Knob, float] = field(default_factory=lambda: dict(OWN))
 
     def __post_init__(self) -> None:
-        self.flow = FlowController(
-            "hybrid", ServiceCounters(), max_queued=99, max_queued_per_tenant=99, queue_ttl_s=[1e9] * 3,
-            window=WindowRule(2, 1.0), log_records=10, ageing_s=[100.0] * 3,
-            lanes=LaneRule(50, 0.5, 0.5),
-        )  # fmt: skip
+        self.flow = flow_controller("hybrid", lookahead=2, ageing_s=[100.0] * 3, lanes=LaneRule(50, 0.5, 0.5))
         setters = {**queue_setters(self.flow), **engine_setters(self.engine.set_knobs, lambda: self.own)}
         self.loop = ControlLoop(
             self.mode, "tiny", self.flow, [self.engine], alike_lengths(), setters,
@@ -229,9 +224,6 @@ def test_knobs_without_a_setter_here_are_left_alone() -> None:
 
 
 def test_own_numbers_of_a_policy() -> None:
-    assert own_numbers(StoredPolicy("fcfs", {})) == {
-        Knob.PARTIAL_PREFILLS: 1.0,
-        Knob.RESERVE_PERMILLE: 500.0,
-    }
+    assert own_numbers(StoredPolicy("fcfs", {})) == {Knob.PARTIAL_PREFILLS: 1.0, Knob.RESERVE_PERMILLE: 500.0}
     learned = StoredPolicy("learned", {"reserve_permille": 300, "learned_table": "x"})
     assert own_numbers(learned) == {Knob.PARTIAL_PREFILLS: 4.0, Knob.RESERVE_PERMILLE: 300.0}

@@ -7,13 +7,12 @@ from typing import Any
 
 from engine.entry import QueueEntry
 from engine.messages import ModelInfo, Ready
-from engine.scheduling.counters import ServiceCounters
-from gateway.flow.controller import FlowController
 from gateway.flow.types import Ticket
-from gateway.flow.window import Replica, WindowRule
+from gateway.flow.window import Replica
 from gateway.pools.pool import Lifecycles, ModelPool, PoolSpec
 from gateway.requests.prompt import EstimatedRenderer
 from gateway.upstream.capabilities import PLAIN_TEXT, Capabilities
+from tests.support.builders import flow_controller
 
 
 @dataclass
@@ -37,10 +36,7 @@ def announced(context_tokens: int, num_blocks: int = 1000) -> Announced:
 def pool_of(*replicas: Announced) -> ModelPool:
     upstreams: Any = replicas
     unused: Any = None
-    flow = FlowController(
-        "vtc", ServiceCounters(), max_queued=9, max_queued_per_tenant=9, queue_ttl_s=[1e9] * 3,
-        window=WindowRule(2, 1.0), log_records=10, ageing_s=[100.0] * 3,
-    )  # fmt: skip
+    flow = flow_controller(lookahead=2, ageing_s=[100.0] * 3)
     return ModelPool(PoolSpec("m", upstreams, EstimatedRenderer()), flow, unused, unused, unused)
 
 

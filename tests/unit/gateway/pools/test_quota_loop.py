@@ -10,16 +10,15 @@ import pytest
 from engine.entry import QueueEntry
 from engine.forecast.length.length import LengthForecast
 from engine.messages import EngineKnobs, ModelInfo, Ready, Snapshot
-from engine.scheduling.counters import ServiceCounters
 from engine.step_time.model import PRIOR
 from gateway.dispatch.admission import Admission
 from gateway.flow.control_rules import ControlMode, Knob
-from gateway.flow.controller import FlowController, Ticket
+from gateway.flow.controller import Ticket
 from gateway.flow.routing import PrefixRouter
-from gateway.flow.window import WindowRule
 from gateway.pools.control_loop import EVERY_S, ControlLoop, setters_of, spare_share
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.types import Tier
+from tests.support.builders import flow_controller
 from tests.support.quota import Clock, limit
 
 BUCKET = limit(amount=1_000, rate_per_s=10, ceiling_per_s=50, tier=Tier.BATCH)
@@ -54,10 +53,7 @@ class Pool:
     def __init__(self, mode: ControlMode) -> None:
         self.clock = Clock()
         self.store = MemoryQuotaStore(self.clock)
-        self.flow = FlowController(
-            "vtc", ServiceCounters(), max_queued=9, max_queued_per_tenant=9, queue_ttl_s=[1e9] * 3,
-            window=WindowRule(2, 1.0), log_records=10, ageing_s=[1e9] * 3, scorer=PrefixRouter(),
-        )  # fmt: skip
+        self.flow = flow_controller(lookahead=2, ageing_s=[1e9] * 3, scorer=PrefixRouter())
         self.engine = IdleEngine(Snapshot("a", 1, 1.0, [], [], 100, 0, 0, 100, PRIOR, {}, 0))
         engines: list[Any] = [self.engine]
         own: Any = OwnKnobs(Admission())

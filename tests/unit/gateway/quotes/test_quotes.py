@@ -13,7 +13,6 @@ from msgspec import structs
 
 from engine.forecast.calibration import bucket_of
 from engine.forecast.wait.forecast import Figures, Forecast
-from engine.messages import SamplingParams
 from gateway.domain.call import Call
 from gateway.domain.estimate import Estimate, Promise
 from gateway.domain.quote_token import MAX_TOKEN_CHARACTERS, BadQuote, Quote, Signer
@@ -23,11 +22,9 @@ from gateway.quotes.quotes import Quotes, Wanted
 from tenants.errors import DatabaseUnavailable
 from tenants.pricing.pricing import FREE, PriceBook, uniform_book
 from tenants.types import Principal, Tier
+from tests.support import builders
 
-PRINCIPAL = Principal(
-    "ten_1", "acme", "prj_1", "key_1", "fg_live_x", 1.0, frozenset({"inference"}), Tier.STANDARD,
-    frozenset(Tier), None,
-)  # fmt: skip
+PRINCIPAL = builders.principal()
 PROMPT = [7, 8, 9]
 RAW = Forecast(
     (0.5, 1.25), (0.6, 1.5), (0.02, 0.04), (2.0, 5.0), (50, 90), {"own": 1, "others": 2, "higher_tier": 3},
@@ -72,11 +69,7 @@ class Desk:
         self.now_s = 1_000.0
         self.shelf = shelf or Shelf()
         self.quotes = Quotes(
-            secret,
-            valid_s=10.0,
-            wall_clock=lambda: self.now_s,
-            prices_at=self.prices_at,
-            redeemed=self.shelf,
+            secret, valid_s=10.0, wall_clock=lambda: self.now_s, prices_at=self.prices_at, redeemed=self.shelf
         )
 
     async def prices_at(self, version: int) -> PriceBook:
@@ -91,12 +84,8 @@ class Desk:
 
 
 def call(**changes: Any) -> Call:
-    values: dict[str, Any] = {
-        "request_id": "req_1", "chat": False, "model": "m", "principal": PRINCIPAL, "tier": Tier.STANDARD,
-        "prompts": (PROMPT,), "choices": 1, "max_tokens": 100, "sampling": SamplingParams(), "stream": False,
-        "include_usage": False, "created": 1,
-    }  # fmt: skip
-    return Call(**values | changes)
+    values = {"chat": False, "prompts": (PROMPT,), "max_tokens": 100, "stream": False, "include_usage": False}
+    return builders.call(**(values | changes))
 
 
 async def refused(desk: Desk, token: str, status: int, code: str, reason: str, **changes: Any) -> None:

@@ -16,14 +16,10 @@ from gateway.errors import ApiError
 from gateway.requests.inputs.uncounted import OTHER_TOKENS
 from gateway.requests.parse import RequestContext, parse_chat, parse_text
 from gateway.requests.prompt import EstimatedRenderer, Fits
-from gateway.requests.schemas import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    decode,
-    decode_chat,
-)
+from gateway.requests.schemas import ChatCompletionRequest, CompletionRequest, decode, decode_chat
 from gateway.upstream.capabilities import Capabilities, ServerOffer
 from tenants.types import Limit, Meter, Principal, SubjectKind, Tier, Window, end_user_id
+from tests.support.builders import principal
 
 
 class Letters:
@@ -41,15 +37,6 @@ class Letters:
         return [ord(letter) % 1000 for letter in text]
 
 
-def principal(**fields: Any) -> Principal:
-    values: dict[str, Any] = {
-        "tenant_id": "ten_1", "tenant_name": "acme", "project_id": "prj_1", "key_id": "key_1",
-        "key_prefix": "fg_live_x", "weight": 2.0, "scopes": frozenset({"inference"}),
-        "default_tier": Tier.STANDARD, "tiers": frozenset(Tier), "models": None,
-    }  # fmt: skip
-    return Principal(**(values | fields))
-
-
 MODEL = ServedModel("m", context_tokens=100, vocabulary=1000)
 
 
@@ -61,16 +48,12 @@ def context(renderer: Letters | None = None, who: Principal | None = None) -> Re
 
 def chat(renderer: Letters | None = None, who: Principal | None = None, **fields: Any) -> Call:
     body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]} | fields
-    return parse_chat(
-        decode(json.dumps(body).encode(), ChatCompletionRequest),
-        context(renderer, who),
-    )
+    return parse_chat(decode(json.dumps(body).encode(), ChatCompletionRequest), context(renderer, who))
 
 
 def text(**fields: Any) -> Call:
     return parse_text(
-        decode(json.dumps({"model": "m", "prompt": "hello"} | fields).encode(), CompletionRequest),
-        context(),
+        decode(json.dumps({"model": "m", "prompt": "hello"} | fields).encode(), CompletionRequest), context()
     )
 
 
@@ -184,15 +167,12 @@ def test_tool_calls_of_the_past_reach_the_template_and_other_servers_as_they_are
         renderer,
         messages=[
             {
-                "role": "assistant",
-                "content": None,
-                "tool_calls": [CALLED],
-                "refusal": None,
+                "role": "assistant", "content": None, "tool_calls": [CALLED], "refusal": None,
                 "annotations": [],
             },
             {"role": "tool", "content": "2", "tool_call_id": "call_1"},
         ],
-    )
+    )  # fmt: skip
     assert renderer.messages[0] == {"role": "assistant", "content": None, "tool_calls": [CALLED]}
     assert call.wording_of(0).messages == renderer.messages
 
@@ -404,7 +384,7 @@ def test_an_end_user_is_known_by_a_hash_and_a_conversation_by_its_leading_blocks
     later = [{"role": "user", "content": "a" * 70}, {"role": "user", "content": "b" * 20}]
     assert len(first.blocks) == 1  # type: ignore[union-attr]
     assert chat(messages=later).traits.blocks == first.blocks  # type: ignore[union-attr]
-    elsewhere = chat(who=principal(tenant_id="ten_2"), messages=later).traits
+    elsewhere = chat(who=principal("ten_2"), messages=later).traits
     assert elsewhere.blocks != first.blocks  # type: ignore[union-attr]
 
 
@@ -453,12 +433,9 @@ def test_tools_that_may_not_be_called_add_nothing_to_our_own_engines_prompt() ->
 def test_earlier_reasoning_may_come_back_as_sdks_send_it() -> None:
     """A tool loop sends the whole message back. Its server decides what it reads, so all of it is held."""
     said = {
-        "role": "assistant",
-        "content": "b",
-        "reasoning_content": "hm",
-        "reasoning": "hmm",
+        "role": "assistant", "content": "b", "reasoning_content": "hm", "reasoning": "hmm",
         "refusal": "no",
-    }
+    }  # fmt: skip
     messages = [{"role": "user", "content": "a"}, said, {"role": "user", "content": "c"}]
     server = ServerOffer("a", Capabilities(frozenset({"text"}), kind="vllm"), is_up=True)
     elsewhere = replace(context(), model=replace(MODEL, context_tokens=1000, servers=(server,)))

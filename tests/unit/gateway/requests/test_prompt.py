@@ -39,11 +39,7 @@ CONVERSATION: list[dict[str, Any]] = [
 def model_dir(path: Path, **config: Any) -> Path:
     path.mkdir(exist_ok=True)
     byte_level().save(str(path / "tokenizer.json"))
-    values = {
-        "bos_token": "<s>",
-        "eos_token": EOS,
-        "tokenizer_class": "PreTrainedTokenizerFast",
-    }
+    values = {"bos_token": "<s>", "eos_token": EOS, "tokenizer_class": "PreTrainedTokenizerFast"}
     (path / "tokenizer_config.json").write_text(json.dumps(values | config))
     return path
 
@@ -57,10 +53,7 @@ def test_a_conversation_becomes_the_tokens_that_transformers_makes_of_it(tmp_pat
         config = {"chat_template": CHATML}
     elif where == "named":
         config = {
-            "chat_template": [
-                {"name": "tool_use", "template": "no"},
-                {"name": "default", "template": CHATML},
-            ]
+            "chat_template": [{"name": "tool_use", "template": "no"}, {"name": "default", "template": CHATML}]
         }
     path = model_dir(tmp_path / "model", **config)
     if where == "file":
@@ -93,14 +86,11 @@ def test_a_conversation_that_the_template_refuses_is_refused_in_its_words(tmp_pa
 @pytest.mark.parametrize(
     "template",
     [
-        "{{ messages.__class__.__mro__ }}",
-        "{{ ''.__class__.__base__.__subclasses__() }}",
-        "{{ messages.append('x') }}",
-        "{% for i in range(10000000000) %}x{% endfor %}",
-        "{{ messages[0].nothing.nothing }}",
-        "{{ 1 / 0 }}",
+        "{{ messages.__class__.__mro__ }}", "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{{ messages.append('x') }}", "{% for i in range(10000000000) %}x{% endfor %}",
+        "{{ messages[0].nothing.nothing }}", "{{ 1 / 0 }}",
     ],
-)
+)  # fmt: skip
 def test_a_template_is_held_in_a_sandbox_and_its_faults_are_refusals(tmp_path: Path, template: str) -> None:
     renderer = PromptRenderer(model_dir(tmp_path / "model", chat_template=template))
     with pytest.raises(PromptRefused):

@@ -8,9 +8,7 @@ import msgspec
 import pytest
 
 from engine.entry import QueueEntry
-from engine.messages import SamplingParams
-from gateway.domain.call import Call
-from gateway.domain.estimate import Estimate, Times
+from gateway.domain.estimate import Times
 from gateway.domain.usage import SequenceUse
 from gateway.errors import ApiError
 from gateway.flow.controller import Ticket
@@ -19,25 +17,12 @@ from gateway.requests.queue_progress import outlook, told_in_s, wants_progress
 from gateway.requests.run import Events, Run
 from gateway.requests.tier_change import tier_price
 from tenants.pricing.pricing import Price, uniform_book
-from tenants.types import Principal, Tier
+from tenants.types import Tier
+from tests.support import builders
 
-PRINCIPAL = Principal(
-    "ten_1", "acme", "prj_1", "key_1", "fg_live_x", 1.0, frozenset({"inference"}), Tier.STANDARD,
-    frozenset(Tier), None,
-)  # fmt: skip
-CALL = Call("req_1", True, "m", PRINCIPAL, Tier.STANDARD, ([1] * 10,), 1, 40, SamplingParams(), True, True, 1)
-ESTIMATE = Estimate(
-    wait_s=(4.0, 8.0),
-    ttft_s=(5.0, 9.0),
-    tpot_s=(0.1, 0.2),
-    e2e_s=(9.0, 20.0),
-    output_tokens=(10, 40),
-    cost_nanousd=(1, 2),
-    max_cost_nanousd=3,
-    tokens_ahead={"own": 300, "others": 100, "higher_tier": 0},
-    basis="replay",
-    samples=1,
-    saturated=False,
+CALL = builders.call()
+ESTIMATE = builders.estimate(
+    wait_s=(4.0, 8.0), ttft_s=(5.0, 9.0), tokens_ahead={"own": 300, "others": 100, "higher_tier": 0}
 )
 
 

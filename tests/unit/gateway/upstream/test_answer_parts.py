@@ -41,11 +41,7 @@ def letters_in(text: str) -> int:
 
 
 def call(arguments: str, *, name: str = "get_weather", number: int = 0) -> Answer:
-    return {
-        "id": f"call_{number}",
-        "type": "function",
-        "function": {"name": name, "arguments": arguments},
-    }
+    return {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def whole(said: Answer, finish: str = "stop", usage: Answer | None = None) -> bytes:
@@ -140,9 +136,7 @@ def splits(draw: st.DrawFn) -> tuple[Answer, list[Answer]]:
 )
 @settings(deadline=None)
 def test_any_split_of_an_answer_gives_the_same_message_and_the_same_charge(
-    split: tuple[Answer, list[Answer]],
-    completion: int | None,
-    tokenize: Callable[[str], int] | None,
+    split: tuple[Answer, list[Answer]], completion: int | None, tokenize: Callable[[str], int] | None
 ) -> None:
     answer, deltas = split
     usage = None if completion is None else {"prompt_tokens": 3, "completion_tokens": completion}

@@ -50,11 +50,7 @@ def test_a_reason_is_one_bounded_line() -> None:
 
 
 def test_each_word_has_one_trial_of_one_token() -> None:
-    found = [
-        *text_trials("m")[:1],
-        *trials("m", ServerKind.VLLM, is_chat=True),
-        *vector_trials("m"),
-    ]
+    found = [*text_trials("m")[:1], *trials("m", ServerKind.VLLM, is_chat=True), *vector_trials("m")]
     assert sorted(each.word for each in found) == sorted(Capability)
     for each in found:
         asked = json.loads(each.body)
@@ -83,13 +79,10 @@ def test_the_sound_is_a_wav_of_silence() -> None:
 @pytest.mark.parametrize(
     ("owner", "kind"),
     [
-        ("vllm", "vllm"),
-        ("sglang", "sglang"),
-        ("llamacpp", "llama.cpp"),
-        ("fairgate", "other"),
+        ("vllm", "vllm"), ("sglang", "sglang"), ("llamacpp", "llama.cpp"), ("fairgate", "other"),
         (None, "other"),
     ],
-)
+)  # fmt: skip
 def test_a_server_names_its_kind_in_its_list_of_models(owner: str | None, kind: str) -> None:
     assert kind_of_owner(owner) == kind
 
@@ -109,15 +102,9 @@ def test_what_the_gateway_decides_goes_before_the_clients_fields() -> None:
     )
     sent = json.loads(
         body(
-            submit,
-            wording,
-            model="m",
-            max_tokens=7,
-            priority=PriorityStyle.VLLM,
-            usage=UsageWish.END,
-            stream=True,
-            cache_salt="salt",
+            submit, wording, model="m", max_tokens=7, priority=PriorityStyle.VLLM, usage=UsageWish.END,
+            stream=True, cache_salt="salt",
         )
-    )
+    )  # fmt: skip
     assert (sent["max_tokens"], sent["model"], sent["stream"]) == (7, "m", True)
     assert (sent["cache_salt"], sent["tools"]) == ("salt", [1])

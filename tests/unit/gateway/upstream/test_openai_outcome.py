@@ -22,18 +22,10 @@ def outcome(
 ) -> CountedOutcome:
     submit = Submit("r-0", "r", "t", [0] * HELD, 10, 10, SamplingParams())
     return outcome_of(
-        submit,
-        End(finish, 5, "upstream"),
-        usage,
-        replica_id="other",
-        is_prompt_counted=is_prompt_counted,
-        is_cache_told=True,
-        has_run=True,
-        first_token_s=0.1,
-        finished_s=0.2,
-        uncertain_tokens=0,
-        **more,
-    )
+        submit, End(finish, 5, "upstream"), usage, replica_id="other",
+        is_prompt_counted=is_prompt_counted, is_cache_told=True, has_run=True, first_token_s=0.1,
+        finished_s=0.2, uncertain_tokens=0, **more,
+    )  # fmt: skip
 
 
 def test_an_answer_that_was_cut_keeps_what_is_of_its_prompt_and_the_ids_of_what_was_passed_on() -> None:

@@ -34,6 +34,7 @@ from gateway.upstream.openai.token_count import (
 from gateway.upstream.server_logprobs import MAX_ALTERNATIVES, MAX_TOKEN_CHARACTERS
 from tenants.quota.store import LimitState
 from tenants.types import Amounts, Limit, LimitMode, Meter, SubjectKind, Window
+from tests.support import builders
 
 # ---------------------------------------------------------------- events
 
@@ -68,10 +69,7 @@ def test_lines_of_one_event_belong_together_and_a_huge_one_is_refused() -> None:
 
 
 def submit(**fields: Any) -> Submit:
-    return Submit(
-        **({"sequence_id": "s", "request_id": "r", "tenant_id": "t", "prompt_token_ids": [1], "max_tokens": 9,
-            "lease_tokens": 9} | fields)
-    )  # fmt: skip
+    return builders.submit(**({"request_id": "r", "prompt_token_ids": [1], "max_tokens": 9} | fields))
 
 
 def sent(sampling: SamplingParams, wording: Wording | None = None, **fields: Any) -> dict[str, Any]:
@@ -80,15 +78,12 @@ def sent(sampling: SamplingParams, wording: Wording | None = None, **fields: Any
         wording or Wording(prompt="p"),
         **(
             {
-                "model": "m",
-                "max_tokens": 9,
-                "priority": PriorityStyle.NONE,
-                "usage": UsageWish.END,
+                "model": "m", "max_tokens": 9, "priority": PriorityStyle.NONE, "usage": UsageWish.END,
                 "stream": True,
             }
             | fields
         ),
-    )
+    )  # fmt: skip
     found: dict[str, Any] = msgspec.json.decode(body)
     return found
 
@@ -164,15 +159,11 @@ def test_garbage_is_garbage(data: bytes) -> None:
 
 
 def test_refusals_mean_what_they_say() -> None:
-    means = {
-        status: response.meaning(status) for status in (302, 400, 401, 403, 404, 405, 413, 422, 429, 500, 503)
-    }
-    assert [status for status, each in means.items() if each is Meaning.REFUSED] == [400, 413, 422]
-    assert [status for status, each in means.items() if each is Meaning.BUSY] == [429]
-    assert [status for status, each in means.items() if each is Meaning.KEY] == [401]
-    assert [status for status, each in means.items() if each is Meaning.UNSURE] == [403, 404, 405]
-    assert [status for status, each in means.items() if each is Meaning.AWAY] == [503]
-    assert [status for status, each in means.items() if each is Meaning.FAILED] == [302, 500]
+    for meaning, statuses in {
+        Meaning.REFUSED: (400, 413, 422), Meaning.BUSY: (429,), Meaning.KEY: (401,),
+        Meaning.UNSURE: (403, 404, 405), Meaning.AWAY: (503,), Meaning.FAILED: (302, 500),
+    }.items():  # fmt: skip
+        assert {response.meaning(status) for status in statuses} == {meaning}
     assert response.refusal(b"<html>")[0] == "invalid_request"
     code, message, _ = response.refusal(b'{"object": "error", "message": "maximum context length is 5"}')
     assert code == "context_length_exceeded"
@@ -271,15 +262,12 @@ def test_a_token_without_text_counts_when_its_log_probability_comes() -> None:
     assert [count.saw(Chunk("", [logprob] * number)) for number in (1, 3, 0)] == [1, 3, 0]
 
 
-def test_a_server_that_counts_more_than_it_was_asked_for_is_not_believed() -> None:
+def test_a_server_that_counts_more_than_it_was_asked_for_or_nothing_is_not_believed() -> None:
     count = TokenCount(5, None)
     count.saw(Chunk("a"))
     count.saw(Chunk(usage=Usage(3, 1_000_000)))
     assert count.tokens == 5
     assert count.final() == (5, "upstream")
-
-
-def test_a_usage_of_nothing_after_an_answer_is_not_believed() -> None:
     count = TokenCount(50, lambda text: len(text.split()))
     count.saw(Chunk("two words"))
     count.saw(Chunk(usage=Usage(0, 0)))
@@ -337,9 +325,7 @@ def test_text_that_fits_holds_no_more_tokens_than_were_asked_for(
 
 
 @pytest.mark.parametrize("tokenize", [words_in, None])
-def test_one_huge_chunk_is_cut_without_counting_it_to_its_end(
-    tokenize: Callable[[str], int] | None,
-) -> None:
+def test_one_huge_chunk_is_cut_without_counting_it_to_its_end(tokenize: Callable[[str], int] | None) -> None:
     counted = 0
 
     def counting(text: str) -> int:

@@ -52,10 +52,7 @@ def test_rounds_of_a_tenant_follow_from_its_part_of_the_slots() -> None:
 
 
 def test_a_tenant_below_its_half_has_a_deficit_that_what_it_had_before_does_not_hide() -> None:
-    steps = [
-        step(1, decodes={"b": 4}, prompts={"a": 2}),
-        step(2, decodes={"b": 4}, prompts={"a": 12}),
-    ]
+    steps = [step(1, decodes={"b": 4}, prompts={"a": 2}), step(2, decodes={"b": 4}, prompts={"a": 12})]
     assert step_shares.least_surplus(steps, "a", 0.5) == -1
     assert step_shares.both_work([*steps, step(3, decodes={"b": 4})], "a", "b") == steps
 
@@ -79,13 +76,9 @@ def test_the_report_fails_where_the_control_is_not_even() -> None:
     control = turns | {"off_1_to_1": 0.0}
     alone = {"requests": 9, "ttft_s": None, "tpot_s": {"p5": 0.01, "p50": 0.01, "p95": 0.02}}
     beside = alone | {
-        "lost_steps": 0,
-        "least_surplus_tokens": -10.0,
-        "largest_chunk_tokens": 256,
-        "idle_tokens": 0,
-        "short_without_token": 0,
-        "short_not_begun": 0,
-    }
+        "lost_steps": 0, "least_surplus_tokens": -10.0, "largest_chunk_tokens": 256, "idle_tokens": 0,
+        "short_without_token": 0, "short_not_begun": 0,
+    }  # fmt: skip
     report = decode._report(turns, control, alone, beside)
     assert report["ok"]
     decode.show(report)

@@ -10,13 +10,9 @@ from ops.bench.engine.roofline import Limits, ideal
 from ops.simulate.machines.machines import ModelShape
 
 CONFIG: dict[str, Any] = {
-    "num_hidden_layers": 2,
-    "hidden_size": 8,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 16,
-    "vocab_size": 32,
-}
+    "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 16, "vocab_size": 32,
+}  # fmt: skip
 SHAPE = ModelShape.of(CONFIG)
 
 
@@ -32,14 +28,10 @@ def test_the_shape_is_that_of_the_real_model() -> None:
     tiny = ModelShape.of(
         CONFIG
         | {
-            "num_hidden_layers": 6,
-            "hidden_size": 256,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "intermediate_size": 768,
-            "vocab_size": 4096,
+            "num_hidden_layers": 6, "hidden_size": 256, "num_attention_heads": 8,
+            "num_key_value_heads": 4, "intermediate_size": 768, "vocab_size": 4096,
         }
-    )
+    )  # fmt: skip
     assert tiny.step_parameters == 5_767_168, "6.82 M parameters less the embedding and the norms"
 
 

@@ -59,10 +59,7 @@ def move(at_s: float, up: bool, knob: Knob = Knob.LOOKAHEAD) -> Move:
         ([move(0, True), move(5, True), move(70, False)], 1),
         ([move(0, True), move(60, False), move(119, True)], 2),
         ([move(0, True), move(60, False), move(120, True)], 1),
-        (
-            [move(0, True), move(60, False), move(0, True, Knob.AGEING), move(61, False, Knob.AGEING)],
-            2,
-        ),
+        ([move(0, True), move(60, False), move(0, True, Knob.AGEING), move(61, False, Knob.AGEING)], 2),
     ],
 )
 def test_reversals_of_all_knobs_within_a_minute_are_counted(moves: list[Move], expected: int) -> None:
@@ -149,9 +146,7 @@ def test_to_foresee_who_is_late_changes_nothing_for_those_that_learn_lengths_mea
         # Three tenants that send seldom and one that sends the rest.
         requests = [
             request(
-                0.03 * number,
-                f"t{min(number % 13, 3)}",
-                output_tokens=1 + round(drawn.lognormvariate(3, 1)),
+                0.03 * number, f"t{min(number % 13, 3)}", output_tokens=1 + round(drawn.lognormvariate(3, 1))
             )
             for number in range(800)
         ]

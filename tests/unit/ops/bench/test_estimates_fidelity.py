@@ -100,9 +100,7 @@ def replay(late_s: float) -> ServedReplay:
     first_s, last_s = pool.records.first_s, pool.records.last_s
     real = tuple(
         replace(
-            each,
-            first_us=round((first_s[row] + late_s) * 1e6),
-            last_us=round((last_s[row] + late_s) * 1e6),
+            each, first_us=round((first_s[row] + late_s) * 1e6), last_us=round((last_s[row] + late_s) * 1e6)
         )
         for row, each in enumerate(served)
     )

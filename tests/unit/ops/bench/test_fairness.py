@@ -30,13 +30,8 @@ def pool_report(ratio: float) -> dict[str, Any]:
             "ok": ratio <= live.MAX_RATIO,
         },
         "tiers": {
-            "interactive_requests": 300,
-            "interactive_ttft_p50_s": 0.05,
-            "interactive_ttft_p99_s": 0.1,
-            "batch_ttft_p50_s": 2.0,
-            "batch_share_of_service": 0.7,
-            "places_taken": 250,
-            "ok": True,
+            "interactive_requests": 300, "interactive_ttft_p50_s": 0.05, "interactive_ttft_p99_s": 0.1,
+            "batch_ttft_p50_s": 2.0, "batch_share_of_service": 0.7, "places_taken": 250, "ok": True,
         },
         "reservations": {
             "reserved_cost_per_s": 750,
@@ -44,7 +39,7 @@ def pool_report(ratio: float) -> dict[str, Any]:
             "without_reservation": 0.01,
             "ok": True,
         },
-    }
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("ratio", "verdict"), [(1.2, ": ok"), (1.6, ": NOT ok")])

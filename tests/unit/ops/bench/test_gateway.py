@@ -231,12 +231,8 @@ def test_one_run_says_what_its_phases_say() -> None:
     assert found["cpu_s_per_token"] == 0.0005
     assert found["tokens_per_event"] == 2.0
     assert found["cores"]["throughput"] == {
-        "gateway": 0.4,
-        "upstream": 0.2,
-        "side_load": 0.02,
-        "clients": 0.1,
-        "others": 0.0,
-    }
+        "gateway": 0.4, "upstream": 0.2, "side_load": 0.02, "clients": 0.1, "others": 0.0,
+    }  # fmt: skip
     assert found["side_load"] == {"events_per_s": 1.2, "cores_throughput": 0.02, "cores_streams": 0.0}, (
         "while the clients sent, to their last answer"
     )
@@ -328,19 +324,15 @@ def test_what_estimates_cost_is_the_median_of_pairs(pairs: list[float], ok: bool
 
 
 @pytest.mark.parametrize(
-    ("with_it", "ok"),
-    [([0.6, 1.1, 9.0], True), ([1.0, 1.2, 1.2], True), ([1.0, 1.3, 1.3], False)],
+    ("with_it", "ok"), [([0.6, 1.1, 9.0], True), ([1.0, 1.2, 1.2], True), ([1.0, 1.3, 1.3], False)]
 )
 def test_a_side_load_is_compared_with_the_worst_round_without(with_it: list[float], ok: bool) -> None:
     measured = runs(fairgate=[1.0, 1.2, 0.8], watched=with_it)
     found = beside({OURS: measured["fairgate"], WATCHED: measured["watched"]}, WATCHED)
     assert found is not None
     assert [row["figure"] for row in found["figures"]] == [
-        "requests_per_s",
-        "tokens_per_s",
-        "latency_p50_s",
-        "first_token_p50_s",
-    ]
+        "requests_per_s", "tokens_per_s", "latency_p50_s", "first_token_p50_s",
+    ]  # fmt: skip
     assert [row["ok"] for row in found["figures"]] == [ok] * 4, "more or less is better, as it may be"
     assert found["figures"][2]["without"]["most"] == pytest.approx(0.0012)
     assert found["figures"][2]["with"]["median"] == pytest.approx(with_it[1] / 1000)

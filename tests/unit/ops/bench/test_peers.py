@@ -77,29 +77,24 @@ def _launch(code: str) -> EngineLaunch:
     return EngineLaunch("a peer", (sys.executable, "-c", code), Path.cwd(), {"threads": 1})
 
 
-def test_what_a_process_complains_of_reaches_the_user() -> None:
-    code = "import sys; sys.exit('no such library')"
+@pytest.mark.parametrize(
+    ("code", "timeout_s", "says"),
+    [
+        (
+            "import sys; sys.exit('no such library')",
+            30.0,
+            "a peer ended before it answered:\nno such library",
+        ),
+        (f"print({json.dumps(json.dumps({'error': 'KeyError: x'}))})", 30.0, "a peer: KeyError: x"),
+        ("import sys; sys.stdin.read()", 0.2, r"a peer gave no answer in 0\.2 s"),
+    ],
+)
+def test_what_a_process_complains_of_reaches_the_user_and_one_that_never_answers_is_ended(
+    code: str, timeout_s: float, says: str
+) -> None:
     with (
-        engine_process(_launch(code), timeout_s=30.0) as process,
-        pytest.raises(EngineFailed, match=r"a peer ended before it answered:\nno such library"),
-    ):
-        process.load({})
-
-
-def test_an_error_that_a_runner_reports_reaches_the_user() -> None:
-    code = f"print({json.dumps(json.dumps({'error': 'KeyError: x'}))})"
-    with (
-        engine_process(_launch(code), timeout_s=30.0) as process,
-        pytest.raises(EngineFailed, match="a peer: KeyError: x"),
-    ):
-        process.load({})
-
-
-def test_a_process_that_never_answers_is_ended() -> None:
-    code = "import sys; sys.stdin.read()"
-    with (
-        engine_process(_launch(code), timeout_s=0.2) as process,
-        pytest.raises(EngineFailed, match=r"a peer gave no answer in 0\.2 s"),
+        engine_process(_launch(code), timeout_s=timeout_s) as process,
+        pytest.raises(EngineFailed, match=says),
     ):
         process.load({})
 
@@ -120,22 +115,15 @@ serve(Engine())
 
 def test_an_engine_whose_threads_linger_ends_with_its_orders() -> None:
     process = subprocess.run(
-        [sys.executable, "-c", LINGERING],
-        input='{"do": "load"}\n',
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+        [sys.executable, "-c", LINGERING], input='{"do": "load"}\n', capture_output=True, text=True,
+        timeout=60, check=True,
+    )  # fmt: skip
     assert process.stdout == '{"about": {"name": "lingering"}}\n', "what libraries print is no answer"
 
 
 def test_a_program_that_is_not_there() -> None:
     launch = EngineLaunch("a peer", ("/nonexistent/python",), Path.cwd(), {"threads": 1})
-    with (
-        pytest.raises(EngineFailed, match="a peer cannot be started"),
-        engine_process(launch, timeout_s=1.0),
-    ):
+    with pytest.raises(EngineFailed, match="a peer cannot be started"), engine_process(launch, timeout_s=1.0):
         pass
 
 

@@ -61,11 +61,8 @@ def whole_report(**stacks: list[dict[str, Any]]) -> dict[str, Any]:
 def test_each_line_has_its_median_and_its_spread() -> None:
     found = figures.summary({"ours": [row(3.0, why="a"), row(1.0, why="b"), row(2.0, why="c")]})
     assert found["ours"]["flood_ratio"] == {
-        "median": 2.0,
-        "least": 1.0,
-        "most": 3.0,
-        "values": [3.0, 1.0, 2.0],
-    }
+        "median": 2.0, "least": 1.0, "most": 3.0, "values": [3.0, 1.0, 2.0],
+    }  # fmt: skip
     assert found["ours"]["why"] is True
     assert found["ours"]["why_words"] == "a"
 
@@ -209,9 +206,6 @@ def test_a_peer_explains_a_wait_where_a_header_has_to_do_with_one() -> None:
     durations = {"x-litellm-overhead-duration-ms": "12", "content-type": "application/json"}
     assert explaining_headers(durations) is None
     assert explaining_headers(durations | {"X-LiteLLM-Queue-Time": "3"}) == "X-LiteLLM-Queue-Time: 3"
-
-
-# ---------------------------------------------------------------- the plug-in's parts
 
 
 def test_each_window_is_the_shortest_that_is_long_enough() -> None:

@@ -55,13 +55,10 @@ def config(command: str, url: str, folder: Path) -> Result:
 @pytest.mark.parametrize(
     ("status", "body"),
     [
-        (404, b'{"detail": "Not Found"}'),
-        (500, b'{"error": "bad"}'),
-        (500, b'"text"'),
-        (200, b"[1]"),
+        (404, b'{"detail": "Not Found"}'), (500, b'{"error": "bad"}'), (500, b'"text"'), (200, b"[1]"),
         (200, b'{"object": "list"}'),
     ],
-)
+)  # fmt: skip
 def test_a_server_that_is_none_of_ours_is_named(status: int, body: bytes, tmp_path: Path) -> None:
     with answering(status, body) as url:
         refused = config("diff", url, tmp_path)

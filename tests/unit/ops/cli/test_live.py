@@ -17,13 +17,9 @@ from ops.cli.inspect.waterfall import decoded_in_words
 from ops.cli.live import COMMANDS, in_commands
 
 WAITS = {
-    "requests": 64,
-    "told_p50_s": 12.34,
-    "told_p90_s": 123.4,
-    "had_p50_s": 0.0123,
-    "had_p90_s": 99.94,
+    "requests": 64, "told_p50_s": 12.34, "told_p90_s": 123.4, "had_p50_s": 0.0123, "had_p90_s": 99.94,
     "within_told_p90": 0.9,
-}
+}  # fmt: skip
 
 
 def status(tenants: int = 2, **fields: Any) -> dict[str, Any]:

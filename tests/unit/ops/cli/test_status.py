@@ -17,15 +17,11 @@ URL = "http://127.0.0.1:8000"
 def control(mode: str = "advice", **more: Any) -> dict[str, Any]:
     moves = [
         {
-            "at_s": 1_000.0 - ago_s,
-            "knob": "batch_cap",
-            "before": 1.0,
-            "after": 0.875,
-            "reason": f"KV nearly full (0.9{number})",
-            "is_made": mode == "acting",
+            "at_s": 1_000.0 - ago_s, "knob": "batch_cap", "before": 1.0, "after": 0.875,
+            "reason": f"KV nearly full (0.9{number})", "is_made": mode == "acting",
         }
         for number, ago_s in enumerate((90_000, 7_200, 360, 120, 60, 3))
-    ]
+    ]  # fmt: skip
     return {"mode": mode, "knobs": {"batch_cap": 0.875, "ageing": 1.0}, "moves": moves} | more
 
 

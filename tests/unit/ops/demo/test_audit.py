@@ -23,29 +23,31 @@ def dispatched(
     return LogEvent(at_s, LogEventKind.DISPATCHED, request_id, tenant, tier, weight, cost)
 
 
+def came(at_s: float, *names: str) -> list[LogEvent]:
+    """Requests of the tenants whose names theirs begin with."""
+    return [arrived(at_s, name, name[0]) for name in names]
+
+
+def ended(at_s: float, request_id: str, *costs: float) -> LogEvent:
+    return LogEvent(at_s, LogEventKind.ENDED, request_id, request_id[0], "standard", 1.0, *costs)
+
+
+def judged(*events: LogEvent) -> AuditReport:
+    return audit(list(events))
+
+
 def test_a_served_tenant_that_overtakes_an_earlier_unserved_one_is_an_inversion() -> None:
-    report = audit(
-        [
-            arrived(0, "a1", "a"),
-            dispatched(0, "a1", "a", 100),
-            arrived(1, "b1", "b"),
-            arrived(1, "b2", "b"),
-            arrived(2, "a2", "a"),
-            dispatched(3, "b1", "b", 10),
-            dispatched(4, "a2", "a", 100),
-        ]
-    )
+    report = judged(
+        *came(0, "a1"), dispatched(0, "a1", "a", 100), *came(1, "b1", "b2"), *came(2, "a2"),
+        dispatched(3, "b1", "b", 10), dispatched(4, "a2", "a", 100),
+    )  # fmt: skip
     # b was lifted to a's 100 (a left last), then served 10; a had nothing waiting and stays at 100.
     assert (report.dispatches, report.compared, report.inversions) == (3, 2, 0)
-    report = audit(
-        [
-            arrived(0, "a1", "a"),
-            arrived(0, "b1", "b"),
-            arrived(0, "b2", "b"),
-            dispatched(0, "a1", "a", 100),
-            arrived(2, "a2", "a"),
-            dispatched(4, "a2", "a", 100),
-        ]
+    report = judged(
+        *came(0, "a1", "b1", "b2"),
+        dispatched(0, "a1", "a", 100),
+        *came(2, "a2"),
+        dispatched(4, "a2", "a", 100),
     )
     assert report.inversions == report.unfair_dispatches == 1
     assert report.examples[0].dispatched == "a2"
@@ -54,14 +56,11 @@ def test_a_served_tenant_that_overtakes_an_earlier_unserved_one_is_an_inversion(
 
 
 def test_the_same_overtaking_by_an_earlier_request_is_unfair_but_no_inversion() -> None:
-    report = audit(
-        [
-            arrived(0, "a1", "a"),
-            arrived(0, "a2", "a"),
-            arrived(1, "b1", "b"),
-            dispatched(2, "a1", "a", 100),
-            dispatched(3, "a2", "a", 100),
-        ]
+    report = judged(
+        *came(0, "a1", "a2"),
+        *came(1, "b1"),
+        dispatched(2, "a1", "a", 100),
+        dispatched(3, "a2", "a", 100),
     )
     assert (report.inversions, report.unfair_dispatches) == (0, 1)
 
@@ -77,21 +76,17 @@ def test_weights_and_corrections_count() -> None:
         dispatched(2, "a2", "a", 100, 4.0),
     ]
     assert audit(events).unfair_dispatches == 0
-    corrected = [*events[:4], LogEvent(0.5, LogEventKind.ENDED, "b1", "b", "standard", 1.0, 10), *events[4:]]
-    assert audit(corrected).unfair_dispatches == 1
+    assert judged(*events[:4], ended(0.5, "b1", 10), *events[4:]).unfair_dispatches == 1
 
 
 def test_tiers_are_judged_apart_and_leaving_frees_the_line() -> None:
-    report = audit(
-        [
-            arrived(0, "a1", "a"),
-            arrived(0, "b1", "b", tier="batch"),
-            dispatched(1, "a1", "a", 1000),
-            arrived(1, "a2", "a"),
-            arrived(1, "c1", "c"),
-            LogEvent(1, LogEventKind.LEFT, "c1", "c", "standard"),
-            dispatched(2, "a2", "a", 1000),
-        ]
+    report = judged(
+        *came(0, "a1"),
+        arrived(0, "b1", "b", tier="batch"),
+        dispatched(1, "a1", "a", 1000),
+        *came(1, "a2", "c1"),
+        LogEvent(1, LogEventKind.LEFT, "c1", "c", "standard"),
+        dispatched(2, "a2", "a", 1000),
     )
     assert (report.compared, report.unfair_dispatches) == (0, 0)
 
@@ -136,17 +131,13 @@ def ranked(event: LogEvent, **ranks: float) -> LogEvent:
 
 
 def test_honest_ranks_are_believed_lifts_and_running_charges_included() -> None:
-    report = audit(
-        [
-            arrived(0, "a1", "a"),
-            arrived(0, "b1", "b"),
-            arrived(0, "b2", "b"),
-            ranked(dispatched(1, "a1", "a", 50), a=0, b=0),
-            arrived(1, "a2", "a"),  # nothing of a's waited: lifted, but it stands above b anyway
-            ranked(dispatched(2, "b1", "b", 50), a=70, b=0),  # a1 is 20 beyond its prediction by now
-            LogEvent(3, LogEventKind.ENDED, "a1", "a", "standard", 1.0, 90),
-            ranked(dispatched(4, "b2", "b", 50), a=90, b=50),
-        ]
+    report = judged(
+        *came(0, "a1", "b1", "b2"),
+        ranked(dispatched(1, "a1", "a", 50), a=0, b=0),
+        *came(1, "a2"),  # nothing of a's waited: lifted, but it stands above b anyway
+        ranked(dispatched(2, "b1", "b", 50), a=70, b=0),  # a1 is 20 beyond its prediction by now
+        ended(3, "a1", 90),
+        ranked(dispatched(4, "b2", "b", 50), a=90, b=50),
     )
     assert (report.untrue_ranks, report.unfair_dispatches, report.compared) == (0, 0, 3)
 
@@ -154,16 +145,12 @@ def test_honest_ranks_are_believed_lifts_and_running_charges_included() -> None:
 @pytest.mark.parametrize(("a_rank", "untrue"), [(30, 0), (34, 0), (50, 1), (29, 1), (35, 1)])
 def test_a_charge_that_was_corrected_in_flight_is_followed(a_rank: float, untrue: int) -> None:
     """Down to 30 by what the engine foresees, then up to 4 beyond that as tokens come."""
-    report = audit(
-        [
-            arrived(0, "a1", "a"),
-            arrived(0, "a2", "a"),
-            arrived(0, "b1", "b"),
-            ranked(dispatched(1, "a1", "a", 50), a=0, b=0),
-            LogEvent(1.5, LogEventKind.CORRECTED, "a1", "a", "standard", 1.0, 30),
-            ranked(dispatched(2, "b1", "b", 50), a=a_rank, b=0),
-            LogEvent(3, LogEventKind.ENDED, "a1", "a", "standard", 1.0, 34, 4),
-        ]
+    report = judged(
+        *came(0, "a1", "a2", "b1"),
+        ranked(dispatched(1, "a1", "a", 50), a=0, b=0),
+        LogEvent(1.5, LogEventKind.CORRECTED, "a1", "a", "standard", 1.0, 30),
+        ranked(dispatched(2, "b1", "b", 50), a=a_rank, b=0),
+        ended(3, "a1", 34, 4),
     )
     assert report.untrue_ranks == untrue
 
@@ -177,19 +164,15 @@ def test_a_charge_that_was_corrected_in_flight_is_followed(a_rank: float, untrue
     ],
 )
 def test_a_rank_that_the_charges_do_not_explain_is_found(a_rank: float, why: str) -> None:
-    report = audit(
-        [
-            arrived(0, "a1", "a"),
-            arrived(0, "a2", "a"),
-            arrived(0, "b1", "b"),
-            ranked(dispatched(1, "a1", "a", 50), a=0, b=0),
-            ranked(dispatched(2, "b1", "b", 50), a=a_rank, b=0),
-            LogEvent(3, LogEventKind.ENDED, "a1", "a", "standard", 1.0, 90),
-        ]
+    report = judged(
+        *came(0, "a1", "a2", "b1"),
+        ranked(dispatched(1, "a1", "a", 50), a=0, b=0),
+        ranked(dispatched(2, "b1", "b", 50), a=a_rank, b=0),
+        ended(3, "a1", 90),
     )
     assert report.untrue_ranks == 1, why
 
 
 def test_a_waiting_tenant_without_a_rank_is_a_contradiction() -> None:
     with pytest.raises(ValueError, match="no rank for b"):
-        audit([arrived(0, "a1", "a"), arrived(0, "b1", "b"), ranked(dispatched(1, "a1", "a", 1), a=0)])
+        judged(*came(0, "a1", "b1"), ranked(dispatched(1, "a1", "a", 1), a=0))

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from engine.messages import TIER_RANKS, StepTime
+from engine.messages import TIER_RANKS
 from ops.demo.audit import LogEvent, LogEventKind, audit
 from ops.demo.cast import CAST
 from ops.demo.logbook import TIER_NAMES, events_of
@@ -23,14 +23,10 @@ from ops.demo.table import TenantRow, View
 from ops.demo.trace import load_slice, plan
 from ops.simulate.machines.machines import profile_machine
 from ops.simulate.pool import SimulatedPool
+from tests.support.builders import step_time
 
-STEP_TIME = StepTime(
-    base_s=3e-3,
-    per_token_s=1e-4,
-    per_context_token_s=1e-7,
-    per_sequence_s=3e-4,
-    samples=100,
-    relative_error=0.05,
+STEP_TIME = step_time(
+    3e-3, 1e-4, per_context_token_s=1e-7, per_sequence_s=3e-4, samples=100, relative_error=0.05
 )
 MACHINE = profile_machine(
     "demo", STEP_TIME, kv_tokens=8192, context_tokens=4096, max_sequences=16, max_batched_tokens=512

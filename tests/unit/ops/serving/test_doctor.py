@@ -32,8 +32,7 @@ def test_a_gateway_that_is_to_have_no_engine_is_not_examined_for_one(
 
 
 @pytest.mark.parametrize(
-    ("theirs_s", "skew_s"),
-    [(100.0, 0.0), (100.5, 0.0), (101.0, 0.0), (103.5, 2.5), (97.0, 3.0)],
+    ("theirs_s", "skew_s"), [(100.0, 0.0), (100.5, 0.0), (101.0, 0.0), (103.5, 2.5), (97.0, 3.0)]
 )
 def test_a_clock_is_off_by_what_its_reading_lies_outside_of_the_two_around_it(
     theirs_s: float, skew_s: float

@@ -54,12 +54,9 @@ def test_a_line_has_the_ids_that_are_known(context: LogContext | None, more: dic
     made = record("%d lines\nand \u00e4", 2)
     shown = json.loads(line_of(JsonLines(), made, context))
     assert shown == {
-        "time": "2023-11-14T22:13:20.007Z",
-        "level": "warning",
-        "logger": "fairgate.x",
-        "message": "2 lines\nand \u00e4",
-        **more,
-    }
+        "time": "2023-11-14T22:13:20.007Z", "level": "warning", "logger": "fairgate.x",
+        "message": "2 lines\nand \u00e4", **more,
+    }  # fmt: skip
     text = line_of(TextLines(), made, context)
     assert text.endswith(" ".join(["WARNING fairgate.x: 2 lines\nand \u00e4", *map("=".join, more.items())]))
 

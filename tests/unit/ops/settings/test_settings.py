@@ -8,14 +8,7 @@ import pytest
 
 from gateway.config import GatewayConfig
 from gateway.flow.control_rules import ControlMode
-from ops.settings.settings import (
-    SETTINGS,
-    SHIPPED_MODEL_NAME,
-    SHIPPED_PRICE,
-    BadSetting,
-    Settings,
-    load,
-)
+from ops.settings.settings import SETTINGS, SHIPPED_MODEL_NAME, SHIPPED_PRICE, BadSetting, Settings, load
 from tenants.networks import network_of
 from tenants.pricing.pricing import FREE
 from tenants.types import Tier
@@ -203,15 +196,11 @@ def test_the_address_of_the_console_is_an_origin(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "console.example.org",
-        "https://console.example.org/",
-        "https://console.example.org/console",
-        "https://user@console.example.org",
-        "https://console.example.org:https",
-        "javascript://console.example.org",
-        "https://a\nb",
+        "console.example.org", "https://console.example.org/", "https://console.example.org/console",
+        "https://user@console.example.org", "https://console.example.org:https",
+        "javascript://console.example.org", "https://a\nb",
     ],
-)
+)  # fmt: skip
 def test_what_is_no_address_of_a_console_is_refused(text: str) -> None:
     with pytest.raises(BadSetting, match=r"setting gateway\.console_url .*such as https://"):
         load({}, {"FAIRGATE_GATEWAY_CONSOLE_URL": text})

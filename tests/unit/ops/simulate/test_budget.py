@@ -159,13 +159,10 @@ def test_runs_and_single_steps_are_the_same_under_limits(seed: int) -> None:
         length = rng.randint(1, 80)
         requests.append(
             request(
-                0.3 * number,
-                *chosen,
-                output_tokens=length,
-                max_tokens=length + rng.choice((0, 40)),
+                0.3 * number, *chosen, output_tokens=length, max_tokens=length + rng.choice((0, 40)),
                 may_be_cut=rng.random() < 0.5,
             )
-        )
+        )  # fmt: skip
     one, other = (served(*requests, runs=runs, places=4) for runs in (True, False))
     for column in ("first_s", "last_s", "refused", "output_tokens", "dispatched_s"):
         assert getattr(one.records, column) == getattr(other.records, column), column

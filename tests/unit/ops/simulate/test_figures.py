@@ -204,11 +204,8 @@ def test_a_report_has_every_policy_and_every_tenant_and_is_plain_json() -> None:
     assert report["policies"][0]["jain_index"] is None, "no tenant ever waited"
     assert sum(seen) == 2 * 2 * 30, "each request arrives and ends, under each policy"
     assert [title.split()[0] for title, _, _ in sections(report)] == [
-        "latency",
-        "service",
-        "devices",
-        "tenants",
-    ]
+        "latency", "service", "devices", "tenants",
+    ]  # fmt: skip
 
 
 def test_the_page_is_whole_and_escapes_what_tenants_are_called() -> None:
@@ -290,10 +287,7 @@ def test_the_table_names_the_best_and_the_ratios() -> None:
     scenario = Scenario(Listed(requests), machine(places=4), slo=SloLimits(1.0, 0.1))
     (row,) = compare([("listed", scenario)], ["static", "fcfs"], limit=150)
     assert row["best"] == "fcfs"
-    assert row["ratios"] == {
-        "static": 1.0,
-        "fcfs": row["rate_per_s"]["fcfs"] / row["rate_per_s"]["static"],
-    }
+    assert row["ratios"] == {"static": 1.0, "fcfs": row["rate_per_s"]["fcfs"] / row["rate_per_s"]["static"]}
     assert row["ratios"]["fcfs"] > 1.1
     assert ratios({"static": 0.0}) == {}
     assert 1.0 < PRECISION < 1.1

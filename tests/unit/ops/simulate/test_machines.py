@@ -10,13 +10,7 @@ import pytest
 
 from engine.messages import StepTime
 from engine.step_time.model import StepTimeModel, predict_step_s
-from engine.virtual.step_shapes import (
-    LinearTiming,
-    PaddedShapes,
-    PlainShapes,
-    StepShape,
-    StepTiming,
-)
+from engine.virtual.step_shapes import LinearTiming, PaddedShapes, PlainShapes, StepShape, StepTiming
 from ops.simulate.machines.machines import GPUS, MODELS, Roofline, roofline_machine
 from ops.simulate.machines.profile import BadProfile, read_profile
 
@@ -102,9 +96,6 @@ def test_the_70b_fits_four_h200s_with_room_for_half_a_million_tokens_and_more() 
     assert 900_000 < machine.kv_tokens < 1_200_000
 
 
-# ---------------------------------------------------------------- shapes
-
-
 def test_a_plain_step_is_what_its_parts_are() -> None:
     parts = [("a", 10, 1), ("b", 0, 5), ("c", 4, 1)]
     assert PlainShapes().of(parts) == StepShape(5, 15, 2, 16, 3)
@@ -119,9 +110,6 @@ def test_a_padded_step_is_as_large_as_its_largest_parts_and_keeps_rows_of_those_
     shapes.note(alone, 1, 5)
     assert shapes.padded_tokens == 5
     assert shapes.of([("d", 3, 1)]) == StepShape(0, 0, 1, 4, 1), "a new batch"
-
-
-# ---------------------------------------------------------------- profiles
 
 
 def test_a_profile_is_a_machine(tmp_path: Path) -> None:
@@ -160,10 +148,7 @@ def test_what_an_engine_keeps_of_its_steps_is_a_profile(tmp_path: Path) -> None:
         ("{", "cannot be read as JSON"),
         ('{"base_s": 1}', "per_token_s must be between 0 and 60"),
         ('{"base_s": -1, "per_token_s": 1}', "base_s must be between 0 and 60 seconds, not -1"),
-        (
-            '{"base_s": 0, "per_token_s": 0, "per_context_token_s": 0, "per_sequence_s": 0}',
-            "must be above 0",
-        ),
+        ('{"base_s": 0, "per_token_s": 0, "per_context_token_s": 0, "per_sequence_s": 0}', "must be above 0"),
         (
             '{"base_s": 1, "per_token_s": 1, "per_context_token_s": 0, "per_sequence_s": 0, "kv_tokens": 0}',
             "kv_tokens must be a whole number",

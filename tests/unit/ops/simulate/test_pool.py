@@ -50,13 +50,9 @@ def what_was_heard(**asked: Any) -> tuple[list[Any], SimulatedPool]:
         )
 
     pool = SimulatedPool(
-        "dlpm",
-        machine(),
-        replicas=2,
-        predictions=PREDICTIONS["exact"](),
-        watch=PoolObserver(on_decision=look),
-        **asked,
-    )
+        "dlpm", machine(), replicas=2, predictions=PREDICTIONS["exact"](),
+        watch=PoolObserver(on_decision=look), **asked,
+    )  # fmt: skip
     pool.run(requests(3))
     return seen, pool
 

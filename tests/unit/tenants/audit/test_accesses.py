@@ -114,10 +114,7 @@ def test_what_waits_is_bounded_and_what_is_lost_is_counted_in_a_row() -> None:
     assert (len(buffer), buffer.dropped) == (3, 14)
     end = START_US + 20 * MINUTE_US
     rows = [*buffer.take(end, 2), *buffer.take(end, 2)]
-    assert [(row.access.action, row.count) for row in rows] == [
-        *([("session.refuse", 2)] * 3),
-        (DROP, 14),
-    ]
+    assert [(row.access.action, row.count) for row in rows] == [*([("session.refuse", 2)] * 3), (DROP, 14)]
     assert (len(buffer), buffer.dropped) == (0, 0)
 
 

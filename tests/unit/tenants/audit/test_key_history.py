@@ -84,7 +84,7 @@ def test_each_key_signs_for_its_time_only() -> None:
     history = KeyHistory([KEYS[1].public], changes_of(log().rows), dict(log().checkpoints))
     names = {key.public: number for number, key in enumerate(KEYS)}
     assert [[names[key] for key in history.at(size)] for size in (1, 9, 10, 11, 20, 21, 30, 31, 99)] == [
-        *([0], [0], [0, 1], [1], [1, 2], [2], [2, 3], [3], [3]),
+        *([0], [0], [0, 1], [1], [1, 2], [2], [2, 3], [3], [3])
     ]
     assert [each.size for each in history.changes] == list(ENDS)
 

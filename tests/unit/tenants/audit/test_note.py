@@ -61,9 +61,7 @@ def test_the_documents_other_examples_are_read_up_to_their_keys() -> None:
     with pytest.raises(Invalid, match="no known key has signed it"):
         open_checkpoint(SOFA, [PublicKey(sofa.origin, bytes(32))])
     hashes = [base64.b64encode(bytes([number] * 32)).decode() for number in range(3)]
-    text = "\n".join(
-        ["c2sp.org/tlog-proof@v1", "extra YWdl", "index 73894", *hashes, "", SOFA],
-    )
+    text = "\n".join(["c2sp.org/tlog-proof@v1", "extra YWdl", "index 73894", *hashes, "", SOFA])
     proof = parse_proof(text)
     assert (proof.index, proof.entry, len(proof.path), proof.checkpoint) == (73_894, b"age", 3, SOFA)
     assert proof.text == text
@@ -80,10 +78,7 @@ def test_a_checkpoint_says_who_signed_what() -> None:
     assert open_checkpoint(signed, [KEY.public]) == checkpoint
     with pytest.raises(Invalid, match="no known key has signed it"):
         open_checkpoint(note, [OTHER.public])
-    for changed in (
-        note.replace("\n7\n", "\n8\n"),
-        note.replace("AAAA=", "AAAE="),
-    ):
+    for changed in (note.replace("\n7\n", "\n8\n"), note.replace("AAAA=", "AAAE=")):
         assert changed != note
         with pytest.raises(Invalid, match="is not right"):
             open_checkpoint(changed, [KEY.public])

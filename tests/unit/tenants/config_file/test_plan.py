@@ -36,20 +36,8 @@ EMPTY = ConfigState(1, 1_700_000_000_000_000)
 
 
 def key(name: str, **fields: object) -> ApiKey:
-    made = ApiKey(
-        key_id=f"key_{name}",
-        tenant_id="ten_a",
-        project_id="prj_a",
-        name=name,
-        prefix="",
-        scopes=frozenset({"inference"}),
-        models=None,
-        tiers=None,
-        default_tier=None,
-        created_at=from_us(0),
-        expires_at=None,
-        revoked_at=None,
-    )
+    scopes = frozenset({"inference"})
+    made = ApiKey(f"key_{name}", "ten_a", "prj_a", name, "", scopes, None, None, None, from_us(0), None, None)
     return replace(made, **fields)  # type: ignore[arg-type]
 
 

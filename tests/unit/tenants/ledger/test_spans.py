@@ -18,11 +18,8 @@ KINDS = ("reserve", "top_up", "settle", "credit")
 
 def row(ledger_id: int, kind: str = "settle", **changes: Any) -> tuple[Any, ...]:
     values = dict.fromkeys(FIELDS, 7) | {
-        "id": ledger_id,
-        "kind": kind,
-        "labels": None,
-        "detail": '{"a": 1.0}',
-    }
+        "id": ledger_id, "kind": kind, "labels": None, "detail": '{"a": 1.0}',
+    }  # fmt: skip
     return tuple((values | {"cost_nanousd": 3_000} | changes).values())
 
 
@@ -65,10 +62,7 @@ def test_what_differs_is_told_with_its_money() -> None:
     assert told(cheaper) == [("settle", f"{of_all}; the sum of their costs is off by -1 nano-dollars")]
     less = [each for each in ROWS if each[0] != 7]
     assert told(less) == [
-        (
-            "credit",
-            "10 rows were digested, there are 9; the sum of their costs is off by -3000 nano-dollars",
-        )
+        ("credit", "10 rows were digested, there are 9; the sum of their costs is off by -3000 nano-dollars")
     ]
     more = [*ROWS, row(42, "credit", cost_nanousd=0)]
     assert told(more) == [("credit", "10 rows were digested, there are 11")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -59,10 +60,8 @@ def test_a_soft_limit_fires_at_its_thresholds_by_its_counter() -> None:
     soft = limit(LimitMode.SOFT)
 
     def levels(used: int, held: int = 0) -> list[int]:
-        return [
-            each.evidence["level"]
-            for each in limit_conditions.soft_limits([state(soft, used, held)], [], NOON_US)
-        ]
+        found = limit_conditions.soft_limits([state(soft, used, held)], [], NOON_US)
+        return [each.evidence["level"] for each in found]
 
     assert (levels(799), levels(700, 100), levels(1_000)) == ([], [80], [80, 100])
     hard = [state(limit(), 1_000)]
@@ -93,17 +92,12 @@ def test_exhaustion_is_foretold_from_half_of_a_limit_on(used: int, fires: bool) 
 
 def test_exhaustion_is_not_foretold_beyond_the_window_or_a_week_or_of_short_windows() -> None:
     slow = limit(window=Window.LIFETIME)
-    old = Limit(**{**_fields(slow), "created_us": NOON_US - 30 * DAY_S * US})
+    old = replace(slow, created_us=NOON_US - 30 * DAY_S * US)
     assert limit_conditions.exhaustions([state(old, 700, reset_s=math.inf)], NOON_US) == []  # in 13 days
     assert limit_conditions.exhaustions([state(old, 850, reset_s=math.inf)], NOON_US) != []  # in 5
     assert limit_conditions.exhaustions([state(limit(), 600, reset_s=3 * 3_600.0)], NOON_US) == []
     assert limit_conditions.exhaustions([state(limit(window=Window.HOUR), 1_000)], NOON_US) == []
     assert limit_conditions.exhaustions([state(limit(LimitMode.SHADOW), 1_000)], NOON_US) == []
-
-
-def _fields(of: Limit) -> dict[str, object]:
-    names = ("limit_id", "tenant_id", "kind", "subject_id", "meter", "amount", "window")
-    return {name: getattr(of, name) for name in names}
 
 
 def test_a_limit_of_the_platform_is_the_platforms_alert() -> None:
@@ -122,13 +116,7 @@ def test_a_key_fires_in_its_last_week_and_not_after_its_end() -> None:
 
 @pytest.mark.parametrize(
     ("requests", "within", "fires"),
-    [
-        (199, 0, False),
-        (200, 169, True),
-        (200, 170, False),
-        (200, 190, False),
-        (200, 191, True),
-    ],
+    [(199, 0, False), (200, 169, True), (200, 170, False), (200, 190, False), (200, 191, True)],
 )
 def test_calibration_is_off_outside_of_its_bounds_with_enough_told(
     requests: int, within: int, fires: bool
@@ -155,11 +143,6 @@ def test_what_is_counted_fires_from_the_first_or_from_enough_of_them() -> None:
 
 
 def test_a_bounded_number_of_limits_is_looked_at() -> None:
-    every = [
-        limit(),
-        limit(LimitMode.SOFT, None),
-        limit(LimitMode.SHADOW),
-        limit(window=Window.MINUTE),
-    ]
+    every = [limit(), limit(LimitMode.SOFT, None), limit(LimitMode.SHADOW), limit(window=Window.MINUTE)]
     assert limit_conditions.limits_to_look_at(every, 10) == every[:2]
     assert len(limit_conditions.limits_to_look_at(every, 1)) == 1

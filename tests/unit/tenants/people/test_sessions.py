@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from tenants.people.sessions import (
-    csrf_token_of,
-    digest_of,
-    is_secret,
-    new_secret,
-    plain,
-)
+from tenants.people.sessions import csrf_token_of, digest_of, is_secret, new_secret, plain
 
 
 def test_secrets_are_long_random_and_recognised() -> None:

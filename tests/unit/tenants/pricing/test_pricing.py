@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -79,17 +80,23 @@ def test_what_was_quoted_for_more_tokens_is_never_exceeded(
 
 
 @pytest.mark.parametrize(
-    ("field", "arguments"),
+    ("field", "make"),
     [
-        ("input_nanousd", (-1, 0, 0)),
-        ("output_nanousd", (1, 1, 1.5)),
-        ("output_nanousd", (1, 1, 10**10)),
-        ("cached_input_nanousd", (1, 2, 3)),
+        ("input_nanousd", partial(Price, -1, 0, 0)),
+        ("output_nanousd", partial(Price, 1, 1, 1.5)),
+        ("output_nanousd", partial(Price, 1, 1, 10**10)),
+        ("cached_input_nanousd", partial(Price, 1, 2, 3)),
+        ("input_weight", partial(TokenWeights, input=-1)),
+        ("input_weight", partial(TokenWeights, input=True)),
+        ("output_weight", partial(TokenWeights, output=100_001)),
+        ("output_weight", partial(TokenWeights, output=0.5)),
+        ("cached_input_weight", partial(TokenWeights, cached_input=1_001)),
+        ("reasoning_weight", partial(TokenWeights, output=900)),
     ],
 )
-def test_impossible_prices_are_refused(field: str, arguments: tuple[Any, Any, Any]) -> None:
+def test_impossible_prices_and_weights_are_refused(field: str, make: Callable[[], object]) -> None:
     with pytest.raises(Invalid) as caught:
-        Price(*arguments)
+        make()
     assert caught.value.field == field
 
 
@@ -113,9 +120,6 @@ def test_multipliers_are_bounded_and_complete() -> None:
         uniform_book({"m": FREE}, {Tier.INTERACTIVE: 1, Tier.STANDARD: -1, Tier.BATCH: 1})
     with pytest.raises(Invalid, match="at most"):
         uniform_book({f"m{index}": FREE for index in range(1_001)})
-
-
-# ---------------------------------------------------------------- what limits count
 
 
 def test_without_weights_a_token_counts_one_and_the_cost_is_the_books() -> None:
@@ -153,26 +157,6 @@ def test_what_is_held_for_ordinary_tokens_bounds_whatever_they_turn_out_to_be(
     held = counted(book, "m", Tier.BATCH, input_tokens=prompt + more[0], output_tokens=output + more[1])
     for meter in Meter:
         assert 0 <= actual.of(meter) <= held.of(meter)
-
-
-@pytest.mark.parametrize(
-    ("field", "arguments"),
-    [
-        ("input_weight", {"input": -1}),
-        ("input_weight", {"input": True}),
-        ("output_weight", {"output": 100_001}),
-        ("output_weight", {"output": 0.5}),
-        ("cached_input_weight", {"cached_input": 1_001}),
-        ("reasoning_weight", {"output": 900}),
-    ],
-)
-def test_impossible_weights_are_refused(field: str, arguments: dict[str, Any]) -> None:
-    with pytest.raises(Invalid) as caught:
-        TokenWeights(**arguments)
-    assert caught.value.field == field
-
-
-# ---------------------------------------------------------------- changing an entry
 
 
 def test_a_change_keeps_what_it_does_not_name() -> None:

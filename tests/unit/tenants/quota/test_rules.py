@@ -46,21 +46,9 @@ def us(text: str) -> int:
         (Window.DAY, "Europe/Berlin", "2025-03-30T10:00:00Z", "2025-03-29T23:00:00Z", "2025-03-30T22:00:00Z"),
         (Window.DAY, "Europe/Berlin", "2025-10-26T10:00:00Z", "2025-10-25T22:00:00Z", "2025-10-26T23:00:00Z"),
         # Havana has no midnight on 2025-03-09: the day begins at one.
-        (
-            Window.DAY,
-            "America/Havana",
-            "2025-03-09T12:00:00Z",
-            "2025-03-09T05:00:00Z",
-            "2025-03-10T04:00:00Z",
-        ),
+        (Window.DAY, "America/Havana", "2025-03-09T12:00Z", "2025-03-09T05:00Z", "2025-03-10T04:00Z"),
         # 23:15 for the second time: the day that began at the first midnight goes on.
-        (
-            Window.DAY,
-            "America/St_Johns",
-            "2010-11-07T02:45:00Z",
-            "2010-11-07T02:30:00Z",
-            "2010-11-08T03:30:00Z",
-        ),
+        (Window.DAY, "America/St_Johns", "2010-11-07T02:45Z", "2010-11-07T02:30Z", "2010-11-08T03:30Z"),
         (Window.MONTH, "UTC", "2024-02-29T23:59:59Z", "2024-02-01T00:00:00Z", "2024-03-01T00:00:00Z"),
         (Window.MONTH, "UTC", "2025-12-31T23:59:59Z", "2025-12-01T00:00:00Z", "2026-01-01T00:00:00Z"),
         (Window.MONTH, "Asia/Tokyo", "2025-01-31T15:00:00Z", "2025-01-31T15:00:00Z", "2025-02-28T15:00:00Z"),
@@ -145,9 +133,6 @@ def test_a_clock_that_steps_back_neither_refills_nor_empties() -> None:
     assert rules.advance(minute, window, us("2025-06-01T11:59:59Z")) == window
 
 
-# ---------------------------------------------------------------- promises
-
-
 @settings(max_examples=500, deadline=None)
 @given(
     amount=st.integers(0, 50),
@@ -198,21 +183,13 @@ def test_an_admitted_promise_can_be_claimed_and_takes_nothing_from_others(
 def test_a_limit_survives_the_way_to_redis_and_back() -> None:
     limits = [
         Limit(
-            "lim_1",
-            "ten_a",
-            SubjectKind.KEY,
-            "key_a",
-            Meter.COST_NANOUSD,
-            5,
-            window=Window.DAY,
-            time_zone="Asia/Tokyo",
-            mode=LimitMode.SOFT,
-            tier=Tier.BATCH,
+            "lim_1", "ten_a", SubjectKind.KEY, "key_a", Meter.COST_NANOUSD, 5,
+            window=Window.DAY, time_zone="Asia/Tokyo", mode=LimitMode.SOFT, tier=Tier.BATCH,
             thresholds=(50, 80),
         ),
         limit(Meter.GPU_MS, 7, rate_per_s=0.5, mode=LimitMode.SHADOW),
         limit(Meter.CONCURRENCY, 3),
-    ]
+    ]  # fmt: skip
     assert wire.unpack(wire.pack(limits).encode()) == limits
 
 
@@ -230,13 +207,8 @@ def test_what_a_first_hold_takes_at_once_is_what_it_takes_step_by_step(
     first, more, still_more, promises = asked
     wish = Wish(first, first + more, first + more + still_more if promises else 0)
     meter = Meter.CONCURRENCY if shape == "concurrency" else Meter.TOTAL_TOKENS
-    subject = limit(
-        meter,
-        100,
-        window=Window.DAY if shape == "window" else None,
-        rate_per_s=10.0 if shape == "bucket" else None,
-        mode=mode,
-    )
+    window, rate_per_s = Window.DAY if shape == "window" else None, 10.0 if shape == "bucket" else None
+    subject = limit(meter, 100, window=window, rate_per_s=rate_per_s, mode=mode)
     counter: rules.Counter = {
         "window": WindowCounter(0, 10**9, used, held, worst_open),
         "bucket": BucketCounter(used * scale_of(meter), 0, held),

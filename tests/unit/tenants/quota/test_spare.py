@@ -27,9 +27,13 @@ def level(limit: Limit, counter: BucketCounter, clock: Clock, shares: SpareShare
     return after.level // limit.scale
 
 
+def spare(now_s: float) -> tuple[Clock, SpareShares]:
+    clock = Clock(now_s)
+    return clock, SpareShares(clock)
+
+
 def test_a_bucket_refills_by_what_was_in_force_also_when_it_is_asked_later() -> None:
-    clock = Clock(1_000.0)
-    shares = SpareShares(clock)
+    clock, shares = spare(1_000.0)
     empty = BucketCounter(0, 1_000_000, 0)
     clock.advance(2)
     shares.set("one", 1.0)
@@ -43,8 +47,7 @@ def test_a_bucket_refills_by_what_was_in_force_also_when_it_is_asked_later() -> 
 
 
 def test_what_a_bucket_has_stays_when_the_share_goes_back() -> None:
-    clock = Clock(1_000.0)
-    shares = SpareShares(clock)
+    clock, shares = spare(1_000.0)
     shares.set("one", 1.0)
     clock.advance(60)
     counter = rules.advance(OF_ONE, BucketCounter(0, 1_000_000, 400), round(clock.now_s * 1e6), shares.known)
@@ -54,8 +57,7 @@ def test_what_a_bucket_has_stays_when_the_share_goes_back() -> None:
 
 
 def test_a_limit_on_all_models_goes_by_the_smallest_share() -> None:
-    clock = Clock()
-    shares = SpareShares(clock)
+    shares = SpareShares(Clock())
     shares.cover(["one", "two"])
     shares.set("one", 1.0)
     assert (shares.rate_per_s(BUCKET), shares.rate_per_s(OF_ONE)) == (10, 50)
@@ -70,8 +72,7 @@ def test_a_limit_on_all_models_goes_by_the_smallest_share() -> None:
 
 
 def test_of_the_time_before_what_is_kept_the_rate_counts() -> None:
-    clock = Clock(0.0)
-    shares = SpareShares(clock)
+    clock, shares = spare(0.0)
     for number in range(2 * MOST_CHANGES):
         shares.set("one", 1.0 if number % 2 == 0 else 0.5)
         clock.advance(1)
@@ -84,8 +85,7 @@ def test_of_the_time_before_what_is_kept_the_rate_counts() -> None:
 
 
 def test_the_same_share_again_is_no_change_and_two_at_once_are_the_last() -> None:
-    clock = Clock(5.0)
-    shares = SpareShares(clock)
+    clock, shares = spare(5.0)
     shares.set("one", 0.0)
     assert shares.known is NO_SPARE
     shares.set("one", 0.5)
@@ -101,8 +101,7 @@ def test_the_same_share_again_is_no_change_and_two_at_once_are_the_last() -> Non
 
 
 def test_ages_are_the_same_on_another_clock() -> None:
-    clock = Clock(100.0)
-    shares = SpareShares(clock)
+    clock, shares = spare(100.0)
     shares.set("one", 0.5)
     clock.advance(2)
     shares.set("one", 0.0)
@@ -118,8 +117,7 @@ def test_no_share_leads_below_the_rate_or_beyond_the_ceiling(rate: int, more: in
 
 
 def test_times_are_told_by_what_is_in_force() -> None:
-    clock = Clock(1_000.0)
-    shares = SpareShares(clock)
+    _clock, shares = spare(1_000.0)
     shares.set("one", 0.5)
     counter = BucketCounter(400 * OF_ONE.scale, 1_000_000, 0)
     state = rules.view(OF_ONE, counter, 1_000_000_000, shares.known)

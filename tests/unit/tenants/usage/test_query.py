@@ -41,11 +41,8 @@ def test_windows_begin_where_days_and_months_do() -> None:
     quarter = asked(from_us=us("2026-01-15T00:00+00:00"), to_us=us("2026-03-10T00:00+00:00"), window="month")
     # The first and the last are cut.
     assert [datetime.fromtimestamp(each / 1e6, UTC).date().isoformat() for each in edges(quarter)] == [
-        "2026-01-15",
-        "2026-02-01",
-        "2026-03-01",
-        "2026-03-10",
-    ]
+        "2026-01-15", "2026-02-01", "2026-03-01", "2026-03-10",
+    ]  # fmt: skip
     hours = edges(asked(from_us=JANUARY.from_us, to_us=JANUARY.from_us + 3 * HOUR_US, window="hour"))
     assert len(hours) == 4
 

@@ -33,18 +33,10 @@ def test_a_settlement_adds_all_that_it_says() -> None:
     assert amounts(
         charge(detail={"cached_tokens": 4, "wait_s": 0.25, "ttft_s": 1.5, "finish": ["stop"]})
     ) == {
-        "ended_requests": 1,
-        "requests": 1,
-        "input_tokens": 10,
-        "cached_tokens": 4,
-        "output_tokens": 20,
-        "cost_nanousd": 3_000,
-        "gpu_ms": 7,
-        "waits": 1,
-        "wait_us": 250_000,
-        "first_tokens": 1,
+        "ended_requests": 1, "requests": 1, "input_tokens": 10, "cached_tokens": 4, "output_tokens": 20,
+        "cost_nanousd": 3_000, "gpu_ms": 7, "waits": 1, "wait_us": 250_000, "first_tokens": 1,
         "ttft_us": 1_500_000,
-    }
+    }  # fmt: skip
 
 
 def test_a_credit_is_a_credit_and_an_adjustment_no_request_that_ended() -> None:

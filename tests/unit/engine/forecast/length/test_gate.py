@@ -74,22 +74,24 @@ def test_two_layers_that_are_alike_do_not_take_turns() -> None:
     assert gate.report(KEY)["changes"] <= 12
 
 
+def observed(times: int, losses: list[float | None], gate: LayerGate | None = None) -> LayerGate:
+    gate = gate or LayerGate(2)
+    for _ in range(times):
+        gate.observe(KEY, GROUP, losses)
+    return gate
+
+
 def test_a_layer_needs_some_answers_before_it_is_used() -> None:
-    gate = LayerGate(2)
-    for _ in range(LEAST_SAMPLES - 1):
-        gate.observe(KEY, GROUP, [1.0, 0.0])
+    gate = observed(LEAST_SAMPLES - 1, [1.0, 0.0])
     assert gate.layer(KEY, GROUP) == 0
-    gate.observe(KEY, GROUP, [1.0, 0.0])
-    assert gate.layer(KEY, GROUP) == 1
+    assert observed(1, [1.0, 0.0], gate).layer(KEY, GROUP) == 1
 
 
-def test_a_layer_without_data_is_never_used() -> None:
-    gate = LayerGate(2)
-    for _ in range(500):
-        gate.observe(KEY, GROUP, [1.0, None])
-
+def test_a_layer_without_data_is_never_used_and_a_bottom_one_that_is_always_right_stays() -> None:
+    gate = observed(500, [1.0, None])
     assert gate.layer(KEY, GROUP) == 0
     assert gate.report(KEY)["relative_loss"] == [1.0, None]
+    assert observed(100, [0.0, 0.5]).layer(KEY, GROUP) == 0
 
 
 def test_layers_are_compared_on_the_same_answers_only() -> None:
@@ -103,9 +105,7 @@ def test_layers_are_compared_on_the_same_answers_only() -> None:
 
 
 def test_a_new_tenant_follows_its_model_and_later_itself() -> None:
-    gate = LayerGate(2)
-    for _ in range(200):
-        gate.observe(KEY, GROUP, [1.0, 0.5])
+    gate = observed(200, [1.0, 0.5])
     assert gate.layer(("new", "model"), GROUP) == 1
     for _ in range(OWN_SAMPLES - 1):
         gate.observe(("new", "model"), GROUP, [1.0, 2.0])
@@ -113,14 +113,6 @@ def test_a_new_tenant_follows_its_model_and_later_itself() -> None:
     gate.observe(("new", "model"), GROUP, [1.0, 2.0])
     assert gate.layer(("new", "model"), GROUP) == 0
     assert gate.layer(KEY, GROUP) == 1
-
-
-def test_a_bottom_layer_that_is_always_right_stays() -> None:
-    gate = LayerGate(2)
-    for _ in range(100):
-        gate.observe(KEY, GROUP, [0.0, 0.5])
-
-    assert gate.layer(KEY, GROUP) == 0
 
 
 def test_it_is_bounded_and_refuses_nonsense() -> None:

@@ -16,15 +16,9 @@ from engine.messages import StepTime
 from engine.scheduling.brakes import Brakes
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.tiers import TieredQueue
+from tests.support.builders import step_time
 
-ONE_SECOND_STEPS = StepTime(
-    base_s=1.0,
-    per_token_s=0.0,
-    per_context_token_s=0.0,
-    per_sequence_s=0.0,
-    samples=50,
-    relative_error=0.0,
-)
+ONE_SECOND_STEPS = step_time(1.0, samples=50)
 
 
 def entry(
@@ -202,26 +196,18 @@ def test_charges_are_corrected_in_the_replay_as_in_the_gateway() -> None:
         return 5 if each.entry_id == "runs" else each.predicted_output_tokens
 
     seen = ask(
-        entry("me", "a"),
-        [entry("other", "b")],
-        engine(flight(running, emitted=2)),
-        counters=counters,
+        entry("me", "a"), [entry("other", "b")], engine(flight(running, emitted=2)), counters=counters,
         draw_length=draw,
-    )
+    )  # fmt: skip
     assert seen.wait_s[0] == 3
 
 
 def test_later_arrivals_that_go_first_are_counted() -> None:
     running = flight(entry("runs", output=10), emitted=1)
     stream = ArrivalStream(
-        tenant_id="urgent",
-        tier=0,
-        weight=1.0,
-        rate_per_s=0.2,
-        lasts_s=30.0,
-        input_tokens=10,
+        tenant_id="urgent", tier=0, weight=1.0, rate_per_s=0.2, lasts_s=30.0, input_tokens=10,
         predicted_output_tokens=4,
-    )
+    )  # fmt: skip
     without = ask(entry("me"), [], engine(running))
     with_them = ask(entry("me"), [], engine(running), arrivals=[stream])
     assert without.wait_s[0] == 9
@@ -283,9 +269,6 @@ def test_lengths_are_spread_over_their_distribution() -> None:
     assert draw(each, 500, 0.999) > draw(each, 500, 0.5)
 
 
-# ---------------------------------------------------------------- arrivals
-
-
 def test_a_steady_stream_is_seen_as_often_as_it_comes() -> None:
     rates = ArrivalRates()
     for number in range(400):
@@ -339,9 +322,6 @@ def test_streams_are_bounded() -> None:
     assert len(rates.streams(10.0)) <= 10
     with pytest.raises(ValueError, match="memory_s"):
         ArrivalRates(memory_s=0.0)
-
-
-# ---------------------------------------------------------------- where it runs
 
 
 def test_forecasts_need_neither_numpy_nor_torch() -> None:

@@ -99,10 +99,7 @@ WAITING = [
 def test_a_line_is_told_about_what_a_replay_for_one_request_tells(tenant: str, tier: int) -> None:
     busy = engine(*flights(4))
     found = surface(WAITING, busy, lines=tuple(Line(each, tier) for each in ("a", "b", "c")))
-    told, expected = (
-        read(found, tenant, tier),
-        alone(entry("me", tenant, tier=tier), WAITING, busy),
-    )
+    told, expected = (read(found, tenant, tier), alone(entry("me", tenant, tier=tier), WAITING, busy))
     assert (expected.wait_s[0] > 0) == (tier > 0), "an interactive request takes a place"
     assert told.wait_s[0] == pytest.approx(expected.wait_s[0], rel=0.15)
     assert told.ttft_s[0] == pytest.approx(expected.ttft_s[0], rel=0.2)

@@ -49,6 +49,12 @@ def refuse_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "MAX_SLOWDOWN", factor)
 
 
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where each model is made once."""
+    return tmp_path_factory.mktemp("models")
+
+
 def load(name: str, folder: Path, **options: Any) -> TorchRunner:
     model_dir = folder / name
     if not model_dir.exists():
@@ -97,11 +103,9 @@ def twin_steps() -> list[tuple[list[SequenceSlice], list[int]]]:
 
 
 @pytest.mark.parametrize("name", FAMILY)
-def test_the_compiled_pass_gives_the_plain_logits(name: str, tmp_path: Path) -> None:
-    ours, plain = (
-        load(name, tmp_path, dtype="float32"),
-        load(name, tmp_path, dtype="float32", fast_paths=False),
-    )
+def test_the_compiled_pass_gives_the_plain_logits(name: str, models: Path) -> None:
+    ours = load(name, models, dtype="float32")
+    plain = load(name, models, dtype="float32", fast_paths=False)
     assert isinstance(ours._forward, CompiledForward)
     assert isinstance(plain._forward, PlainForward)
     assert all(report(ours, each).chosen for each in (COMPILED_FORWARD, COMPILED_ATTENTION))
@@ -133,9 +137,9 @@ def test_in_half_precision_the_compiled_pass_is_no_further_from_the_truth(name: 
 
 
 @pytest.mark.parametrize("name", FAMILY)
-def test_a_rows_bits_are_the_same_alone_in_company_and_in_chunks(name: str, tmp_path: Path) -> None:
+def test_a_rows_bits_are_the_same_alone_in_company_and_in_chunks(name: str, models: Path) -> None:
     """Not close: equal. The compiled pass treats each row by itself."""
-    runner = load(name, tmp_path, dtype="float32")
+    runner = load(name, models, dtype="float32")
     assert isinstance(runner._forward, CompiledForward)
     assert "bits do not depend" in report(runner, COMPILED_FORWARD).reason
     mine, others = prompt(30, 5), [prompt(21, seed) for seed in (6, 7)]
@@ -170,15 +174,15 @@ def test_tied_embeddings_stay_when_the_head_is_laid_out(tmp_path: Path) -> None:
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_weights_are_held_once(tmp_path: Path) -> None:
+def test_weights_are_held_once(models: Path) -> None:
     """The model's own tensors are gone once the compiled pass holds them, and come back unchanged."""
-    runner = load("llama", tmp_path)
+    runner = load("llama", models)
     forward = runner._forward
     assert isinstance(forward, CompiledForward)
     modules = [module for product in forward.products for line in product._layers for module in line]
     assert len(modules) == 7 * 3 + 1, "of each layer, and the head"
     assert all(module.weight.numel() == 0 for module in modules)
-    plain = load("llama", tmp_path, fast_paths=False)._forward._model
+    plain = load("llama", models, fast_paths=False)._forward._model
     forward.restore()
     before = {tensor_bytes(parameter) for parameter in plain.parameters()}
     assert {tensor_bytes(module.weight) for module in modules} <= before
@@ -189,15 +193,15 @@ def tensor_bytes(tensor: torch.Tensor) -> bytes:
 
 
 def test_a_compiled_pass_that_is_wrong_is_undone_and_the_model_served_by_the_plain_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forgetful(self: Any, *arguments: Any, **options: Any) -> torch.Tensor:
         return right(self, *arguments, **options) * 1.01
 
     right = CompiledForward.__call__
-    expected = logits(load("llama", tmp_path, fast_paths=False), [piece(prompt(9, 1), 0, 0, 9)], [8])
+    expected = logits(load("llama", models, fast_paths=False), [piece(prompt(9, 1), 0, 0, 9)], [8])
     monkeypatch.setattr(CompiledForward, "__call__", forgetful)
-    runner = load("llama", tmp_path, dtype="float32")
+    runner = load("llama", models, dtype="float32")
     assert isinstance(runner._forward, PlainForward)
     assert not report(runner, COMPILED_FORWARD).chosen
     assert "does not give the plain model's logits" in report(runner, COMPILED_FORWARD).reason
@@ -231,12 +235,12 @@ def test_a_product_that_was_held_up_is_timed_again(monkeypatch: pytest.MonkeyPat
     assert compiled._probe(8, 4, torch.float32) == pytest.approx((3e-3, 3e-3))
 
 
-def test_packed_modules_that_are_wrong_are_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_modules_that_are_wrong_are_undone(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     multiply = PackedLinear._multiply
     monkeypatch.setattr(PackedLinear, "_multiply", lambda self, rows: multiply(self, rows) * 1.01)
     monkeypatch.setattr(packed_linear, "_verdicts", {})
     monkeypatch.setitem(packed_linear.MAX_DIFFERENCE, torch.float32, 1.0)
-    runner = load("gpt2", tmp_path, dtype="float32")
+    runner = load("gpt2", models, dtype="float32")
     assert not report(runner, COMPILED_FORWARD).chosen
     assert "gpt2 is not one of" in report(runner, COMPILED_FORWARD).reason
     assert not report(runner, PACKED_WEIGHTS).chosen
@@ -244,21 +248,21 @@ def test_packed_modules_that_are_wrong_are_undone(tmp_path: Path, monkeypatch: p
 
 
 def test_an_attention_kernel_that_is_wrong_gives_way_to_torchs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kernels import dispatch
 
     attend, write = dispatch.KERNELS["numba"]
     monkeypatch.setitem(dispatch.KERNELS, "numba", (lambda *a, **o: attend(*a, **o) * 1.1, write))
-    runner = load("gpt2", tmp_path, dtype="float32")
+    runner = load("gpt2", models, dtype="float32")
     assert runner.info.attention.startswith("torch-sdpa")
     assert not report(runner, COMPILED_ATTENTION).chosen
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma", "gemma2", "gpt_oss", "deepseek_v3"])
-def test_other_architectures_run_over_packed_weights(name: str, tmp_path: Path) -> None:
-    runner = load(name, tmp_path, dtype="float32")
-    plain = load(name, tmp_path, dtype="float32", fast_paths=False, attention="torch-sdpa")
+def test_other_architectures_run_over_packed_weights(name: str, models: Path) -> None:
+    runner = load(name, models, dtype="float32")
+    plain = load(name, models, dtype="float32", fast_paths=False, attention="torch-sdpa")
     assert not report(runner, COMPILED_FORWARD).chosen
     assert report(runner, PACKED_WEIGHTS).chosen, report(runner, PACKED_WEIGHTS)
     slices = [piece(prompt(30, 1), 0, 0, 30), piece(prompt(3, 2), 40, 0, 3)]
@@ -330,19 +334,19 @@ def test_rotary_positions_that_depend_on_more_run_through_transformers(tmp_path:
     assert "(dynamic) depend on more than the position" in report(runner, COMPILED_FORWARD).reason
 
 
-def test_contexts_longer_than_the_table_of_angles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contexts_longer_than_the_table_of_angles(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.model.cpu.compiled.FIRST_POSITIONS", 8)
-    runner = load("llama", tmp_path, dtype="float32")
+    runner = load("llama", models, dtype="float32")
     assert isinstance(runner._forward, CompiledForward)
-    plain = load("llama", tmp_path, dtype="float32", fast_paths=False)
+    plain = load("llama", models, dtype="float32", fast_paths=False)
     slices = [piece(prompt(50, 1), 0, 0, 50)]
     torch.testing.assert_close(
         logits(runner, slices, [49]), logits(plain, slices, [49]), atol=1e-3, rtol=1e-3
     )
 
 
-def test_every_report_can_be_read(tmp_path: Path) -> None:
-    runner = load("llama", tmp_path)
+def test_every_report_can_be_read(models: Path) -> None:
+    runner = load("llama", models)
     names = [entry.name for entry in runner.path_reports]
     assert names == [COMPILED_ATTENTION, "greedy tokens", COMPILED_FORWARD, "threads"]
     assert all(len(str(entry)) < 400 and "\n" not in str(entry) for entry in runner.path_reports)

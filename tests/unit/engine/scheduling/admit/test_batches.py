@@ -9,12 +9,7 @@ from engine.scheduling.admit.table import BatchOrWait
 from engine.scheduling.admit.window import DynamicWindow
 from engine.scheduling.batch_or_wait.wait_table import TableAction
 from engine.sequence import Sequence
-from tests.support.scheduling_states import (
-    execute,
-    make_batch,
-    make_sequence,
-    start,
-)
+from tests.support.scheduling_states import execute, make_batch, make_sequence, start
 
 
 def let_in(admit: StaticBatch | DynamicWindow | BatchOrWait, running: list[Sequence], name: str) -> Sequence:
@@ -140,14 +135,10 @@ def test_the_table_is_asked_about_all_that_wait_and_says_how_long() -> None:
     assert admit.joins(short, batch(1.0, 2)) == Defer("the table says wait", 1.2)
     assert table.asked == [
         {
-            "rate_per_s": 2.0,
-            "num_waiting": 2,
-            "oldest_wait_s": 0.25,
-            "has_long": True,
-            "remaining_tokens": 60,
-            "kv_pressure": 0.25,
+            "rate_per_s": 2.0, "num_waiting": 2, "oldest_wait_s": 0.25, "has_long": True,
+            "remaining_tokens": 60, "kv_pressure": 0.25,
         }
-    ]
+    ]  # fmt: skip
     assert admit.joins(short, batch(1.2, 2)) == Defer("the table says wait", 1.25), "it has a longest wait"
     assert admit.joins(short, batch(1.25, 2)) is None
     assert admit.joins(short, batch(1.0, 4)) is None, "a full batch"

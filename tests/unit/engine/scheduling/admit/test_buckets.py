@@ -7,11 +7,7 @@ import pytest
 from engine.scheduling.admit.base import Defer
 from engine.scheduling.admit.buckets import MOST_SUSPENSIONS, REST_STEPS, LengthBuckets
 from engine.sequence import Sequence
-from tests.support.scheduling_states import (
-    make_batch,
-    make_sequence,
-    start,
-)
+from tests.support.scheduling_states import make_batch, make_sequence, start
 
 
 def of_length(name: str, total: int, **changes: object) -> Sequence:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from engine.scheduling.admit.reserve import PredictedReserve, prompt_only
-from tests.support.scheduling_states import (
-    make_batch,
-    make_sequence,
-    start,
-)
+from tests.support.scheduling_states import make_batch, make_sequence, start
 
 
 def test_prompt_only_sets_nothing_aside() -> None:

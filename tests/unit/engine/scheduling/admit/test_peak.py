@@ -7,11 +7,7 @@ import random
 import pytest
 
 from engine.scheduling.admit.peak import DECAY_STEPS, PeakAdmit, Peaks, plain_peak
-from tests.support.scheduling_states import (
-    make_batch,
-    make_sequence,
-    start,
-)
+from tests.support.scheduling_states import make_batch, make_sequence, start
 
 
 def most_at_once(needs: list[tuple[int, int]]) -> int:

@@ -6,11 +6,7 @@ from engine.scheduling.admit.buckets import LengthBuckets
 from engine.scheduling.admit.reserve import PredictedReserve
 from engine.scheduling.order.buckets import bucket_size
 from engine.sequence import Sequence
-from tests.support.scheduling_states import (
-    make_batch,
-    make_sequence,
-    start,
-)
+from tests.support.scheduling_states import make_batch, make_sequence, start
 
 
 def of_length(name: str, total: int, **changes: object) -> Sequence:

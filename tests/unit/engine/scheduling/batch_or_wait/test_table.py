@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engine.core.core import EngineConfig
-from engine.messages import SamplingParams, StepTime, Submit
+from engine.messages import SamplingParams
 from engine.scheduling.admit.table import ArrivalRate
 from engine.scheduling.batch_or_wait.batch_model import BatchModel, RequestLengths
 from engine.scheduling.batch_or_wait.kv_pool import KvMemory
@@ -23,18 +23,12 @@ from engine.scheduling.batch_or_wait.wait_table import TableAction
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import PolicyPreset
 from engine.virtual.replica import VirtualReplica, virtual_prompt
+from tests.support import builders
 from tests.support.batch_line import by_table
 from tests.support.batch_queue import WARM_UP, Arrivals, Fixed, Queue, StreamOutcome, by_fixed
 from tests.support.batch_replica import serve_by_fixed, started_batches
 
-STEP_TIME = StepTime(
-    base_s=12e-3,
-    per_token_s=300e-6,
-    per_context_token_s=150e-9,
-    per_sequence_s=400e-6,
-    samples=0,
-    relative_error=0.0,
-)
+STEP_TIME = builders.step_time(12e-3, 300e-6, per_context_token_s=150e-9, per_sequence_s=400e-6)
 SHORT, LONG = RequestLengths(96, 16), RequestLengths(512, 128)
 MODEL = BatchModel(STEP_TIME, SHORT, LONG, long_share=0.2, launch_joules=40.0)
 OBJECTIVE = Objective(alpha=1.0, beta=0.02, gamma=2.0, slo_s=1.0)
@@ -218,13 +212,10 @@ def test_every_answer_is_within_its_bounds(table: BatchOrWaitTable) -> None:
         waiting = rng.choice((1, 2, 3, 4, 30))
         oldest_s = rng.choice((0.0, rng.uniform(0, 3), 1e9))
         decision = table.decide(
-            rate_per_s=rng.choice((0.0, 0.1, 3.0, 1e9)),
-            num_waiting=waiting,
-            oldest_wait_s=oldest_s,
-            has_long=rng.random() < 0.5,
-            remaining_tokens=rng.randint(0, 30_000),
+            rate_per_s=rng.choice((0.0, 0.1, 3.0, 1e9)), num_waiting=waiting, oldest_wait_s=oldest_s,
+            has_long=rng.random() < 0.5, remaining_tokens=rng.randint(0, 30_000),
             kv_pressure=rng.uniform(-0.5, 1.5),
-        )
+        )  # fmt: skip
         if decision.batch == 0:
             waits += 1
             assert 0 < decision.wait_s <= table.longest_wait_s - oldest_s + 1e-9
@@ -350,19 +341,11 @@ def test_kv_that_paused_ones_hold_is_a_pressure(table: BatchOrWaitTable) -> None
     replica.core.table.set_policy(PolicyPreset("batches", "sjf")(options))
 
     def submit(name: str, prompt: int, lease: int) -> None:
-        refused = replica.submit(
-            Submit(
-                sequence_id=name,
-                request_id=name,
-                tenant_id=name,
-                prompt_token_ids=virtual_prompt(name, prompt),
-                max_tokens=16,
-                lease_tokens=lease,
-                sampling=SamplingParams(seed=1),
-                predicted_output_tokens=16,
-            )
-        )
-        assert refused is None
+        asked = builders.submit(
+            name, tenant_id=name, prompt_token_ids=virtual_prompt(name, prompt), max_tokens=16,
+            lease_tokens=lease, sampling=SamplingParams(seed=1), predicted_output_tokens=16,
+        )  # fmt: skip
+        assert replica.submit(asked) is None
 
     submit("rests", 16 * 20, 1)
     while not replica.core.table.paused:

@@ -6,7 +6,6 @@ from math import exp
 
 import pytest
 
-from engine.messages import StepTime
 from engine.scheduling.batch_or_wait.batch_model import BatchModel, RequestLengths
 from engine.scheduling.batch_or_wait.kv_pool import KvMemory
 from engine.scheduling.batch_or_wait.objective import Objective, late_starts
@@ -15,17 +14,11 @@ from engine.scheduling.batch_or_wait.table import solve_table
 from engine.scheduling.batch_or_wait.value_iteration import Solution, solve
 from tests.support.batch_line import RandomPressure, by_table, tokens
 from tests.support.batch_queue import Arrivals
+from tests.support.builders import step_time
 
 pytestmark = pytest.mark.long
 
-STEP_TIME = StepTime(
-    base_s=12e-3,
-    per_token_s=300e-6,
-    per_context_token_s=150e-9,
-    per_sequence_s=400e-6,
-    samples=0,
-    relative_error=0.0,
-)
+STEP_TIME = step_time(12e-3, 300e-6, per_context_token_s=150e-9, per_sequence_s=400e-6)
 SHORT, LONG = RequestLengths(96, 16), RequestLengths(512, 128)
 MIXED = BatchModel(STEP_TIME, SHORT, LONG, long_share=0.2)
 ALIKE = BatchModel(STEP_TIME, SHORT, LONG, long_share=0.0, launch_joules=40.0)
@@ -227,14 +220,7 @@ def test_short_ones_run_without_the_long_ones_only_where_they_stand_first() -> N
 
 
 def test_a_prompt_that_costs_by_the_token_is_not_held_up_for_a_batch() -> None:
-    by_token = StepTime(
-        base_s=1e-6,
-        per_token_s=1e-3,
-        per_context_token_s=0.0,
-        per_sequence_s=0.0,
-        samples=0,
-        relative_error=0.0,
-    )
+    by_token = step_time(1e-6, 1e-3)
     model = BatchModel(by_token, RequestLengths(50, 1), RequestLengths(500, 1), long_share=0.0)
 
     solution = solve(model, 10.0, Objective(1.0, 0.0, 0.0, 1.0), Grid(4, 1.0, 2))
@@ -306,10 +292,7 @@ def test_a_batch_takes_as_long_as_its_steps() -> None:
         (lambda: BatchModel(STEP_TIME, SHORT, LONG, 0.5, busy_watts=float("nan")), "busy_watts"),
         (lambda: RequestLengths(0, 1), "at least 1"),
         (lambda: solve(MIXED, 1.0, Objective(), Grid(), KvMemory(tokens=639)), "no long request of 640"),
-        (
-            lambda: solve(MIXED, 1.0, Objective(), Grid(40, 2.0, 50), KvMemory(9999)),
-            "fewer KV pressures",
-        ),
+        (lambda: solve(MIXED, 1.0, Objective(), Grid(40, 2.0, 50), KvMemory(9999)), "fewer KV pressures"),
         (lambda: KvMemory(tokens=-1), "pool tokens -1"),
         (lambda: KvMemory(pressures=()), "1 to 6"),
         (lambda: KvMemory(pressures=(0.0, 1.0)), "parts of the pool"),

@@ -10,14 +10,7 @@ from engine.messages import StepTime
 from engine.scheduling.compose.decode_first import DecodeFirst
 from engine.scheduling.compose.prompts import PromptLimits
 from engine.step_time.model import PRIOR
-from tests.support.scheduling_states import (
-    decoding,
-    make_room,
-    make_sequence,
-    names,
-    random_sequence,
-    taken,
-)
+from tests.support.scheduling_states import decoding, make_room, make_sequence, names, random_sequence, taken
 
 
 def test_decodes_go_before_prompts() -> None:

@@ -8,14 +8,7 @@ from itertools import pairwise
 
 from engine.scheduling.compose.lanes import MOST_DECODE_STEPS, MOST_PREFILL_STEPS, Lanes
 from engine.sequence import Sequence
-from tests.support.scheduling_states import (
-    decoding,
-    execute,
-    make_room,
-    make_sequence,
-    names,
-    taken,
-)
+from tests.support.scheduling_states import decoding, execute, make_room, make_sequence, names, taken
 
 
 def test_a_step_advances_prompts_or_answers() -> None:
@@ -46,27 +39,26 @@ def test_a_step_advances_prompts_or_answers() -> None:
     assert changes < len(kinds) / 3, "the lanes are switched nearly every step"
 
 
-def test_answers_wait_for_so_many_steps_of_prompts_at_most() -> None:
+def waits_of(name: str, running: list[Sequence], steps: int) -> list[int]:
+    """After how many steps without it the sequence has its turn, each time."""
     compose = Lanes()
-    running = [decoding("d"), *(make_sequence(f"p{number}", prompt=10_000) for number in range(4))]
     served = [
-        any(sequence.sequence_id == "d" for sequence, _ in compose.shares(running, make_room(64)))
-        for _ in range(40)
+        any(sequence.sequence_id == name for sequence, _ in compose.shares(running, make_room(64)))
+        for _ in range(steps)
     ]
-    gaps = "".join("d" if each else "." for each in served).split("d")
-    assert max(len(gap) for gap in gaps) == MOST_PREFILL_STEPS
-    assert sum(served) < 30
+    return [len(gap) for gap in "".join("x" if each else "." for each in served).split("x")]
+
+
+def test_answers_wait_for_so_many_steps_of_prompts_at_most() -> None:
+    running = [decoding("d"), *(make_sequence(f"p{number}", prompt=10_000) for number in range(4))]
+    waits = waits_of("d", running, 40)
+    assert max(waits) == MOST_PREFILL_STEPS
+    assert len(waits) - 1 < 30
 
 
 def test_a_single_prompt_waits_for_so_many_steps_of_answers_at_most() -> None:
-    compose = Lanes()
     running = [*(decoding(f"d{number}") for number in range(40)), make_sequence("p", prompt=10_000)]
-    served = [
-        any(sequence.sequence_id == "p" for sequence, _ in compose.shares(running, make_room(64)))
-        for _ in range(80)
-    ]
-    gaps = "".join("p" if each else "." for each in served).split("p")
-    assert max(len(gap) for gap in gaps) == MOST_DECODE_STEPS
+    assert max(waits_of("p", running, 80)) == MOST_DECODE_STEPS
 
 
 def test_with_too_few_tokens_answers_take_turns() -> None:

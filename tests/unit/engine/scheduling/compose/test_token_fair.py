@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
+import pytest
+
 from engine.messages import StepTime
 from engine.scheduling.compose.token_fair import PATIENCE_STEPS, TokenFair
 from engine.scheduling.compose.turns import held_tenants, note_turns
@@ -107,17 +109,9 @@ def test_a_tenant_that_was_away_has_nothing_saved_up() -> None:
     assert all(abs(tokens - 16) <= 1 for tokens in windows(steps, "b", 8))
 
 
-def test_a_tenant_that_was_served_whole_saves_nothing_up() -> None:
-    few, others = sequences("a", 1), sequences("b", 50)
-    harness = Steps(TokenFair(slots=20))
-    harness.steps(few + others, 100)
-    few += [decoding(f"more{number}", tenant="a", max_tokens=10_000) for number in range(30)]
-    steps = harness.steps(few + others, 20)
-    assert all(abs(served["a"] - 10) <= 1 for served in steps)
-
-
-def test_nor_does_one_that_was_served_whole_while_there_was_no_contest() -> None:
-    few, others = sequences("a", 1), sequences("b", 19)
+@pytest.mark.parametrize("others_before", [50, 19], ids=["in a contest", "without one"])
+def test_a_tenant_that_was_served_whole_saves_nothing_up(others_before: int) -> None:
+    few, others = sequences("a", 1), sequences("b", others_before)
     harness = Steps(TokenFair(slots=20))
     harness.steps(few + others, 100)
     few += [decoding(f"more{number}", tenant="a", max_tokens=10_000) for number in range(30)]
@@ -205,11 +199,7 @@ def test_higher_tiers_have_their_slots_first() -> None:
 
 
 def test_the_account_says_by_whom_a_step_was_sat_out() -> None:
-    high, own, other = (
-        sequences("h", 2, tier=0),
-        sequences("a", 4),
-        sequences("b", 4),
-    )
+    high, own, other = (sequences("h", 2, tier=0), sequences("a", 4), sequences("b", 4))
     harness = Steps(TokenFair(slots=6))
     harness.step(high + own + other)
     causes = Counter(
@@ -229,9 +219,6 @@ def test_the_account_says_by_whom_a_step_was_sat_out() -> None:
     alone = Steps(TokenFair(slots=1))
     alone.step(own[:2])
     assert own[1].turns.sat_out_own == 1
-
-
-# ---------------------------------------------------------------- targets of a token's time
 
 
 def test_a_target_shortens_the_prompts_part_first() -> None:
@@ -283,9 +270,6 @@ def test_those_who_yield_to_a_target_have_their_tokens_all_the_same() -> None:
     steps = Steps(TokenFair()).steps(running, 60)
     assert all(served["b"] == 9 for served in steps)
     assert all(each.emitted_tokens >= 3 for each in running[:6])
-
-
-# ---------------------------------------------------------------- the short way
 
 
 def test_the_floor_holds_while_there_is_a_slot_for_each_and_time() -> None:

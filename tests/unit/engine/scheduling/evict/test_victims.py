@@ -9,10 +9,7 @@ from engine.scheduling.evict.base import KvCosts, memory_free_in_s
 from engine.scheduling.evict.victims import AttainedVictim, FairVictim, LatestVictim
 from engine.sequence import Sequence
 from engine.step_time.model import PRIOR, predict_step_s
-from tests.support.scheduling_states import (
-    decoding,
-    make_sequence,
-)
+from tests.support.scheduling_states import decoding, make_sequence
 
 
 def test_the_fair_victim_is_of_the_lowest_tier_even_if_it_had_little() -> None:

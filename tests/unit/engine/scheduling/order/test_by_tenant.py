@@ -37,9 +37,6 @@ def names(order: Order) -> list[str]:
     return [order.pop(0.0).entry_id for _ in range(len(order))]
 
 
-# ---------------------------------------------------------------- drr
-
-
 def small(order: type[Drr], quantum: int) -> type[Drr]:
     """The order, with another quantum."""
     return type(f"Small{order.__name__}", (order,), {"quantum_cost": quantum})
@@ -104,9 +101,6 @@ def test_a_correction_gives_credit_back() -> None:
     assert named.tenant_id == "a"
 
 
-# ---------------------------------------------------------------- locality, dlpm
-
-
 def test_the_most_cached_goes_first_then_its_group_then_the_oldest() -> None:
     order = Locality(ServiceCounters())
     order.add(entry("plain"))
@@ -146,9 +140,6 @@ def test_dlpm_has_locality_inside_a_tenant_and_credit_between_tenants() -> None:
     assert names(order) == ["a hot", "a plain", "b hot"]
 
 
-# ---------------------------------------------------------------- hybrid
-
-
 def test_hybrid_is_fair_between_tenants_and_short_first_inside_one() -> None:
     counters = ServiceCounters()
     order = Hybrid(counters)
@@ -186,9 +177,6 @@ def test_a_preempted_entry_of_hybrid_keeps_its_wait_though_its_line_was_gone() -
     counters.charge("other", 1.0, 50)
     # (1050 + 100) / 100 against (50 + 10) / 10.
     assert names(order) == ["old", "new"]
-
-
-# ---------------------------------------------------------------- the heaps
 
 
 def test_a_heap_forgets_what_was_dropped_and_heeds_the_last_key() -> None:
@@ -250,9 +238,6 @@ def test_the_log_of_falls_tells_each_reader_once_and_is_bounded() -> None:
     assert len(log._tenants) < 2 * MAX_LOWERED
 
 
-# ---------------------------------------------------------------- tiers
-
-
 @pytest.mark.parametrize("order_name", ["vtc", "hybrid", "drr", "dlpm"])
 def test_a_band_sees_that_a_counter_was_replaced_by_a_lower_one(order_name: str) -> None:
     counters = ServiceCounters()
@@ -303,9 +288,6 @@ def test_the_same_order_again_changes_nothing() -> None:
     queue.add(entry("new", prompt=10))
     counters.charge("other", 1.0, 20)
     assert names(queue) == ["old", "new"]
-
-
-# ---------------------------------------------------------------- hybrid: small ones past large ones
 
 
 def large(name: str, tenant: str, *, yields: int = 1000, weight: float = 1.0) -> QueueEntry:

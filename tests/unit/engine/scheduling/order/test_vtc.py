@@ -15,7 +15,14 @@ def entry(number: int, tenant: str, tier: int = 1, weight: float = 1.0) -> Queue
     return QueueEntry(f"e{number}", tenant, float(number), 10, 10, tier=tier, weight=weight)
 
 
-# ---------------------------------------------------------------- counters
+def fair_order() -> tuple[Vtc, ServiceCounters]:
+    counters = ServiceCounters()
+    return Vtc(counters), counters
+
+
+def fair_queue() -> tuple[TieredQueue, ServiceCounters]:
+    counters = ServiceCounters()
+    return TieredQueue("vtc", counters), counters
 
 
 def test_a_charge_and_its_correction_cancel_exactly() -> None:
@@ -61,12 +68,8 @@ def test_a_lift_only_raises() -> None:
     assert counters.value("t") == 70
 
 
-# ---------------------------------------------------------------- vtc
-
-
 def test_the_backlogged_tenant_with_the_least_service_goes_next() -> None:
-    counters = ServiceCounters()
-    order = Vtc(counters)
+    order, counters = fair_order()
     order.add(entry(0, "a"))
     order.add(entry(1, "b"))
     counters.charge("a", 1.0, 5)
@@ -81,8 +84,7 @@ def test_equal_tenants_are_served_by_arrival() -> None:
 
 
 def test_a_returning_tenant_is_lifted_to_the_least_of_those_who_wait() -> None:
-    counters = ServiceCounters()
-    order = Vtc(counters)
+    order, counters = fair_order()
     counters.set("a", 900)
     counters.set("b", 700)
     order.add(entry(0, "a", weight=1.0))
@@ -93,29 +95,19 @@ def test_a_returning_tenant_is_lifted_to_the_least_of_those_who_wait() -> None:
     assert counters.value("idle") == 900, "no credit for the time it was idle"
 
 
-def test_into_an_empty_queue_the_lift_goes_to_the_tenant_that_left_last() -> None:
-    counters = ServiceCounters()
-    order = Vtc(counters)
-    order.add(entry(0, "a"))
-    order.pop(0.0)
-    counters.charge("a", 1.0, 40)
-    order.add(entry(1, "b"))
-    assert counters.value("b") == counters.value("a") == 40 * COUNTER_SCALE
-
-
-def test_the_tenant_that_left_last_may_have_left_by_cancelling() -> None:
-    counters = ServiceCounters()
-    order = Vtc(counters)
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_into_an_empty_queue_the_lift_goes_to_the_tenant_that_left_last(is_cancelled: bool) -> None:
+    order, counters = fair_order()
     counters.set("a", 100)
     order.add(entry(0, "a"))
-    order.remove("e0")
+    order.remove("e0") if is_cancelled else order.pop(0.0)
+    counters.charge("a", 1.0, 40)
     order.add(entry(1, "b"))
-    assert counters.value("b") == 100
+    assert counters.value("b") == counters.value("a") == 100 + 40 * COUNTER_SCALE
 
 
 def test_a_tenant_that_still_waits_is_not_lifted_again() -> None:
-    counters = ServiceCounters()
-    order = Vtc(counters)
+    order, counters = fair_order()
     order.add(entry(0, "a"))
     order.add(entry(1, "b"))
     counters.charge("b", 1.0, 100)
@@ -124,8 +116,7 @@ def test_a_tenant_that_still_waits_is_not_lifted_again() -> None:
 
 
 def test_a_preempted_entry_lifts_nothing() -> None:
-    counters = ServiceCounters()
-    order = Vtc(counters)
+    order, counters = fair_order()
     order.add(entry(0, "a"))
     preempted = order.pop(0.0)
     counters.set("b", 500)
@@ -135,36 +126,22 @@ def test_a_preempted_entry_lifts_nothing() -> None:
     assert order.peek(0.0) is preempted
 
 
-def test_many_connections_of_one_tenant_have_one_turn() -> None:
-    counters = ServiceCounters()
-    order = Vtc(counters)
-    for number in range(50):
-        order.add(entry(number, "many"))
-    for number in range(50, 60):
-        order.add(entry(number, "few"))
+@pytest.mark.parametrize(
+    ("waiting", "weight", "turns"), [((50, 10), 1.0, (10, 10)), ((40, 40), 3.0, (10, 30))]
+)
+def test_turns_go_by_weight_and_not_by_connections(
+    waiting: tuple[int, int], weight: float, turns: tuple[int, int]
+) -> None:
+    order, counters = fair_order()
+    for number in range(sum(waiting)):
+        tenant = ("one", 1.0) if number < waiting[0] else ("other", weight)
+        order.add(entry(number, tenant[0], weight=tenant[1]))
     served = []
-    for _ in range(20):
-        head = order.pop(0.0)
-        counters.charge(head.tenant_id, head.weight, 10)
-        served.append(head.tenant_id)
-    assert served.count("many") == served.count("few") == 10
-
-
-def test_weights_divide_the_turns() -> None:
-    counters = ServiceCounters()
-    order = Vtc(counters)
-    for number in range(80):
-        tenant, weight = (("light", 1.0), ("heavy", 3.0))[number % 2]
-        order.add(entry(number, tenant, weight=weight))
-    served = []
-    for _ in range(40):
+    for _ in range(sum(turns)):
         head = order.pop(0.0)
         counters.charge(head.tenant_id, head.weight, 9)
         served.append(head.tenant_id)
-    assert (served.count("light"), served.count("heavy")) == (10, 30)
-
-
-# ---------------------------------------------------------------- fcfs
+    assert (served.count("one"), served.count("other")) == turns
 
 
 def test_first_come_first_served_heeds_no_counter() -> None:
@@ -176,12 +153,8 @@ def test_first_come_first_served_heeds_no_counter() -> None:
     assert [order.pop(0.0).entry_id for _ in range(6)] == [f"e{number}" for number in range(6)]
 
 
-# ---------------------------------------------------------------- tiers
-
-
 def test_a_higher_tier_goes_first_whatever_its_tenant_has_had() -> None:
-    counters = ServiceCounters()
-    queue = TieredQueue("vtc", counters)
+    queue, counters = fair_queue()
     counters.set("rich", 10**9)
     queue.add(entry(0, "poor", tier=2))
     queue.add(entry(1, "poor", tier=1))
@@ -206,8 +179,7 @@ def test_tiers_can_be_asked_for() -> None:
 
 
 def test_service_in_one_tier_counts_in_every_tier() -> None:
-    counters = ServiceCounters()
-    queue = TieredQueue("vtc", counters)
+    queue, counters = fair_queue()
     for tier in (1, 2):
         queue.add(entry(tier * 10, "a", tier))
         queue.add(entry(tier * 10 + 1, "b", tier))
@@ -220,8 +192,7 @@ def test_service_in_one_tier_counts_in_every_tier() -> None:
 def test_a_lift_in_one_tier_is_not_carried_into_another() -> None:
     """Batch work has used idle capacity all night; who sends one batch request must not starve in the
     interactive tier for it."""
-    counters = ServiceCounters()
-    queue = TieredQueue("vtc", counters)
+    queue, counters = fair_queue()
     counters.set("night", 10**12)
     queue.add(entry(0, "night", tier=2))
     queue.add(entry(1, "mixed", tier=2))
@@ -234,8 +205,7 @@ def test_a_lift_in_one_tier_is_not_carried_into_another() -> None:
 
 
 def test_what_an_owner_elsewhere_says_replaces_counter_and_lift() -> None:
-    counters = ServiceCounters()
-    queue = TieredQueue("vtc", counters)
+    queue, counters = fair_queue()
     counters.set("a", 500)
     queue.add(entry(0, "a"))
     queue.add(entry(1, "b"))
@@ -268,8 +238,7 @@ def test_a_preempted_entry_keeps_its_place_through_a_change_of_order() -> None:
 
 @pytest.mark.parametrize("between", ["hybrid", "fcfs"])
 def test_a_change_of_order_forgives_no_idle_time(between: str) -> None:
-    counters = ServiceCounters()
-    queue = TieredQueue("vtc", counters)
+    queue, counters = fair_queue()
     queue.add(entry(0, "old"))
     queue.pop(0.0)
     counters.charge("old", 1.0, 500)

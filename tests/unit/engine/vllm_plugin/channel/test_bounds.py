@@ -114,9 +114,6 @@ def test_the_longest_report_fits_into_a_frame() -> None:
     assert len(encode_report(report, KEY)) < MAX_FRAME_BYTES
 
 
-# ------------------------------------------------------------ settings
-
-
 def key_file(folder: Path, text: str = "a" * 40, mode: int = 0o600) -> str:
     path = folder / "key"
     path.write_text(text)

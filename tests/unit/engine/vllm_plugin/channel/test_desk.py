@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
@@ -19,12 +20,22 @@ def ask(server: StandInScheduler, gateway_id: str = "gw", **fields: object) -> P
     return server.desk.exchange(exchange(gateway_id, **fields), server.now_s)
 
 
-# ------------------------------------------------------------ leases
+def serving(lease: int, **options: Any) -> StandInScheduler:
+    """With one sequence, `s1`."""
+    server = stand_in(**options)
+    server.add(signed("s1", lease))
+    return server
+
+
+def end_of(report: PluginReport) -> tuple[str, int]:
+    """How `s1` ended, and with how many tokens."""
+    outcome = report.sequences["s1"].outcome
+    assert outcome is not None
+    return outcome.finish, outcome.emitted_tokens
 
 
 def test_a_sequence_rests_at_its_lease_and_goes_on_when_topped_up() -> None:
-    server = stand_in()
-    server.add(signed("s1", 50))
+    server = serving(50)
     server.run(80)
     news = ask(server).sequences["s1"]
     assert (news.state, news.emitted_tokens, news.lease_tokens) == ("parked", 50, 50)
@@ -35,15 +46,13 @@ def test_a_sequence_rests_at_its_lease_and_goes_on_when_topped_up() -> None:
     assert ask(server).sequences["s1"].emitted_tokens == 120
     ask(server, top_ups={"s1": 500})
     server.run(100)
-    news = ask(server).sequences["s1"]
-    assert (news.state, news.emitted_tokens) == ("ended", 200)
-    assert news.outcome is not None
-    assert (news.outcome.finish, news.outcome.emitted_tokens) == ("length", 200)
+    report = ask(server)
+    assert (report.sequences["s1"].state, report.sequences["s1"].emitted_tokens) == ("ended", 200)
+    assert end_of(report) == ("length", 200)
 
 
 def test_an_evicted_one_whose_lease_is_used_up_is_parked_as_well() -> None:
-    server = stand_in()
-    server.add(signed("s1", 3))
+    server = serving(3)
     server.run(5)
     server.live["s1"].is_evicted = True
     report = ask(server)
@@ -65,9 +74,7 @@ def test_a_cancel_that_overtakes_its_request_counts() -> None:
     ask(server, cancels={"s1": "expired"})
     server.add(signed("s1", 50))
     server.run(1)
-    outcome = ask(server).sequences["s1"].outcome
-    assert outcome is not None
-    assert (outcome.finish, outcome.emitted_tokens) == ("expired", 0)
+    assert end_of(ask(server)) == ("expired", 0)
 
 
 def test_a_late_word_about_an_ended_sequence_is_not_kept() -> None:
@@ -79,28 +86,21 @@ def test_a_late_word_about_an_ended_sequence_is_not_kept() -> None:
 
 
 def test_nothing_more_ends_it_with_the_cause_that_was_given() -> None:
-    server = stand_in()
-    server.add(signed("s1", 50))
+    server = serving(50)
     server.run(60)
     ask(server, cancels={"s1": "budget"})
     server.run(1)
-    outcome = ask(server).sequences["s1"].outcome
-    assert outcome is not None
-    assert (outcome.finish, outcome.emitted_tokens) == ("budget", 50)
+    assert end_of(ask(server)) == ("budget", 50)
 
 
 def test_a_gateway_cannot_touch_the_sequences_of_another() -> None:
-    server = stand_in()
-    server.add(signed("s1", 5))
+    server = serving(5)
     server.add(signed("s2", 5, gateway_id="other"), name="cmpl-2")
     server.run(9)
     ask(server, "other", top_ups={"s1": 90}, cancels={"s1": "failed"}, acknowledges=["s1"])
     server.run(9)
     assert server.live["s1"].emitted_tokens == 5
     assert set(ask(server, "other").sequences) == {"s2"}
-
-
-# ------------------------------------------------------------ signatures
 
 
 @pytest.mark.attack
@@ -148,8 +148,7 @@ def test_a_signature_is_good_once() -> None:
 
 @pytest.mark.attack
 def test_a_request_named_like_a_sequence_is_not_taken_for_it() -> None:
-    server = stand_in()
-    server.add(signed("s1", 5))
+    server = serving(5)
     server.add(None, name="s1")
     server.run(20)
     ask(server, cancels={"s1": "budget"})
@@ -180,9 +179,6 @@ def test_the_log_holds_no_key_and_is_bounded(caplog: pytest.LogCaptureFixture) -
     assert "ffff" not in caplog.text
 
 
-# ------------------------------------------------------------ reports
-
-
 def test_service_is_told_until_it_was_heard_and_once() -> None:
     server = stand_in()
     server.add(signed("s1", 50, weight=2.0))
@@ -201,8 +197,7 @@ def test_service_is_told_until_it_was_heard_and_once() -> None:
 
 
 def test_only_what_changed_is_told_again() -> None:
-    server = stand_in()
-    server.add(signed("s1", 5))
+    server = serving(5)
     server.add(signed("s2", 50), name="cmpl-2")
     server.run(9)
     first = ask(server)
@@ -260,9 +255,6 @@ def test_the_description_is_told() -> None:
     assert report.life == "life"
 
 
-# ------------------------------------------------------------ policy
-
-
 def test_the_policy_reaches_the_scheduler_before_its_next_step() -> None:
     server = stand_in()
     report = ask(server, policy=PolicyChoice("vtc"))
@@ -281,15 +273,11 @@ def test_a_policy_that_does_not_exist_is_refused_with_those_that_do() -> None:
 
 
 def test_a_policy_that_the_scheduler_refuses_does_not_stop_it() -> None:
-    server = stand_in()
-    server.add(signed("s1", 50))
+    server = serving(50)
     ask(server, policy=PolicyChoice("edf"))
     server.run(5)
     assert "does not go with this server" in ask(server).policy_refusal
     assert server.live["s1"].emitted_tokens == 5
-
-
-# ------------------------------------------------------------ gateways that come and go
 
 
 def test_what_rests_for_a_silent_gateway_ends_and_its_outcome_stays() -> None:
@@ -309,8 +297,7 @@ def test_what_rests_for_a_silent_gateway_ends_and_its_outcome_stays() -> None:
 
 
 def test_a_gateway_that_speaks_keeps_its_resting_sequences() -> None:
-    server = stand_in(timeout_s=30)
-    server.add(signed("s1", 5))
+    server = serving(5, timeout_s=30)
     for _ in range(20):
         server.run(10, step_s=1.0)
         ask(server)
@@ -318,8 +305,7 @@ def test_a_gateway_that_speaks_keeps_its_resting_sequences() -> None:
 
 
 def test_outcomes_of_a_dead_gateway_go_to_the_one_that_adopts_them() -> None:
-    server = stand_in(timeout_s=30)
-    server.add(signed("s1", 5))
+    server = serving(5, timeout_s=30)
     server.add(signed("s2", 500), name="cmpl-2", max_tokens=1000)
     server.run(10)
     assert set(ask(server, "heir", adopt=True).sequences) == set()
@@ -345,9 +331,7 @@ def test_a_new_life_of_a_gateway_ends_and_inherits_what_the_last_one_left() -> N
     ask(server, session="b")
     server.run(1)
     assert server.words_begun == before + 1
-    outcome = ask(server, session="b").sequences["s1"].outcome
-    assert outcome is not None
-    assert (outcome.finish, outcome.emitted_tokens) == ("cancelled", 7)
+    assert end_of(ask(server, session="b")) == ("cancelled", 7)
     with pytest.raises(ChannelRefused, match="id of its own"):
         ask(server, session="a")
     assert not server.add(signed("s2", session="a"), name="cmpl-2").is_verified

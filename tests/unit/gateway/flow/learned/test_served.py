@@ -16,13 +16,10 @@ def info(device: str = "cpu", model_id: str = "org/Llama-3.1-8B-Instruct") -> Mo
 @pytest.mark.parametrize(
     ("model", "name"),
     [
-        ("8b", "chat"),
-        ("Llama-3.1-8B", "chat"),
-        ("chat", "chat"),
-        ("org/llama-3.1-8b-instruct", "x"),
+        ("8b", "chat"), ("Llama-3.1-8B", "chat"), ("chat", "chat"), ("org/llama-3.1-8b-instruct", "x"),
         ("", "x"),
     ],
-)
+)  # fmt: skip
 def test_a_model_is_known_by_its_words(model: str, name: str) -> None:
     assert misfit(learned_table(model=model), name, [info()]) == ""
 

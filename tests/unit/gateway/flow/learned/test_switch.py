@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.flow.learned.actions import HYBRID, Actions
+from gateway.flow.learned.actions import HYBRID
 from gateway.flow.learned.macro_state import Situation
 from gateway.flow.learned.switch import HOLDS_S, MacroStateSwitch
 from tests.support.learned_tables import STRICT_SLOTS, learned_table
@@ -36,6 +36,7 @@ def test_what_was_taken_on_is_held_and_a_load_at_a_border_does_not_swing() -> No
     first = next(now_s for now_s, each in zip(at_s, told, strict=True) if each is not None)
     assert first == 2.0 + HOLDS_S
     assert told[at_s.index(first)] == (STRICT_SLOTS, "learned: a queue; KV cache free; arrivals rising")
+    assert (switch.state, switch.actions) == (5, STRICT_SLOTS)
     swings = [switch.look((CALM, QUEUE)[turn % 2], 100.0 + 2 * turn) for turn in range(50)]
     assert swings == [None] * 50, "every other look: never twice in a row"
 
@@ -86,12 +87,3 @@ def test_each_look_looks_up_once_and_builds_nothing(monkeypatch: pytest.MonkeyPa
         switch.look((CALM, QUEUE, BEYOND)[turn % 3], 2.0 * turn)
     assert switch.lookups == 100
     assert table.indexed is built
-
-
-def test_actions_are_the_states_own() -> None:
-    fast = Actions(slots=0.25)
-    switch = MacroStateSwitch(learned_table({0: HYBRID, 5: fast}))
-    for now_s in (0.0, 2.0):
-        switch.look(QUEUE, now_s)
-    assert (switch.state, switch.actions) == (5, fast)
-    assert switch.table.look_up(QUEUE) == (5, fast)

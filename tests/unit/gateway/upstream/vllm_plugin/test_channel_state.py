@@ -32,9 +32,12 @@ def ended(wire_id: str) -> SequenceNews:
 class Talk:
     """A state, and the exchanges with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *names: str) -> None:
+        """These sequences have begun."""
         self.state = ChannelState("gw", "life-1")
         self.step = 0
+        for name in names:
+            self.state.begin(submit(name), 1.0)
 
     def exchange(self, life: str = "server-1", **fields: Any) -> Any:
         """One exchange that is answered; returns what was said."""
@@ -69,8 +72,7 @@ def test_claims_are_good_at_the_server_that_was_heard_alone() -> None:
 
 
 def test_a_lease_is_said_until_a_report_shows_it() -> None:
-    talk = Talk()
-    talk.state.begin(submit(), 1.0)
+    talk = Talk("s")
     assert talk.exchange().top_ups == {}, "it came with the request"
     assert talk.state.top_up("s", 40)
     assert not talk.state.top_up("s", 40)
@@ -84,8 +86,7 @@ def test_a_lease_is_said_until_a_report_shows_it() -> None:
 
 
 def test_a_lost_exchange_changes_nothing() -> None:
-    talk = Talk()
-    talk.state.begin(submit(), 1.0)
+    talk = Talk("s")
     talk.state.top_up("s", 40)
     talk.state.begin(submit("before"), 1.0)
     talk.state.over("before", has_outcome=True)
@@ -98,15 +99,12 @@ def test_a_lost_exchange_changes_nothing() -> None:
     assert again.top_ups == {"s": 40}
     assert talk.state.has_to_say
     talk.exchange()
-    assert (talk.state.exchange(NONCE, 1.0).acknowledges, talk.state.exchange(NONCE, 1.0).policy) == (
-        [],
-        None,
-    )
+    said = talk.state.exchange(NONCE, 1.0)
+    assert (said.acknowledges, said.policy) == ([], None)
 
 
 def test_a_cancel_is_said_until_its_sequence_has_ended_and_not_for_ever() -> None:
-    talk = Talk()
-    talk.state.begin(submit(), 1.0)
+    talk = Talk("s")
     talk.state.cancel("s", "budget")
     talk.state.cancel("s", "cancelled")
     assert talk.exchange().cancels == {"s": "budget"}, "the first cause holds"
@@ -117,9 +115,7 @@ def test_a_cancel_is_said_until_its_sequence_has_ended_and_not_for_ever() -> Non
 
 
 def test_outcomes_that_nothing_reads_are_orphans_until_they_are_acknowledged() -> None:
-    talk = Talk()
-    talk.state.begin(submit("read"), 1.0)
-    talk.state.begin(submit("lost"), 1.0)
+    talk = Talk("read", "lost")
     talk.state.over("read", has_outcome=True)
     talk.state.over("lost", has_outcome=False)
     talk.exchange(sequences={name: ended(name) for name in ("read", "lost", "earlier")})
@@ -132,8 +128,7 @@ def test_outcomes_that_nothing_reads_are_orphans_until_they_are_acknowledged() -
 
 
 def test_an_outcome_that_comes_after_its_acknowledgement_is_acknowledged_again() -> None:
-    talk = Talk()
-    talk.state.begin(submit(), 1.0)
+    talk = Talk("s")
     talk.state.over("s", has_outcome=True)
     talk.state.acknowledge(["s"])
     assert talk.exchange().acknowledges == ["s"]
@@ -144,8 +139,7 @@ def test_an_outcome_that_comes_after_its_acknowledgement_is_acknowledged_again()
 
 
 def test_every_attempt_is_acknowledged() -> None:
-    talk = Talk()
-    talk.state.begin(submit(), 1.0)
+    talk = Talk("s")
     talk.state.over("s", has_outcome=False)
     talk.state.begin(submit(), 1.0)
     talk.state.over("s", has_outcome=True)
@@ -154,8 +148,7 @@ def test_every_attempt_is_acknowledged() -> None:
 
 
 def test_sequences_of_an_earlier_life_are_in_the_inventory_and_can_be_ended() -> None:
-    talk = Talk()
-    talk.state.begin(submit("mine"), 1.0)
+    talk = Talk("mine")
     left = SequenceNews("parked", 7, 7, "old request", "ten", 2)
     talk.exchange(sequences={"mine": SequenceNews("running", 1, 16), "old": left}, gateways=["gw", "other"])
     found = talk.state.inventory("vllm-a", [])
@@ -214,8 +207,7 @@ def test_a_report_that_is_full_may_have_left_outcomes_out() -> None:
 
 def test_a_report_on_its_way_during_the_acknowledgement_leaves_nothing_behind() -> None:
     """It says that the sequence runs, and none after it speaks of it: recovery would wait for its end."""
-    talk = Talk()
-    talk.state.begin(submit(), 1.0)
+    talk = Talk("s")
     asked = talk.state.exchange(NONCE, 1.0)
     talk.state.over("s", has_outcome=True)
     talk.state.acknowledge(["s"])

@@ -1,0 +1,97 @@
+"""Messages and records with defaults: a test says of them only what matters for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.messages import SamplingParams, StepTime, Submit
+from engine.scheduling.counters import ServiceCounters
+from gateway.domain.call import Call
+from gateway.domain.estimate import Estimate
+from gateway.flow.controller import FlowController
+from gateway.flow.window import WindowRule
+from tenants.types import Principal, Tier
+
+
+def submit(name: str = "s", *, max_tokens: int = 10, **fields: Any) -> Submit:
+    """A sequence, and a request of the same name; its lease covers all its tokens."""
+    values: dict[str, Any] = {
+        "sequence_id": name, "request_id": name, "tenant_id": "t", "prompt_token_ids": [5, 6, 7],
+        "max_tokens": max_tokens, "lease_tokens": max_tokens,
+    }  # fmt: skip
+    return Submit(**(values | fields))
+
+
+def step_time(base_s: float = 0.0, per_token_s: float = 0.0, **fields: Any) -> StepTime:
+    """All parts that are not named are 0."""
+    rest = {"per_context_token_s": 0.0, "per_sequence_s": 0.0, "samples": 0, "relative_error": 0.0}
+    return StepTime(base_s, per_token_s, **(rest | fields))
+
+
+def flow_controller(
+    order: str = "vtc",
+    counters: ServiceCounters | None = None,
+    *,
+    lookahead: int = 0,
+    kind: type[FlowController] = FlowController,
+    **fields: Any,
+) -> FlowController:
+    """A queue that is never full and that nobody leaves for the time that he waited."""
+    rest = {"max_queued": 1_000, "max_queued_per_tenant": 1_000, "queue_ttl_s": [1e9] * 3, "log_records": 10}
+    window = WindowRule(lookahead, 1.0)
+    counters = ServiceCounters() if counters is None else counters
+    return kind(order, counters, window=window, **(rest | fields))
+
+
+def principal(tenant: str = "ten_1", **fields: Any) -> Principal:
+    """May use everything, without limits."""
+    values: dict[str, Any] = {
+        "tenant_id": tenant,
+        "tenant_name": "acme",
+        "project_id": "prj_1",
+        "key_id": "key_1",
+        "key_prefix": "fg_live_x",
+        "weight": 1.0,
+        "scopes": frozenset({"inference"}),
+        "default_tier": Tier.STANDARD,
+        "tiers": frozenset(Tier),
+        "models": None,
+    }
+    return Principal(**(values | fields))
+
+
+def call(**fields: Any) -> Call:
+    """A streamed chat of one choice."""
+    values: dict[str, Any] = {
+        "request_id": "req_1",
+        "chat": True,
+        "model": "m",
+        "principal": principal(),
+        "tier": Tier.STANDARD,
+        "prompts": ([1] * 10,),
+        "choices": 1,
+        "max_tokens": 40,
+        "sampling": SamplingParams(),
+        "stream": True,
+        "include_usage": True,
+        "created": 1,
+    }
+    return Call(**(values | fields))
+
+
+def estimate(**fields: Any) -> Estimate:
+    """Median and 90th percentile of each figure, from a replay."""
+    values: dict[str, Any] = {
+        "wait_s": (5.0, 9.0),
+        "ttft_s": (6.0, 10.0),
+        "tpot_s": (0.1, 0.2),
+        "e2e_s": (9.0, 20.0),
+        "output_tokens": (10, 40),
+        "cost_nanousd": (1, 2),
+        "max_cost_nanousd": 3,
+        "tokens_ahead": {},
+        "basis": "replay",
+        "samples": 1,
+        "saturated": False,
+    }
+    return Estimate(**(values | fields))
