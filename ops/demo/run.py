@@ -1,13 +1,4 @@
-"""The demo, from an empty directory to its report.
-
-serve       a real `fairgate serve` in a directory of its own
-cast        27 tenants with weights, tiers and keys
-calibrate   measure the capacity of this machine in a few seconds of full load
-plan        compress the trace in time so that the load is a stated multiple of that
-replay      send it through HTTP, watch it live
-account     read the dispatch log to its end, verify the ledger, its counters and usage, simulate FCFS
-report      as text and as JSON
-"""
+"""The demo, from an empty directory to its report."""
 
 from __future__ import annotations
 
@@ -76,8 +67,6 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """Options of the command line."""
-
     once: bool = False
     json_file: Path | None = None
     html_file: Path | None = None

@@ -21,7 +21,6 @@ from ops.sandbox.server import LogReader
 EVERY_S = 0.5
 RATE_WINDOW_S = 5.0
 LOG_EVERY = 4
-"""Samples from one reading of the dispatch log to the next."""
 
 
 class DemoSampler:
@@ -77,7 +76,6 @@ class DemoSampler:
                 self._rates.popleft()
 
     def view(self, phase: str) -> View:
-        """The state for the live table."""
         tenants = {item["name"]: item for item in self.status.get("tenants", [])}
         by_tenant = self._board.by_tenant()
         fair = self._fair_service()
@@ -163,6 +161,5 @@ class DemoSampler:
 
 
 def _budget_left(tenant: Mapping[str, Any]) -> float | None:
-    """The part of the tightest limit that is left."""
     parts = [limit["available"] / limit["amount"] for limit in tenant.get("limits", []) if limit["amount"]]
     return min(parts, default=None)

@@ -233,10 +233,7 @@ def finishing_batches(
 def training_batches(
     seed: int, tokenizer: PreTrainedTokenizerFast, *, steps: int, tokens_per_batch: int
 ) -> Iterator[tuple[TrainingBatch, float]]:
-    """The shuffled batches of a run, each with the mean weight of a batch to scale its loss by.
-
-    First come short conversations only: they cost little and teach the skills. Then come all lengths.
-    """
+    """Each batch with the mean weight to scale its loss by: short conversations first, then all lengths."""
     rng = random.Random(seed)
     short_steps = round(SHORT_SHARE * steps)
     short_stream = training_stream(seed, SHORT_CHARACTERS)
@@ -290,10 +287,7 @@ def cpu_minutes() -> float:
 
 
 def learning_rate(step: int, steps: int, peak: float, warm_up_steps: int = 100) -> float:
-    """Linear warm-up, flat to the middle, then a straight line down to nothing.
-
-    A cosine would be nearly at its end when the long instructions come in.
-    """
+    """Linear warm-up, flat to the middle, then a straight line down to nothing."""
     return peak * min(1.0, (step + 1) / warm_up_steps, 2 * (steps - step) / steps)
 
 
@@ -308,7 +302,6 @@ def train(
     console: Console,
     is_finish: bool = False,
 ) -> int:
-    """Train the model in place; returns how many tokens it saw."""
     # Muon for the matrices inside the layers: it learns to copy after a third of the tokens AdamW needs.
     matrices = [parameter for parameter in model.model.layers.parameters() if parameter.dim() == 2]
     inside = {id(parameter) for parameter in matrices}
@@ -415,7 +408,6 @@ def main(
     finish: Path | None,
     threads: int,
 ) -> None:
-    """Train the demo model and save it."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     keep_freed_memory()
     torch.set_num_threads(threads)
