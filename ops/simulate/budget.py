@@ -18,8 +18,7 @@ from gateway.budget.lease import SequenceLease
 from gateway.budget.stream_limiter import StreamLimiter, StreamLimitReached, fed_streams
 from ops.simulate.pool import SimulatedPool
 from ops.simulate.traffic.requests import MOST_REQUESTS, RequestLimits, SimulatedRequest
-from tenants.pricing.metering import counted
-from tenants.pricing.pricing import PriceBook
+from tenants.pricing.pricing import PriceBook, counted
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import Denied, Granted
 from tenants.types import Amounts, Limit, Meter, Tier

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tenants.quota.hour_of_week import (
+from tenants.quota.projection import (
     HOUR_S,
     HOUR_US,
     WEEK_HOURS,
