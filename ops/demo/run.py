@@ -30,7 +30,7 @@ from ops.demo.cast import CAST, planned_tokens
 from ops.demo.logbook import events_of
 from ops.demo.prompts.prompts import Prompts
 from ops.demo.replay import Board, PlannedRequest, replay
-from ops.demo.report import MIN_BACKLOG_S, DemoEvidence, Sample, build_report, verdict
+from ops.demo.report import MIN_BACKLOG_S, DemoEvidence, build_report, verdict
 from ops.demo.simulate import past_requests, simulate
 from ops.demo.stage import DemoTenants, set_limits, set_stage
 from ops.demo.summary import report_page, summary
@@ -256,7 +256,7 @@ def _account(
         cast=CAST,
         replay=replayed,
         sent=board.sent,
-        samples=[Sample(sample.at_s, sample.service) for sample in watch.samples],
+        samples=watch.samples,
         events=events,
         audit=audited,
         ledger={"exact": verified["ok"] and not log.lost, "log_records_lost": log.lost} | verified,
