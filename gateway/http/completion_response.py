@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from litestar.types import Receive, Scope, Send
 
 from gateway.domain.account import Account
@@ -25,7 +26,6 @@ from gateway.http import openai_responses
 from gateway.http.asgi import BoundedSend, EncodedHeaders, encode_headers, send_start
 from gateway.http.event_listener import EventListener
 from gateway.http.openai_responses import Choice, TextChunks
-from gateway.http.vector_responses import vectors_body
 from gateway.metrics.gen_ai import operation_of
 from gateway.quotes.offered import tiers_instead
 from gateway.requests import queue_progress
@@ -288,3 +288,17 @@ class _Watcher:
             if message["type"] == "http.disconnect":
                 self._run.interrupt(RequestOutcome.DISCONNECTED)
                 return
+
+
+def vectors_body(call: Call, vectors: str, account: Account) -> dict[str, Any]:
+    """An embedding answer in OpenAI's shape, or a rerank answer in that of vLLM and Jina.
+
+    `vectors`: the checked list of the server's answer, as JSON (`gateway/upstream/openai/vectors.py`).
+    """
+    tokens = account.charged.input_tokens
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    rows = msgspec.Raw(vectors.encode())
+    common = {"model": call.model, "usage": usage, "fairgate": account.as_json()}
+    if call.task is RequestTask.EMBED:
+        return {"object": "list", "data": rows} | common
+    return {"id": call.request_id, "results": rows} | common
