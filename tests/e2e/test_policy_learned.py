@@ -13,11 +13,11 @@ import pytest
 
 from gateway.flow.learned.actions import HYBRID
 from gateway.flow.learned.macro_state import SeenRange
-from tests.e2e.test_policy import policy
+from tests.support.commands import answer_of, fairgate
 from tests.support.console import Browser
 from tests.support.learned_tables import STRICT_SLOTS, learned_table
 from tests.support.server_process import MODEL, Server, server_process, until
-from tests.support.warm_command import fairgate
+from tests.support.warm_command import fairgate as warm_fairgate
 
 MOST_QUEUED_PER_PLACE = 3.0
 
@@ -49,7 +49,7 @@ def test_a_missing_table_at_the_start_leaves_hybrid_in_force_and_is_said_once(le
     assert missing in learned(learning)["problem"]
     assert learning.log().count(missing) == 1
     assert "the actions of hybrid are in force" in learning.log()
-    told = policy(learning, "show").stdout
+    told = fairgate(learning, "policy", "show").stdout
     assert f"{MODEL}: {missing}; see `fairgate policy learn`; the actions of hybrid are in force" in told
     key = learning.tenant("meanwhile")
     with learning.http(key) as client:
@@ -82,7 +82,7 @@ def test_learned_table(learning: Server, tmp_path: Path) -> None:
                 assert answer.status_code == 200
 
         ask(7)
-        done = policy(learning, "set", "learned", "--option", f"learned_table={path}", "--json")
+        done = fairgate(learning, "policy", "set", "learned", "--option", f"learned_table={path}", "--json")
         assert done.exit_code == 0, done.output
         assert json.loads(done.stdout)["learned"][MODEL]["problem"] == ""
         until(lambda: (learned(learning)["macro_state"] or 0) >= 4)
@@ -96,11 +96,11 @@ def test_learned_table(learning: Server, tmp_path: Path) -> None:
         }
         state = learned(learning)["macro_state"]
         assert f'fairgate_macro_state{{model="{MODEL}"}} {state}.0' in _metrics(learning)
-        assert f"macro-state {state} (a queue" in policy(learning, "show").stdout
+        assert f"macro-state {state} (a queue" in fairgate(learning, "policy", "show").stdout
         ask(8)
         until(lambda: learned(learning)["is_outside"])
         assert in_force(learning)["slots"] == HYBRID.slots
-        told = policy(learning, "show").stdout
+        told = fairgate(learning, "policy", "show").stdout
         assert "outside of what the table was fitted on; the actions of hybrid are in force" in told
         moves = learning.status()["models"]["pools"][MODEL]["control"]["moves"]
         reasons = [each["reason"] for each in moves if each["knob"] == "slots"]
@@ -109,7 +109,7 @@ def test_learned_table(learning: Server, tmp_path: Path) -> None:
         assert f'fairgate_macro_state{{model="{MODEL}"}} -1.0' in _metrics(learning)
     shown = learned(learning)
     assert shown["lookups"] >= shown["switches"] + shown["times_outside"]
-    assert policy(learning, "set", "hybrid").exit_code == 0
+    assert fairgate(learning, "policy", "set", "hybrid").exit_code == 0
     assert learned(learning) is None
     until(lambda: in_force(learning)["long_share"] == 0.5)
 
@@ -150,12 +150,12 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_table_that_cannot_be_used_is_refused_before_anything_changes(
     server: Server, tables: Path, name: str, complaint: str
 ) -> None:
-    before = json.loads(policy(server, "show", "--json").stdout)
+    before = answer_of(server, "policy", "show")
     option = ["--option", f"learned_table={tables / name}"] if name else []
-    refused = policy(server, "set", "learned", *option)
+    refused = fairgate(server, "policy", "set", "learned", *option)
     assert refused.exit_code == 1
     assert complaint in refused.output, refused.output
-    after = json.loads(policy(server, "show", "--json").stdout)
+    after = answer_of(server, "policy", "show")
     assert (after["policy"], after["from"], after["learned"]) == (before["policy"], before["from"], {})
     assert after["engines"][0]["policy"] == before["policy"]
 
@@ -164,7 +164,7 @@ def test_a_server_does_not_start_with_the_policy_and_without_the_name_of_a_table
     tmp_path: Path, chat_model: Path
 ) -> None:
     flags = ["--data-dir", str(tmp_path / "data"), "--model", str(chat_model), "--policy", "learned"]
-    done = fairgate("serve", "--port", "0", *flags)
+    done = warm_fairgate("serve", "--port", "0", *flags)
     assert done.returncode == 1
     assert "make one with `fairgate policy learn`" in done.stderr
     assert "Traceback" not in done.stderr
