@@ -225,7 +225,7 @@ def _import_all() -> None:
             importlib.import_module(where.partition(":")[0])
     for module in MODULES:
         importlib.import_module(module)
-    importlib.import_module("tests.support.shared_routes").register()
+    importlib.import_module("tests.support.shared_routes").registered()
 
 
 if __name__ == "__main__":
