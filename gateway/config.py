@@ -314,7 +314,7 @@ class GatewayConfig(GatewaySettings, frozen=True, kw_only=True):
     audit_ledger_s: Seconds = 600.0
     audit_verify_s: Seconds = 86_400.0
     """When the audit is signed, the ledger digested and the whole audit checked, as the settings say
-    (`ops/settings/audit.py`)."""
+    (`ops/settings/groups.py`)."""
 
     body_timeout_s: Seconds = 30.0
     prompt_threads: Count = 2

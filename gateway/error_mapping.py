@@ -34,7 +34,7 @@ from gateway.upstream.base import (
     UpstreamUnavailable,
 )
 from gateway.upstream.capabilities import FIELD_NEED
-from tenants.admin.etag import etag_of
+from tenants.admin.transaction import etag_of
 from tenants.errors import (
     AlreadyExists,
     DatabaseUnavailable,

@@ -191,22 +191,6 @@ def all_ok(parts: Iterable[Mapping[str, Any]]) -> bool | None:
 # ---------------------------------------------------------------- figures
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A figure over several seeds."""
-
-    median: float
-    least: float
-    most: float
-
-    def __str__(self) -> str:
-        return f"{number(self.median)} ({number(self.least)} to {number(self.most)})"
-
-    def as_json(self) -> dict[str, float]:
-        """For `--json`."""
-        return {"median": self.median, "least": self.least, "most": self.most}
-
-
 def quantile(values: Iterable[float], share: float) -> float:
     """Nearest rank: the smallest value that at least `share` (0 to 1) of them do not exceed; NaN for none."""
     ordered = sorted(values)
@@ -230,13 +214,11 @@ def number(value: float) -> str:
 
 
 def plain(value: Any) -> Any:
-    """For JSON: spreads as objects, and no infinities or NaN, which JSON does not have."""
-    if isinstance(value, Spread):
-        return plain(value.as_json())
+    """For JSON, which has no infinities or NaN."""
     if isinstance(value, Mapping):
-        return {key: plain(each) for key, each in value.items()}
+        return {key: plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [plain(part) for part in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

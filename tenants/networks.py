@@ -20,18 +20,18 @@ def network_of(text: str) -> Network:
     try:
         if "%" in text:  # an interface of the machine that the address was seen on
             raise ValueError
-        found = ip_network(text, strict=False)
+        network = ip_network(text, strict=False)
     except ValueError:
         raise ValueError(
             f"{text[:64]!r} is not a network such as 10.0.0.0/8 or 2001:db8::/32, nor an address"
         ) from None
-    if found.network_address != ip_address(text.partition("/")[0]):
-        raise ValueError(f"{text!r} has host bits set: did you mean {found}")
-    if isinstance(found, IPv6Network) and found.prefixlen >= _MAPPED_BITS:
-        mapped = found.network_address.ipv4_mapped
+    if network.network_address != ip_address(text.partition("/")[0]):
+        raise ValueError(f"{text!r} has host bits set: did you mean {network}")
+    if isinstance(network, IPv6Network) and network.prefixlen >= _MAPPED_BITS:
+        mapped = network.network_address.ipv4_mapped
         if mapped is not None:
-            return IPv4Network((mapped, found.prefixlen - _MAPPED_BITS))
-    return found
+            return IPv4Network((mapped, network.prefixlen - _MAPPED_BITS))
+    return network
 
 
 def address_of(text: str) -> Address | None:
@@ -41,10 +41,10 @@ def address_of(text: str) -> Address | None:
     if with_port := _WITH_PORT.fullmatch(text):
         text = with_port[1] or with_port[2]
     try:
-        found = ip_address(text.partition("%")[0])
+        address = ip_address(text.partition("%")[0])
     except ValueError:
         return None
-    return (found.ipv4_mapped if isinstance(found, IPv6Address) else None) or found
+    return (address.ipv4_mapped if isinstance(address, IPv6Address) else None) or address
 
 
 def counted_as(address: Address | None) -> Address | Network | None:

@@ -215,7 +215,7 @@ class RequestTraits:
 
 class Amounts(msgspec.Struct, frozen=True):
     """What a request holds or has used, by meter. Limits count weighted tokens
-    (`tenants/pricing/metering.py`), bills and usage the real ones."""
+    (`tenants/pricing/pricing.py`), bills and usage the real ones."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -287,7 +287,7 @@ class Principal:
         """The limits on a request, as in force at `now_s` (seconds since 1970). The tenant's default for end
         users binds as a limit of the request's end user, unless that one has a limit of its own in its
         place."""
-        found: dict[str, Limit] = {}
+        by_identity: dict[str, Limit] = {}
         for limit in self.limits:
             if not limit.binds(request):
                 continue
@@ -298,12 +298,12 @@ class Principal:
                 user = end_user_id(self.tenant_id, request.end_user)
                 if limit.is_default:
                     in_force = in_force.of_end_user(user)
-                    if in_force.identity in found:
+                    if in_force.identity in by_identity:
                         continue
                 elif limit.subject_id != user:
                     continue
-            found[in_force.identity] = in_force
-        return tuple(found.values())
+            by_identity[in_force.identity] = in_force
+        return tuple(by_identity.values())
 
 
 SCOPES = frozenset({"inference", "quote", "usage:read", "admin:read", "admin:write"})

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from gateway.domain.call import Call
 from gateway.domain.usage import SequenceUse, use_of
-from tenants.pricing.metering import counted
-from tenants.pricing.pricing import PriceBook
+from tenants.pricing.pricing import PriceBook, counted
 from tenants.types import NOTHING, Amounts
 
 MAX_SIZES = 16

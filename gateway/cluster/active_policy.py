@@ -21,8 +21,8 @@ from gateway.pools.control_loop import ControlLoop
 from gateway.pools.pool import ModelPool
 from gateway.upstream.base import UpstreamLost
 from tenants.admin.audit import Actor
-from tenants.admin.etag import IfMatch
 from tenants.admin.policy import StoredPolicy
+from tenants.admin.transaction import IfMatch
 from tenants.errors import DatabaseUnavailable
 
 FOLLOW_EVERY_S = 0.25

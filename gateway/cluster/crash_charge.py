@@ -23,8 +23,7 @@ from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.usage import Use, use_of_outcomes
 from tenants.ledger.progress import Progress
 from tenants.ledger.rows import AMOUNT_FIELDS, OpenRequest, amounts_from, as_list, less
-from tenants.pricing.metering import counted
-from tenants.pricing.pricing import PriceBook
+from tenants.pricing.pricing import PriceBook, counted
 from tenants.types import Amounts
 
 

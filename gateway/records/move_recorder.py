@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, Counter
 from gateway.background import BackgroundWriter
 from gateway.flow.control_rules import Control, Move
 from tenants.counts import move_store
-from tenants.counts.move import MAX_MODEL_CHARACTERS, MAX_REASON_CHARACTERS, StoredMove
+from tenants.counts.move_store import MAX_MODEL_CHARACTERS, MAX_REASON_CHARACTERS, StoredMove
 from tenants.errors import DatabaseUnavailable
 from tenants.storage.database import Database
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from gateway.errors import ApiError
 from gateway.metrics.registry import Metrics
 from gateway.records.exact_writer import ExactWriter
-from tenants.counts import refusal, refusal_store
-from tenants.counts.refusal import Counts, RefusalKey, RefusedRequest
+from tenants.counts import refusal_store
+from tenants.counts.refusal_store import Counts, RefusalKey, RefusedRequest
 from tenants.storage.database import Database
 from tenants.storage.flushes import Flush
 
@@ -82,7 +82,7 @@ class RefusalRecorder(ExactWriter[RefusalBatch]):
         log.debug("refused: %s", error.code)
         lacked = error.lacked
         refused = RefusedRequest(
-            request_id[: refusal.MAX_ID_CHARACTERS],
+            request_id[: refusal_store.MAX_ID_CHARACTERS],
             round(self._wall_clock() * 1e6),
             error.code,
             *caller,
@@ -94,9 +94,9 @@ class RefusalRecorder(ExactWriter[RefusalBatch]):
             available=None if lacked is None else lacked.available,
             retry_after_ms=None if error.retry_after_s is None else math.ceil(error.retry_after_s * 1000),
         )
-        refusal.added(self._counts, {refused.key: 1})
+        refusal_store.added(self._counts, {refused.key: 1})
         if len(self._counts) > MAX_COUNTS:
-            self._counts = refusal.merged(self._counts, MAX_COUNTS // 2)
+            self._counts = refusal_store.merged(self._counts, MAX_COUNTS // 2)
         if self._is_kept_whole(refused):
             self._rows.append(refused)
 
@@ -144,4 +144,6 @@ class RefusalRecorder(ExactWriter[RefusalBatch]):
 
 def _storable(model: str) -> str:
     """A name that a client may have made up, as every database takes it."""
-    return "".join(each if each.isprintable() else "?" for each in model[: refusal.MAX_MODEL_CHARACTERS])
+    return "".join(
+        each if each.isprintable() else "?" for each in model[: refusal_store.MAX_MODEL_CHARACTERS]
+    )

@@ -36,7 +36,7 @@ from gateway.upstream.base import (
     uncertain_tokens,
     unknown_finish,
 )
-from tenants.pricing.metering import counted
+from tenants.pricing.pricing import counted
 from tenants.types import NOTHING, Amounts
 
 log = logging.getLogger("fairgate.gateway.lifecycle")

@@ -81,8 +81,7 @@ from gateway.upstream.base import (
     UpstreamUnavailable,
 )
 from tenants.errors import DatabaseUnavailable, KeyRejected, UnknownPrice
-from tenants.pricing.metering import counted
-from tenants.pricing.pricing import PriceBook
+from tenants.pricing.pricing import PriceBook, counted
 from tenants.quota.rules import refusal_by
 from tenants.quota.store import Denied, Hold, LimitNotKept, QuotaStoreUnavailable
 from tenants.types import Limit, Principal, RequestTraits, Tier

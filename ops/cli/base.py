@@ -103,8 +103,8 @@ def html_option() -> click.Option:
 
 
 def page_file() -> Path | None:
-    found: Path | None = click.get_current_context().meta.get(HTML_KEY)
-    return found
+    path: Path | None = click.get_current_context().meta.get(HTML_KEY)
+    return path
 
 
 class Command(click.Command):

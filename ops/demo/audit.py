@@ -33,8 +33,6 @@ MAX_EXAMPLES = 5
 
 
 class LogEventKind(StrEnum):
-    """What a line of the log says."""
-
     ARRIVED = "arrived"
     DISPATCHED = "dispatched"
     CORRECTED = "corrected"
@@ -47,8 +45,6 @@ class LogEventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """One line, in the order in which it happened."""
-
     at_s: float
     happened: LogEventKind
     request_id: str
@@ -69,8 +65,6 @@ class LogEvent:
 
 @dataclass(frozen=True)
 class Unfair:
-    """One dispatch out of turn."""
-
     at_s: float
     tier: str
     dispatched: str
@@ -110,15 +104,13 @@ class _AuditedWait:
 
 @dataclass(slots=True)
 class _TierLine:
-    """One tier's queue."""
-
     by_tenant: dict[str, list[_AuditedWait]] = field(default_factory=dict)
     last_to_leave: str | None = None
 
     def remove(self, tenant: str, request_id: str) -> bool:
         waiting = self.by_tenant.get(tenant, [])
-        for place, found in enumerate(waiting):
-            if found.request_id == request_id:
+        for place, request in enumerate(waiting):
+            if request.request_id == request_id:
                 del waiting[place]
                 if not waiting:
                     del self.by_tenant[tenant]

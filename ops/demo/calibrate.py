@@ -19,7 +19,6 @@ WARM_UP_S = 2.0
 MEASURE_S = 5.0
 CONNECTIONS = 96
 FULL_S = 60.0
-"""How long the engine may take to be full."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +46,7 @@ def served(engine: dict[str, Any]) -> tuple[int, int]:
 
 
 async def calibrate(server: LocalServer, bodies: Sequence[dict[str, Any]]) -> Capacity:
-    """Sends `bodies` as the owner, over and over on `CONNECTIONS` streams, measures, and cuts the rest.
-
-    Raises `ServerFailed` when the engine never gets busy.
-    """
+    """Sends `bodies` over and over on `CONNECTIONS` streams. Raises `ServerFailed`."""
     assert server.owner_key is not None, "calibration needs a fresh server"
     load = asyncio.create_task(_keep_full(server.url, server.owner_key, bodies))
     try:

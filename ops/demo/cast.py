@@ -1,9 +1,4 @@
-"""The demo's tenants, with their weights, tiers and limits.
-
-27 tenants of the trace. The large ones are given different weights so that shares differ visibly; a few
-small ones are interactive; some work is batch. Limits are shares of what a tenant is about to ask for, so
-that they bite in the same way on a fast machine and on a slow one.
-"""
+"""The demo's tenants, with their weights and tiers, and limits as shares of what each is about to ask for."""
 
 from __future__ import annotations
 
@@ -25,8 +20,6 @@ class CastLimit:
 
 @dataclass(frozen=True)
 class CastTenant:
-    """A tenant of the demo."""
-
     name: str
     weight: float = 1.0
     tier: Tier = Tier.STANDARD
@@ -53,7 +46,6 @@ CAST: tuple[CastTenant, ...] = tuple(
     )
     for name in (f"m{number:02d}" for number in range(27))
 )
-"""Every tenant of the trace, by name."""
 
 
 def planned_tokens(requests: Sequence[TraceRequest]) -> Mapping[str, int]:

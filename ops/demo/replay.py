@@ -20,8 +20,6 @@ TAIL_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class PlannedRequest:
-    """One request to send: when, with whose key, what."""
-
     send_s: float
     tenant: str
     tier: str
@@ -29,7 +27,6 @@ class PlannedRequest:
     body: dict[str, Any]
     input_tokens: int = 0
     output_tokens: int = 0
-    """The lengths that the plan wants."""
 
 
 @dataclass
@@ -54,34 +51,27 @@ class Sent:
 
     @property
     def ok(self) -> bool:
-        """It was answered to its end."""
         return self.refusal is None and self.ended_s is not None
 
     @property
     def ttft_s(self) -> float | None:
-        """Time to first token."""
         return None if self.first_token_s is None else self.first_token_s - self.sent_s
 
     @property
     def e2e_s(self) -> float | None:
-        """Time to the end of an answered request."""
         return self.ended_s - self.sent_s if self.ok and self.ended_s is not None else None
 
 
 @dataclass
 class Board:
-    """Everything sent so far; the live table and the report read it."""
-
     sent: list[Sent] = field(default_factory=list)
     planned: int = 0
     started_s: float = field(default_factory=time.monotonic)
 
     def now_s(self) -> float:
-        """Seconds since the replay began."""
         return time.monotonic() - self.started_s
 
     def by_tenant(self) -> Mapping[str, list[Sent]]:
-        """Requests by tenant."""
         by_tenant: dict[str, list[Sent]] = defaultdict(list)
         for item in self.sent:
             by_tenant[item.tenant].append(item)

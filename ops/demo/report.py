@@ -1,7 +1,4 @@
-"""All numbers of the demo's final report, as plain values.
-
-Pure: evidence in, report out. Every figure says in its name what it is; what was simulated says so.
-"""
+"""All numbers of the demo's final report, as plain values. Pure."""
 
 from __future__ import annotations
 
@@ -48,13 +45,10 @@ class DemoEvidence:
     capacity: Mapping[str, float]
     engine: Mapping[str, Any]
     turns: Mapping[str, Any]
-    """Decode tokens of two tenants whose sequences outnumbered the slots of a step."""
     duration_s: float
     waited_for_a_core: float | None = None
-    """Of the time in which the engine wanted a core, the share that it waited for one, in its worst seconds;
-    None: unknown."""
+    """Share of the engine's time that it waited for a core, in its worst seconds; None: unknown."""
     simulated_waits_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """By policy, by request id."""
     simulated_duration_s: Mapping[str, float] = field(default_factory=dict)
     """By policy: when the last answer ended; beside `duration_s` it says how true the simulation is."""
     cut: int = 0
@@ -74,7 +68,6 @@ def queue_waits_s(events: Sequence[LogEvent]) -> dict[str, float]:
 def ideal_by_tier(
     cast: Sequence[CastTenant], arrivals: Sequence[TenantArrival], samples: Sequence[Sample]
 ) -> dict[str, FluidIdeal]:
-    """The fluid fair share of each tier, over the samples."""
     ideals = {}
     for tier in sorted({tenant.tier.value for tenant in cast}):
         names = {tenant.name: tenant.weight for tenant in cast if tenant.tier.value == tier}
@@ -84,8 +77,7 @@ def ideal_by_tier(
 
 
 def arrivals_of(events: Sequence[LogEvent]) -> list[TenantArrival]:
-    """Work as it came to the queue, at its final cost; a request that was never dispatched counts its
-    predicted cost, unless it left."""
+    """A request that was never dispatched counts its predicted cost, unless it left."""
     final = {event.request_id: event.cost for event in events if event.happened is LogEventKind.ENDED}
     left = {event.request_id for event in events if event.happened is LogEventKind.LEFT}
     return [
@@ -96,8 +88,7 @@ def arrivals_of(events: Sequence[LogEvent]) -> list[TenantArrival]:
 
 
 def build_report(evidence: DemoEvidence) -> dict[str, Any]:
-    """The report. Fair shares are taken up to the last arrival: later the queue drains, and in the end
-    every tenant has been served all that it asked for."""
+    """Fair shares are taken up to the last arrival: later the queue drains."""
     last_arrival_s = max((sent.sent_s for sent in evidence.sent), default=0.0)
     loaded = [sample for sample in evidence.samples if sample.at_s <= last_arrival_s]
     ideals = ideal_by_tier(evidence.cast, arrivals_of(evidence.events), loaded)
@@ -137,7 +128,7 @@ def build_report(evidence: DemoEvidence) -> dict[str, Any]:
                 "least": min((row["share_of_ideal"] for row in heavy), default=None),
                 "most": max((row["share_of_ideal"] for row in heavy), default=None),
                 "jain_index": jain_index([row["share_of_ideal"] for row in heavy]),
-            },
+            }
         },
         "tenants": tenants,
         "tiers": [

@@ -1,13 +1,4 @@
-"""The demo, from an empty directory to its report.
-
-serve       a real `fairgate serve` in a directory of its own
-cast        27 tenants with weights, tiers and keys
-calibrate   measure the capacity of this machine in a few seconds of full load
-plan        compress the trace in time so that the load is a stated multiple of that
-replay      send it through HTTP, watch it live
-account     read the dispatch log to its end, verify the ledger, its counters and usage, simulate FCFS
-report      as text and as JSON
-"""
+"""The demo, from an empty directory to its report."""
 
 from __future__ import annotations
 
@@ -39,7 +30,7 @@ from ops.demo.cast import CAST, planned_tokens
 from ops.demo.logbook import events_of
 from ops.demo.prompts.prompts import Prompts
 from ops.demo.replay import Board, PlannedRequest, replay
-from ops.demo.report import MIN_BACKLOG_S, DemoEvidence, Sample, build_report, verdict
+from ops.demo.report import MIN_BACKLOG_S, DemoEvidence, build_report, verdict
 from ops.demo.simulate import past_requests, simulate
 from ops.demo.stage import DemoTenants, set_limits, set_stage
 from ops.demo.summary import report_page, summary
@@ -76,8 +67,6 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """Options of the command line."""
-
     once: bool = False
     json_file: Path | None = None
     html_file: Path | None = None
@@ -267,7 +256,7 @@ def _account(
         cast=CAST,
         replay=replayed,
         sent=board.sent,
-        samples=[Sample(sample.at_s, sample.service) for sample in watch.samples],
+        samples=watch.samples,
         events=events,
         audit=audited,
         ledger={"exact": verified["ok"] and not log.lost, "log_records_lost": log.lost} | verified,

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 
 def water_fill(amount: float, demands: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
-    """Splits `amount` by weight among `demands`, at most what each asks for; min(amount, sum of demands) in
-    all."""
+    """Splits `amount` by weight among `demands`, at most what each asks for."""
     given = dict.fromkeys(demands, 0.0)
     left = amount
     hungry = {name for name, demand in demands.items() if demand > 0}
@@ -45,17 +44,12 @@ class TenantArrival:
 
 @dataclass(frozen=True)
 class FluidIdeal:
-    """The fluid model's answer for one tier."""
-
     service: dict[str, float]
-    """Cost tokens that each tenant would have been served."""
     asked: dict[str, float]
 
 
 def ideal_shares(
-    arrivals: Sequence[TenantArrival],
-    served: Sequence[tuple[float, float]],
-    weights: Mapping[str, float],
+    arrivals: Sequence[TenantArrival], served: Sequence[tuple[float, float]], weights: Mapping[str, float]
 ) -> FluidIdeal:
     """The fluid model over the interval of `served`: (time, cumulative service of the whole tier). An arrival
     counts from the sample at or after it. `weights` names every tenant of the tier."""
@@ -78,8 +72,7 @@ def ideal_shares(
 
 
 def under_share(ideal: FluidIdeal, weights: Mapping[str, float], tier_service: float) -> set[str]:
-    """Tenants that asked for less than their weight's part of all that the tier was served: a fair queue owes
-    them their service without delay."""
+    """Tenants that asked for less than their weight's part: a fair queue owes them no delay."""
     active = [name for name, amount in ideal.asked.items() if amount > 0]
     total = sum(weights[name] for name in active)
     return {name for name in active if ideal.asked[name] < tier_service * weights[name] / total}

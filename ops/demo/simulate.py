@@ -1,7 +1,4 @@
-"""Simulates policies on the arrivals of a demo run, with the step times that its engine learned.
-
-The policy that served is simulated as well, so that like is compared with like.
-"""
+"""Simulates policies on the arrivals of a demo run, with the step times that its engine learned."""
 
 from __future__ import annotations
 
@@ -64,8 +61,7 @@ class _Recorded:
 def simulate(
     policy: str, requests: Sequence[PastRequest], machine: Machine
 ) -> tuple[SimulatedPool, dict[str, float]]:
-    """A pool that has served all of them, and their queue waits (arrival to dispatch, seconds) by request
-    id. Raises `ValueError` for an unknown policy."""
+    """A pool that has served all, and their queue waits by request id. Raises `ValueError`."""
     log = {"log_records": 4 * len(requests) + 16}
     pool = SimulatedPool(policy, machine, predictions=_Recorded(), prefix_caching=False, flow=log)
     pool.run(requests)

@@ -35,7 +35,6 @@ class DemoTenants:
     tiers: Mapping[str, str]
     weights: Mapping[str, float]
     visitor_key: str
-    """For the user of the demo."""
 
 
 async def set_stage(data_dir: Path, model: str) -> DemoTenants:

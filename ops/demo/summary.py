@@ -20,12 +20,10 @@ TIMES = ("TTFT p50", "TTFT p99", "E2E p50", "E2E p99")
 
 
 def summary(report: Mapping[str, Any]) -> Group:
-    """The final report, as text and tables."""
     return Group(*summary_parts(report))
 
 
 def report_page(report: Mapping[str, Any]) -> str:
-    """The page."""
     parts = [part.plain if hasattr(part, "plain") else table_part(part) for part in summary_parts(report)]
     page = ReportPage("Fairgate demo: service, waits and the ledger", parts, _charts(report), exact=report)
     if report.get("failed"):

@@ -32,8 +32,6 @@ class TenantRow:
 
 @dataclass(frozen=True)
 class View:
-    """Everything on the screen."""
-
     elapsed_s: float
     sent: int
     planned: int
@@ -46,7 +44,6 @@ class View:
     rows: Sequence[TenantRow]
 
     def headline(self) -> str:
-        """The whole state in one line."""
         return (
             f"{self.elapsed_s:5.0f} s  {self.phase}: sent {self.sent}/{self.planned}, queued {self.queued}, "
             f"running {self.running}, answered {self.answered}, refused {self.refused}, "
@@ -88,12 +85,10 @@ def _busiest(rows: Sequence[TenantRow], room: int) -> list[TenantRow]:
 
 
 def percent(value: float | None) -> str:
-    """A share as text; empty where there is none."""
     return "" if value is None else f"{100 * value:.1f} %"
 
 
 def seconds(value: float | None) -> str:
-    """A time as text; empty where there is none."""
     if value is None:
         return ""
     return f"{1000 * value:.0f} ms" if value < 1 else f"{value:.1f} s"

@@ -1,9 +1,4 @@
-"""Requests that the demo sends: the slice of a real trace (`data/ATTRIBUTION.md`), scaled to this machine.
-
-Lengths shrink by one stated factor. Time is compressed by another, so that the offered load is a stated
-multiple of the measured capacity. Where the machine is slow, requests are thinned evenly within each tenant;
-where it is fast, the slice is replayed several times in a row.
-"""
+"""Requests that the demo sends: a slice of a real trace (`data/ATTRIBUTION.md`), scaled to this machine."""
 
 from __future__ import annotations
 
@@ -22,16 +17,12 @@ MAX_OUTPUT_TOKENS = 300
 MIN_INPUT_TOKENS = 16
 """Tokens of a chat template and a few words."""
 SPAN_S = 600.0
-"""Length of the slice: one pass."""
 MAX_PASSES = 40
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest(SimulatedRequest):
-    """One request of the slice."""
-
     place: int = 0
-    """Its line in the slice."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +42,6 @@ class ReplayPlan:
 
 
 def load_slice() -> list[TraceRequest]:
-    """The slice as it was recorded, in order of arrival."""
     return [
         TraceRequest(row.arrival_s, row.tenant, row.input_tokens, row.output_tokens, place=place)
         for place, row in enumerate(TraceFile(ARENA))

@@ -1,8 +1,4 @@
-"""Token-fair decoding at work: two tenants whose sequences outnumber the slots of a step.
-
-After the replay, on the same server: one slot a step, one endless answer of a tenant of weight 1 and two of a
-tenant of weight 3. Their tokens are counted from the engine's own log of steps.
-"""
+"""Token-fair decoding after the replay: weights 1 and 3 on one slot a step, by the engine's log."""
 
 from __future__ import annotations
 
@@ -30,8 +26,7 @@ WITHIN_S = 30.0
 async def turns(
     server: LocalServer, operator: httpx.AsyncClient, keys: Mapping[str, str], ids: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Decode tokens of both tenants over at least `MEASURED_STEPS` steps. `keys` and `ids` by tenant name.
-    The policy of the settings is in force again when this returns. Raises `httpx.HTTPError`."""
+    """Decode tokens of both; the settings' policy is in force again afterwards. Raises `httpx.HTTPError`."""
     steps: list[Step] = []
 
     async def are_enough() -> bool:
@@ -64,7 +59,6 @@ async def turns(
 
 
 def line(turns: Mapping[str, Any]) -> str:
-    """The report's line."""
     parts = ", ".join(
         f"weight {turns['weights'][name]:g}: {tokens} tokens"
         f" ({turns['tokens_per_weight'][name]:.0f} per weight)"
@@ -77,8 +71,7 @@ def line(turns: Mapping[str, Any]) -> str:
 
 
 def _contended(steps: list[Step], ids: Mapping[str, str]) -> list[Step]:
-    """Steps in which all sequences of both tenants decode, once their prompts are paid for; the log has those
-    of the replay, too."""
+    """Steps in which all sequences of both tenants decode, once their prompts are paid for."""
     return [
         step
         for step in step_shares.after_prompts(steps, SETTLE_STEPS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +11,7 @@ import httpx
 
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from ops.demo.cast import CastTenant
-from ops.demo.replay import Board, Sent
+from ops.demo.replay import Board
 from ops.demo.report import Sample, ideal_by_tier
 from ops.demo.shares import TenantArrival
 from ops.demo.table import TenantRow, View
@@ -21,7 +21,6 @@ from ops.sandbox.server import LogReader
 EVERY_S = 0.5
 RATE_WINDOW_S = 5.0
 LOG_EVERY = 4
-"""Samples from one reading of the dispatch log to the next."""
 
 
 class DemoSampler:
@@ -77,29 +76,31 @@ class DemoSampler:
                 self._rates.popleft()
 
     def view(self, phase: str) -> View:
-        """The state for the live table."""
         tenants = {item["name"]: item for item in self.status.get("tenants", [])}
         by_tenant = self._board.by_tenant()
         fair = self._fair_service()
         latest = self.samples[-1].service if self.samples else {}
-        totals = {
-            tier: (
-                sum(latest.get(item.name, 0.0) for item in self._cast if item.tier == tier),
-                sum(fair.get(item.name, 0.0) for item in self._cast if item.tier == tier),
+        shares, fair_shares = self._shares(latest), self._shares(fair)
+        rows = []
+        for item in self._cast:
+            times = [sent.ttft_s for sent in by_tenant.get(item.name, []) if sent.ttft_s is not None]
+            tenant = tenants.get(item.name, {})
+            rows.append(
+                TenantRow(
+                    tenant=item.name,
+                    tier=item.tier.value,
+                    weight=item.weight,
+                    queued=sum(tenant.get("queued", {}).values()),
+                    running=tenant.get("running", 0),
+                    tokens_per_s=self._rate(item.name),
+                    share=shares[item.name],
+                    fair_share=fair_shares[item.name],
+                    ttft_p50_s=plain(quantile(times, 0.5)),
+                    ttft_p99_s=plain(quantile(times, 0.99)),
+                    budget_left=_budget_left(tenant),
+                    refused=sum(sent.refusal is not None for sent in by_tenant.get(item.name, [])),
+                )
             )
-            for tier in {item.tier for item in self._cast}
-        }
-        rows = [
-            self._row(
-                item,
-                tenants.get(item.name, {}),
-                by_tenant.get(item.name, []),
-                latest,
-                fair,
-                totals[item.tier],
-            )
-            for item in self._cast
-        ]
         sent = self._board.sent
         return View(
             elapsed_s=self._board.now_s(),
@@ -130,30 +131,15 @@ class DemoSampler:
             for name, amount in ideal.service.items()
         }
 
-    def _row(
-        self,
-        cast: CastTenant,
-        tenant: Mapping[str, Any],
-        sent: Sequence[Sent],
-        latest: Mapping[str, float],
-        fair: Mapping[str, float],
-        totals: tuple[float, float],
-    ) -> TenantRow:
-        times = [item.ttft_s for item in sent if item.ttft_s is not None]
-        return TenantRow(
-            tenant=cast.name,
-            tier=cast.tier.value,
-            weight=cast.weight,
-            queued=sum(tenant.get("queued", {}).values()),
-            running=tenant.get("running", 0),
-            tokens_per_s=self._rate(cast.name),
-            share=latest.get(cast.name, 0.0) / totals[0] if totals[0] else None,
-            fair_share=fair.get(cast.name, 0.0) / totals[1] if totals[1] else None,
-            ttft_p50_s=plain(quantile(times, 0.5)),
-            ttft_p99_s=plain(quantile(times, 0.99)),
-            budget_left=_budget_left(tenant),
-            refused=sum(item.refusal is not None for item in sent),
-        )
+    def _shares(self, service: Mapping[str, float]) -> dict[str, float | None]:
+        """Of its tier's service, by tenant."""
+        totals: dict[str, float] = defaultdict(float)
+        for item in self._cast:
+            totals[item.tier] += service.get(item.name, 0.0)
+        return {
+            item.name: service.get(item.name, 0.0) / totals[item.tier] if totals[item.tier] else None
+            for item in self._cast
+        }
 
     def _rate(self, name: str) -> float:
         if len(self._rates) < 2:
@@ -163,6 +149,5 @@ class DemoSampler:
 
 
 def _budget_left(tenant: Mapping[str, Any]) -> float | None:
-    """The part of the tightest limit that is left."""
     parts = [limit["available"] / limit["amount"] for limit in tenant.get("limits", []) if limit["amount"]]
     return min(parts, default=None)

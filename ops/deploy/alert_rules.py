@@ -48,7 +48,7 @@ def window(seconds: int) -> str:
 def rules(least_misses: int, checkpoint_s: float) -> dict[str, Any]:
     """The rule file's content; `least_misses` in an alert's long window make it fire. `checkpoint_s`: setting
     audit.checkpoint_every."""
-    windows = sorted({each for alert in ALERTS for each in (alert.short_s, alert.long_s)})
+    windows = sorted({seconds for alert in ALERTS for seconds in (alert.short_s, alert.long_s)})
     recorded = [
         {
             "record": _burn_rate(seconds),
@@ -56,7 +56,7 @@ def rules(least_misses: int, checkpoint_s: float) -> dict[str, Any]:
         }
         for seconds in windows
     ]
-    alerts = [_alert(each, least_misses) for each in ALERTS]
+    alerts = [_alert(alert, least_misses) for alert in ALERTS]
     health = _health(least_misses, checkpoint_s)
     return {
         "groups": [
@@ -66,10 +66,10 @@ def rules(least_misses: int, checkpoint_s: float) -> dict[str, Any]:
     }
 
 
-def as_yaml(found: dict[str, Any]) -> str:
+def as_yaml(content: dict[str, Any]) -> str:
     yaml, out = YAML(), io.StringIO()
     yaml.width = 4_096  # an expression stays on its line
-    yaml.dump(found, out)
+    yaml.dump(content, out)
     return HEADER + out.getvalue()
 
 
@@ -86,7 +86,7 @@ def _health(least_misses: int, checkpoint_s: float) -> list[dict[str, Any]]:
     """Alerts of the server itself as far as metrics show them: a server that is gone sends no webhook."""
     late_s = late_after_s(checkpoint_s)
     refused = f'sum by (job) (increase(fairgate_refusals_total{{code="{SATURATED_CODE}"}}[5m]))'
-    found = (
+    alerts = (
         (
             REPLICA_DOWN,
             "ReplicaDown",
@@ -107,7 +107,7 @@ def _health(least_misses: int, checkpoint_s: float) -> list[dict[str, Any]]:
             "labels": {"severity": kind.severity},
             "annotations": {"summary": whose + kind.says, "runbook": RUNBOOK},
         }
-        for kind, name, expr, whose in found
+        for kind, name, expr, whose in alerts
     ]
 
 
@@ -118,7 +118,7 @@ def _burn_rate(seconds: int) -> str:
 def _alert(alert: Alert, least_misses: int) -> dict[str, Any]:
     long, short = window(alert.long_s), window(alert.short_s)
     is_burning = " and ".join(
-        f"{_burn_rate(each)} >= {alert.rate:g}" for each in (alert.long_s, alert.short_s)
+        f"{_burn_rate(seconds)} >= {alert.rate:g}" for seconds in (alert.long_s, alert.short_s)
     )
     spent = alert.rate * alert.long_s / (PERIOD_DAYS * DAY_S)
     burns = f"the error budget burns at least {alert.rate:g} times as fast as it may"

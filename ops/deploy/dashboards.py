@@ -30,7 +30,7 @@ def dashboard(name: str) -> dict[str, Any]:
         "time": {"from": "now-6h", "to": "now"},
         "refresh": "30s",
         "templating": {"list": [_variable("datasource", "datasource", "prometheus"), _job()]},
-        "panels": [_panel(number, each) for number, each in enumerate(panels)],
+        "panels": [_panel(number, panel) for number, panel in enumerate(panels)],
     }
 
 
@@ -49,8 +49,14 @@ def _variable(name: str, kind: str, query: str) -> dict[str, Any]:
 
 
 def _job() -> dict[str, Any]:
-    found = _variable("job", "query", "label_values(fairgate_build_info, job)")
-    return found | {"datasource": SOURCE, "refresh": 2, "includeAll": True, "multi": True, "allValue": ".+"}
+    variable = _variable("job", "query", "label_values(fairgate_build_info, job)")
+    return variable | {
+        "datasource": SOURCE,
+        "refresh": 2,
+        "includeAll": True,
+        "multi": True,
+        "allValue": ".+",
+    }
 
 
 def _panel(number: int, panel: Panel) -> dict[str, Any]:

@@ -207,7 +207,7 @@ def drawn_bars(chart: BarChart) -> DrawnBars:
     ]
     start = CHARACTER_WIDTH * max([LEAST_NAME, *map(len, names)]) + 12
     room = 2 * WIDTH - start - BAR_RIGHT
-    reach = [each.value if each.high is None else max(each.value, each.high) for each in chart.bars]
+    reach = [bar.value if bar.high is None else max(bar.value, bar.high) for bar in chart.bars]
     scale = room / (max([*reach, chart.ideal or 0.0]) or 1.0)
 
     def across(value: float) -> float:

@@ -5,20 +5,25 @@ For servers whose whole ledger is younger than the 30 days that pages show.
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
+from sqlalchemy import Connection, text
 
-from ops.sandbox.ledger_sums import NAMES, Amounts, LedgerBooks, read_books
 from ops.sandbox.page_reader import ConsolePage, PageCell, PageReader, logged_in_reader
 from ops.sandbox.server import until
-from ops.sandbox.usage_check import DAY_US, GROUPS, LOOKS, MAX_EXAMPLES
+from ops.sandbox.usage_check import DAY_US, GROUPS, LOOKS, MAX_EXAMPLES, charges
 from tenants.storage.database import open_database
 
+NAMES = ("Requests", "Input tokens", "Cached", "Output tokens", "Charged", "Credited", "Device time")
+Amounts = dict[str, int]
+Group = TypeVar("Group", str, int)
 Shown = dict[str, int | None]
 """Amounts by what the ledger calls them, as a page shows them; None: it shows no number."""
 CALLED = {name: name for name in NAMES} | {"Cost": "Charged"}
@@ -35,6 +40,68 @@ MEASURES = {
 """What the page of usage draws over time, and how many of the ledger's units one of the chart's has."""
 OVERVIEW_S = 25.0
 """Longer than the overview keeps what it has read of the database."""
+
+
+@dataclass(frozen=True)
+class LedgerBooks:
+    """The rows that charge, and who their ids are."""
+
+    rows: Sequence[Mapping[str, Any]]
+    tenants: Mapping[str, str]
+    """Ids by name."""
+    projects: Mapping[tuple[str, str], str]
+    """Ids by tenant id and name."""
+
+    def by(self, column: str, **of: str) -> dict[str, Amounts]:
+        """Sums by a column, of the rows with these values; no group of nothing but zeros."""
+        return _summed((row[column], row) for row in self.rows if _has(row, of))
+
+    def by_day(self) -> dict[int, Amounts]:
+        """By the UTC day: its start, seconds since 1970."""
+        return _summed((row["at_us"] // DAY_US * DAY_US // 1_000_000, row) for row in self.rows)
+
+    def total(self, **of: str) -> Amounts:
+        """Of the rows with these values."""
+        return _summed((0, row) for row in self.rows if _has(row, of)).get(0, dict.fromkeys(NAMES, 0))
+
+
+def read_books(connection: Connection) -> LedgerBooks:
+    tenants = connection.execute(text("SELECT name, id FROM tenants"))
+    projects = connection.execute(text("SELECT tenant_id, name, id FROM projects"))
+    return LedgerBooks(
+        charges(connection),
+        {row.name: row.id for row in tenants},
+        {(row.tenant_id, row.name): row.id for row in projects},
+    )
+
+
+def _summed(rows: Iterable[tuple[Group, Mapping[str, Any]]]) -> dict[Group, Amounts]:
+    by_group: dict[Group, Amounts] = {}
+    for group, row in rows:
+        sums = by_group.setdefault(group, dict.fromkeys(NAMES, 0))
+        for name, amount in zip(NAMES, _ledger_amounts(row), strict=True):
+            sums[name] += amount
+    return {group: sums for group, sums in by_group.items() if any(sums.values())}
+
+
+def _has(row: Mapping[str, Any], values: Mapping[str, str]) -> bool:
+    return all(row[name] == value for name, value in values.items())
+
+
+def _ledger_amounts(row: Mapping[str, Any]) -> tuple[int, ...]:
+    """In the order of `NAMES`."""
+    detail = json.loads(row["detail"]) if isinstance(row["detail"], str) else row["detail"]
+    cached = int(detail.get("cached_tokens") or 0) if row["kind"] == "settle" else 0
+    is_credit = row["kind"] == "credit"
+    return (
+        int(row["kind"] == "settle"),
+        row["input_tokens"],
+        max(0, min(cached, row["input_tokens"])),
+        row["output_tokens"],
+        0 if is_credit else row["cost_nanousd"],
+        -row["cost_nanousd"] if is_credit else 0,
+        row["gpu_ms"],
+    )
 
 
 @dataclass(frozen=True)
@@ -62,16 +129,16 @@ async def page_sums(
                 await check.pages(only)
                 if not check.differences:
                     break
-            found: list[str] = []
+            differences: list[str] = []
 
             async def overview_is_equal() -> bool:
                 last = _Check(reader, await database.read(read_books))
                 await last.overview()
-                found[:] = last.differences
-                return not found
+                differences[:] = last.differences
+                return not differences
 
             await until(overview_is_equal, OVERVIEW_S)
-            return PageSums(len(reader.paths), [*check.differences, *found][:MAX_EXAMPLES])
+            return PageSums(len(reader.paths), [*check.differences, *differences][:MAX_EXAMPLES])
     finally:
         await database.close()
 
@@ -137,7 +204,7 @@ class _Check:
         """The table by the day; its values are exact, in the chart's unit."""
         name, units = MEASURES[measure]
         shown = {
-            int(cells[0].exact): sum(int(Decimal(each.exact) * units) for each in cells[1:])
+            int(cells[0].exact): sum(int(Decimal(cell.exact) * units) for cell in cells[1:])
             for cells in page.tables.get(f"{name} by day", [])
         }
         self._same(

@@ -68,25 +68,25 @@ class _Parser(HTMLParser):
         self._link_name = ""
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        found = {name: value or "" for name, value in attributes}
-        kinds = found.get("class", "").split()
-        if tag == "div" and found.get("role") == "region":
-            self._table = found["aria-label"]
+        values = {name: value or "" for name, value in attributes}
+        kinds = values.get("class", "").split()
+        if tag == "div" and values.get("role") == "region":
+            self._table = values["aria-label"]
             self.page.tables[self._table], self.page.heads[self._table] = [], []
         elif tag == "tr" and self._table:
             self.page.tables[self._table].append([])
         elif tag in ("td", "th") and self._table:
-            self._begin(PageCell(exact=found.get("data-value", "")), tag)
+            self._begin(PageCell(exact=values.get("data-value", "")), tag)
         elif tag == "div" and ("subheader" in kinds or "h1" in kinds):
             self._begin(PageCell(link="name" if "subheader" in kinds else ""), "div")
         elif tag == "data" and self._into is not None:
-            self._into.exact = found.get("value", "")
+            self._into.exact = values.get("value", "")
         elif tag == "a":
-            self._link, self._link_name = PageCell(link=found.get("href", "")), found.get("aria-label", "")
+            self._link, self._link_name = PageCell(link=values.get("href", "")), values.get("aria-label", "")
             if self._into is not None and not self._into.link:
                 self._into.link = self._link.link
-        elif tag == "input" and found.get("name") == "form_token":
-            self.page.form_token = found.get("value", "")
+        elif tag == "input" and values.get("name") == "form_token":
+            self.page.form_token = values.get("value", "")
 
     def handle_endtag(self, tag: str) -> None:
         if tag == "a" and self._link is not None:
@@ -100,9 +100,9 @@ class _Parser(HTMLParser):
             self._into = None
 
     def handle_data(self, data: str) -> None:
-        for each in (self._into, self._link):
-            if each is not None:
-                each.text += data
+        for cell in (self._into, self._link):
+            if cell is not None:
+                cell.text += data
 
     def _begin(self, cell: PageCell, until: str) -> None:
         self._into, self._until = cell, until
@@ -140,10 +140,10 @@ class PageReader:
 
     async def all_of(self, path: str, more: str) -> list[ConsolePage]:
         """A page and those behind its link `more`, to the last. Raises `httpx.HTTPError`."""
-        found = [await self.get(path)]
-        while following := found[-1].links.get(more):
-            found.append(await self.get(following))
-        return found
+        pages = [await self.get(path)]
+        while following := pages[-1].links.get(more):
+            pages.append(await self.get(following))
+        return pages
 
 
 @contextlib.asynccontextmanager

@@ -80,8 +80,8 @@ async def local_server(
         if not line:
             raise ServerFailed(_last_line(log_path))
         started = json.loads(line)
-        found = datadir.read_server_file(data_dir)
-        if found is None:
+        server = datadir.read_server_file(data_dir)
+        if server is None:
             raise ServerFailed(f"the server left no {data_dir}/run/server.json")
         yield LocalServer(
             url=started["url"],
@@ -89,7 +89,7 @@ async def local_server(
             model=started["model"],
             data_dir=data_dir,
             owner_key=_owner_key(started["owner_key_file"]),
-            control_token=found.control_token,
+            control_token=server.control_token,
             process=process,
         )
     finally:
@@ -123,9 +123,9 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 def _environment() -> dict[str, str]:
     """Ours without settings: the server is configured by its arguments alone."""
-    found = {name: value for name, value in os.environ.items() if not name.startswith("FAIRGATE_")}
-    found["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), found.get("PYTHONPATH")]))
-    return found
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FAIRGATE_")}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
+    return environment
 
 
 def _last_line(path: Path) -> str:

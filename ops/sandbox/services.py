@@ -97,11 +97,11 @@ class Service:
         children = _children(self.process.pid)
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        for each in children:
+        for child in children:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(each, signal.SIGKILL)
-            select.select([each], [], [], STOP_DEADLINE_S)
-            os.close(each)
+                signal.pidfd_send_signal(child, signal.SIGKILL)
+            select.select([child], [], [], STOP_DEADLINE_S)
+            os.close(child)
 
     def stop(self) -> None:
         """Ends it and deletes its data."""
@@ -263,11 +263,11 @@ def _children(pid: int) -> list[int]:
         pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
         return []
-    found = []
-    for each in pids:
+    descriptors = []
+    for child in pids:
         with contextlib.suppress(ProcessLookupError):
-            found.append(os.pidfd_open(int(each)))
-    return found
+            descriptors.append(os.pidfd_open(int(child)))
+    return descriptors
 
 
 def _start_on_a_free_port(service: Callable[[int], Service]) -> Service:
@@ -329,5 +329,5 @@ def _version(binary: Path) -> tuple[int, ...]:
         done = subprocess.run([str(binary), "--version"], capture_output=True, text=True, timeout=20)
     except OSError:
         return ()
-    found = re.search(r"(?:v=|\(PostgreSQL\) )(\d+(?:\.\d+)*)", done.stdout)
-    return tuple(int(part) for part in found[1].split(".")) if found and done.returncode == 0 else ()
+    match = re.search(r"(?:v=|\(PostgreSQL\) )(\d+(?:\.\d+)*)", done.stdout)
+    return tuple(int(part) for part in match[1].split(".")) if match and done.returncode == 0 else ()

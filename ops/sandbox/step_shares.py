@@ -41,7 +41,7 @@ def worst_ratio(steps: Sequence[Step], light: str, heavy: str, wanted: float, wi
     }
     worst = 0.0
     for start in range(len(steps) - window + 1):
-        gained = {tenant: each[start + window] - each[start] for tenant, each in sums.items()}
+        gained = {tenant: total[start + window] - total[start] for tenant, total in sums.items()}
         if not gained[light]:
             return float("inf")
         worst = max(worst, abs(gained[heavy] / gained[light] / wanted - 1))

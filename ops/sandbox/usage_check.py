@@ -35,27 +35,27 @@ Sums = dict[tuple[str, str], list[int]]
 async def usage_differences(client: httpx.AsyncClient, database_url: str) -> list[str]:
     """Where `/admin/v1/usage` and the ledger differ, by each group and day. `client` may read as an admin.
     Raises `httpx.HTTPError`, `DatabaseUnavailable`."""
-    found: list[str] = []
+    differences: list[str] = []
     database = open_database(database_url)
     try:
         for _ in range(LOOKS):
             rows = await database.read(charges)
             if not rows:
                 return []
-            found = []
+            differences = []
             for group, column in GROUPS.items():
                 told = await _told(client, group, column, rows)
                 sums = _summed(rows, column)
-                found += [
+                differences += [
                     f"usage by {group}, {key}: the API says {told.get(key)}, the ledger {sums.get(key)}"
                     for key in sorted({*told, *sums})
                     if told.get(key) != sums.get(key)
                 ]
-            if not found:
+            if not differences:
                 return []
     finally:
         await database.close()
-    return found[:MAX_EXAMPLES]
+    return differences[:MAX_EXAMPLES]
 
 
 def charges(connection: Connection) -> list[dict[str, Any]]:

@@ -191,7 +191,7 @@ def gateway_config(settings: Settings) -> GatewayConfig:
 def sharing_of(settings: Settings, gateway_id: str) -> QueueSharing | None:
     """What the gateway needs to share its queues; None: it does not. Raises `Invalid` for a policy whose
     order cannot be shared."""
-    names = {each.name: f"{each.url} {each.model}" for each in settings.upstreams}
+    names = {upstream.name: f"{upstream.url} {upstream.model}" for upstream in settings.upstreams}
     if settings.engine.serve and settings.engine.address:
         names[engine_options(settings).engine_id] = settings.engine.address
     if not settings.redis_url or settings.gateway.queue == "own" or not names:
@@ -291,10 +291,10 @@ def engine_sampling(settings: Settings) -> SamplingParams:
     """How our own engine samples a request that says nothing. Raises `Invalid`."""
     if settings.gateway.sampling_defaults == "openai":
         return OPENAI_DEFAULTS
-    found = model_defaults(settings.model)
-    if said := msgspec.to_builtins(found):
+    defaults = model_defaults(settings.model)
+    if said := msgspec.to_builtins(defaults):
         log.info("what requests do not say of sampling is as generation_config.json says: %s", said)
-    return found
+    return defaults
 
 
 async def open_upstreams(servers: Sequence[OpenAIUpstream], closing: contextlib.AsyncExitStack) -> None:

@@ -79,21 +79,21 @@ def pepper(settings: Settings) -> bytes:
     return text.encode()
 
 
-def keep_pepper(settings: Settings, found: bytes) -> None:
+def keep_pepper(settings: Settings, secret: bytes) -> None:
     """Writes a new pepper before the first key is made with it; an existing one stays. Raises
     `DataDirRefused` where another process has made one meanwhile."""
     path = settings.data_dir / PEPPER_FILE
     if settings.pepper:
         return
     if not path.exists():
-        partial = private_file(path.with_name(f"{PEPPER_FILE}.{secrets.token_hex(8)}"), found.decode())
+        partial = private_file(path.with_name(f"{PEPPER_FILE}.{secrets.token_hex(8)}"), secret.decode())
         try:
             os.link(partial, path)  # atomic: the first process wins, and no reader sees half a pepper
         except FileExistsError:
             pass
         finally:
             partial.unlink()
-    if pepper(settings) != found:
+    if pepper(settings) != secret:
         raise DataDirRefused(f"another process has just made the pepper {path}; try again")
 
 
@@ -140,10 +140,10 @@ def runs_in(data_dir: Path) -> str:
     """This boot of this machine and this very directory (no copy has the same); empty: not known."""
     try:
         boot = BOOT_ID.read_text(encoding="ascii").strip()
-        found = data_dir.stat()
+        stat = data_dir.stat()
     except (OSError, UnicodeDecodeError):
         return ""
-    return f"{boot}:{found.st_dev}:{found.st_ino}"
+    return f"{boot}:{stat.st_dev}:{stat.st_ino}"
 
 
 @contextmanager
@@ -196,12 +196,12 @@ def remove_server_file(data_dir: Path) -> None:
 def read_server_file(data_dir: Path) -> ServerFile | None:
     """The server that says it runs on this directory; None where there is none."""
     try:
-        found = json.loads((data_dir / "run" / "server.json").read_text(encoding="utf-8"))
+        content = json.loads((data_dir / "run" / "server.json").read_text(encoding="utf-8"))
         return ServerFile(
-            str(found["url"]),
-            int(found["pid"]),
-            str(found["control_token"]),
-            str(found.get("admin_url", "")),
+            str(content["url"]),
+            int(content["pid"]),
+            str(content["control_token"]),
+            str(content.get("admin_url", "")),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -25,12 +25,11 @@ from gateway.cluster import identity
 from gateway.requests.prompt import PromptRenderer, TokenizerMissing
 from migrations import runner
 from ops.serving import audit_key, datadir
-from ops.serving.capability_words import can
 from ops.serving.composition import engine_sampling
 from ops.serving.hub_model import ModelMissing, with_local_model
 from ops.serving.listeners import StartFailed
-from ops.serving.plugin_findings import plugin_detail, plugin_faults
 from ops.serving.serve import check_model, explain, missing_packages
+from ops.serving.upstream_probe import can, plugin_detail, plugin_faults
 from ops.settings.settings import Settings
 from ops.settings.telemetry import BadTelemetry, span_target
 from tenants.admin.admin import Admin
@@ -79,17 +78,17 @@ async def examine(settings: Settings) -> list[Finding]:
         ("collector", _collector),
         ("clock", _clock),
     ]
-    found = []
+    findings = []
     for name, check in checks:
         try:
-            found.append(await check(settings))
+            findings.append(await check(settings))
         except Exception as error:  # a check that fails is a finding, too
-            found.append(
+            findings.append(
                 Finding(
                     name, False, explain(error, settings), "run with --log-level debug and look at the log"
                 )
             )
-    return found
+    return findings
 
 
 async def _data_dir(settings: Settings) -> Finding:
@@ -377,20 +376,22 @@ async def _other_servers(settings: Settings) -> Finding:
     async with httpx.AsyncClient(timeout=5.0, headers=headers) as client:
         response = await client.get(f"{server.url_of_admin}/admin/v1/status")
     pools = response.raise_for_status().json()["models"]["pools"].values()
-    replicas = [each for pool in pools for each in pool["replicas"] if each["kind"] == "openai"]
+    replicas = [replica for pool in pools for replica in pool["replicas"] if replica["kind"] == "openai"]
     faults, details = [], []
-    for each in replicas:
-        if each["is_drained"]:
-            details.append(f"{each['replica_id']} is drained (`fairgate upstream resume` ends that)")
-        elif not each["is_up"]:
-            faults.append(f"{each['replica_id']} is not used: {each['refusal'] or 'it failed too often'}")
-        kinds = [f"{kind} {number}" for kind, number in each["contradictions"].items() if number]
+    for replica in replicas:
+        if replica["is_drained"]:
+            details.append(f"{replica['replica_id']} is drained (`fairgate upstream resume` ends that)")
+        elif not replica["is_up"]:
+            faults.append(
+                f"{replica['replica_id']} is not used: {replica['refusal'] or 'it failed too often'}"
+            )
+        kinds = [f"{kind} {number}" for kind, number in replica["contradictions"].items() if number]
         if kinds:
-            faults.append(f"{each['replica_id']} contradicts itself ({', '.join(kinds)} answers)")
-        if each["is_up"] and each["plugin"] is not None:
-            faults += [f"{each['replica_id']}: {fault}" for fault in plugin_faults(each)]
-            details.append(f"{each['replica_id']} has {plugin_detail(each)}")
-        details.append(f"{each['replica_id']} ({each['server']}) can do {can(each)}")
+            faults.append(f"{replica['replica_id']} contradicts itself ({', '.join(kinds)} answers)")
+        if replica["is_up"] and replica["plugin"] is not None:
+            faults += [f"{replica['replica_id']}: {fault}" for fault in plugin_faults(replica)]
+            details.append(f"{replica['replica_id']} has {plugin_detail(replica)}")
+        details.append(f"{replica['replica_id']} ({replica['server']}) can do {can(replica)}")
     if faults:
         return Finding(name, False, "; ".join(faults), "run `fairgate model check`; docs/upstreams.md")
     return Finding(name, True, "; ".join([f"{len(replicas)} serve, and count what they send", *details]))
@@ -467,7 +468,7 @@ async def _speed(settings: Settings) -> Finding:
         return Finding("speed", True, "not probed: the model cannot be loaded")
     from engine.model.cpu.doctor import probe_machine
 
-    return Finding("speed", True, "; ".join(str(each) for each in probe_machine(Path(settings.model))))
+    return Finding("speed", True, "; ".join(str(line) for line in probe_machine(Path(settings.model))))
 
 
 async def _clock(settings: Settings) -> Finding:

@@ -34,8 +34,8 @@ def with_local_model(settings: Settings, *, download: bool = True, cache_dir: Pa
     API. A complete copy in the cache is taken without asking the hub. Raises `ModelMissing`."""
     if not settings.engine.serve or not is_hub_id(settings.model):
         return settings
-    found = local_model(str(settings.model), settings.revision, download=download, cache_dir=cache_dir)
-    return replace(settings, model=found, model_name=settings.served_model_name)
+    directory = local_model(str(settings.model), settings.revision, download=download, cache_dir=cache_dir)
+    return replace(settings, model=directory, model_name=settings.served_model_name)
 
 
 def local_model(model_id: str, revision: str, *, download: bool, cache_dir: Path | None = None) -> Path:
@@ -46,7 +46,7 @@ def local_model(model_id: str, revision: str, *, download: bool, cache_dir: Path
     cause = "it is not to be downloaded"
     for is_local in (True, False) if download else (True,):
         try:
-            found = Path(
+            directory = Path(
                 snapshot_download(
                     model_id,
                     revision=revision or None,
@@ -60,9 +60,9 @@ def local_model(model_id: str, revision: str, *, download: bool, cache_dir: Path
             if not is_local:
                 cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             continue
-        lacking = missing_file(found)
+        lacking = missing_file(directory)
         if lacking is None:
-            return found
+            return directory
         cause = f"{lacking} is not among its files"
     at = f" at revision {revision}" if revision else ""
     raise ModelMissing(

@@ -55,7 +55,7 @@ def divided(settings: Settings, open_files: int) -> OpenFiles:
     if settings.admin.listen:
         left -= ADMIN_CONNECTIONS + backlog
     # A request at another server is a client's, too: an upstream that may have any number takes half.
-    at_upstreams = sum(each.max_concurrent + SPARE_CONNECTIONS for each in settings.upstreams)
+    at_upstreams = sum(upstream.max_concurrent + SPARE_CONNECTIONS for upstream in settings.upstreams)
     left -= min(at_upstreams, left // 2)
     most = gateway.max_connections or min(left, MOST_CONNECTIONS_BY_ITSELF)
     if most > left or most < LEAST_CONNECTIONS:

@@ -43,7 +43,7 @@ from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
 from tenants.admin.commands import KeyCreate, TenantCreate
 from tenants.errors import DatabaseUnavailable, NotWritten, TenancyError
-from tenants.people.links import link_path
+from tenants.people.person import link_path
 from tenants.quota.store import QuotaStoreUnavailable
 from tenants.types import SCOPES, Tier
 
@@ -266,10 +266,10 @@ async def _run(
             datadir.write_server_file(settings.data_dir, server_file)
             _tune_garbage_collector()
             announce(started)
-            waiting = {asyncio.create_task(each.wait()) for each in (stopping, running.gateway.is_taken)}
+            waiting = {asyncio.create_task(event.wait()) for event in (stopping, running.gateway.is_taken)}
             await asyncio.wait({*waiting, serving}, return_when=asyncio.FIRST_COMPLETED)
-            for each in waiting:
-                each.cancel()
+            for task in waiting:
+                task.cancel()
             if running.gateway.taken is not None:
                 server.force_exit = True  # running requests are cut: the other process settles them
         finally:
@@ -331,8 +331,8 @@ async def _unless(stopping: asyncio.Event, work: Awaitable[T]) -> T:
             raise Stopped
         return task.result()
     finally:
-        for each in (task, stop):
-            each.cancel()
+        for other in (task, stop):
+            other.cancel()
         await asyncio.gather(task, stop, return_exceptions=True)
 
 

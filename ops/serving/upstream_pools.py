@@ -89,8 +89,8 @@ def pools_of(
     `upstream_of`. Raises `Invalid`, `TokenizerMissing`."""
     specs: dict[str, PoolSpec] = {own.name: own} if own is not None else {}
     started: list[OpenAIUpstream] = []
-    for name in dict.fromkeys(each.pool_name for each in servers):
-        mine = [each for each in servers if each.pool_name == name]
+    for name in dict.fromkeys(server.pool_name for server in servers):
+        mine = [server for server in servers if server.pool_name == name]
         earlier = specs.get(name)
         if earlier is not None and mine[0].tokenizer_dir:
             raise Invalid(
@@ -99,7 +99,7 @@ def pools_of(
             )
         renderer = earlier.renderer if earlier is not None else renderer_of(mine[0], special_tokens_in_text)
         replicas = [
-            upstream_of(each, environment, renderer, cache_secret, threads, gateway_id) for each in mine
+            upstream_of(server, environment, renderer, cache_secret, threads, gateway_id) for server in mine
         ]
         for replica in replicas:
             replica.stand_ins = tuple(other for other in replicas if other is not replica)
@@ -111,9 +111,9 @@ def pools_of(
             renderer,
             isinstance(renderer, EstimatedRenderer),
             is_foreign=True,
-            image_tokens=max(each.image_tokens for each in mine),
+            image_tokens=max(server.image_tokens for server in mine),
             # Whichever replica gets it, it takes it.
-            max_body_bytes=min(each.max_body_bytes for each in mine),
+            max_body_bytes=min(server.max_body_bytes for server in mine),
             is_token_fair=all(replica.has_plugin for replica in replicas),
             sampling=earlier.sampling if earlier is not None else OPENAI_DEFAULTS,
         )

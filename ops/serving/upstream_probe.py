@@ -4,6 +4,7 @@ prefix cache keep tenants apart (`fairgate model check`)."""
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 from engine.messages import Submit
@@ -12,10 +13,29 @@ from gateway.upstream.base import CountedOutcome, SequenceRefused, UpstreamLost,
 from gateway.upstream.openai.monitor import CONTRADICTIONS
 from gateway.upstream.openai.upstream import OpenAIUpstream
 
+MOST_REASON_CHARACTERS = 120
 Renderer = PromptRenderer | EstimatedRenderer
 MAX_TOKENS = 8
 NONCE_BYTES = 160
 """Random bytes of a prompt that no cache holds, in hexadecimal: some ten blocks."""
+FOREIGN = ("foreign", "malformed", "form", "time", "server", "replayed")
+"""Reasons of refused signatures that no gateway with the right key and clock causes."""
+
+
+def can(replica: Mapping[str, Any]) -> str:
+    """What a replica can do beyond plain text; `replica` as `Upstream.describe` and the status page have
+    it."""
+    words = [word for word in replica.get("capabilities", ()) if word != "text"]
+    known = ", ".join(words) or "plain text only"
+    untried = "; not tried yet: " + ", ".join(replica["untried"]) if replica.get("untried") else ""
+    return known + untried
+
+
+def cannot(replica: Mapping[str, Any]) -> str:
+    """What it refuses, in its own words; empty: nothing, or the settings say what it can."""
+    return "; ".join(
+        f"{word} ({reason[:MOST_REASON_CHARACTERS]})" for word, reason in replica.get("cannot", {}).items()
+    )
 
 
 async def faults_of(upstream: OpenAIUpstream, renderer: Renderer) -> list[str]:
@@ -73,3 +93,39 @@ async def _ask(
     assert isinstance(outcome, CountedOutcome)
     upstream.acknowledge([outcome.sequence_id])
     return outcome
+
+
+def plugin_detail(described: Mapping[str, Any]) -> str:
+    plugin = described["plugin"]
+    detail = (
+        f"Fairgate's plug-in {plugin['version']} in vLLM {plugin['vllm_version']}: token-fair by the policy"
+        f" {plugin['policy']}, budgets exact inside its decode, {plugin['slots']} slots a step,"
+        f" {plugin['places']} places"
+    )
+    if untried := plugin["not_supported"]:
+        detail += f"; never tried with {', '.join(untried)}"
+    return detail
+
+
+def plugin_faults(described: Mapping[str, Any], max_concurrent: int | None = None) -> list[str]:
+    """Faults of the plug-in; empty: none found. `max_concurrent`: from the settings; None: its window."""
+    plugin = described["plugin"]
+    faults = []
+    most = described["window"] if max_concurrent is None else max_concurrent
+    if most <= plugin["slots"]:
+        faults.append(
+            f"max_concurrent {most} is not above its {plugin['slots']} slots: it has no one to choose from;"
+            " set twice as many or more"
+        )
+    if plugin["policy_refusal"]:
+        faults.append(f"its plug-in does not take the policy: {plugin['policy_refusal']}")
+    if foreign := sum(plugin["refused_signatures"].get(reason, 0) for reason in FOREIGN):
+        faults.append(
+            f"{foreign} requests came there with a signature that is not good: another gateway has another"
+            " key or another clock"
+        )
+    if plugin["lost_outcomes"]:
+        faults.append(
+            f"its plug-in had to forget {plugin['lost_outcomes']} outcomes before they were settled"
+        )
+    return faults

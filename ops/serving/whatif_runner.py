@@ -61,7 +61,7 @@ class WhatIfRunner:
         return list(self._runs)
 
     def run(self, run_id: str) -> WhatIfRun | None:
-        return next((each for each in self._runs if each.run_id == run_id), None)
+        return next((run for run in self._runs if run.run_id == run_id), None)
 
     async def start(self, asked: WhatIfAsked, by: str) -> WhatIfRun:
         """Begins a run. Raises `WhatIfBusy`."""
@@ -132,8 +132,8 @@ class WhatIfRunner:
                 await _end(process)
         if code != 0:
             raise WhatIfFailed(said or f"It ended with exit code {code}: perhaps it needed too much memory.")
-        found: Mapping[str, object] = json.loads(report)
-        return found
+        document: Mapping[str, object] = json.loads(report)
+        return document
 
 
 def environment_of(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
@@ -147,12 +147,12 @@ def environment_of(settings: Settings, environment: Mapping[str, str]) -> dict[s
 
 async def _all(stream: asyncio.StreamReader) -> bytes:
     """Raises `WhatIfFailed` for too much."""
-    found = bytearray()
+    content = bytearray()
     while part := await stream.read(65_536):
-        found += part
-        if len(found) > MOST_REPORT_BYTES:
+        content += part
+        if len(content) > MOST_REPORT_BYTES:
             raise WhatIfFailed("Its report is too long: compare fewer policies.")
-    return bytes(found)
+    return bytes(content)
 
 
 async def _said(stream: asyncio.StreamReader, run: WhatIfRun) -> str:

@@ -26,9 +26,7 @@ from gateway.pools.catalogue import Alias
 from gateway.upstream.openai.config import UpstreamSettings
 from ops.settings import upstreams as upstream_settings
 from ops.settings import values
-from ops.settings.admin import AdminSettings
-from ops.settings.audit import AuditSettings
-from ops.settings.policy import PolicySettings, Templated, templated
+from ops.settings.groups import AdminSettings, AuditSettings, PolicySettings, Templated, templated
 from ops.settings.telemetry import TelemetrySettings
 from tenants.pricing.pricing import DEFAULT_MULTIPLIERS, Price
 from tenants.types import Tier
@@ -175,7 +173,7 @@ class Settings:
     def pool_names(self) -> tuple[str, ...]:
         """Every served model, our own engine's first."""
         own = (self.served_model_name,) if self.engine.serve else ()
-        return tuple(dict.fromkeys((*own, *(each.pool_name for each in self.upstreams))))
+        return tuple(dict.fromkeys((*own, *(upstream.pool_name for upstream in self.upstreams))))
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -361,7 +359,7 @@ def _parse(row: SettingInfo, text: str, source: str) -> Any:
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     by_variable = {row.variable: row for row in SETTINGS}
-    found: dict[str, tuple[str, str]] = {}
+    texts: dict[str, tuple[str, str]] = {}
     for variable, text in environment.items():
         if not variable.startswith(ENVIRONMENT_PREFIX):
             continue
@@ -372,12 +370,12 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, st
         if variable not in by_variable:
             # A setting whose variable is called otherwise is looked for by its own name, too.
             named = {_variable(row.name): row.variable for row in SETTINGS} | {
-                each: each for each in by_variable
+                name: name for name in by_variable
             }
             nearest = _nearest(variable, named, called=named)
             raise BadSetting(f"unknown setting: environment variable {variable}{nearest}")
-        found[by_variable[variable].name] = (text, f"environment variable {variable}")
-    return found
+        texts[by_variable[variable].name] = (text, f"environment variable {variable}")
+    return texts
 
 
 def _from_file(config_file: Path) -> dict[str, tuple[str, str]]:
@@ -397,7 +395,7 @@ def _from_file(config_file: Path) -> dict[str, tuple[str, str]]:
         raise BadSetting(f"config file {config_file} is not TOML: {error}") from None
     known = {row.name for row in SETTINGS}
     groups = {name.partition(".")[0] for name in known if "." in name}
-    found: dict[str, tuple[str, str]] = {}
+    texts: dict[str, tuple[str, str]] = {}
     if "policy_table" in document and isinstance(document.get("policy"), dict):
         raise BadSetting(
             f"config file {config_file} has the table [policy] and the older key policy_table: move it there,"
@@ -405,7 +403,7 @@ def _from_file(config_file: Path) -> dict[str, tuple[str, str]]:
         )
     for older, name in OLDER_KEYS.items():
         if isinstance(document.get(older), str):
-            found[name] = (document.pop(older), f"file {config_file}, key {older}")
+            texts[name] = (document.pop(older), f"file {config_file}, key {older}")
     for key, value in document.items():
         items = (
             {f"{key}.{inner}": item for inner, item in value.items()}
@@ -416,8 +414,8 @@ def _from_file(config_file: Path) -> dict[str, tuple[str, str]]:
             source = f"file {config_file}, key {name}"
             if name not in known:
                 raise BadSetting(f"unknown setting: {source}{_nearest(name, known)}")
-            found[name] = (_as_text(item), source)
-    return found
+            texts[name] = (_as_text(item), source)
+    return texts
 
 
 def _nearest(name: str, known: Iterable[str], called: Mapping[str, str] | None = None) -> str:

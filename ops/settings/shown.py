@@ -42,7 +42,7 @@ def _text(row: SettingInfo, value: Any) -> str:
     if value in ((), {}, None, ""):
         return ""
     if isinstance(value, tuple) and isinstance(value[0], UpstreamSettings):
-        return ", ".join(f"{each.name} ({each.pool_name} at {without_password(each.url)})" for each in value)
+        return ", ".join(f"{item.name} ({item.pool_name} at {without_password(item.url)})" for item in value)
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={_item(item)}" for name, item in value.items())
     return row.kind.shown(value)

@@ -46,19 +46,19 @@ class ChainFields(msgspec.Struct, forbid_unknown_fields=True):
 
 def upstreams() -> ValueKind[tuple[UpstreamSettings, ...]]:
     def parse(text: str) -> tuple[UpstreamSettings, ...]:
-        found: tuple[UpstreamSettings, ...] = _decoded(text, tuple[UpstreamSettings, ...]) if text else ()
-        if len(found) > MAX_UPSTREAMS:
-            raise Unaccepted(f"{len(found)} of them; the most is {MAX_UPSTREAMS}")
-        names = [each.name for each in found]
+        parsed: tuple[UpstreamSettings, ...] = _decoded(text, tuple[UpstreamSettings, ...]) if text else ()
+        if len(parsed) > MAX_UPSTREAMS:
+            raise Unaccepted(f"{len(parsed)} of them; the most is {MAX_UPSTREAMS}")
+        names = [server.name for server in parsed]
         for name in names:
             if names.count(name) > 1:
                 raise Unaccepted(f"the name {name!r} is there twice")
-        for each in found:
-            dirs = {other.tokenizer_dir for other in found if other.pool_name == each.pool_name}
+        for server in parsed:
+            dirs = {other.tokenizer_dir for other in parsed if other.pool_name == server.pool_name}
             if len(dirs) > 1:
-                raise Unaccepted(f"replicas of {each.pool_name!r} name different tokenizer_dirs")
-            _require_plugin_keys(each)
-        return found
+                raise Unaccepted(f"replicas of {server.pool_name!r} name different tokenizer_dirs")
+            _require_plugin_keys(server)
+        return parsed
 
     return ValueKind("[[upstreams]] tables with name, url and model (JSON elsewhere)", parse)
 
@@ -81,14 +81,14 @@ def aliases() -> ValueKind[dict[str, Alias]]:
 
     def parse(text: str) -> dict[str, Alias]:
         try:
-            found = msgspec.convert(json.loads(text) if text else {}, dict[Name, dict[str, Any]])
+            parsed = msgspec.convert(json.loads(text) if text else {}, dict[Name, dict[str, Any]])
         except json.JSONDecodeError as error:
             raise Unaccepted(f"not JSON: {error}") from None
         except msgspec.ValidationError as error:
             raise Unaccepted(str(error)) from None
-        if len(found) > MAX_ALIASES:
-            raise Unaccepted(f"{len(found)} of them; the most is {MAX_ALIASES}")
-        return {name: _alias(name, means) for name, means in found.items()}
+        if len(parsed) > MAX_ALIASES:
+            raise Unaccepted(f"{len(parsed)} of them; the most is {MAX_ALIASES}")
+        return {name: _alias(name, means) for name, means in parsed.items()}
 
     return ValueKind(
         'an [aliases] table, such as big = {my-model = 1}, or big = {chain = ["my-model", "other"],'

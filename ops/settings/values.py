@@ -51,7 +51,7 @@ def kind_of(hint: Any) -> ValueKind[Any]:
     """The kind of a field: a `ValueKind` in its annotation, or what follows from its type and bounds."""
     base, *marks = get_args(hint)
     if isinstance(base, UnionType):  # or not set
-        [base] = [each for each in get_args(base) if each is not NoneType]
+        [base] = [argument for argument in get_args(base) if argument is not NoneType]
     for mark in marks:
         if isinstance(mark, ValueKind):
             return mark
@@ -207,7 +207,7 @@ def prices() -> ValueKind[dict[str, Price]]:
     """`model=input/output[/cached input]`, nano-dollars a token, several separated by commas."""
 
     def parse(text: str) -> dict[str, Price]:
-        found: dict[str, Price] = {}
+        parsed: dict[str, Price] = {}
         for item in filter(None, (part.strip() for part in text.split(","))):
             match = re.fullmatch(r"([^=]+)=(\d{1,12})/(\d{1,12})(?:/(\d{1,12}))?", item)
             if match is None:
@@ -215,10 +215,10 @@ def prices() -> ValueKind[dict[str, Price]]:
             name, price_input, price_output = match[1].strip(), int(match[2]), int(match[3])
             cached = int(match[4]) if match[4] else price_input
             try:
-                found[name] = Price(price_input, cached, price_output)
+                parsed[name] = Price(price_input, cached, price_output)
             except Invalid as error:
                 raise Unaccepted(f"{item!r}: {error}") from None
-        return found
+        return parsed
 
     return ValueKind(
         "MODEL=INPUT/OUTPUT[/CACHED], nano-dollars a token, separated by commas, such as my-model=150/600",
@@ -230,13 +230,13 @@ def multipliers(names: tuple[str, ...]) -> ValueKind[dict[str, int]]:
     """`tier=thousandths` for some of the tiers, separated by commas."""
 
     def parse(text: str) -> dict[str, int]:
-        found: dict[str, int] = {}
+        parsed: dict[str, int] = {}
         for item in filter(None, (part.strip() for part in text.split(","))):
             match = re.fullmatch(r"([a-z]+)\s*=\s*(\d{1,6})", item)
             if match is None or match[1] not in names:
                 raise Unaccepted(f"{item!r} is not of that form")
-            found[match[1]] = int(match[2])
-        return found
+            parsed[match[1]] = int(match[2])
+        return parsed
 
     return ValueKind(
         f"TIER=THOUSANDTHS, separated by commas, for the tiers {', '.join(names)}",

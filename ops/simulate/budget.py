@@ -1,10 +1,7 @@
 """Limits in a simulation: the quota store and the leases that serve, on virtual time.
 
-A request waits until its rate can feed its stream, holds what a gateway would hold, tops up while it decodes
-and is charged at its end, by the code that serves (`gateway/budget/stream_limiter.py`, `lease.py`,
-`tenants/quota/memory.py`). What finds no room is held back until there is some, as if its client heeded
-`Retry-After`; what waiting cannot help is refused, or its answer ends with the budget. All counters begin
-empty. Limits of device time are left out.
+What finds no room is held back until there is some, as if its client heeded `Retry-After`; what waiting
+cannot help is refused, or its answer ends with the budget. Limits of device time are left out.
 """
 
 from __future__ import annotations
@@ -21,8 +18,7 @@ from gateway.budget.lease import SequenceLease
 from gateway.budget.stream_limiter import StreamLimiter, StreamLimitReached, fed_streams
 from ops.simulate.pool import SimulatedPool
 from ops.simulate.traffic.requests import MOST_REQUESTS, RequestLimits, SimulatedRequest
-from tenants.pricing.metering import counted
-from tenants.pricing.pricing import PriceBook
+from tenants.pricing.pricing import PriceBook, counted
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import Denied, Granted
 from tenants.types import Amounts, Limit, Meter, Tier
@@ -37,8 +33,6 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class _Held:
-    """One request with limits, from its arrival to its end."""
-
     row: int
     request: SimulatedRequest
     limits: tuple[Limit, ...]
@@ -58,8 +52,7 @@ class SimulatedBudget:
     """Of one run; implements `PoolBudget`: queues, tops up and cuts the pool's requests."""
 
     def __init__(self, pool: SimulatedPool, begins_s: float) -> None:
-        """`begins_s`: the instant (seconds since 1970) at which virtual time begins: windows are of the
-        calendar."""
+        """`begins_s`: seconds since 1970 at which virtual time begins."""
         self._pool = pool
         self._store = MemoryQuotaStore(lambda: begins_s + pool.now_s, max_holds=MOST_REQUESTS)
         self._share = 0.0
@@ -73,7 +66,6 @@ class SimulatedBudget:
         )
         self._held: dict[str, _Held] = {}
         self._held_back: dict[str, None] = {}
-        """Requests that found no room, in order."""
 
     def lend(self, share: float) -> None:
         """From now on buckets with a ceiling refill at this share of the way to it."""
@@ -215,7 +207,6 @@ def _sizes(of: RequestLimits, request: SimulatedRequest) -> Callable[..., Amount
 
 
 def _now(answering: Coroutine[Any, Any, Result]) -> Result:
-    """The result of a coroutine that never waits."""
     try:
         answering.send(None)
     except StopIteration as done:

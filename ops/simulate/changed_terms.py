@@ -1,8 +1,4 @@
-"""Other terms for recorded traffic: weights of tenants, and limits out of a configuration file. Pure.
-
-The file has the shape of `fairgate apply`, and counts as if it had been applied before the traffic. Which key
-or project sent a request is not recorded, so only limits of tenants and of the platform can be changed.
-"""
+"""Other terms for recorded traffic: weights of tenants, and limits out of a configuration file. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +10,7 @@ from msgspec.structs import replace as with_fields
 from ops.simulate.recorded import Recorded, RecordedAnswer
 from ops.simulate.traffic.requests import BadTrace
 from tenants.admin import validation
-from tenants.config_file.document import ConfigLimit
-from tenants.config_file.errors import ConfigInvalid, Place
+from tenants.config_file.document import ConfigInvalid, ConfigLimit, Place
 from tenants.config_file.plan_limits import LimitName, described, limit_in_file, name_in_file, name_of
 from tenants.config_file.state import PLATFORM_LIMIT, TENANT_LIMIT, SubjectName
 from tenants.config_file.yaml_reader import ConfigFileText, read_file
@@ -30,14 +25,10 @@ _SUBJECTS = {SubjectKind.TENANT: TENANT_LIMIT, SubjectKind.PLATFORM: PLATFORM_LI
 
 @dataclass(frozen=True, slots=True)
 class ChangedLimit:
-    """A limit of the file."""
-
     tenant: str
     """Its name; `ALL_TENANTS`: of the platform."""
     name: LimitName
-    """What it counts."""
     limit: Limit | None
-    """None: there is none any more."""
 
     def concerns(self, tenant: str) -> bool:
         """Whether it binds this tenant's requests."""
@@ -99,8 +90,7 @@ def _changed(tenant: str, part: ConfigLimit, at: Place) -> ChangedLimit:
 def with_terms(
     recorded: Recorded, model: str, weights: Mapping[str, float], limits: Iterable[ChangedLimit]
 ) -> tuple[Recorded, list[str]]:
-    """The traffic under these terms, and in words what they replace. Raises `BadTrace` for a tenant that sent
-    nothing, for limits that concern no tenant of the traffic, and for money where prices are not recorded."""
+    """The traffic under these terms, and in words what they replace. Raises `BadTrace`."""
     changed = list({(limit.tenant, limit.name): limit for limit in limits}.values())
     recorded.of(list(weights))  # each of them sent something
     tenants = {answer.tenant for answer in recorded.served}

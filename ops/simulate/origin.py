@@ -1,8 +1,4 @@
-"""The server that recorded traffic names, as a simulation takes it.
-
-Every timeline names a description of the server that ran it (`gateway/domain/server_description.py`): sizes,
-step times, policy and queue. A recording whose requests name different servers is refused.
-"""
+"""The server that recorded traffic names, as a simulation takes it; one that names several is refused."""
 
 from __future__ import annotations
 
@@ -34,7 +30,6 @@ from ops.simulate.traffic.requests import BadTrace
 from tenants.ledger.timelines import RecordedTimeline
 
 MOST_SHOWN = 5
-"""Stretches named in a refusal."""
 INSTANT = "%Y-%m-%dT%H:%M:%S.%f"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 OTHER_MACHINE = "--gpu with --model, or --profile, and --policy"
@@ -47,14 +42,11 @@ class ServerUnknown(BadTrace):
 
 @dataclass(frozen=True, slots=True)
 class ReplayedServer:
-    """What served all of a recording."""
-
     described: ServerDescription
     """Without a gateway, and with the mean of the step times."""
 
     @property
     def policy(self) -> str:
-        """The one that was in force."""
         return self.described.policy
 
     def options(self, asked: Mapping[str, object]) -> PolicyOptions:
@@ -96,7 +88,6 @@ class ReplayedServer:
 
     @property
     def replicas(self) -> int:
-        """Its engines."""
         return max(1, len(self.described.engines))
 
     def flow(self, machine: Machine, replicas: int) -> dict[str, Any]:
@@ -128,8 +119,7 @@ def only_of(
 
 
 def replayed_server(rows: Sequence[RecordedTimeline], described: Mapping[str, bytes]) -> ReplayedServer:
-    """The server that all `rows` (at least one, in order of their ends) name, by the contents of their
-    descriptions. Raises `ServerUnknown` where they name several, or none that can be read."""
+    """The server that all `rows` (at least one) name. Raises `ServerUnknown`."""
     servers = _servers(rows, described)
     common = {name: _common(server) for name, server in servers.items()}
     if len(set(common.values())) > 1:

@@ -1,12 +1,8 @@
 """A gateway's queue and the engines behind it, on virtual time.
 
-The flow controller that serves, in front of any number of simulated replicas. The gateway decides whenever a
-request arrives or ends, and knows then what every replica has emitted. Between decisions a replica takes
-steps one by one, or many at a time (`engine/virtual/fast_replica.py`); a request that reaches it in the
-middle of a run ends the run with the step under way.
-
-`runs=False` takes every step by itself: the twin of the other. `stepwise=True` takes the steps of whole
-engine cores (`stepped_replica.py`), and the gateway decides after each.
+The gateway decides whenever a request arrives or ends. Between decisions a replica takes steps one by one, or
+many at a time (`engine/virtual/fast_replica.py`); a request that reaches it in the middle of a run ends the
+run with the step under way. `runs=False` takes every step by itself: the twin of the other.
 """
 
 from __future__ import annotations
@@ -53,14 +49,11 @@ class PoolStuck(RuntimeError):
 
 @dataclass(slots=True)
 class Member:
-    """One replica and its step or run under way."""
-
     number: int
     replica_id: str
     engine: SimulatedReplica
     size: Replica
     is_busy: bool = False
-    """A step or a run is under way."""
     ticket: int = 0
     """Of the event that ends it; others of it are out of date."""
     happened: StepsTaken | None = None
@@ -69,7 +62,6 @@ class Member:
     idle_gaps: int = 0
     longest_idle_s: float = 0.0
     waits_until_s: float | None = None
-    """The policy waits on purpose."""
     before: dict[str, int] = field(default_factory=dict)
     """Service of its tenants (scaled, per weight) before the step under way, which the engine counts."""
     heard: dict[str, int] = field(default_factory=dict)
@@ -97,14 +89,11 @@ class PoolObserver:
     admits: Callable[[SimulatedPool, SimulatedRequest], bool] = lambda pool, request: True
     """Whether a request that arrives is queued; its row is the last one. See `admission.py`."""
     on_ended: Callable[[SimulatedPool, int], None] = lambda pool, row: None
-    """An answer, by its row, is complete."""
     on_event: Callable[[SimulatedPool], None] = lambda pool: None
     """Before every decision; more requests may `arrive`."""
 
 
 class PoolBudget(Protocol):
-    """Limits of requests; see `budget.py`."""
-
     def lend(self, share: float) -> None:
         """What a control loop gives of spare capacity to limits with a ceiling."""
         ...
@@ -121,9 +110,7 @@ class PoolBudget(Protocol):
         """A request has emitted as much as it was to be looked at again at, or has used up its lease."""
         ...
 
-    def ended(self, entry_id: str, output_tokens: int) -> None:
-        """An answer is complete."""
-        ...
+    def ended(self, entry_id: str, output_tokens: int) -> None: ...
 
 
 class SimulatedPool:
@@ -146,10 +133,8 @@ class SimulatedPool:
         flow: Mapping[str, Any] | None = None,
         budget: Callable[[SimulatedPool], PoolBudget] | None = None,
     ) -> None:
-        """`stepwise`: replicas are whole engine cores (`SteppedReplica`), and the gateway decides after every
-        step. `declared_tokens`: `max_tokens` of requests that do not say, at least the answer's length.
-        `flow`: further options of the `FlowController`. `budget` makes what applies limits (not `stepwise`);
-        None: there are none."""
+        """`stepwise`: replicas are whole engine cores, and the gateway decides after each step.
+        `declared_tokens`: `max_tokens` of requests that do not say. `flow`: options of the controller."""
         self.policy = policy
         self.machine = machine
         self.records = Records()
@@ -158,7 +143,6 @@ class SimulatedPool:
         """Cost tokens that the engines gave each tenant, up to the last decision: every prompt is counted
         when its first token comes, outputs as they come."""
         self.queued: dict[str, int] = {}
-        """Requests that wait in the gateway, by tenant."""
         self.emptied: set[str] = set()
         """Tenants that had no waiting request at some instant; the observer empties it."""
         self._predictions = predictions if predictions is not None else Learned()
@@ -205,7 +189,6 @@ class SimulatedPool:
         self._cause: Member | None = None
         """Whose end the decision under way is about; None: an arrival or an action."""
         self.budget = budget(self) if budget is not None else None
-        """What applies limits; None: there are none."""
 
     def _member(self, number: int) -> Member:
         machine, replica_id = self.machine, f"replica-{number}"
@@ -300,8 +283,7 @@ class SimulatedPool:
         action: Callable[[], None] | None = None,
         finished: Iterable[Sequence] = (),
     ) -> None:
-        """The gateway's decision after an arrival, an action that was due, or answers that ended at `member`:
-        dispatches what may go."""
+        """After an arrival, an action that was due, or answers that ended at `member`."""
         self._cause = member
         if arriving is not None or action is not None or len(self.flow):
             for other in self.members:
@@ -426,7 +408,6 @@ class SimulatedPool:
         return max(request.output_tokens, min(declared, room - request.input_tokens))
 
     def at(self, at_s: float, action: Callable[[], None]) -> None:
-        """Does something at a later instant, before the steps that end then."""
         self._serial += 1
         heapq.heappush(self._timers, (at_s, self._serial, action))
 
@@ -447,7 +428,6 @@ class SimulatedPool:
             self.at(self.now_s, lambda: None)
 
     def emitted_by_now(self, entry_id: str) -> int:
-        """Output tokens of a running request."""
         member = self.members[self.records.replica[self._live[entry_id][0]]]
         sequence = member.engine.table.sequences[entry_id]
         # One that rests has no part in the step under way.
@@ -455,8 +435,7 @@ class SimulatedPool:
         return max(1, len(sequence.token_ids) - sequence.prompt_tokens - ahead)
 
     def set_engine_knobs(self, knobs: EngineKnobs) -> None:
-        """Turns the knobs of all engines from their next steps on; call it in a decision (`PoolObserver`).
-        Raises ValueError, before anything has changed."""
+        """From the engines' next steps on; call it in a decision. Raises ValueError, with nothing changed."""
         check_knobs(knobs)
         for member in self.members:
             self._end_run(member, self._cause)
@@ -599,8 +578,7 @@ class SimulatedPool:
         self.service[tenant] = self.service.get(tenant, 0) + cost
 
     def _settle_emitted(self, member: Member, cause: Member | None) -> None:
-        """Reports output beyond its prediction to the flow controller; up to there its charges do not
-        change."""
+        """Reports output beyond its prediction; up to there the flow controller's charges do not change."""
         ahead = self._ahead(member, cause)
         within, steps = member.within, member.engine.work.steps - ahead
         while within and within[0][0] <= steps:
@@ -616,8 +594,7 @@ class SimulatedPool:
                 progress(sequence.submit.sequence_id, emitted, 1)
 
     def _watch_for_excess(self, member: Member, sequence: Sequence, emitted: int, ahead: int) -> None:
-        """Looks again at a sequence that has emitted at most `emitted` tokens when it may have exceeded its
-        prediction: it emits at most one a step."""
+        """Looks again when it may have exceeded its prediction: it emits at most one token a step."""
         left = sequence.submit.predicted_output_tokens - emitted
         if left < 0:
             member.beyond[sequence] = 0
@@ -660,8 +637,7 @@ def _targets(request: SimulatedRequest, output_tokens: int) -> RequestTargets:
 
 
 def _is_before(member: Member, cause: Member | None) -> bool:
-    """Whether, of two events at one instant, the member's own comes before the cause of a decision: arrivals
-    come first, then replicas by number."""
+    """Of two events at one instant arrivals come first, then replicas by number."""
     return cause is not None and member.number < cause.number
 
 
@@ -683,7 +659,6 @@ class Busy:
 
 
 def busy(pool: SimulatedPool) -> Busy:
-    """Of a pool that has run."""
     total = Busy()
     blocks = pool.machine.num_blocks
     held = 0.0

@@ -37,12 +37,10 @@ class Learned:
         return forecast.quantile(tenant, MODEL, 0.5), forecast.quantile(tenant, MODEL, HIGH)
 
     def draw(self, entry: QueueEntry, u: float, generated: int, most: int) -> int:
-        """The quantile `u` of the tenant's answers, given that `generated` tokens are out and more will come,
-        at most `most` in all: for replays of what waits and runs."""
+        """Quantile `u` of the tenant's answers, given that `generated` tokens are out, at most `most`."""
         return self._forecast.quantile(entry.tenant_id, MODEL, u, generated, most)
 
     def ended(self, request: SimulatedRequest) -> None:
-        """One more sample."""
         self._forecast.observe(request.tenant, MODEL, request.output_tokens)
 
 
@@ -50,23 +48,14 @@ class Exact:
     """The true lengths: the most that any forecast can be worth."""
 
     def predict(self, request: SimulatedRequest) -> tuple[int, int]:
-        """See `Predictions`."""
         return request.output_tokens, request.output_tokens
 
-    def ended(self, request: SimulatedRequest) -> None:
-        """Nothing to learn."""
+    def ended(self, request: SimulatedRequest) -> None: ...
 
 
 class Constant(Exact):
-    """The same for all: no forecast."""
-
     def predict(self, request: SimulatedRequest) -> tuple[int, int]:
-        """See `Predictions`."""
         return 64, 512
 
 
-PREDICTIONS: dict[str, Callable[[], Predictions]] = {
-    "learned": Learned,
-    "exact": Exact,
-    "none": Constant,
-}
+PREDICTIONS: dict[str, Callable[[], Predictions]] = {"learned": Learned, "exact": Exact, "none": Constant}

@@ -19,7 +19,6 @@ class ScenarioPreset:
 
     about: str
     source: Callable[[int], Source]
-    """From a seed."""
     slo: SloLimits = field(default_factory=SloLimits)
     gpu: str = "h200"
     model: str = "8b"

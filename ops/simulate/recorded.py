@@ -1,8 +1,6 @@
 """Reads the traffic that a gateway recorded, and its outcomes, from the timelines.
 
-A request with several sequences becomes as many requests. What ended without a token is counted and left out:
-the length of its answer is unknown. Prompts are not kept: a simulation computes of a prompt what was
-computed, and finds in a cache what was found in one.
+A request with several sequences becomes as many requests. What ended without a token is counted and left out.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from tenants.pricing.pricing import FREE, PriceEntry
 
 UNPRICED = PriceEntry(FREE, 1_000)
 AS_IT_WAS = "as it was"
-"""Shown in place of a policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +34,6 @@ class RecordedAnswer:
     sequences: int
     input_tokens: int
     output_tokens: int
-    """Of all sequences together."""
     arrived_us: int
     in_line_us: int
     """Authenticated, and held in the ledger."""
@@ -62,11 +58,8 @@ class RecordedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Implements `Source`."""
-
     name: str
     served: tuple[RecordedAnswer, ...]
-    """In order of arrival."""
     unserved: int
     """Left out: they ended without a token."""
     has_prefixes: bool = False
@@ -91,7 +84,6 @@ class Recorded:
 
     @property
     def begins_s(self) -> float:
-        """Seconds since 1970 at the first arrival."""
         return self.served[0].arrived_us / 1e6
 
     def of(self, tenants: Sequence[str]) -> Recorded:
@@ -110,8 +102,7 @@ def read(
     described: Mapping[str, bytes] | None = None,
     limit: int | None = None,
 ) -> Recorded:
-    """The traffic in these rows, with the terms that are `described` (by id; else the present weight of their
-    tenants, and no limits); of more than `limit` answers the first. Raises `BadTrace` where there is none."""
+    """The first `limit` answers, with the terms that are `described` by id. Raises `BadTrace` for none."""
     served, unserved = [], 0
     contents = described or {}
     terms: dict[str, RequestTerms] = {}
@@ -169,8 +160,7 @@ def served_of(row: RecordedTimeline, events: list[Event], terms: RequestTerms) -
 
 
 def as_it_was(recorded: Recorded, slo: SloLimits, *, from_line: bool = False) -> dict[str, Any]:
-    """The figures of a policy's run (`ops/simulate/figures/figures.py`), as far as the record has them;
-    `from_line` as `records_of`."""
+    """As of a policy's run, as far as the record has them; `from_line` as `records_of`."""
     records = records_of(recorded, from_line=from_line)
     span_s = max(1e-9, max(records.last_s))
     rows = range(len(records))
@@ -190,8 +180,7 @@ def as_it_was(recorded: Recorded, slo: SloLimits, *, from_line: bool = False) ->
 
 
 def records_of(recorded: Recorded, *, from_line: bool = False) -> Records:
-    """What became of every request, a row for each that the source has. `from_line`: without what passed
-    before a request was in line, which is not simulated either."""
+    """A row for each request of the source. `from_line`: times count from when it was in line."""
     records = Records()
     begun_us = recorded.served[0].arrived_us
     by_part = (answer for answer in recorded.served for _ in _parts(answer))

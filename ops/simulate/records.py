@@ -15,7 +15,6 @@ class Records:
 
     def __init__(self) -> None:
         self.tenants: list[str] = []
-        """By their number in `tenant`."""
         self.weights: dict[str, float] = {}
         self.tenant = array("l")
         self.arrival_s = array("d")
@@ -25,7 +24,6 @@ class Records:
         self.first_s = array("d")
         self.last_s = array("d")
         self.cached_tokens = array("l")
-        """Prompt tokens found in a prefix cache."""
         self.preemptions = array("l")
         self.recomputed_tokens = array("l")
         self.displaced_tokens = array("i")
@@ -33,7 +31,6 @@ class Records:
         self.set_back = array("h")
         """Places that it lost to a tenant of its tier that was owed one."""
         self.replica = array("h")
-        """Number of the replica that served it."""
         self.refused = array("b")
         self._numbers: dict[str, int] = {}
 
@@ -66,7 +63,6 @@ class Records:
         return len(self.tenant) - 1
 
     def rows_of(self, tenant: str) -> list[int]:
-        """Row numbers of one tenant."""
         return self.rows_by_tenant().get(tenant, [])
 
     def rows_by_tenant(self) -> dict[str, list[int]]:
@@ -88,12 +84,10 @@ class Records:
         return last_s - self.arrival_s[row] if last_s >= 0 else float("inf")
 
     def tpot_s(self, row: int) -> float:
-        """Time per output token after the first; 0 for an answer of one token, infinite if it is not
-        complete."""
+        """Time per output token after the first; 0 for one token, infinite if it is not complete."""
         if self.last_s[row] < 0:
             return float("inf")
         return (self.last_s[row] - self.first_s[row]) / max(1, self.output_tokens[row] - 1)
 
     def done(self) -> Iterator[int]:
-        """Rows whose answers are complete."""
         return (row for row, last_s in enumerate(self.last_s) if last_s >= 0)

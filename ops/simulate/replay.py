@@ -1,7 +1,4 @@
-"""The baseline of a replay: a simulation of the server that the recording names, under its policy.
-
-It says how far the replay may be off, and what its times fall short of is added to all others.
-"""
+"""The baseline of a replay: a simulation of the server that the recording names, and its stated error."""
 
 from __future__ import annotations
 
@@ -18,13 +15,9 @@ from ops.simulate.run import Scenario, run_policy
 
 @dataclass(frozen=True, slots=True)
 class BaselineRun:
-    """The baseline of one recording."""
-
     baseline: Baseline
     pool: SimulatedPool = field(repr=False)
-    """With the baseline's records."""
     figures: dict[str, Any] = field(repr=False)
-    """As of any policy's run."""
 
     @staticmethod
     def of(

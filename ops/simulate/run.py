@@ -50,12 +50,10 @@ class Scenario:
     claims: dict[str, str] = field(default_factory=dict)
     """Published results of such a scenario, by policy, to print beside it."""
     begins_s: float | None = None
-    """Seconds since 1970 at the first arrival: limits of requests count from then on. None: requests have
-    none."""
+    """Seconds since 1970 at the first arrival, for limits. None: requests have none."""
     shortfall: Shortfall | None = None
     """What is added to simulated times; None: nothing."""
     control: ControlMode = ControlMode.OFF
-    """Of the control loop, under every policy."""
     learned: LearnedTable | None = None
     """What the policy `learned` looks up."""
 
@@ -66,7 +64,6 @@ class Scenario:
             raise ValueError(f"no predictions {self.predictions!r}; there are {', '.join(PREDICTIONS)}")
 
     def options_of(self, policy: str) -> PolicyOptions:
-        """Those that the policy runs with."""
         return self.options_by_policy.get(policy, self.options)
 
     def steering_of(self, policy: str) -> Steering | None:
@@ -83,11 +80,7 @@ class Scenario:
 
 
 def run_policy(
-    scenario: Scenario,
-    policy: str,
-    *,
-    runs: bool = True,
-    on_rows: Callable[[int], None] = lambda rows: None,
+    scenario: Scenario, policy: str, *, runs: bool = True, on_rows: Callable[[int], None] = lambda rows: None
 ) -> tuple[SimulatedPool, Fairness]:
     """One policy, to the end of the last answer. Raises `UnknownPolicy`, `BadTrace`, ValueError."""
     fairness = Fairness()
@@ -137,8 +130,7 @@ def simulate(
     on_rows: Callable[[int], None] = lambda rows: None,
     on_pool: Callable[[str, SimulatedPool], None] = lambda name, pool: None,
 ) -> Report:
-    """A report for JSON: what was served by what, and the figures of each policy. `on_pool` may look at a
-    policy's requests before they are forgotten."""
+    """For JSON. `on_pool` may look at a policy's requests before they are forgotten."""
     machine = scenario.machine
     results = []
     for policy in policies:

@@ -12,8 +12,7 @@ NAMES = ("ttft", "tpot", "e2e")
 
 @dataclass(frozen=True, slots=True)
 class SloLimits:
-    """Limits in seconds; infinite: none. The defaults are those of MLPerf Inference for Llama 3.1 8B in
-    conversation. Raises ValueError for a limit that is not above 0."""
+    """In seconds; the defaults are MLPerf Inference's for Llama 3.1 8B. Raises ValueError at or below 0."""
 
     ttft_s: float = 2.0
     tpot_s: float = 0.1

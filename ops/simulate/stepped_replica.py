@@ -1,8 +1,4 @@
-"""A simulated replica that takes the steps of its whole `EngineCore`, one by one.
-
-Slower than `SimulatedReplica` and nearer to an engine: with streams, leases, snapshots and a step-time model
-that is learned.
-"""
+"""A simulated replica that takes the steps of its whole `EngineCore`: slower and nearer to an engine."""
 
 from __future__ import annotations
 
@@ -31,7 +27,6 @@ class SteppedReplica(SimulatedReplica):
 
     @property
     def has_work(self) -> bool:
-        """As the core says."""
         return self.core.has_work()
 
     def steps_alike(self) -> int:
@@ -39,7 +34,6 @@ class SteppedReplica(SimulatedReplica):
         return 0
 
     def step(self) -> StepsTaken:
-        """One iteration; the clock moves to its end."""
         self._catch_up()
         known: dict[str, Sequence] = dict(self.table.sequences)
         result = self.core.step()

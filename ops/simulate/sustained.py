@@ -1,9 +1,4 @@
-"""Sustained load of each policy on each trace.
-
-Goodput as DistServe (OSDI 2024) defines it: the highest rate at which a stated share of all submitted
-requests meets the SLO, all gaps of the trace stretched or shrunk alike. Found by doubling or halving from the
-trace's own rate (or from where another policy ended), then by bisection, to `PRECISION`.
-"""
+"""Sustained load of each policy on each trace: goodput as in DistServe (OSDI 2024), by bisection."""
 
 from __future__ import annotations
 
@@ -33,13 +28,10 @@ PUBLISHED = (
 
 @dataclass(frozen=True, slots=True)
 class Sustained:
-    """Result of one policy on one source."""
-
     policy: str
     rate_per_s: float
     """0: not even the slowest rate tried met the SLO often enough."""
     attainment: float
-    """At that rate."""
     runs: int
     is_least: bool = False
     """It may sustain more: the source is too short to tell."""
@@ -55,12 +47,10 @@ def sustained(
     limit: int | None = None,
     start_speed: float = 1.0,
 ) -> Sustained:
-    """Of one policy on `scenario.source`, its first `limit` requests. `start_speed`: the first that is tried.
-    Raises as `run_policy` does."""
+    """Of one policy; `start_speed`: the first that is tried. Raises as `run_policy` does."""
     attained: dict[float, float] = {}
     rates: dict[float, float] = {}
     span_s = 0.0
-    """Of the last run."""
 
     def holds(speed: float) -> bool:
         nonlocal span_s
@@ -144,5 +134,4 @@ def ratios(rates: dict[str, float]) -> dict[str, float]:
 
 
 def named(source: Source) -> str:
-    """A source's name without its file name's additions."""
     return source.name.removesuffix(".csv.gz").removesuffix(".csv")

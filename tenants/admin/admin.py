@@ -26,7 +26,6 @@ from tenants.admin.drafts import (
     new_tenant,
 )
 from tenants.admin.drains import DrainCommands
-from tenants.admin.etag import IfMatch
 from tenants.admin.ledger import LedgerCommands
 from tenants.admin.limits import LimitCommands
 from tenants.admin.lists.audit import AuditCommands
@@ -43,8 +42,8 @@ from tenants.admin.people import PeopleCommands
 from tenants.admin.policy import PolicyCommands
 from tenants.admin.prices import PriceCommands
 from tenants.admin.slos import SloCommands
-from tenants.admin.transaction import Change
-from tenants.admin.webhooks.acts import WebhookCommands
+from tenants.admin.transaction import Change, IfMatch
+from tenants.admin.webhooks import WebhookCommands
 from tenants.directory import queries
 from tenants.directory.keys import PEPPER_SETTING, fingerprint, new_id, new_key
 from tenants.directory.records import (
@@ -224,7 +223,7 @@ class Admin(
                 owners = queries.tenants_where(connection)
             else:
                 owners = [queries.find_tenant(connection, tenant)]
-            return queries.projects_of(connection, [each.tenant_id for each in owners])
+            return queries.projects_of(connection, [owner.tenant_id for owner in owners])
 
         return await self._database.read(find)
 

@@ -16,8 +16,7 @@ from sqlalchemy import Connection, delete, insert, select
 from tenants.admin import validation
 from tenants.admin.audit import Actor
 from tenants.admin.commands import BrakeEnd, BrakeSet
-from tenants.admin.etag import IfMatch
-from tenants.admin.transaction import AdminCommands, Change
+from tenants.admin.transaction import AdminCommands, Change, IfMatch
 from tenants.directory.records import from_us
 from tenants.errors import Invalid, NotFound
 from tenants.storage import tables
@@ -95,7 +94,7 @@ class BrakeCommands(AdminCommands):
 
     async def list_brakes(self) -> list[Brake]:
         now_us = round(self._clock() * 1e6)
-        return [each for each in await self.stored_brakes() if not each.is_over(now_us)]
+        return [brake for brake in await self.stored_brakes() if not brake.is_over(now_us)]
 
     async def stored_brakes(self) -> list[Brake]:
         """All brakes, also those whose time is over and whose end is not written yet."""
@@ -118,16 +117,16 @@ def _find(connection: Connection, tier: Tier) -> Brake | None:
     columns = tables.settings.c
     is_of_tier = columns.name.in_(_names(tier).values())
     rows = connection.execute(select(columns.name, columns.value).where(is_of_tier))
-    found = {row.name.rpartition(".")[2]: row.value for row in rows}
-    if not found:
+    values = {row.name.rpartition(".")[2]: row.value for row in rows}
+    if not values:
         return None
-    return Brake(tier, float(found["share"]), int(found["until_us"]), found["by"], found["reason"])
+    return Brake(tier, float(values["share"]), int(values["until_us"]), values["by"], values["reason"])
 
 
 def _take(connection: Connection, tier: Tier) -> Brake | None:
-    found = _find(connection, tier)
+    brake = _find(connection, tier)
     connection.execute(delete(tables.settings).where(tables.settings.c.name.in_(_names(tier).values())))
-    return found
+    return brake
 
 
 def _target(tier: Tier) -> str:

@@ -52,7 +52,7 @@ def decode_cursor(list_name: str, filters: Mapping[str, Any], text: str, key: An
         packed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         made_for, made_with, raw = msgspec.json.decode(packed, type=tuple[str, dict[str, Any], msgspec.Raw])
         last = msgspec.json.decode(raw, type=key) if made_for == list_name else ()
-        if any(isinstance(each, str) and not each.isprintable() for each in last):
+        if any(isinstance(value, str) and not value.isprintable() for value in last):
             raise ValueError  # PostgreSQL takes no NUL
     except ValueError:  # of base64, of UTF-8, and of what is in it
         raise Invalid(
@@ -88,7 +88,7 @@ def checked_limit(limit: int) -> int:
 
 
 def page_of(
-    found: Sequence[T],
+    items: Sequence[T],
     limit: int,
     list_name: str,
     filters: Mapping[str, Any],
@@ -98,8 +98,8 @@ def page_of(
 ) -> Page[T]:
     """The first `limit` of the rows found, of which there is one more where the list goes on. `scanned_to`:
     the last row looked at; the list goes on after it at least."""
-    rows = list(found[:limit])
-    last = key_of(rows[-1]) if len(found) > limit else scanned_to
+    rows = list(items[:limit])
+    last = key_of(rows[-1]) if len(items) > limit else scanned_to
     return Page(rows, None if last is None else encode_cursor(list_name, filters, last))
 
 

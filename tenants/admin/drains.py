@@ -14,8 +14,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 from tenants.admin import validation
 from tenants.admin.audit import Actor
 from tenants.admin.commands import ReplicaDrain
-from tenants.admin.etag import IfMatch
-from tenants.admin.transaction import AdminCommands, Change
+from tenants.admin.transaction import AdminCommands, Change, IfMatch
 from tenants.directory import queries
 from tenants.directory.records import from_us
 from tenants.errors import Invalid, NotFound

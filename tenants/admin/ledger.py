@@ -63,11 +63,11 @@ class LedgerCommands(AdminCommands):
         epoch = "" if quota_store is None else quota_store.epoch
 
         def change(connection: Connection, now_us: int) -> Change[GivenBack]:
-            found = ledger.rows_of(connection, wanted.request_id)
-            rows = {row.kind: row for row in found}
+            of_request = ledger.rows_of(connection, wanted.request_id)
+            rows = {row.kind: row for row in of_request}
             if "reserve" not in rows or "settle" not in rows:
                 raise NotFound("settled request", wanted.request_id)
-            settled, charged_to = rows["settle"], tuple(name for row in found for name in row.charged_to)
+            settled, charged_to = rows["settle"], tuple(name for row in of_request for name in row.charged_to)
             doubt = in_doubt(settled.detail)
             if doubt == Amounts(requests=0):
                 raise Invalid(

@@ -15,8 +15,7 @@ from sqlalchemy import Connection, delete, insert, update
 from tenants.admin import validation
 from tenants.admin.audit import Actor
 from tenants.admin.commands import LimitOverride, LimitSet
-from tenants.admin.etag import IfMatch
-from tenants.admin.transaction import AdminCommands, Change
+from tenants.admin.transaction import AdminCommands, Change, IfMatch
 from tenants.directory import queries
 from tenants.directory.keys import new_id
 from tenants.directory.records import Tenant, limit_as_json, to_us

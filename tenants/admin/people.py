@@ -14,17 +14,22 @@ from sqlalchemy import Connection, delete, update
 
 from tenants.admin import validation
 from tenants.admin.audit import Actor
-from tenants.admin.etag import IfMatch
 from tenants.admin.lists.people import PeopleLists
-from tenants.admin.transaction import Change
+from tenants.admin.transaction import Change, IfMatch
 from tenants.audit import persons, store
 from tenants.directory import queries
 from tenants.directory.keys import new_id
 from tenants.errors import Invalid, LogInRefused, NotFound
 from tenants.people import rows
-from tenants.people.commands import PersonChange, PersonInvite
-from tenants.people.links import LINK_S
-from tenants.people.person import MAX_PEOPLE, MAX_TENANTS_OF_A_MEMBER, Person, person_name
+from tenants.people.person import (
+    LINK_S,
+    MAX_PEOPLE,
+    MAX_TENANTS_OF_A_MEMBER,
+    Person,
+    PersonChange,
+    PersonInvite,
+    person_name,
+)
 from tenants.people.roles import Role
 from tenants.people.sessions import Session, digest_of, is_secret, new_secret
 from tenants.storage.tables import drains, people, person_links, person_sessions, settings
@@ -260,7 +265,7 @@ def _tenants(connection: Connection, role: Role, references: Iterable[str] | Non
         return frozenset()
     if not 1 <= len(wanted) <= MAX_TENANTS_OF_A_MEMBER:
         raise Invalid("tenants", f"a member needs 1 to {MAX_TENANTS_OF_A_MEMBER} tenants")
-    return frozenset(queries.find_tenant(connection, each).tenant_id for each in wanted)
+    return frozenset(queries.find_tenant(connection, reference).tenant_id for reference in wanted)
 
 
 def _keep_an_owner(connection: Connection, before: Person, after: Person) -> None:
@@ -270,11 +275,11 @@ def _keep_an_owner(connection: Connection, before: Person, after: Person) -> Non
     if after.role is Role.OWNER and after.status == "active":
         return
     others = [
-        each
-        for each in rows.people_where(
+        owner
+        for owner in rows.people_where(
             connection, people.c.role == Role.OWNER.value, people.c.status == "active"
         )
-        if each.person_id != before.person_id and (each.has_password or not before.has_password)
+        if owner.person_id != before.person_id and (owner.has_password or not before.has_password)
     ]
     if not others:
         raise Invalid(

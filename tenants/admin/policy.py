@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import ColumnElement, Connection, delete, insert, select
 
 from tenants.admin.audit import Actor
-from tenants.admin.etag import IfMatch
-from tenants.admin.transaction import AdminCommands, Change
+from tenants.admin.transaction import AdminCommands, Change, IfMatch
 from tenants.errors import Invalid
 from tenants.storage import tables
 
@@ -52,12 +51,12 @@ class PolicyCommands(AdminCommands):
                 )
 
         def change(connection: Connection, now_us: int) -> Change[None]:
-            found = read_policy(connection) or before
+            current = read_policy(connection) or before
             _forget(connection)
             connection.execute(
                 insert(tables.settings), [{"name": name, "value": text} for name, text in rows.items()]
             )
-            return Change(None, POLICY_SETTING, None, found.as_json(), wanted.as_json())
+            return Change(None, POLICY_SETTING, None, current.as_json(), wanted.as_json())
 
         await self._act(actor, "policy.set", change, if_match)
 
@@ -67,9 +66,9 @@ class PolicyCommands(AdminCommands):
         """Forgets the stored policy: each gateway's settings count again. `wanted`: what they say."""
 
         def change(connection: Connection, now_us: int) -> Change[None]:
-            found = read_policy(connection) or before
+            current = read_policy(connection) or before
             _forget(connection)
-            return Change(None, POLICY_SETTING, None, found.as_json(), wanted.as_json())
+            return Change(None, POLICY_SETTING, None, current.as_json(), wanted.as_json())
 
         await self._act(actor, "policy.from_settings", change, if_match)
 

@@ -15,8 +15,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, insert, select
 from tenants.admin import validation
 from tenants.admin.audit import Actor
 from tenants.admin.commands import PriceSet
-from tenants.admin.etag import IfMatch
-from tenants.admin.transaction import AdminCommands, Change
+from tenants.admin.transaction import AdminCommands, Change, IfMatch
 from tenants.directory import queries
 from tenants.directory.records import from_us
 from tenants.errors import Invalid
@@ -61,9 +60,9 @@ class PriceCommands(AdminCommands):
         def act(connection: Connection, now_us: int) -> Change[list[PriceRow]]:
             book = queries.price_book(connection)
             before = _rows_of(connection, model)
-            old = {each: book.entries.get((model, each)) for each in tiers}
-            new = {each: changed(old[each], wanted, self._tier_multipliers[each]) for each in tiers}
-            entries = {(model, each): new[each] for each in tiers if new[each] != old[each]}
+            old = {tier: book.entries.get((model, tier)) for tier in tiers}
+            new = {tier: changed(old[tier], wanted, self._tier_multipliers[tier]) for tier in tiers}
+            entries = {(model, tier): new[tier] for tier in tiers if new[tier] != old[tier]}
             _insert(connection, book, entries, now_us)
             after = _rows_of(connection, model)
             return Change(after, model[:128], None, as_stored(before), as_stored(after))

@@ -9,8 +9,7 @@ from sqlalchemy import Connection, delete, update
 from tenants.admin import validation
 from tenants.admin.audit import Actor
 from tenants.admin.commands import SloSet
-from tenants.admin.etag import IfMatch
-from tenants.admin.transaction import AdminCommands, Change
+from tenants.admin.transaction import AdminCommands, Change, IfMatch
 from tenants.directory import queries
 from tenants.directory.keys import new_id
 from tenants.errors import Invalid, NotFound
@@ -87,10 +86,10 @@ class SloCommands(AdminCommands):
 
         def look(connection: Connection) -> list[SloReport]:
             tenant_id = None if tenant is None else queries.find_tenant(connection, tenant).tenant_id
-            names = {each.tenant_id: each.name for each in queries.tenants_where(connection)}
+            names = {row.tenant_id: row.name for row in queries.tenants_where(connection)}
             targets = {
-                (each.tenant_id, each.tier.value, each.metric): each
-                for each in slo_store.slos_where(connection)
+                (target.tenant_id, target.tier.value, target.metric): target
+                for target in slo_store.slos_where(connection)
             }
             since_s = int(now_s) - PERIOD_DAYS * DAY_S
             by_day = slo_store.counts(connection, DAY_S, since_s - DAY_S + 1, tenant_id)
@@ -116,10 +115,10 @@ class SloCommands(AdminCommands):
             order = list(Tier)
             return sorted(
                 reports,
-                key=lambda each: (
-                    each.tenant_name,
-                    order.index(each.slo.tier),
-                    METRICS.index(each.slo.metric),
+                key=lambda report: (
+                    report.tenant_name,
+                    order.index(report.slo.tier),
+                    METRICS.index(report.slo.metric),
                 ),
             )
 

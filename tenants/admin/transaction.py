@@ -4,16 +4,17 @@ second) and the audit row. Several acts can share one."""
 from __future__ import annotations
 
 import copy
+import hashlib
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
+import msgspec
 from sqlalchemy import Connection, update
 
-from tenants.admin import audit, etag
+from tenants.admin import audit
 from tenants.admin.audit import Actor
-from tenants.admin.etag import IfMatch
 from tenants.audit.accesses import Access, MergedAccess
 from tenants.directory import names
 from tenants.directory.keys import check_pepper
@@ -26,7 +27,25 @@ from tenants.storage.database import Database
 from tenants.storage.flushes import Flush
 from tenants.types import Tier
 
+IfMatch = frozenset[str] | None
+"""Tags of which the object must have one; None: no condition."""
+ANY = frozenset({"*"})
+"""The object must exist."""
+TAG_CHARACTERS = 16
 T = TypeVar("T")
+
+
+def etag_of(stored: Mapping[str, Any]) -> str:
+    """A digest of an object as stored, without what is shown beside it (names, use, status by the clock)."""
+    return hashlib.sha256(msgspec.json.encode(stored, order="sorted")).hexdigest()[:TAG_CHARACTERS]
+
+
+def require_match(if_match: IfMatch, stored: Mapping[str, Any] | None) -> None:
+    """Raises `PreconditionFailed` unless the object exists (None: it does not) and has one of the tags."""
+    if if_match is None:
+        return
+    if stored is None or (if_match != ANY and etag_of(stored) not in if_match):
+        raise PreconditionFailed(stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +206,7 @@ def _perform(
     if actor.person is not None and not rows.is_as_it_was(connection, *actor.person):
         raise PersonChanged
     done = change(connection, opened.now_us)
-    etag.check(if_match, done.before)
+    require_match(if_match, done.before)
     connection.execute(
         update(tables.tenants).where(tables.tenants.c.id == done.tenant_id).values(revision=opened.revision)
     )

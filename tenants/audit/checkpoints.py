@@ -45,8 +45,8 @@ def oldest_unsigned_us(connection: Connection) -> int | None:
 def public_key(connection: Connection) -> PublicKey | None:
     """The log's key as the database has it; None: nothing was signed yet."""
     query = select(settings.c.value).where(settings.c.name == PUBLIC_KEY_SETTING)
-    found = connection.execute(query).scalar()
-    return None if found is None else PublicKey.parse(found)
+    text = connection.execute(query).scalar()
+    return None if text is None else PublicKey.parse(text)
 
 
 def newest(connection: Connection) -> StoredCheckpoint | None:
@@ -57,8 +57,8 @@ def newest(connection: Connection) -> StoredCheckpoint | None:
 
 def register(connection: Connection, key: PublicKey) -> PublicKey:
     """The log's key: this one, where it has none yet."""
-    if (found := public_key(connection)) is not None:
-        return found
+    if (known := public_key(connection)) is not None:
+        return known
     try:
         with connection.begin_nested():
             connection.execute(insert(settings).values(name=PUBLIC_KEY_SETTING, value=str(key)))

@@ -62,8 +62,8 @@ def verify_export(
             checkpoints.append(_checkpoint_of(number, line))
         elif line.get("action") == ACTION:
             changes.append(change_from(_row_of(number, line).entry))
-    found = [each for each in changes if each is not None]
-    verifier = LogVerifier(keys, checkpoints, kept=kept, changes=found)
+    valid = [change for change in changes if change is not None]
+    verifier = LogVerifier(keys, checkpoints, kept=kept, changes=valid)
     for number, line in _parsed(again):
         if number > 1 and "checkpoint" not in line:
             verifier.add(_row_of(number, line))
@@ -126,12 +126,12 @@ def _parsed(lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
                 where, "ends with CR LF: the file was changed on its way; copy it as it is (binary)"
             )
         try:
-            found = json.loads(line)
+            value = json.loads(line)
         except (ValueError, RecursionError):
             raise Invalid(where, "is not JSON") from None
-        if not isinstance(found, dict):
+        if not isinstance(value, dict):
             raise Invalid(where, "is not a JSON object")
-        yield number, found
+        yield number, value
 
 
 def _line(value: Mapping[str, Any]) -> str:

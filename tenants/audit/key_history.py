@@ -54,8 +54,8 @@ class KeyHistory:
         """`trusted`: keys known from elsewhere. `changes`: as rows claim; those count that `notes`, the
         checkpoints by size, have with both signatures."""
         self._trusted = list(trusted)
-        signed = [] if notes is None else [each for each in changes if _is_signed(each, notes)]
-        self._changes = _chain(trusted, sorted(signed, key=lambda each: each.seq))
+        signed = [] if notes is None else [change for change in changes if _is_signed(change, notes)]
+        self._changes = _chain(trusted, sorted(signed, key=lambda change: change.seq))
 
     @property
     def changes(self) -> list[SignerChange]:
@@ -66,9 +66,9 @@ class KeyHistory:
         """Keys of which one signs a checkpoint of that many rows."""
         if not self._changes:
             return self._trusted
-        if found := next((each for each in self._changes if each.size == size), None):
-            return [found.old, found.new]
-        later = next((each for each in self._changes if each.size > size), None)
+        if change_ := next((change for change in self._changes if change.size == size), None):
+            return [change_.old, change_.new]
+        later = next((change for change in self._changes if change.size > size), None)
         return [self._changes[-1].new if later is None else later.old]
 
 

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection, select
 
-from tenants.audit import check, checkpoints, store
+from tenants.audit import checkpoints, store
 from tenants.audit.checkpoints import StoredCheckpoint
+from tenants.audit.entry import FIELDS
+from tenants.audit.key_history import ACTION, TARGET, SignerChange, change_from
 from tenants.audit.note import InclusionProof, PublicKey, SigningKey, open_checkpoint
+from tenants.audit.store import stored_head
 from tenants.audit.tree import consistency_proof, inclusion_proof
-from tenants.audit.verify import AuditFinding, LogRow, Verdict
+from tenants.audit.verify import AuditFinding, Damage, Head, LogRow, LogVerifier, Verdict
 from tenants.errors import AuditDamaged, Invalid, NotFound
 from tenants.storage.database import Database
-from tenants.storage.tables import audit, audit_checkpoints
+from tenants.storage.tables import audit, audit_checkpoints, audit_tiles
 
 MAX_ENTRIES = 1_000
 """Rows in one answer."""
 MAX_CHECKPOINTS = 1_000
+PAGE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,7 @@ class AuditLog:
         return self._key
 
     async def rows(self, first: int, most: int = MAX_ENTRIES) -> list[LogRow]:
-        return await self._database.read(lambda one: list(check.rows(one, first, most)))
+        return await self._database.read(lambda one: list(_rows(one, first, most)))
 
     async def checkpoints(self, after: int = -1, most: int = MAX_CHECKPOINTS) -> list[StoredCheckpoint]:
         """Checkpoints of more than `after` rows, the smallest first."""
@@ -124,7 +128,7 @@ class AuditLog:
 
     async def verify(self, keys: Sequence[PublicKey], kept: Sequence[str] = ()) -> Verdict:
         """Checks the whole log. Raises `Invalid` for a kept checkpoint of another key."""
-        return await self._database.read(lambda one: check.verify_stored(one, keys, kept))
+        return await self._database.read(lambda one: verify_stored(one, keys, kept))
 
     async def consistency(self, old: int, new: int) -> list[bytes]:
         """The proof that the log of `new` rows extends that of `old`. Raises `Invalid`."""
@@ -163,3 +167,49 @@ def _made(proof: Callable[[], list[bytes]]) -> list[bytes]:
         return proof()
     except ValueError as error:
         raise AuditDamaged(f"the proof cannot be made: {error}; `fairgate audit verify` says more") from None
+
+
+def verify_stored(connection: Connection, keys: Sequence[PublicKey], kept: Sequence[str] = ()) -> Verdict:
+    """`keys`: those that sign the log; `kept`: checkpoints from elsewhere. Raises `Invalid` for a kept one
+    that none of the keys signed."""
+    head = stored_head(connection)
+    notes = connection.execute(select(audit_checkpoints.c.size, audit_checkpoints.c.note))
+    tiles = select(audit_tiles.c.number, audit_tiles.c.root).order_by(audit_tiles.c.number)
+    verifier = LogVerifier(
+        keys,
+        [(size, note) for size, note in notes],
+        kept=kept,
+        tiles=[(number, root) for number, root in connection.execute(tiles)],
+        changes=key_changes(connection),
+    )
+    try:
+        for row in _rows(connection, -(2**62)):
+            verifier.add(row)
+    except ValueError as error:  # SQLite keeps any text in a column of JSON
+        verdict = verifier.verdict()
+        first, last = verdict.rows, max(verdict.rows, min(verdict.rows + PAGE, head.size) - 1)
+        unread = AuditFinding(Damage.EDITED, first, last, f"a column cannot be read: {error}")
+        return replace(verdict, finding=unread)
+    return verifier.verdict(Head(head.size, head.root, head.frontier))
+
+
+def key_changes(connection: Connection) -> list[SignerChange]:
+    """Changes of the key as rows claim; their checkpoints prove them."""
+    query = select(audit.c.entry).where(audit.c.target == TARGET, audit.c.action == ACTION)
+    entries = connection.execute(query.order_by(audit.c.seq)).scalars()
+    return [change for entry in entries if (change := change_from(entry)) is not None]
+
+
+def _rows(connection: Connection, first: int, most: int | None = None) -> Iterator[LogRow]:
+    """From `first` on, in order, at most `most`, read a page at a time."""
+    left = most
+    while left is None or left > 0:
+        page = PAGE if left is None else min(PAGE, left)
+        query = select(audit).where(audit.c.seq >= first).order_by(audit.c.seq).limit(page)
+        stored = connection.execute(query).mappings().all()
+        for row in stored:
+            yield LogRow(row["seq"], row["entry"], {name: row[name] for name in FIELDS})
+        if len(stored) < page:
+            return
+        first = stored[-1]["seq"] + 1
+        left = None if left is None else left - len(stored)

@@ -55,10 +55,10 @@ class PublicKey:
         """Reads `name+id+key`. Raises `Invalid`."""
         name, _, rest = text.strip().partition("+")
         key_id, _, material = rest.partition("+")
-        found = cls(name, _key_material("public key", material))
-        if found.key_id.hex() != key_id:
+        key = cls(name, _key_material("public key", material))
+        if key.key_id.hex() != key_id:
             raise Invalid("public key", f"{key_id[:64]!r} is not the id of this name and key: it was changed")
-        return found
+        return key
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,10 @@ class SigningKey:
             raise Invalid("audit key", f"does not begin with {_SECRET_PREFIX}+")
         name, _, rest = text.removeprefix(f"{_SECRET_PREFIX}+").partition("+")
         key_id, _, material = rest.partition("+")
-        found = cls(name, _key_material("audit key", material))
-        if found.public.key_id.hex() != key_id:
+        key = cls(name, _key_material("audit key", material))
+        if key.public.key_id.hex() != key_id:
             raise Invalid("audit key", "its id is not that of its name and key: it was changed")
-        return found
+        return key
 
     def signed(self, text: str) -> str:
         """The text as a note with one signature."""
@@ -125,7 +125,7 @@ class InclusionProof:
     @property
     def text(self) -> str:
         extra = () if self.entry is None else (f"extra {base64.b64encode(self.entry).decode()}",)
-        hashes = (base64.b64encode(each).decode() for each in self.path)
+        hashes = (base64.b64encode(digest).decode() for digest in self.path)
         return "\n".join((PROOF_HEADER, *extra, f"index {self.index}", *hashes, "", self.checkpoint))
 
     def proves(self, entry: bytes, checkpoint: Checkpoint) -> bool:
@@ -200,15 +200,15 @@ def parse_proof(text: str) -> InclusionProof:
     index = _number("proof index", lines.pop(0).removeprefix("index "))
     if len(lines) > MAX_PROOF_HASHES:
         raise Invalid("proof", f"has more than {MAX_PROOF_HASHES} hashes")
-    return InclusionProof(index, tuple(hash_of_text("proof", each) for each in lines), checkpoint, entry)
+    return InclusionProof(index, tuple(hash_of_text("proof", line) for line in lines), checkpoint, entry)
 
 
 def hash_of_text(field: str, text: str) -> bytes:
     """A SHA-256 hash from base64. Raises `Invalid`."""
-    found = _decoded(field, text)
-    if len(found) != HASH_BYTES:
-        raise Invalid(field, f"a hash has {HASH_BYTES} bytes, this one {len(found)}")
-    return found
+    digest = _decoded(field, text)
+    if len(digest) != HASH_BYTES:
+        raise Invalid(field, f"a hash has {HASH_BYTES} bytes, this one {len(digest)}")
+    return digest
 
 
 def _parts(note: str) -> tuple[str, list[tuple[str, bytes]]]:

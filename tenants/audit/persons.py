@@ -86,7 +86,7 @@ def person_of(action: str, *fields: Mapping[str, Any] | None) -> str | None:
     """The id of the person that an act was about; None: of none."""
     kind = action.partition(".")[0]
     name = {"person": "id", "session": "person_id"}.get(kind)
-    return next((str(each[name]) for each in fields if name is not None and each and name in each), None)
+    return next((str(part[name]) for part in fields if name is not None and part and name in part), None)
 
 
 def erase(connection: Connection, person_id: str) -> None:
@@ -99,7 +99,7 @@ def acts_of(connection: Connection, name: str, person_id: str) -> ColumnElement[
     query = (
         select(table.digest).where((table.text == name) | (table.person_id == person_id)).limit(MAX_RECORDS)
     )
-    return audit.c.actor.in_([f"{ACTOR}{MARK}{each}" for each in connection.execute(query).scalars()])
+    return audit.c.actor.in_([f"{ACTOR}{MARK}{digest}" for digest in connection.execute(query).scalars()])
 
 
 class Shown:
@@ -128,8 +128,8 @@ class Shown:
         return shown
 
     def _text(self, text: str, erased: str) -> str:
-        found = _HASH.fullmatch(text)
-        return text if found is None else self._texts.get(found[1], erased)
+        match = _HASH.fullmatch(text)
+        return text if match is None else self._texts.get(match[1], erased)
 
 
 def _records(connection: Connection, person_id: str) -> int:
@@ -142,8 +142,8 @@ def _hashes(row: RowMapping) -> Iterable[str]:
     for fields in (row["before"], row["after"]):
         values += [value for value in (fields or {}).values() if isinstance(value, str)]
     for value in values:
-        if found := _HASH.fullmatch(value.removeprefix(ACTOR)):
-            yield found[1]
+        if match := _HASH.fullmatch(value.removeprefix(ACTOR)):
+            yield match[1]
 
 
 def _texts(connection: Connection, hashes: Iterable[str]) -> dict[str, str]:

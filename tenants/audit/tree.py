@@ -133,18 +133,18 @@ def is_included(leaf: bytes, index: int, size: int, proof: Sequence[bytes], root
     """Whether a proof leads from the leaf hash to the root (RFC 9162, 2.1.3.2)."""
     if not 0 <= index < size:
         return False
-    at, last, found = index, size - 1, leaf
+    at, last, digest = index, size - 1, leaf
     for part in proof:
         if last == 0:
             return False
         if at & 1 or at == last:
-            found = node_hash(part, found)
+            digest = node_hash(part, digest)
             while not at & 1 and at:
                 at, last = at >> 1, last >> 1
         else:
-            found = node_hash(found, part)
+            digest = node_hash(digest, part)
         at, last = at >> 1, last >> 1
-    return last == 0 and found == root
+    return last == 0 and digest == root
 
 
 def is_consistent(old: int, old_root: bytes, new: int, new_root: bytes, proof: Sequence[bytes]) -> bool:
@@ -193,7 +193,7 @@ def _complete_parts(start: int, end: int) -> list[tuple[int, int]]:
 def _folded(peaks: Sequence[bytes]) -> bytes:
     if not peaks:
         return EMPTY_ROOT
-    found = peaks[-1]
+    digest = peaks[-1]
     for peak in reversed(peaks[:-1]):
-        found = node_hash(peak, found)
-    return found
+        digest = node_hash(peak, digest)
+    return digest

@@ -184,7 +184,7 @@ class LogVerifier:
                 self._finding = self._not_signed(size)
                 return
             self._good = size
-        wrong = next((each for each in kept if each.root != root), None)
+        wrong = next((checkpoint for checkpoint in kept if checkpoint.root != root), None)
         if wrong is not None and self._kept_wrong is None:
             self._kept_wrong = wrong
         elif kept and wrong is None and self._kept_wrong is None:

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection
 
-from tenants.admin import etag
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
 from tenants.admin.commands import (
@@ -23,9 +22,8 @@ from tenants.admin.commands import (
     TenantChange,
     TenantCreate,
 )
-from tenants.admin.etag import IfMatch
-from tenants.config_file.document import Configuration
-from tenants.config_file.errors import ConfigInvalid
+from tenants.admin.transaction import IfMatch, require_match
+from tenants.config_file.document import ConfigInvalid, Configuration
 from tenants.config_file.export import exported, left_out
 from tenants.config_file.plan import PlanTerms, make_plan
 from tenants.config_file.state import ConfigState, read_state
@@ -92,7 +90,7 @@ class ConfigFile:
 
         def look(connection: Connection) -> ConfigPlan:
             state = self._state(connection)
-            etag.check(if_match, stored(state.revision))
+            require_match(if_match, stored(state.revision))
             return make_plan(state, wanted, self._terms)
 
         return await self._database.read(look)

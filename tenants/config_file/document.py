@@ -1,4 +1,4 @@
-"""The configuration file: its shape, as structs.
+"""The configuration file: its shape as structs and as JSON Schema, and places in it.
 
 Names stand in it, not ids, and never a secret. What is left out of a tenant, project, key or price stays as
 it is (of a new one: the default); a limit and a target are replaced as a whole, as their commands do. Money
@@ -7,14 +7,18 @@ is in whole nano-dollars a token, amounts are whole numbers: the same fields as 
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from tenants.errors import Invalid
 from tenants.slo.slo import METRICS
 from tenants.types import SCOPES, LimitMode, Meter, OnLowBudget, Tier, Window
 
+Place = tuple[str | int, ...]
+"""Way to a value from the top of the file: `("tenants", 3, "weight")`."""
 VERSION: Literal[1] = 1
 ALL: Literal["all"] = "all"
 """Of `models`: no restriction."""
@@ -22,14 +26,6 @@ OF_TENANT: Literal["tenant"] = "tenant"
 """Of a key's `tiers` and `default_tier`: it has none of its own."""
 NEVER = "never"
 """Of a key's `expires`: it has no end."""
-
-
-def _one_of(values: Any) -> Meta:
-    """Names in the schema for editors; the acts check them, and say which there are."""
-    return Meta(extra_json_schema={"enum": [str(value) for value in values]})
-
-
-TierName = Annotated[str, _one_of(Tier)]
 State = Annotated[
     Literal["present", "absent"], Meta(description="`absent`: it is removed. What is not named stays.")
 ]
@@ -39,6 +35,33 @@ Models = Annotated[
 Networks = Annotated[
     list[str], Meta(description="Networks in CIDR notation that it may be used from; none: anywhere.")
 ]
+
+
+class ConfigInvalid(Invalid):
+    """A value of the file that is refused; nothing was changed. `field` is the place."""
+
+    def __init__(self, place: Place, message: str) -> None:
+        super().__init__(as_text(place), message)
+        self.place = place
+
+
+def as_text(place: Place) -> str:
+    """`tenants[3].weight`."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    return text.removeprefix(".") or "the file"
+
+
+def place_of(text: str) -> Place:
+    parts = re.findall(r"([^.\[\]]+)|\[(\d+)\]", text)
+    return tuple(int(number) if number else name for name, number in parts)
+
+
+def _one_of(values: Any) -> Meta:
+    """Names in the schema for editors; the acts check them, and say which there are."""
+    return Meta(extra_json_schema={"enum": [str(value) for value in values]})
+
+
+TierName = Annotated[str, _one_of(Tier)]
 
 
 class ConfigPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -181,3 +204,11 @@ class Configuration(ConfigPart):
     ] = []
     platform_limits: Annotated[list[ConfigLimit], Meta(description="On all tenants together.")] = []
     tenants: list[ConfigTenant] = []
+
+
+def json_schema() -> dict[str, Any]:
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Fairgate configuration",
+        **msgspec.json.schema(Configuration),
+    }

@@ -56,24 +56,24 @@ def exported(state: ConfigState) -> Configuration:
         prices=list(_prices(state.prices)),
         targets=_targets(state.targets),
         platform_limits=_limits(platform),
-        tenants=[_tenant(each) for _, each in sorted(state.tenants.items())],
+        tenants=[_tenant(tenant) for _, tenant in sorted(state.tenants.items())],
     )
 
 
 def left_out(state: ConfigState) -> list[str]:
     """The keys and limits that cannot be named in a file, and why."""
-    found: list[str] = []
+    names: list[str] = []
     for name, there in sorted(state.tenants.items()):
         named = {key.key_id for key in there.named_keys()}
-        for key in sorted(there.keys, key=lambda each: (each.name, each.key_id)):
+        for key in sorted(there.keys, key=lambda key: (key.name, key.key_id)):
             if key.key_id not in named:
                 is_shared = any(other.name == key.name for other in there.keys if other is not key)
                 why = "another has its name" if is_shared else "what its tenant allows leaves it nothing"
-                found.append(f"{name}: key {key.key_id}: {why if key.name else 'it has no name'}")
+                names.append(f"{name}: key {key.key_id}: {why if key.name else 'it has no name'}")
         limits = {limit.limit_id for _, limit in there.named_limits()}
         missing = [limit.limit_id for limit in there.limits if limit.limit_id not in limits]
-        found += [f"{name}: limit {limit_id}: of a key that is left out or over" for limit_id in missing]
-    return found
+        names += [f"{name}: limit {limit_id}: of a key that is left out or over" for limit_id in missing]
+    return names
 
 
 def as_yaml(wanted: Configuration) -> str:
@@ -93,7 +93,7 @@ def _sorted(values: Any) -> dict[str, Any]:
 
 def _tenant(there: TenantState) -> ConfigTenant:
     tenant = there.tenant
-    projects = {each.project_id: each.name for each in there.projects.values()}
+    projects = {project.project_id: project.name for project in there.projects.values()}
     return ConfigTenant(
         name=tenant.name,
         status=tenant.status,
@@ -106,7 +106,8 @@ def _tenant(there: TenantState) -> ConfigTenant:
         reserved_tier=ALL if tenant.reserved_tier is None else tenant.reserved_tier.value,
         labels={key: list(values) for key, values in sorted(tenant.labels.items())},
         projects=[
-            ConfigProject(name=name, status=each.status) for name, each in sorted(there.projects.items())
+            ConfigProject(name=name, status=project.status)
+            for name, project in sorted(there.projects.items())
         ],
         keys=[
             ConfigKey(
@@ -153,12 +154,14 @@ def _targets(targets: Iterable[Slo]) -> list[ConfigTarget]:
     order = list(Tier)
     return [
         ConfigTarget(
-            tier=each.tier.value,
-            metric=each.metric,
-            target_s=each.target_s,
-            percentile=each.per_mille / 10,
+            tier=target.tier.value,
+            metric=target.metric,
+            target_s=target.target_s,
+            percentile=target.per_mille / 10,
         )
-        for each in sorted(targets, key=lambda each: (order.index(each.tier), METRICS.index(each.metric)))
+        for target in sorted(
+            targets, key=lambda target: (order.index(target.tier), METRICS.index(target.metric))
+        )
     ]
 
 
@@ -174,6 +177,6 @@ def _prices(book: PriceBook) -> Iterator[ConfigPrice]:
             shared = {name: value for name, value in first.items() if all(o[name] == value for o in others)}
             yield ConfigPrice(model=model, **shared)
         for tier, columns in by_tier.items():
-            own: dict[str, Any] = {name: each for name, each in columns.items() if name not in shared}
+            own: dict[str, Any] = {name: value for name, value in columns.items() if name not in shared}
             if own:
                 yield ConfigPrice(model=model, tier=tier.value, **own)

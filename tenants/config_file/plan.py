@@ -6,19 +6,32 @@ none. Nothing is removed without `state: absent`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tenants.admin.policy import StoredPolicy
-from tenants.config_file.document import ConfigPolicy, Configuration
-from tenants.config_file.errors import ConfigInvalid, Place
+from tenants.config_file.document import (
+    ConfigInvalid,
+    ConfigLimit,
+    ConfigPolicy,
+    ConfigTarget,
+    ConfigTenant,
+    Configuration,
+    Place,
+)
 from tenants.config_file.export import exported
-from tenants.config_file.plan_limits import limit_steps, name_of, target_steps
+from tenants.config_file.plan_limits import (
+    described,
+    described_target,
+    limit_steps,
+    name_in_file,
+    name_of,
+    target_steps,
+)
 from tenants.config_file.plan_prices import price_steps
-from tenants.config_file.plan_tenants import tenant_steps
+from tenants.config_file.plan_tenants import DEFAULT_PROJECT, tenant_steps
 from tenants.config_file.state import PLATFORM_LIMIT, ConfigState, SubjectName
 from tenants.config_file.steps import ConfigPlan, ConfigStep, NamedOnce, PolicyMove, differences
-from tenants.config_file.unnamed import unnamed
 from tenants.types import Tier
 
 POLICY = "scheduling policy"
@@ -53,7 +66,7 @@ def _steps(state: ConfigState, wanted: Configuration, terms: PlanTerms) -> Itera
         yield from _policy_steps(wanted.policy, state.policy, terms, ("policy",))
     yield from price_steps(wanted.prices, state.prices, terms.multipliers, ("prices",))
     yield from target_steps("", wanted.targets, state.targets, ("targets",))
-    platform = {name_of(SubjectName(PLATFORM_LIMIT), each): each for each in state.platform_limits}
+    platform = {name_of(SubjectName(PLATFORM_LIMIT), limit): limit for limit in state.platform_limits}
     yield from limit_steps("", wanted.platform_limits, platform, {}, (), ("platform_limits",))
     seen = NamedOnce()
     for number, tenant in enumerate(wanted.tenants):
@@ -81,3 +94,48 @@ def _policy_steps(
     if after != stored:
         changes = differences(now.as_json(), after.as_json())
         yield ConfigStep("policy.set", POLICY, place, PolicyMove(now, after), changes)
+
+
+def unnamed(there: Configuration, wanted: Configuration) -> Iterator[str]:
+    """Things of `there` (the state as a file) that `wanted` does not name; of unnamed tenants the tenants
+    alone."""
+    if there.policy is not None and wanted.policy is None:
+        yield f"scheduling policy {there.policy.name}"
+    priced = {price.model for price in wanted.prices}
+    models = dict.fromkeys(price.model for price in there.prices)
+    yield from (f"prices of {model}" for model in models if model not in priced)
+    yield from _targets("", there.targets, wanted.targets)
+    yield from _limits("", there.platform_limits, wanted.platform_limits)
+    tenants = {tenant.name: tenant for tenant in wanted.tenants}
+    for tenant in there.tenants:
+        if tenant.name in tenants:
+            yield from _of_tenant(tenant, tenants[tenant.name])
+        else:
+            yield f"tenant {tenant.name}"
+
+
+def _of_tenant(there: ConfigTenant, wanted: ConfigTenant) -> Iterator[str]:
+    name = there.name
+    projects = {DEFAULT_PROJECT, *(project.name for project in wanted.projects)}
+    yield from (
+        f"{name}: project {project.name}" for project in there.projects if project.name not in projects
+    )
+    keys = {key.name for key in wanted.keys}
+    yield from (f"{name}: key {key.name}" for key in there.keys if key.name not in keys)
+    yield from _limits(name, there.limits, wanted.limits)
+    yield from _targets(name, there.targets, wanted.targets)
+
+
+def _limits(tenant: str, there: Sequence[ConfigLimit], wanted: Sequence[ConfigLimit]) -> Iterator[str]:
+    named = {name_in_file(tenant, limit) for limit in wanted}
+    for limit in there:
+        name = name_in_file(tenant, limit)
+        if name not in named:
+            yield described(tenant, name)
+
+
+def _targets(tenant: str, there: Sequence[ConfigTarget], wanted: Sequence[ConfigTarget]) -> Iterator[str]:
+    named = {(target.tier, target.metric) for target in wanted}
+    for target in there:
+        if (target.tier, target.metric) not in named:
+            yield described_target(tenant, target.tier, target.metric)

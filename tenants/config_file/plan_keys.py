@@ -12,8 +12,7 @@ from tenants.admin import validation
 from tenants.admin.admin import DEFAULT_SCOPES
 from tenants.admin.commands import KeyChange, KeyCreate
 from tenants.admin.drafts import changed_key, check_within, chosen_tiers
-from tenants.config_file.document import NEVER, OF_TENANT, ConfigKey
-from tenants.config_file.errors import ConfigInvalid, Place
+from tenants.config_file.document import NEVER, OF_TENANT, ConfigInvalid, ConfigKey, Place
 from tenants.config_file.state import TenantState
 from tenants.config_file.steps import ConfigStep, NamedOnce, differences, standing_at
 from tenants.directory.records import ApiKey, from_us, tier_names, to_us
@@ -30,13 +29,13 @@ def key_steps(
         seen.add(part.name, f"key {part.name!r}", at)
         with standing_at(at):
             validation.name("name", part.name)
-        found = there.keys_called(part.name)
-        if len(found) > 1:
+        same_name = there.keys_called(part.name)
+        if len(same_name) > 1:
             raise ConfigInvalid(
                 (*at, "name"),
-                f"{len(found)} keys of {tenant} have this name: revoke all but one, or name them apart",
+                f"{len(same_name)} keys of {tenant} have this name: revoke all but one, or name them apart",
             )
-        old = found[0] if found else None
+        old = same_name[0] if same_name else None
         if part.state == "absent":
             if old is not None:
                 changes = {"revoked_at": (None, from_us(now_us).isoformat())}
@@ -108,7 +107,7 @@ def _creation(part: ConfigKey, draft: ApiKey, now_us: int, what: str, at: Place,
 
 
 def _require_project(part: ConfigKey, old: ApiKey, there: TenantState, at: Place) -> None:
-    names = {each.project_id: name for name, each in there.projects.items()}
+    names = {project.project_id: name for name, project in there.projects.items()}
     if part.project is not None and names.get(old.project_id) != part.project:
         raise ConfigInvalid(
             (*at, "project"),
@@ -121,7 +120,7 @@ def _change(
     part: ConfigKey, old: ApiKey, draft: ApiKey, there: TenantState, now_us: int, what: str, at: Place
 ) -> Iterator[ConfigStep]:
     """The fields of the file that differ from `old`, the key within its tenant."""
-    stored = next(each for each in there.keys if each.key_id == old.key_id)
+    stored = next(other for other in there.keys if other.key_id == old.key_id)
     command = KeyChange()
     if part.scopes is not None and draft.scopes != old.scopes:
         command.scopes = part.scopes

@@ -8,8 +8,7 @@ from typing import Any
 from tenants.admin import validation
 from tenants.admin.commands import LimitSet, SloSet
 from tenants.admin.slos import new_slo
-from tenants.config_file.document import ConfigLimit, ConfigTarget
-from tenants.config_file.errors import ConfigInvalid, Place
+from tenants.config_file.document import ConfigInvalid, ConfigLimit, ConfigTarget, Place
 from tenants.config_file.state import EACH_END_USER, PLATFORM_LIMIT, TENANT_LIMIT, SubjectName
 from tenants.config_file.steps import ConfigStep, NamedOnce, differences, standing_at
 from tenants.directory.records import limit_as_json, limit_from
@@ -113,7 +112,7 @@ def target_steps(
     tenant: str, wanted: Sequence[ConfigTarget], there: Iterable[Slo], place: Place
 ) -> Iterator[ConfigStep]:
     """Steps for one tenant's targets, or (tenant '') for the default ones."""
-    seen, old = NamedOnce(), {(each.tier.value, each.metric): each for each in there}
+    seen, old = NamedOnce(), {(target.tier.value, target.metric): target for target in there}
     for number, part in enumerate(wanted):
         at = (*place, number)
         seen.add((part.tier, part.metric), f"the target of {part.metric} in tier {part.tier}", at)

@@ -8,8 +8,7 @@ from typing import Any
 from tenants.admin import validation
 from tenants.admin.commands import ProjectCreate, TenantChange, TenantCreate
 from tenants.admin.drafts import changed_tenant, new_tenant
-from tenants.config_file.document import ConfigProject, ConfigTenant
-from tenants.config_file.errors import ConfigInvalid, Place
+from tenants.config_file.document import ConfigInvalid, ConfigProject, ConfigTenant, Place
 from tenants.config_file.plan_keys import ended, key_steps
 from tenants.config_file.plan_limits import limit_steps, name_of, target_steps
 from tenants.config_file.state import TenantState
@@ -47,7 +46,7 @@ def tenant_steps(
     yield from _status_steps("tenant", f"tenant {name}", wanted.status, before.status, place, name)
     yield from _project_steps(name, wanted.projects, there.projects, (*place, "projects"))
     there = TenantState(after, there.projects, there.keys, there.limits, there.targets)
-    projects = {*there.projects, *(each.name for each in wanted.projects)}
+    projects = {*there.projects, *(project.name for project in wanted.projects)}
     keys = {key.name: key.key_id for key in there.named_keys()}
     for step in key_steps(wanted.keys, there, projects, now_us, (*place, "keys")):
         if step.act == "key.create":
@@ -64,7 +63,9 @@ def tenant_steps(
 
 def _creation(wanted: ConfigTenant) -> TenantCreate:
     given = {name: getattr(wanted, name) for name in FIELDS if name not in ("models", "labels")}
-    return TenantCreate(name=wanted.name, **{name: each for name, each in given.items() if each is not None})
+    return TenantCreate(
+        name=wanted.name, **{name: value for name, value in given.items() if value is not None}
+    )
 
 
 def _change(wanted: ConfigTenant, before: Tenant) -> TenantChange:
@@ -78,7 +79,9 @@ def _change(wanted: ConfigTenant, before: Tenant) -> TenantChange:
         del given["tier"]
     if wanted.labels is not None:
         given["labels"] = {key: [] for key in before.labels} | wanted.labels
-        given["labels"] = {key: each for key, each in given["labels"].items() if each or key in before.labels}
+        given["labels"] = {
+            key: values for key, values in given["labels"].items() if values or key in before.labels
+        }
     return TenantChange(**given)
 
 

@@ -49,15 +49,15 @@ class TenantState:
     def named_keys(self) -> Iterator[ApiKey]:
         """Usable keys with a unique name, by name."""
         times = Counter(key.name for key in self.keys)
-        for each in sorted(self.keys, key=lambda each: each.name):
-            key = within(each, self.tenant)
+        for stored in sorted(self.keys, key=lambda key: key.name):
+            key = within(stored, self.tenant)
             is_usable = key.tiers != frozenset() and key.models != frozenset()
             if key.name and times[key.name] == 1 and is_usable:
                 yield key
 
     def named_limits(self) -> Iterator[tuple[SubjectName, Limit]]:
-        projects = {each.project_id: name for name, each in self.projects.items()}
-        keys = {each.key_id: each.name for each in self.named_keys()}
+        projects = {project.project_id: name for name, project in self.projects.items()}
+        keys = {key.key_id: key.name for key in self.named_keys()}
         for limit in self.limits:
             match limit.kind:
                 case SubjectKind.PROJECT:
@@ -124,7 +124,7 @@ def read_state(connection: Connection, now_us: int) -> ConfigState:
     return ConfigState(
         queries.revision(connection),
         now_us,
-        {each.tenant.name: each for each in by_id.values()},
+        {state.tenant.name: state for state in by_id.values()},
         queries.price_book(connection),
         tuple(targets),
         tuple(platform),

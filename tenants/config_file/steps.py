@@ -17,9 +17,9 @@ from tenants.admin.commands import (
     TenantChange,
     TenantCreate,
 )
-from tenants.admin.etag import etag_of
 from tenants.admin.policy import StoredPolicy
-from tenants.config_file.errors import ConfigInvalid, Place, as_text
+from tenants.admin.transaction import etag_of
+from tenants.config_file.document import ConfigInvalid, Place, as_text
 from tenants.errors import Invalid
 
 
@@ -112,13 +112,13 @@ def differences(before: Record | None, after: Record | None) -> dict[str, tuple[
 
 
 def _flat(record: Record) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in record.items():
         if isinstance(value, Mapping):
-            found |= {f"{name}.{inner}": each for inner, each in _flat(value).items()}
+            flat |= {f"{name}.{inner}": item for inner, item in _flat(value).items()}
         elif name not in MADE_BY_THE_ACT:
-            found[name] = value
-    return found
+            flat[name] = value
+    return flat
 
 
 @contextmanager

@@ -18,8 +18,7 @@ from msgspec.inspect import ListType, LiteralType, Metadata, StructType, Type, U
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from tenants.config_file.document import Configuration
-from tenants.config_file.errors import ConfigInvalid, Place, as_text
+from tenants.config_file.document import ConfigInvalid, Configuration, Place, as_text
 
 MAX_FILE_BYTES = 4 * 2**20
 MAX_DEPTH = 20
@@ -52,13 +51,13 @@ class Lines:
 
     def of(self, place: Place) -> int:
         """The line of a place, or of its nearest existing parent."""
-        found = self
+        lines = self
         for part in place:
-            following = found.inside.get(part)
+            following = lines.inside.get(part)
             if following is None:
                 break
-            found = following
-        return found.line
+            lines = following
+        return lines.line
 
 
 @dataclass(frozen=True)
@@ -124,14 +123,14 @@ def _words_at(kind: Type, place: Place) -> list[str]:
     if isinstance(kind, Metadata):
         return _words_at(kind.type, place)
     if isinstance(kind, UnionType):
-        return [word for each in kind.types for word in _words_at(each, place)]
+        return [word for type_ in kind.types for word in _words_at(type_, place)]
     if isinstance(kind, LiteralType) and not place:
         return [str(word) for word in kind.values]
     if isinstance(kind, ListType):
         return _words_at(kind.item_type, place[1:]) if place else ["a list"]
     if isinstance(kind, StructType) and place:
-        found = [each.type for each in kind.fields if each.name == place[0]]
-        return _words_at(found[0], place[1:]) if found else []
+        types = [field.type for field in kind.fields if field.name == place[0]]
+        return _words_at(types[0], place[1:]) if types else []
     return []
 
 
@@ -147,19 +146,19 @@ def _bounded(events: Iterable[Any]) -> Iterator[Any]:
 
 def _document(events: Iterator[Any]) -> tuple[Any, Lines]:
     """The only document of a stream."""
-    found: tuple[Any, Lines] | None = None
+    document: tuple[Any, Lines] | None = None
     for event in events:
         kind = type(event).__name__
         if kind == "DocumentStartEvent":
-            if found is not None:
+            if document is not None:
                 raise BadFile(_line(event), "a second document begins: one file is one document")
             if event.version not in (None, (1, 2)):
                 raise BadFile(_line(event), "says another version of YAML: it is read as YAML 1.2")
         elif kind in ("ScalarEvent", "MappingStartEvent", "SequenceStartEvent", "AliasEvent"):
-            found = _value(event, events, (), 0)
-    if found is None or found[0] is None:
+            document = _value(event, events, (), 0)
+    if document is None or document[0] is None:
         raise BadFile(1, "the file is empty: it begins with `version: 1`")
-    return found
+    return document
 
 
 def _value(event: Any, events: Iterator[Any], place: Place, depth: int) -> tuple[Any, Lines]:

@@ -1,22 +1,63 @@
-"""Storage of moves of control loops: written in batches, read newest first, purged by age and number."""
+"""Moves of control loops and their storage: written in batches, read newest first, purged by age and size."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, delete, select
 from sqlalchemy.sql import ColumnElement
 
-from tenants.counts.move import StoredMove
+from tenants.directory.records import from_us
 from tenants.storage.database import Database
 from tenants.storage.tables import control_moves
 from tenants.storage.upserts import insert
 
+MAX_MODEL_CHARACTERS = 256
+MAX_KNOB_CHARACTERS = 32
+MAX_REASON_CHARACTERS = 200
 KEPT_S = 90 * 86_400
 MAX_ROWS = 200_000
 MAX_PURGED = 20_000
 """Rows removed by one statement, so that it does not block other writes for long."""
+
+
+class StoredMove(msgspec.Struct, frozen=True):
+    """One knob, moved or advised to."""
+
+    move_id: str
+    """Sorts by the order in which one gateway moved."""
+    at_us: int
+    """Microseconds since 1970."""
+    gateway_id: str
+    model: str
+    knob: str
+    before: float
+    after: float
+    reason: str
+    is_made: bool
+    """False: only advised."""
+    mode: str
+    """Of the control loop then."""
+    knobs: dict[str, float]
+    """All knobs of this model right after the observation that led to this move."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "id": self.move_id,
+            "object": "control_move",
+            "at": from_us(self.at_us).isoformat(),
+            "gateway_id": self.gateway_id,
+            "model": self.model,
+            "knob": self.knob,
+            "before": self.before,
+            "after": self.after,
+            "reason": self.reason,
+            "is_made": self.is_made,
+            "mode": self.mode,
+            "knobs": self.knobs,
+        }
 
 
 async def add(database: Database, moves: Sequence[StoredMove]) -> None:
@@ -24,8 +65,8 @@ async def add(database: Database, moves: Sequence[StoredMove]) -> None:
 
     def work(connection: Connection) -> None:
         rows = [
-            msgspec.structs.asdict(each) | {"knobs": msgspec.json.encode(each.knobs).decode()}
-            for each in moves
+            msgspec.structs.asdict(move) | {"knobs": msgspec.json.encode(move.knobs).decode()}
+            for move in moves
         ]
         connection.execute(insert(connection, control_moves).on_conflict_do_nothing(), rows)
 

@@ -165,8 +165,10 @@ class Directory:
     def limits(self, now_s: float, tenant_id: str | None = None) -> list[Limit]:
         """Limits as in force at `now_s` (seconds since 1970): all, or one tenant's with its projects', keys'
         and end users'; those of `PLATFORM` are its own."""
-        found = {each: state.limits for each, state in self._tenants.items()} | {PLATFORM: self._platform}
-        chosen = found.values() if tenant_id is None else [found.get(tenant_id, ())]
+        by_tenant = {known_id: state.limits for known_id, state in self._tenants.items()} | {
+            PLATFORM: self._platform
+        }
+        chosen = by_tenant.values() if tenant_id is None else [by_tenant.get(tenant_id, ())]
         return [limit.at(now_s) for limits in chosen for limit in limits]
 
     @property
@@ -221,7 +223,7 @@ class Directory:
         changed = loaded.states
         if loaded.platform is not None and loaded.platform != self._platform:
             self._platform = loaded.platform
-            changed = list((self._tenants | {each.tenant.tenant_id: each for each in changed}).values())
+            changed = list((self._tenants | {state.tenant.tenant_id: state for state in changed}).values())
         for state in changed:
             old = self._tenants.get(state.tenant.tenant_id)
             for public_id in old.entries if old is not None else ():
@@ -282,10 +284,10 @@ Subject = tuple[SubjectKind, str]
 
 
 def _by_subject(limits: list[Limit]) -> dict[Subject, list[Limit]]:
-    found: dict[Subject, list[Limit]] = {}
+    by_subject: dict[Subject, list[Limit]] = {}
     for limit in limits:
-        found.setdefault((limit.kind, limit.subject_id), []).append(limit)
-    return found
+        by_subject.setdefault((limit.kind, limit.subject_id), []).append(limit)
+    return by_subject
 
 
 def _entry(
@@ -315,7 +317,9 @@ def _entry(
         (SubjectKind.TENANT, key.tenant_id),
     ]
     of_path = [limit for subject in path for limit in limits.get(subject, ())]
-    of_users = [limit for (kind, _), each in limits.items() if kind is SubjectKind.END_USER for limit in each]
+    of_users = [
+        limit for (kind, _), owned in limits.items() if kind is SubjectKind.END_USER for limit in owned
+    ]
     principal = Principal(
         tenant_id=tenant.tenant_id,
         tenant_name=tenant.name,

@@ -112,19 +112,19 @@ class GatewayRegistry:
             ).first()
             seen = _seen(connection, now_us)
             if written is None:
-                raise IdentityTaken(next(each for each in seen if each.gateway_id == gateway_id))
+                raise IdentityTaken(next(row for row in seen if row.gateway_id == gateway_id))
             return seen
 
         return await self._database.write(write)
 
     async def find(self, gateway_id: str) -> GatewaySeen | None:
         """None: it has stopped in order, or never began."""
-        return next((each for each in await self.seen() if each.gateway_id == gateway_id), None)
+        return next((row for row in await self.seen() if row.gateway_id == gateway_id), None)
 
     async def is_held_by(self, gateway_id: str, instance: Instance) -> bool:
         """Whether no other process has begun to serve under this id."""
-        found = await self.find(gateway_id)
-        return found is None or found.instance_id in ("", instance.instance_id)
+        row = await self.find(gateway_id)
+        return row is None or row.instance_id in ("", instance.instance_id)
 
     async def serve(self, gateway_id: str, revision: int) -> None:
         """Records the directory's revision that a gateway serves."""
@@ -144,10 +144,9 @@ class GatewayRegistry:
             )
             revision = now if revision is None else revision
             late = [
-                each
-                for each in seen
-                if each.silent_s <= stale_s
-                and (each.served_revision is None or each.served_revision < revision)
+                row
+                for row in seen
+                if row.silent_s <= stale_s and (row.served_revision is None or row.served_revision < revision)
             ]
             if not late or time.monotonic() >= until_s:
                 return late

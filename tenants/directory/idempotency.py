@@ -126,12 +126,12 @@ class IdempotentAnswers:
 
     async def is_claimed(self, key_id: str, idempotency_key: str, now_us: int) -> bool:
         """Whether a request with this key runs or has ended."""
-        found = select(table.c.key_id).where(
+        query = select(table.c.key_id).where(
             table.c.key_id == key_id,
             table.c.idempotency_key == idempotency_key,
             table.c.expires_us > now_us,
         )
-        return await self._database.read(lambda connection: connection.execute(found).first() is not None)
+        return await self._database.read(lambda connection: connection.execute(query).first() is not None)
 
     async def keep(self, scope: Scope, request_id: str, answer: StoredAnswer) -> bool:
         """Stores the answer of an ended request, without its pieces where its tenant's answers would be too

@@ -36,7 +36,7 @@ def with_names(connection: Connection, items: Iterable[Mapping[str, Any]]) -> li
 def _named(item: Mapping[str, Any], names: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     fields, named = _fields(item), {}
     for field, value in item.items():
-        named[field] = [_named(each, names) for each in value] if _is_list(value) else value
+        named[field] = [_named(inner, names) for inner in value] if _is_list(value) else value
         if field in fields:
             kind, beside = fields[field]
             named[beside] = names[kind].get(value)
@@ -52,7 +52,7 @@ def _flat(items: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
 
 
 def _is_list(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(each, Mapping) for each in value)
+    return isinstance(value, list) and all(isinstance(item, Mapping) for item in value)
 
 
 def _fields(item: Mapping[str, Any]) -> dict[str, tuple[str, str]]:

@@ -72,10 +72,10 @@ def plain(reference: str) -> str:
 def find_tenant(connection: Connection, reference: str) -> Tenant:
     """By id or by name (names cannot look like ids)."""
     asked = plain(reference)
-    found = tenants_where(connection, (tenants.c.id == asked) | (tenants.c.name == asked))
-    if not found:
+    rows = tenants_where(connection, (tenants.c.id == asked) | (tenants.c.name == asked))
+    if not rows:
         raise NotFound("tenant", reference)
-    return found[0]
+    return rows[0]
 
 
 NAMED: dict[str, Table] = {"tenant": tenants, "project": projects, "key": api_keys}
@@ -96,7 +96,7 @@ def ids_of(
     connection: Connection, reference: str, *, kinds: Iterable[str] = NAMED, tenant_id: str | None = None
 ) -> list[str]:
     """Ids of all with this name, id or (keys) visible prefix; with `tenant_id` only of that tenant."""
-    found: list[str] = []
+    ids: list[str] = []
     for kind in kinds:
         table = NAMED[kind]
         is_it = (table.c.id == reference) | (table.c.name == reference)
@@ -104,8 +104,8 @@ def ids_of(
             is_it = is_it | table.c.id.in_(_keys_of_prefix(reference))
         owner = table.c.id if table is tenants else table.c.tenant_id
         query = select(table.c.id).where(is_it, true() if tenant_id is None else owner == tenant_id)
-        found += connection.execute(query.limit(CHUNK)).scalars()
-    return found
+        ids += connection.execute(query.limit(CHUNK)).scalars()
+    return ids
 
 
 def find_project(connection: Connection, reference: str, tenant: Tenant | None = None) -> Project:
@@ -131,11 +131,11 @@ def find_key(connection: Connection, reference: str, tenant_id: str | None = Non
     condition = (api_keys.c.id == asked) | api_keys.c.id.in_(_keys_of_prefix(asked))
     if tenant_id is not None:
         condition = condition & (api_keys.c.tenant_id == tenant_id)
-    found = keys_where(connection, condition)
-    if not found:
+    keys = keys_where(connection, condition)
+    if not keys:
         # Shortened: the reference may be a whole key, secret included.
         raise NotFound("key", reference if len(reference) <= 24 else reference[:20] + "…")
-    return found[0]
+    return keys[0]
 
 
 def _keys_of_prefix(reference: str) -> Select[Any]:
@@ -221,10 +221,10 @@ def limits_where(
 
 def find_limit(connection: Connection, limit_id: str, tenant_id: str | None = None) -> Limit:
     """By id; with `tenant_id` only among that tenant's."""
-    found = limits_where(connection, limits.c.id == plain(limit_id))
-    if not found or (tenant_id is not None and found[0].tenant_id != tenant_id):
+    rows = limits_where(connection, limits.c.id == plain(limit_id))
+    if not rows or (tenant_id is not None and rows[0].tenant_id != tenant_id):
         raise NotFound("limit", limit_id)
-    return found[0]
+    return rows[0]
 
 
 def price_version(connection: Connection) -> int:

@@ -35,15 +35,15 @@ def set_id(counters: tuple[str, ...]) -> str | None:
 
 def counters_of(connection: Connection, set_ids: Collection[str]) -> dict[str, tuple[str, ...]]:
     """The members of each set, in alphabetical order; unknown sets are left out."""
-    found: dict[str, list[str]] = {}
+    members: dict[str, list[str]] = {}
     for chunk in queries.chunks(sorted(set_ids)):
         query = select(counter_sets.c.set_id, counter_sets.c.counter).distinct()
         rows = connection.execute(
             query.where(counter_sets.c.set_id.in_(chunk)).order_by(counter_sets.c.counter)
         )
         for name, counter in rows:
-            found.setdefault(name, []).append(counter)
-    return {name: tuple(counters) for name, counters in found.items()}
+            members.setdefault(name, []).append(counter)
+    return {name: tuple(counters) for name, counters in members.items()}
 
 
 def changed_sets(connection: Connection) -> list[str]:

@@ -1,7 +1,7 @@
 """Digests of the ledger in the audit: spans of rows are closed in order, and checked against the rows.
 
 Spans follow each other without a gap from id 1, so that a row which is added, removed or changed later shows
-in the span of its id. A span is closed only where every id in it is final (`tenants/usage/final_ids.py`), so
+in the span of its id. A span is closed only where every id in it is final (`tenants/usage/fold.py`), so
 spans end at or before the fold's position. The ledger is never purged: a missing row was removed.
 """
 
@@ -108,11 +108,11 @@ def rows_between(connection: Connection, first_id: int, last_id: int, most: int)
     """By id, at most `most`, a page at a time."""
     while most > 0:
         query = select(*_COLUMNS).where(ledger.c.id >= first_id, ledger.c.id <= last_id)
-        found = connection.execute(query.order_by(ledger.c.id).limit(min(PAGE, most))).all()
-        yield from found
-        if len(found) < min(PAGE, most):
+        page = connection.execute(query.order_by(ledger.c.id).limit(min(PAGE, most))).all()
+        yield from page
+        if len(page) < min(PAGE, most):
             return
-        first_id, most = found[-1][0] + 1, most - len(found)
+        first_id, most = page[-1][0] + 1, most - len(page)
 
 
 async def verify_digests(database: Database) -> LedgerVerdict:
@@ -146,8 +146,8 @@ def _check(
     changed = differences(span, digest_of(span.first_id, span.last_id, rows))
     if not changed:
         return None, span
-    detail = "; ".join(f"{each.kind}: {each.detail}" for each in changed)
-    kinds = tuple(each.kind for each in changed)
+    detail = "; ".join(f"{difference.kind}: {difference.detail}" for difference in changed)
+    kinds = tuple(difference.kind for difference in changed)
     return LedgerFinding(seq, span.first_id, span.last_id, kinds, detail), span
 
 

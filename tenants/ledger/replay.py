@@ -53,19 +53,19 @@ def of_end_users(
     for limit in limits:
         if limit.is_default:
             defaults.setdefault(limit.tenant_id, []).append(limit)
-    found = {limit.identity: limit for limit in limits if not limit.is_default}
+    by_identity = {limit.identity: limit for limit in limits if not limit.is_default}
     names: dict[str, set[str]] = {
         tenant_id: _settled_counters(connection, mine, now_us) for tenant_id, mine in defaults.items()
     }
-    for each in open_requests:
-        if each.reserve.tenant_id in names:
-            names[each.reserve.tenant_id].update(each.charged_to)
+    for request in open_requests:
+        if request.reserve.tenant_id in names:
+            names[request.reserve.tenant_id].update(request.charged_to)
     for tenant_id, mine in defaults.items():
         users = sorted({rules.end_user_in(name) for name in names[tenant_id]} - {""})
         for limit in (default.of_end_user(user) for default in mine for user in users):
             # One that an end user has of its own is in the default's place.
-            found.setdefault(limit.identity, limit)
-    return list(found.values())
+            by_identity.setdefault(limit.identity, limit)
+    return list(by_identity.values())
 
 
 def _settled_counters(connection: Connection, defaults: Sequence[Limit], now_us: int) -> set[str]:
@@ -121,7 +121,7 @@ def charged_sums(
     condition: ColumnElement[bool] | None = None,
 ) -> dict[str, Amounts]:
     """By counter, the sum of the settle rows of the requests charged to it, less what was given back."""
-    found: dict[str, Amounts] = {}
+    sums: dict[str, Amounts] = {}
     for chunk in queries.chunks(names):
         query = (
             select(counter_sets.c.counter, *(func.sum(column) for column in counted_columns(ledger)))
@@ -130,8 +130,8 @@ def charged_sums(
             .group_by(counter_sets.c.counter)
         )
         for name, *amounts in connection.execute(query):
-            found[name] = Amounts(*(int(amount) for amount in amounts))
-    return found
+            sums[name] = Amounts(*(int(amount) for amount in amounts))
+    return sums
 
 
 def _replayed_since_us(limit: Limit, now_us: int) -> int:
@@ -184,7 +184,7 @@ def emptied(
 ) -> list[tuple[Limit, int]]:
     """The same usage, with the buckets of running streams empty: their use so far is in no settle row yet,
     and a rebuild must not give it back. Pure."""
-    streaming = {name for each in open_requests if each.top_ups for name in each.charged_to}
+    streaming = {name for request in open_requests if request.top_ups for name in request.charged_to}
     return [
         (limit, limit.amount if limit.is_bucket and limit.identity in streaming else amount)
         for limit, amount in used
@@ -195,7 +195,7 @@ def without_rested(
     used: Iterable[tuple[Limit, int]], open_requests: Iterable[OpenRequest]
 ) -> list[tuple[Limit, int]]:
     """Without the limits of end users of whom nothing counts any more. Pure."""
-    holding = {rules.end_user_in(name) for each in open_requests for name in each.charged_to}
+    holding = {rules.end_user_in(name) for request in open_requests for name in request.charged_to}
     return [
         (limit, amount)
         for limit, amount in used

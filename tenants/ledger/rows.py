@@ -160,8 +160,8 @@ def in_doubt(detail: Mapping[str, Any]) -> Amounts:
 
 def sum_of(amounts: Iterable[Amounts]) -> Amounts:
     total = [0] * len(AMOUNT_FIELDS)
-    for each in amounts:
-        total = [sum_ + getattr(each, name) for sum_, name in zip(total, AMOUNT_FIELDS, strict=True)]
+    for part in amounts:
+        total = [sum_ + getattr(part, name) for sum_, name in zip(total, AMOUNT_FIELDS, strict=True)]
     return Amounts(**dict(zip(AMOUNT_FIELDS, total, strict=True)))
 
 

@@ -51,25 +51,25 @@ class SpanDigest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def rows(self) -> int:
-        return sum(each.rows for each in self.kinds.values())
+        return sum(digest.rows for digest in self.kinds.values())
 
     def as_json(self) -> dict[str, Any]:
         """As it is kept in the audit."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
+        document: dict[str, Any] = msgspec.to_builtins(self)
+        return document
 
 
 def span_from(said: Any) -> SpanDigest:
     """Inverse of `as_json`. Raises `Invalid`."""
     try:
-        found = msgspec.convert(said, SpanDigest)
+        span = msgspec.convert(said, SpanDigest)
     except msgspec.ValidationError as error:
         raise Invalid("ledger digest", str(error)) from None
-    if found.format != FORMAT:
+    if span.format != FORMAT:
         raise Invalid(
-            "ledger digest", f"has format {found.format}, and this program knows {FORMAT}: use a newer one"
+            "ledger digest", f"has format {span.format}, and this program knows {FORMAT}: use a newer one"
         )
-    return found
+    return span
 
 
 def digest_of(first_id: int, last_id: int, rows: Iterable[Sequence[Any]]) -> SpanDigest:
@@ -98,11 +98,11 @@ class KindDifference:
     detail: str
 
 
-def differences(said: SpanDigest, found: SpanDigest) -> list[KindDifference]:
+def differences(said: SpanDigest, actual: SpanDigest) -> list[KindDifference]:
     """Kinds whose rows differ from the digest; the kinds of bills first."""
     changed = []
-    for kind in sorted({*said.kinds, *found.kinds}, key=_order):
-        old, new = said.kinds.get(kind), found.kinds.get(kind)
+    for kind in sorted({*said.kinds, *actual.kinds}, key=_order):
+        old, new = said.kinds.get(kind), actual.kinds.get(kind)
         if old != new:
             changed.append(KindDifference(kind, _difference(old, new)))
     return changed
@@ -114,8 +114,8 @@ def _order(kind: str) -> tuple[int, str]:
 
 
 def _difference(old: KindDigest | None, new: KindDigest | None) -> str:
-    rows_old, rows_new = (0 if each is None else each.rows for each in (old, new))
-    cost_old, cost_new = (0 if each is None else each.cost_nanousd for each in (old, new))
+    rows_old, rows_new = (0 if rows is None else rows.rows for rows in (old, new))
+    cost_old, cost_new = (0 if rows is None else rows.cost_nanousd for rows in (old, new))
     if rows_old != rows_new:
         count = f"{rows_old} rows were digested, there are {rows_new}"
     else:

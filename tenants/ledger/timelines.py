@@ -108,13 +108,13 @@ async def described(database: Database, ids: Collection[str]) -> dict[str, bytes
     """By id; missing ones are left out. Raises `DatabaseUnavailable`."""
 
     def look(connection: Connection) -> dict[str, bytes]:
-        found: dict[str, bytes] = {}
+        contents: dict[str, bytes] = {}
         for chunk in queries.chunks(sorted(ids)):
             rows = connection.execute(
                 select(descriptions.c.id, descriptions.c.content).where(descriptions.c.id.in_(chunk))
             )
-            found |= {row.id: row.content for row in rows}
-        return found
+            contents |= {row.id: row.content for row in rows}
+        return contents
 
     return await database.read(look)
 
@@ -129,9 +129,9 @@ async def purge(database: Database, *, before_us: int, most_rows: int) -> int:
 def _add(connection: Connection, rows: Sequence[StoredTimeline], described: Mapping[str, bytes]) -> None:
     used_us: dict[str, int] = {}
     for row in rows:
-        for each in (row.server, row.terms):
-            if each is not None and each in described:
-                used_us[each] = max(used_us.get(each, 0), row.ended_us)
+        for digest in (row.server, row.terms):
+            if digest is not None and digest in described:
+                used_us[digest] = max(used_us.get(digest, 0), row.ended_us)
     if used_us:
         new = insert(connection, descriptions)
         newer = new.excluded.used_us
@@ -141,7 +141,10 @@ def _add(connection: Connection, rows: Sequence[StoredTimeline], described: Mapp
                 set_={"used_us": case((newer > descriptions.c.used_us, newer), else_=descriptions.c.used_us)},
             ),
             # In one order, so that two gateways never wait for each other.
-            [{"id": each, "used_us": used_us[each], "content": described[each]} for each in sorted(used_us)],
+            [
+                {"id": digest, "used_us": used_us[digest], "content": described[digest]}
+                for digest in sorted(used_us)
+            ],
         )
     insert_values(connection, timelines, StoredTimeline.__struct_fields__, list(map(astuple, rows)))
 

@@ -94,7 +94,7 @@ async def verify_ledger(
 
     if running is not None:
         seen = await GatewayRegistry(database).seen()
-        others = {each.gateway_id for each in seen if each.silent_s <= stale_s} - {gateway_id}
+        others = {gateway.gateway_id for gateway in seen if gateway.silent_s <= stale_s} - {gateway_id}
         problems += await _check_unsettled(database, live, others, pause_s)
     if quota_store is not None:
         limits = await _counted_limits(database, round(wall_clock() * 1e6))
@@ -111,9 +111,9 @@ def _check_rows(connection: Connection) -> VerifyReport:
     changed = ledger.c.counter_set.in_(changed_sets(connection)[: queries.CHUNK])
     checks = _row_checks() | {"what it is charged to was changed": select(ledger.c.request_id).where(changed)}
     for problem, query in checks.items():
-        found = [row[0] for row in connection.execute(query.limit(MAX_EXAMPLES + 1))]
-        problems += [f"{request_id}: {problem}" for request_id in found[:MAX_EXAMPLES]]
-        if len(found) > MAX_EXAMPLES:
+        request_ids = [row[0] for row in connection.execute(query.limit(MAX_EXAMPLES + 1))]
+        problems += [f"{request_id}: {problem}" for request_id in request_ids[:MAX_EXAMPLES]]
+        if len(request_ids) > MAX_EXAMPLES:
             problems.append(f"and more requests: {problem}")
     problems += _check_adjusted(connection)
     doubtful = _in_doubt(connection)
@@ -139,8 +139,8 @@ def _in_doubt(connection: Connection) -> dict[str, int]:
         .where(settle.c.kind == "settle", settle.c.outcome == "lost", ~was_given_back.exists())
         .order_by(settle.c.id.desc())
     )
-    found = {request_id: in_doubt(detail) for request_id, detail in connection.execute(query)}
-    tokens = {request_id: each.input_tokens + each.output_tokens for request_id, each in found.items()}
+    doubts = {request_id: in_doubt(detail) for request_id, detail in connection.execute(query)}
+    tokens = {request_id: doubt.input_tokens + doubt.output_tokens for request_id, doubt in doubts.items()}
     return {request_id: number for request_id, number in tokens.items() if number}
 
 
@@ -318,7 +318,7 @@ async def _look(
         charged_before=before,
         charged_after=after,
         charged_live=charged_live,
-        held_for_sure={key: each for key, each in held_before.items() if key in held_after},
+        held_for_sure={key: request for key, request in held_before.items() if key in held_after},
         held_perhaps=held_before | held_live | held_after,
         has_unwritten=written < len(live_ids),
     )
@@ -327,7 +327,7 @@ async def _look(
 
 
 def _by_counter(requests: list[OpenRequest]) -> Held:
-    return {(name, each.request_id): each for each in requests for name in each.charged_to}
+    return {(name, request.request_id): request for request in requests for name in request.charged_to}
 
 
 def _of_live(connection: Connection, names: list[str], live_ids: list[str]) -> tuple[dict[str, Amounts], int]:
@@ -355,12 +355,14 @@ def _compare(state: LimitState, bounds: _Bounds) -> str:
         if not least - bounds.charged_live.get(name, NOTHING).of(limit.meter) <= state.used <= most:
             return f"the ledger says {most} used, the counter says {state.used}"
     least = sum(
-        0 if limit.is_bucket and each.top_ups else each.held.of(limit.meter)
-        for (counter, _), each in bounds.held_for_sure.items()
+        0 if limit.is_bucket and request.top_ups else request.held.of(limit.meter)
+        for (counter, _), request in bounds.held_for_sure.items()
         if counter == name
     )
     most = sum(
-        each.worst.of(limit.meter) for (counter, _), each in bounds.held_perhaps.items() if counter == name
+        request.worst.of(limit.meter)
+        for (counter, _), request in bounds.held_perhaps.items()
+        if counter == name
     )
     if state.held < least or (state.held > most and not bounds.has_unwritten):
         return f"unsettled requests hold {least}, the counter says {state.held}"

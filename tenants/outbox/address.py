@@ -49,9 +49,9 @@ def target_of(url: str, *, allows_private: bool) -> Target:
     return Target(parts.scheme, host, PORTS[parts.scheme] if port is None else port)
 
 
-def checked_addresses(host: str, found: Iterable[str], *, allows_private: bool) -> str:
+def checked_addresses(host: str, texts: Iterable[str], *, allows_private: bool) -> str:
     """The first of the addresses that a name resolves to. Raises `Invalid` where any of them is private."""
-    addresses = [ip_address(each.partition("%")[0]) for each in found]
+    addresses = [ip_address(text.partition("%")[0]) for text in texts]
     if not addresses:
         raise Invalid("url", f"the name {host} stands for no address")
     if not allows_private and not all(map(is_public, addresses)):

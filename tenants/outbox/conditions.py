@@ -41,9 +41,9 @@ def slo_burns(
 ) -> list[Condition]:
     """Error budgets that burn. `windows`: by tenant, tier and metric."""
     book = SloBook(targets)
-    found = []
+    conditions = []
     for (tenant_id, tier, metric), tallies in windows.items():
-        slo = next((each for each in book.of(tenant_id, Tier(tier)) if each.metric == metric), None)
+        slo = next((target for target in book.of(tenant_id, Tier(tier)) if target.metric == metric), None)
         for burn in () if slo is None else burning_over(tallies, slo.per_mille, least_misses):
             if not burn.fires:
                 continue
@@ -52,7 +52,7 @@ def slo_burns(
                 "without limit" if burn.long_rate in (None, float("inf")) else f"{burn.long_rate:.1f} times"
             )
             tally = tallies[burn.alert.long_s]
-            found.append(
+            conditions.append(
                 Condition(
                     kinds.SLO_BURN,
                     f"{tenant_id}:{tier}:{metric}:{burn.alert.long_s}",
@@ -69,7 +69,7 @@ def slo_burns(
                     "page" if burn.alert.severity == "page" else "ticket",
                 )
             )
-    return found
+    return conditions
 
 
 def expiring_keys(keys: Iterable[ExpiringKey], now_us: int) -> list[Condition]:
@@ -102,21 +102,21 @@ def leaked_holds(overdue: int) -> list[Condition]:
 
 def calibration_off(counts: Iterable[Kept]) -> list[Condition]:
     """Figures whose 90th percentile was kept too rarely or too often, of those with enough requests."""
-    found = []
-    for each in counts:
-        covered = each.within_p90 / each.requests if each.requests else 0.0
-        if each.requests >= LEAST_JUDGED and not COVERED[0] <= covered <= COVERED[1]:
-            found.append(
+    conditions = []
+    for count in counts:
+        covered = count.within_p90 / count.requests if count.requests else 0.0
+        if count.requests >= LEAST_JUDGED and not COVERED[0] <= covered <= COVERED[1]:
+            conditions.append(
                 Condition(
                     kinds.CALIBRATION,
-                    f"{each.model}:{each.figure}",
-                    f"{each.model}: the told p90 of {each.figure} was kept by {covered:.0%} of"
-                    f" {each.requests} requests",
-                    page="/console/quotes?" + urlencode({"figure": each.figure}),
-                    evidence=each._asdict(),
+                    f"{count.model}:{count.figure}",
+                    f"{count.model}: the told p90 of {count.figure} was kept by {covered:.0%} of"
+                    f" {count.requests} requests",
+                    page="/console/quotes?" + urlencode({"figure": count.figure}),
+                    evidence=count._asdict(),
                 )
             )
-    return found
+    return conditions
 
 
 def saturation(refused: int, minutes: int, least: int) -> list[Condition]:
@@ -133,16 +133,16 @@ def audit_signing(
 ) -> list[Condition]:
     """An audit that is damaged, or not signed in time. `signed_us`: of the newest checkpoint; `complaint`:
     what a gateway found wrong."""
-    page, found = "/console/audit", []
+    page, conditions = "/console/audit", []
     if complaint:
-        found.append(Condition(kinds.AUDIT_DAMAGED, "log", complaint, page=page))
+        conditions.append(Condition(kinds.AUDIT_DAMAGED, "log", complaint, page=page))
     allowed_s = late_after_s(interval_s)
     age_s = None if signed_us is None else (now_us - signed_us) / 1e6
     if size > signed and age_s is not None and age_s > allowed_s:
         text = f"{size - signed} rows of the audit are not signed; the newest checkpoint is {age_s:.0f} s old"
         evidence = {"rows": size, "signed": signed, "age_s": round(age_s)}
-        found.append(Condition(kinds.AUDIT_LATE, "log", text, page=page, evidence=evidence))
-    return found
+        conditions.append(Condition(kinds.AUDIT_LATE, "log", text, page=page, evidence=evidence))
+    return conditions
 
 
 def late_after_s(interval_s: float) -> float:

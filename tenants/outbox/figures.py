@@ -80,8 +80,8 @@ def note_ledger_check(connection: Connection, check: LedgerCheck) -> None:
 
 
 def _ledger_check(connection: Connection) -> LedgerCheck | None:
-    found = queries.setting(connection, LEDGER_CHECK_SETTING)
-    return None if found is None else msgspec.json.decode(found, type=LedgerCheck)
+    text = queries.setting(connection, LEDGER_CHECK_SETTING)
+    return None if text is None else msgspec.json.decode(text, type=LedgerCheck)
 
 
 def _keys(connection: Connection, now_us: int) -> list[ExpiringKey]:
@@ -108,7 +108,7 @@ def _calibration(connection: Connection, now_s: int) -> list[Kept]:
     """Of the last day, without waits that were told as none, which are always kept."""
     columns = calibration_counts.c
     groups = (columns.model, columns.figure)
-    sums: list[Any] = [cast(func.sum(each), BigInteger) for each in (columns.requests, columns.within_p90)]
+    sums: list[Any] = [cast(func.sum(sum_), BigInteger) for sum_ in (columns.requests, columns.within_p90)]
     says = (columns.figure != "wait") | (columns.wait_bucket > 0)
     query = select(*groups, *sums).where(columns.hour_s > now_s - CALIBRATED_S, says).group_by(*groups)
     return [Kept(*row) for row in connection.execute(query.order_by(*groups))]

@@ -61,34 +61,36 @@ def give_up_lease(connection: Connection, gateway_id: str) -> None:
 def evaluate(
     connection: Connection,
     gateway_id: str,
-    found: Iterable[Condition],
+    conditions: Iterable[Condition],
     looked_at: Collection[str],
     now_us: int,
     lease_us: int,
     base_url: str = "",
 ) -> Evaluated | None:
-    """Stores changes and puts them into the outbox; None: another gateway evaluates. `found`: all conditions
+    """Stores changes and puts them into the outbox; None: another gateway evaluates. `conditions`: all
     of the subjects in `looked_at`; `base_url`: prefix of links."""
     if not take_lease(connection, gateway_id, now_us, lease_us):
         return None
     open_ = firing(connection)
-    changes = transitions(open_, found, looked_at, now_us)
+    changes = transitions(open_, conditions, looked_at, now_us)
     room = max(0, MAX_FIRING - len(open_) + len(changes.resolved))
-    fired = [_begun(each, now_us) for each in changes.fired[:room]]
+    fired = [_begun(condition, now_us) for condition in changes.fired[:room]]
     if fired:
-        connection.execute(insert(incidents), [_row(each) for each in fired])
+        connection.execute(insert(incidents), [_row(incident) for incident in fired])
     for some, values in (
         (changes.resolved, {"resolved_us": now_us}),
         (changes.quiet, {"quiet_us": now_us}),
         (changes.back, {"quiet_us": None}),
     ):
-        for chunk in queries.chunks([each.incident_id for each in some]):
+        for chunk in queries.chunks([incident.incident_id for incident in some]):
             connection.execute(update(incidents).where(incidents.c.id.in_(chunk)).values(**values))
-    told = [(each, None) for each in fired] + [(each, now_us) for each in changes.resolved]
-    names = queries.names_of(connection, "tenant", {each.tenant_id for each, _ in told if each.tenant_id})
+    told = [(incident, None) for incident in fired] + [(incident, now_us) for incident in changes.resolved]
+    names = queries.names_of(
+        connection, "tenant", {incident.tenant_id for incident, _ in told if incident.tenant_id}
+    )
     events = [
-        OutboxEvent(each.subject, each.tenant_id, data_of(each, resolved_us, names, base_url))
-        for each, resolved_us in told
+        OutboxEvent(incident.subject, incident.tenant_id, data_of(incident, resolved_us, names, base_url))
+        for incident, resolved_us in told
     ]
     put(connection, events, now_us)
     return Evaluated(fired, changes.resolved, len(changes.fired) - len(fired))
@@ -125,7 +127,7 @@ def announce_checkpoints(connection: Connection, now_us: int) -> int:
         {"size": row["size"], "checkpoint": row["note"], "made_at": from_us(row["at_us"]).isoformat()}
         for row in rows
     ]
-    put(connection, [OutboxEvent(CHECKPOINT, "", each) for each in said], now_us)
+    put(connection, [OutboxEvent(CHECKPOINT, "", data) for data in said], now_us)
     connection.execute(update(outbox_head).values(checkpoint=rows[-1]["size"]))
     return len(rows)
 

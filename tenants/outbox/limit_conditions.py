@@ -32,8 +32,8 @@ class SoftEvent(NamedTuple):
 def soft_limits(states: Iterable[LimitState], events: Iterable[SoftEvent], now_us: int) -> list[Condition]:
     """Thresholds that are reached: of limits with a window of an hour or longer by their counters, of others
     by recent events. `states`: of all soft limits."""
-    lately = {(each.limit_id, each.level) for each in events if now_us - each.last_us < SOFT_SHOWN_US}
-    found = []
+    lately = {(event.limit_id, event.level) for event in events if now_us - event.last_us < SOFT_SHOWN_US}
+    conditions = []
     for state in states:
         limit = state.limit
         if limit.mode is not LimitMode.SOFT:
@@ -44,7 +44,7 @@ def soft_limits(states: Iterable[LimitState], events: Iterable[SoftEvent], now_u
             else:
                 is_reached = (limit.limit_id, level) in lately
             if is_reached:
-                found.append(
+                conditions.append(
                     Condition(
                         kinds.SOFT_LIMIT,
                         f"{limit.limit_id}:{level}",
@@ -54,12 +54,12 @@ def soft_limits(states: Iterable[LimitState], events: Iterable[SoftEvent], now_u
                         {"limit": limit.limit_id, "level": level, "used": state.used, "amount": limit.amount},
                     )
                 )
-    return found
+    return conditions
 
 
 def exhaustions(states: Iterable[LimitState], now_us: int) -> list[Condition]:
     """Hard limits of a day or longer that are used up, or will be before their windows end."""
-    found = []
+    conditions = []
     for state in states:
         limit = state.limit
         if limit.mode is not LimitMode.HARD or limit.window not in LONG_WINDOWS or not limit.amount:
@@ -74,7 +74,7 @@ def exhaustions(states: Iterable[LimitState], now_us: int) -> list[Condition]:
         if projected.p50_s is None or projected.p50_s > EXHAUSTED_WITHIN_S:
             continue
         when = f"will be used up in about {_told(projected.p50_s)}" if projected.p50_s else "is used up"
-        found.append(
+        conditions.append(
             Condition(
                 kinds.EXHAUSTION,
                 limit.limit_id,
@@ -90,7 +90,7 @@ def exhaustions(states: Iterable[LimitState], now_us: int) -> list[Condition]:
                 },
             )
         )
-    return found
+    return conditions
 
 
 def limits_to_look_at(limits: Iterable[Limit], most: int) -> Sequence[Limit]:

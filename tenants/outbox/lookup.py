@@ -15,11 +15,11 @@ async def address_of(target: Target, *, allows_private: bool) -> str:
     """The address to connect to now. Raises `Invalid`."""
     try:
         async with asyncio.timeout(LOOK_UP_S):
-            found = await asyncio.get_running_loop().getaddrinfo(
+            infos = await asyncio.get_running_loop().getaddrinfo(
                 target.host, target.port, type=socket.SOCK_STREAM
             )
     except TimeoutError:
         raise Invalid("url", f"the name {target.host} was not found within {LOOK_UP_S:g} s") from None
     except (OSError, UnicodeError):
         raise Invalid("url", f"the name {target.host} is not known") from None
-    return checked_addresses(target.host, [str(each[4][0]) for each in found], allows_private=allows_private)
+    return checked_addresses(target.host, [str(info[4][0]) for info in infos], allows_private=allows_private)

@@ -142,11 +142,11 @@ def _body(event: OutboxEvent, now_us: int) -> str:
 
 
 def _pending(connection: Connection, ids: Iterable[str]) -> Counter[str]:
-    found: Counter[str] = Counter()
+    waiting: Counter[str] = Counter()
     for webhook_id in ids:
         query = select(outbox.c.seq).where(outbox.c.webhook_id == webhook_id, outbox.c.state == "pending")
-        found[webhook_id] = len(connection.execute(query.limit(MAX_PENDING)).all())
-    return found
+        waiting[webhook_id] = len(connection.execute(query.limit(MAX_PENDING)).all())
+    return waiting
 
 
 def _is_due(now_us: int) -> list[ColumnElement[bool]]:
@@ -173,17 +173,17 @@ def is_any_due(connection: Connection, now_us: int) -> bool:
 def claim(connection: Connection, sender: str, now_us: int, lease_us: int, most: int) -> list[Delivery]:
     """Takes up to `most` due rows for this sender. Senders skip rows that another one locks."""
     query = select(*_COLUMNS).where(*_is_due(now_us)).order_by(outbox.c.next_us, outbox.c.seq)
-    found = connection.execute(query.limit(MAX_LOOKED_AT).with_for_update(skip_locked=True, of=outbox))
+    rows = connection.execute(query.limit(MAX_LOOKED_AT).with_for_update(skip_locked=True, of=outbox))
     of_webhook: Counter[str] = Counter()
     taken: list[Delivery] = []
-    for row in found.mappings().all():
+    for row in rows.mappings().all():
         of_webhook[row["webhook_id"]] += 1
         if of_webhook[row["webhook_id"]] <= MOST_OF_A_WEBHOOK and len(taken) < most:
             taken.append(Delivery(**row))
     if taken:
         connection.execute(
             update(outbox)
-            .where(outbox.c.seq.in_([each.seq for each in taken]))
+            .where(outbox.c.seq.in_([delivery.seq for delivery in taken]))
             .values(sender=sender, claimed_until_us=now_us + lease_us)
         )
     return taken

@@ -81,20 +81,24 @@ class Transitions:
 
 
 def ripe(
-    found: Iterable[Condition], since_us: Mapping[str, int], now_us: int
+    conditions: Iterable[Condition], since_us: Mapping[str, int], now_us: int
 ) -> tuple[list[Condition], dict[str, int]]:
     """The conditions that have held for long enough, and since when each holds. `since_us`: the last
     result."""
-    here = {each.key: each for each in found}
+    here = {condition.key: condition for condition in conditions}
     since = {key: since_us.get(key, now_us) for key in here}
-    return [each for key, each in here.items() if now_us - since[key] >= each.kind.after_s * 1_000_000], since
+    return [
+        condition
+        for key, condition in here.items()
+        if now_us - since[key] >= condition.kind.after_s * 1_000_000
+    ], since
 
 
 def transitions(
-    open_: Iterable[Incident], found: Iterable[Condition], looked_at: Collection[str], now_us: int
+    open_: Iterable[Incident], current: Iterable[Condition], looked_at: Collection[str], now_us: int
 ) -> Transitions:
-    """`found`: all conditions that hold now of the subjects in `looked_at`."""
-    conditions = {each.key: each for each in found}
+    """`current`: all conditions that hold now of the subjects in `looked_at`."""
+    conditions = {condition.key: condition for condition in current}
     changes = Transitions()
     for incident in open_:
         if conditions.pop(incident.key, None) is not None:

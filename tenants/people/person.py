@@ -1,10 +1,12 @@
-"""A person who may log in to the console."""
+"""A person who may log in to the console, commands on people, and one-time links to set a password."""
 
 from __future__ import annotations
 
 import unicodedata
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import msgspec
 
 from tenants.directory.records import from_us
 from tenants.errors import Invalid
@@ -16,6 +18,9 @@ MAX_PEOPLE = 10_000
 MAX_TENANTS_OF_A_MEMBER = 100
 
 PersonStatus = Literal["active", "suspended"]
+LINK_PATH = "/console/set-up"
+LINK_S = 86_400
+"""A link works once, for a day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +78,37 @@ def person_name(value: str) -> str:
     if name.startswith("psn_"):
         raise Invalid("name", "must not look like an id (psn_)")
     return name
+
+
+class PersonInvite(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/people`."""
+
+    name: str
+    """An e-mail address or a plain name, unique however it is capitalised."""
+    role: str
+    tenants: list[str] | None = None
+    """Of a member: the tenants (names or ids), at least one."""
+
+
+class PersonChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`PATCH /admin/v1/people/{person}`."""
+
+    role: str | None = None
+    tenants: list[str] | None = None
+    """Replaces those that a member has; for other roles there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class PersonLink:
+    token: str
+    name: str | None
+    """Whose password it sets; None: a name is chosen with it, and it makes the first owner."""
+    role: Role
+
+    @property
+    def is_set_up(self) -> bool:
+        return self.name is None
+
+
+def link_path(token: str) -> str:
+    return f"{LINK_PATH}?token={token}"

@@ -41,11 +41,11 @@ def find_person(connection: Connection, reference: str) -> Person:
     """Raises `NotFound`."""
     # PostgreSQL takes no NUL.
     if reference.isprintable():
-        found = people_where(
+        rows = people_where(
             connection, or_(people.c.id == reference, people.c.name == folded(reference[:200]))
         )
-        if found:
-            return found[0]
+        if rows:
+            return rows[0]
     raise NotFound("person", reference[:80])
 
 
@@ -76,7 +76,7 @@ def valid_now(now_us: int, rules: SessionRules) -> tuple[ColumnElement[bool], ..
 def sessions_where(
     connection: Connection, *conditions: ColumnElement[bool], limit: int | None = None
 ) -> list[Session]:
-    columns = [each.label(f"session_{each.name}") for each in person_sessions.c]
+    columns = [column.label(f"session_{column.name}") for column in person_sessions.c]
     query = (
         select(*columns, people)
         .join(people, people.c.id == person_sessions.c.person_id)

@@ -98,4 +98,4 @@ def csrf_token_of(cookie_value: str) -> str:
 
 def plain(text: str, most: int) -> str:
     """A user agent, printable and bounded."""
-    return "".join(each for each in text[:most] if each.isprintable())
+    return "".join(character for character in text[:most] if character.isprintable())

@@ -16,8 +16,7 @@ from sqlalchemy import Connection, delete, insert, or_, select, update
 from tenants.directory.keys import new_id
 from tenants.errors import DatabaseUnavailable, Invalid, LogInRefused
 from tenants.people import rows
-from tenants.people.links import PersonLink
-from tenants.people.person import Person, person_name
+from tenants.people.person import Person, PersonLink, person_name
 from tenants.people.roles import Role
 from tenants.people.sessions import (
     DEFAULT_RULES,
@@ -127,19 +126,19 @@ class People:
         if not is_secret(cookie_value):
             return None
         now_us, digest = self._now_us(), digest_of(cookie_value)
-        found = await self._database.read(
+        sessions = await self._database.read(
             lambda connection: rows.sessions_where(
                 connection, person_sessions.c.digest == digest, *rows.valid_now(now_us, self.rules)
             )
         )
-        if not found:
+        if not sessions:
             return None
-        if is_use and now_us - found[0].seen_us >= round(self.rules.seen_every_s * 1e6):
+        if is_use and now_us - sessions[0].seen_us >= round(self.rules.seen_every_s * 1e6):
             used = update(person_sessions).where(person_sessions.c.digest == digest).values(seen_us=now_us)
             # Reading goes on where nothing can be written: this is what the console is needed for then.
             with contextlib.suppress(DatabaseUnavailable):
                 await self._database.write(lambda connection: connection.execute(used).rowcount)
-        return replace(found[0], csrf_token=csrf_token_of(cookie_value))
+        return replace(sessions[0], csrf_token=csrf_token_of(cookie_value))
 
     async def log_out(self, session: Session) -> None:
         ended = delete(person_sessions).where(person_sessions.c.id == session.session_id)
@@ -150,8 +149,8 @@ class People:
             person_sessions.c.person_id == person.person_id,
             *rows.valid_now(self._now_us(), self.rules),
         )
-        found = await self._database.read(lambda connection: rows.sessions_where(connection, *conditions))
-        return sorted(found, key=lambda each: each.seen_us, reverse=True)
+        sessions = await self._database.read(lambda connection: rows.sessions_where(connection, *conditions))
+        return sorted(sessions, key=lambda session: session.seen_us, reverse=True)
 
     async def link(self, token: str) -> PersonLink | None:
         """The link of a token; None: unknown, used or too old."""

@@ -39,27 +39,27 @@ class _Counted:
         return len(self._of)
 
     def wait_s(self, key: str, now_s: float) -> float:
-        found = self._of.get(key)
-        return 0.0 if found is None else max(0.0, found.free_from_s - now_s)
+        attempts = self._of.get(key)
+        return 0.0 if attempts is None else max(0.0, attempts.free_from_s - now_s)
 
     def add(self, key: str, now_s: float) -> None:
-        found = self._of.get(key)
-        if found is None or now_s - found.last_s > FORGET_S:
-            if found is None and len(self._of) >= self._most:
+        attempts = self._of.get(key)
+        if attempts is None or now_s - attempts.last_s > FORGET_S:
+            if attempts is None and len(self._of) >= self._most:
                 self._make_room(now_s)
-            found = self._of[key] = _Attempts()
-        found.count += 1
-        found.last_s = now_s
-        if (beyond := found.count - self._free) >= 0:
+            attempts = self._of[key] = _Attempts()
+        attempts.count += 1
+        attempts.last_s = now_s
+        if (beyond := attempts.count - self._free) >= 0:
             wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(beyond, 10))
-            found.free_from_s = now_s + wait_s
+            attempts.free_from_s = now_s + wait_s
 
     def take_back(self, key: str) -> None:
-        found = self._of.get(key)
-        if found is not None:
-            found.count -= 1
-            found.free_from_s = 0.0 if found.count < self._free else found.free_from_s
-            if found.count <= 0:
+        attempts = self._of.get(key)
+        if attempts is not None:
+            attempts.count -= 1
+            attempts.free_from_s = 0.0 if attempts.count < self._free else attempts.free_from_s
+            if attempts.count <= 0:
                 del self._of[key]
 
     def forget(self, key: str) -> None:
@@ -67,7 +67,7 @@ class _Counted:
 
     def _make_room(self, now_s: float) -> None:
         """Drops expired entries; without any, the tenth with the fewest attempts."""
-        kept = {key: each for key, each in self._of.items() if now_s - each.last_s <= FORGET_S}
+        kept = {key: entry for key, entry in self._of.items() if now_s - entry.last_s <= FORGET_S}
         if len(kept) >= self._most:
             by_weight = sorted(kept, key=lambda key: (kept[key].count, kept[key].last_s))
             for key in by_weight[: max(1, self._most // 10)]:
@@ -109,11 +109,11 @@ class LogInThrottle:
 def network_of_address(address: str) -> str:
     """What is slowed as one: an IPv4 address, or the /64 of an IPv6 one, which is what one customer gets."""
     try:
-        found = ipaddress.ip_address(address)
+        ip = ipaddress.ip_address(address)
     except ValueError:
         return address[:MAX_KEY_CHARS]
-    if isinstance(found, ipaddress.IPv6Address):
-        if found.ipv4_mapped is not None:
-            return str(found.ipv4_mapped)
-        return str(ipaddress.ip_network((int(found), 64), strict=False))
-    return str(found)
+    if isinstance(ip, ipaddress.IPv6Address):
+        if ip.ipv4_mapped is not None:
+            return str(ip.ipv4_mapped)
+        return str(ipaddress.ip_network((int(ip), 64), strict=False))
+    return str(ip)

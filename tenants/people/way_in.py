@@ -49,9 +49,9 @@ class WayIn:
         # Bounded before it is folded: some letters fold to several, and a body is longer than a name.
         typed = folded(name[:MAX_CHARS])
         with self._told(typed, address):
-            found = await self._check(typed, name, password, address)
-            opened = await self._people.open_session(found, address=address, user_agent=user_agent)
-        self.tell(LogIn(found.name, address))
+            person = await self._check(typed, name, password, address)
+            opened = await self._people.open_session(person, address=address, user_agent=user_agent)
+        self.tell(LogIn(person.name, address))
         return opened
 
     async def confirm(self, person: Person, password: str, *, address: str) -> None:
@@ -81,14 +81,16 @@ class WayIn:
         if (wait_s := self.throttle.begin(slowed, address, self._clock())) > 0:
             raise TooManyLogIns(wait_s)
         try:
-            found = await self._people.find_for_login(name)
-            stored = found.password_hash if found is not None and len(password) <= MAX_CHARS else ""
+            credentials = await self._people.find_for_login(name)
+            stored = (
+                credentials.password_hash if credentials is not None and len(password) <= MAX_CHARS else ""
+            )
             checked = stored or NO_PASSWORD
             is_right = await self.gate.run(lambda: verify_password(checked, password[:MAX_CHARS]))
         except BaseException:  # also where the caller left
             self.throttle.not_judged(slowed, address)
             raise
-        if found is None or not stored or not is_right or found.person.status != "active":
+        if credentials is None or not stored or not is_right or credentials.person.status != "active":
             raise LogInRefused
         self.throttle.succeeded(slowed, address)
-        return found.person
+        return credentials.person

@@ -2,8 +2,10 @@
 
 Integer nano-dollars (billionths of a dollar) per token, times the tier's multiplier in thousandths, rounded
 up once. The cost is monotone in tokens, so a quote for the most tokens bounds the charge. A `PriceBook` is
-one immutable version of all prices: a request is charged by the version it was reserved with. Token weights
-for limits stand beside the prices.
+one immutable version of all prices: a request is charged by the version it was reserved with.
+
+For limits a token counts as one unless the price book weights a model's tokens in a tier: cached input may
+count less, a large model's tokens more. Holds, top-ups and settlements use these units, bills real tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 
 from tenants.errors import Invalid, UnknownPrice
-from tenants.types import Tier
+from tenants.types import Amounts, Tier
 
 MAX_NANOUSD_PER_TOKEN = 1_000_000_000
 """A dollar a token."""
@@ -36,15 +38,15 @@ class Price:
     output_nanousd: int
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
+        for part in fields(self):
+            value = getattr(self, part.name)
             if (
                 isinstance(value, bool)
                 or not isinstance(value, int)
                 or not 0 <= value <= MAX_NANOUSD_PER_TOKEN
             ):
                 raise Invalid(
-                    each.name, f"must be a whole number between 0 and {MAX_NANOUSD_PER_TOKEN} nano-dollars"
+                    part.name, f"must be a whole number between 0 and {MAX_NANOUSD_PER_TOKEN} nano-dollars"
                 )
         if self.cached_input_nanousd > self.input_nanousd:
             raise Invalid("cached_input_nanousd", "must not exceed input_nanousd: lower it or raise that")
@@ -75,8 +77,8 @@ class TokenWeights:
     reasoning: int = 1_000
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            thousandths(f"{each.name}_weight", getattr(self, each.name))
+        for part in fields(self):
+            thousandths(f"{part.name}_weight", getattr(self, part.name))
         if self.cached_input > self.input:
             raise Invalid("cached_input_weight", "must not exceed input_weight: lower it too, or raise that")
         if self.reasoning > self.output:
@@ -176,3 +178,35 @@ def uniform_book(
         for tier in Tier
     }
     return PriceBook(entries, version)
+
+
+def counted(
+    book: PriceBook,
+    model: str,
+    tier: Tier | str,
+    *,
+    input_tokens: int,
+    output_tokens: int,
+    cached_tokens: int = 0,
+    reasoning_tokens: int = 0,
+    requests: int = 1,
+    gpu_ms: int = 0,
+) -> Amounts:
+    """A request as limits count it: weighted tokens, each sum rounded up once, and its cost.
+
+    `cached_tokens` are part of the input, `reasoning_tokens` of the output. Monotone in tokens, also when
+    cached or reasoning tokens turn out to be ordinary ones: the value for `cached_tokens=0,
+    reasoning_tokens=0` bounds the charge. Raises `UnknownPrice`, or `Invalid` for impossible counts.
+    """
+    check_counts(input_tokens, cached_tokens, output_tokens, reasoning_tokens)
+    entry = book.entry(model, tier)
+    weights = entry.weights
+    inputs = (input_tokens - cached_tokens) * weights.input + cached_tokens * weights.cached_input
+    outputs = (output_tokens - reasoning_tokens) * weights.output + reasoning_tokens * weights.reasoning
+    return Amounts(
+        input_tokens=-(-inputs // 1_000),
+        output_tokens=-(-outputs // 1_000),
+        cost_nanousd=entry.cost_nanousd(input_tokens, cached_tokens, output_tokens),
+        requests=requests,
+        gpu_ms=gpu_ms,
+    )

@@ -156,14 +156,14 @@ def _forget_old_windows(connection: Connection, limit_id: str) -> None:
 
 def events_of(connection: Connection, limit_ids: list[str]) -> dict[str, list[LimitEvent]]:
     """By limit, newest window first, then by level."""
-    found: dict[str, list[LimitEvent]] = {}
+    by_limit: dict[str, list[LimitEvent]] = {}
     table = limit_events
     for chunk in queries.chunks(limit_ids):
         query = select(table).where(table.c.limit_id.in_(chunk))
         order = (table.c.limit_id, table.c.window_start_s.desc(), table.c.kind, table.c.level)
         for row in connection.execute(query.order_by(*order)).mappings():
-            found.setdefault(row["limit_id"], []).append(_event(row))
-    return found
+            by_limit.setdefault(row["limit_id"], []).append(_event(row))
+    return by_limit
 
 
 def forget(connection: Connection, limit_id: str) -> None:

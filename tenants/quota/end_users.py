@@ -71,5 +71,7 @@ class EndUsers:
         if not record.holds:
             heapq.heappush(self._resting, (record.rest_us, user))
         if len(self._resting) > 64 and len(self._resting) > 2 * len(self._records):
-            self._resting = [(each.rest_us, user) for user, each in self._records.items() if not each.holds]
+            self._resting = [
+                (record.rest_us, user) for user, record in self._records.items() if not record.holds
+            ]
             heapq.heapify(self._resting)

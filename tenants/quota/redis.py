@@ -262,19 +262,19 @@ class RedisQuotaStore:
 
     async def overdue(self) -> list[str]:
         """At most `EXPIRE_BATCH` per tenant."""
-        found: list[str] = []
+        request_ids: list[str] = []
         async with self._call_guard():
             _, tenants = await self._registry.read()
             for tenant_id in tenants:
                 _, members = await self._run("overdue", tenant_id, [EXPIRE_BATCH])
-                found.extend(member.decode() for member in members)
-        return found
+                request_ids.extend(member.decode() for member in members)
+        return request_ids
 
     async def states(self, limits: Sequence[Limit]) -> tuple[LimitState, ...]:
         by_tenant: dict[str, list[Limit]] = {}
         for limit in limits:
             by_tenant.setdefault(limit.tenant_id, []).append(limit)
-        found: dict[str, LimitState] = {}
+        by_identity: dict[str, LimitState] = {}
         async with self._call_guard():
             for tenant_id, mine in by_tenant.items():
                 ages = self.spare.ages()
@@ -282,8 +282,8 @@ class RedisQuotaStore:
                 spare = wire.spare_at(ages, int(now))
                 for limit, raw in zip(mine, raws, strict=True):
                     counter = wire.advanced(limit, raw, int(now), spare)
-                    found[limit.identity] = rules.view(limit, counter, int(now), spare)
-        return tuple(found[limit.identity] for limit in limits)
+                    by_identity[limit.identity] = rules.view(limit, counter, int(now), spare)
+        return tuple(by_identity[limit.identity] for limit in limits)
 
     async def end_users(self, tenant_id: str) -> int:
         async with self._call_guard():

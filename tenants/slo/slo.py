@@ -39,7 +39,7 @@ ALERTS = (
     Alert(3 * DAY_S, 6 * 3_600, 1.0, "ticket"),
 )
 """Table 5-8 of the workbook: 2 % of the budget in an hour, 5 % in six, 10 % in three days."""
-WINDOWS_S = tuple(sorted({each for alert in ALERTS for each in (alert.short_s, alert.long_s)}))
+WINDOWS_S = tuple(sorted({seconds for alert in ALERTS for seconds in (alert.short_s, alert.long_s)}))
 DEFAULT_LEAST_MISSES = 10
 """In an alert's long window. With fewer it does not fire, which is the workbook's warning of low traffic."""
 
@@ -83,19 +83,19 @@ class SloBook:
 
     def of(self, tenant_id: str, tier: Tier) -> tuple[Slo, ...]:
         """Targets of a request: for each metric its tenant's own, or the tier's default."""
-        found = self._found.get((tenant_id, tier))
-        if found is None:
+        targets = self._found.get((tenant_id, tier))
+        if targets is None:
             merged = self._by.get(("", tier), {}) | self._by.get((tenant_id, tier), {})
-            found = self._found[tenant_id, tier] = tuple(merged[metric] for metric in sorted(merged))
-        return found
+            targets = self._found[tenant_id, tier] = tuple(merged[metric] for metric in sorted(merged))
+        return targets
 
     def targets_s(self, tenant_id: str, tier: Tier) -> Mapping[str, float]:
-        found = self._targets_s.get((tenant_id, tier))
-        if found is None:
-            found = self._targets_s[tenant_id, tier] = {
+        targets = self._targets_s.get((tenant_id, tier))
+        if targets is None:
+            targets = self._targets_s[tenant_id, tier] = {
                 slo.metric: slo.target_s for slo in self.of(tenant_id, tier)
             }
-        return found
+        return targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +174,10 @@ def burning_over(
     windows: Mapping[int, SloTally], per_mille: int, least_misses: int = DEFAULT_LEAST_MISSES
 ) -> list[Burning]:
     """From the tallies of each of `WINDOWS_S`."""
-    found = [(alert, windows[alert.long_s], windows[alert.short_s]) for alert in ALERTS]
+    rows = [(alert, windows[alert.long_s], windows[alert.short_s]) for alert in ALERTS]
     return [
         Burning(alert, long.burn_rate(per_mille), short.burn_rate(per_mille), long.missed >= least_misses)
-        for alert, long, short in found
+        for alert, long, short in rows
     ]
 
 
@@ -203,7 +203,7 @@ class SloReport:
             "missed": missed,
             "attainment": None if not total else round(1 - missed / total, 6),
             "budget_left": _finite(self.period.budget_left(self.slo.per_mille)),
-            "burn": [each.as_json() for each in self.burning],
+            "burn": [burn.as_json() for burn in self.burning],
             "causes": dict(self.causes),
         }
 

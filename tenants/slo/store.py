@@ -66,9 +66,9 @@ def slos_where(connection: Connection, *conditions: Any, most: int | None = None
 
 def binding(connection: Connection, tenant_id: str) -> list[Slo]:
     """The targets that bind one tenant: its own, and the default ones where it has none."""
-    found = slos_where(connection, slos.c.tenant_id.in_(["", tenant_id]))
-    own = {(each.tier, each.metric) for each in found if each.tenant_id}
-    return [each for each in found if each.tenant_id or (each.tier, each.metric) not in own]
+    rows = slos_where(connection, slos.c.tenant_id.in_(["", tenant_id]))
+    own = {(slo.tier, slo.metric) for slo in rows if slo.tenant_id}
+    return [slo for slo in rows if slo.tenant_id or (slo.tier, slo.metric) not in own]
 
 
 async def add(
@@ -110,17 +110,17 @@ def _add_misses(connection: Connection, missed: Sequence[Missed]) -> None:
         .returning(columns.tenant_id, columns.tier, columns.metric, columns.cause, columns.at_us),
         [
             {
-                "request_id": each.request_id,
-                "metric": each.metric,
-                "tenant_id": each.tenant_id,
-                "tier": each.tier,
-                "cause": each.cause,
-                "target_us": each.target_us,
-                "actual_us": each.actual_us,
-                "at_us": each.at_us,
-                "evidence": dict(each.evidence),
+                "request_id": miss.request_id,
+                "metric": miss.metric,
+                "tenant_id": miss.tenant_id,
+                "tier": miss.tier,
+                "cause": miss.cause,
+                "target_us": miss.target_us,
+                "actual_us": miss.actual_us,
+                "at_us": miss.at_us,
+                "evidence": dict(miss.evidence),
             }
-            for each in missed
+            for miss in missed
         ],
     )
     by_cause = Counter(
@@ -162,11 +162,11 @@ def counts(
     query = select(table).where(table.c.span_s == span_s, table.c.start_s >= since_s)
     if tenant_id is not None:
         query = query.where(table.c.tenant_id == tenant_id)
-    found: dict[CountKey, dict[int, SloTally]] = {}
+    tallies: dict[CountKey, dict[int, SloTally]] = {}
     for row in connection.execute(query).mappings():
         key = CountKey(row["tenant_id"], row["tier"], row["metric"])
-        found.setdefault(key, {})[row["start_s"]] = SloTally(row["total"], row["missed"])
-    return found
+        tallies.setdefault(key, {})[row["start_s"]] = SloTally(row["total"], row["missed"])
+    return tallies
 
 
 def windows(connection: Connection, now_s: float) -> dict[CountKey, dict[int, SloTally]]:
@@ -197,13 +197,11 @@ def causes(connection: Connection, since_s: int, tenant_id: str | None) -> dict[
     query = select(*groups, missed).where(table.c.start_s >= since_s).group_by(*groups)
     if tenant_id is not None:
         query = query.where(table.c.tenant_id == tenant_id)
-    found: dict[CountKey, dict[str, int]] = {}
-    for row in sorted(
-        connection.execute(query).mappings(), key=lambda each: (-each["missed"], each["cause"])
-    ):
+    by_key: dict[CountKey, dict[str, int]] = {}
+    for row in sorted(connection.execute(query).mappings(), key=lambda row: (-row["missed"], row["cause"])):
         key = CountKey(row["tenant_id"], row["tier"], row["metric"])
-        found.setdefault(key, {})[row["cause"]] = row["missed"]
-    return found
+        by_key.setdefault(key, {})[row["cause"]] = row["missed"]
+    return by_key
 
 
 def causes_by_day(
@@ -217,10 +215,10 @@ def causes_by_day(
         if value is not None:
             query = query.where(column == value)
     groups = (table.c.start_s, table.c.cause)
-    found: dict[int, dict[str, int]] = {}
+    by_day: dict[int, dict[str, int]] = {}
     for row in connection.execute(query.group_by(*groups).order_by(*groups)):
-        found.setdefault(row.start_s, {})[row.cause] = row.missed
-    return found
+        by_day.setdefault(row.start_s, {})[row.cause] = row.missed
+    return by_day
 
 
 def misses(connection: Connection, conditions: Sequence[Any], most: int) -> list[Missed]:

@@ -37,10 +37,10 @@ def statements(connection: Connection, role: str) -> list[str]:
     name, schema = quote(role), quote(schema_name)
 
     def tables(names: list[str]) -> str:
-        return ", ".join(f"{schema}.{quote(each)}" for each in names)
+        return ", ".join(f"{schema}.{quote(name)}" for name in names)
 
     special = {*APPEND_ONLY, *MOVED}
-    ordinary = sorted(each.name for each in metadata.tables.values() if each.name not in special)
+    ordinary = sorted(table.name for table in metadata.tables.values() if table.name not in special)
     return [
         f"REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM {name}",
         f"REVOKE ALL ON SCHEMA {schema} FROM {name}",
@@ -74,25 +74,25 @@ _PRIVILEGES = text("SELECT has_table_privilege(:role, :table, :privileges)")
 
 
 def _require_plain(connection: Connection, role: str) -> None:
-    found = connection.execute(_ROLE, {"role": role}).mappings().first()
-    if found is None:
+    row = connection.execute(_ROLE, {"role": role}).mappings().first()
+    if row is None:
         raise Invalid(
             "role", f"there is no role {role!r}: make one first (CREATE ROLE ... LOGIN PASSWORD '...')"
         )
-    if found["rolsuper"] or found["rolcreaterole"] or found["is_special"]:
+    if row["rolsuper"] or row["rolcreaterole"] or row["is_special"]:
         raise Invalid(
             "role",
             f"{role!r} is a superuser, or may make roles, replicate or pass row security: it can do anything"
             " here; use another role",
         )
-    if found["owns"]:
+    if row["owns"]:
         raise Invalid(
             "role",
             f"{role!r} owns tables, functions, a schema or this database, so it can take the triggers away:"
             " let another role own them (REASSIGN OWNED), or use another one",
         )
     owners = list(connection.execute(_OWNERS, {"role": role}).scalars())
-    if owners or found["writes_all"]:
+    if owners or row["writes_all"]:
         of = ", ".join(map(repr, owners or ["pg_write_all_data"]))
         raise Invalid(
             "role", f"{role!r} is a member of {of}, and can do what that may: REVOKE the membership"

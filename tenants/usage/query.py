@@ -53,7 +53,7 @@ class UsageQuery:
     @property
     def is_fine(self) -> bool:
         """It needs sums by key and labels."""
-        by_label = any(each.startswith(LABEL) for each in self.group_by)
+        by_label = any(group.startswith(LABEL) for group in self.group_by)
         named = self.project_id is not None or self.key_id is not None or bool(self.labels)
         return named or by_label or not FINE.isdisjoint(self.group_by)
 
@@ -108,7 +108,7 @@ def _check_name(text: str, field: str = "label") -> None:
 def edges(query: UsageQuery) -> list[int]:
     """Starts of windows, and the end of the last: the first and last may be cut by `from` and `to`."""
     between = [] if query.window == "total" else _starts(query)
-    return [query.from_us, *(each for each in between if query.from_us < each < query.to_us), query.to_us]
+    return [query.from_us, *(start for start in between if query.from_us < start < query.to_us), query.to_us]
 
 
 def _starts(query: UsageQuery) -> Iterator[int]:
@@ -172,5 +172,5 @@ def _blamed(query: UsageQuery, at: list[int]) -> str:
 
 def labelled_groups(query: UsageQuery) -> list[str]:
     """Labels that it groups or filters by, each once."""
-    grouped = [each.removeprefix(LABEL) for each in query.group_by if each.startswith(LABEL)]
+    grouped = [group.removeprefix(LABEL) for group in query.group_by if group.startswith(LABEL)]
     return list(dict.fromkeys([*grouped, *(name for name, _ in query.labels)]))

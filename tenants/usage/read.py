@@ -61,12 +61,12 @@ def usage(connection: Connection, query: UsageQuery, after: GroupKey | None, mos
         charges = charges_beyond(connection, folded_id, most=MOST_UNFOLDED + 1)
         summed = _summed(connection, query, grain, at, after, most + 1)
     is_whole = grain is None or len(charges) <= MOST_UNFOLDED
-    found = dict(summed)
+    sums = dict(summed)
     for key, amounts in grouped(charges if is_whole else (), query, at).items():
         if after is None or key > after:
-            found[key] = plus(found.get(key, NOTHING), amounts)
+            sums[key] = plus(sums.get(key, NOTHING), amounts)
     ends = dict(pairwise(at))
-    rows = [UsageRow(key, ends[key[0]], found[key]) for key in sorted(found)]
+    rows = [UsageRow(key, ends[key[0]], sums[key]) for key in sorted(sums)]
     return UsageFound(rows[:most], len(rows) > most, folded_us, is_whole)
 
 
@@ -77,21 +77,21 @@ def _of_ledger(connection: Connection, query: UsageQuery) -> list[Charge]:
         ledger.c.at_us < query.to_us,
     )
     rows = connection.execute(of_tenant.order_by(ledger.c.at_us).limit(MOST_LEDGER_ROWS + 1))
-    found = list(starmap(Charge, rows))
-    if len(found) > MOST_LEDGER_ROWS:
+    charges = list(starmap(Charge, rows))
+    if len(charges) > MOST_LEDGER_ROWS:
         raise Invalid(
             "from",
             f"this is kept in the ledger only, which has more than {MOST_LEDGER_ROWS} requests of that time:"
             " ask for less, or for whole days in UTC",
         )
-    return found
+    return charges
 
 
 def grouped(
     charges: Iterable[Charge], query: UsageQuery, at: Sequence[int]
 ) -> dict[GroupKey, tuple[int, ...]]:
     """Sums of the query's charges, by window and groups. Pure."""
-    found: dict[GroupKey, tuple[int, ...]] = {}
+    sums: dict[GroupKey, tuple[int, ...]] = {}
     wanted = {name: value for name, value in _filters(query).items() if value is not None}
     for charge in charges:
         if not query.from_us <= charge.at_us < query.to_us:
@@ -103,8 +103,8 @@ def grouped(
             continue
         start_us = at[bisect_right(at, charge.at_us) - 1]
         key = (start_us, *(_group_of(charge, labels, group) for group in query.group_by))
-        found[key] = plus(found.get(key, NOTHING), charge.amounts())
-    return {key: amounts for key, amounts in found.items() if amounts != NOTHING}
+        sums[key] = plus(sums.get(key, NOTHING), charge.amounts())
+    return {key: amounts for key, amounts in sums.items() if amounts != NOTHING}
 
 
 def _group_of(charge: Charge, labels: Mapping[str, str], group: str) -> str:
@@ -170,16 +170,16 @@ def statement_of(
     conditions += [values[name] == value for name, value in query.labels]
 
     def group(name: str) -> ColumnElement[Any]:
-        found = values[name.removeprefix(LABEL)] if name.startswith(LABEL) else usage_sums.c[COLUMNS[name]]
+        column = values[name.removeprefix(LABEL)] if name.startswith(LABEL) else usage_sums.c[COLUMNS[name]]
         # As Python compares text.
-        return collate(found, "C") if dialect == "postgresql" else found
+        return collate(column, "C") if dialect == "postgresql" else column
 
     start = _start(query, grain, at)
     groups = [start, *map(group, query.group_by)]
     if after is not None:
         conditions.append(tuple_(*groups) > tuple_(*after))
-    named = [each.label(f"group_{number}") for number, each in enumerate(groups)]
-    names = [each.name for each in named]
+    named = [column.label(f"group_{number}") for number, column in enumerate(groups)]
+    names = [column.name for column in named]
     sums = [func.sum(usage_sums.c[name]) for name in AMOUNTS]
     return select(*named, *sums).select_from(source).where(*conditions).group_by(*names).order_by(*names)
 

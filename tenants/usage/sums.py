@@ -149,11 +149,11 @@ def minus(amounts: Sequence[int], others: Sequence[int]) -> tuple[int, ...]:
 @lru_cache(maxsize=4096)
 def label_set(labels: str) -> tuple[str, dict[str, str]]:
     """The name of a set of labels, independent of order, and the labels; an empty name for none."""
-    found = labels_of(labels)
-    if not found:
+    values = labels_of(labels)
+    if not values:
         return "", {}
-    packed = msgspec.json.encode(found, order="sorted")
-    return hashlib.sha256(packed).hexdigest()[:32], found
+    packed = msgspec.json.encode(values, order="sorted")
+    return hashlib.sha256(packed).hexdigest()[:32], values
 
 
 @lru_cache(maxsize=4096)

@@ -102,9 +102,9 @@ def _correct(
 
 def tenants_charged(connection: Connection) -> list[str]:
     """Ids of all tenants with charges or sums, without reading all of either."""
-    found = {*_distinct(connection, ledger, ledger.c.tenant_id, CHARGES)}
-    found.update(_distinct(connection, usage_sums, usage_sums.c.tenant_id, true()))
-    return sorted(found)
+    ids = {*_distinct(connection, ledger, ledger.c.tenant_id, CHARGES)}
+    ids.update(_distinct(connection, usage_sums, usage_sums.c.tenant_id, true()))
+    return sorted(ids)
 
 
 def _distinct(
@@ -119,35 +119,35 @@ def _distinct(
 
 def differences(tenant_id: str, connection: Connection) -> Differences:
     """Differences of one tenant's sums, day by day."""
-    at, found = position(connection), Differences()
+    at, result = position(connection), Differences()
     if at is None:
-        return found
+        return result
     visited: set[int] = set()
     query = charges_query(ledger.c.tenant_id == tenant_id, ledger.c.id <= at.folded_id)
     rows = connection.execute(query.order_by(ledger.c.at_us).execution_options(yield_per=FETCHED))
     for day, charges in groupby(starmap(Charge, rows), lambda charge: charge.at_us // DAY_US):
         visited.add(day)
         sums = sums_of(charges, at.hours_from_us)
-        _compare(found, sums.amounts, _stored(connection, tenant_id, day))
-        found.labels |= {
+        _compare(result, sums.amounts, _stored(connection, tenant_id, day))
+        result.labels |= {
             name: labels for name, labels in sums.labels.items() if _labels(connection, name) != labels
         }
     for day in _days(connection, tenant_id) - visited:
-        _compare(found, {}, _stored(connection, tenant_id, day))
-    return found
+        _compare(result, {}, _stored(connection, tenant_id, day))
+    return result
 
 
 def _compare(
-    found: Differences,
+    result: Differences,
     right: Mapping[SumKey, tuple[int, ...]],
     stored: Mapping[SumKey, tuple[int, ...]],
 ) -> None:
     for key in sorted(right.keys() | stored.keys()):
         difference = minus(right.get(key, NOTHING), stored.get(key, NOTHING))
         if difference != NOTHING:
-            found.amounts[key] = difference
+            result.amounts[key] = difference
             if key not in right:
-                found.gone.add(key)
+                result.gone.add(key)
 
 
 def _stored(connection: Connection, tenant_id: str, day: int) -> dict[SumKey, tuple[int, ...]]:

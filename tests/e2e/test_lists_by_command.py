@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from ops.cli.main import cli
 from tenants.counts import minute_store
-from tenants.counts.minutes import (
+from tenants.counts.minute_store import (
     MINUTE_US,
     EngineKey,
     EngineMinute,

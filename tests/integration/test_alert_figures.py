@@ -14,7 +14,7 @@ from tenants.admin.commands import KeyCreate, LimitSet, SloSet
 from tenants.counts import calibration
 from tenants.counts import refusal_store as refusals
 from tenants.counts.calibration import CalibrationKey, KeptCount
-from tenants.counts.refusal import RefusalKey
+from tenants.counts.refusal_store import RefusalKey
 from tenants.outbox.figures import LedgerCheck, note_ledger_check
 from tenants.outbox.kinds import BY_SUBJECT
 from tenants.slo import store as slo_store

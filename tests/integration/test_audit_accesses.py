@@ -20,7 +20,7 @@ from tenants.admin.commands import KeyCreate, TenantCreate
 from tenants.audit.accesses import Access, MergedAccess
 from tenants.audit.log import AuditLog
 from tenants.audit.note import SigningKey
-from tenants.people.commands import PersonInvite
+from tenants.people.person import PersonInvite
 from tenants.people.way_in import LogIn
 from tenants.storage.database import Database, open_database
 from tenants.storage.flushes import Flush

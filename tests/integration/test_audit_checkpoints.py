@@ -14,8 +14,7 @@ from gateway.cluster.audit_checkpoints import AuditCheckpoints
 from ops.serving import audit_key
 from ops.serving.datadir import DataDirRefused
 from tenants.audit import store
-from tenants.audit.check import verify_stored
-from tenants.audit.log import AuditLog
+from tenants.audit.log import AuditLog, verify_stored
 from tenants.audit.note import SigningKey, open_checkpoint, parse_proof
 from tenants.audit.tree import is_consistent
 from tenants.audit.verify import AuditFinding, Damage

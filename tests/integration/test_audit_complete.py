@@ -23,8 +23,8 @@ from ops.cli.main import cli
 from tenants.admin.admin import Admin
 from tenants.admin.audit import LINK, Actor
 from tenants.admin.commands import KeyCreate, LimitSet, SloSet, TenantCreate
-from tenants.admin.webhooks.commands import WebhookAdd
-from tenants.people.commands import PersonInvite
+from tenants.admin.webhooks import WebhookAdd
+from tenants.people.person import PersonInvite
 from tenants.storage import tables
 from tenants.storage.database import open_database
 from tests.e2e.test_authorisation import RULES

@@ -14,8 +14,7 @@ from tenants.audit.log import AuditLog
 from tenants.audit.note import SigningKey, open_checkpoint
 from tenants.audit.persons import ALTERED, ERASED, ERASED_PERSON
 from tenants.errors import Invalid, NotFound
-from tenants.people.commands import PersonInvite
-from tenants.people.person import Person
+from tenants.people.person import Person, PersonInvite
 from tenants.storage import tables
 from tenants.storage.database import Database
 from tests.integration.test_audit_checkpoints import forge

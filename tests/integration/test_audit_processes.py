@@ -13,8 +13,7 @@ from pymerkle import InmemoryTree
 from sqlalchemy import Connection, select, text
 
 from tenants.audit import store
-from tenants.audit.check import verify_stored
-from tenants.audit.log import AuditLog
+from tenants.audit.log import AuditLog, verify_stored
 from tenants.audit.note import SigningKey, open_checkpoint
 from tenants.audit.tree import is_consistent
 from tenants.storage.database import Database

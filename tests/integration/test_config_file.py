@@ -17,8 +17,7 @@ from tenants.admin.commands import KeyCreate, LimitSet, TenantChange, TenantCrea
 from tenants.admin.policy import StoredPolicy
 from tenants.config_file import config_file
 from tenants.config_file.config_file import ConfigFile
-from tenants.config_file.document import Configuration
-from tenants.config_file.errors import ConfigInvalid
+from tenants.config_file.document import ConfigInvalid, Configuration
 from tenants.config_file.export import as_yaml
 from tenants.config_file.plan import PlanTerms
 from tenants.config_file.yaml_reader import read_file

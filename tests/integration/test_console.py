@@ -24,9 +24,8 @@ from tenants.admin.commands import TenantCreate
 from tenants.directory.directory import Directory
 from tenants.ledger.ledger import Ledger
 from tenants.networks import network_of
-from tenants.people.commands import PersonChange, PersonInvite
 from tenants.people.passwords import NO_PASSWORD
-from tenants.people.person import Person
+from tenants.people.person import Person, PersonChange, PersonInvite
 from tenants.people.throttle import FREE_BY_NAME
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.storage.database import Database, open_database

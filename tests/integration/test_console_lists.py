@@ -13,7 +13,7 @@ from pathlib import Path
 from sqlalchemy import select
 
 from tenants.admin.admin import Admin
-from tenants.people.commands import PersonInvite
+from tenants.people.person import PersonInvite
 from tenants.storage.database import create_sql_engine, open_database
 from tenants.storage.tables import audit
 from tests.integration.test_query_plans import fold_all

@@ -30,7 +30,7 @@ from tenants.admin.admin import Admin
 from tenants.counts import calibration
 from tenants.counts import refusal_store as refusals
 from tenants.counts.calibration import CalibrationKey, KeptCount
-from tenants.counts.refusal import RefusalKey
+from tenants.counts.refusal_store import RefusalKey
 from tenants.directory.records import from_us
 from tenants.slo import store as slo
 from tenants.slo.slo import Missed, SloTally

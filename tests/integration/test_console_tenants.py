@@ -12,10 +12,10 @@ import pytest
 
 from gateway.console.form_errors import CHANGED_MEANWHILE
 from tenants.admin.commands import KeyCreate, LimitOverride, LimitSet, ProjectCreate, TenantCreate
-from tenants.admin.etag import etag_of
 from tenants.admin.lists.audit import AuditQuery
+from tenants.admin.transaction import etag_of
 from tenants.directory.records import from_us, limit_as_json
-from tenants.quota.hour_of_week import HOUR_US, WEEK_HOURS
+from tenants.quota.projection import HOUR_US, WEEK_HOURS
 from tenants.storage.tables import flow_minutes, key_uses, usage_sums
 from tenants.types import Meter
 from tenants.usage.sums import AMOUNTS

@@ -11,7 +11,7 @@ from gateway.records.move_recorder import MoveRecorder
 from tenants.admin.admin import Admin
 from tenants.admin.lists.moves import MoveQuery
 from tenants.counts import move_store
-from tenants.counts.move import StoredMove
+from tenants.counts.move_store import StoredMove
 from tenants.errors import DatabaseUnavailable, Invalid
 from tenants.storage.database import Database
 from tests.support.quota import NOON_S, Clock

@@ -10,7 +10,7 @@ import pytest
 from tenants.admin.admin import Admin
 from tenants.admin.commands import TenantChange
 from tenants.counts import minute_store
-from tenants.counts.minutes import (
+from tenants.counts.minute_store import (
     HOUR_US,
     MINUTE_US,
     EngineKey,
@@ -19,7 +19,7 @@ from tenants.counts.minutes import (
     FlowMinute,
     MinutesCounted,
 )
-from tenants.people.commands import PersonInvite
+from tenants.people.person import PersonInvite
 from tenants.storage.database import Database
 from tenants.storage.flushes import Flush
 from tests.support.console import Browser

@@ -22,7 +22,7 @@ from gateway.explain.pool_load import PoolLoadShare
 from tenants.admin.admin import Admin
 from tenants.admin.commands import TenantCreate
 from tenants.counts import minute_store
-from tenants.counts.minutes import (
+from tenants.counts.minute_store import (
     HOUR_US,
     KEPT_US,
     MINUTE_US,

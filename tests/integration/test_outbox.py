@@ -13,10 +13,10 @@ from sqlalchemy import insert, select, update
 
 from gateway.alerts.evaluator import AlertEvaluator, Look
 from gateway.alerts.sender import WebhookSender
+from tenants.admin import webhooks
 from tenants.admin.admin import Admin
 from tenants.admin.commands import KeyCreate, TenantCreate
-from tenants.admin.webhooks import acts, reads
-from tenants.admin.webhooks.commands import DeliveryAgain, Webhook, WebhookAdd
+from tenants.admin.webhooks import DeliveryAgain, Webhook, WebhookAdd
 from tenants.errors import Invalid, NotFound, PepperMismatch
 from tenants.outbox import incidents, kinds, outbox
 from tenants.outbox.outbox import MAX_BODY_BYTES, MAX_PENDING, Delivery, OutboxEvent, retry_after_s
@@ -321,7 +321,7 @@ async def test_who_is_told_of_what(
             await act(of_all.webhook_id, whose=members)
     with pytest.raises(NotFound):
         await admin.remove_webhook(WHO, of_all.webhook_id, members)
-    for _ in range(acts.MAX_OF_A_TENANT - 1):
+    for _ in range(webhooks.MAX_OF_A_TENANT - 1):
         await add(admin, receiver, tenant="acme")
     with pytest.raises(Invalid, match=r"tenant acme has 5, which is the most"):
         await add(admin, receiver, tenant="acme")
@@ -484,6 +484,6 @@ async def test_alerts_are_bounded_and_old_ones_are_deleted(database: Database, a
     assert evaluated is not None
     assert len(evaluated.resolved) == incidents.MAX_FIRING
     await database.write(lambda one: incidents.purge(one, incidents.KEPT_US + 1))
-    assert len(await admin.list_alerts()) == reads.MOST_SHOWN
+    assert len(await admin.list_alerts()) == webhooks.MOST_SHOWN
     await database.write(lambda one: incidents.purge(one, incidents.KEPT_US + 2))
     assert await admin.list_alerts() == []

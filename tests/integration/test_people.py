@@ -14,11 +14,9 @@ from tenants.admin.admin import Admin
 from tenants.admin.audit import LINK, Actor
 from tenants.admin.commands import TenantCreate
 from tenants.errors import AlreadyExists, DatabaseUnavailable, Invalid, LogInRefused, NotFound, TooManyLogIns
-from tenants.people.commands import PersonChange, PersonInvite
 from tenants.people.hashing_gate import AT_ONCE
-from tenants.people.links import LINK_S
 from tenants.people.passwords import NO_PASSWORD
-from tenants.people.person import Person
+from tenants.people.person import LINK_S, Person, PersonChange, PersonInvite
 from tenants.people.roles import Role
 from tenants.people.sessions import OpenedSession, SessionRules, csrf_token_of
 from tenants.people.store import People

@@ -20,7 +20,7 @@ from tenants.admin.commands import KeyCreate, TenantCreate
 from tenants.admin.lists.counts import RefusalCountQuery
 from tenants.admin.lists.refusals import RefusalQuery
 from tenants.counts import refusal_store
-from tenants.counts.refusal import RefusedRequest
+from tenants.counts.refusal_store import RefusedRequest
 from tenants.directory import key_uses
 from tenants.errors import DatabaseUnavailable, Invalid, NotFound
 from tenants.storage.database import Database, open_database

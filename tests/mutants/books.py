@@ -158,7 +158,7 @@ BOOKS_MUTATIONS = mutations_of(
         (
             "tenants/config_file/plan_keys.py",
             "config: any key of a name is the one that is meant",
-            "if len(found) > 1:",
+            "if len(same_name) > 1:",
             "if False:",
             f"{APPLIED}::test_keys_that_a_file_cannot_name_are_left_out_and_said",
         ),
@@ -243,7 +243,7 @@ BOOKS_MUTATIONS = mutations_of(
             REFUSALS,
         ),
         (
-            "tenants/counts/refusal.py",
+            "tenants/counts/refusal_store.py",
             "records: a tenant reads the platform's numbers",
             "        if not self.of_platform:\n",
             "        if self.of_platform:\n",
@@ -259,8 +259,8 @@ BOOKS_MUTATIONS = mutations_of(
         (
             "tenants/admin/lists/refusals.py",
             "records: a tenant's cursor names requests of others",
-            "    found += limited + owned if of_tenant is None else owned + limited\n",
-            "    found += limited + owned\n",
+            "    conditions += limited + owned if of_tenant is None else owned + limited\n",
+            "    conditions += limited + owned\n",
             f"{REFUSALS}::test_a_tenants_cursor_names_no_request_of_another",
         ),
         (
@@ -299,7 +299,7 @@ BOOKS_MUTATIONS = mutations_of(
             SPARE_TEST,
         ),
         (
-            "tenants/usage/final_ids.py",
+            "tenants/usage/fold.py",
             "usage: the newest id that is seen is final",
             "    if not running:\n        return newest_id, WaitingIds()\n",
             "    if True:\n        return newest_id, WaitingIds()\n",

@@ -138,7 +138,7 @@ CONSOLE_MUTATIONS = mutations_of(
         (
             "tenants/people/way_in.py",
             "people: a suspended person logs in",
-            ' or found.person.status != "active"',
+            ' or credentials.person.status != "active"',
             "",
             f"{PEOPLE}::test_a_suspended_person_is_refused_by_the_way_in_itself",
         ),

@@ -167,7 +167,7 @@ HTTP_MUTATIONS = mutations_of(
         (
             "tenants/admin/transaction.py",
             "http: a change made for another state goes through",
-            "    etag.check(if_match, done.before)\n",
+            "    require_match(if_match, done.before)\n",
             "",
             "tests/integration/test_entity_tags.py",
         ),

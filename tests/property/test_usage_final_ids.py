@@ -9,7 +9,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tenants.usage.final_ids import WaitingIds, step
+from tenants.usage.fold import WaitingIds, step
 
 
 class Histories(RuleBasedStateMachine):

@@ -1,8 +1,4 @@
-"""Duration and energy of a batch that runs to completion.
-
-Requests are short or long, each of one typical length. The batch is prefilled in one step and decoded until
-its last member is done; nobody leaves early or joins.
-"""
+"""Duration and energy of a batch that runs to completion: short and long requests, nobody leaves or joins."""
 
 from __future__ import annotations
 
@@ -18,13 +14,10 @@ MOST_OUTPUT_TOKENS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class RequestLengths:
-    """A kind of request."""
-
     prompt_tokens: int
     output_tokens: int
 
     def __post_init__(self) -> None:
-        """Raises ValueError."""
         if self.prompt_tokens < 1 or not 1 <= self.output_tokens <= MOST_OUTPUT_TOKENS:
             raise ValueError(
                 f"a request of {self.prompt_tokens} prompt and {self.output_tokens} output tokens:"
@@ -33,28 +26,22 @@ class RequestLengths:
 
     @property
     def total_tokens(self) -> int:
-        """Prompt and output."""
         return self.prompt_tokens + self.output_tokens
 
 
 @dataclass(frozen=True)
 class BatchModel:
-    """Service time and energy of a batch, from the step-time model."""
-
     step_time: StepTime
     short: RequestLengths
     long: RequestLengths
     long_share: float
-    """Part of the requests that are long."""
     padded: bool = False
     """Whether every row is computed at the longest row's length."""
     busy_watts: float = 200.0
     """Power while a batch runs, above that of the idle machine."""
     launch_joules: float = 0.0
-    """Energy of starting a batch, whatever its size."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError, naming the field."""
         if not 0 <= self.long_share <= 1:
             raise ValueError(f"long_share {self.long_share} must lie between 0 and 1")
         if self.long.total_tokens < self.short.total_tokens or (
@@ -69,7 +56,6 @@ class BatchModel:
 
     @property
     def long_tokens(self) -> int:
-        """Predicted tokens, prompt and output, from which a request counts as long."""
         if self.long_share == 0:
             return self.long.total_tokens + 1
         middle = round(sqrt(self.short.total_tokens * self.long.total_tokens))

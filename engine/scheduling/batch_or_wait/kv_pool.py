@@ -22,14 +22,11 @@ MIXED_CHANGES = 500.0
 
 
 class KvMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The KV memory that a batch needs to fit into."""
-
     tokens: int = 0
     """0: memory never limits a batch, and there is one pressure only."""
     pressures: tuple[float, ...] = (0.0, 0.5, 0.75)
     """Parts of the pool that others may hold, told apart; rising."""
     pressure_hold_s: float = 30.0
-    """Mean seconds until the pressure changes."""
 
     def __post_init__(self) -> None:
         """Raises ValueError, naming the field, its limits and the way out."""
@@ -64,8 +61,7 @@ class KvMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return bisect_left(borders, pressure)
 
     def fits(self, model: BatchModel, count: int, longs: int, level: int, *, short_first: bool) -> int:
-        """How many of the first of `count` requests, `longs` of them long, fit at this level; at least 1. In
-        a line by arrival, as many as do of their mixture."""
+        """How many of the first of `count` requests, `longs` of them long, fit at this level; at least 1."""
         if self.tokens == 0:
             return count
         free = self.tokens * (1 - self.pressures[level])
@@ -83,8 +79,7 @@ class KvMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [1 / len(sides) if other in sides else 0.0 for other in range(self.levels)]
 
     def odds(self, level: int, after_s: float) -> list[float]:
-        """Probability of each level `after_s` seconds after this one, by uniformisation: a Poisson number of
-        changes, each a step of the chain."""
+        """Probability of each level `after_s` seconds after this one, by uniformisation."""
         now = [float(other == level) for other in range(self.levels)]
         if self.levels == 1:
             return now

@@ -20,8 +20,7 @@ from engine.scheduling.batch_or_wait.states import LONG_LEVELS, RUN, SHORT_ONES,
 NEGLIGIBLE = 1e-6
 """Transitions less likely than this are left out, and the rest scaled up."""
 KNOT_POINTS = 4
-"""Where more wait than fit, what follows a batch is worked out at this spacing of points of time waited, and
-interpolated between."""
+"""Spacing of the points of time waited at which what follows a batch is worked out."""
 HIDDEN_QUEUES = 10
 
 _Outcome = dict[int, float]
@@ -70,8 +69,6 @@ class BatchLaunch:
 
 
 class Launches:
-    """All batches that may be run at one arrival rate."""
-
     def __init__(
         self,
         model: BatchModel,

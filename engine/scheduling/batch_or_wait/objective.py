@@ -1,7 +1,4 @@
-"""Objective that the batch-or-wait table minimises.
-
-alpha x mean latency [s] + beta x mean power [W] + gamma x share of requests that started too late.
-"""
+"""Objective: alpha x mean latency [s] + beta x mean power [W] + gamma x share that started late."""
 
 from __future__ import annotations
 
@@ -21,7 +18,6 @@ class Objective:
     slo_s: float = 1.0
 
     def __post_init__(self) -> None:
-        """Raises ValueError, naming the field."""
         for name in ("alpha", "beta", "gamma"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} {getattr(self, name)} must be a number, not negative")
@@ -32,8 +28,7 @@ class Objective:
 
 
 def late_starts(count: int, batch: int, oldest_wait_s: float, slo_s: float) -> float:
-    """Of the first `batch` of `count` requests, how many have waited longer than `slo_s`, on average: all but
-    the first are taken for evenly spread over the first one's wait, as Poisson arrivals are."""
+    """How many of the first `batch` of `count` requests have waited longer than `slo_s`, spread evenly."""
     if oldest_wait_s <= slo_s:
         return 0.0
     return min(float(batch), 1 + (count - 1) * (oldest_wait_s - slo_s) / oldest_wait_s)

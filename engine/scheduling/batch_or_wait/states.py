@@ -1,8 +1,4 @@
-"""States and actions of the batch-or-wait table.
-
-A state: the KV pressure, how many wait, how many of them are long, and how long the first has waited, on a
-grid. More than `most_waiting` are one overflow state.
-"""
+"""States and actions of the batch-or-wait table; more than `most_waiting` requests are one overflow state."""
 
 from __future__ import annotations
 
@@ -19,8 +15,6 @@ SIZES = {"1": 1, "2": 2, "3": 3, "4": 4, "6": 6, "8": 8, "C": 12, "G": 16, "O": 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Resolution of the states."""
-
     max_batch: int = 16
     longest_wait_s: float = 2.0
     """The server never waits when the first one has waited so long."""
@@ -56,12 +50,10 @@ class Grid:
 
     @property
     def most_waiting(self) -> int:
-        """The overflow state's number of requests."""
         return (self.queue_cap or max(8, 3 * self.max_batch)) + 1
 
     @property
     def bucket_s(self) -> float:
-        """Distance between two points of time waited."""
         return self.longest_wait_s / self.wait_buckets
 
     @property

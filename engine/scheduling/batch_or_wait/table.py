@@ -1,8 +1,4 @@
-"""Batch-or-wait table: run the waiting requests now, or wait up to how long.
-
-Solved for a grid of arrival rates, stored as one JSON file and looked up in constant time. It keeps no state:
-any number of engines may share one.
-"""
+"""Batch-or-wait table: run the waiting requests now, or wait up to how long."""
 
 from __future__ import annotations
 
@@ -57,7 +53,6 @@ class BatchOrWaitTable:
 
     @property
     def long_tokens(self) -> int:
-        """Predicted tokens, prompt and output, from which a request counts as long."""
         return self.model.long_tokens
 
     @property
@@ -104,8 +99,7 @@ class BatchOrWaitTable:
         return TableAction(0.0, min(whole, SIZES.get(letter, whole)))
 
     def summary(self) -> list[dict[str, object]]:
-        """For people, by rate and KV pressure: the cost, and from how many waiting a batch runs
-        immediately."""
+        """By rate and KV pressure: the cost, and from how many waiting a batch runs immediately."""
         return [
             {
                 "rate_per_s": rate.rate_per_s,
@@ -124,7 +118,6 @@ class BatchOrWaitTable:
         ]
 
     def encode(self) -> bytes:
-        """The file's content."""
         return msgspec.json.format(msgspec.json.encode(self._stored), indent=1) + b"\n"
 
     def save(self, path: Path) -> None:
@@ -158,8 +151,7 @@ def solve_table(
     tolerance: float = 1e-3,
     progress: Callable[[float], None] | None = None,
 ) -> BatchOrWaitTable:
-    """Solves each rate. `progress` gets the share done, 0 to 1. Raises ValueError for rates that are not
-    positive and rising, or too many of them, and for what `value_iteration.solve` refuses; `NotSolved`."""
+    """Solves each rate; `progress` gets the share done. Raises ValueError for rates, and `NotSolved`."""
     pool = pool or KvMemory()
     check_rates(rates_per_s)
     rates = []

@@ -1,7 +1,4 @@
-"""File format of a batch-or-wait table, with its consistency checks.
-
-The file says what it was solved for. Its version is that of the states that it tells apart.
-"""
+"""File format of a batch-or-wait table, with its consistency checks."""
 
 from __future__ import annotations
 
@@ -30,8 +27,6 @@ class BadTable(ValueError):
 
 
 class StoredRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to do at one arrival rate."""
-
     rate_per_s: float
     cost: float
     least_cost: float
@@ -55,8 +50,6 @@ class StoredRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StoredTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file."""
-
     format: str
     version: int
     model: BatchModel

@@ -35,8 +35,6 @@ class NotSolved(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """The optimal policy for one arrival rate."""
-
     rate_per_s: float
     cost: float
     """Its average cost: alpha x mean latency + beta x power + gamma x share late."""
@@ -60,9 +58,7 @@ def solve(
     *,
     tolerance: float = 1e-3,
 ) -> Solution:
-    """The best policy at `rate_per_s` arrivals a second, to within `tolerance` of its cost. Raises ValueError
-    for a rate that is not positive, a pool that does not hold a request or too many states; `NotSolved` when
-    the bounds stay apart."""
+    """The best policy at `rate_per_s`, within `tolerance` of its cost. Raises ValueError and `NotSolved`."""
     if not 0 < rate_per_s < float("inf"):
         raise ValueError(f"rate_per_s {rate_per_s} must be positive")
     pool = pool or KvMemory()

@@ -17,8 +17,6 @@ class TableAction:
 
 
 class WaitTable(Protocol):
-    """Lookup in a solved table."""
-
     @property
     def long_tokens(self) -> int:
         """Remaining tokens from which a request counts as long."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.messages import Ready, Snapshot
-from tenants.counts.minutes import MINUTE_US, EngineKey, EngineMinute
+from tenants.counts.minute_store import MINUTE_US, EngineKey, EngineMinute
 
 
 class SeenReplica(Protocol):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from engine.messages import TIER_RANKS
 from gateway.explain.ideal_share import FairTerms, IdealShare
 from gateway.explain.shares import TenantTier
-from tenants.counts.minutes import MINUTE_US, FlowKey, FlowMinute
+from tenants.counts.minute_store import MINUTE_US, FlowKey, FlowMinute
 
 MAX_SPANS = 1_024
 """Of other gateways' service that is not divided yet."""

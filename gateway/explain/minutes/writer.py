@@ -17,7 +17,7 @@ from gateway.explain.minutes.engine_meter import EngineMeter
 from gateway.explain.minutes.flow_meter import FlowMeter
 from gateway.records.exact_writer import ExactWriter
 from tenants.counts import minute_store
-from tenants.counts.minutes import MinutesCounted
+from tenants.counts.minute_store import MinutesCounted
 from tenants.storage.database import Database
 from tenants.storage.flushes import Flush
 

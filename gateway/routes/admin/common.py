@@ -16,7 +16,7 @@ from gateway.routes.openapi_fields import between
 from tenants.admin.audit import Actor
 from tenants.admin.commands import Withdrawal
 from tenants.admin.cursor import MAX_PAGE, Page
-from tenants.admin.etag import ANY, IfMatch, etag_of
+from tenants.admin.transaction import ANY, IfMatch, etag_of
 
 T = TypeVar("T")
 

@@ -19,9 +19,7 @@ from gateway.routes.admin.common import (
     tagged,
 )
 from gateway.routes.context import asked, gateway_of, json_response
-from tenants.people.commands import PersonChange, PersonInvite
-from tenants.people.links import link_path
-from tenants.people.person import Person
+from tenants.people.person import Person, PersonChange, PersonInvite, link_path
 from tenants.people.roles import Role
 from tenants.people.sessions import Session
 

@@ -16,8 +16,8 @@ from engine.scheduling.reasons import reason
 from engine.scheduling.templates import template
 from gateway.upstream.base import Upstream, UpstreamLost
 from tenants.admin.audit import Actor
-from tenants.admin.etag import IfMatch
 from tenants.admin.policy import StoredPolicy
+from tenants.admin.transaction import IfMatch
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway

@@ -54,8 +54,6 @@ COLUMNS = ("request_id", "tenant_id", "kind", "input_tokens", "output_tokens", "
 
 @dataclass(frozen=True, slots=True)
 class AuditedRow:
-    """One row of the ledger."""
-
     request_id: str
     tenant_id: str
     kind: str
@@ -68,7 +66,6 @@ class AuditedRow:
     """As limits count them, where that is not what is billed: in doubt (the benchmark gives no weights)."""
 
     def of(self, meter: str) -> int:
-        """The amount on `meter` that is billed."""
         return self.output_tokens + (self.input_tokens if meter == "total_tokens" else 0)
 
     def counted(self, meter: str) -> int:
@@ -80,8 +77,6 @@ class AuditedRow:
 
 @dataclass(frozen=True, slots=True)
 class StoredCounters:
-    """What Redis says of one tenant."""
-
     used: Mapping[str, int]
     """By the meter of each window."""
     held: Mapping[str, int]
@@ -91,12 +86,9 @@ class StoredCounters:
 
 @dataclass(frozen=True, slots=True)
 class AuditFacts:
-    """Everything that was found when all had ended."""
-
     tenants: Sequence[BudgetTenant]
     rows: Sequence[AuditedRow]
     stored: Mapping[str, StoredCounters]
-    """By tenant id."""
     emitted: Mapping[str, int] | None
     """Output tokens by tenant id, as the engine counts them; None: it did not survive the scenario."""
     left_in_engine: int
@@ -104,13 +96,10 @@ class AuditFacts:
     usage: Sequence[str] = ()
     """Where the sums of usage, as the API tells them and as pages show them, differ from the ledger."""
     pages: int = 0
-    """How many pages of the console were read for that."""
 
 
 @dataclass
 class Findings:
-    """The figures, and examples of each."""
-
     overshoot_tokens: int = 0
     drift_tokens: int = 0
     double_charges: int = 0
@@ -130,31 +119,30 @@ class Findings:
 
 
 def judge(facts: AuditFacts) -> Findings:
-    """The five figures (see the module)."""
-    found = Findings()
+    findings = Findings()
     settled: dict[str, AuditedRow] = {}
     for row in facts.rows:
         if row.kind == "settle":
-            found.add("double_charges", int(row.request_id in settled), f"{row.request_id} settled again")
+            findings.add("double_charges", int(row.request_id in settled), f"{row.request_id} settled again")
             settled[row.request_id] = row
     for row in facts.rows:
         if row.kind == "reserve" and row.request_id not in settled:
-            found.add("leaked_holds", 1, f"{row.request_id} was reserved and never settled")
-    found.add("leaked_holds", facts.left_in_engine, "left in the engine")
-    found.charged_tokens = sum(row.of("total_tokens") for row in settled.values())
+            findings.add("leaked_holds", 1, f"{row.request_id} was reserved and never settled")
+    findings.add("leaked_holds", facts.left_in_engine, "left in the engine")
+    findings.charged_tokens = sum(row.of("total_tokens") for row in settled.values())
     for tenant in facts.tenants:
         rows = [row for row in settled.values() if row.tenant_id == tenant.tenant_id]
-        _judge_tenant(found, facts, tenant, rows)
+        _judge_tenant(findings, facts, tenant, rows)
     for answer in facts.answers:
-        _judge_answer(found, answer, settled.get(answer.request_id))
-    _judge_keys(found, facts.answers, settled)
+        _judge_answer(findings, answer, settled.get(answer.request_id))
+    _judge_keys(findings, facts.answers, settled)
     for difference in facts.usage:
-        found.add("drift_tokens", 1, difference)
-    return found
+        findings.add("drift_tokens", 1, difference)
+    return findings
 
 
 def _judge_tenant(
-    found: Findings, facts: AuditFacts, tenant: BudgetTenant, rows: Sequence[AuditedRow]
+    findings: Findings, facts: AuditFacts, tenant: BudgetTenant, rows: Sequence[AuditedRow]
 ) -> None:
     answers = [answer for answer in facts.answers if answer.tenant_id == tenant.tenant_id]
     output = sum(row.output_tokens for row in rows)
@@ -165,36 +153,40 @@ def _judge_tenant(
         counted = sum(row.counted(tenant.meter) for row in rows)
         most = max(counted, spent - output + max(received, emitted or 0))
         over = max(0, most - tenant.amount)
-        found.add("overshoot_tokens", over, f"{tenant.name}: {most} of {tenant.amount}")
+        findings.add("overshoot_tokens", over, f"{tenant.name}: {most} of {tenant.amount}")
     stored = facts.stored[tenant.tenant_id]
     for meter, used in stored.used.items():
         spent = sum(row.counted(meter) for row in rows)
-        found.add("drift_tokens", abs(spent - used), f"{tenant.name}: ledger {spent}, counter {used} {meter}")
-    found.add("leaked_holds", stored.holds, f"{tenant.name}: holds in Redis")
+        findings.add(
+            "drift_tokens", abs(spent - used), f"{tenant.name}: ledger {spent}, counter {used} {meter}"
+        )
+    findings.add("leaked_holds", stored.holds, f"{tenant.name}: holds in Redis")
     if not stored.holds:
-        found.add("leaked_holds", len(stored.held), f"{tenant.name}: {dict(stored.held)}")
+        findings.add("leaked_holds", len(stored.held), f"{tenant.name}: {dict(stored.held)}")
     if emitted is not None:
         off = abs(output - emitted)
         figure = "cancel_error_tokens" if any(answer.has_left for answer in answers) else "drift_tokens"
-        found.add(figure, off, f"{tenant.name}: charged {output}, the engine emitted {emitted}")
+        findings.add(figure, off, f"{tenant.name}: charged {output}, the engine emitted {emitted}")
 
 
-def _judge_answer(found: Findings, answer: ClientAttempt, row: AuditedRow | None) -> None:
+def _judge_answer(findings: Findings, answer: ClientAttempt, row: AuditedRow | None) -> None:
     charged = 0 if row is None else row.output_tokens
     if not answer.request_id or answer.is_replay:
         return
     unseen = max(0, answer.delivered_tokens - charged)
     if row is not None and row.basis == "last_report":
-        found.uncertain_tokens += row.uncertain_tokens
-        found.unseen_tokens += unseen
+        findings.uncertain_tokens += row.uncertain_tokens
+        findings.unseen_tokens += unseen
         unseen = max(0, unseen - row.uncertain_tokens)
     stated = answer.delivered_tokens if answer.usage_tokens is None else answer.usage_tokens
     off = abs(stated - charged) + unseen if answer.is_whole and not answer.has_left else unseen
     what = f"{answer.request_id}: charged {charged}, received {answer.delivered_tokens}, stated {stated}"
-    found.add("drift_tokens", off, what)
+    findings.add("drift_tokens", off, what)
 
 
-def _judge_keys(found: Findings, answers: Sequence[ClientAttempt], settled: Mapping[str, AuditedRow]) -> None:
+def _judge_keys(
+    findings: Findings, answers: Sequence[ClientAttempt], settled: Mapping[str, AuditedRow]
+) -> None:
     runs = {
         (answer.tenant_id, answer.idempotency_key, answer.request_id)
         for answer in answers
@@ -204,7 +196,7 @@ def _judge_keys(found: Findings, answers: Sequence[ClientAttempt], settled: Mapp
     of_tenants: Counter[str] = Counter(tenant_id for tenant_id, _, _ in runs)
     for tenant_id, count in of_tenants.items():
         keys = {key for tenant, key, _ in runs if tenant == tenant_id}
-        found.add("double_charges", count - len(keys), f"{count} runs under {len(keys)} keys")
+        findings.add("double_charges", count - len(keys), f"{count} runs under {len(keys)} keys")
 
 
 # ---------------------------------------------------------------- reading
@@ -224,8 +216,7 @@ class Witness:
         await self._client.close()
 
     async def look(self, pid: int) -> tuple[Mapping[str, int] | None, int]:
-        """Emitted tokens by tenant (None: it is not the process `pid` any more), and how many sequences and
-        unsettled outcomes are left in the engine. Raises `EngineUnavailable`."""
+        """Emitted tokens by tenant (None: another process than `pid`), sequences left, outcomes unsettled."""
         if (await self._client.connect(60.0)).pid != pid:
             return None, await self._left()
         left = await self._left()

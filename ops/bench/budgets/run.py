@@ -1,7 +1,4 @@
-"""Runs the scenarios of the budget benchmark, which check that budgets hold to the token through crashes.
-
-A scenario that fails or hangs is a row of the report like any other, and the next one still runs.
-"""
+"""Runs the scenarios of the budget benchmark; one that fails or hangs is a row of the report like others."""
 
 from __future__ import annotations
 
@@ -35,8 +32,6 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class BudgetBenchOptions:
-    """What to run."""
-
     names: Sequence[str] = ()
     """Shell patterns; none: all."""
     gateways: Sequence[int] = (1, 2, 4)
@@ -109,7 +104,6 @@ async def _one(
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
-    """By heading; a figure that was not taken is a dash."""
     return {
         "scenario": row["scenario"],
         **{key.split("_")[0]: row.get(key) for key in KEYS},

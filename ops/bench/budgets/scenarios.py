@@ -1,7 +1,4 @@
-"""Scenarios of the budget benchmark: bursts at limits, kill -9 of every process, clients that leave or retry.
-
-A scenario makes tenants of its own, drives clients and kills; its evidence is audited (`audit.py`).
-"""
+"""Scenarios of the budget benchmark: bursts, kill -9 of every process, clients that leave or retry."""
 
 from __future__ import annotations
 
@@ -34,7 +31,6 @@ PROMPT_TOKENS = 32
 ANSWER_TOKENS = (6, 10, 16, 24, 36, 52, 76, 110)
 """Wished for in turn: a few long answers among many short ones, as in most traces."""
 PATIENCE_S = 30.0
-"""How long a refused client retries."""
 MAX_TOKENS = 128
 """`max_tokens` of bursts that set it: more than any of the answers has."""
 SHARE = {50: 0.4, 500: 0.15}
@@ -70,8 +66,6 @@ class Question:
 
 @dataclass(frozen=True)
 class ScenarioContext:
-    """Test bed, client and questions of a running scenario."""
-
     testbed: Testbed
     client: LoadHttpClient
     questions: Sequence[Question]
@@ -117,7 +111,6 @@ class ScenarioEvidence:
     broken: list[str] = field(default_factory=list)
     """Requirements of the scenario's own that were not met."""
     after: Callable[[], Awaitable[None]] | None = None
-    """Restores the test bed after the audit."""
 
 
 Run = Callable[[ScenarioContext], Awaitable[ScenarioEvidence]]
@@ -125,8 +118,6 @@ Run = Callable[[ScenarioContext], Awaitable[ScenarioEvidence]]
 
 @dataclass(frozen=True, slots=True)
 class BudgetScenario:
-    """One row of the report."""
-
     name: str
     gateways: int
     run: Run
@@ -211,8 +202,7 @@ def judged_burst(
 
 
 def kill(hit: Callable[[Testbed], Awaitable[None]], restart: Callable[[Testbed], Awaitable[None]]) -> Run:
-    """Two tenants stream and wait for whole answers; in the middle `hit` kills. `restart` starts the killed
-    processes again."""
+    """Two tenants stream and wait for whole answers; in the middle `hit` kills."""
 
     async def run(context: ScenarioContext) -> ScenarioEvidence:
         demand = KILL_CLIENTS // 2 * KILL_TOKENS
@@ -289,8 +279,6 @@ async def _engine_and_others(testbed: Testbed) -> None:
 
 
 def kill_service(of: Callable[[Testbed], Service]) -> Run:
-    """Redis or PostgreSQL."""
-
     async def hit(testbed: Testbed) -> None:
         of(testbed).kill()
 
@@ -324,8 +312,7 @@ def _then_restart(run: Run) -> Run:
 
 
 async def disconnects(context: ScenarioContext) -> ScenarioEvidence:
-    """Clients that leave, streaming and not; each is a tenant of its own, so that the engine's count of its
-    tokens is exact."""
+    """Clients that leave; each is a tenant of its own, so that the engine's count of its tokens is exact."""
     tenants = [await context.tenant(f"-{number}") for number in range(LEAVERS)]
     answers: list[ClientAttempt] = []
 
@@ -346,9 +333,7 @@ async def disconnects(context: ScenarioContext) -> ScenarioEvidence:
 
 
 async def retries(context: ScenarioContext) -> ScenarioEvidence:
-    """Under each Idempotency-Key: two simultaneous attempts through different gateways, one that leaves in
-    the middle, and one afterwards: one run, one charge, the same answer. And the same without keys: as many
-    runs as attempts."""
+    """Attempts under one Idempotency-Key: one run, one charge, the same answer. And the same without keys."""
     tenant, plain = await context.tenant(), await context.tenant("-plain")
     answers: list[ClientAttempt] = []
     until_s = time.monotonic() + PATIENCE_S
@@ -435,7 +420,6 @@ async def suspension_under_load(context: ScenarioContext) -> ScenarioEvidence:
 
 
 def scenarios(gateways: Sequence[int], concurrency: Sequence[int]) -> list[BudgetScenario]:
-    """All scenarios in the order of their runs: those with few gateways first."""
     rows = [BudgetScenario("rate", 1, slope)]
     for count in sorted(set(gateways)):
         for clients, asks_max_tokens, streams in product(concurrency, (True, False), (True, False)):

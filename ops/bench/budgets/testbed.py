@@ -1,8 +1,4 @@
-"""Test bed of the budget benchmark: PostgreSQL, Redis, one engine and N gateways, each killable.
-
-Everything listens on free ports and keeps its files in one directory, which is deleted. Gateways share the
-engine, the database and Redis; each has a data directory and an id of its own. `kill_*` is `kill -9`.
-"""
+"""Test bed of the budget benchmark: PostgreSQL, Redis, one engine and N gateways, each killable."""
 
 from __future__ import annotations
 
@@ -39,8 +35,6 @@ class ScenarioFailed(Exception):
 
 @dataclass
 class Testbed:
-    """The processes that a scenario uses or kills."""
-
     directory: Path
     postgres: Service
     redis: Service
@@ -59,7 +53,6 @@ class Testbed:
     # ------------------------------------------------------------ engine
 
     async def start_engine(self) -> None:
-        """Starts it; the gateways find it."""
         options = EngineOptions(
             model_dir=SHIPPED_MODEL,
             address=self.engine_address,
@@ -89,7 +82,6 @@ class Testbed:
     # ------------------------------------------------------------ gateways
 
     async def start_gateways(self, count: int) -> None:
-        """Starts those that are missing; the first one makes the schema. Raises `ServerFailed`."""
         while len(self.servers) < count:
             number = len(self.servers)
             closing = contextlib.AsyncExitStack()
@@ -184,8 +176,7 @@ class BudgetTenant:
 
 @contextlib.asynccontextmanager
 async def open_testbed(progress: Callable[[str], None]) -> AsyncIterator[Testbed]:
-    """Database, Redis, engine and the first gateway; ended and deleted with the block. Raises `NoServer`,
-    `ServerFailed`."""
+    """Database, Redis, engine and the first gateway. Raises `NoServer`, `ServerFailed`."""
     with contextlib.ExitStack() as closing:
         directory = Path(tempfile.mkdtemp(prefix="fairgate-contract-"))
         closing.callback(shutil.rmtree, directory, ignore_errors=True)

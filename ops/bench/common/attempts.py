@@ -32,8 +32,6 @@ RETRIED = (408, 409, 429)
 
 @dataclass(slots=True)
 class ClientAttempt:
-    """One attempt, as its client saw it."""
-
     tenant_id: str
     status: int = 0
     """0: the connection broke before there was one."""
@@ -61,8 +59,6 @@ class ClientAttempt:
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """What one client sends."""
-
     tenant_id: str
     key: str
     body: Mapping[str, Any]
@@ -81,7 +77,6 @@ class StreamsUnderWay:
         self._is_time = asyncio.Event()
 
     def on_token(self, answer: ClientAttempt) -> None:
-        """Of `ask_once`."""
         if answer.delivered_tokens >= self._tokens:
             self._far_enough.add(id(answer))
         if len(self._far_enough) >= self._streams:
@@ -199,8 +194,7 @@ async def persist(
     until_s: float,
     on_token: Callable[[ClientAttempt], None] | None = None,
 ) -> ClientAttempt:
-    """Asks until there is an answer, or no sense in asking again, or `until_s` (monotonic); the next gateway
-    each time. Every attempt goes into `answers`; returns the last."""
+    """Asks one gateway after the other until `until_s` (monotonic); every attempt goes into `answers`."""
     for attempt in itertools.count():
         answer = await ask_once(client, urls[(first_url + attempt) % len(urls)], ask, on_token)
         answer.attempt = attempt
@@ -218,8 +212,7 @@ async def persist(
 
 
 def tokens_per_s(times_s: Sequence[float], first: int) -> float:
-    """The slope of tokens over time from token `first` on, by least squares. Raises `ValueError` for fewer
-    than two tokens, or when all came together."""
+    """Slope of tokens over time from token `first` on, by least squares. Raises `ValueError` for none."""
     points = list(enumerate(times_s))[first:]
     if len(points) < 2:
         raise ValueError(f"{len(times_s)} tokens: no slope from token {first} on")

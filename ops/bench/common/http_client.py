@@ -1,7 +1,4 @@
-"""HTTP/1.1 client of the benchmarks' loads: asyncio streams, kept connections, server-sent events.
-
-Standard library only. Use from one event loop.
-"""
+"""HTTP/1.1 client of the benchmarks' loads: asyncio streams, kept connections, server-sent events."""
 
 from __future__ import annotations
 
@@ -30,8 +27,6 @@ class _Connection:
 
 
 class HttpResponse:
-    """A response whose head has arrived."""
-
     def __init__(self, head: bytes, reader: asyncio.StreamReader, timeout_s: float) -> None:
         status, *lines = head.decode("latin-1").split("\r\n")
         if not status.startswith("HTTP/1.1 "):
@@ -47,7 +42,6 @@ class HttpResponse:
 
     @property
     def is_stream(self) -> bool:
-        """The body is a stream of server-sent events."""
         return self.headers.get("content-type", "").startswith("text/event-stream")
 
     async def read(self) -> bytes:
@@ -108,10 +102,7 @@ class LoadHttpClient:
     async def post(
         self, url: str, body: bytes, headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[HttpResponse]:
-        """Sends a JSON body. A response that is not read to its end closes its connection.
-
-        Raises `HttpBroken`.
-        """
+        """A response that is not read to its end closes its connection. Raises `HttpBroken`."""
         target = urlsplit(url)
         address = (target.hostname or "", target.port or 80)
         lines = [f"POST {target.path} HTTP/1.1", f"host: {target.netloc}", "content-type: application/json"]
@@ -122,8 +113,8 @@ class LoadHttpClient:
         try:
             connection.writer.write(head + body)
             await within(self._timeout_s, connection.writer.drain())
-            found = await within(self._timeout_s, connection.reader.readuntil(b"\r\n\r\n"))
-            response = HttpResponse(found[:-4], connection.reader, self._timeout_s)
+            start = await within(self._timeout_s, connection.reader.readuntil(b"\r\n\r\n"))
+            response = HttpResponse(start[:-4], connection.reader, self._timeout_s)
             yield response
         finally:
             if response is not None and response.is_read:
@@ -132,7 +123,6 @@ class LoadHttpClient:
                 connection.writer.close()
 
     def close(self) -> None:
-        """Closes the idle connections."""
         for connections in self._idle.values():
             for connection in connections:
                 connection.writer.close()

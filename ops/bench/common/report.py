@@ -18,7 +18,6 @@ DISTURBED = (
 )
 
 Progress = Callable[[str], None]
-"""Gets a line for each run."""
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
@@ -30,7 +29,6 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 
 def spread_text(figure: Mapping[str, Any], spec: str = ",.0f", scale: float = 1.0) -> str:
-    """The median, and the extremes where they differ."""
     median, least, most = (format(scale * figure[key], spec) for key in ("median", "least", "most"))
     return median if least == most else f"{median} ({least} to {most})"
 
@@ -42,7 +40,6 @@ def rotated(names: Sequence[str], repetition: int) -> list[str]:
 
 
 def machine() -> dict[str, Any]:
-    """The processor's name, and the number of cores."""
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

@@ -57,7 +57,7 @@ def measure(orders: Sequence[dict[str, Any]], answers: Sequence[dict[str, Any]])
 def ratios(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Ours over theirs, of runs of equal number: throughput (more is better), latencies (less is better)."""
     pairs = list(zip(ours, theirs, strict=True))
-    found = {
+    over = {
         "output_tokens_per_s": spread(
             [mine["output_tokens_per_s"] / other["output_tokens_per_s"] for mine, other in pairs]
         )
@@ -70,13 +70,12 @@ def ratios(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]]) -> 
                 if mine[name][point] is not None and other[name][point]
             ]
             if len(values) == len(pairs):
-                found[f"{name.removesuffix('_s')}_{point}"] = spread(values)
-    return found
+                over[f"{name.removesuffix('_s')}_{point}"] = spread(values)
+    return over
 
 
 def agreement(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """How far two engines' greedy tokens agree, request by request, up to the first that differs: after that
-    the contexts differ."""
+    """Request by request, up to the first token that differs: after that the contexts differ."""
     first = [_first_difference(mine, other) for mine, other in zip(ours, theirs, strict=True)]
     compared = sum(len(mine) if place is None else place + 1 for mine, place in zip(ours, first, strict=True))
     diverged = [place for place in first if place is not None]

@@ -1,8 +1,4 @@
-"""Models of the engine benchmarks: Llamas with random weights, kept in a cache directory.
-
-The weights are initialised wide enough that greedy outputs vary, so that engines can be compared token for
-token. For OpenVINO a model is exported to its own format, by optimum in that peer's environment.
-"""
+"""Models of the engine benchmarks: Llamas with random weights, kept in a cache directory."""
 
 from __future__ import annotations
 
@@ -34,8 +30,6 @@ class NoModel(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """The shape of a Llama."""
-
     hidden_size: int
     num_hidden_layers: int
     num_attention_heads: int
@@ -49,11 +43,9 @@ SPECS: dict[str, ModelSpec] = {
     "tiny": ModelSpec(256, 6, 8, 4, 768, 4096),
     "small": ModelSpec(768, 12, 12, 4, 2048, 32000),
 }
-"""`micro` is for trying things out."""
 
 
 def cache_dir() -> Path:
-    """Where made models are kept."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "fairgate" / "bench-models"
 

@@ -1,5 +1,4 @@
-"""Runs an engine in a process of its own for each run: nothing of one run reaches the next, and the peak of
-memory is the run's own."""
+"""Runs an engine in a process of its own for each run, so that the peak of memory is the run's own."""
 
 from __future__ import annotations
 
@@ -25,8 +24,6 @@ class EngineFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EngineLaunch:
-    """Command of an engine's process, and the options of its `load`."""
-
     name: str
     command: tuple[str, ...]
     directory: Path
@@ -34,8 +31,6 @@ class EngineLaunch:
 
 
 class EngineProcess:
-    """A running engine; made by `engine_process`."""
-
     def __init__(
         self, launch: EngineLaunch, process: subprocess.Popen[str], stderr: IO[str], timeout_s: float
     ):

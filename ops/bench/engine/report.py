@@ -11,7 +11,6 @@ _TIMES = ("ttft", "tpot", "itl", "e2e")
 
 
 def show(report: dict[str, Any]) -> None:
-    """The tables for people."""
     workload, model, machine = report["workload"], report["model"], report["machine"]
     print(
         f"{model['name']} {model['dtype']} on {machine['device']} ({machine['cpu']}, {machine['threads']} "
@@ -65,9 +64,9 @@ def _milliseconds(runs: list[dict[str, Any]], latency: str) -> str:
 
 def _show_ratios(report: dict[str, Any]) -> None:
     rows = [
-        {"peer": name, "metric": metric, "ratio": spread_text(found, ".3f")}
+        {"peer": name, "metric": metric, "ratio": spread_text(ratio, ".3f")}
         for name, metrics in report["ratios"].items()
-        for metric, found in metrics.items()
+        for metric, ratio in metrics.items()
     ]
     if rows:
         Report("ours over the peer's, by repetition", [(key, key) for key in rows[0]], rows).show()

@@ -20,7 +20,6 @@ from ops.simulate.machines.machines import ModelShape
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MATRIX = 2048
-"""Rows and columns of the weight matrix that is multiplied."""
 BATCHES = (256, 1024, 2048)
 MEASURE_S = 1.0
 """How long each variant is repeated, at least once; the best repetition counts."""
@@ -29,8 +28,6 @@ MEASURE_TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of the machine."""
-
     read_bytes_per_s: float
     flops_per_s: float
 
@@ -122,8 +119,7 @@ def _measure(read_bytes: int, dtype_name: str, device: str, threads: int, second
 
 
 def _packed(torch: Any, inputs: Any, weight: Any) -> Any:
-    """The product with a weight that oneDNN laid out for itself beforehand: often much the faster one. None
-    where torch does not have it: these operators are not part of its public interface."""
+    """The product with a weight that oneDNN laid out beforehand; None where torch does not have it."""
     try:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, inputs.shape[0])
         torch.ops.mkldnn._linear_pointwise(inputs, packed, None, "none", [], "")
@@ -133,7 +129,6 @@ def _packed(torch: Any, inputs: Any, weight: Any) -> Any:
 
 
 def main() -> None:
-    """Prints the limits as JSON."""
     print(json.dumps(asdict(_measure(*json.loads(sys.argv[1])))))
 
 

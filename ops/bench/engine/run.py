@@ -1,9 +1,4 @@
-"""Speed of our engine beside its peers on the same machine.
-
-The same prompts, output lengths and arrivals go through our engine and each installed peer, in turn, each run
-in a process of its own. A burst: throughput. Poisson: latencies, at a share of the capacity of the slowest of
-them. Greedy, EOS ignored, no prefix shared; the engines' tokens are compared as well.
-"""
+"""Speed of our engine beside its peers: the same prompts, output lengths and arrivals, in turn."""
 
 from __future__ import annotations
 
@@ -44,8 +39,6 @@ Answers = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class EngineBenchOptions:
-    """What to measure."""
-
     model: str
     workload: Path
     peers: tuple[str, ...] | None
@@ -53,7 +46,6 @@ class EngineBenchOptions:
     dtype: str = "float32"
     device: str = "cpu"
     arrivals: str = "burst"
-    """`burst` or `poisson`."""
     rate_per_s: float | None = None
     """Requests a second; None: `load_share` of the slowest engine's capacity, measured first."""
     load_share: float = 0.7
@@ -89,9 +81,7 @@ def _run(options: EngineBenchOptions, progress: Progress) -> dict[str, Any]:
     policy = options.policy or DEFAULT_POLICY
     try:
         EngineConfig(
-            policy=policy,
-            max_batched_tokens=options.max_batched_tokens,
-            max_sequences=options.max_sequences,
+            policy=policy, max_batched_tokens=options.max_batched_tokens, max_sequences=options.max_sequences
         )
     except ValueError as error:
         raise CannotBench(str(error)) from None
@@ -211,7 +201,7 @@ def _alternate(
                 f"TTFT p99 {1000 * figures['ttft_s']['p99']:.0f} ms"
             )
     for engine in engines.values():
-        engine["output_tokens_per_s"] = spread([each["output_tokens_per_s"] for each in engine["runs"]])
+        engine["output_tokens_per_s"] = spread([figures["output_tokens_per_s"] for figures in engine["runs"]])
     return engines, tokens
 
 

@@ -1,8 +1,6 @@
 """Cost of one scheduling step without a model, and its growth with the number of waiting sequences.
 
-The scheduler of a real engine core in a steady state: `running` sequences decode, now and then one ends and
-the next is admitted, and as many wait as before. Timed are `schedule`, and the bookkeeping of what was
-computed, emitted and ended.
+Timed in a steady state: now and then a sequence ends and the next is admitted, and as many wait as before.
 """
 
 from __future__ import annotations
@@ -42,8 +40,6 @@ GROWTH_LIMIT = 1.5
 
 @dataclass(frozen=True, slots=True)
 class SchedulerCase:
-    """One steady state."""
-
     policy: str
     running: int
     waiting: int
@@ -52,8 +48,6 @@ class SchedulerCase:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Microseconds of one step."""
-
     schedule_us: float
     books_us: float
     cpu_us: float
@@ -62,7 +56,6 @@ class Timing:
 
     @property
     def step_us(self) -> float:
-        """Both together."""
         return self.schedule_us + self.books_us
 
 
@@ -94,8 +87,7 @@ class SteadyState:
             self._add()
 
     def settle(self) -> None:
-        """Fills all places and goes on until ends and admissions are mixed. Raises RuntimeError if the policy
-        does not fill them."""
+        """Goes on until ends and admissions are mixed. Raises RuntimeError if places stay free."""
         for _ in range(20 * SETTLE_STEPS):
             self.step()
             if len(self.table.running) == self._case.running and not self.table.prefills:
@@ -109,7 +101,6 @@ class SteadyState:
             self.step()
 
     def step(self) -> Timing:
-        """One step, timed."""
         cpu = time.thread_time_ns()
         started = time.perf_counter_ns()
         table = self.table
@@ -195,8 +186,7 @@ def run(
     policies: SequenceOf[str],
     steps: int = STEPS,
 ) -> dict[str, Any]:
-    """All combinations, and the cost with the most waiting over that with the least. Raises as `measure_case`
-    does."""
+    """All combinations, and their `growth`. Raises as `measure_case` does."""
     for policy in policies:
         make_policy(policy)
     cases = [
@@ -223,7 +213,6 @@ def growth(cases: SequenceOf[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def show(report: dict[str, Any]) -> None:
-    """The tables for people."""
     parts = dict(zip(_PARTS, ("schedule", "books", "both", "CPU"), strict=True))
     Report(
         "one scheduling step, without a model",

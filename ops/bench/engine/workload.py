@@ -1,8 +1,4 @@
-"""Workload files of the engine benchmarks, and their checks against a model.
-
-A workload file names every request: its prompt (token ids, or a length whose ids follow from the file's
-seed), its output length, and its arrival in units of the mean gap. So one file is the same run everywhere.
-"""
+"""Workload files of the engine benchmarks: each request's prompt, output length and arrival in mean gaps."""
 
 from __future__ import annotations
 
@@ -47,25 +43,20 @@ class WorkloadRequest(msgspec.Struct, frozen=True):
 
     @property
     def length(self) -> int:
-        """Tokens of the prompt."""
         return len(self.prompt_token_ids) if self.prompt_token_ids is not None else self.prompt_tokens or 0
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """Requests, in order of arrival."""
-
     requests: Annotated[tuple[WorkloadRequest, ...], Meta(min_length=1, max_length=MAX_REQUESTS)]
     name: str = "unnamed"
     seed: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all requests."""
         return sum(request.length for request in self.requests)
 
     @property
     def output_tokens(self) -> int:
-        """Of all requests."""
         return sum(request.output_tokens for request in self.requests)
 
     def kv_tokens(self, max_sequences: int) -> int:

@@ -1,8 +1,4 @@
-"""Bursts for the benchmark of estimates: many requests at one instant, on the real engine.
-
-Sixteen short requests at once, three times, into an idle engine with two places; then bursts of 4 to 200 into
-one whose places are half busy, with some requests by themselves after each.
-"""
+"""Bursts for the benchmark of estimates: many requests at one instant, on the real engine."""
 
 from __future__ import annotations
 
@@ -78,7 +74,6 @@ def figures(name: str, told: Sequence[ToldWait]) -> list[dict[str, Any]]:
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
-    """The table for people."""
     table(
         "estimated wait against actual wait in bursts, by the median that was told",
         ("bursts", "told", "requests", "within 2x or 50 ms", "under p90"),

@@ -1,8 +1,6 @@
 """Benchmark of estimates on arrival: how often times stay below their p50 and p90 under stationary load.
 
-Tenants of unlike lengths, sizes and tiers send requests at random (Poisson); the estimate of every request on
-arrival is compared with what it had, after a warm-up. In the last scenario groups of `TOGETHER` quote
-together and all redeem; these are reported apart. On virtual time (`calibration_pool.py`).
+Poisson streams of unlike tenants; in the last scenario groups of `TOGETHER` quote together and all redeem.
 """
 
 from __future__ import annotations
@@ -54,12 +52,9 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """One tenant's requests."""
-
     tenant: str
     tier: int
     share: float
-    """Of all requests."""
     median_output: int
     longest_input: int
     weight: float = 1.0
@@ -110,8 +105,7 @@ def capacity(seed: int) -> float:
 def scenario(
     seed: int, per_s: float, requests: int, *, quotes: bool = False, warm_up: int = WARM_UP
 ) -> Report:
-    """One load, until `requests` were judged after the first `warm_up`; with `quotes` as many of them
-    binding."""
+    """One load, until `requests` were judged after the first `warm_up`; with `quotes` as many binding."""
     ended: list[EstimateOutcome] = []
     counted = 0
 
@@ -160,8 +154,7 @@ def _figures(judged: Sequence[EstimateOutcome]) -> Report:
 
 
 def _curve(pairs: Sequence[tuple[tuple[float, float], float]]) -> list[tuple[float, float]]:
-    """Reliability: nominal share, and the share of truths below that quantile. Between and around p50 and p90
-    the logarithm of a time is taken for normal with these two: the shape, not a promise."""
+    """Nominal share, and the share of truths below that quantile of a lognormal through p50 and p90."""
     normal = NormalDist()
     curve: list[tuple[float, float]] = []
     for nominal in NOMINAL:
@@ -248,7 +241,6 @@ def _request(rng: random.Random, at_s: float) -> SimulatedRequest:
 
 
 def show(report: Report) -> None:
-    """The table for people."""
     rows = [
         (
             f"{scenario['name']}, {group}",
@@ -272,8 +264,7 @@ def show(report: Report) -> None:
 
 
 def reliability_charts(report: dict[str, Any]) -> list[LineChart]:
-    """For each time the told quantile across, the share of requests at or under it up; the diagonal is what
-    was told."""
+    """For each time the told quantile across, the share of requests at or under it up."""
     return [
         LineChart(
             CHART_TITLES[what],

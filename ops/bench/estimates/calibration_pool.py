@@ -1,8 +1,4 @@
-"""The gateway's estimator in front of a simulated pool: estimates of requests on arrival, and their outcomes.
-
-The estimator sees engines only through their snapshots, twenty a second, learns lengths from answers that
-ended, and corrects itself by them. The true length of an answer is known to the simulated engine alone.
-"""
+"""The gateway's estimator in front of a simulated pool: estimates on arrival, and their outcomes."""
 
 from __future__ import annotations
 
@@ -45,14 +41,11 @@ class WatchedEngine:
         self._core = engine.core
 
     def take_snapshot(self) -> None:
-        """As one that arrives."""
         self.snapshot = self._core.snapshot(self.replica_id)
 
 
 @dataclass(frozen=True, slots=True)
 class EstimateOutcome:
-    """One request that has ended: its estimate and its outcome."""
-
     estimate: Estimate
     times: Times
     emitted_tokens: int
@@ -60,7 +53,6 @@ class EstimateOutcome:
     binding: bool
     """The estimate is a quote, made some time before the request came."""
     kind: str
-    """Of the request."""
 
 
 class CalibratedPool:
@@ -104,7 +96,6 @@ class CalibratedPool:
         ]
 
     def quote(self, request: SimulatedRequest) -> None:
-        """A quote, made now, for a request that comes later."""
         self._watch()
         now_s, tier = self.pool.now_s, Tier(TIERS[request.tier])
         offers = self.estimates.offers(
@@ -130,7 +121,6 @@ class CalibratedPool:
     def _enter(
         self, request: SimulatedRequest, name: str, estimate: Estimate, quote: Estimate | None, came_s: float
     ) -> None:
-        """It is queued now."""
         self.estimates.arrived(self._entry(request, name, self.predict(request)[0]))
         self._open[len(self.pool.records) - 1] = request, quote or estimate, quote is not None, came_s
 

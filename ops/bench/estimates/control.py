@@ -1,9 +1,6 @@
 """Benchmark of the control loop against the best fixed settings, and of its reversals, on virtual time.
 
-The same requests with its main knobs (how strictly requests are refused, and how many sequences are sent
-ahead of an engine) at several fixed settings, with the loop acting, and with its advice only. Judged by
-segments: in each, attainment with the loop may be at most a point below that of the best fixed setting of
-that segment.
+In each segment attainment with the loop may be at most a point below that segment's best fixed setting.
 """
 
 from __future__ import annotations
@@ -47,8 +44,6 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where an operator could have put the knobs for good."""
-
     lookahead: int = LOOKAHEAD_SEQUENCES
     strictness: float = 0.0
 
@@ -57,7 +52,6 @@ class Setting:
 
 
 REST = Setting()
-"""Where the loop begins."""
 SETTINGS = (
     Setting(lookahead=0),
     REST,
@@ -70,8 +64,6 @@ SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class ControlCase:
-    """Traffic, who serves it, and how it is cut up."""
-
     name: str
     source: Source
     machine: Machine
@@ -228,7 +220,6 @@ def most_reversals(moves: Sequence[Move]) -> int:
 
 
 def show(report: Report) -> None:
-    """The tables for people."""
     for case in report["cases"]:
         table(
             f"{case['case']}: {case['requests']:,} requests, {case['machine']} x {case['replicas']}; share"

@@ -1,14 +1,8 @@
 """Benchmark of the simulator against the real engine.
 
-For each policy a fresh server serves a drawn stream of requests in real time: three tenants of unlike rates,
-lognormal lengths, at a stated part of what the server can do (measured first). What it served is read from
-its timelines, as `fairgate whatif` does, and simulated under the same policy with the step times that its
-engine has learned and with what the simulations of the policy's *other* replays fell short of
-(`ops/simulate/figures/shortfall.py`). Times count from when a request is in line.
-
-Wanted: throughput within 5 %, the median TTFT within 15 %, its 99th percentile within 25 % or one and a half
-times what real runs differ by, and the same order of policies: by that percentile, of those that lie further
-apart in reality than real runs of one of them do.
+What a fresh server served under each policy is simulated with the step times that its engine learned, and
+with what the simulations of the policy's *other* replays fell short of (`ops/simulate/figures/shortfall.py`).
+Times count from when a request is in line. The tolerances are in `docs/simulating.md`.
 """
 
 from __future__ import annotations
@@ -29,15 +23,7 @@ from typing import Any
 import httpx
 
 from engine.core.learned_state import learned_path
-from ops.bench.common.load import (
-    QUIET,
-    BenchTenant,
-    enrol,
-    known,
-    load_client,
-    model_directory,
-    priced,
-)
+from ops.bench.common.load import QUIET, BenchTenant, enrol, known, load_client, model_directory, priced
 from ops.reporting import Report as Table
 from ops.sandbox.server import LocalServer, ServerFailed, local_server
 from ops.settings.settings import Settings
@@ -53,7 +39,6 @@ from tenants.storage.database import open_database
 POLICIES = ("fcfs", "sjf", "vtc", "hybrid")
 PARTIES = (BenchTenant("half", 1.0, 1), BenchTenant("third", 1.0, 1), BenchTenant("rest", 1.0, 1))
 SHARES = (0.5, 0.3, 0.2)
-"""Of the rate."""
 MAX_SEQUENCES = 16
 KV_BLOCKS = 4096
 BLOCK_TOKENS = 16
@@ -80,8 +65,6 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class FidelityOptions:
-    """What to run."""
-
     policies: tuple[str, ...] = POLICIES
     repetitions: int = 3
     seconds: float = 180.0
@@ -100,8 +83,6 @@ class _Ask:
 
 @dataclass(frozen=True, slots=True)
 class ServedReplay:
-    """What one server served, and the machine that its engine learned to be."""
-
     recorded: Recorded
     machine: Machine
     sent: int
@@ -119,7 +100,6 @@ class Pair:
     real: Mapping[str, Any]
     simulated: Mapping[str, Any]
     sent: int
-    """Requests."""
 
 
 def run(options: FidelityOptions, progress: Callable[[str], None] = lambda line: None) -> Report:
@@ -156,7 +136,6 @@ def compared(policy: str, replays: Sequence[ServedReplay]) -> list[Pair]:
 
 
 def drawn(rate: float, seconds: float, seed: str) -> list[_Ask]:
-    """Poisson arrivals; the same seed draws the same ones, for every policy."""
     rng = random.Random(f"fidelity {seed}")
     asks, at_s = [], rng.expovariate(rate)
     while at_s < seconds:
@@ -342,7 +321,6 @@ def _swapped(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def show(report: Report) -> None:
-    """The table for people."""
     rate, load, seconds = (report[name] for name in ("rate_per_s", "load", "seconds"))
     print(f"{rate:g} requests/s ({load:g} of what it can do) for {seconds:g} s")
     Table(

@@ -1,13 +1,7 @@
 """Token-fair decoding of a running server, counted from its log of steps.
 
-One server, whose policy is set live, under two tenants:
-
-- `turns`: 16 slots a step, 64 sequences, 32 of each tenant, weights 1 and 3, answers that do not end. Decode
-  tokens over every 1,000 steps are compared with 1:3. The control is the same load under `decode-first`,
-  which serves all 64 in each step: 1:1.
-- `prompts`: equal weights, one tenant with prompts of 1,500 tokens without end, the other with short chats.
-  The first has its half and all that the other leaves; the second feels nothing but that: its times beside
-  an idle first tenant are printed with it.
+- `turns`: decode tokens of weights 1 and 3, 64 sequences on 16 slots; the control is `decode-first`: 1:1.
+- `prompts`: prompts of 1,500 tokens without end beside short chats, equal weights.
 """
 
 from __future__ import annotations
@@ -109,8 +103,6 @@ _BODIES: Mapping[str, Callable[[str], list[dict[str, Any]]]] = {
 
 
 class _Shares:
-    """The server, its clients, and the steps that it took."""
-
     def __init__(self, bench: Bench, clients: Mapping[str, LoadClient], operator: httpx.AsyncClient) -> None:
         self._bench = bench
         self._clients = clients
@@ -159,7 +151,9 @@ class _Shares:
             seen = step_shares.merged(seen, await self._steps())
         observed = await self._clients[SHORT].take()
         await self._stop(SHORT, *([LONG] if beside else []))
-        tpots_s = [each["actual"]["tpot_s"] for each in observed.accounts if each["actual"]["tpot_s"]]
+        tpots_s = [
+            account["actual"]["tpot_s"] for account in observed.accounts if account["actual"]["tpot_s"]
+        ]
         figures: Figures = {
             "requests": observed.finished,
             "ttft_s": _spread(observed.ttfts_s),
@@ -185,8 +179,8 @@ class _Shares:
         shown = await admin_call(self._operator, "GET", f"policy?decisions=0&steps={number}")
         if "steps" not in shown["engines"][0]:
             raise ServerFailed("the engine is down")
-        found: list[Step] = shown["engines"][0]["steps"]
-        return found
+        steps: list[Step] = shown["engines"][0]["steps"]
+        return steps
 
     async def _stop(self, *names: str) -> None:
         for name in names:
@@ -200,7 +194,6 @@ class _Shares:
 
 
 def _all_run(step: Step, ids: Mapping[str, str]) -> bool:
-    """Whether all sequences of both tenants decode."""
     return all(
         step["decodes"].get(ids[name], 0) + step["waiting_decodes"].get(ids[name], 0) == SEQUENCES // 2
         for name in (LIGHT, HEAVY)
@@ -251,7 +244,6 @@ def _checks(fair: Figures, control: Figures, beside: Figures) -> list[Check]:
 
 
 def show(report: Figures) -> None:
-    """The tables for people."""
     Report(
         f"decode tokens, weights 1:3, {SEQUENCES} sequences",
         (

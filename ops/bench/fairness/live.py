@@ -1,18 +1,14 @@
 """Fairness of a running server: weights, floods, tiers and reservations.
 
-A fresh server, and a load client per tenant, each a process of its own.
-
 - `weights`: two tenants of weights 1 and 3 that always wait, the light one with ten times the connections.
-- `flood`: a tenant that uses 30 % of the capacity beside another of the same weight that uses exactly its
-  share (half), and beside the same one sending ten times as much, in blocks in turn. No more than `MOST_OPEN`
-  requests of the other are open at a time: what comes beyond that is counted and not sent.
+- `flood`: a tenant at 30 % of the capacity beside one at its half, and beside the same one sending ten times
+  as much, in blocks in turn; what comes beyond `MOST_OPEN` open requests is counted and not sent.
 - `tiers`: interactive requests over batch that always waits.
-- `reservations`: a standard tenant that reserved 30 % of the capacity under an interactive flood, and the
-  same one without.
+- `reservations`: a standard tenant under an interactive flood, with 30 % of the capacity reserved, and
+  without.
 
-For the last three the engine has half of the cores to itself and its capacity is measured first. A tenant
-that has to wait all the time must do so in every sample of the server's own queue: otherwise its client was
-too slow, and the run is invalid, not unfair.
+A tenant that has to wait all the time must do so in every sample of the server's own queue: otherwise its
+client was too slow, and the run is invalid, not unfair.
 """
 
 from __future__ import annotations
@@ -94,11 +90,7 @@ async def run(
     seed: int = 1,
     progress: Callable[[str], None] = lambda name: None,
 ) -> Figures:
-    """The named scenarios; `ok` is None where one was invalid and none failed.
-
-    `tokens` of the light tenant are measured in each of `runs` of `weights`; `requests` of the quiet tenant
-    in each half of `flood`. Raises `ServerFailed`, `CannotBench`.
-    """
+    """`ok` is None where one was invalid and none failed. Raises `ServerFailed`, `CannotBench`."""
     report: Figures = {}
     if "weights" in scenarios:
         progress("weights")
@@ -128,7 +120,6 @@ class QueueSamples:
         self.cpu_shares: dict[str, float] = {}
 
     def add(self, status: Mapping[str, Any]) -> None:
-        """Takes one sample of the server's queues."""
         self.samples += 1
         for item in status["tenants"]:
             if item["name"] in self.empty:
@@ -165,9 +156,7 @@ class QueueSamples:
 class _Reading:
     at_s: float
     service: Mapping[str, int]
-    """Cost tokens by tenant."""
     light_tokens: int
-    """Tokens, each counted once."""
     queued: Mapping[str, int]
 
 
@@ -250,7 +239,6 @@ async def _read(operator: httpx.AsyncClient, bench: Bench, samples: QueueSamples
 
 
 def _service(status: Mapping[str, Any], bench: Bench) -> dict[str, int]:
-    """Cost tokens by tenant, as the engine has counted them. Raises `ServerFailed`."""
     service = status["engines"][0].get("service")
     if service is None:
         raise ServerFailed("the engine is down")
@@ -274,9 +262,7 @@ def halves(cores: Set[int]) -> tuple[set[int], set[int]] | None:
 
 
 def set_apart(engine: int, others: Iterable[int]) -> tuple[int, int] | None:
-    """Pins the process `engine` to half of the cores that this process may use, and `others` to the rest,
-    with all their threads; later threads inherit it. Returns how many cores each has; None: nothing was
-    done."""
+    """Pins `engine` to half of the cores, `others` to the rest; how many each has, None: not done."""
     if not hasattr(os, "sched_setaffinity"):
         return None
     parts = halves(os.sched_getaffinity(0))
@@ -291,8 +277,6 @@ def set_apart(engine: int, others: Iterable[int]) -> tuple[int, int] | None:
 
 @dataclass
 class LoadedPool:
-    """A server that is up, its tenants' clients, and its capacity."""
-
     bench: Bench
     clients: Mapping[str, LoadClient]
     operator: httpx.AsyncClient
@@ -300,11 +284,9 @@ class LoadedPool:
     cost_per_s: float = 0.0
 
     async def service(self) -> dict[str, int]:
-        """Cost tokens by tenant so far. Raises `ServerFailed`."""
         return _service(await server_status(self.operator), self.bench)
 
     async def idle(self) -> None:
-        """Returns when nothing waits or runs. Raises `TimeoutError`."""
         async with asyncio.timeout(IDLE_S):
             while True:
                 status = await server_status(self.operator)
@@ -494,7 +476,6 @@ SCENARIOS = ("weights", *_POOL_SCENARIOS)
 
 
 def show(report: Figures) -> None:
-    """The tables for people."""
     parts = {name: report[name] for name in SCENARIOS if name in report}
     if part := parts.get("weights"):
         _show_weights(part)

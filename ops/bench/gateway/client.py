@@ -29,7 +29,6 @@ from ops.reporting import plain, quantile
 READ_BYTES = 262_144
 DRAIN_S = 60.0
 MAX_ERRORS = 20
-"""Then it gives up."""
 SHOWN_BYTES = 400
 
 _MARK = MARK.encode()
@@ -43,8 +42,6 @@ _CLOSES = re.compile(rb"\r\nconnection:\s*close", re.IGNORECASE)
 
 
 class HttpReply:
-    """One HTTP/1.1 response while it arrives."""
-
     __slots__ = ("_head", "_needed", "_tail", "closes", "events", "shown", "status", "tokens")
 
     def __init__(self) -> None:
@@ -62,7 +59,6 @@ class HttpReply:
 
     @property
     def is_new(self) -> bool:
-        """No byte of it has arrived."""
         return self._head == b""
 
     @property
@@ -124,8 +120,6 @@ class _ClientConnection:
 
 @dataclass
 class Seen:
-    """Counts and times of the clients."""
-
     requests: int = 0
     requests_in_time: int = 0
     tokens: int = 0
@@ -139,8 +133,6 @@ class Seen:
 
 
 class ClosedLoops:
-    """The closed loops of one measurement."""
-
     def __init__(self, order: dict[str, Any]) -> None:
         self._address = ("127.0.0.1", order["port"])
         self._seconds = order["seconds"]
@@ -275,7 +267,6 @@ class ClosedLoops:
 
 
 def main() -> None:
-    """Carries out one order."""
     order = json.loads(sys.stdin.read())
     load = ClosedLoops(order)
     # A collection would be a pause in a request's latency; nothing here makes cycles.

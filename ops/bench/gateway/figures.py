@@ -1,7 +1,4 @@
-"""Figures of a gateway's runs, beside no gateway and beside its peers, and its goals. Pure.
-
-A figure that compares two targets compares runs of the same round, next to one another in time.
-"""
+"""Figures of a gateway's runs, beside no gateway and beside its peers, and its goals. Pure."""
 
 from __future__ import annotations
 
@@ -63,8 +60,7 @@ def one_run(
 
 
 def _client_bound(cores: Mapping[str, Mapping[str, float]]) -> str | None:
-    """Names the phases in which the clients, one process, were the bottleneck; a target without a gateway
-    has none."""
+    """Phases in which the clients, one process, were the bottleneck; a target without a gateway has none."""
     lines = [
         f"{name}: the clients used {100 * used['clients']:.0f} % of a core, the gateway"
         f" {100 * used['gateway']:.0f} %"
@@ -75,8 +71,7 @@ def _client_bound(cores: Mapping[str, Mapping[str, float]]) -> str | None:
 
 
 def figures(runs: Runs) -> dict[str, dict[str, Any]]:
-    """By target: median, extremes and values of each figure; latencies also as what the target adds to
-    them."""
+    """By target: the spread of each figure; latencies also as what the target adds to them."""
     return {
         name: {figure: spread([run[figure] for run in rounds]) for figure in (*LATENCY_FIGURES, *OWN_FIGURES)}
         | {f"added_{figure}": spread(added(runs, name, figure)) for figure in LATENCY_FIGURES}
@@ -100,15 +95,13 @@ class Goal:
     values: Sequence[float]
 
     def as_json(self) -> dict[str, Any]:
-        """A row of the report."""
         figure = spread(self.values)
         ok = figure["median"] >= self.bound if self.is_least else figure["median"] <= self.bound
         return {"what": self.what, "at_least" if self.is_least else "at_most": self.bound, **figure, "ok": ok}
 
 
 def promises(runs: Runs, pairs: Sequence[float] = ()) -> list[Goal]:
-    """Those that can be judged with the targets that ran. `pairs`: requests a second with estimates over
-    requests a second without."""
+    """Those that can be judged with the targets that ran. `pairs`: requests/s with estimates over without."""
     goals: list[Goal] = []
     if (litellm := runs.get("litellm")) is not None:
         ours = runs[OURS]
@@ -125,8 +118,7 @@ def promises(runs: Runs, pairs: Sequence[float] = ()) -> list[Goal]:
 
 
 def beside(runs: Runs, name: str) -> dict[str, Any] | None:
-    """Rounds of a target with a side load beside those without: what was measured of the load itself, and
-    whether figures change. None: there were no such rounds."""
+    """Rounds with a side load beside those without; None: there were none."""
     if name not in runs:
         return None
     own = [run["side_load"] for run in runs[name]]
@@ -136,8 +128,7 @@ def beside(runs: Runs, name: str) -> dict[str, Any] | None:
 
 
 def compared(runs: Runs, name: str) -> list[dict[str, Any]]:
-    """Each figure of ours with a side load and without: what that changes is within the spread where the
-    median with it is no worse than the worst round without."""
+    """Within the spread: the median with a side load is no worse than the worst round without."""
     rows = []
     for figure, is_more_better in COMPARED.items():
         bare, theirs = (spread([run[figure] for run in rounds]) for rounds in (runs[OURS], runs[name]))

@@ -1,10 +1,7 @@
-"""Upstream of the gateway benchmark: answers immediately, and always the same.
+"""Upstream of the gateway benchmark: answers immediately, and always the same, from one epoll loop.
 
-It must never be the bottleneck: one epoll loop, answers that were made beforehand. A request with
-`"stream": true` gets one chunk for each of its `max_tokens` tokens; all open streams get their next chunk in
-turn, as from an engine that gives each of its sequences a token a step. Any other request gets its whole
-answer in one piece. While there is one stream only, this process yields its core: it stands for a machine of
-its own. Several processes may listen on one port (`SO_REUSEPORT`). A process ends when its stdin does.
+All open streams get their next chunk in turn. While there is one stream only, this process yields its core:
+it stands for a machine of its own. Several may listen on one port. A process ends when its stdin does.
 
     python -m ops.bench.gateway.mock_upstream PORT     (0: a free one)  ->  prints the port
 """
@@ -42,9 +39,9 @@ def request_length(data: bytes) -> int | None:
     head = data.find(b"\r\n\r\n")
     if head < 0:
         return None
-    found = _LENGTH.search(data, 0, head)
-    if found is not None:
-        length = head + 4 + int(found[1])
+    match = _LENGTH.search(data, 0, head)
+    if match is not None:
+        length = head + 4 + int(match[1])
     elif _CHUNKED.search(data, 0, head):
         # A client that does not know its length sends nothing after it before it has its answer.
         length = len(data) if data.endswith(_LAST_CHUNK) else sys.maxsize
@@ -55,12 +52,11 @@ def request_length(data: bytes) -> int | None:
 
 def asked_tokens(body: bytes) -> int:
     """`max_tokens` of a request, at most `MAX_TOKENS`."""
-    found = _MAX_TOKENS.search(body)
-    return min(int(found[1]), MAX_TOKENS) if found is not None else MAX_TOKENS
+    match = _MAX_TOKENS.search(body)
+    return min(int(match[1]), MAX_TOKENS) if match is not None else MAX_TOKENS
 
 
 def whole_answer(tokens: int) -> bytes:
-    """The answer to a request that does not stream."""
     message = {"role": "assistant", "content": (MARK + " ") * tokens}
     return _answer(
         {
@@ -75,8 +71,7 @@ def whole_answer(tokens: int) -> bytes:
 
 
 def stream_pieces(tokens: int) -> list[bytes]:
-    """The answer to a request that streams: its head with the first token, a chunk for each other one, the
-    end."""
+    """A stream: its head with the first token, a chunk for each other one, the end."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     pieces = [_chunk(_event({"content": MARK + " "})) for _ in range(tokens)]
     pieces[0] = head + _chunk(_event({"role": "assistant", "content": MARK + " "}))
@@ -130,13 +125,10 @@ class _ServedConnection:
         self.unread = b""
         self.unsent = b""
         self.pieces: list[bytes] = []
-        """Of the stream that is being sent."""
         self.place = 0
 
 
 class MockUpstream:
-    """The server. `run` returns when stdin ends."""
-
     def __init__(self, port: int) -> None:
         self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -154,12 +146,10 @@ class MockUpstream:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
         port: int = self._listener.getsockname()[1]
         return port
 
     def run(self) -> None:
-        """Serves."""
         listening, stdin = self._listener.fileno(), sys.stdin.fileno()
         while True:
             for number, events in self._epoll.poll(0 if self._streaming else -1):
@@ -241,7 +231,6 @@ class MockUpstream:
 
 
 def main() -> None:
-    """Serves until stdin ends."""
     upstream = MockUpstream(int(sys.argv[1]))
     print(upstream.port, flush=True)
     # Nothing here makes cycles, and a collection would be a pause in a request's latency.

@@ -1,8 +1,6 @@
 """Targets of the gateway benchmark, and how each is started in front of the upstream.
 
-Ours with everything on: keys, limits of both shapes, the fair queue, a durable ledger, estimates and metrics.
-LiteLLM with the limits of its keys on, counted in its memory. nginx and Portkey pass requests on and meter
-nothing. `direct` is no gateway: the clients' connections end at the upstream itself.
+Ours and LiteLLM have limits on; nginx and Portkey pass requests on; `direct` is the upstream itself.
 """
 
 from __future__ import annotations
@@ -46,17 +44,12 @@ LARGE_RATE = 9_000_000
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A gateway that is up."""
-
     port: int
     process: int | None
     """Root of its processes; None: it has none."""
     headers: Sequence[Mapping[str, str]]
-    """Of each client; connections take turns."""
     watchers: Watchers | None = None
-    """Who has its console open."""
     scraper: Scraper | None = None
-    """Who asks for its metrics."""
 
 
 Open = Callable[[Path, int], contextlib.AbstractAsyncContextManager[Serving]]
@@ -65,16 +58,12 @@ Open = Callable[[Path, int], contextlib.AbstractAsyncContextManager[Serving]]
 
 @dataclass(frozen=True, slots=True)
 class BenchTarget:
-    """Something to measure."""
-
     name: str
     version: str
     open: Open
 
 
 def direct() -> BenchTarget:
-    """The upstream itself."""
-
     @contextlib.asynccontextmanager
     async def serve(directory: Path, upstream_port: int) -> AsyncIterator[Serving]:
         yield Serving(upstream_port, None, ({},))
@@ -285,7 +274,6 @@ async def _program(
     headers: Sequence[Mapping[str, str]],
     cwd: Path | None = None,
 ) -> AsyncIterator[Serving]:
-    """A peer's program, once a completion comes through. Raises `CannotBench`."""
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
     body = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "Are you there?"}]}
 

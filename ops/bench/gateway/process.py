@@ -1,7 +1,4 @@
-"""Processor time and memory of a process tree, from /proc, and the time of an fsync.
-
-Processor time is counted in ticks of 10 ms: good for seconds of load, not for single requests.
-"""
+"""Processor time (in ticks of 10 ms) and memory of a process tree, from /proc, and the time of an fsync."""
 
 from __future__ import annotations
 
@@ -21,10 +18,10 @@ def process_tree(root: int) -> list[int]:
     for entry in PROC.iterdir():
         if entry.name.isdigit() and (fields := _stat(int(entry.name))):
             children.setdefault(int(fields[1]), []).append(int(entry.name))
-    found = [root] if _stat(root) else []
-    for process in found:
-        found += children.get(process, [])
-    return found
+    tree = [root] if _stat(root) else []
+    for process in tree:
+        tree += children.get(process, [])
+    return tree
 
 
 def cpu_s(processes: Iterable[int]) -> float:
@@ -51,8 +48,7 @@ def peak_bytes(processes: Iterable[int]) -> int:
 
 
 def machine_cpu_s() -> float:
-    """Processor seconds that all processes of the machine have used. Without interrupts: under this load they
-    are the network's, and belong to no process."""
+    """Processor seconds of all processes of the machine, without interrupts: those are the network's."""
     first = (PROC / "stat").read_text(encoding="ascii").splitlines()[0].split()
     user, nice, system = (int(value) for value in first[1:4])
     return (user + nice + system) / os.sysconf("SC_CLK_TCK")

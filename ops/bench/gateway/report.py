@@ -18,7 +18,6 @@ COMPARED_FIGURES: dict[str, tuple[Any, ...]] = {
     "latency_p50_s": ("ms p50 on one connection", ".3f", 1e3),
     "first_token_p50_s": ("ms to the first token", ".3f", 1e3),
 }
-"""Heading, format and scale."""
 COLUMNS: dict[str, tuple[Any, ...]] = {
     "added_latency_p50_s": ("added ms p50", ".3f", 1e3),
     "added_latency_p99_s": ("added ms p99", ".2f", 1e3),
@@ -43,14 +42,13 @@ SIDE_LOAD_FIGURES: dict[str, tuple[Any, ...]] = {
 
 
 def show(report: dict[str, Any]) -> None:
-    """The tables for people."""
     machine = report["machine"]
     click.echo(
         f"{machine['cpu']}, {machine['cores']} cores; medians (and ranges) of {report['rounds']} rounds; an "
         f"fsync takes {report['fsync_ms']:g} ms here"
     )
     targets = report["targets"]
-    rows = [_row(name, found) for name, found in targets.items()]
+    rows = [_row(name, part) for name, part in targets.items()]
     Report("gateways before one upstream", [(heading, heading) for heading in rows[0]], rows).show()
     bare = targets[DIRECT]["figures"]
     click.echo(
@@ -60,7 +58,7 @@ def show(report: dict[str, Any]) -> None:
     Report(
         "cores used at 32 connections, and by 64 streams: gateway, upstream, clients",
         (("gateway", "gateway"), ("throughput", "32 connections"), ("streams", "64 streams")),
-        [{"gateway": name} | _cores(found["runs"]) for name, found in targets.items()],
+        [{"gateway": name} | _cores(part["runs"]) for name, part in targets.items()],
     ).show()
     for line in report["skipped"]:
         click.echo(f"left out: {line}")
@@ -71,18 +69,18 @@ def show(report: dict[str, Any]) -> None:
     for key, load in SIDE_LOADS.items():
         if report[key] is not None:
             _show_side_load(load, report[key])
-    for name, found in targets.items():
-        for number, run in enumerate(found["runs"], 1):
+    for name, part in targets.items():
+        for number, run in enumerate(part["runs"], 1):
             if run["invalid"]:
                 click.echo(f"invalid: {name}, round {number}: {run['invalid']}")
-    if any(run["disturbed"] for found in targets.values() for run in found["runs"]):
+    if any(run["disturbed"] for part in targets.values() for run in part["runs"]):
         click.echo(DISTURBED)
 
 
-def _show_side_load(load: str, found: dict[str, Any]) -> None:
+def _show_side_load(load: str, part: dict[str, Any]) -> None:
     """With a side load beside without, and what was measured of the load itself."""
     rows = []
-    for row in found["figures"]:
+    for row in part["figures"]:
         heading, *form = COMPARED_FIGURES[row["figure"]]
         cells = {kind: spread_text(row[kind], *form) for kind in ("without", "with")}
         rows.append({"figure": heading, **cells, "ok": "within" if row["ok"] else "NOT within"})
@@ -96,35 +94,32 @@ def _show_side_load(load: str, found: dict[str, Any]) -> None:
         ),
         rows,
         notes=[
-            f"{heading}: {spread_text(found[figure], *form)}"
+            f"{heading}: {spread_text(part[figure], *form)}"
             for figure, (heading, *form) in SIDE_LOAD_FIGURES.items()
-            if figure in found and found[figure]["most"]
+            if figure in part and part[figure]["most"]
         ],
     ).show()
 
 
-def _row(name: str, found: dict[str, Any]) -> dict[str, str]:
-    """By heading; of the upstream alone no costs."""
-
+def _row(name: str, part: dict[str, Any]) -> dict[str, str]:
     row = {
-        heading: spread_text(found["figures"][figure], *form) for figure, (heading, *form) in COLUMNS.items()
+        heading: spread_text(part["figures"][figure], *form) for figure, (heading, *form) in COLUMNS.items()
     }
     row = {
-        "gateway": " ".join(filter(None, (name, found["version"]))) + ("*" if _disturbed(found) else ""),
+        "gateway": " ".join(filter(None, (name, part["version"]))) + ("*" if _disturbed(part) else ""),
         **row,
-        "MB peak": f"{found['figures']['peak_bytes']['most'] / 1e6:,.0f}",
+        "MB peak": f"{part['figures']['peak_bytes']['most'] / 1e6:,.0f}",
     }
     if name == DIRECT:
         row |= {heading: "-" for heading in row if heading.startswith(("added", "CPU", "MB"))}
     return row
 
 
-def _disturbed(found: dict[str, Any]) -> bool:
-    return any(run["disturbed"] for run in found["runs"])
+def _disturbed(part: dict[str, Any]) -> bool:
+    return any(run["disturbed"] for run in part["runs"])
 
 
 def _cores(runs: list[dict[str, Any]]) -> dict[str, str]:
-    """Of the middle round."""
     cores = runs[len(runs) // 2]["cores"]
     return {
         phase: ", ".join(f"{cores[phase][who]:.2f}" for who in ("gateway", "upstream", "clients"))

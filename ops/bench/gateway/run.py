@@ -1,10 +1,7 @@
 """Costs of a gateway per request and per token: ours and its peers before the same upstream, in turn.
 
-Each round goes through all targets, each freshly started: one connection (added latency), 32 connections
-(throughput, processor time per request), one stream at a time (added time to the first token), 64 streams
-(tokens a second, processor time per token). All loops are closed. A round in which the clients were the
-bottleneck is invalid. What estimates cost is less than the difference of two processes: one server switches
-them on and off. Rounds with a side load alternate with rounds without.
+A round in which the clients were the bottleneck is invalid. What estimates cost is less than the difference
+of two processes: one server switches them on and off.
 """
 
 from __future__ import annotations
@@ -51,8 +48,6 @@ LOAD_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class GatewayBenchOptions:
-    """What to measure."""
-
     peers: tuple[str, ...] | None = None
     """None: those that are installed."""
     rounds: int = 3
@@ -63,24 +58,17 @@ class GatewayBenchOptions:
     directory: Path = Path()
     """Where our ledger lies: on a disk, not in memory."""
     without_estimates: bool = False
-    """Also ours with estimates off: what they cost."""
     watchers: int = 0
-    """Also ours with so many open overviews of the console: what they cost."""
     traces: bool = False
-    """Also ours with traces: what they cost."""
     scraper: bool = False
-    """Also ours with a scraper of its metrics: what that costs."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPhase:
-    """One measurement of one target."""
-
     name: str
     connections: int
     streams: bool
     share: float
-    """Of `GatewayBenchOptions.seconds`."""
 
 
 WARM_UP = (MeasuredPhase("", CONNECTIONS, False, 0.3), MeasuredPhase("", STREAMS, True, 0.2))
@@ -110,7 +98,7 @@ def run(options: GatewayBenchOptions, progress: Progress = lambda line: None) ->
     summary = figures(runs)
     judged = [promise.as_json() for promise in promises(runs, pairs)]
     side_loads = {key: beside(runs, name) for key, name in BESIDE.items()}
-    compared = [row for found in side_loads.values() if found is not None for row in found["figures"]]
+    compared = [row for report in side_loads.values() if report is not None for row in report["figures"]]
     why = invalid(runs)
     return {
         "machine": machine(),
@@ -135,8 +123,7 @@ def run(options: GatewayBenchOptions, progress: Progress = lambda line: None) ->
 
 
 def chosen(options: GatewayBenchOptions) -> tuple[list[BenchTarget], list[str]]:
-    """The targets, and a line for each peer that is not installed. Raises `CannotBench` for an unknown
-    name, and for too few rounds to compare with their spread."""
+    """The targets, and a line for each peer that is not installed. Raises `CannotBench`."""
     side_loads = [name for key, name in BESIDE.items() if getattr(options, key)]
     if side_loads and options.rounds < LEAST_ROUNDS:
         raise CannotBench(
@@ -234,16 +221,15 @@ async def _one(
             phase.name: await _measure(target, serving, phase, options.seconds, upstreams) for phase in PHASES
         }
         processes = _processes(serving)
-        found = one_run(phases, peak_bytes=peak_bytes(processes), quiet_cores=QUIET_CORES)
+        report = one_run(phases, peak_bytes=peak_bytes(processes), quiet_cores=QUIET_CORES)
         if serving.scraper is not None:
             cost_s = await serving.scraper.cost_s(lambda: cpu_s(processes))
-            found["side_load"] |= {"cpu_s_per_scrape": cost_s, "page_bytes": serving.scraper.page_bytes}
-    return found
+            report["side_load"] |= {"cpu_s_per_scrape": cost_s, "page_bytes": serving.scraper.page_bytes}
+    return report
 
 
 @contextlib.asynccontextmanager
 async def _opened(options: GatewayBenchOptions, target: BenchTarget, port: int) -> AsyncIterator[Serving]:
-    """The target, in a directory that goes away again."""
     with tempfile.TemporaryDirectory(
         prefix="fairgate-bench-", dir=options.directory.absolute(), ignore_cleanup_errors=True
     ) as name:
@@ -320,8 +306,8 @@ async def _load(order: dict[str, Any]) -> dict[str, Any]:
         raise CannotBench(f"the clients did not end within {LOAD_S:g} s") from None
     if process.returncode:
         raise CannotBench(f"the clients failed: {out.decode(errors='replace')[-500:]}")
-    found: dict[str, Any] = json.loads(out)
-    return found
+    report: dict[str, Any] = json.loads(out)
+    return report
 
 
 @contextlib.asynccontextmanager

@@ -1,8 +1,4 @@
-"""Loads beside the clients while our gateway is measured: open pages of the console, traces, a scraper.
-
-All of them run in the benchmark's own process, which does nothing else meanwhile: the process's time is
-theirs. What a browser does with an event, and a collector with a span, is not part of it.
-"""
+"""Loads beside the clients while our gateway is measured: open pages of the console, traces, a scraper."""
 
 from __future__ import annotations
 
@@ -24,9 +20,7 @@ FORM_TOKEN = re.compile(r'name="form_token" value="([^"]+)"')
 EVENT_END = b"\n\n"
 SCRAPE_EVERY_S = 1.0
 METRICS = "/metrics"
-METRICS_HEADERS = {
-    "accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5",
-}
+METRICS_HEADERS = {"accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"}
 AT_REST = 50
 """Scrapes in a row whose processor time is compared with that of as long a rest."""
 
@@ -35,8 +29,6 @@ AT_REST = 50
 
 
 class Watchers:
-    """Open streams of the overview, and how many events each has had."""
-
     def __init__(self, count: int) -> None:
         self.events = [0] * count
         self.ended: str | None = None
@@ -44,11 +36,9 @@ class Watchers:
 
     @property
     def fewest(self) -> int:
-        """Events of the one that has had the fewest."""
         return min(self.events)
 
     async def watch(self, number: int, client: httpx.AsyncClient) -> None:
-        """Reads one stream until it is cancelled."""
         try:
             async with client.stream("GET", OVERVIEW, headers={"accept": "text/event-stream"}) as answer:
                 if answer.status_code != 200:
@@ -133,7 +123,6 @@ class Scraper:
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
         self.page_bytes = 0
-        """Of the last page."""
 
     async def scrape(self) -> None:
         """One scrape. Raises `ServerFailed`."""
@@ -146,7 +135,6 @@ class Scraper:
         self.page_bytes = len(answer.content)
 
     async def forever(self) -> None:
-        """One scrape every `SCRAPE_EVERY_S`."""
         while True:
             await self.scrape()
             await asyncio.sleep(SCRAPE_EVERY_S)

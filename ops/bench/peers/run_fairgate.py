@@ -19,29 +19,21 @@ TENANT = "bench"
 
 
 class NoText:
-    """No text, as of the peers, which answer with token ids."""
-
     stopped = False
 
     def push(self, token_id: int) -> str:
-        """No text."""
         return ""
 
     def flush(self) -> str:
-        """No text."""
         return ""
 
     def logprob_text(self, token_id: int) -> str:
-        """No text."""
         return ""
 
 
 @dataclass(frozen=True, slots=True)
 class NoTexts:
-    """Implements the core's `TextFactory`."""
-
     def open(self, prompt_token_ids: list[int], sampling: SamplingParams) -> NoText:
-        """A new answer's absent text."""
         return NoText()
 
 
@@ -55,7 +47,6 @@ class FairgateEngine:
         self._runs = 0
 
     def load(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Model and core; see `Engine`."""
         from engine.model.loader import DEFAULT_BLOCK_TOKENS, load_runner
 
         model_dir = Path(options["model_dir"])
@@ -90,7 +81,6 @@ class FairgateEngine:
         }
 
     def run(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """See `Engine`."""
         self._runs += 1
         self._prefix = f"run-{self._runs}-"
         # As a forecast of such requests: their median.
@@ -98,7 +88,6 @@ class FairgateEngine:
         return drive(self, requests)
 
     def submit(self, index: int, request: dict[str, Any]) -> None:
-        """See `Stepped`."""
         sequence_id = f"{self._prefix}{index}"
         refused = self._core.submit(
             Submit(
@@ -117,17 +106,15 @@ class FairgateEngine:
             raise RuntimeError(f"request {index} was refused: {refused.message}")
 
     def has_work(self) -> bool:
-        """See `Stepped`."""
         return self._core.has_work()
 
     def step(self) -> list[tuple[int, list[int]]]:
-        """See `Stepped`."""
-        found = []
+        emitted = []
         for delta in self._core.step().deltas.get(GATEWAY, ()):
             if delta.outcome is not None and delta.outcome.finish != "length":
                 raise RuntimeError(f"{delta.sequence_id} ended with {delta.outcome.finish}")
-            found.append((int(delta.sequence_id.removeprefix(self._prefix)), delta.token_ids))
-        return found
+            emitted.append((int(delta.sequence_id.removeprefix(self._prefix)), delta.token_ids))
+        return emitted
 
 
 if __name__ == "__main__":

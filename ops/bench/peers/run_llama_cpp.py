@@ -14,7 +14,6 @@ import xllamacpp
 
 
 def main() -> None:
-    """Serves one file on one thread."""
     path, port, name, *more = sys.argv[1:]
     params = xllamacpp.CommonParams()
     params.model.path = path

@@ -1,8 +1,4 @@
-"""Runner of OpenVINO GenAI's continuous batching.
-
-Imports nothing of ours. Precisions are set explicitly: by default OpenVINO chooses bfloat16 where the
-processor has it, and compresses the KV cache.
-"""
+"""Runner of OpenVINO GenAI's continuous batching, with explicit precisions. Imports nothing of ours."""
 
 from __future__ import annotations
 
@@ -20,12 +16,9 @@ PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
 
 
 class OpenVinoEngine:
-    """Implements `Engine` and `Stepped`."""
-
     def __init__(self) -> None:
         self._pipe: Any
         self._open: dict[int, Any] = {}
-        """Handles of requests in progress, by index."""
         self._next_id = 0
 
     def load(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -57,11 +50,9 @@ class OpenVinoEngine:
         }
 
     def run(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """See `Engine`."""
         return drive(self, requests)
 
     def submit(self, index: int, request: dict[str, Any]) -> None:
-        """See `Stepped`."""
         config = openvino_genai.GenerationConfig()
         config.max_new_tokens = request["output_tokens"]
         config.ignore_eos = True
@@ -71,23 +62,21 @@ class OpenVinoEngine:
         self._next_id += 1
 
     def has_work(self) -> bool:
-        """See `Stepped`."""
         return bool(self._open)
 
     def step(self) -> list[tuple[int, list[int]]]:
-        """See `Stepped`."""
         self._pipe.step()
-        found = []
+        emitted = []
         for index, handle in list(self._open.items()):
             token_ids: list[int] = []
             while handle.can_read():
                 for output in handle.read().values():
                     token_ids += output.generated_ids
             if token_ids:
-                found.append((index, token_ids))
+                emitted.append((index, token_ids))
             if handle.get_status() != openvino_genai.GenerationStatus.RUNNING and not handle.can_read():
                 del self._open[index]
-        return found
+        return emitted
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""Runner of transformers' continuous batching.
-
-Imports nothing of ours. Its manager runs a thread of its own and records the time of every token.
-"""
+"""Runner of transformers' continuous batching. Imports nothing of ours."""
 
 from __future__ import annotations
 
@@ -21,15 +18,12 @@ MAX_SILENCE_S = 600.0
 
 
 class TransformersEngine:
-    """Implements `Engine`."""
-
     def __init__(self) -> None:
         self._model: Any
         self._manager: Any
         self._runs = 0
 
     def load(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Model, manager and its thread; see `Engine`."""
         torch.set_num_threads(options["threads"])
         transformers.utils.logging.disable_progress_bar()
         model = AutoModelForCausalLM.from_pretrained(
@@ -68,7 +62,6 @@ class TransformersEngine:
         }
 
     def run(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """See `Engine`."""
         self._runs += 1
         order = sorted(range(len(requests)), key=lambda index: requests[index]["arrival_s"])
         started_s = time.perf_counter()

@@ -27,8 +27,6 @@ from typing import Any, Protocol
 
 
 class Engine(Protocol):
-    """Implemented by each runner script."""
-
     def load(self, options: dict[str, Any]) -> dict[str, Any]:
         """Starts the engine; its name, version and settings."""
         ...
@@ -51,7 +49,6 @@ class Stepped(Protocol):
 
 
 def serve(engine: Engine) -> None:
-    """Answers orders until stdin ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -61,8 +58,8 @@ def serve(engine: Engine) -> None:
                 answer: dict[str, Any] = {"about": engine.load(order)}
             else:
                 meter = ProcessMeter()
-                found = engine.run(order["requests"])
-                answer = {"answers": found, "usage": meter.read()}
+                tokens = engine.run(order["requests"])
+                answer = {"answers": tokens, "usage": meter.read()}
         except Exception as error:
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}
@@ -80,11 +77,7 @@ def _leave(code: int) -> None:
 
 
 def drive(engine: Stepped, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Submits each request when it arrives, and steps while there is work.
-
-    While there is none, the clock is set forward to the next arrival: a light load on a fast engine would
-    take hours.
-    """
+    """While there is no work, the clock is set forward to the next arrival."""
     answers: list[dict[str, Any]] = [{"token_ids": [], "token_s": []} for _ in requests]
     ahead = deque(sorted(range(len(requests)), key=lambda index: requests[index]["arrival_s"]))
     started_s = time.perf_counter()

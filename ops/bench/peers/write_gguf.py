@@ -17,7 +17,6 @@ import gguf
 import numpy as np
 
 NORMAL, CONTROL = 1, 3
-"""Kinds of tokens."""
 WHOLE = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
 OF_A_LAYER = {
     "self_attn.q_proj.weight": "attn_q",

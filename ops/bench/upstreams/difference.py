@@ -43,8 +43,6 @@ LISTS = ("content", "refusal", "tokens", "token_logprobs", "top_logprobs", "text
 
 
 class FieldDifference(msgspec.Struct, frozen=True):
-    """A field that is not the same."""
-
     field: str
     direct: str
     through: str
@@ -60,11 +58,7 @@ def differences(
     varies: Collection[str] = (),
     ignored: Collection[str] = (),
 ) -> list[FieldDifference]:
-    """Fields of which the values differ, apart from those that the gateway replaces, adds or leaves out.
-
-    Of a refusal only the status is compared: the words are the gateway's, which passes no server's own on.
-    `varies`: fields that differ between two answers of the server itself. `ignored`: patterns of others.
-    """
+    """Of a refusal only the status is compared. `varies`: differs between two of the server's answers."""
     if direct.status != through.status:
         return [FieldDifference("status", str(direct.status), str(through.status))]
     if direct.status >= 400:
@@ -79,8 +73,7 @@ def differences(
 
 
 def fields(answer: ServerAnswer) -> dict[str, Any]:
-    """The values of an answer by their path, such as `choices.0.message.content`. Raises `ValueError` for
-    what is no answer."""
+    """The values of an answer by their path, such as `choices.0.message.content`. Raises `ValueError`."""
     content = joined(answer.body) if answer.is_stream else json.loads(answer.body)
     zero = _pattern(ZERO_IS_ABSENT)
     return {
@@ -173,5 +166,5 @@ def _pattern(names: Collection[str]) -> re.Pattern[str]:
     return re.compile(rf"(?:{'|'.join(steps) or '(?!)'})(?:\..*)?")
 
 
-def _shown(found: dict[str, Any], field: str) -> str:
-    return json.dumps(found[field])[:MAX_SHOWN] if field in found else ABSENT
+def _shown(values: dict[str, Any], field: str) -> str:
+    return json.dumps(values[field])[:MAX_SHOWN] if field in values else ABSENT

@@ -1,8 +1,4 @@
-"""Model directories that other servers serve: nothing is downloaded.
-
-The text model is the one that ships with the project, with a chat template that takes tools. The image model
-is a small BLIP-2 with random weights; its tokenizer is the shipped one with three more tokens.
-"""
+"""Model directories that other servers serve: the shipped model with tools, and a small random BLIP-2."""
 
 from __future__ import annotations
 
@@ -21,7 +17,6 @@ IMAGE_SIDE = 32
 """Pixels: every picture is brought to this square."""
 PATCH_SIDE = 8
 QUERY_TOKENS = 16
-"""Of a picture in the prompt."""
 MEAN = [0.5, 0.5, 0.5]
 
 # Tool calls in the form of Hermes, which vLLM and llama.cpp both read.
@@ -62,8 +57,7 @@ CHAT_TEMPLATE = """{%- if tools %}
 
 
 def save_text_model(model_dir: Path) -> Path:
-    """The shipped model with a template that takes tools and a token more, which begins a call; returns
-    `model_dir`."""
+    """The shipped model with a template that takes tools and a token that begins a call."""
     from safetensors.torch import load_file, save_file
 
     first = save_text_tokenizer(model_dir)

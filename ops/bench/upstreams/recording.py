@@ -1,8 +1,4 @@
-"""Recorded answers of other servers: what was asked, and the bytes that came back.
-
-One JSON file a server under `ops/bench/data/recorded`. `fairgate bench upstreams --record` writes them, a
-stand-in of the tests replays them.
-"""
+"""Recorded answers of other servers, a JSON file each under `ops/bench/data/recorded`; tests replay them."""
 
 from __future__ import annotations
 
@@ -15,17 +11,12 @@ DIRECTORY = Path(__file__).parents[1] / "data" / "recorded"
 
 
 class ServerAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An answer as it came."""
-
     status: int
     body: str
-    """JSON, or server-sent events."""
     is_stream: bool = False
 
 
 class RecordedRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One request and its answers."""
-
     name: str
     path: str
     body: dict[str, Any]
@@ -37,13 +28,10 @@ class RecordedRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """All of one server."""
-
     server: str
     version: str
     date: str
     model: str
-    """Its name there."""
     context_tokens: int
     requests: list[RecordedRequest]
 
@@ -53,7 +41,7 @@ def save(recording: Recording, directory: Path = DIRECTORY) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{recording.server}.json"
     head = msgspec.json.encode(msgspec.structs.replace(recording, requests=[]))
-    lines = b",\n".join(msgspec.json.encode(each) for each in recording.requests)
+    lines = b",\n".join(msgspec.json.encode(request) for request in recording.requests)
     path.write_bytes(head.removesuffix(b"[]}") + b"[\n" + lines + b"\n]}\n")
     return path
 
@@ -64,5 +52,4 @@ def load(server: str, directory: Path = DIRECTORY) -> Recording:
 
 
 def servers(directory: Path = DIRECTORY) -> list[str]:
-    """Names of the servers that have a file."""
     return sorted(path.stem for path in directory.glob("*.json"))

@@ -1,7 +1,6 @@
 """Requests that are put to other servers: what they can do beyond plain text, and what they refuse.
 
-Each prompt is there once a server, so that a stand-in knows a request by it. What no server here can do is
-not among them: audio, several images in a prompt, annotations, refusals in a field of their own.
+Each prompt is there once a server, so that a stand-in knows a request by it.
 """
 
 from __future__ import annotations
@@ -31,8 +30,6 @@ LONG_PROMPT = 2500
 
 
 class SetRequest(msgspec.Struct, frozen=True):
-    """One request of the set."""
-
     name: str
     body: dict[str, Any]
     """Without `model` and the fields of streaming."""
@@ -51,7 +48,6 @@ def tool(name: str = "add", words: Sequence[str] = ("one", "two")) -> dict[str, 
 
 
 def schema(name: str, properties: dict[str, Any]) -> dict[str, Any]:
-    """A response format of a JSON schema."""
     return {
         "type": "json_schema",
         "json_schema": {"name": name, "schema": _object(properties), "strict": True},
@@ -82,7 +78,6 @@ HINT: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
 
 
 def says(text: str, *parts: dict[str, Any]) -> list[dict[str, Any]]:
-    """A user's message, with pictures after its text."""
     return [{"role": "user", "content": [{"type": "text", "text": text}, *parts] if parts else text}]
 
 
@@ -106,7 +101,6 @@ FORCED: dict[str, Any] = CALL | {
 }
 """llama.cpp lets text come before the call; the bias makes the call come at once, without spaces."""
 OWN_DEFAULTS: dict[str, Any] = {"temperature": 0.01, "top_k": 1, "repetition_penalty": 1.3}
-"""Of a model's `generation_config.json`."""
 NEUTRAL: dict[str, Any] = {"temperature": 1, "top_k": -1, "top_p": 1, "repetition_penalty": 1}
 WORD = {"word": {"enum": ["one", "two", "three"]}}
 
@@ -140,176 +134,168 @@ class RequestSet:
 # ---------------------------------------------------------------- sets
 
 
-def sampling(found: RequestSet) -> None:
-    """What all of them know."""
-    found.chat("plain text")
-    found.chat("system prompt", [{"role": "system", "content": "Be brief."}, *says("Spell cat.")])
-    found.chat(
-        "several turns",
-        [*says("Add 2 and 3."), {"role": "assistant", "content": "5"}, *says("Add 4 and 3.")],
+def sampling(wanted: RequestSet) -> None:
+    wanted.chat("plain text")
+    wanted.chat("system prompt", [{"role": "system", "content": "Be brief."}, *says("Spell cat.")])
+    wanted.chat(
+        "several turns", [*says("Add 2 and 3."), {"role": "assistant", "content": "5"}, *says("Add 4 and 3.")]
     )
-    found.chat("stop word", stop="5")
-    found.chat("stop words", stop=["9", "8"], max_tokens=24)
-    found.chat("cut by its length", max_tokens=3)
-    found.chat("sampled with a seed", temperature=1.5, seed=SEED)
-    found.chat("nucleus", temperature=1.2, top_p=0.9, seed=SEED)
+    wanted.chat("stop word", stop="5")
+    wanted.chat("stop words", stop=["9", "8"], max_tokens=24)
+    wanted.chat("cut by its length", max_tokens=3)
+    wanted.chat("sampled with a seed", temperature=1.5, seed=SEED)
+    wanted.chat("nucleus", temperature=1.2, top_p=0.9, seed=SEED)
 
 
-def penalties(found: RequestSet) -> None:
-    found.chat("presence penalty", presence_penalty=1.5)
-    found.chat("frequency penalty", frequency_penalty=1.5)
-    found.chat("repetition penalty", repetition_penalty=1.3)
-    found.chat("fewest of the likely", temperature=1.2, top_k=5, min_p=0.05, seed=SEED)
+def penalties(wanted: RequestSet) -> None:
+    wanted.chat("presence penalty", presence_penalty=1.5)
+    wanted.chat("frequency penalty", frequency_penalty=1.5)
+    wanted.chat("repetition penalty", repetition_penalty=1.3)
+    wanted.chat("fewest of the likely", temperature=1.2, top_k=5, min_p=0.05, seed=SEED)
 
 
-def logprobs(found: RequestSet) -> None:
-    found.chat("log probabilities", logprobs=True, top_logprobs=1, max_tokens=4)
-    found.chat("top log probabilities", logprobs=True, top_logprobs=3, max_tokens=4)
+def logprobs(wanted: RequestSet) -> None:
+    wanted.chat("log probabilities", logprobs=True, top_logprobs=1, max_tokens=4)
+    wanted.chat("top log probabilities", logprobs=True, top_logprobs=3, max_tokens=4)
 
 
-def tools(found: RequestSet) -> None:
-    found.chat("tool required", **FORCED)
-    found.chat("one of two tools required", **FORCED | {"tools": [tool(), tool("sub", ["six"])]})
-    found.chat("tools, the server's choice", **CALL | {"max_tokens": TOKENS}, tool_choice="auto")
-    found.chat("tools forbidden", **CALL | {"max_tokens": TOKENS}, tool_choice="none")
-    found.chat("history of tools", [*HISTORY, *says("Say it in a word.")])
-    found.chat("history and tools", [*HISTORY, *says("And now?")], **FORCED)
-    found.chat("several tool calls", **FORCED | {"parallel_tool_calls": True})
-    found.chat("tool call cut by its length", **FORCED | {"max_tokens": 9})
+def tools(wanted: RequestSet) -> None:
+    wanted.chat("tool required", **FORCED)
+    wanted.chat("one of two tools required", **FORCED | {"tools": [tool(), tool("sub", ["six"])]})
+    wanted.chat("tools, the server's choice", **CALL | {"max_tokens": TOKENS}, tool_choice="auto")
+    wanted.chat("tools forbidden", **CALL | {"max_tokens": TOKENS}, tool_choice="none")
+    wanted.chat("history of tools", [*HISTORY, *says("Say it in a word.")])
+    wanted.chat("history and tools", [*HISTORY, *says("And now?")], **FORCED)
+    wanted.chat("several tool calls", **FORCED | {"parallel_tool_calls": True})
+    wanted.chat("tool call cut by its length", **FORCED | {"max_tokens": 9})
 
 
-def schemas(found: RequestSet) -> None:
-    found.chat("JSON of a schema", response_format=schema("word", WORD), max_tokens=48, **COMPACT)
+def schemas(wanted: RequestSet) -> None:
+    wanted.chat("JSON of a schema", response_format=schema("word", WORD), max_tokens=48, **COMPACT)
     nested = schema("pair", {"first": schema("x", WORD)["json_schema"]["schema"]})
-    found.chat("JSON of a nested schema", response_format=nested, max_tokens=72, **COMPACT)
-    found.chat("JSON of any kind", response_format={"type": "json_object"}, max_tokens=24, **COMPACT)
-    found.chat("text asked for", response_format={"type": "text"})
-    found.chat("JSON cut by its length", response_format=schema("word", WORD), max_tokens=5, **COMPACT)
+    wanted.chat("JSON of a nested schema", response_format=nested, max_tokens=72, **COMPACT)
+    wanted.chat("JSON of any kind", response_format={"type": "json_object"}, max_tokens=24, **COMPACT)
+    wanted.chat("text asked for", response_format={"type": "text"})
+    wanted.chat("JSON cut by its length", response_format=schema("word", WORD), max_tokens=5, **COMPACT)
 
 
-def completions(found: RequestSet) -> None:
-    found.text("text completion")
-    found.text("text completion with a stop word", stop=["5"])
-    found.text("text completion with a seed", temperature=1.5, seed=SEED)
+def completions(wanted: RequestSet) -> None:
+    wanted.text("text completion")
+    wanted.text("text completion with a stop word", stop=["5"])
+    wanted.text("text completion with a seed", temperature=1.5, seed=SEED)
 
 
 def vllm() -> list[SetRequest]:
-    """Of vLLM with the text model."""
-    found = RequestSet()
+    wanted = RequestSet()
     for add in (sampling, penalties, logprobs, tools, schemas, completions):
-        add(found)
-    found.chat("longest answer by its newer name", max_tokens=None, max_completion_tokens=5)
-    found.chat("logit bias", logit_bias={"20": 50}, max_tokens=6)
-    found.chat("named tool", **FORCED | {"tool_choice": {"type": "function", "function": {"name": "add"}}})
-    found.chat("tool call with log probabilities", **FORCED, logprobs=True, top_logprobs=1)
-    found.chat("regular expression", structured_outputs={"regex": "[a-c]{3}-[0-9]{2}"}, max_tokens=24)
-    found.chat("one of several words", structured_outputs={"choice": ["yes", "no", "maybe"]})
-    found.chat("grammar", structured_outputs={"grammar": 'root ::= "on" | "off"'})
+        add(wanted)
+    wanted.chat("longest answer by its newer name", max_tokens=None, max_completion_tokens=5)
+    wanted.chat("logit bias", logit_bias={"20": 50}, max_tokens=6)
+    wanted.chat("named tool", **FORCED | {"tool_choice": {"type": "function", "function": {"name": "add"}}})
+    wanted.chat("tool call with log probabilities", **FORCED, logprobs=True, top_logprobs=1)
+    wanted.chat("regular expression", structured_outputs={"regex": "[a-c]{3}-[0-9]{2}"}, max_tokens=24)
+    wanted.chat("one of several words", structured_outputs={"choice": ["yes", "no", "maybe"]})
+    wanted.chat("grammar", structured_outputs={"grammar": 'root ::= "on" | "off"'})
     word = {"json": schema("x", WORD)["json_schema"]["schema"]}
-    found.chat("JSON by vLLM's field", structured_outputs=word, max_tokens=24, **COMPACT)
-    found.chat("fewest tokens", min_tokens=20, max_tokens=24)
-    found.chat("end ignored", ignore_eos=True, max_tokens=24)
-    found.chat("stop tokens", stop_token_ids=[24], max_tokens=24)
-    found.chat("stop word kept", stop=["4"], include_stop_str_in_output=True, max_tokens=24)
-    found.chat("special tokens shown", skip_special_tokens=False, max_tokens=24)
-    found.chat("bad words", bad_words=["4", " 5"])
-    found.chat("allowed tokens", allowed_token_ids=[20, 21, 22, 23, 24], max_tokens=5)
-    found.chat("template's arguments", chat_template_kwargs={"some_switch": True})
-    found.text("text completion with log probabilities", logprobs=2, max_tokens=4)
-    found.text("text completion of an expression", structured_outputs={"regex": "[a-c]{3}"})
-    _errors(found)
-    found.chat("refused: expression", structured_outputs={"regex": "(["}, streamed=False)
-    found.chat("refused: grammar", structured_outputs={"grammar": "root ::= ("}, streamed=False)
-    found.chat("refused: bad word", bad_words=[""], streamed=False)
+    wanted.chat("JSON by vLLM's field", structured_outputs=word, max_tokens=24, **COMPACT)
+    wanted.chat("fewest tokens", min_tokens=20, max_tokens=24)
+    wanted.chat("end ignored", ignore_eos=True, max_tokens=24)
+    wanted.chat("stop tokens", stop_token_ids=[24], max_tokens=24)
+    wanted.chat("stop word kept", stop=["4"], include_stop_str_in_output=True, max_tokens=24)
+    wanted.chat("special tokens shown", skip_special_tokens=False, max_tokens=24)
+    wanted.chat("bad words", bad_words=["4", " 5"])
+    wanted.chat("allowed tokens", allowed_token_ids=[20, 21, 22, 23, 24], max_tokens=5)
+    wanted.chat("template's arguments", chat_template_kwargs={"some_switch": True})
+    wanted.text("text completion with log probabilities", logprobs=2, max_tokens=4)
+    wanted.text("text completion of an expression", structured_outputs={"regex": "[a-c]{3}"})
+    _errors(wanted)
+    wanted.chat("refused: expression", structured_outputs={"regex": "(["}, streamed=False)
+    wanted.chat("refused: grammar", structured_outputs={"grammar": "root ::= ("}, streamed=False)
+    wanted.chat("refused: bad word", bad_words=[""], streamed=False)
     divide = {"type": "function", "function": {"name": "divide"}}
-    found.chat("refused: tool of another name", **CALL, tool_choice=divide, streamed=False)
-    beside_text(found)
-    return found.asked
+    wanted.chat("refused: tool of another name", **CALL, tool_choice=divide, streamed=False)
+    beside_text(wanted)
+    return wanted.asked
 
 
-def beside_text(found: RequestSet) -> None:
+def beside_text(wanted: RequestSet) -> None:
     """What adds to an answer, and hints that do not."""
-    found.text("prompt echoed", echo=True, max_tokens=4)
-    found.text("prompt echoed with log probabilities", echo=True, logprobs=1, max_tokens=2)
-    found.text(
+    wanted.text("prompt echoed", echo=True, max_tokens=4)
+    wanted.text("prompt echoed with log probabilities", echo=True, logprobs=1, max_tokens=2)
+    wanted.text(
         "prompt of ids echoed", prompt=[20, 21, 22, 23, 24, 25, 26], echo=True, logprobs=1, max_tokens=2
     )
-    found.text("ids of a text's tokens", return_token_ids=True, max_tokens=4)
-    found.chat("ids of tokens", return_token_ids=True, max_tokens=4)
-    found.chat("log probabilities of the prompt", prompt_logprobs=1, max_tokens=2, streamed=False)
-    found.chat("hint for a cache", [{"role": "user", "content": [{"type": "text", "text": "Hm."} | HINT]}])
+    wanted.text("ids of a text's tokens", return_token_ids=True, max_tokens=4)
+    wanted.chat("ids of tokens", return_token_ids=True, max_tokens=4)
+    wanted.chat("log probabilities of the prompt", prompt_logprobs=1, max_tokens=2, streamed=False)
+    wanted.chat("hint for a cache", [{"role": "user", "content": [{"type": "text", "text": "Hm."} | HINT]}])
 
 
 def vllm_defaults() -> list[SetRequest]:
-    """Of vLLM with a model that has sampling defaults of its own. The model was not taught the tasks, so that
-    another temperature or number of candidates gives another text."""
-    found = RequestSet("Why {first} and not {last}?")
-    for ask, kind in ((found.chat, ""), (found.text, ", as a text completion")):
+    """Untaught tasks, so that another temperature or number of candidates gives another text."""
+    wanted = RequestSet("Why {first} and not {last}?")
+    for ask, kind in ((wanted.chat, ""), (wanted.text, ", as a text completion")):
         ask(f"nothing of sampling{kind}", temperature=None)
         ask(f"the defaults said{kind}", **OWN_DEFAULTS)
         ask(f"neutral values{kind}", **NEUTRAL, seed=SEED)
         ask(f"neutral penalty{kind}", temperature=None, repetition_penalty=1)
         ask(f"more candidates{kind}", temperature=None, top_k=50, seed=SEED)
-    return found.asked
+    return wanted.asked
 
 
-def _errors(found: RequestSet) -> None:
+def _errors(wanted: RequestSet) -> None:
     bad = {"type": "json_schema", "json_schema": {"name": "bad", "schema": {"type": "nonsense"}}}
-    found.chat("refused: schema", response_format=bad, streamed=False)
-    found.chat("refused: context", says("word " * LONG_PROMPT), streamed=False)
+    wanted.chat("refused: schema", response_format=bad, streamed=False)
+    wanted.chat("refused: context", says("word " * LONG_PROMPT), streamed=False)
 
 
 def vllm_images() -> list[SetRequest]:
-    """Of vLLM with the image model and a parser of reasoning."""
-    found = RequestSet()
+    wanted = RequestSet()
     thought: dict[str, Any] = {
         "logit_bias": {str(THINK_END): 100},
         "structured_outputs": {"regex": "[a-z]{3,6} [a-z]{2,4}</think>[a-z]{3,5}"},
         "max_tokens": 32,
     }
     one, two = picture(200, 20, 10), picture(10, 200, 20, side=9)
-    found.chat("image", says("What is it?", one))
-    found.chat("image first", [{"role": "user", "content": [one, {"type": "text", "text": "Its colour?"}]}])
-    found.chat("another image", says("And it?", two))
+    wanted.chat("image", says("What is it?", one))
+    wanted.chat("image first", [{"role": "user", "content": [one, {"type": "text", "text": "Its colour?"}]}])
+    wanted.chat("another image", says("And it?", two))
     low = {"type": "image_url", "image_url": one["image_url"] | {"detail": "low"}}
-    found.chat("image of low detail", says("In short?", low))
+    wanted.chat("image of low detail", says("In short?", low))
     earlier = [*says("Hello."), {"role": "assistant", "content": "Yes?"}]
-    found.chat("image after a turn", [*earlier, *says("This one?", two)])
+    wanted.chat("image after a turn", [*earlier, *says("This one?", two)])
     json_word: dict[str, Any] = {"response_format": schema("word", WORD), "max_tokens": 48} | COMPACT
-    found.chat("image and a schema", says("As JSON?", one), **json_word)
-    found.chat("image and log probabilities", says("How sure?", one), logprobs=True, max_tokens=3)
-    found.chat("parts of text only", [{"role": "user", "content": [{"type": "text", "text": "No image."}]}])
-    found.chat("reasoning and answer", **thought)
-    found.chat("reasoning only", max_tokens=6)
-    found.chat("reasoning with effort", **thought, reasoning_effort="low")
-    found.chat("reasoning left out", **thought, include_reasoning=False)
-    found.chat("reasoning and log probabilities", **thought, logprobs=True)
-    found.chat("reasoning about an image", says("Think of it.", one), **thought)
+    wanted.chat("image and a schema", says("As JSON?", one), **json_word)
+    wanted.chat("image and log probabilities", says("How sure?", one), logprobs=True, max_tokens=3)
+    wanted.chat("parts of text only", [{"role": "user", "content": [{"type": "text", "text": "No image."}]}])
+    wanted.chat("reasoning and answer", **thought)
+    wanted.chat("reasoning only", max_tokens=6)
+    wanted.chat("reasoning with effort", **thought, reasoning_effort="low")
+    wanted.chat("reasoning left out", **thought, include_reasoning=False)
+    wanted.chat("reasoning and log probabilities", **thought, logprobs=True)
+    wanted.chat("reasoning about an image", says("Think of it.", one), **thought)
     broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    found.chat("refused: broken image", says("Broken?", broken), streamed=False)
-    found.chat("refused: two images", says("Both?", one, two), streamed=False)
-    return found.asked
+    wanted.chat("refused: broken image", says("Broken?", broken), streamed=False)
+    wanted.chat("refused: two images", says("Both?", one, two), streamed=False)
+    return wanted.asked
 
 
 def llama_cpp() -> list[SetRequest]:
-    """Of llama.cpp's server with the text model."""
-    found = RequestSet()
+    wanted = RequestSet()
     for add in (sampling, logprobs, tools, schemas, completions, _errors):
-        add(found)
-    return found.asked
+        add(wanted)
+    return wanted.asked
 
 
 def transformers() -> list[SetRequest]:
-    """Of transformers' `serve` with the text model."""
-    found = RequestSet()
-    sampling(found)
-    found.chat("history of tools", [*HISTORY, *says("Say it in a word.")])
-    found.text("text completion")
-    return found.asked
+    wanted = RequestSet()
+    sampling(wanted)
+    wanted.chat("history of tools", [*HISTORY, *says("Say it in a word.")])
+    wanted.text("text completion")
+    return wanted.asked
 
 
 def llama_cpp_embeddings() -> list[SetRequest]:
-    """Of llama.cpp's server with the text model as one of embeddings."""
     asked: dict[str, dict[str, Any]] = {
         "embedding": {"input": "Count from 1 to 3."},
         "embeddings": {"input": ["one", "two", "three"]},

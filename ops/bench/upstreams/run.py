@@ -31,26 +31,20 @@ POOL = "measured"
 
 @dataclass(frozen=True, slots=True)
 class UpstreamBenchOptions:
-    """What is measured."""
-
     servers: tuple[str, ...] | None
     """Names of `KINDS`; None: those that are installed."""
     peers_dir: Path
     record: bool
-    """The direct answers become the recorded set."""
 
 
 @dataclass(slots=True)
 class ComparedRequest:
-    """One request, whole and streamed."""
-
     request: str
     answers: int = 0
     differences: list[FieldDifference] = field(default_factory=list)
 
 
 def report_of(server: str, version: str, requests: Sequence[ComparedRequest]) -> dict[str, Any]:
-    """All requests of one server."""
     differing = {one.request: list(map(str, one.differences)) for one in requests if one.differences}
     return {
         "server": server,
@@ -106,8 +100,7 @@ async def _measure(
 
 
 async def _record(client: httpx.AsyncClient, model: str, asked: SetRequest) -> RecordedRequest:
-    """Asks twice: what differs between the two is not the gateway's doing. The second answers are kept, in
-    which prompts are cached."""
+    """Asks twice: what differs between the two is not the gateway's doing."""
     answers: dict[bool, ServerAnswer] = {}
     varies: set[str] = set()
     for is_stream in (False, True) if asked.is_streamed else (False,):
@@ -127,19 +120,20 @@ async def _compare(client: httpx.AsyncClient, recorded: RecordedRequest) -> Comp
         compared.answers += 1
         try:
             through = await ask(client, recorded.path, POOL, recorded.body, direct.is_stream)
-            found = differences(direct, through, varies=recorded.varies, ignored=RANDOM)
+            differing = differences(direct, through, varies=recorded.varies, ignored=RANDOM)
         except (ValueError, httpx.HTTPError) as error:
-            found = [FieldDifference("answer", "comes", f"{type(error).__name__} {error}"[:200])]
-        if found and found[0].field == "status":
-            found = [FieldDifference("status", found[0].direct, f"{found[0].through} {through.body[:200]}")]
-        compared.differences += found
+            differing = [FieldDifference("answer", "comes", f"{type(error).__name__} {error}"[:200])]
+        if differing and differing[0].field == "status":
+            differing = [
+                FieldDifference("status", differing[0].direct, f"{differing[0].through} {through.body[:200]}")
+            ]
+        compared.differences += differing
     return compared
 
 
 async def ask(
     client: httpx.AsyncClient, path: str, model: str, body: dict[str, Any], is_stream: bool
 ) -> ServerAnswer:
-    """One answer, whole or as a stream with its usage."""
     asked = {"model": model} | body
     if is_stream:
         asked |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -173,5 +167,4 @@ async def _gateway(server: OtherServer, directory: Path) -> AsyncIterator[tuple[
 
 
 def measure(options: UpstreamBenchOptions, tell: Progress) -> dict[str, Any]:
-    """`run`, from a program that is not asynchronous."""
     return asyncio.run(run(options, tell))

@@ -1,7 +1,4 @@
-"""Starts other servers, each from an environment of its own, with a model made on the spot.
-
-`make bench-upstreams` makes the environments.
-"""
+"""Starts other servers, each from an environment of its own (`make bench-upstreams`)."""
 
 from __future__ import annotations
 
@@ -33,8 +30,6 @@ TRANSFORMERS = "from transformers.cli.transformers import main; main()"
 
 @dataclass(frozen=True, slots=True)
 class OtherKind:
-    """A server that can be measured: how it is started, and what it is asked."""
-
     name: str
     environment: str
     """Directory under that of the peers."""
@@ -97,8 +92,6 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class OtherServer:
-    """A server that answers."""
-
     kind: OtherKind
     url: str
     """Without `/v1`."""
@@ -125,7 +118,6 @@ async def other_server(kind: OtherKind, peers_dir: Path, directory: Path) -> Asy
 
 
 def _command(kind: OtherKind, home: Path, model_dir: Path, port: int) -> tuple[list[str], dict[str, str]]:
-    """Command line and environment variables."""
     program = str(home / "bin" / "python")
     address = ["--host", "127.0.0.1", "--port", str(port)]
     if kind.environment == VLLM:
@@ -150,7 +142,6 @@ def _command(kind: OtherKind, home: Path, model_dir: Path, port: int) -> tuple[l
 
 
 def _version(kind: OtherKind, home: Path) -> str:
-    """Of the installed distribution, with its name."""
     if kind.environment == "transformers":
         from transformers import __version__
 

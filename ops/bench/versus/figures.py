@@ -20,11 +20,8 @@ class VersusLine:
     key: str
     what: str
     wanted: str
-    """What an ideal stack has."""
     spec: str
-    """Format of a value."""
     title: str
-    """Of its chart."""
 
 
 LINES = (
@@ -34,9 +31,7 @@ LINES = (
         *("1", ".1f", "First token (p99) beside a flood, over alone"),
     ),
     VersusLine(
-        "weights_ratio",
-        "tokens of two tenants of weights 1 and 3",
-        *("3", ".2f", "Tokens by weight, 1:3"),
+        "weights_ratio", "tokens of two tenants of weights 1 and 3", *("3", ".2f", "Tokens by weight, 1:3")
     ),
     VersusLine(
         "overshoot_tokens",
@@ -80,7 +75,6 @@ def summary(rounds: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict
 
 
 def markdown(stacks: Mapping[str, Mapping[str, Any]]) -> str:
-    """The table of five lines."""
     head = ["", *stacks, "ideal"]
     lines = [head, ["---"] * len(head)]
     for line in LINES:

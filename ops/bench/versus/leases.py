@@ -1,7 +1,4 @@
-"""Leases inside vLLM's decode: exact to the token, on a real server with our plug-in.
-
-Two servers: one with room, and one whose KV memory is short, so that sequences are evicted and come back.
-"""
+"""Leases inside vLLM's decode: exact to the token, on a real server with our plug-in."""
 
 from __future__ import annotations
 
@@ -13,13 +10,14 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 
-from engine.vllm_plugin.protocol import SequenceNews
-from engine.vllm_plugin.signature import ChannelRefused
-from ops.bench.versus.lease_client import WAIT_S, LeaseClient, StreamedAnswer
+from engine.vllm_plugin.protocol import EXCHANGE_PATH, ContractClaims, Exchange, PluginReport, SequenceNews
+from engine.vllm_plugin.signature import ChannelRefused, decode_report, encode_exchange, sign
+from ops.bench.common.errors import CannotBench
 from ops.bench.versus.phases import Row
 from ops.bench.versus.plugin_parts import VllmBench
 from ops.bench.versus.vllm_server import MODEL, PluginOptions, VllmOptions, vllm_server
@@ -31,23 +29,113 @@ SHORT_KV_BLOCKS = 120
 GATEWAY_TIMEOUT_S = 10.0
 SLOTS, PLACES = 16, 64
 BLOCKS = ("--block-size", "32")
+POLL_S = 0.02
+WAIT_S = 120.0
+REQUEST_TIMEOUT_S = 300.0
+
+
+@dataclass
+class StreamedAnswer:
+    text: str = ""
+    tokens: int = 0
+    """Output tokens, by the server's running count."""
+    finish: str | None = None
+
+
+@dataclass
+class LeaseClient:
+    """One gateway, and the clients of its requests."""
+
+    http: httpx.AsyncClient
+    """Of the server, without `/v1`."""
+    key: bytes
+    gateway_id: str = "bench"
+    session: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    def signed(self, sequence_id: str, lease_tokens: int, *, key: bytes | None = None, **fields: Any) -> str:
+        """Claims of a request; `fields` as in `ContractClaims`."""
+        given: dict[str, Any] = {"tenant_id": "acme", "issued_at_s": time.time()} | fields
+        claims = ContractClaims(
+            gateway_id=self.gateway_id,
+            request_id=sequence_id,
+            sequence_id=sequence_id,
+            lease_tokens=lease_tokens,
+            session=self.session,
+            **given,
+        )
+        return sign(claims, key or self.key)
+
+    async def stream(
+        self, prompt: str, max_tokens: int, signature: str | None = None, into: StreamedAnswer | None = None
+    ) -> StreamedAnswer:
+        """A completion, greedy and to its end; `into` is filled meanwhile."""
+        answer = into or StreamedAnswer()
+        body: dict[str, Any] = {
+            "model": MODEL,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
+        if signature is not None:
+            body["vllm_xargs"] = {"fairgate": signature}
+        async with self.http.stream(
+            "POST", "/v1/completions", json=body, timeout=REQUEST_TIMEOUT_S
+        ) as response:
+            if response.status_code != 200:
+                text = (await response.aread()).decode(errors="replace")[:400]
+                raise CannotBench(f"the server answers {response.status_code}: {text}")
+            async for line in response.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                chunk = json.loads(line[6:])
+                answer.tokens = (chunk.get("usage") or {}).get("completion_tokens", answer.tokens)
+                for choice in chunk["choices"]:
+                    answer.text += choice["text"]
+                    answer.finish = choice["finish_reason"] or answer.finish
+        return answer
+
+    async def exchange(self, **fields: Any) -> PluginReport:
+        """One exchange over vLLM's HTTP. Raises `ChannelRefused`."""
+        said = Exchange(
+            gateway_id=self.gateway_id,
+            nonce=secrets.token_hex(16),
+            issued_at_s=time.time(),
+            session=self.session,
+            **fields,
+        )
+        response = await self.http.post(EXCHANGE_PATH, content=encode_exchange(said, self.key))
+        return decode_report(response.content, self.key, said.nonce)
+
+    async def until(
+        self, is_so: Callable[[dict[str, SequenceNews]], bool], what: str
+    ) -> dict[str, SequenceNews]:
+        """Asks until the news of all its sequences are as awaited. Raises `CannotBench`."""
+        deadline_s = time.monotonic() + WAIT_S
+        while True:
+            news = (await self.exchange()).sequences
+            if is_so(news):
+                return news
+            if time.monotonic() > deadline_s:
+                states = {name: (each.state, each.emitted_tokens) for name, each in list(news.items())[:8]}
+                raise CannotBench(f"after {WAIT_S:g} s it is not so that {what}: {states}")
+            await asyncio.sleep(POLL_S)
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseCheck:
-    """One figure: what it is, and what it must be."""
-
     name: str
-    found: object
+    measured: object
     must_be: object
 
     def row(self) -> Row:
-        """Of the report."""
         return {
             "case": self.name,
-            "measured": str(self.found),
+            "measured": str(self.measured),
             "must_be": str(self.must_be),
-            "ok": self.found == self.must_be,
+            "ok": self.measured == self.must_be,
         }
 
 
@@ -170,7 +258,7 @@ async def silent_gateway(client: LeaseClient) -> list[LeaseCheck]:
     await asyncio.gather(*tasks)
     heir = LeaseClient(client.http, client.key, "heir")
     news = (await heir.exchange(adopt=True)).sequences
-    reported = {name: each.emitted_tokens for name, each in news.items() if name in ("s8", "s9")}
+    reported = {name: state.emitted_tokens for name, state in news.items() if name in ("s8", "s9")}
     cleared = (await heir.exchange(acknowledges=list(news))).sequences
     return [
         LeaseCheck(
@@ -198,7 +286,7 @@ async def short_memory(client: LeaseClient) -> list[LeaseCheck]:
     )
     for answer in answers:
         await _delivered(answer, MANY_LEASE)
-    emitted = {each.emitted_tokens for each in news.values()}
+    emitted = {state.emitted_tokens for state in news.values()}
     checks = [
         LeaseCheck(f"{MANY} leases of {MANY_LEASE}, {SHORT_KV_BLOCKS} blocks: tokens", emitted, {MANY_LEASE}),
         LeaseCheck("what their clients have", {answer.tokens for answer in answers}, {MANY_LEASE}),
@@ -206,11 +294,11 @@ async def short_memory(client: LeaseClient) -> list[LeaseCheck]:
     await client.exchange(top_ups=dict.fromkeys(names, MANY_WHOLE))
     await asyncio.gather(*tasks)
     news = await client.until(lambda news: all(_is(news, name, "ended") for name in names), "all ended")
-    outcomes = [each.outcome for each in news.values() if each.outcome is not None]
-    evictions = sum(each.preemptions for each in outcomes)
+    outcomes = [state.outcome for state in news.values() if state.outcome is not None]
+    evictions = sum(state.preemptions for state in outcomes)
     return [
         *checks,
-        LeaseCheck("topped up: tokens", {each.emitted_tokens for each in outcomes}, {MANY_WHOLE}),
+        LeaseCheck("topped up: tokens", {state.emitted_tokens for state in outcomes}, {MANY_WHOLE}),
         LeaseCheck("evictions took place", evictions > 0, True),
         LeaseCheck("texts equal", [answer.text for answer in answers[:8]] == whole, True),
     ]

@@ -1,8 +1,4 @@
-"""LiteLLM's proxy in a comparison, before vLLM, with what it has for limits without a licence.
-
-Counters of limits are in a Redis, so that they outlive the proxy. Keys are checked by a hook that reads the
-terms from the key itself. On a bill is what LiteLLM tells its callbacks when a request has ended.
-"""
+"""LiteLLM's proxy in a comparison, with its limits counted in Redis, so that they outlive the proxy."""
 
 from __future__ import annotations
 
@@ -61,8 +57,6 @@ general_settings: {{custom_auth: versus_hooks.user_api_key_auth, custom_auth_run
 
 @dataclass(frozen=True, slots=True)
 class LiteLlmGateway:
-    """Implements `Contestant`."""
-
     program: Path
     upstream_url: str
     redis_url: str
@@ -111,8 +105,6 @@ def explaining_headers(headers: Mapping[str, str]) -> str | None:
 
 @dataclass
 class LiteLlmServed:
-    """Implements `ServedStack`."""
-
     url: str
     process: asyncio.subprocess.Process
     directory: Path
@@ -120,7 +112,6 @@ class LiteLlmServed:
 
     @property
     def pid(self) -> int:
-        """See `ServedStack`."""
         return self.process.pid
 
     async def enrol(self, terms: TenantTerms) -> str:
@@ -129,7 +120,6 @@ class LiteLlmServed:
         return f"sk-{terms.name}.{terms.limit_tokens or 0}.{terms.most_parallel or 0}"
 
     async def kill(self) -> None:
-        """See `ServedStack`."""
         self.process.kill()
         await self.process.wait()
 

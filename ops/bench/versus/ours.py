@@ -80,8 +80,6 @@ def plugin_upstream(url: str, key_file: Path) -> dict[str, Any]:
 
 
 class OurServed:
-    """Implements `ServedStack` over one `fairgate serve`."""
-
     def __init__(self, data_dir: Path, arguments: Sequence[str]) -> None:
         self._data_dir = data_dir
         self._arguments = arguments
@@ -97,7 +95,6 @@ class OurServed:
         )
 
     async def close(self) -> None:
-        """Ends the gateway. Idempotent."""
         await self._closing.aclose()
         self._server = None
 
@@ -114,12 +111,10 @@ class OurServed:
 
     @property
     def url(self) -> str:
-        """See `ServedStack`."""
         return self._serving.url
 
     @property
     def pid(self) -> int:
-        """See `ServedStack`."""
         return self._serving.process.pid
 
     async def enrol(self, terms: TenantTerms) -> str:
@@ -136,7 +131,6 @@ class OurServed:
         return str(key["key"])
 
     async def kill(self) -> None:
-        """See `ServedStack`."""
         process = self._serving.process
         process.kill()
         await process.wait()
@@ -155,7 +149,6 @@ class OurServed:
         return rows.get("reserve", (0, 0))[0] == rows.get("settle", (0, 0))[0]
 
     def _ledger(self, tenant_id: str) -> dict[str, tuple[int, int]]:
-        """By kind: rows of the tenant's, and their tokens."""
         query = (
             "SELECT kind, count(*), sum(input_tokens + output_tokens) FROM ledger"
             " WHERE tenant_id = ? GROUP BY kind"

@@ -1,8 +1,6 @@
 """The measurements of one stack in one round: a flood, weights, a hard limit, a killed gateway.
 
-Clients are the same for all stacks: a process for each tenant under load, on raw sockets. Tokens are counted
-from the log probabilities that come with them, as they arrive; a stack's own figures are used for its bill
-alone.
+Clients are the same for all stacks, and count tokens from the log probabilities that come with them.
 """
 
 from __future__ import annotations
@@ -64,8 +62,6 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PhaseSizes:
-    """How much is measured."""
-
     quiet_requests: int = 75
     weights_s: float = 20.0
 
@@ -90,8 +86,6 @@ def bodies(seed: int, answer_tokens: int, count: int = BODIES) -> list[dict[str,
 
 
 class StackPhases:
-    """One turn of one stack."""
-
     def __init__(
         self, contestant: Contestant, stack: ServedStack, sizes: PhaseSizes, questions: Sequence[Any],
         progress: Progress,
@@ -127,8 +121,7 @@ class StackPhases:
     async def flood(
         self, names: str, *, most_parallel: int | None = None, alone_s: dict[str, float] | None = None
     ) -> Row:
-        """First tokens of a quiet tenant, alone and beside a flood; and whether one of them can be explained.
-        `most_parallel`: requests at once that each key may have; `alone_s`: as measured before."""
+        """First tokens of a quiet tenant, alone and beside a flood; and whether one can be explained."""
         self._progress("a flood")
         quiet_key = await self._stack.enrol(TenantTerms(f"quiet{names}", most_parallel=most_parallel))
         flood_key = await self._stack.enrol(TenantTerms(f"flood{names}", most_parallel=most_parallel))
@@ -189,8 +182,7 @@ class StackPhases:
     # ------------------------------------------------------------ weights
 
     async def weights(self, names: str, *, is_fixed: bool = False) -> Row:
-        """Tokens delivered to two tenants of weights 1 and 3 with as many streams each. `is_fixed`: each key
-        has a limit of tokens in that ratio, together the speed that was seen in the flood."""
+        """Tokens delivered to weights 1 and 3. `is_fixed`: each key has a limit of tokens in that ratio."""
         self._progress("weights")
         url = f"{self._stack.url}{CHATS}"
         keys = {}
@@ -294,8 +286,7 @@ def _percentiles(seen: Observed) -> dict[str, float]:
 
 
 def delivered_tokens(answers: Sequence[ClientAttempt]) -> int:
-    """Output tokens that arrived, and the prompts of whole answers: a stream that broke off does not say how
-    long its prompt was."""
+    """Output tokens that arrived, and the prompts of whole answers."""
     served = [answer for answer in answers if answer.status == 200]
     return sum(answer.delivered_tokens + answer.prompt_tokens for answer in served)
 

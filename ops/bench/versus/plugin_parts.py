@@ -1,7 +1,4 @@
-"""Our plug-in in a real vLLM, through the gateway: shares, limits through kills, caches, texts, speed.
-
-Clients count what arrives; the ledger is read for what was charged. Stock vLLM is the control.
-"""
+"""Our plug-in in a real vLLM, through the gateway: shares, limits through kills, caches, texts, speed."""
 
 from __future__ import annotations
 
@@ -84,8 +81,6 @@ SHARES = (
 
 @dataclass(frozen=True, slots=True)
 class VllmBench:
-    """Where vLLM is installed, and where files may be left."""
-
     home: Path
     directory: Path
     progress: Progress
@@ -194,8 +189,7 @@ Sample = tuple[int, int]
 
 
 def window_ratios(samples: Sequence[Sample], window_tokens: int) -> list[float]:
-    """Heavier over lighter in each shortest run of samples with at least `window_tokens` of both together. A
-    window without a token of the lighter one is infinite. Empty: no window is as long."""
+    """Heavier over lighter in each shortest run of samples with `window_tokens`; infinite over nothing."""
     ratios: list[float] = []
     last = 0
     for first, (light, heavy) in enumerate(samples):
@@ -217,8 +211,7 @@ def furthest_off(ratios: Sequence[float], wanted: float) -> float:
 
 
 def fluid_ratio(light_streams: int, heavy_streams: int, weight: float, slots: int) -> float:
-    """Heavier over lighter by the fluid share, weights 1 and `weight`: each stream takes one slot at most,
-    and what one tenant cannot use is the other's."""
+    """Heavier over lighter by the fluid share: each stream takes one slot at most."""
     heavy = min(float(heavy_streams), slots * weight / (1.0 + weight))
     light = min(float(light_streams), slots - heavy)
     heavy = min(float(heavy_streams), slots - light)
@@ -297,7 +290,7 @@ async def caches(bench: VllmBench, rounds: int) -> list[Row]:
         words = " ".join(f"w{number}" for number in range(CACHED_WORDS))
         body = chat([{"role": "user", "content": words}], 1) | {"stream": False, "logprobs": False}
         del body["stream_options"]
-        found = {}
+        cached = {}
         client = LoadHttpClient(timeout_s=PATIENCE_S)
         try:
             asks = ("first", "alpha"), ("again", "alpha"), ("another", "beta"), ("its", "beta")
@@ -305,11 +298,11 @@ async def caches(bench: VllmBench, rounds: int) -> list[Row]:
                 headers = {"authorization": f"Bearer {keys[tenant]}"}
                 async with client.post(f"{stack.url}{CHATS}", json.dumps(body).encode(), headers) as reply:
                     usage = json.loads(await reply.read())["usage"]
-                found[what] = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+                cached[what] = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
         finally:
             client.close()
-    ok = found["first"] == found["another"] == 0 < min(found["again"], found["its"])
-    return [{"prompt_tokens": usage["prompt_tokens"], "cached_tokens": found, "ok": ok}]
+    ok = cached["first"] == cached["another"] == 0 < min(cached["again"], cached["its"])
+    return [{"prompt_tokens": usage["prompt_tokens"], "cached_tokens": cached, "ok": ok}]
 
 
 # ---------------------------------------------------------------- texts

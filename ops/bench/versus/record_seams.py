@@ -12,7 +12,6 @@ from importlib import import_module
 
 
 def main() -> None:
-    """See above."""
     entry, check = import_module("fairgate_vllm.vllm_entry"), import_module("fairgate_vllm.seam_check")
     version = import_module("vllm").__version__
     print(json.dumps({version: asdict(check.look(entry.vllm_classes()))}))

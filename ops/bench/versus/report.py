@@ -46,7 +46,6 @@ def notes(report: Mapping[str, Any]) -> list[str]:
 
 
 def about(report: Mapping[str, Any]) -> str:
-    """Date, machine, versions, rounds."""
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     machine = report["machine"]
     return (

@@ -1,8 +1,4 @@
-"""The comparison with LiteLLM and vLLM, and what our plug-in has to keep inside a real vLLM.
-
-The two vLLM servers stay up for all rounds, our engine comes with its gateway. Each round goes through all
-stacks, each time from another one on, so that a machine that becomes faster or slower meets all of them.
-"""
+"""The comparison with LiteLLM and vLLM, and what our plug-in has to keep inside a real vLLM."""
 
 from __future__ import annotations
 
@@ -49,8 +45,6 @@ PARTS = (COMPARISON, *PLUGIN_PARTS)
 
 @dataclass(frozen=True, slots=True)
 class VersusOptions:
-    """What to run."""
-
     parts: Sequence[str] = (COMPARISON,)
     stacks: Sequence[str] = STACKS
     rounds: int = 3
@@ -61,7 +55,6 @@ class VersusOptions:
 
     @property
     def home(self) -> Path:
-        """vLLM's environment."""
         return vllm_home(self.peers_dir, self.vllm_version)
 
 
@@ -75,19 +68,19 @@ def run(options: VersusOptions, progress: Progress = lambda line: None) -> dict[
     redis = start_redis() if needs_redis else None
     begun_s = time.monotonic()
     try:
-        found = asyncio.run(_parts(options, redis.url if redis else "", progress))
+        results = asyncio.run(_parts(options, redis.url if redis else "", progress))
     except (ServerFailed, OSError) as error:
         raise CannotBench(str(error) or type(error).__name__) from None
     finally:
         if redis is not None:
             redis.stop()
-    stacks = found.pop(COMPARISON, {})
+    stacks = results.pop(COMPARISON, {})
     invalid = bottlenecks(stacks) + [
         f"{row['case']}: a client used more than {TOO_BUSY:.0%} of a core"
-        for row in found.get("shares", ())
+        for row in results.get("shares", ())
         if row["client_cpu_share"] > TOO_BUSY
     ]
-    kept = all(row.get("ok") is not False for rows in found.values() for row in rows)
+    kept = all(row.get("ok") is not False for rows in results.values() for row in rows)
     return {
         "machine": machine() | {"system": platform.platform()},
         "versions": versions(options),
@@ -97,7 +90,7 @@ def run(options: VersusOptions, progress: Progress = lambda line: None) -> dict[
         "seconds": round(time.monotonic() - begun_s),
         "stacks": stacks,
         "summary": summary(stacks),
-        **found,
+        **results,
         "invalid": invalid,
         # The comparison promises nothing.
         "ok": None if invalid else kept,
@@ -105,7 +98,6 @@ def run(options: VersusOptions, progress: Progress = lambda line: None) -> dict[
 
 
 def versions(options: VersusOptions) -> dict[str, str]:
-    """Of all programs that take part."""
     return {
         "fairgate": metadata.version("fairgate"),
         "litellm": distribution_of(options.peers_dir / "litellm", "litellm").removeprefix("litellm-"),
@@ -115,15 +107,15 @@ def versions(options: VersusOptions) -> dict[str, str]:
 
 
 async def _parts(options: VersusOptions, redis_url: str, progress: Progress) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="fairgate-versus-", ignore_cleanup_errors=True) as name:
         bench = VllmBench(options.home, Path(name), progress)
         for part in options.parts:
             if part == COMPARISON:
-                found[part] = await _rounds(options, bench, redis_url)
+                results[part] = await _rounds(options, bench, redis_url)
             else:
-                found[part] = await PLUGIN_PARTS[part](bench, options.rounds)
-    return found
+                results[part] = await PLUGIN_PARTS[part](bench, options.rounds)
+    return results
 
 
 async def _rounds(options: VersusOptions, bench: VllmBench, redis_url: str) -> dict[str, list[Row]]:
@@ -160,22 +152,22 @@ async def _contestants(
 ) -> AsyncIterator[dict[str, Contestant]]:
     """The stacks, with the servers that outlive a turn."""
     async with contextlib.AsyncExitStack() as closing:
-        found: dict[str, Contestant] = {}
+        stacks: dict[str, Contestant] = {}
         if LITELLM in options.stacks or STOCK in options.stacks:
             bench.progress("starting vLLM")
             server = vllm_server(bench.home, bench.directory / "stock", VllmOptions(SLOTS))
             stock = await closing.enter_async_context(server)
             if LITELLM in options.stacks:
-                found[LITELLM] = LiteLlmGateway(installed_proxy(options.peers_dir), stock.url, redis_url)
+                stacks[LITELLM] = LiteLlmGateway(installed_proxy(options.peers_dir), stock.url, redis_url)
             if STOCK in options.stacks:
-                found[STOCK] = OurGateway("Fairgate + vLLM", stock_upstream(stock.url))
+                stacks[STOCK] = OurGateway("Fairgate + vLLM", stock_upstream(stock.url))
         if PLUGIN in options.stacks:
             bench.progress("starting vLLM with the plug-in")
             with_plugin = VllmOptions(PLACES, bench.plugin(SLOTS))
             server = vllm_server(bench.home, bench.directory / "plugin", with_plugin)
             plugin = await closing.enter_async_context(server)
             upstream = plugin_upstream(plugin.url, bench.key_file())
-            found[PLUGIN] = OurGateway("Fairgate + vLLM with the plug-in", upstream)
+            stacks[PLUGIN] = OurGateway("Fairgate + vLLM with the plug-in", upstream)
         if OWN in options.stacks:
-            found[OWN] = OurGateway("Fairgate's engine")
-        yield found
+            stacks[OWN] = OurGateway("Fairgate's engine")
+        yield stacks

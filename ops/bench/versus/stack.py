@@ -27,8 +27,6 @@ class TenantTerms:
 
 
 class ServedStack(Protocol):
-    """A stack that serves."""
-
     @property
     def url(self) -> str: ...  # of the gateway, without `/v1`
 
@@ -39,13 +37,10 @@ class ServedStack(Protocol):
         """Makes the tenant; its key. Raises `CannotBench`."""
         ...
 
-    async def kill(self) -> None:
-        """Kills the gateway with SIGKILL, at once."""
-        ...
+    async def kill(self) -> None: ...
 
     async def charged_tokens(self, tenant: str) -> int:
-        """Input and output tokens on the tenant's bill, after the gateway has come back where it has to
-        settle. Raises `CannotBench`."""
+        """Tokens on the tenant's bill, once the gateway has come back and settled. Raises `CannotBench`."""
         ...
 
     async def why(self, headers: Mapping[str, str], key: str) -> str | None:
@@ -54,8 +49,6 @@ class ServedStack(Protocol):
 
 
 class Contestant(Protocol):
-    """One of the stacks that are compared."""
-
     @property
     def name(self) -> str: ...
 

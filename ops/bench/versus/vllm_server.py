@@ -1,7 +1,4 @@
-"""Runs a private vLLM server for a benchmark, as it comes or with our scheduler in it.
-
-vLLM lives in an environment of its own (`make bench-vllm` makes it); its processes are ended with the block.
-"""
+"""Runs a private vLLM server from `make bench-vllm`'s environment, stock or with our scheduler in it."""
 
 from __future__ import annotations
 
@@ -35,10 +32,7 @@ VARIABLES = {
 
 @dataclass(frozen=True, slots=True)
 class PluginOptions:
-    """Our scheduler inside the server."""
-
     slots: int
-    """Sequences a step."""
     key_file: Path
     """Of the signatures; the gateway has the same."""
     policy: str = "hybrid"
@@ -59,8 +53,6 @@ class PluginOptions:
 
 @dataclass(frozen=True, slots=True)
 class VllmOptions:
-    """How a server is started."""
-
     max_sequences: int
     plugin: PluginOptions | None = None
     kv_blocks: int | None = None
@@ -68,7 +60,6 @@ class VllmOptions:
     arguments: Sequence[str] = ()
 
     def command(self, program: Path, port: int) -> list[str]:
-        """What is executed."""
         command = [
             *(str(program), "serve", str(SHIPPED_MODEL), "--served-model-name", MODEL),
             *("--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(CONTEXT_TOKENS)),
@@ -84,21 +75,17 @@ class VllmOptions:
 
 @dataclass(frozen=True, slots=True)
 class VllmServer:
-    """A server that answers."""
-
     url: str
     """Without `/v1`."""
     process: asyncio.subprocess.Process
     log: Path = field(repr=False)
 
     async def kill(self) -> None:
-        """SIGKILL to all its processes."""
         os.killpg(self.process.pid, signal.SIGKILL)
         await self.process.wait()
 
 
 def vllm_home(peers_dir: Path, version: str = VERSIONS[0]) -> Path:
-    """Its environment among the peers'."""
     return peers_dir / f"vllm-{version}"
 
 
@@ -116,8 +103,7 @@ def vllm_version(home: Path) -> str:
 async def vllm_server(
     home: Path, directory: Path, options: VllmOptions, *, port: int | None = None
 ) -> AsyncIterator[VllmServer]:
-    """Starts one and waits until it answers. `directory`: of its log; `port` None: a free one. Raises
-    `PeerMissing`, `CannotBench`."""
+    """`directory`: of its log; `port` None: a free one. Raises `PeerMissing`, `CannotBench`."""
     program, port = installed_vllm(home), port or free_port()
     await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
     log_path = directory / "vllm.log"

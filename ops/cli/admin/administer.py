@@ -57,7 +57,7 @@ def administer(act: Callable[[Admin], Awaitable[T]]) -> T:
             done = await act(admin)
             if await database.read(queries.revision) != before:
                 late = await GatewayRegistry(database).not_serving(settings.gateway.gateway_stale_s)
-                click.get_current_context().meta[LATE_KEY] = [each.gateway_id for each in late]
+                click.get_current_context().meta[LATE_KEY] = [gateway.gateway_id for gateway in late]
             return done
         finally:
             await database.close()
@@ -80,8 +80,8 @@ def named_list(
     """The rows of an act, and the same for `--json`, with names beside ids."""
 
     async def both(admin: Admin) -> tuple[Sequence[T], list[dict[str, Any]]]:
-        found = await act(admin)
-        return found, await admin.with_names(as_json(each) for each in found)
+        rows = await act(admin)
+        return rows, await admin.with_names(as_json(row) for row in rows)
 
     return administer(both)
 

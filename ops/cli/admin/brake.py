@@ -42,8 +42,8 @@ def brake(tier: str | None, share: float | None, for_s: float | None, reason: st
         answer(ended.as_json(), f"the brake on {ended.tier.value} has ended")
         return
     if tier is None and share is None and for_s is None:
-        found = administer(lambda admin: admin.list_brakes())
-        answer([each.as_json() for each in found], lambda: _show(found))
+        brakes = administer(lambda admin: admin.list_brakes())
+        answer([row.as_json() for row in brakes], lambda: _show(brakes))
         return
     if tier is None or share is None:
         raise click.UsageError("give --tier and --share, such as --tier batch --share 0.1 --for 30m")
@@ -55,7 +55,7 @@ def brake(tier: str | None, share: float | None, for_s: float | None, reason: st
     answer(made.as_json(), f"{made.tier.value} holds at most {made.share:g} of every engine until {until}")
 
 
-def _show(found: list[Brake]) -> None:
-    rows = [each.as_json() for each in found]
+def _show(brakes: list[Brake]) -> None:
+    rows = [row.as_json() for row in brakes]
     columns = ("tier", "share", "until", "by", "reason")
     table("brakes", columns, [tuple(str(row[name]) for name in columns) for row in rows])

@@ -105,7 +105,7 @@ def create(
 
     async def create_in_project(admin: Admin) -> tuple[ApiKey, str]:
         project, tenant = wanted.project, wanted.tenant
-        known = {text for each in await admin.list_projects(tenant) for text in (each.name, each.project_id)}
+        known = {text for row in await admin.list_projects(tenant) for text in (row.name, row.project_id)}
         if project is not None and project not in known:
             await admin.create_project(actor(), ProjectCreate(tenant=tenant, name=project))
         return await admin.create_key(actor(), wanted)
@@ -220,7 +220,7 @@ def list_(tenant: str | None) -> None:
         last_used_at = None if used_at is None else used_at.isoformat()
         return item.as_json() | {"status": item.status(now), "last_used_at": last_used_at}
 
-    found, shown = named_list(read, shown_with_use)
+    listed, shown = named_list(read, shown_with_use)
     rows = [
         (
             item.key_id,
@@ -234,7 +234,7 @@ def list_(tenant: str | None) -> None:
             "never" if item.key_id not in uses else uses[item.key_id].strftime("%Y-%m-%d %H:%M"),
             ", ".join(map(str, item.allow_from)),
         )
-        for item, named in zip(found, shown, strict=True)
+        for item, named in zip(listed, shown, strict=True)
     ]
     columns = (
         "id",

@@ -251,9 +251,9 @@ def _in_use(path: str, **query: str | None) -> dict[str, dict[str, Any] | None]:
     cursor = None
     while True:
         pages = {} if path else {"limit": str(MAX_PAGE), "cursor": cursor}
-        found = call(server, "GET", f"/limits{path}", query=query | pages)
-        used |= {each["id"]: each["usage"] for each in found.get("data", [found])}
-        cursor = found.get("next_cursor")
+        page = call(server, "GET", f"/limits{path}", query=query | pages)
+        used |= {row["id"]: row["usage"] for row in page.get("data", [page])}
+        cursor = page.get("next_cursor")
         if cursor is None:
             return used
 
@@ -303,11 +303,11 @@ def list_(tenant: str | None, end_user: str | None) -> None:
     --json answers a list of what `limit show` answers, with the events of the newest window:
       [{"id": "lim_…", "meter": "total_tokens", "window": "day", "amount": 1000000, "mode": "hard", …}]
     """
-    found, named = named_list(lambda admin: admin.view_limits(tenant), LimitView.as_json)
-    in_use = _in_use("", tenant=tenant, end_user=end_user) if found else {}
+    views, named = named_list(lambda admin: admin.view_limits(tenant), LimitView.as_json)
+    in_use = _in_use("", tenant=tenant, end_user=end_user) if views else {}
 
     def text() -> None:
-        if not found and tenant is not None:
+        if not views and tenant is not None:
             click.echo(f"{tenant} has no limits: nothing bounds what it may use")
             return
         rows = [
@@ -319,11 +319,11 @@ def list_(tenant: str | None, end_user: str | None) -> None:
                 override_in_words(shown),
                 noticed_in_words(shown.events),
             )
-            for shown, names in zip(found, named, strict=True)
+            for shown, names in zip(views, named, strict=True)
         ]
         table("limits", ("id", "binds", "limit", "use", "override", "noticed"), rows)
 
-    answer([_shown(each, in_use) for each in named], text)
+    answer([_shown(row, in_use) for row in named], text)
 
 
 def _shown(named: Mapping[str, Any], in_use: Mapping[str, Any]) -> dict[str, Any]:

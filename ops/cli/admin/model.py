@@ -38,13 +38,13 @@ def list_() -> None:
         "priced": true, "can": {"llama-a": ["text", "tools"]}}, …]
     """
     from gateway.pools.catalogue import alias_as_json
-    from ops.serving.capability_words import can
+    from ops.serving.upstream_probe import can
 
     settings = settings_now()
     priced = {row.model for row in administer(lambda admin: admin.list_prices())}
     rows: list[dict[str, Any]] = []
     for name in settings.pool_names:
-        replicas = [each.name for each in settings.upstreams if each.pool_name == name]
+        replicas = [upstream.name for upstream in settings.upstreams if upstream.pool_name == name]
         if settings.engine.serve and name == settings.served_model_name:
             replicas.insert(0, "engine")
         rows.append({"name": name, "kind": "model", "means": {}, "replicas": replicas})
@@ -75,7 +75,10 @@ def _able() -> dict[str, dict[str, Any]]:
         return {}
     pools = call(server, "GET", "/status")["models"]["pools"].values()
     return {
-        each["replica_id"]: each for pool in pools for each in pool["replicas"] if each["kind"] == "openai"
+        replica["replica_id"]: replica
+        for pool in pools
+        for replica in pool["replicas"]
+        if replica["kind"] == "openai"
     }
 
 
@@ -116,31 +119,29 @@ def check() -> None:
 async def _check() -> Sequence[dict[str, Any]]:
     from gateway.pools.catalogue import Catalogue
     from gateway.requests.prompt import TokenizerMissing
-    from ops.serving.capability_words import can, cannot
-    from ops.serving.plugin_findings import plugin_detail, plugin_faults
     from ops.serving.upstream_pools import renderer_of, upstream_of
-    from ops.serving.upstream_probe import faults_of
+    from ops.serving.upstream_probe import can, cannot, faults_of, plugin_detail, plugin_faults
     from tenants.errors import Invalid
 
     settings = settings_now()
     findings: list[dict[str, Any]] = []
-    for each in settings.upstreams:
-        finding = {"name": each.name, "url": each.url, "model": each.model, "ok": False, "detail": ""}
+    for server in settings.upstreams:
+        finding = {"name": server.name, "url": server.url, "model": server.model, "ok": False, "detail": ""}
         findings.append(finding)
         try:
-            renderer = renderer_of(each)
+            renderer = renderer_of(server)
             # Not this gateway's id: its plug-in would take the check for another life of the gateway.
-            upstream = upstream_of(each, os.environ, renderer, gateway_id=f"check_{secrets.token_hex(8)}")
+            upstream = upstream_of(server, os.environ, renderer, gateway_id=f"check_{secrets.token_hex(8)}")
         except (Invalid, TokenizerMissing) as error:
             finding["detail"] = str(error)
             continue
         try:
             await upstream.probe()
             finding["ok"] = upstream.is_up
-            found = upstream.model
+            model = upstream.model
             finding["detail"] = upstream.describe()["refusal"] or (
-                f"serves {each.model}, {found.context_tokens if found else 0} tokens of context, prompts"
-                f" {'counted' if each.tokenizer_dir else 'estimated: no tokenizer_dir'}, prefix cache"
+                f"serves {server.model}, {model.context_tokens if model else 0} tokens of context, prompts"
+                f" {'counted' if server.tokenizer_dir else 'estimated: no tokenizer_dir'}, prefix cache"
                 f" {upstream.describe()['prefix_cache']}"
             )
             if finding["ok"]:
@@ -154,16 +155,16 @@ async def _check() -> Sequence[dict[str, Any]]:
                         *([f"it refuses {refused}"] if refused else []),
                     ]
                 )
-            if finding["ok"] and each.metrics_path and not await upstream.read_metrics():
+            if finding["ok"] and server.metrics_path and not await upstream.read_metrics():
                 finding |= {
                     "ok": False,
-                    "detail": f"{each.metrics_path} is no Prometheus page of a server known here",
+                    "detail": f"{server.metrics_path} is no Prometheus page of a server known here",
                 }
             faults = await faults_of(upstream, renderer) if finding["ok"] else []
             if finding["ok"] and upstream.has_plugin:
                 await upstream.probe()
                 finding["detail"] = f"{finding['detail']}, {plugin_detail(upstream.describe())}"
-                faults += plugin_faults(upstream.describe(), each.max_concurrent)
+                faults += plugin_faults(upstream.describe(), server.max_concurrent)
             if faults:
                 finding |= {"ok": False, "detail": "; ".join(faults)}
         finally:

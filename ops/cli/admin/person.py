@@ -11,9 +11,7 @@ from ops.cli.admin.administer import actor, administer, named_list, named_one
 from ops.cli.base import answer, group, settings_now
 from ops.cli.live import running_server
 from ops.reporting import table
-from tenants.people.commands import PersonChange, PersonInvite
-from tenants.people.links import link_path
-from tenants.people.person import Person
+from tenants.people.person import Person, PersonChange, PersonInvite, link_path
 from tenants.people.roles import Role
 from tenants.people.sessions import Session, SessionRules
 
@@ -70,16 +68,16 @@ def list_() -> None:
     \b
     --json answers what `person invite` answers, without "link", in a list.
     """
-    found, shown = named_list(lambda admin: admin.list_people(), Person.as_json)
+    people, shown = named_list(lambda admin: admin.list_people(), Person.as_json)
     rows = [
         (
-            each.person_id,
-            each.name,
-            each.role.value,
+            who.person_id,
+            who.name,
+            who.role.value,
             ", ".join(str(tenant["tenant"]) for tenant in named["tenants"]),
-            each.status if each.has_password else f"{each.status}, no password",
+            who.status if who.has_password else f"{who.status}, no password",
         )
-        for each, named in zip(found, shown, strict=True)
+        for who, named in zip(people, shown, strict=True)
     ]
     answer(shown, lambda: table("people", ("id", "name", "role", "tenants", "status"), rows))
 
@@ -165,8 +163,8 @@ def sessions(name: str | None) -> None:
     """
     settings = settings_now().gateway
     rules = SessionRules(settings.session_idle_s, settings.session_max_s)
-    found = administer(lambda admin: admin.list_sessions(name, rules))
-    answer([each.as_json() for each in found], lambda: _show(found))
+    valid = administer(lambda admin: admin.list_sessions(name, rules))
+    answer([session.as_json() for session in valid], lambda: _show(valid))
 
 
 @person.command(name="end-session")
@@ -204,7 +202,7 @@ def _told(shown: dict[str, Any]) -> str:
     return f"  {link}\nThe link works once, within a day, and is shown this once{where}."
 
 
-def _show(found: Sequence[Session]) -> None:
-    rows = [each.as_json() for each in found]
+def _show(held: Sequence[Session]) -> None:
+    rows = [session.as_json() for session in held]
     columns = ("id", "person", "created_at", "seen_at", "ends_at", "address")
     table("sessions", columns, [tuple(str(row[name]) for name in columns) for row in rows])

@@ -52,7 +52,7 @@ def list_(tenant: str | None) -> None:
       [{"id": "prj_…", "tenant_id": "ten_…", "tenant": "acme", "name": "default", "status": "active", …}]
     """
     _, found = named_list(lambda admin: admin.list_projects(tenant), Project.as_json)
-    rows = [(each["tenant"], each["name"], each["status"], each["id"]) for each in found]
+    rows = [(row["tenant"], row["name"], row["status"], row["id"]) for row in found]
     answer(found, lambda: table("projects", ("tenant", "name", "status", "id"), rows))
 
 

@@ -81,17 +81,17 @@ def list_(tenant: str | None) -> None:
       [{"id": "slo_…", "tenant_id": null, "tenant": null, "tier": "interactive", "metric": "ttft",
         "target_s": 0.5, "percentile": 95.0}, …]
     """
-    found, shown = named_list(lambda admin: admin.list_slos(tenant), Slo.as_json)
+    targets, shown = named_list(lambda admin: admin.list_slos(tenant), Slo.as_json)
     rows = [
         (
-            each.slo_id,
-            named["tenant"] or each.tenant_id or "every tenant",
-            each.tier.value,
-            each.metric,
-            f"{each.target_s:g} s",
-            f"{each.per_mille / 10:g} %",
+            target.slo_id,
+            named["tenant"] or target.tenant_id or "every tenant",
+            target.tier.value,
+            target.metric,
+            f"{target.target_s:g} s",
+            f"{target.per_mille / 10:g} %",
         )
-        for each, named in zip(found, shown, strict=True)
+        for target, named in zip(targets, shown, strict=True)
     ]
     answer(
         shown,
@@ -130,27 +130,27 @@ def report(tenant: str | None, tier: str | None) -> None:
                   "severity": "page", "fires": false}, …],
         "causes": {"capacity": 25, "request": 5}}]
     """
-    found = administer(lambda admin: admin.slo_report(tenant, tier))
+    reports = administer(lambda admin: admin.slo_report(tenant, tier))
 
     def text() -> None:
-        if not found:
+        if not reports:
             click.echo("nothing to report: no target is set (`fairgate slo set`), or nothing was sent since")
             return
         columns: tuple[str, ...]
         columns = ("tenant", "tier", "metric", "within", "wanted", "met", "requests", "budget left")
         columns += ("burn 1h/6h/3d", "misses by cause")
-        table(f"targets over {PERIOD_DAYS} days", columns, [_row(each) for each in found])
-        for each in found:
-            for burn in each.burning:
+        table(f"targets over {PERIOD_DAYS} days", columns, [_row(report) for report in reports])
+        for report in reports:
+            for burn in report.burning:
                 if burn.fires:
-                    where = f"{each.tenant_name}, {each.slo.tier.value} {each.slo.metric}"
+                    where = f"{report.tenant_name}, {report.slo.tier.value} {report.slo.metric}"
                     click.secho(
                         f"{burn.alert.severity}: {where} burns its budget {burn.long_rate:.1f} times as fast"
                         f" as it may over {_hours(burn.alert.long_s)}",
                         fg="red" if burn.alert.severity == "page" else "yellow",
                     )
 
-    answer([each.as_json() for each in found], text)
+    answer([report.as_json() for report in reports], text)
 
 
 @slo.command()
@@ -173,7 +173,7 @@ def misses(
     """
 
     async def newest(admin: Admin) -> list[Missed]:
-        found: list[Missed] = []
+        rows: list[Missed] = []
         cursor = None
         while True:
             page = await admin.page_misses(
@@ -183,25 +183,25 @@ def misses(
                 since=since,
                 until=until,
                 cursor=cursor,
-                limit=most - len(found),
+                limit=most - len(rows),
             )
-            found, cursor = found + page.rows, page.next_cursor
-            if cursor is None or len(found) >= most:
-                return found
+            rows, cursor = rows + page.rows, page.next_cursor
+            if cursor is None or len(rows) >= most:
+                return rows
 
-    found, shown = named_list(newest, Missed.as_json)
+    missed, shown = named_list(newest, Missed.as_json)
     rows = [
         (
-            each.request_id,
-            named["tenant"] or each.tenant_id,
-            each.tier,
-            each.metric,
-            f"{each.target_us / 1e6:g} s",
-            "never" if each.actual_us is None else f"{each.actual_us / 1e6:.3g} s",
-            each.cause,
-            _evidence(each.evidence),
+            miss.request_id,
+            named["tenant"] or miss.tenant_id,
+            miss.tier,
+            miss.metric,
+            f"{miss.target_us / 1e6:g} s",
+            "never" if miss.actual_us is None else f"{miss.actual_us / 1e6:.3g} s",
+            miss.cause,
+            _evidence(miss.evidence),
         )
-        for each, named in zip(found, shown, strict=True)
+        for miss, named in zip(missed, shown, strict=True)
     ]
     columns = ("request", "tenant", "tier", "metric", "target", "actual", "cause", "had it been")
     answer(shown, lambda: table("missed targets", columns, rows))

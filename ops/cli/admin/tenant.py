@@ -167,13 +167,13 @@ def list_() -> None:
     --json answers a list of what `tenant create` answers:
       [{"id": "ten_…", "name": "acme", "status": "active", "weight": 2.0, …}]
     """
-    found = administer(lambda admin: admin.list_tenants())
+    tenants = administer(lambda admin: admin.list_tenants())
     rows = [
         (item.name, item.status, f"{item.weight:g}", item.default_tier.value, item.tenant_id)
-        for item in found
+        for item in tenants
     ]
     answer(
-        [item.as_json() for item in found],
+        [item.as_json() for item in tenants],
         lambda: table("tenants", ("name", "status", "weight", "tier", "id"), rows),
     )
 
@@ -202,8 +202,8 @@ def show(name: str) -> None:
         projects = [(item.name, item.status, item.project_id) for item in shown.projects]
         table("projects", ("name", "status", "id"), projects)
         keys = [
-            (each["id"], each["name"], each["project"], each["prefix"], ", ".join(each["scopes"]))
-            for each in named["keys"]
+            (key["id"], key["name"], key["project"], key["prefix"], ", ".join(key["scopes"]))
+            for key in named["keys"]
         ]
         table("keys", ("id", "name", "project", "prefix", "scopes"), keys)
         if shown.limits:

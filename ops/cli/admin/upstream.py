@@ -43,11 +43,11 @@ def list_() -> None:
        "address": "http://10.0.0.5:8000/v1", "since": "2026-01-31T18:00:00+00:00", "by": "cli:root",
        "reason": "new driver"}, …}]}], "drained_elsewhere": [], "gateways_missing": 0}
     """
-    found = call(require_server(), "GET", "/upstreams")
-    answer(found, lambda: _show(found))
+    document = call(require_server(), "GET", "/upstreams")
+    answer(document, lambda: _show(document))
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(document: dict[str, Any]) -> None:
     rows = [
         (
             shown["replica_id"],
@@ -57,16 +57,16 @@ def _show(found: dict[str, Any]) -> None:
             shown["url"],
             _about(shown["drain"]) if shown["drain"] is not None else shown["refusal"],
         )
-        for pool in found["data"]
+        for pool in document["data"]
         for shown in pool["replicas"]
     ]
     rows += [
-        (each["replica"], each["pool"], "drained, elsewhere", "", each["address"], _about(each))
-        for each in found["drained_elsewhere"]
+        (row["replica"], row["pool"], "drained, elsewhere", "", row["address"], _about(row))
+        for row in document["drained_elsewhere"]
     ]
     table("replicas", ("replica", "model", "state", "running", "address", "why"), rows)
-    if found["gateways_missing"]:
-        click.echo(f"{found['gateways_missing']} gateways did not answer: theirs are not counted")
+    if document["gateways_missing"]:
+        click.echo(f"{document['gateways_missing']} gateways did not answer: theirs are not counted")
 
 
 def _about(drain: dict[str, Any]) -> str:

@@ -106,10 +106,10 @@ def show(limit: int, cursor: str | None, **asked: Any) -> None:
         del page["object"]
         return page | {"data": await admin.with_names(page["data"])}
 
-    found = administer(read)
+    answered = administer(read)
 
     def text() -> None:
-        rows = found["data"]
+        rows = answered["data"]
         groups = [name for name in (rows[0] if rows else {}) if _is_group(name)]
         table(
             "windows",
@@ -124,14 +124,14 @@ def show(limit: int, cursor: str | None, **asked: Any) -> None:
                 for row in rows
             ],
         )
-        if not found["includes_unfolded"]:
+        if not answered["includes_unfolded"]:
             click.echo(
-                f"Only up to {found['folded_to'] or 'nothing'}: newer requests are still being added up."
+                f"Only up to {answered['folded_to'] or 'nothing'}: newer requests are still being added up."
             )
-        if found["next_cursor"]:
-            click.echo(f"there are more: repeat this with --cursor {found['next_cursor']}")
+        if answered["next_cursor"]:
+            click.echo(f"there are more: repeat this with --cursor {answered['next_cursor']}")
 
-    answer(found, text)
+    answer(answered, text)
 
 
 def _is_group(name: str) -> bool:

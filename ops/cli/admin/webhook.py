@@ -7,7 +7,7 @@ import click
 from ops.cli.admin.administer import actor, administer, named_list, named_one
 from ops.cli.base import answer, group
 from ops.reporting import table
-from tenants.admin.webhooks.commands import DeliveryAgain, Webhook, WebhookAdd
+from tenants.admin.webhooks import DeliveryAgain, Webhook, WebhookAdd
 from tenants.outbox.kinds import SUBJECTS
 from tenants.outbox.outbox import Delivery
 
@@ -59,22 +59,22 @@ def list_() -> None:
     --json answers what `webhook add` answers, without "secret", in a list, with
       "deliveries": {"pending": 1, "delivered": 20, "dead": 0}
     """
-    found, shown = named_list(lambda admin: admin.list_webhooks(), Webhook.as_json)
-    counts = administer(lambda admin: admin.count_deliveries(each.webhook_id for each in found))
+    hooks, shown = named_list(lambda admin: admin.list_webhooks(), Webhook.as_json)
+    counts = administer(lambda admin: admin.count_deliveries(hook.webhook_id for hook in hooks))
     rows = [
         (
-            each.webhook_id,
+            hook.webhook_id,
             named["tenant"] or "all, and the platform",
-            each.host,
-            ", ".join(each.subjects) or "all",
-            counts[each.webhook_id].get("pending", 0),
-            counts[each.webhook_id].get("dead", 0),
+            hook.host,
+            ", ".join(hook.subjects) or "all",
+            counts[hook.webhook_id].get("pending", 0),
+            counts[hook.webhook_id].get("dead", 0),
         )
-        for each, named in zip(found, shown, strict=True)
+        for hook, named in zip(hooks, shown, strict=True)
     ]
     columns = ("id", "events of", "host", "subjects", "waiting", "given up")
     answer(
-        [each | {"deliveries": counts[each["id"]]} for each in shown],
+        [hook | {"deliveries": counts[hook["id"]]} for hook in shown],
         lambda: table("webhooks", columns, rows),
     )
 
@@ -116,18 +116,18 @@ def deliveries(webhook_id: str, state: str | None) -> None:
         "slo.burn", "state": "pending", "attempts": 3, "error": "it answered 503", "made_at": "2026-…",
         "next_at": "2026-…", "ended_at": null}, …]
     """
-    found, shown = named_list(lambda admin: admin.deliveries(webhook_id, state=state), Delivery.as_json)
+    sent, shown = named_list(lambda admin: admin.deliveries(webhook_id, state=state), Delivery.as_json)
     rows = [
         (
-            each.seq,
-            each.subject,
+            delivery.seq,
+            delivery.subject,
             named["tenant"] or "",
-            each.state,
-            each.attempts,
+            delivery.state,
+            delivery.attempts,
             named["made_at"],
-            each.error,
+            delivery.error,
         )
-        for each, named in zip(found, shown, strict=True)
+        for delivery, named in zip(sent, shown, strict=True)
     ]
     columns = ("seq", "subject", "tenant", "state", "attempts", "made at", "error")
     answer(shown, lambda: table("deliveries", columns, rows))

@@ -54,12 +54,12 @@ def upstreams(json_file: Path | None, **given: Any) -> None:
             raise Failure(str(error)) from None
 
     def show() -> None:
-        for each in report["servers"]:
+        for server in report["servers"]:
             click.echo(
-                f"{each['server']:<22} {each['version']:<24} {each['requests']:>3} requests,"
-                f" {each['answers']:>3} answers: {each['equal']:>3} equal"
+                f"{server['server']:<22} {server['version']:<24} {server['requests']:>3} requests,"
+                f" {server['answers']:>3} answers: {server['equal']:>3} equal"
             )
-            for name, fields in each["differing"].items():
+            for name, fields in server["differing"].items():
                 for line in fields[:MAX_FIELDS]:
                     click.echo(f"    {name}: {line}")
                 if len(fields) > MAX_FIELDS:

@@ -42,10 +42,10 @@ def list_(state: str | None) -> None:
         "fired_at": "2026-…", "resolved_at": null}, …]
     """
     fires = None if state is None else state == "firing"
-    found, shown = named_list(lambda admin: admin.list_alerts(fires=fires), Incident.as_json)
+    alerts_, shown = named_list(lambda admin: admin.list_alerts(fires=fires), Incident.as_json)
     rows = [
-        (each.subject, named["state"], each.severity, named["tenant"] or "", named["fired_at"], each.summary)
-        for each, named in zip(found, shown, strict=True)
+        (row.subject, named["state"], row.severity, named["tenant"] or "", named["fired_at"], row.summary)
+        for row, named in zip(alerts_, shown, strict=True)
     ]
     columns = ("subject", "state", "severity", "tenant", "since", "what")
     answer(shown, lambda: table("alerts", columns, rows))
@@ -64,5 +64,5 @@ def print_rules() -> None:
        "fairgate:slo_burn_rate:5m", "expr": "…"}, {"alert": "FairgateSloBurn1h", "expr": "…", "labels":
        {"severity": "page", "window": "1h"}, "annotations": {…}}]}]}
     """
-    found = rules_now(settings_now())
-    answer(found, lambda: click.echo(as_yaml(found), nl=False))
+    content = rules_now(settings_now())
+    answer(content, lambda: click.echo(as_yaml(content), nl=False))

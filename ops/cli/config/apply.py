@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from ops.cli.base import Command, Failure, answer
-from ops.cli.config.shown import show_plan
-from ops.cli.config.target import FILE, read_config, remote_options, target_of
+from ops.cli.config.target import FILE, read_config, remote_options, show_plan, target_of
 
 
 @click.command(cls=Command)

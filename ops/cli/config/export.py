@@ -28,15 +28,14 @@ def export(url: str | None, key_file: Path | None, schema: bool) -> None:
     """
     import msgspec
 
-    from tenants.config_file.document import Configuration
+    from tenants.config_file.document import Configuration, json_schema
     from tenants.config_file.export import as_yaml
-    from tenants.config_file.schema import json_schema
 
     if schema:
         click.echo(json.dumps(json_schema(), indent=2))
         return
-    found = target_of(url, key_file).export()
-    text = as_yaml(msgspec.convert(found["config"], Configuration))
-    answer(found, lambda: click.echo(text, nl=False))
-    for each in found["left_out"]:
-        click.echo(f"left out: {each}", err=True)
+    exported = target_of(url, key_file).export()
+    text = as_yaml(msgspec.convert(exported["config"], Configuration))
+    answer(exported, lambda: click.echo(text, nl=False))
+    for name in exported["left_out"]:
+        click.echo(f"left out: {name}", err=True)

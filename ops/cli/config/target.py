@@ -5,7 +5,8 @@ Both give and take the same JSON.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,16 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 120.0
 MAX_KEY_FILE_BYTES = 4_096
+FILE = click.option(
+    "-f",
+    "--file",
+    "path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="The configuration file.",
+)
+MOST_UNNAMED = 50
+"""Lines; `--json` has all."""
 
 
 class Installed:
@@ -83,7 +94,7 @@ def _administer(
     from gateway.cluster.policy_check import checked_policy
     from tenants.admin.policy import StoredPolicy
     from tenants.config_file.config_file import ConfigFile
-    from tenants.config_file.errors import ConfigInvalid
+    from tenants.config_file.document import ConfigInvalid
     from tenants.config_file.plan import PlanTerms
     from tenants.errors import PreconditionFailed
     from tenants.storage.database import open_database
@@ -162,7 +173,7 @@ class InstalledServer(Installed):
 
 def _refusal(error: dict[str, Any], file: ConfigFileText | None) -> str:
     """What the server refuses, with the line of the file where the error names a place."""
-    from tenants.config_file.errors import as_text, place_of
+    from tenants.config_file.document import as_text, place_of
 
     message, place = str(error["message"]), place_of(str(error.get("param") or ""))
     if file is None or not place or place[0] not in file.lines.inside:
@@ -196,11 +207,20 @@ def remote_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return url(key_file(command))
 
 
-FILE = click.option(
-    "-f",
-    "--file",
-    "path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    required=True,
-    help="The configuration file.",
-)
+def show_plan(plan: Mapping[str, Any]) -> None:
+    """One line for each step, below it what changes, and at the end what the file does not name."""
+    for step in plan["steps"]:
+        click.echo(f"{step['act']:<20} {step['subject']}")
+        for name, pair in step["changes"].items():
+            click.echo(f"    {name}: {_value(pair['before'])} -> {_value(pair['after'])}")
+    if not plan["steps"]:
+        click.echo("no changes")
+    unnamed = plan["unnamed"]
+    for name in unnamed[:MOST_UNNAMED]:
+        click.echo(f"not in the file: {name}")
+    if len(unnamed) > MOST_UNNAMED:
+        click.echo(f"not in the file: {len(unnamed) - MOST_UNNAMED} more")
+
+
+def _value(value: Any) -> str:
+    return "-" if value is None else json.dumps(value, ensure_ascii=False)

@@ -95,7 +95,7 @@ def list_(limit: int, cursor: str | None, **given: Any) -> None:
         rows = await admin.with_names(row.as_json() for row in page.rows)
         return {"data": rows, "next_cursor": page.next_cursor}
 
-    found = administer(read)
+    document = administer(read)
 
     def text() -> None:
         table(
@@ -111,13 +111,13 @@ def list_(limit: int, cursor: str | None, **given: Any) -> None:
                     row["tenant"] or row["tenant_id"],
                     changed(row["before"], row["after"]),
                 )
-                for row in found["data"]
+                for row in document["data"]
             ],
         )
-        if found["next_cursor"]:
-            click.echo(f"older ones: {_again(query, limit)} --cursor {found['next_cursor']}")
+        if document["next_cursor"]:
+            click.echo(f"older ones: {_again(query, limit)} --cursor {document['next_cursor']}")
 
-    answer(found, text)
+    answer(document, text)
 
 
 @audit.command()

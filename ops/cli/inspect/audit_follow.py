@@ -78,7 +78,7 @@ def _follow(url: str, secret: str, state: Path, keys: list[PublicKey]) -> dict[s
             if new.size < old.size:
                 raise Failure(f"the audit was cut off: {old.size:,} rows were signed, now {new.size:,} are")
             answered = _get(url, secret, "/consistency", {"old": old.size, "new": new.size})
-            proof = [hash_of_text("proof", str(each)) for each in answered.get("proof", ())]
+            proof = [hash_of_text("proof", str(digest)) for digest in answered.get("proof", ())]
             if not is_consistent(old.size, old.root, new.size, new.root, proof):
                 raise Failure(
                     f"the audit was rewritten: the {new.size:,} rows that are signed now do not begin with"

@@ -51,8 +51,8 @@ def checkpoint() -> None:
         made = await admin.audit_log(key).make_checkpoint()
         return {"size": made.size, "note": made.note, "public_key": str(key.public)}
 
-    found = administer(sign)
-    answer(found, found["note"].rstrip("\n"))
+    signed = administer(sign)
+    answer(signed, signed["note"].rstrip("\n"))
 
 
 @click.command(cls=Command)
@@ -137,10 +137,12 @@ def rotate() -> None:
         }
 
     try:
-        found = administer(change)
+        signed = administer(change)
     except datadir.DataDirRefused as error:
         raise Failure(str(error)) from None
-    answer(found, f"{found['public_key']}\nsigns from row {found['size']} on, in place of\n{found['before']}")
+    answer(
+        signed, f"{signed['public_key']}\nsigns from row {signed['size']} on, in place of\n{signed['before']}"
+    )
 
 
 def signing_key() -> SigningKey | None:
@@ -157,7 +159,7 @@ def parsed_keys(texts: Sequence[str]) -> list[PublicKey]:
     from tenants.errors import Invalid
 
     try:
-        return [PublicKey.parse(each) for each in texts]
+        return [PublicKey.parse(text) for text in texts]
     except Invalid as error:
         raise click.UsageError(f"--public-key: {error.message}") from None
 
@@ -186,9 +188,9 @@ async def write_log(file: TextIO, admin: Admin, own: SigningKey | None) -> int:
             file.write(row_line(row, shown))
         seq = rows[-1].seq + 1
     while notes := await log.checkpoints(signed):
-        for each in notes:
-            if each.size <= state.size:
-                file.write(checkpoint_line(each.size, each.note))
+        for note in notes:
+            if note.size <= state.size:
+                file.write(checkpoint_line(note.size, note.note))
         signed = notes[-1].size
     return seq
 

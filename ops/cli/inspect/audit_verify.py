@@ -59,7 +59,7 @@ def verify(
     if file is not None and proof is not None:
         raise click.UsageError("give --export or --proof, not both")
     keys = parsed_keys(public_keys)
-    notes = [_kept(each) for each in kept]
+    notes = [_kept(path) for path in kept]
     if (file or proof) and not keys:
         raise click.UsageError(
             "--export and --proof need --public-key: one that lies in the file proves nothing"
@@ -147,7 +147,7 @@ def _of_ledger(digests: LedgerVerdict, prices: PriceVerdict | None) -> tuple[dic
         lines = [rows + (f"; the last {digests.open_rows:,} are not yet" if digests.open_rows else "")]
     if prices is not None:
         shown["prices"] = asdict(prices)
-        lines += [str(each) for each in prices.wrong]
+        lines += [str(charge) for charge in prices.wrong]
         more = prices.wrong_count - len(prices.wrong)
         lines += [f"and {more:,} more charges that their prices do not give"] if more else []
         unpriced = f"; {prices.unpriced:,} name no price that there is" if prices.unpriced else ""

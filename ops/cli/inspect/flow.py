@@ -65,7 +65,7 @@ def show(**asked: Any) -> None:
         rows = await admin.with_names(row.as_json() for row in page.rows)
         return {"data": rows, "next_cursor": page.next_cursor}
 
-    found = administer(read)
+    document = administer(read)
     columns = ("from", "pool", "tier", "tenant", "served", "fair share", "waiting", "arrivals", "before line")
 
     def cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -81,7 +81,7 @@ def show(**asked: Any) -> None:
             f"{row['mean_before_line_s']:.3g} s",
         )
 
-    answer(found, lambda: _show(found, columns, [cells(row) for row in found["data"]]))
+    answer(document, lambda: _show(document, columns, [cells(row) for row in document["data"]]))
 
 
 @flow.command()
@@ -108,7 +108,7 @@ def engines(**asked: Any) -> None:
         page = await admin.page_engines(**asked)
         return {"data": [row.as_json() for row in page.rows], "next_cursor": page.next_cursor}
 
-    found = administer(read)
+    document = administer(read)
     columns = ("from", "pool", "replica", "state", "idle", "steps", "a step", "batch", "tokens", "KV cache")
 
     def cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -125,10 +125,10 @@ def engines(**asked: Any) -> None:
             f"{row['kv_share']:.0%}",
         )
 
-    answer(found, lambda: _show(found, columns, [cells(row) for row in found["data"]]))
+    answer(document, lambda: _show(document, columns, [cells(row) for row in document["data"]]))
 
 
-def _show(found: dict[str, Any], columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def _show(document: dict[str, Any], columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     table("windows", columns, rows)
-    if found["next_cursor"]:
-        click.echo(f"later ones: the same command with --cursor {found['next_cursor']}")
+    if document["next_cursor"]:
+        click.echo(f"later ones: the same command with --cursor {document['next_cursor']}")

@@ -59,10 +59,10 @@ def report(engine_id: str) -> None:
     """
     server = running_server()
     if server is not None:
-        found = {"from": "server"} | call(server, "GET", "/forecasts")
+        scores = {"from": "server"} | call(server, "GET", "/forecasts")
     else:
-        found = {"from": "files"} | _saved(Path(settings_now().data_dir), engine_id)
-    answer(found, lambda: _show(found))
+        scores = {"from": "files"} | _saved(Path(settings_now().data_dir), engine_id)
+    answer(scores, lambda: _show(scores))
 
 
 @forecast.command()
@@ -94,7 +94,7 @@ def calibration(limit: int, cursor: str | None, **given: Any) -> None:
         page = await admin.read_calibration(query, cursor=cursor, limit=limit)
         return {"data": page.rows, "next_cursor": page.next_cursor}
 
-    found = administer(read)
+    document = administer(read)
 
     def text() -> None:
         table(
@@ -104,15 +104,15 @@ def calibration(limit: int, cursor: str | None, **given: Any) -> None:
                 (
                     *(row.get(name) for name in ("model", "tier", "figure", "wait_bucket", "kind")),
                     row["requests"],
-                    *(f"{row[each] / row['requests']:.1%}" for each in ("within_p50", "within_p90")),
+                    *(f"{row[name] / row['requests']:.1%}" for name in ("within_p50", "within_p90")),
                 )
-                for row in found["data"]
+                for row in document["data"]
             ],
         )
-        if found["next_cursor"]:
-            click.echo(f"more: the same command with --cursor {found['next_cursor']}")
+        if document["next_cursor"]:
+            click.echo(f"more: the same command with --cursor {document['next_cursor']}")
 
-    answer(found, text)
+    answer(document, text)
 
 
 @forecast.command()
@@ -194,7 +194,7 @@ def train(
             f"{target} cannot be written ({error.strerror or error}): name another place with --out, and copy"
             f" it to the model directory as {FILE_NAME}"
         ) from None
-    found = {
+    result = {
         "probe": str(target),
         "readings": fitted.weights.samples,
         "held_out": fitted.held_out,
@@ -202,7 +202,7 @@ def train(
         "blind_error_tokens": fitted.blind_error_tokens,
     }
     answer(
-        found,
+        result,
         f"{target}: trained on {fitted.weights.samples} readings. On {fitted.held_out} others its mean error"
         f" is {fitted.mean_error_tokens:.1f} tokens; that of the best constant is"
         f" {fitted.blind_error_tokens:.1f}. Running engines take it over within seconds.",
@@ -238,12 +238,12 @@ def _gateway_report(data_dir: Path) -> dict[str, Any]:
     return report
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(scores: dict[str, Any]) -> None:
     rows: list[tuple[object, ...]] = []
-    for model_id, each in found["gateway"].items():
-        for number, (name, score) in enumerate(each["layers"].items()):
-            rows.append(_row(f"gateway, {model_id}", f"{number + 1} {name}", each["used"] == number, score))
-    for engine_id, engine in found["engines"].items():
+    for model_id, pool in scores["gateway"].items():
+        for number, (name, score) in enumerate(pool["layers"].items()):
+            rows.append(_row(f"gateway, {model_id}", f"{number + 1} {name}", pool["used"] == number, score))
+    for engine_id, engine in scores["engines"].items():
         probe = engine["length_probe"]
         for name, key, is_used in (("before", "forecast", False), ("3 probe", "probe", True)):
             if probe.get(key) is not None:
@@ -260,7 +260,7 @@ def _show(found: dict[str, Any]) -> None:
         "rank accuracy",
     )
     table("length forecasts", columns, rows)
-    for engine_id, engine in found["engines"].items():
+    for engine_id, engine in scores["engines"].items():
         click.echo(f"{engine_id}: {_probe_line(engine['length_probe'])}")
         fit = engine["step_time"]
         if fit is not None:

@@ -65,17 +65,17 @@ def quote(
 def _print(offer: dict[str, Any]) -> None:
     rows = [
         (
-            each["tier"],
-            _pair(each["wait_s"]),
-            _pair(each["ttft_s"]),
-            _pair(each["e2e_s"]),
-            f"{each['output_tokens']['p50']} / {each['output_tokens']['p90']}",
-            f"{each['cost_nanousd']['p50']} / {each['cost_nanousd']['p90']} / {each['cost_nanousd']['max']}",
-            " / ".join(str(each["tokens_ahead"][cause]) for cause in ("own", "others", "higher_tier")),
-            f"{each['displaces']['passes']} / {each['displaces']['pauses']}",
-            "saturated" if each["saturated"] else each["basis"],
+            row["tier"],
+            _pair(row["wait_s"]),
+            _pair(row["ttft_s"]),
+            _pair(row["e2e_s"]),
+            f"{row['output_tokens']['p50']} / {row['output_tokens']['p90']}",
+            f"{row['cost_nanousd']['p50']} / {row['cost_nanousd']['p90']} / {row['cost_nanousd']['max']}",
+            " / ".join(str(row["tokens_ahead"][cause]) for cause in ("own", "others", "higher_tier")),
+            f"{row['displaces']['passes']} / {row['displaces']['pauses']}",
+            "saturated" if row["saturated"] else row["basis"],
         )
-        for each in offer["quotes"]
+        for row in offer["quotes"]
     ]
     columns = (
         "tier",
@@ -90,10 +90,10 @@ def _print(offer: dict[str, Any]) -> None:
     )
     table(f"{offer['model']}, {offer['input_tokens']} tokens of input; p50 / p90", columns, rows)
     click.echo(f"binding for {offer['valid_s']:g} s with the header X-Fairgate-Quote:")
-    for each in offer["quotes"]:
-        click.echo(f"  {each['tier']}: {each['token']}")
-        if not each["binding"]:
-            click.echo(f"    not binding: {each['not_binding']}")
+    for row in offer["quotes"]:
+        click.echo(f"  {row['tier']}: {row['token']}")
+        if not row["binding"]:
+            click.echo(f"    not binding: {row['not_binding']}")
 
 
 def _pair(pair: dict[str, float]) -> str:
@@ -108,7 +108,7 @@ def _running() -> str:
 
 
 def _only_model(base: str, api_key: str) -> str:
-    names = [str(each["id"]) for each in _ask("GET", f"{base}/v1/models", api_key)["data"]]
+    names = [str(row["id"]) for row in _ask("GET", f"{base}/v1/models", api_key)["data"]]
     if len(names) != 1:
         raise Failure(f"choose a model with --model: {', '.join(names) or 'this key may use none'}")
     return names[0]
@@ -124,11 +124,11 @@ def _ask(method: str, url: str, api_key: str, body: dict[str, Any] | None = None
     except httpx.HTTPError as error:
         raise Failure(f"{url} does not answer: {error}") from None
     try:
-        found: dict[str, Any] = response.json()
+        answer_: dict[str, Any] = response.json()
     except ValueError:
         raise Failure(
             f"{url} answered {response.status_code} without JSON: is this a Fairgate server?"
         ) from None
     if response.is_error:
-        raise Failure(in_commands(str(found["error"]["message"])))
-    return found
+        raise Failure(in_commands(str(answer_["error"]["message"])))
+    return answer_

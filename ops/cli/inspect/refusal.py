@@ -66,7 +66,7 @@ def list_(limit: int, cursor: str | None, **given: Any) -> None:
         rows = await admin.with_names(row.as_json() for row in page.rows)
         return {"data": rows, "next_cursor": page.next_cursor}
 
-    found = administer(read)
+    document = administer(read)
 
     def text() -> None:
         table(
@@ -85,13 +85,13 @@ def list_(limit: int, cursor: str | None, **given: Any) -> None:
                     row["wanted"],
                     row["available"],
                 )
-                for row in found["data"]
+                for row in document["data"]
             ],
         )
-        if found["next_cursor"]:
-            click.echo(f"older ones: the same command with --cursor {found['next_cursor']}")
+        if document["next_cursor"]:
+            click.echo(f"older ones: the same command with --cursor {document['next_cursor']}")
 
-    answer(found, text)
+    answer(document, text)
 
 
 @refusal.command()
@@ -123,7 +123,7 @@ def counts(limit: int, cursor: str | None, **given: Any) -> None:
         page = await admin.count_refusals(query, cursor=cursor, limit=limit)
         return {"data": await admin.with_names(page.rows), "next_cursor": page.next_cursor}
 
-    found = administer(read)
+    document = administer(read)
 
     def text() -> None:
         table(
@@ -137,10 +137,10 @@ def counts(limit: int, cursor: str | None, **given: Any) -> None:
                     row.get("limit_id"),
                     row["count"],
                 )
-                for row in found["data"]
+                for row in document["data"]
             ],
         )
-        if found["next_cursor"]:
-            click.echo(f"later ones: the same command with --cursor {found['next_cursor']}")
+        if document["next_cursor"]:
+            click.echo(f"later ones: the same command with --cursor {document['next_cursor']}")
 
-    answer(found, text)
+    answer(document, text)

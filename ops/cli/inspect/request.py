@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gateway.domain.outcomes import RequestOutcome
+from ops.cli.admin.administer import administer
 from ops.cli.base import Failure, answer, group, settings_now
-from ops.cli.inspect.ended import ended_requests, show_ended
 from ops.cli.inspect.waterfall import (
     decoded_in_words,
     evidence_in_words,
@@ -95,30 +95,30 @@ def list_(status: str | None, ended: bool, limit: int, cursor: str | None, **fil
     if cursor is not None or any(filters[name] is not None for name in ONLY_ENDED):
         raise click.UsageError("--outcome, --cause, --from, --to and --cursor are for --ended")
     query = {name: filters[name] for name in filters if name not in ONLY_ENDED} | {"status": status}
-    found = call(require_server(), "GET", "/requests", query=query)
+    document = call(require_server(), "GET", "/requests", query=query)
 
     def text() -> None:
         rows = [
             (
-                each["id"],
-                each["tenant"] or each["tenant_id"],
-                each["key_name"] or each["key_id"],
-                each["tier"],
-                each["status"],
-                each["model"],
-                seconds(each["elapsed_s"]),
-                f"{each['input_tokens']:,} / {each['output_tokens']:,}",
+                row["id"],
+                row["tenant"] or row["tenant_id"],
+                row["key_name"] or row["key_id"],
+                row["tier"],
+                row["status"],
+                row["model"],
+                seconds(row["elapsed_s"]),
+                f"{row['input_tokens']:,} / {row['output_tokens']:,}",
             )
-            for each in found["data"]
+            for row in document["data"]
         ]
         columns = ("id", "tenant", "key", "tier", "status", "model", "since", "tokens in / out")
         table("requests that wait or run", columns, rows)
-        if found["has_more"]:
+        if document["has_more"]:
             click.echo("there are more: name a --tenant, a --tier or a --status")
-        if found["gateways_missing"]:
-            click.echo(f"{found['gateways_missing']} gateways did not answer: theirs are not in the list")
+        if document["gateways_missing"]:
+            click.echo(f"{document['gateways_missing']} gateways did not answer: theirs are not in the list")
 
-    answer(found, text)
+    answer(document, text)
 
 
 @request.command()
@@ -155,8 +155,8 @@ def move(request_id: str, tier: str, preview: bool) -> None:
         before, after = moved["from"], moved["to"]
         did = "moved to" if moved["moved"] else "would move to" if preview else "was already in"
         click.echo(f"request {moved['id']} {did} {after['tier']}")
-        for each in (before, after):
-            click.echo(f"  {each['tier']}: {_price(each)}")
+        for terms in (before, after):
+            click.echo(f"  {terms['tier']}: {_price(terms)}")
 
     answer(moved, text)
 
@@ -190,8 +190,8 @@ def show(request_id: str, events: bool) -> None:
     def text() -> None:
         click.echo(headline(shown))
         chained = shown.get("fallback", {"tried": ()})
-        for each in chained["tried"]:
-            click.echo(f"- asked for {chained['asked']}; {each['model']} was passed over: {each['reason']}")
+        for other in chained["tried"]:
+            click.echo(f"- asked for {chained['asked']}; {other['model']} was passed over: {other['reason']}")
         if cut := shown.get("incomplete"):
             click.echo(f"- cut in the middle of its {INCOMPLETE.get(cut, cut)}")
         waterfall(shown.get("stages") or [])
@@ -263,3 +263,48 @@ def _price(side: Mapping[str, Any]) -> str:
         f"{each['input']:g} in, {each['output']:g} out nano-dollars a token;"
         f" this request {cost['p50']:,} (p50), {cost['p90']:,} (p90), {cost['max']:,} at most"
     )
+
+
+if TYPE_CHECKING:
+    from tenants.admin.admin import Admin
+    from tenants.admin.lists.requests import RequestQuery
+
+
+def ended_requests(query: RequestQuery, cursor: str | None, limit: int) -> dict[str, Any]:
+    """What `GET /admin/v1/requests/ended` answers."""
+    from gateway.explain.attribution import Cause
+    from gateway.explain.explanation import steps_of
+
+    if query.cause not in (None, *Cause):
+        raise click.UsageError(f"--cause: {query.cause!r} is not one of {', '.join(Cause)}")
+
+    async def read(admin: Admin) -> dict[str, Any]:
+        page = await admin.page_requests(query, cursor=cursor, limit=limit)
+        rows = await admin.with_names(row.as_json() | steps_of(row.packed) for row in page.rows)
+        return {"data": rows, "next_cursor": page.next_cursor}
+
+    return administer(read)
+
+
+def show_ended(document: dict[str, Any]) -> None:
+    table(
+        "requests that have ended",
+        ("ended", "id", "tenant", "key", "tier", "model", "outcome", "took", "tokens in / out", "missed"),
+        [
+            (
+                row["ended_at"][:19] + "Z",
+                row["id"],
+                row["tenant"] or row["tenant_id"],
+                row["key_name"] or row["key_id"],
+                row["tier"],
+                row["model"],
+                row["outcome"],
+                "" if row["ended_s"] is None else seconds(row["ended_s"]),
+                f"{row['input_tokens']:,} / {row['output_tokens']:,}",
+                ", ".join(f"{miss['metric']}: {miss['cause']}" for miss in row["misses"]),
+            )
+            for row in document["data"]
+        ],
+    )
+    if document["next_cursor"]:
+        click.echo(f"older ones: the same command with --cursor {document['next_cursor']}")

@@ -122,9 +122,9 @@ def _headline(shown: Mapping[str, Any], url: str) -> RenderableType:
 
 def _counts(counts: Mapping[str, int], most: int = 8) -> str:
     """The counts above 0, the largest first."""
-    found = sorted(((number, name) for name, number in counts.items() if number), reverse=True)
-    words = [f"{name} {number:,}" for number, name in found[:most]]
-    return ", ".join([*words, f"and {len(found) - most} more"] if len(found) > most else words)
+    largest = sorted(((number, name) for name, number in counts.items() if number), reverse=True)
+    words = [f"{name} {number:,}" for number, name in largest[:most]]
+    return ", ".join([*words, f"and {len(largest) - most} more"] if len(largest) > most else words)
 
 
 def _loop(

@@ -119,11 +119,11 @@ def frame_of(status: Mapping[str, Any]) -> Frame:
     ]
     order = list(status["queued"])
     rows.sort(key=lambda row: (order.index(row["tier"]), -row["queued"] - row["running"], row["name"]))
-    engines = {each["replica_id"]: each for each in status["engines"]}
+    engines = {engine["replica_id"]: engine for engine in status["engines"]}
     replicas = [
-        _replica(model, each, engines.get(each["replica_id"], {}))
+        _replica(model, replica, engines.get(replica["replica_id"], {}))
         for model, pool in status["models"]["pools"].items()
-        for each in pool["replicas"]
+        for replica in pool["replicas"]
     ]
     return Frame(
         model=status["model"],

@@ -45,15 +45,17 @@ def waterfall(stages: Sequence[Mapping[str, Any]]) -> None:
     from rich.text import Text
 
     # What came before its arrival is drawn, too.
-    begin_s = min(0.0, *(each["start_s"] for each in stages))
-    end_s = max(each["end_s"] for each in stages) - begin_s
+    begin_s = min(0.0, *(stage["start_s"] for stage in stages))
+    end_s = max(stage["end_s"] for stage in stages) - begin_s
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for column, justify in (("", "left"), ("from", "right"), ("took", "right"), ("", "left")):
         grid.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for each in stages:
-        before, cells = bar(each["start_s"] - begin_s, each["end_s"] - begin_s, end_s)
-        drawn = Text(" " * before + "█" * cells, style=COLOURS.get(each["name"], "white"))
-        grid.add_row(each["name"], seconds(each["start_s"]), seconds(each["end_s"] - each["start_s"]), drawn)
+    for stage in stages:
+        before, cells = bar(stage["start_s"] - begin_s, stage["end_s"] - begin_s, end_s)
+        drawn = Text(" " * before + "█" * cells, style=COLOURS.get(stage["name"], "white"))
+        grid.add_row(
+            stage["name"], seconds(stage["start_s"]), seconds(stage["end_s"] - stage["start_s"]), drawn
+        )
     Console(highlight=False).print(grid)
 
 
@@ -68,11 +70,11 @@ def bar(start_s: float, end_s: float, total_s: float) -> tuple[int, int]:
 def list_events(timeline: Sequence[Mapping[str, Any]]) -> None:
     rows = [
         (
-            seconds(each["at_s"]),
-            each["event"],
-            ", ".join(f"{name} {value}" for name, value in each.items() if name not in ("event", "at_s")),
+            seconds(event["at_s"]),
+            event["event"],
+            ", ".join(f"{name} {value}" for name, value in event.items() if name not in ("event", "at_s")),
         )
-        for each in timeline
+        for event in timeline
     ]
     table("timeline", ("at", "event", "numbers"), rows)
 
@@ -85,12 +87,12 @@ def evidence_in_words(evidence: Mapping[str, float | None]) -> str:
 
 def decoded_in_words(timeline: Sequence[Mapping[str, Any]]) -> str:
     """How its tokens came: one each step (the floor) or in turns, and the steps that it sat out."""
-    decoded = [each for each in timeline if each["event"] == "decoded"]
+    decoded = [event for event in timeline if event["event"] == "decoded"]
     if not decoded:
         return ""
 
     def total(name: str) -> int:
-        return sum(each.get(name, 0) for each in decoded)
+        return sum(event.get(name, 0) for event in decoded)
 
     return (
         f"its tokens: {total('floor_tokens'):,} one each step, {total('turn_tokens'):,} in turns by weight;"
@@ -103,8 +105,8 @@ def decoded_in_words(timeline: Sequence[Mapping[str, Any]]) -> str:
 def others_in_words(sat_out_for: Sequence[Mapping[str, Any]]) -> str:
     """`acme 40, a tenant that is gone (ten_2) 3`."""
     return ", ".join(
-        f"{each['tenant'] or 'a tenant that is gone (' + each['tenant_id'] + ')'} {each['steps']:,}"
-        for each in sat_out_for
+        f"{other['tenant'] or 'a tenant that is gone (' + other['tenant_id'] + ')'} {other['steps']:,}"
+        for other in sat_out_for
     )
 
 

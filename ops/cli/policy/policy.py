@@ -162,8 +162,8 @@ def explain(name: str, learned_table: Path | None) -> None:
             "options (`fairgate policy set " + name + " --option NAME=VALUE`)",
             ("option", "value", "default", "takes", "meaning"),
             [
-                (each["option"], _shown(each["value"]), _shown(each["default"]), each["takes"], each["help"])
-                for each in options
+                (row["option"], _shown(row["value"]), _shown(row["default"]), row["takes"], row["help"])
+                for row in options
             ],
         )
 
@@ -224,8 +224,8 @@ def _print_learned(learned: dict[str, Any]) -> None:
         "macro-states, and what is done otherwise than by hybrid",
         ("", "macro-state", "of the looks", "otherwise"),
         [
-            (each["state"], each["words"], f"{each['share']:.1%}", state_words(each))
-            for each in learned["states"]
+            (state["state"], state["words"], f"{state['share']:.1%}", state_words(state))
+            for state in learned["states"]
         ],
     )
     click.echo("")

@@ -140,14 +140,14 @@ def _print(shown: dict[str, Any]) -> None:
                     ("step", "what", "sequence", "rule", "reason", "displaced / gave way to"),
                     [
                         (
-                            each["step"],
-                            each["kind"],
-                            each["sequence_id"],
-                            each["rule"],
-                            each["reason"],
-                            " ".join(each["others"]),
+                            decision["step"],
+                            decision["kind"],
+                            decision["sequence_id"],
+                            decision["rule"],
+                            decision["reason"],
+                            " ".join(decision["others"]),
                         )
-                        for each in engine["decisions"]
+                        for decision in engine["decisions"]
                     ],
                 )
             if engine["steps"]:
@@ -166,17 +166,17 @@ def _print(shown: dict[str, Any]) -> None:
                     ),
                     [
                         (
-                            each["step"],
-                            each["slots"],
-                            _by_tenant(each["decodes"], shown["tenants"]),
-                            _by_tenant(each["prompts"], shown["tenants"]),
-                            each["left_tokens"],
-                            _by_tenant(each["waiting_decodes"], shown["tenants"]),
-                            _by_tenant(each["longest_gap_steps"], shown["tenants"]),
-                            _by_tenant(each["waiting_prompt_tokens"], shown["tenants"]),
-                            _by_tenant(each["waiting"], shown["tenants"]),
+                            step["step"],
+                            step["slots"],
+                            _by_tenant(step["decodes"], shown["tenants"]),
+                            _by_tenant(step["prompts"], shown["tenants"]),
+                            step["left_tokens"],
+                            _by_tenant(step["waiting_decodes"], shown["tenants"]),
+                            _by_tenant(step["longest_gap_steps"], shown["tenants"]),
+                            _by_tenant(step["waiting_prompt_tokens"], shown["tenants"]),
+                            _by_tenant(step["waiting"], shown["tenants"]),
                         )
-                        for each in engine["steps"]
+                        for step in engine["steps"]
                     ],
                 )
 

@@ -15,7 +15,7 @@ from ops.cli.options import Duration
 from ops.reporting import table
 from tenants.admin.cursor import MAX_PAGE
 from tenants.admin.lists.moves import MoveQuery
-from tenants.counts.move import StoredMove
+from tenants.counts.move_store import StoredMove
 
 if TYPE_CHECKING:
     from tenants.admin.admin import Admin

@@ -34,7 +34,7 @@ def _option(row: SettingInfo) -> click.Option:
 
 def _policy_options(given: tuple[str, ...]) -> dict[str, str]:
     """Settings of `NAME=VALUE` texts."""
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for text in given:
         name, separator, value = text.partition("=")
         if not separator:
@@ -42,8 +42,8 @@ def _policy_options(given: tuple[str, ...]) -> dict[str, str]:
                 f"{POLICY_OPTION_FLAG} {text!r} is not NAME=VALUE; `fairgate policy explain NAME` lists the"
                 " options"
             )
-        found[f"policy.{name.strip().replace('-', '_')}"] = value
-    return found
+        options[f"policy.{name.strip().replace('-', '_')}"] = value
+    return options
 
 
 def _serve(policy_option: tuple[str, ...], **flags: Any) -> None:

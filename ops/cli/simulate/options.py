@@ -147,13 +147,13 @@ def names_machine(asked: dict[str, Any]) -> bool:
 
 
 def options_asked(asked: dict[str, Any]) -> dict[str, str]:
-    found = {}
+    options = {}
     for text in asked["options"]:
         name, separator, value = text.partition("=")
         if not separator:
             raise ValueError(f"--option {text!r} is not NAME=VALUE")
-        found[name.strip().replace("-", "_")] = value.strip()
-    return found
+        options[name.strip().replace("-", "_")] = value.strip()
+    return options
 
 
 def scenario_of(
@@ -187,10 +187,10 @@ def learned_table_at(path: str, machine: str) -> LearnedTable | None:
 
     if not path:
         return None
-    found = LearnedTable.load(Path(path))
-    if found.machine != machine:
-        click.echo(f"{path} was fitted on {found.machine}, and this is {machine}", err=True)
-    return found
+    table = LearnedTable.load(Path(path))
+    if table.machine != machine:
+        click.echo(f"{path} was fitted on {table.machine}, and this is {machine}", err=True)
+    return table
 
 
 def policies_of(policy: str | None, default: str) -> list[str]:
@@ -198,7 +198,7 @@ def policies_of(policy: str | None, default: str) -> list[str]:
     from engine.scheduling.policy import LEARNED_POLICIES, POLICIES, TABLE_POLICIES
 
     known = POLICIES | TABLE_POLICIES | LEARNED_POLICIES
-    names = [each.strip() for each in (policy or default).split(",") if each.strip()]
+    names = [name.strip() for name in (policy or default).split(",") if name.strip()]
     names = list(POLICIES) if names == ["all"] else list(dict.fromkeys(names))
     for name in names:
         if name not in known:

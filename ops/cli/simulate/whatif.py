@@ -260,7 +260,7 @@ async def read_rows(
                 f"no request of model {of_model!r} ended in that time; there are {', '.join(models)}"
             )
         chosen = [row for row in rows if of_model is None or row.model == of_model]
-        ids = {each for row in chosen for each in (row.server, row.terms) if each is not None}
+        ids = {digest for row in chosen for digest in (row.server, row.terms) if digest is not None}
         return chosen, await timelines.described(database, ids)
     except TenancyError as error:
         raise Failure(str(error)) from None

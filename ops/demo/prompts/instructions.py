@@ -1,8 +1,6 @@
 """Instructions that the demo model has learned, drawn from a seeded generator, with their right answers.
 
-Each carries a key that names its content without its wording ("arithmetic:17+25"); where the content is to be
-known by heart (the calendar, which thing is of which kind) the key is the wording. A hash of the key decides
-whether training uses it or holds it out.
+A hash of each one's key, which names its content without its wording, says whether training holds it out.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ FAMILIES: tuple[str, ...] = (
     "sort",
     "facts",
 )
-"""The families that are measured on held-out prompts."""
 
 HELD_OUT_ONE_IN = 4
 LONGEST_ANSWER_TOKENS = 300
@@ -34,7 +31,6 @@ LONGEST_PROMPT_TOKENS = 320
 TEMPLATE_TOKENS = 8
 """Tokens the chat template adds around one user message, up to the start of the answer."""
 END_TOKENS = 1
-"""The end-of-sequence token that closes each answer."""
 
 LARGEST_COUNTED = 99
 
@@ -56,8 +52,6 @@ _ADJECTIVES, _NOUNS, _VERBS, _PLACES = (
 
 @dataclass(frozen=True, slots=True)
 class TrainingMessage:
-    """One chat message."""
-
     role: str
     content: str
 
@@ -73,7 +67,6 @@ class Instruction:
 
     @property
     def prompt(self) -> str:
-        """The last user message."""
         return self.messages[-1].content
 
     @property

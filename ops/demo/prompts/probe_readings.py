@@ -1,7 +1,4 @@
-"""Readings for the length probe: the model answers its own instructions, and its state is read meanwhile.
-
-At temperature 1, by the real engine core, which reads the model's state as it does when it serves.
-"""
+"""Readings for the length probe: the model's state while the engine answers at temperature 1."""
 
 from __future__ import annotations
 
@@ -36,8 +33,7 @@ LONGEST_NOTE_WORDS = 60
 def answer_instructions(
     model_dir: Path, number: int, *, seed: int, threads: int
 ) -> tuple[list[LengthSample], list[int]]:
-    """The readings of `number` answers to instructions that training did not hold out, and which of the
-    model's layers they are of. Some two hundred answers a second and core."""
+    """Readings of `number` answers to instructions that training did not hold out, and their layers."""
     from engine.model.length_probe.probe import LengthReadings
     from engine.model.loader import load_runner
 

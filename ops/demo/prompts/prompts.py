@@ -18,8 +18,7 @@ MAX_TOKENS = 300
 
 
 def chats_of(model: Path, seed: int, lengths: Iterable[tuple[int, int]]) -> list[list[dict[str, str]]]:
-    """A conversation for each wanted length of prompt and answer, by the model's own tokenizer; the model
-    ends them by itself."""
+    """A conversation for each wanted length of prompt and answer, which the model ends by itself."""
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
 
     def count_tokens(text: str) -> int:
@@ -44,7 +43,6 @@ class Prompts:
         return Prompts(trace, chats_of(model, seed, lengths))
 
     def body(self, place: int, model: str) -> dict[str, Any]:
-        """The request for the slice's request at `place`."""
         return {"model": model, "messages": self.chats[place], "max_tokens": MAX_TOKENS, "temperature": 0}
 
     def spread(self, number: int) -> list[int]:

@@ -1,7 +1,6 @@
-"""Measures how well the demo model follows instructions that it was not trained on.
+"""Exact held-out answers of the demo model by family; `python -m ops.demo.training.evaluate`.
 
-`python -m ops.demo.training.evaluate` answers held-out prompts of each family greedily with the saved model,
-computing in float32, and prints the share that is exact. Its exit status is 1 when a family stays under 95 %.
+Its exit status is 1 when a family stays under 95 %.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ class ModelReply:
 
 
 def load(directory: Path) -> tuple[Any, Any]:
-    """The saved model in float32 and its tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(directory)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     return model.eval(), tokenizer
@@ -52,7 +50,6 @@ def load(directory: Path) -> tuple[Any, Any]:
 def answer_greedily(
     model: Any, tokenizer: Any, instructions: Sequence[Instruction], rows_per_batch: int = 64
 ) -> list[ModelReply]:
-    """The greedy reply to each instruction, in order."""
     prompts = [
         tokenizer.apply_chat_template(instruction.chat(), tokenize=False, add_generation_prompt=True)
         for instruction in instructions
@@ -137,7 +134,6 @@ def _add_row(
 @click.option("--show-wrong", default=0, show_default=True, help="Wrong answers to show per family.")
 @click.option("--threads", default=2, show_default=True, help="CPU threads for torch.")
 def main(directory: Path, prompts: int, seed: int, show_wrong: int, threads: int) -> None:
-    """Measure the demo model on held-out prompts."""
     torch.set_num_threads(threads)
     model, tokenizer = load(directory)
     console = Console(width=100)

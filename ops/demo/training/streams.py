@@ -39,10 +39,7 @@ FINISHING_SHARE: dict[str, float] = {
 def training_stream(
     seed: int, longest_characters: int | None = None, share: Mapping[str, float] = TRAINING_SHARE
 ) -> Iterator[Instruction]:
-    """An endless, seeded stream of decorated training instructions; none of them is held out.
-
-    With a limit, conversations of more characters (answer included) are passed over.
-    """
+    """An endless, seeded stream; none is held out, none longer than `limit` characters."""
     rng = random.Random(seed)
     families = tuple(share)
     shares = tuple(share.values())
@@ -67,7 +64,6 @@ def held_out_instructions(family: str, number: int, seed: int) -> list[Instructi
 
 
 def courtesies() -> list[Instruction]:
-    """Every plain chat courtesy and its answer."""
     return [
         instruction_of("courtesy", question, question, answer)
         for questions, answer in COURTESIES

@@ -217,33 +217,21 @@ def answer_logits(model: LlamaForCausalLM, batch: TrainingBatch) -> torch.Tensor
     return logits.float()
 
 
-def finishing_batches(
-    seed: int, tokenizer: PreTrainedTokenizerFast, *, steps: int, tokens_per_batch: int
-) -> Iterator[tuple[TrainingBatch, float]]:
-    """The batches of the last steps, mostly of the hardest families."""
-    yield from _shuffled_batches(
-        training_stream(seed + 2, SHORT_CHARACTERS, FINISHING_SHARE),
-        random.Random(seed + 2),
-        tokenizer,
-        steps,
-        tokens_per_batch,
-    )
-
-
 def training_batches(
-    seed: int, tokenizer: PreTrainedTokenizerFast, *, steps: int, tokens_per_batch: int
+    seed: int, tokenizer: PreTrainedTokenizerFast, *, steps: int, tokens_per_batch: int, is_finish: bool
 ) -> Iterator[tuple[TrainingBatch, float]]:
-    """The shuffled batches of a run, each with the mean weight of a batch to scale its loss by.
-
-    First come short conversations only: they cost little and teach the skills. Then come all lengths.
-    """
-    rng = random.Random(seed)
+    """Each batch with the mean weight to scale its loss by: short conversations first, then all lengths; of
+    the last steps mostly the hardest families."""
     short_steps = round(SHORT_SHARE * steps)
-    short_stream = training_stream(seed, SHORT_CHARACTERS)
-    for stream, phase_steps in (
-        (short_stream, short_steps),
+    phases = [
+        (training_stream(seed, SHORT_CHARACTERS), short_steps),
         (training_stream(seed + 1), steps - short_steps),
-    ):
+    ]
+    rng = random.Random(seed)
+    if is_finish:
+        phases = [(training_stream(seed + 2, SHORT_CHARACTERS, FINISHING_SHARE), steps)]
+        rng = random.Random(seed + 2)
+    for stream, phase_steps in phases:
         yield from _shuffled_batches(stream, rng, tokenizer, phase_steps, tokens_per_batch)
 
 
@@ -290,10 +278,7 @@ def cpu_minutes() -> float:
 
 
 def learning_rate(step: int, steps: int, peak: float, warm_up_steps: int = 100) -> float:
-    """Linear warm-up, flat to the middle, then a straight line down to nothing.
-
-    A cosine would be nearly at its end when the long instructions come in.
-    """
+    """Linear warm-up, flat to the middle, then a straight line down to nothing."""
     return peak * min(1.0, (step + 1) / warm_up_steps, 2 * (steps - step) / steps)
 
 
@@ -308,33 +293,27 @@ def train(
     console: Console,
     is_finish: bool = False,
 ) -> int:
-    """Train the model in place; returns how many tokens it saw."""
     # Muon for the matrices inside the layers: it learns to copy after a third of the tokens AdamW needs.
     matrices = [parameter for parameter in model.model.layers.parameters() if parameter.dim() == 2]
     inside = {id(parameter) for parameter in matrices}
     others = [parameter for parameter in model.parameters() if id(parameter) not in inside]
-    optimizers: list[tuple[torch.optim.Optimizer, float]] = [
-        (
-            torch.optim.Muon(
-                matrices, lr=peak_learning_rate, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"
-            ),
-            peak_learning_rate * (FINISHING_SCALE if is_finish else 1.0),
-        ),
-        (
-            torch.optim.AdamW(
-                others, lr=OTHERS_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True
-            ),
-            OTHERS_LEARNING_RATE * (FINISHING_SCALE if is_finish else 1.0),
-        ),
-    ]
+    muon = torch.optim.Muon(
+        matrices, lr=peak_learning_rate, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"
+    )
+    adamw = torch.optim.AdamW(
+        others, lr=OTHERS_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True
+    )
+    scale = FINISHING_SCALE if is_finish else 1.0
+    optimizers = ((muon, scale * peak_learning_rate), (adamw, scale * OTHERS_LEARNING_RATE))
     probes = {
         family: make_batches(held_out_instructions(family, 100, seed), tokenizer, tokens_per_batch)
         for family in FAMILIES
     }
     seen_tokens, mean_loss, started_s = 0, 0.0, time.monotonic()
     model.train()
-    make = finishing_batches if is_finish else training_batches
-    batches = make(seed, tokenizer, steps=steps, tokens_per_batch=tokens_per_batch)
+    batches = training_batches(
+        seed, tokenizer, steps=steps, tokens_per_batch=tokens_per_batch, is_finish=is_finish
+    )
     for step, (batch, mean_weight) in enumerate(batches):
         for optimizer, peak in optimizers:
             for group in optimizer.param_groups:
@@ -415,7 +394,6 @@ def main(
     finish: Path | None,
     threads: int,
 ) -> None:
-    """Train the demo model and save it."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     keep_freed_memory()
     torch.set_num_threads(threads)

@@ -1,8 +1,4 @@
-"""Admission of a simulated gateway: refuses requests that would miss their targets.
-
-The admission that serves (`gateway/dispatch/admission.py`) with the forecasts that serve
-(`gateway/estimates/forecast_cache.py`), here once a virtual second, calibrated with earlier outcomes.
-"""
+"""Admission of a simulated gateway, by the code that serves: refuses what would miss its targets."""
 
 from __future__ import annotations
 

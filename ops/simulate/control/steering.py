@@ -1,9 +1,4 @@
-"""The control loop and the learned policy on a simulated pool.
-
-The loop that serves (`gateway/flow/control_rules.py`) looks at the simulated pool as often as at a real one;
-so does the learned table, if there is one. What engines and clients would report is read from the records and
-the schedulers.
-"""
+"""The control loop and the learned policy on a simulated pool, as often as on a real one."""
 
 from __future__ import annotations
 
@@ -18,14 +13,7 @@ from gateway.flow.learned.macro_state import Situation
 from gateway.flow.learned.switch import MacroStateSwitch
 from gateway.flow.learned.table_file import LearnedTable
 from gateway.flow.window import NUM_RANKS
-from gateway.pools.control_loop import (
-    EVERY_S,
-    Setters,
-    bounds_of,
-    length_spread,
-    queue_setters,
-    spare_share,
-)
+from gateway.pools.control_loop import EVERY_S, Setters, bounds_of, length_spread, queue_setters, spare_share
 from gateway.pools.engine_knobs import engine_setters
 from gateway.statistics import RecentShare
 from ops.simulate.control.admission import SimulatedAdmission
@@ -49,9 +37,7 @@ class Steering:
     ) -> None:
         """`table`: says where the knobs rest, in every mode; `on_situation`: is told of each look's load."""
         self.admission = SimulatedAdmission(slo)
-        """Admission, which the loop makes stricter or looser."""
         self.switch = None if table is None else MacroStateSwitch(table)
-        """Which entry of the table is in force."""
         self._on_situation = on_situation
         self._mode = mode
         self._slo = slo
@@ -89,7 +75,6 @@ class Steering:
 
     @property
     def moves(self) -> list[Move]:
-        """The last thousand, the latest last."""
         return [] if self._control is None else list(self._control.moves)
 
     def look(self, pool: SimulatedPool) -> None:

@@ -31,11 +31,9 @@ class Fairness:
 
     period_s: float = PERIOD_S
     widest_gap: float = 0.0
-    """Cost tokens per weight."""
     got: dict[str, float] = field(default_factory=dict)
     """Cost tokens per weight, by tenant, in intervals in which it and another waited throughout."""
     due: dict[str, float] = field(default_factory=dict)
-    """An equal part of the same."""
     _next_s: float = 0.0
     _before: dict[str, float] = field(default_factory=dict)
     """Service per weight at the last look, of those that waited then."""

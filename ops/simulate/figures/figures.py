@@ -1,7 +1,6 @@
-"""Figures of a simulated run.
+"""Figures of a simulated run: nearest-rank quantiles over *all* requests submitted.
 
-Times are nearest-rank quantiles over *all* requests submitted: one that was refused or never ended counts as
-infinitely slow (null in JSON) and as a miss, so that dropping requests improves nothing (arXiv 2410.14257).
+One that was refused or never ended counts as infinitely slow (null in JSON) and as a miss (arXiv 2410.14257).
 """
 
 from __future__ import annotations
@@ -50,7 +49,6 @@ def latencies(records: Records, rows: Sequence[int], slo: SloLimits, span_s: flo
 
 
 def figures(pool: SimulatedPool, fairness: Fairness, slo: SloLimits) -> Figures:
-    """Everything of one run under one policy."""
     records, machine = pool.records, pool.machine
     replicas = len(pool.members)
     span_s = max(pool.now_s, 1e-9)
@@ -100,9 +98,7 @@ def figures(pool: SimulatedPool, fairness: Fairness, slo: SloLimits) -> Figures:
 def energy(
     machine: Machine, replicas: int, busy_s: float, span_s: float, output_tokens: int
 ) -> Figures | None:
-    """Busy steps at the most that the data sheet allows, all other time at idle power: more than it will
-    really be, since a step that waits for memory takes less than the most. None: the device's power is not
-    known."""
+    """Busy steps at the data sheet's most, all other time at idle power; None: the power is not known."""
     if not machine.watts:
         return None
     idle_s = span_s * replicas - busy_s
@@ -120,10 +116,7 @@ def energy(
 
 
 def within_factor(pairs: Sequence[tuple[float, float]], factor: float, floor: float) -> float | None:
-    """Share of (estimate, actual) pairs that lie within `factor` of each other.
-
-    Values below `floor` count as `floor`: whether 2 ms were 5 ms does not matter.
-    """
+    """Share of (estimate, actual) pairs within `factor` of each other; values below `floor` count as it."""
     if not pairs:
         return None
     good = 0

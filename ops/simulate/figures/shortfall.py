@@ -30,19 +30,16 @@ class Residual(NamedTuple):
 
     simulated_ttft_s: float
     simulated_decode_s: float
-    """From its first token to its last."""
     ttft_s: float
     """By which its first token came later than simulated."""
     decode_s: float
-    """By which it decoded longer."""
 
 
 _TTFT = attrgetter("simulated_ttft_s")
 
 
 def residuals_of(real: Records, simulated: Records) -> dict[int, Residual]:
-    """By row, of those that were served and simulated to their ends. The same requests in the same order.
-    Raises ValueError."""
+    """By row, of the same requests in order, served and simulated to their ends. Raises ValueError."""
     if len(real) != len(simulated):
         raise ValueError(f"{len(real)} requests were served and {len(simulated)} simulated")
     residuals: dict[int, Residual] = {}
@@ -73,8 +70,7 @@ class Shortfall:
         return Shortfall(tuple(residuals_of(real, simulated).values()))
 
     def add_to(self, records: Records, seed: str, rows: Iterable[int] | None = None) -> None:
-        """Puts the times of answers right, in place, by default of all; no token comes before its request or
-        out of order."""
+        """Puts the times of answers right, in place; no token comes before its request or out of order."""
         rng = random.Random(f"shortfall {seed}")
         for row in records.done() if rows is None else rows:
             decode_s = records.last_s[row] - records.first_s[row]

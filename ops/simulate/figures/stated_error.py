@@ -23,7 +23,6 @@ from ops.simulate.records import Records
 
 PARTS = 20
 LEAST_REQUESTS = 2 * PARTS
-"""Fewer say nothing of an error."""
 MOST_REQUESTS = 20_000
 """Of more every n-th is looked at."""
 DRAWS = 200
@@ -37,8 +36,6 @@ FIGURES = (("ttft_s", 0.5), ("ttft_s", 0.9), ("e2e_s", 0.5), ("e2e_s", 0.9))
 
 @dataclass(frozen=True, slots=True)
 class ComparedFigure:
-    """One figure of the baseline beside the served one."""
-
     name: str
     served_s: float
     simulated_s: float
@@ -61,8 +58,6 @@ class ComparedFigure:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A simulation of what was served under the policy that served it."""
-
     records: Records
     """Its requests, put right by what others fell short of."""
     shortfall: Shortfall

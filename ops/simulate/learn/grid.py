@@ -30,8 +30,7 @@ QUEUE_QUANTILE, KV_QUANTILE, TREND_QUANTILE = 0.25, 0.67, 0.75
 def actions_that_act(
     requests: Sequence[SimulatedRequest], long_tokens: int, ageing_s: Sequence[float]
 ) -> tuple[str, ...]:
-    """Those of `GRID` that change anything on this traffic; the others stay where `hybrid` has them. A long
-    lane needs long requests, and ageing several tiers of which one ages."""
+    """Those of `GRID` that change anything on this traffic."""
     # Half of a lane's length, as what is predicted may be twice the answer that came.
     has_long = any(2 * (one.input_tokens + one.output_tokens) > long_tokens for one in requests)
     tiers = {request.tier for request in requests}
@@ -41,7 +40,6 @@ def actions_that_act(
 
 
 def borders_of(seen: Sequence[Situation]) -> Borders:
-    """Quantiles of what was seen under `hybrid`: of the queue where there was one."""
     queued = [load.queued_per_place for load in seen if load.queued_per_place > 0]
     return Borders(
         queued_per_place=_quantile(queued, QUEUE_QUANTILE, LEAST_QUEUE, MOST_QUEUE),
@@ -51,7 +49,6 @@ def borders_of(seen: Sequence[Situation]) -> Borders:
 
 
 def range_of(seen: Sequence[Situation]) -> SeenRange:
-    """The most of each feature."""
     return SeenRange(
         queued_per_place=max((load.queued_per_place for load in seen), default=0.0),
         kv_share=min(1.0, max((load.kv_share for load in seen), default=0.0)),

@@ -23,16 +23,13 @@ class TableJudgement:
 
     @property
     def gain(self) -> float:
-        """By how much the table's sum is smaller."""
         return self.other - self.table
 
     @property
     def wins(self) -> bool:
-        """By more than the seeds differ."""
         return self.gain > self.spread and self.gain > 0
 
     def words(self) -> str:
-        """For people."""
         verdict = "does not win"
         if self.gain > 0:
             chance = "less than the seeds differ, which may be chance"
@@ -45,8 +42,6 @@ class TableJudgement:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutRuns:
-    """Runs of one table on every held-out piece with every seed."""
-
     by_seed: Mapping[int, tuple[TrialRun, ...]]
 
     def means(self) -> list[float]:
@@ -61,8 +56,6 @@ class HeldOutRuns:
 def served_held_out(
     trials: Trials, pieces: Sequence[Piece], seeds: Sequence[int], table: LearnedTable | None
 ) -> HeldOutRuns:
-    """Runs `table`; None: `hybrid`."""
-
     def run(piece: Piece, seed: int) -> TrialRun:
         trial = LearningTrial(piece, seed)
         return trials.hybrid(trial) if table is None else trials.learned(trial, table)

@@ -1,8 +1,4 @@
-"""Learns a table from a trace: borders, search, and judgement on what was held out.
-
-Of the budget of simulated requests a part is kept for the judgement and a part shows how the pieces differ
-under `hybrid`; the rest is searched with.
-"""
+"""Learns a table from a trace: borders, search, and judgement on what was held out."""
 
 from __future__ import annotations
 
@@ -25,7 +21,6 @@ from ops.simulate.traffic.requests import SimulatedRequest
 
 DEFAULT_BUDGET = 120_000
 JUDGE_SHARE, SURVEY_SHARE = 0.3, 0.15
-"""Of the budget."""
 SEEDS_A_SEARCH, SEEDS_A_JUDGEMENT = 2, 3
 RUNS_A_UNIT = 16
 """Of the search, on each of its pieces and seeds: the fewer pieces, the more candidates."""
@@ -39,10 +34,7 @@ class BudgetTooSmall(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LearningOutcome:
-    """A table, and how it was judged."""
-
     table: LearnedTable
-    """With the judgement in it."""
     against_hybrid: TableJudgement
     against_old: TableJudgement | None
     """None: there was none that could be compared."""
@@ -51,13 +43,10 @@ class LearningOutcome:
     changes: Sequence[TableChange]
     candidates: int
     searched: Sequence[str]
-    """Names of the actions that were searched."""
     learnt_from: Sequence[Piece]
-    """All that could be learnt from."""
     searched_on: Sequence[Piece]
     held_out: Sequence[Piece]
     is_spent: bool
-    """The budget ended the search."""
 
     @property
     def wins(self) -> bool:
@@ -76,8 +65,7 @@ def learn(
     old: LearnedTable | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> LearningOutcome:
-    """The same arguments give the same table, on every machine. `old`: a table that the new one has to beat.
-    Raises `TraceTooShort`, `BudgetTooSmall`."""
+    """Deterministic. `old`: a table to beat. Raises `TraceTooShort`, `BudgetTooSmall`."""
     if not 0 <= seed <= MOST_SEED:
         raise ValueError(f"the seed must be between 0 and {MOST_SEED:,}, not {seed}")
     parts = split(name, requests, has_prefixes=has_prefixes)

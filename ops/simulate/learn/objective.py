@@ -44,7 +44,6 @@ class LearningObjective:
         return self.waits * served.waits + self.misses * served.missed + self.energy * energy
 
     def words(self, slo: SloLimits, *, has_energy: bool) -> str:
-        """The sum for people."""
         parts = [
             f"{self.waits:g} x mean of min(TTFT / {wait_target_s(slo):g} s, {MOST_WAITS:g})",
             f"{self.misses:g} x share that misses {slo}",
@@ -57,15 +56,11 @@ class LearningObjective:
 
 @dataclass(frozen=True, slots=True)
 class ServedSum:
-    """What became of the requests of one run, in the parts of the sum."""
-
     requests: int
     waits: float
     """Mean of the capped waits, in their targets."""
     missed: float
-    """Share that missed the SLO."""
     refused: float
-    """Share that was refused."""
     joules_per_token: float
     """Of output; 0: not known."""
 

@@ -1,8 +1,6 @@
 """Search of a table: one change of one action at a time, kept where it wins by more than the seeds differ.
 
-First changes of all macro-states together, since what one state does shows in the others; then state by
-state, those first in which most requests waited. Every candidate serves the very requests that the table
-before it served; one that does not win where its states are seen most is not tried further. Deterministic.
+First changes of all macro-states together, since what one does shows in the others; then state by state.
 """
 
 from __future__ import annotations
@@ -26,8 +24,6 @@ MOST_PASSES = 3
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """One change that was kept."""
-
     states: tuple[int, ...]
     action: str
     value: float
@@ -38,7 +34,7 @@ class TableChange:
 
 
 class BudgetSpent(Exception):
-    """No further run fits into the budget."""
+    pass
 
 
 class TableSearch:
@@ -48,13 +44,11 @@ class TableSearch:
         self, trials: Trials, units: Sequence[LearningTrial], table: LearnedTable, actions: Sequence[str], *,
         keep: int = 0,
     ) -> None:  # fmt: skip
-        """`units`: what every candidate is run on; `actions`: names of those that are searched; `keep`:
-        requests of the budget that are left for others."""
+        """`units`: what candidates run on; `keep`: requests of the budget that are left for others."""
         self.table = table
         self.changes: list[TableChange] = []
         self.candidates = 0
         self.is_spent = False
-        """The budget ended the search."""
         self._trials = trials
         self._units = list(units)
         self._actions = list(actions)
@@ -67,7 +61,6 @@ class TableSearch:
         return [sum(run.looks[state] for run in self._best.values()) for state in range(NUM_STATES)]
 
     def run(self) -> LearnedTable:
-        """The best table found."""
         try:
             for unit in self._units:
                 self._best[unit] = self._serve(unit, self.table)

@@ -1,8 +1,4 @@
-"""Cuts a trace into stretches of time: every other one to learn from, the others held out to judge by.
-
-A stretch is an hour where the trace has many, and shorter where it has not. What is simulated are pieces of a
-stretch of about two minutes, each by itself, from an empty pool. Pure.
-"""
+"""Cuts a trace into stretches of time: every other one to learn from, the others to judge by. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +11,9 @@ from ops.simulate.traffic.requests import SimulatedRequest
 MOST_STRETCHES = 24
 """Of a trace of up to a day; of a longer one as many as it has hours."""
 LEAST_STRETCHES = 4
-"""Two to learn from, two held out."""
 SHORTEST_S, USUAL_S, LONGEST_S = 60.0, 120.0, 3600.0
 LEAST_REQUESTS = 400
 MOST_REQUESTS = 1_000_000
-"""Of the whole trace."""
 JITTER_S = 1.0
 """What seeds move arrivals by, at most, either way."""
 
@@ -44,7 +38,6 @@ class Piece:
         return len(self.requests)
 
     def jittered(self, seed: int) -> Piece:
-        """The same requests, each up to `JITTER_S` earlier or later: drawn anew with each seed."""
         rng = random.Random(f"piece {self.number} seed {seed}")
         moved = [
             replace(request, arrival_s=max(0.0, request.arrival_s + rng.uniform(-JITTER_S, JITTER_S)))
@@ -55,8 +48,6 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A trace in two halves that have no request in common."""
-
     learnt_from: tuple[Piece, ...]
     held_out: tuple[Piece, ...]
     stretch_s: float
@@ -64,8 +55,7 @@ class Split:
 
 
 def split(name: str, requests: Sequence[SimulatedRequest], *, has_prefixes: bool = False) -> Split:
-    """Every other stretch is held out. Raises `TraceTooShort`, and ValueError for more requests than
-    `MOST_REQUESTS`."""
+    """Raises `TraceTooShort`, and ValueError for more requests than `MOST_REQUESTS`."""
     if len(requests) > MOST_REQUESTS:
         raise ValueError(
             f"{name}: more than {MOST_REQUESTS:,} requests; take fewer days (--days), or cut the trace"
@@ -102,7 +92,6 @@ def split(name: str, requests: Sequence[SimulatedRequest], *, has_prefixes: bool
 
 
 def stretch_s_of(span_s: float) -> float:
-    """The length of one stretch."""
     wanted = min(LONGEST_S, max(USUAL_S, span_s / MOST_STRETCHES))
     return max(SHORTEST_S, min(wanted, span_s / LEAST_STRETCHES))
 

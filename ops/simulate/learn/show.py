@@ -74,7 +74,6 @@ def _judged(judgement: TableJudgement, other: str) -> dict[str, Any]:
 
 
 def show(outcome: LearningOutcome, setup: LearningSetup, written: Path | None, notes: list[str]) -> None:
-    """For people."""
     learned = outcome.table
     click.echo(f"minimised: {setup.goal}")
     table(

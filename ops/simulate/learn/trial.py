@@ -29,8 +29,6 @@ POLICY = "hybrid"
 
 @dataclass(frozen=True, slots=True)
 class LearningSetup:
-    """What serves the requests, and by what it is judged."""
-
     model: str
     machine: Machine
     replicas: int = 1
@@ -43,11 +41,9 @@ class LearningSetup:
 
     @property
     def goal(self) -> str:
-        """What is minimised, in words."""
         return self.objective.words(self.slo, has_energy=self.machine.watts > 0)
 
     def scenario(self, piece: Piece) -> Scenario:
-        """The piece before these replicas."""
         return Scenario(
             piece, self.machine, self.replicas, self.slo, self.predictions, self.options, flow=self.flow
         )
@@ -60,19 +56,14 @@ def queue_as_served(machine: Machine) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class LearningTrial:
-    """A piece with the arrivals of one seed."""
-
     piece: Piece
     seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class TrialRun:
-    """One run of a trial."""
-
     served: ServedSum
     value: float
-    """Of the objective."""
     looks: tuple[int, ...]
     """In each macro-state of the table that ran; all 0 where none did."""
     waits: tuple[float, ...]
@@ -92,7 +83,6 @@ class Trials:
         self.runs = 0
         self._progress = progress
         self._hybrid: dict[tuple[str, int], ServedSum] = {}
-        """By piece and seed."""
 
     def left(self, keep: int = 0) -> int:
         """Requests that may still be simulated, apart from `keep`."""
@@ -114,7 +104,6 @@ class Trials:
         return TrialRun(served, self.setup.objective.of(served, served), NO_LOOKS, NO_LOOKS)
 
     def learned(self, trial: LearningTrial, table: LearnedTable) -> TrialRun:
-        """Under `table`."""
         hybrid = self.hybrid(trial)
         looks, waits = [0] * NUM_STATES, [0.0] * NUM_STATES
 

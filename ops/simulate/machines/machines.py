@@ -23,7 +23,6 @@ COMPUTE_SHARE = 0.6
 BANDWIDTH_SHARE = 0.8
 """Of the data sheet's bandwidth that reading weights and KV reaches."""
 STEP_OVERHEAD_S = 1.5e-3
-"""Scheduling, preparing and launching a step."""
 SEQUENCE_OVERHEAD_S = 10e-6
 """Sampling and text, for each sequence of a step."""
 COLLECTIVE_S = 10e-6
@@ -41,8 +40,6 @@ GPU_BLOCK_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One device, by its data sheet."""
-
     name: str
     memory_bytes: float
     read_bytes_per_s: float
@@ -51,7 +48,6 @@ class Gpu:
     link_bytes_per_s: float
     """To the others of one machine, each way."""
     watts: float
-    """The most it may take."""
     idle_watts: float
 
 
@@ -103,12 +99,8 @@ MODELS = {
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What a decoder-only model computes and reads, per token."""
-
     body_parameters: int
-    """Weights of the layers' matrix products."""
     head_parameters: int
-    """Weights of the product with the vocabulary."""
     attention_width: int
     """Query heads x head size, summed over the layers."""
     kv_width: int
@@ -131,7 +123,6 @@ class ModelShape:
 
     @property
     def step_parameters(self) -> int:
-        """Weights that a decode step reads."""
         return self.body_parameters + self.head_parameters
 
     def prefill_flops(self, prompt_tokens: int) -> int:
@@ -144,16 +135,12 @@ class ModelShape:
         )
 
     def decode_flops(self, context_tokens: int) -> int:
-        """One token that attends to `context_tokens`."""
         return 2 * self.step_parameters + 4 * self.attention_width * context_tokens
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """A model computed by `gpus` GPUs of a kind together; implements `StepTiming`.
-
-    Raises ValueError when the weights do not fit.
-    """
+    """A model on `gpus` GPUs together; implements `StepTiming`. Raises ValueError when it does not fit."""
 
     gpu: Gpu
     config: dict[str, Any]
@@ -174,7 +161,6 @@ class Roofline:
 
     @cached_property
     def shape(self) -> ModelShape:
-        """What a token asks for."""
         return ModelShape.of(self.config)
 
     @property
@@ -184,7 +170,6 @@ class Roofline:
 
     @property
     def kv_token_bytes(self) -> int:
-        """Keys and values of one token."""
         return self.shape.kv_width * BYTES_PER_NUMBER
 
     @property
@@ -211,12 +196,10 @@ class Roofline:
         return flops / self._flops_per_s, read / self._read_bytes_per_s
 
     def step_s(self, shape: StepShape) -> float:
-        """See `StepTiming`."""
         tokens = shape.prompt_tokens + shape.decode_tokens
         return max(self.limits_s(shape)) + self._between_s(tokens, shape.rows)
 
     def decodes_s(self, shape: StepShape, steps: int) -> list[float]:
-        """See `StepTiming`."""
         model, decodes, context = self.shape, shape.decode_tokens, shape.decode_context
         between_s = self._between_s(shape.prompt_tokens + decodes, shape.rows)
         # Whole numbers as in `limits_s`, so that every step is what `step_s` says to the last bit.
@@ -257,8 +240,6 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One replica: how long its steps take, and what it holds."""
-
     name: str
     timing: StepTiming
     step_time: StepTime
@@ -279,7 +260,6 @@ class Machine:
 
     @property
     def num_blocks(self) -> int:
-        """Of the KV cache."""
         return max(1, self.kv_tokens // self.block_tokens)
 
 
@@ -293,8 +273,7 @@ def roofline_machine(
     block_tokens: int = GPU_BLOCK_TOKENS,
     kv_tokens: int | None = None,
 ) -> Machine:
-    """A preset model on preset GPUs. Raises ValueError for an unknown name and for weights that do not
-    fit."""
+    """Raises ValueError for an unknown name and for weights that do not fit."""
     if gpu not in GPUS:
         raise ValueError(f"no GPU {gpu!r}; there are {', '.join(GPUS)}")
     if model not in MODELS:
@@ -344,8 +323,7 @@ SAMPLES = 400
 
 
 def fitted(timing: StepTiming, max_sequences: int, max_batched_tokens: int) -> StepTime:
-    """The linear model that an engine would have learned of such steps: fitted to `SAMPLES` of them, drawn
-    with a fixed seed; every other one with a chunk of a prompt."""
+    """The linear model fitted to `SAMPLES` such steps, fixed seed; every other one with a prompt's chunk."""
     rng = random.Random(0)
     model = StepTimeModel()
     for number in range(SAMPLES):

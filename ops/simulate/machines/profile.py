@@ -18,12 +18,7 @@ from engine.step_time.model import StepTimeModel
 from ops.simulate.machines.machines import Machine, profile_machine
 
 COEFFICIENTS = ("base_s", "per_token_s", "per_context_token_s", "per_sequence_s")
-DEFAULT_SIZES = {
-    "kv_tokens": 65_536,
-    "context_tokens": 8192,
-    "max_sequences": 64,
-    "max_batched_tokens": 512,
-}
+DEFAULT_SIZES = {"kv_tokens": 65_536, "context_tokens": 8192, "max_sequences": 64, "max_batched_tokens": 512}
 MOST_BYTES = 1 << 20
 MOST_STEP_S = 60.0
 
@@ -33,8 +28,7 @@ class BadProfile(ValueError):
 
 
 def read_profile(path: Path, defaults: Mapping[str, int] = DEFAULT_SIZES, **sizes: int | None) -> Machine:
-    """`sizes` that are not None go before those of the file, and these before the `defaults`. Raises
-    `BadProfile`."""
+    """`sizes` that are not None go before the file's, these before `defaults`. Raises `BadProfile`."""
     try:
         with path.open("rb") as file:
             content = json.loads(file.read(MOST_BYTES))
@@ -57,15 +51,12 @@ def read_profile(path: Path, defaults: Mapping[str, int] = DEFAULT_SIZES, **size
         name: sizes.get(name) or _whole(path, content, name, default) for name, default in defaults.items()
     }
     return profile_machine(
-        f"profile {path.name}",
-        StepTime(**values, samples=1000, relative_error=0.0),
-        **chosen,
+        f"profile {path.name}", StepTime(**values, samples=1000, relative_error=0.0), **chosen
     )
 
 
 def _coefficients(learned: dict[str, Any]) -> list[float]:
-    """Of what an engine keeps: of steps as they are in the mean, for times are sums of many. Raises
-    ValueError."""
+    """Of what an engine keeps, as steps are in the mean. Raises ValueError."""
     mean = StepTimeModel.from_dict(learned).mean()
     return [getattr(mean, name) for name in COEFFICIENTS]
 

@@ -1,5 +1,4 @@
-"""Charts that compare policies: distributions of TTFT and TPOT with their targets, requests a second that met
-the SLO over time beside those that arrived, and attainment by tenant."""
+"""Charts that compare policies: TTFT and TPOT, goodput over time, and attainment by tenant."""
 
 from __future__ import annotations
 
@@ -18,8 +17,6 @@ TENANTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """One policy's."""
-
     policy: str
     span_s: float
     ttft_s: list[float] = field(repr=False)
@@ -30,14 +27,11 @@ class Curves:
     met_per_s: list[float] = field(repr=False)
     """Of those that ended in each part: how many a second had met the SLO."""
     attainment: dict[str, float]
-    """Of the tenants with the most requests."""
     service_per_s: dict[str, list[float]] = field(repr=False)
-    """Of these tenants, by the same parts of the span: input and output tokens of answers, spread evenly from
-    the first token to the last."""
+    """Input and output tokens of answers, spread evenly from the first token to the last."""
 
 
 def curves(pool: SimulatedPool, slo: SloLimits) -> Curves:
-    """Of a run that is over."""
     records = pool.records
     span_s = max(pool.now_s, 1e-9)
     rows = range(len(records))

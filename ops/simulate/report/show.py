@@ -79,13 +79,11 @@ def _energy(row: Row) -> str:
 
 
 def heading(report: Report) -> str:
-    """The simulation in a line."""
     replicas = f"{report['replicas']} replica{'s' if report['replicas'] != 1 else ''}"
     return f"{report['source']} on {replicas} of {report['machine']}; SLO {report['slo']}"
 
 
 def sections(report: Report, tenants: int = TENANTS_SHOWN) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Title, columns and rows of each table."""
     simulated = report["policies"]
     rows = [report["recorded"], *simulated] if "recorded" in report else simulated
     tables = [("latency", LATENCY, rows), ("service", SERVICE, rows), ("devices", DEVICES, simulated)]
@@ -118,7 +116,6 @@ def published(report: Report) -> list[tuple[str, str, str]]:
 
 
 def notes(report: Report) -> list[str]:
-    """Notes for the reader."""
     said = [
         "Virtual time: nothing was measured. Misses count all submitted requests; a refused one is a miss.",
         f"Each replica: {report['kv_tokens']:,} tokens of KV, at most {report['max_sequences']} sequences, "

@@ -36,7 +36,6 @@ AZURE = DATA / "azure2023_conv.csv.gz"
 SERVEGEN = DATA / "servegen_hour.csv.gz"
 ARENA = Path(__file__).parents[2] / "demo" / "data" / "arena_slice.csv"
 TRACES = {"azure": AZURE, "arena": ARENA, "servegen": SERVEGEN}
-"""Those that ship with the product, by name."""
 SILENT_S = 30.0
 LONG_FACTOR = 8
 LONGEST_CONTEXT = 32_768
@@ -138,12 +137,10 @@ class Generated:
 
     @property
     def name(self) -> str:
-        """The spec and the seed."""
         return f"generated ({self.spec}; seed {self.seed})"
 
     @property
     def has_prefixes(self) -> bool:
-        """Where there are tenants that share, or on purpose do not."""
         return self.spec.hot + self.spec.cold > 0
 
     def __iter__(self) -> Iterator[SimulatedRequest]:
@@ -195,12 +192,10 @@ class AllAtOnce:
 
     @property
     def name(self) -> str:
-        """Count and source."""
         return f"{self.count:,} at once of {self.source.name}"
 
     @property
     def has_prefixes(self) -> bool:
-        """As the source."""
         return self.source.has_prefixes
 
     def __iter__(self) -> Iterator[SimulatedRequest]:

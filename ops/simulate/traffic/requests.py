@@ -1,8 +1,4 @@
-"""Requests of a simulation and their sources.
-
-Traces, generators and recorded traffic all come as a `Source`: requests in order of arrival, as often as they
-are asked for, so that several policies serve the very same ones. Nothing holds all of them in memory.
-"""
+"""Requests of a simulation and their sources, which give the same ones as often as they are asked."""
 
 from __future__ import annotations
 
@@ -18,15 +14,11 @@ PREFIX_BLOCK_TOKENS = 512
 """Tokens of one id of `SimulatedRequest.prefix_blocks`."""
 STANDARD = 1
 MOST_REQUESTS = 5_000_000
-"""Of one simulation."""
 MOST_TOKENS = 4_194_304
-"""Of one prompt, or of one answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Limits on a request, and how they count it."""
-
     limits: tuple[Limit, ...]
     price: PriceEntry
     """Of its model and tier: the cost of tokens, and their weights."""
@@ -48,11 +40,8 @@ class SimulatedRequest:
     """Ids of the prompt's blocks of `PREFIX_BLOCK_TOKENS` tokens, in order; the last may be partial. Two
     prompts of one tenant share as much as their leading ids agree. Empty: the prompt begins like no other."""
     tier: int = STANDARD
-    """Rank, see `engine.messages.TIER_RANKS`."""
     weight: float = 1.0
-    """Of its tenant."""
     reserved_cost_per_s: float = 0.0
-    """By its tenant."""
     reserved_tier: int | None = None
     """The rank of the tier that this is for; None: all."""
     prompt: tuple[int, ...] = ()
@@ -62,7 +51,6 @@ class SimulatedRequest:
     e2e_target_s: float | None = None
     """The SLO of its tenant and tier for the whole answer; None: there is none."""
     limits: RequestLimits | None = None
-    """None: there are none."""
     max_tokens: int = 0
     """The longest answer that its client allowed; 0: not known."""
     prefix_hashes: tuple[int, ...] = ()
@@ -70,7 +58,6 @@ class SimulatedRequest:
 
     @property
     def cost(self) -> int:
-        """Cost tokens of prompt and answer."""
         return self.input_tokens * INPUT_TOKEN_COST + self.output_tokens * OUTPUT_TOKEN_COST
 
 
@@ -78,14 +65,10 @@ class Source(Protocol):
     """Requests in order of arrival, the same ones each time."""
 
     @property
-    def name(self) -> str:
-        """For people."""
-        ...
+    def name(self) -> str: ...
 
     @property
-    def has_prefixes(self) -> bool:
-        """Whether any request names prefix blocks."""
-        ...
+    def has_prefixes(self) -> bool: ...
 
     def __iter__(self) -> Iterator[SimulatedRequest]:
         """From the first. Raises `BadTrace` where the source cannot be read on."""
@@ -98,8 +81,7 @@ class BadTrace(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Sped:
-    """A source `speed` times as fast, and cut off after `limit` requests. Raises ValueError for a speed that
-    is not above 0 or a limit below 1."""
+    """`speed` times as fast, cut off after `limit` requests. Raises ValueError."""
 
     source: Source
     speed: float = 1.0
@@ -113,14 +95,12 @@ class Sped:
 
     @property
     def name(self) -> str:
-        """The source's, and how it was changed."""
         changed = [f"x{self.speed:g}"] if self.speed != 1 else []
         changed += [f"first {self.limit:,}"] if self.limit is not None else []
         return self.source.name + (f" ({', '.join(changed)})" if changed else "")
 
     @property
     def has_prefixes(self) -> bool:
-        """As the source."""
         return self.source.has_prefixes
 
     def __iter__(self) -> Iterator[SimulatedRequest]:

@@ -40,7 +40,6 @@ REQUIRED = ("input_tokens", "output_tokens")
 MOST_BYTES = 8 << 30
 """Of a file's text, unpacked."""
 MOST_LINE = 4 << 20
-"""Characters of one line."""
 MOST_BLOCK_ID = 2**31 - 1
 EVERYBODY = "all"
 """The tenant where a trace names none."""
@@ -48,8 +47,6 @@ EVERYBODY = "all"
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One line's fields, by our names."""
-
     path: Path
     line: int
     fields: dict[str, str]
@@ -90,9 +87,8 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class TraceFile:
-    """A file with arrivals; with `rate`, its lengths alone, in its order, at Poisson arrivals of so many a
-    second (the same `seed` draws the same instants). Implements `Source`. Raises ValueError for the rate and
-    `BadTrace` where the file cannot be read: immediately for the header, line by line for the rest."""
+    """A file with arrivals; with `rate`, its lengths at Poisson arrivals. Implements `Source`. Raises
+    ValueError for the rate and `BadTrace` where the file cannot be read: immediately, or line by line."""
 
     path: Path
     rate: float | None = None
@@ -112,12 +108,10 @@ class TraceFile:
 
     @property
     def name(self) -> str:
-        """The file's, and the rate."""
         return self.path.name if self.rate is None else f"{self.path.name} at {self.rate:g}/s"
 
     @property
     def has_prefixes(self) -> bool:
-        """Whether there is such a column."""
         return "prefix_blocks" in header(self.path)
 
     def __iter__(self) -> Iterator[SimulatedRequest]:
@@ -148,8 +142,7 @@ class TraceFile:
 
 
 def header(path: Path) -> list[str]:
-    """The columns of a file by our names. Raises `BadTrace` when one is missing or the file cannot be
-    read."""
+    """The columns by our names. Raises `BadTrace` when one is missing or the file cannot be read."""
     try:
         with _opened(path) as file:
             return _columns(path, next(csv.reader(_bounded(path, file)), []))

@@ -15,7 +15,7 @@ from tenants.admin.cursor import Page, Text, beyond, checked_limit, decode_curso
 from tenants.admin.lists.refusals import MAX_NAME_CHARACTERS, RENAMED, Conditions, Instant, one_of, text
 from tenants.admin.transaction import AdminCommands
 from tenants.counts.calibration import FIGURES, KINDS, KeptCount
-from tenants.counts.refusal import MAX_CODE_CHARACTERS, MAX_ID_CHARACTERS, MAX_MODEL_CHARACTERS
+from tenants.counts.refusal_store import MAX_CODE_CHARACTERS, MAX_ID_CHARACTERS, MAX_MODEL_CHARACTERS
 from tenants.directory import queries
 from tenants.directory.records import from_us, to_us
 from tenants.errors import Invalid
@@ -149,14 +149,14 @@ class CountReads(AdminCommands):
             where = conditions(connection, last)
             if last:
                 where = [*where, beyond(columns, last)]
-            labelled = [each.label(label) for label, each in {**groups, **sums}.items()]
-            found = select(*labelled).where(*where).group_by(*columns).order_by(*columns).limit(most + 1)
-            rows = [dict(row) for row in connection.execute(found).mappings()]
+            labelled = [column.label(label) for label, column in {**groups, **sums}.items()]
+            query_ = select(*labelled).where(*where).group_by(*columns).order_by(*columns).limit(most + 1)
+            rows = [dict(row) for row in connection.execute(query_).mappings()]
             # Without groups there is one row, also where nothing is added up.
-            return [row | {each: int(row[each]) for each in sums} for row in rows if row[next(iter(sums))]]
+            return [row | {name: int(row[name]) for name in sums} for row in rows if row[next(iter(sums))]]
 
-        found = await self._database.read(read)
-        return page_of(found, most, name, filters, lambda row: [row[group] for group in groups])
+        grouped = await self._database.read(read)
+        return page_of(grouped, most, name, filters, lambda row: [row[group] for group in groups])
 
     def _span(
         self, query: RefusalCountQuery | CalibrationQuery, usual_s: int, longest_s: int

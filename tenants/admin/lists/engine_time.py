@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from tenants.admin.transaction import AdminCommands
 from tenants.counts import minute_store
-from tenants.counts.minutes import HOUR_US, KEPT_US, EngineMinute
+from tenants.counts.minute_store import HOUR_US, KEPT_US, EngineMinute
 
 MOST_RESERVED = 100
 """Tenants whose reservations are compared with their service: those with the largest."""
@@ -39,8 +39,8 @@ class EngineTimeReads(AdminCommands):
         """Sums of the minutes that begin in that time, by pool and replica; of several gateways the account
         that saw the replica longest counts."""
         begin_us = max(from_us, to_us - KEPT_US)
-        found = await self._database.read(lambda one: minute_store.engine_sums(one, begin_us, to_us))
-        return [EngineTime(pool, replica, counts) for pool, replica, counts in found]
+        sums = await self._database.read(lambda one: minute_store.engine_sums(one, begin_us, to_us))
+        return [EngineTime(pool, replica, counts) for pool, replica, counts in sums]
 
     async def served_time(self, from_us: int, to_us: int, tenant_ids: list[str]) -> ServedTime:
         """Service in that time: of all, and by the hour of at most `MOST_RESERVED` tenants."""

@@ -21,7 +21,7 @@ from tenants.admin.cursor import (
 )
 from tenants.admin.transaction import AdminCommands
 from tenants.counts import minute_store
-from tenants.counts.minutes import HOUR_US, MINUTE_US, EngineKey, EngineMinute, FlowKey, FlowMinute
+from tenants.counts.minute_store import HOUR_US, MINUTE_US, EngineKey, EngineMinute, FlowKey, FlowMinute
 from tenants.directory import queries
 from tenants.directory.records import from_us, to_us
 from tenants.errors import Invalid
@@ -103,8 +103,8 @@ class FlowLists(AdminCommands):
             wanted = list(conditions)
             if tenant is not None:
                 wanted.append(table.c.tenant_id == queries.find_tenant(connection, tenant).tenant_id)
-            found = minute_store.flow_by_window(connection, window_us, wanted, most + 1)
-            return [FlowRow(key, counts, window_us) for key, counts in found]
+            rows = minute_store.flow_by_window(connection, window_us, wanted, most + 1)
+            return [FlowRow(key, counts, window_us) for key, counts in rows]
 
         rows = await self._database.read(look)
         return page_of(rows, most, "flow", filters, lambda row: row.key)
@@ -132,10 +132,10 @@ class FlowLists(AdminCommands):
         for name, value in (("pool", pool), ("replica", replica)):
             if value is not None:
                 conditions.append(table.c[name] == _name(name, value))
-        found = await self._database.read(
+        minutes = await self._database.read(
             lambda one: minute_store.engines_by_minute(one, conditions, most + 1)
         )
-        rows = [EngineRow(key, counts) for key, counts in found]
+        rows = [EngineRow(key, counts) for key, counts in minutes]
         return page_of(rows, most, "engines", filters, lambda row: row.key)
 
     def _spans_of_flow(self, since: str | None, until: str | None, window: str) -> tuple[int, int]:

@@ -66,8 +66,8 @@ class HistoryLists(AdminCommands):
             wanted += [table.c[name] == value for name, value in rest.items() if value is not None]
             return slo_store.misses(connection, wanted, most + 1), end
 
-        found, end = await self._database.read(look)
-        return page_of(found, most, "misses", filters, _miss_key, scanned_to=end)
+        rows, end = await self._database.read(look)
+        return page_of(rows, most, "misses", filters, _miss_key, scanned_to=end)
 
     async def page_price_history(
         self, model: str, *, cursor: str | None = None, limit: int = DEFAULT_PAGE
@@ -86,9 +86,9 @@ class HistoryLists(AdminCommands):
         rows = await self._database.read(lambda one: history(one, model, most + 1, *after))
         if not rows and last is None:
             raise NotFound("price", model)
-        page = page_of(rows, most, "price history", filters, lambda each: (each.version, each.tier.value))
+        page = page_of(rows, most, "price history", filters, lambda row: (row.version, row.tier.value))
         tiers = list(Tier)
-        shown = sorted(page.rows, key=lambda each: (-each.version, tiers.index(each.tier)))
+        shown = sorted(page.rows, key=lambda row: (-row.version, tiers.index(row.tier)))
         return Page(shown, page.next_cursor)
 
 

@@ -36,14 +36,14 @@ def findings_of(
     if key.status(now) != "active":
         return ()
     ends = key.expires_at
-    found = {
+    holds = {
         KeyFinding.NEVER_USED: last_used is None,
         KeyFinding.IDLE: last_used is not None and last_used < now - timedelta(days=IDLE_DAYS),
         KeyFinding.NO_EXPIRY: ends is None,
         KeyFinding.EXPIRING: ends is not None and ends < now + timedelta(days=EXPIRING_DAYS),
         KeyFinding.NO_LIMIT: not has_limit,
     }
-    return tuple(finding for finding, applies in found.items() if applies)
+    return tuple(finding for finding, applies in holds.items() if applies)
 
 
 def condition(finding: KeyFinding, now: datetime) -> ColumnElement[bool]:
@@ -64,7 +64,7 @@ def condition(finding: KeyFinding, now: datetime) -> ColumnElement[bool]:
         case KeyFinding.EXPIRING:
             is_it = api_keys.c.expires_us < to_us(now + timedelta(days=EXPIRING_DAYS))
         case KeyFinding.NO_LIMIT:
-            is_it = and_(*(not_(each) for each in _hard_limits()))
+            is_it = and_(*(not_(query) for query in _hard_limits()))
     return and_(works, is_it)
 
 

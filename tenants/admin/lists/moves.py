@@ -13,7 +13,7 @@ from tenants.admin.lists.refusals import RENAMED, text
 from tenants.admin.lists.scans import between, end_of_scan
 from tenants.admin.transaction import AdminCommands
 from tenants.counts import move_store
-from tenants.counts.move import MAX_KNOB_CHARACTERS, MAX_MODEL_CHARACTERS, StoredMove
+from tenants.counts.move_store import MAX_KNOB_CHARACTERS, MAX_MODEL_CHARACTERS, StoredMove
 from tenants.storage.tables import control_moves
 
 Instant = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -54,17 +54,17 @@ class MoveReads(AdminCommands):
                 looked_at.append(~beyond(order, end, newest_first=True))
             return move_store.where(connection, looked_at + others, most + 1), end
 
-        found, end = await self._database.read(read)
-        return page_of(found, most, "moves", filters, lambda row: (row.at_us, row.move_id), scanned_to=end)
+        moves, end = await self._database.read(read)
+        return page_of(moves, most, "moves", filters, lambda row: (row.at_us, row.move_id), scanned_to=end)
 
 
 def _of_moves(query: MoveQuery) -> list[ColumnElement[bool]]:
     """All but the time, indexed ones first. Raises `Invalid` for a value that no move can have."""
-    columns, found = control_moves.c, []
+    columns, conditions = control_moves.c, []
     if query.knob is not None:
-        found.append(columns.knob == text("knob", query.knob, MAX_KNOB_CHARACTERS))
+        conditions.append(columns.knob == text("knob", query.knob, MAX_KNOB_CHARACTERS))
     if query.model is not None:
-        found.append(columns.model == text("model", query.model, MAX_MODEL_CHARACTERS))
+        conditions.append(columns.model == text("model", query.model, MAX_MODEL_CHARACTERS))
     if query.made is not None:
-        found.append(columns.is_made.is_(query.made))
-    return found
+        conditions.append(columns.is_made.is_(query.made))
+    return conditions

@@ -56,8 +56,8 @@ class ObjectLists(LimitCommands, PriceCommands):
             wanted.append(func.lower(name).contains(text, autoescape=True))
         if only is not None:
             wanted.append(tables.tenants.c.id.in_(sorted(only)))
-        found = await self._database.read(lambda one: queries.tenants_where(one, *wanted, most=most + 1))
-        return page_of(found, most, "tenants", filters, lambda each: (each.name,))
+        rows = await self._database.read(lambda one: queries.tenants_where(one, *wanted, most=most + 1))
+        return page_of(rows, most, "tenants", filters, lambda row: (row.name,))
 
     async def page_projects(
         self, tenant: str | None = None, *, cursor: str | None = None, limit: int = DEFAULT_PAGE
@@ -73,8 +73,8 @@ class ObjectLists(LimitCommands, PriceCommands):
                 wanted.append(columns[0] == queries.find_tenant(connection, tenant).tenant_id)
             return queries.projects_where(connection, *wanted, most=most + 1)
 
-        found = await self._database.read(look)
-        return page_of(found, most, "projects", filters, lambda each: (each.tenant_id, each.name))
+        rows = await self._database.read(look)
+        return page_of(rows, most, "projects", filters, lambda project: (project.tenant_id, project.name))
 
     async def page_keys(
         self,
@@ -106,21 +106,21 @@ class ObjectLists(LimitCommands, PriceCommands):
                     wanted.append(not_(beyond(order, end)))
             return queries.keys_where(connection, *wanted, most=most + 1), end
 
-        found, end = await self._database.read(look)
+        rows, end = await self._database.read(look)
         return page_of(
-            found,
+            rows,
             most,
             "keys",
             filters,
-            lambda each: (to_us(each.created_at), each.key_id),
+            lambda key: (to_us(key.created_at), key.key_id),
             scanned_to=end,
         )
 
     async def last_uses(self, keys: Sequence[ApiKey]) -> dict[str, datetime]:
         """By id; keys that were never used are left out."""
         key_ids = [key.key_id for key in keys]
-        found = await self._database.read(lambda connection: key_uses.last_uses(connection, key_ids))
-        return {key_id: from_us(at_us) for key_id, at_us in found.items()}
+        used_us = await self._database.read(lambda connection: key_uses.last_uses(connection, key_ids))
+        return {key_id: from_us(at_us) for key_id, at_us in used_us.items()}
 
     async def page_limits(
         self, tenant: str | None = None, *, cursor: str | None = None, limit: int = DEFAULT_PAGE
@@ -135,13 +135,13 @@ class ObjectLists(LimitCommands, PriceCommands):
             wanted = [] if last is None else [beyond((table.c.created_us, table.c.id), last)]
             if tenant is not None:
                 wanted.append(table.c.tenant_id == queries.find_tenant(connection, tenant).tenant_id)
-            found = queries.limits_where(connection, *wanted, most=most + 1)
-            events = limit_events.events_of(connection, [each.limit_id for each in found])
-            return [self._view(each, newest_window(events.get(each.limit_id, []))) for each in found]
+            rows = queries.limits_where(connection, *wanted, most=most + 1)
+            events = limit_events.events_of(connection, [limit.limit_id for limit in rows])
+            return [self._view(limit, newest_window(events.get(limit.limit_id, []))) for limit in rows]
 
         views = await self._database.read(look)
         return page_of(
-            views, most, "limits", filters, lambda each: (each.limit.created_us, each.limit.limit_id)
+            views, most, "limits", filters, lambda view: (view.limit.created_us, view.limit.limit_id)
         )
 
     async def page_slos(
@@ -159,10 +159,10 @@ class ObjectLists(LimitCommands, PriceCommands):
                 return slo_store.slos_where(connection, *wanted, most=most + 1)
             tenant_id = queries.find_tenant(connection, tenant).tenant_id
             binding = sorted(slo_store.binding(connection, tenant_id), key=_slo_key)
-            return [each for each in binding if last is None or _slo_key(each) > last]
+            return [slo for slo in binding if last is None or _slo_key(slo) > last]
 
-        found = await self._database.read(look)
-        return page_of(found, most, "slos", filters, _slo_key)
+        rows = await self._database.read(look)
+        return page_of(rows, most, "slos", filters, _slo_key)
 
     async def page_prices(
         self, model: str | None = None, *, cursor: str | None = None, limit: int = DEFAULT_PAGE
@@ -188,10 +188,10 @@ class ObjectLists(LimitCommands, PriceCommands):
 
     async def show_slo(self, slo_id: str) -> Slo:
         is_it = tables.slos.c.id == queries.plain(slo_id)
-        found = await self._database.read(lambda one: slo_store.slos_where(one, is_it))
-        if not found:
+        rows = await self._database.read(lambda one: slo_store.slos_where(one, is_it))
+        if not rows:
             raise NotFound("slo", slo_id[:80])
-        return found[0]
+        return rows[0]
 
 
 def _slo_key(slo: Slo) -> tuple[str, str, str]:

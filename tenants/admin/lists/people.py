@@ -36,8 +36,8 @@ class PeopleLists(AdminCommands):
             after = () if last is None else (beyond([people.c.name], last),)
             return rows.people_where(connection, *after, limit=most + 1)
 
-        found = await self._database.read(look)
-        return page_of(found, most, "people", {}, lambda each: (each.name,))
+        persons = await self._database.read(look)
+        return page_of(persons, most, "people", {}, lambda row: (row.name,))
 
     async def list_sessions(
         self, person: str | None = None, rules: SessionRules = DEFAULT_RULES
@@ -66,5 +66,5 @@ class PeopleLists(AdminCommands):
             whose = rows.of_person(connection, person)
             return rows.sessions_where(connection, *whose, *after, *valid, limit=most + 1)
 
-        found = await self._database.read(look)
-        return page_of(found, most, "sessions", filters, lambda each: (each.session_id,))
+        sessions = await self._database.read(look)
+        return page_of(sessions, most, "sessions", filters, lambda session: (session.session_id,))

@@ -13,7 +13,7 @@ from tenants.admin.cursor import Page, Text, beyond, checked_limit, decode_curso
 from tenants.admin.lists.scans import between, end_of_scan
 from tenants.admin.transaction import AdminCommands
 from tenants.counts import refusal_store
-from tenants.counts.refusal import (
+from tenants.counts.refusal_store import (
     MAX_CODE_CHARACTERS,
     MAX_ID_CHARACTERS,
     MAX_MODEL_CHARACTERS,
@@ -76,45 +76,45 @@ class RefusalReads(AdminCommands):
                 conditions.append(~beyond(order, end, newest_first=True))
             return refusal_store.where(connection, conditions + filtered[1:], most + 1), end
 
-        found, end = await self._database.read(read)
+        rows, end = await self._database.read(read)
         if of_tenant is not None:
-            found = [each.for_tenant() for each in found]
-        return page_of(found, most, name, filters, lambda row: (row.at_us, row.request_id), scanned_to=end)
+            rows = [row.for_tenant() for row in rows]
+        return page_of(rows, most, name, filters, lambda row: (row.at_us, row.request_id), scanned_to=end)
 
 
 def _of_refusals(connection: Connection, query: RefusalQuery, of_tenant: str | None) -> Conditions:
     """All but the time, the most selective first. Raises `Invalid` for a value that no refusal can have,
     `NotFound` for an unknown tenant, project or key."""
-    found: Conditions = []
+    conditions: Conditions = []
     columns, tenant = refusals.c, None
     if of_tenant is not None:
         tenant = queries.find_tenant(connection, of_tenant)
     elif query.tenant is not None:
         tenant = queries.find_tenant(connection, text("tenant", query.tenant, MAX_NAME_CHARACTERS))
     if query.request_id is not None:
-        found.append(columns.request_id == text("request_id", query.request_id, MAX_ID_CHARACTERS))
+        conditions.append(columns.request_id == text("request_id", query.request_id, MAX_ID_CHARACTERS))
     if query.key is not None:
         key = text("key", query.key, MAX_NAME_CHARACTERS)
         owner = None if tenant is None else tenant.tenant_id
-        found.append(columns.key_id == queries.find_key(connection, key, owner).key_id)
+        conditions.append(columns.key_id == queries.find_key(connection, key, owner).key_id)
     if query.project is not None:
         project = text("project", query.project, MAX_NAME_CHARACTERS)
-        found.append(columns.project_id == queries.find_project(connection, project, tenant).project_id)
+        conditions.append(columns.project_id == queries.find_project(connection, project, tenant).project_id)
     owned = [] if tenant is None else [columns.tenant_id == tenant.tenant_id]
     limited: Conditions = []
     if query.limit_id is not None:
         limited.append(columns.limit_id == text("limit_id", query.limit_id, MAX_ID_CHARACTERS))
     # A cursor may name the last row that was looked at: for a tenant that must be one of its own.
-    found += limited + owned if of_tenant is None else owned + limited
+    conditions += limited + owned if of_tenant is None else owned + limited
     if query.code is not None:
-        found.append(columns.code == text("code", query.code, MAX_CODE_CHARACTERS))
+        conditions.append(columns.code == text("code", query.code, MAX_CODE_CHARACTERS))
     if query.model is not None:
-        found.append(columns.model == text("model", query.model, MAX_MODEL_CHARACTERS))
+        conditions.append(columns.model == text("model", query.model, MAX_MODEL_CHARACTERS))
     if query.tier is not None:
-        found.append(columns.tier == one_of("tier", query.tier, tuple(Tier)))
+        conditions.append(columns.tier == one_of("tier", query.tier, tuple(Tier)))
     if query.limit_id is not None and of_tenant is not None:  # it may not learn what it is not told
-        found.append(columns.of_platform.is_(False))
-    return found
+        conditions.append(columns.of_platform.is_(False))
+    return conditions
 
 
 def one_of(field: str, value: str, known: Mapping[str, Any] | Sequence[str]) -> str:

@@ -131,9 +131,9 @@ class RequestLists(AdminCommands):
             rows = rows.order_by(*(column.desc() for column in order)).limit(most + 1)
             return _with_what_happened(connection, list(connection.execute(rows).mappings())), end
 
-        found, end = await self._database.read(look)
-        page = page_of(found, most, "ended requests", filters, lambda each: each.key, scanned_to=end)
-        return Page([each.request for each in page.rows], page.next_cursor)
+        listed, end = await self._database.read(look)
+        page = page_of(listed, most, "ended requests", filters, lambda row: row.key, scanned_to=end)
+        return Page([row.request for row in page.rows], page.next_cursor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,26 +147,26 @@ class _Listed:
 def _settled(connection: Connection, query: RequestQuery) -> dict[str, Condition]:
     """Conditions on the settlement, by filter. Raises `Invalid`, `NotFound`."""
     # Both conditions word for word those of the indexes: SQLite uses a partial index for no others.
-    found: dict[str, Condition] = {"kind": SETTLES}
+    conditions: dict[str, Condition] = {"kind": SETTLES}
     owner = None if query.tenant is None else queries.find_tenant(connection, query.tenant)
     if owner is not None:
-        found["tenant"] = ledger.c.tenant_id == owner.tenant_id
+        conditions["tenant"] = ledger.c.tenant_id == owner.tenant_id
     if query.project is not None:
         project = queries.find_project(connection, query.project, owner)
-        found |= {
+        conditions |= {
             "project": ledger.c.project_id == project.project_id,
             "tenant": ledger.c.tenant_id == project.tenant_id,
         }
     if query.key is not None:
         key = queries.find_key(connection, query.key, None if owner is None else owner.tenant_id)
-        found["key"] = ledger.c.key_id == key.key_id
+        conditions["key"] = ledger.c.key_id == key.key_id
     if query.model is not None:
-        found["model"] = ledger.c.model == validation.plain_text("model", query.model)
+        conditions["model"] = ledger.c.model == validation.plain_text("model", query.model)
     if query.tier is not None:
-        found["tier"] = ledger.c.tier == validation.choice("tier", Tier, query.tier).value
+        conditions["tier"] = ledger.c.tier == validation.choice("tier", Tier, query.tier).value
     if query.outcome is not None:
-        found["outcome"] = ledger.c.outcome == validation.plain_text("outcome", query.outcome)
-    return found
+        conditions["outcome"] = ledger.c.outcome == validation.plain_text("outcome", query.outcome)
+    return conditions
 
 
 def _indexed(query: RequestQuery, settled: dict[str, Condition]) -> list[Condition]:

@@ -37,7 +37,7 @@ def end_of_scan(
 def between(at_us: ColumnElement[int], since: str | None, until: str | None) -> list[ColumnElement[bool]]:
     """From `since` (ISO 8601 with a time zone) until before `until`. Raises `Invalid`."""
     bounds = (("from", since), ("to", until))
-    found = {name: to_us(validation.instant(name, text)) for name, text in bounds if text is not None}
-    if len(found) == 2 and found["from"] >= found["to"]:
+    instants = {name: to_us(validation.instant(name, text)) for name, text in bounds if text is not None}
+    if len(instants) == 2 and instants["from"] >= instants["to"]:
         raise Invalid("from", "must lie before 'to': as it is, nothing can match")
-    return [at_us >= value if name == "from" else at_us < value for name, value in found.items()]
+    return [at_us >= value if name == "from" else at_us < value for name, value in instants.items()]

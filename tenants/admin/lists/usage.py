@@ -104,10 +104,10 @@ class UsageCommands(AdminCommands):
 
         def look(connection: Connection) -> UsagePage:
             wanted = _resolved(connection, query, asked)
-            found = usage(connection, wanted, after, limit)
-            last = (query.from_us, query.to_us, *found.rows[-1].key) if found.has_more else None
+            rows = usage(connection, wanted, after, limit)
+            last = (query.from_us, query.to_us, *rows.rows[-1].key) if rows.has_more else None
             following = None if last is None else encode_cursor(_LIST, filters, last)
-            return UsagePage(wanted, found.rows, following, found.folded_us, found.includes_unfolded)
+            return UsagePage(wanted, rows.rows, following, rows.folded_us, rows.includes_unfolded)
 
         return await self._database.read(look)
 
@@ -157,7 +157,7 @@ def _query(asked: UsageAsked, now_us: int) -> UsageQuery:
         begin = _instant_us("from", asked.from_, zone)
     else:
         begin = _begin(asked.window, to, zone)
-    labels = tuple(_label(each) for each in asked.labels)
+    labels = tuple(_label(label) for label in asked.labels)
     return UsageQuery(begin, to, asked.window, groups, asked.time_zone, labels=labels)
 
 
@@ -209,7 +209,7 @@ def _resolved(connection: Connection, query: UsageQuery, asked: UsageAsked) -> U
     tenant_id = None if tenant is None else tenant.tenant_id
     key = None if asked.key is None else queries.find_key(connection, asked.key, tenant_id)
     # The owner of what is named: sums of one tenant are found faster.
-    owners = [each.tenant_id for each in (tenant, project, key) if each is not None]
+    owners = [reference.tenant_id for reference in (tenant, project, key) if reference is not None]
     return replace(
         query,
         tenant_id=owners[0] if owners else None,

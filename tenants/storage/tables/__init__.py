@@ -8,6 +8,19 @@ audit but its head are append-only: triggers created by the migration refuse UPD
 from tenants.storage.tables.audit import audit, audit_checkpoints, audit_head, audit_persons, audit_tiles
 from tenants.storage.tables.base import metadata
 from tenants.storage.tables.cluster import drains, gateways, idempotent_answers
+from tenants.storage.tables.counts import (
+    calibration_counts,
+    control_moves,
+    engine_minutes,
+    flow_minutes,
+    flushes,
+    key_uses,
+    refusal_counts,
+    refusals,
+    usage_fold,
+    usage_labels,
+    usage_sums,
+)
 from tenants.storage.tables.directory import (
     api_keys,
     directory_revision,
@@ -20,7 +33,6 @@ from tenants.storage.tables.directory import (
     settings,
     tenants,
 )
-from tenants.storage.tables.flow import engine_minutes, flow_minutes
 from tenants.storage.tables.history import (
     descriptions,
     slo_causes,
@@ -42,11 +54,8 @@ from tenants.storage.tables.ledger import (
     progress,
     redeemed_quotes,
 )
-from tenants.storage.tables.moves import control_moves
 from tenants.storage.tables.outbox import incidents, outbox, outbox_head, webhooks
 from tenants.storage.tables.people import people, person_links, person_sessions
-from tenants.storage.tables.refusals import calibration_counts, flushes, key_uses, refusal_counts, refusals
-from tenants.storage.tables.usage import usage_fold, usage_labels, usage_sums
 
 __all__ = [
     "CHARGES",

@@ -14,7 +14,7 @@ from gateway.console.return_path import START
 from gateway.http.asgi import Request, headers_of
 from gateway.routes.context import gateway_of
 from tenants.errors import NotFound
-from tenants.people.links import LINK_PATH, PersonLink
+from tenants.people.person import LINK_PATH, PersonLink
 
 FIELDS = ("name", "password", "repeat")
 

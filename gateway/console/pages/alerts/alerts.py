@@ -15,7 +15,7 @@ from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
-from tenants.admin.webhooks.commands import Webhook, WebhookAdd
+from tenants.admin.webhooks import Webhook, WebhookAdd
 from tenants.directory import queries
 from tenants.outbox.kinds import BY_SUBJECT, CHECKPOINT, SUBJECTS
 from tenants.people.person import Person

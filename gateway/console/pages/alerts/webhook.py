@@ -14,7 +14,7 @@ from gateway.console.rendering import confirm_page, page_response, redirect
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
-from tenants.admin.webhooks.commands import DeliveryAgain, Webhook
+from tenants.admin.webhooks import DeliveryAgain, Webhook
 from tenants.errors import Invalid
 from tenants.people.roles import Act
 

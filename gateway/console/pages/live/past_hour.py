@@ -10,7 +10,7 @@ from typing import Any
 from tenants.admin.admin import Admin
 from tenants.admin.cursor import MAX_PAGE
 from tenants.admin.lists.flow import EngineRow, FlowRow
-from tenants.counts.minutes import HOUR_US, MINUTE_US
+from tenants.counts.minute_store import HOUR_US, MINUTE_US
 from tenants.directory.directory import Directory
 from tenants.directory.records import from_us
 

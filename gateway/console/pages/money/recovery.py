@@ -26,7 +26,7 @@ from gateway.routes.context import gateway_of
 from tenants.admin.cursor import MAX_PAGE
 from tenants.admin.lists.engine_time import MOST_RESERVED, EngineTime, ServedTime
 from tenants.admin.lists.usage import UsageAsked
-from tenants.counts.minutes import HOUR_US
+from tenants.counts.minute_store import HOUR_US
 from tenants.directory.records import Tenant, from_us
 from tenants.errors import Invalid
 from tenants.people.roles import Act

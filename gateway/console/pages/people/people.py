@@ -12,9 +12,7 @@ from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request, headers_of
 from gateway.routes.context import gateway_of
-from tenants.people.commands import PersonInvite
-from tenants.people.links import link_path
-from tenants.people.person import Person
+from tenants.people.person import Person, PersonInvite, link_path
 from tenants.people.roles import Act, Role
 
 PATH = "/console/people"

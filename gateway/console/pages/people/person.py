@@ -17,10 +17,9 @@ from gateway.console.rendering import page_response, redirect
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
-from tenants.admin.etag import etag_of
+from tenants.admin.transaction import etag_of
 from tenants.errors import Invalid, PreconditionFailed
-from tenants.people.commands import PersonChange
-from tenants.people.person import Person
+from tenants.people.person import Person, PersonChange
 from tenants.people.roles import Act
 
 PATH = f"{people.PATH}/{{person:str}}"

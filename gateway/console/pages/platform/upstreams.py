@@ -29,7 +29,7 @@ from gateway.upstream.base import Upstream
 from tenants.admin.commands import ReplicaDrain
 from tenants.admin.cursor import MAX_PAGE
 from tenants.admin.lists.flow import EngineRow
-from tenants.counts.minutes import EngineMinute
+from tenants.counts.minute_store import EngineMinute
 from tenants.people.roles import Act
 
 PATH = "/console/upstreams"

@@ -22,10 +22,9 @@ from gateway.gateway import Gateway
 from gateway.http.asgi import Request
 from gateway.routes.admin.config import file_of
 from gateway.routes.context import gateway_of
-from tenants.admin.etag import etag_of
 from tenants.admin.policy import StoredPolicy
-from tenants.config_file.document import ConfigPolicy, Configuration
-from tenants.config_file.errors import ConfigInvalid
+from tenants.admin.transaction import etag_of
+from tenants.config_file.document import ConfigInvalid, ConfigPolicy, Configuration
 from tenants.config_file.export import as_yaml
 from tenants.config_file.steps import ConfigPlan, ConfigStep, stored
 from tenants.errors import Invalid, NotFound, PreconditionFailed

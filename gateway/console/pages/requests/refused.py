@@ -10,7 +10,7 @@ from tenants.admin.admin import Admin
 from tenants.admin.cursor import Page
 from tenants.admin.lists.counts import RefusalCountQuery
 from tenants.admin.lists.refusals import RefusalQuery
-from tenants.counts.refusal import RefusedRequest
+from tenants.counts.refusal_store import RefusedRequest
 
 MOST_CODES = 1_000
 

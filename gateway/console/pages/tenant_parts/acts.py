@@ -14,7 +14,7 @@ from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
 from gateway.pools.request_actions import LIST, RequestAction
 from gateway.routes.context import gateway_of
-from tenants.admin.etag import IfMatch, etag_of
+from tenants.admin.transaction import IfMatch, etag_of
 
 TAG_FIELD = "etag"
 LATE = "A gateway has not confirmed it yet; there it is in force as soon as it reads the database again."

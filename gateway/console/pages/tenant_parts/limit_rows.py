@@ -16,16 +16,18 @@ from tenants.admin.limits import LimitView
 from tenants.admin.lists.usage import MOST_HOUR_ROWS
 from tenants.directory.records import Tenant, limit_as_json, to_us
 from tenants.errors import DatabaseUnavailable, Invalid
-from tenants.quota.hour_of_week import (
+from tenants.quota.projection import (
     HOUR_US,
     LEAST_WEEKS,
     MOST_WEEKS,
     WEEK_HOURS,
+    Exhaustion,
+    ObservedUse,
     exhaustion_by_week,
+    projected_exhaustion,
     weeks_of,
     whole_weeks,
 )
-from tenants.quota.projection import Exhaustion, ObservedUse, projected_exhaustion
 from tenants.types import Limit, LimitMode, Meter, SubjectKind
 from tenants.usage.read import UsageRow
 from tenants.usage.sums import AMOUNTS

@@ -13,7 +13,7 @@ from gateway.routes.context import gateway_of, json_response
 from gateway.routes.openapi_fields import between, one_of
 from tenants.admin.cursor import DEFAULT_PAGE, MAX_PAGE
 from tenants.admin.lists.flow import LONGEST_US, WINDOWS_US
-from tenants.counts.minutes import HOUR_US
+from tenants.counts.minute_store import HOUR_US
 from tenants.types import Tier
 
 PAGE = {"limit": between(1, MAX_PAGE)}

@@ -13,8 +13,7 @@ from gateway.routes.admin.common import PAGED, PAGES, READ, WRITE, actor, listed
 from gateway.routes.context import asked, asked_or_not, gateway_of, json_response
 from gateway.routes.openapi_fields import one_of
 from tenants.admin.cursor import DEFAULT_PAGE
-from tenants.admin.webhooks.commands import DeliveryAgain, Webhook, WebhookAdd
-from tenants.admin.webhooks.reads import MOST_SHOWN
+from tenants.admin.webhooks import MOST_SHOWN, DeliveryAgain, Webhook, WebhookAdd
 from tenants.outbox.kinds import SUBJECTS
 from tenants.outbox.outbox import Delivery
 from tenants.outbox.transitions import Incident

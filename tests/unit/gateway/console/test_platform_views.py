@@ -17,7 +17,7 @@ from gateway.console.pages.platform.upstreams import (
 )
 from gateway.deps import ShownSetting
 from tenants.admin.lists.flow import EngineRow
-from tenants.counts.minutes import MINUTE_US, EngineKey, EngineMinute
+from tenants.counts.minute_store import MINUTE_US, EngineKey, EngineMinute
 
 
 def test_only_fields_that_changed_are_shown_also_within_others() -> None:

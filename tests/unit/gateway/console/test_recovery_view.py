@@ -17,7 +17,7 @@ from gateway.console.pages.money.recovery import (
 )
 from gateway.pools.catalogue import Alias, Chain
 from tenants.admin.lists.engine_time import EngineTime, ServedTime
-from tenants.counts.minutes import EngineMinute
+from tenants.counts.minute_store import EngineMinute
 from tenants.errors import Invalid
 
 USD = 1_000_000_000

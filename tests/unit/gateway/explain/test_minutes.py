@@ -15,7 +15,7 @@ from gateway.explain.load_log import LoadLog
 from gateway.explain.minutes.engine_meter import EngineMeter
 from gateway.explain.minutes.flow_meter import FlowMeter, whole_parts
 from gateway.explain.pool_load import KNOWN_AFTER_S, MAX_ENDS, SILENT_S, PoolLoadShare
-from tenants.counts.minutes import MINUTE_US, EngineMinute, FlowKey, FlowMinute
+from tenants.counts.minute_store import MINUTE_US, EngineMinute, FlowKey, FlowMinute
 
 WALL_S = 1_700_000_040.0
 MINUTE = int(WALL_S) // 60 * 60_000_000

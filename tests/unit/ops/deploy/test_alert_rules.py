@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from ops.cli.main import cli
 from ops.deploy.alert_rules import COMMITTED, as_yaml, out_of_date, rules, window
-from ops.settings.audit import AuditSettings
+from ops.settings.groups import AuditSettings
 from tenants.slo.slo import ALERTS, DEFAULT_LEAST_MISSES, Alert
 from tests.support.prometheus import promtool
 

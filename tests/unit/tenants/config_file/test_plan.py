@@ -12,7 +12,7 @@ from tenants.admin.commands import KeyChange, TenantCreate
 from tenants.admin.drafts import new_tenant
 from tenants.admin.policy import StoredPolicy
 from tenants.config_file import plan as planning
-from tenants.config_file.errors import ConfigInvalid
+from tenants.config_file.document import ConfigInvalid
 from tenants.config_file.export import as_yaml, exported
 from tenants.config_file.plan import PlanTerms, make_plan
 from tenants.config_file.state import ConfigState, TenantState

@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from tenants.config_file.document import Configuration
-from tenants.config_file.schema import json_schema
+from tenants.config_file.document import Configuration, json_schema
 from tenants.config_file.yaml_reader import read_file
 from tenants.types import Meter
 from tests.support.config_files import FULL

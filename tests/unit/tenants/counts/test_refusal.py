@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenants.counts.refusal import RefusalKey, RefusedRequest, added, merged
+from tenants.counts.refusal_store import RefusalKey, RefusedRequest, added, merged
 
 KEYS = st.builds(
     RefusalKey,

@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 from tenants.admin.commands import PriceSet
 from tenants.admin.prices import changed
 from tenants.errors import Invalid, UnknownPrice
-from tenants.pricing.metering import counted
-from tenants.pricing.pricing import FREE, PLAIN, Price, PriceBook, PriceEntry, TokenWeights, uniform_book
+from tenants.pricing.pricing import (
+    FREE,
+    PLAIN,
+    Price,
+    PriceBook,
+    PriceEntry,
+    TokenWeights,
+    counted,
+    uniform_book,
+)
 from tenants.types import Amounts, Meter, Tier
 
 BOOK = uniform_book({"small": Price(150, 75, 600), "gift": FREE})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tenants.usage.final_ids import WaitingIds, step
+from tenants.usage.fold import WaitingIds, step
 
 
 def test_what_came_while_others_were_waited_for_waits_for_those_that_run_now() -> None:

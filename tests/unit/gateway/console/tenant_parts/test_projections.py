@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.console.pages.tenant_parts.limit_rows import UseHistory, projection_of, projections
-from tenants.quota.hour_of_week import HOUR_S, HOUR_US, WEEK_HOURS
+from tenants.quota.projection import HOUR_S, HOUR_US, WEEK_HOURS
 from tenants.types import Meter, SubjectKind, Tier, Window
 from tenants.usage.read import UsageRow
 from tenants.usage.sums import AMOUNTS

@@ -14,7 +14,7 @@ from tenants.admin.commands import TenantCreate
 from tenants.admin.drafts import new_tenant
 from tenants.admin.lists.flow import FlowRow
 from tenants.admin.lists.key_hygiene import KeyFinding, findings_of
-from tenants.counts.minutes import HOUR_US, FlowKey, FlowMinute
+from tenants.counts.minute_store import HOUR_US, FlowKey, FlowMinute
 from tenants.quota.projection import Exhaustion
 from tenants.types import Meter, Override, Window
 from tenants.usage.sums import AMOUNTS
