@@ -9,7 +9,6 @@ import logging
 import zlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import replace as with_fields
 from functools import partial
 from typing import Any, TypeVar
 
@@ -712,7 +711,7 @@ class Gateway:
         on_passed: OnPassed = nothing_passed,
     ) -> ChainWalk[T]:
         async def parsed(pool: str) -> T:
-            return await parse(with_fields(self.pools[pool].served(pool), asked=name))
+            return await parse(replace(self.pools[pool].served(pool), asked=name))
 
         return ChainWalk(
             name,

@@ -203,8 +203,7 @@ def _model_digest(model: str) -> str:
     return hashlib.blake2b(model.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class RequestTraits:
+class RequestTraits(msgspec.Struct, frozen=True):
     tier: Tier
     model: str
     tokens: int

@@ -1,27 +1,23 @@
-"""`Scheduler`: puts one step together.
+"""`Scheduler`: puts one step together, one object a step: the mechanism behind the policy's four decisions.
 
-One object a step: the mechanism behind the four decisions of the policy. It reads and changes the
-`SequenceTable` through the table's moves; time is passed in.
+It changes the `SequenceTable` through the table's moves; time is passed in.
 
 A step: paused sequences that may go on return; running sequences get tokens as the policy composes them;
 then, unless a sequence had to yield memory to a runner, waiting ones are admitted in order until the budget
-is spent or the next one may not join or does not fit: it is never skipped, so that it cannot starve.
-Unfinished prompts of lower tiers come after the admissions of a higher one; where the composition divides
-prompts between tenants (`Compose.prompts_last`), all prompts come after all admissions, newcomers' with them.
+is spent or the next one may not join or does not fit: it is never skipped. Unfinished prompts of lower tiers
+come after the admissions of a higher one; where the composition divides prompts between tenants
+(`Compose.prompts_last`), all prompts come after all admissions.
 
-Places. When all places are taken, a sequence of a higher tier (or one that the policy's order puts before a
-running one of its tier) takes a place: the displaced one pauses with its KV kept and goes on when a place is
-free again. A place taken in a step is kept for that step. Within a tier a sequence that is owed service
-(its gateway says so: `Submit.is_owed`) takes the place of a tenant that has had more, a bounded number of
-times (`places.py`).
+Places. When all are taken, a sequence of a higher tier (or one that the policy's order puts before a running
+one of its tier, or that is owed service: `places.py`) takes one: the displaced one pauses with its KV kept. A
+place taken in a step is kept for that step.
 
 Memory. A sequence gets the blocks of its known tokens when it is admitted and one more whenever a decode
 crosses a block's edge. When no block is free, paused sequences yield first (those of a lower tier, or paused
-for long), then the policy's victim among the running ones of the same or a lower tier; its KV moves to host
-memory or is dropped, and it returns to the head of its line. To *start*, a sequence takes memory from
-strictly lower tiers only. The last runner never yields: what could not run alone was refused on arrival.
-A sequence that was displaced `max_displacements` times is immune: it is admitted again only with all the
-memory that it can ever need, so it never asks for more, and preemptions per sequence are bounded.
+for long), then the policy's victim among the running ones of the same or a lower tier. To *start*, a sequence
+takes memory from strictly lower tiers only. The last runner never yields: what could not run alone was
+refused on arrival. A sequence that was displaced `max_displacements` times is immune: it is admitted again
+only with all the memory that it can ever need.
 """
 
 from __future__ import annotations

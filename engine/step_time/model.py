@@ -1,20 +1,17 @@
 """`StepTimeModel`: predicts the duration of a step.
 
-A linear model, fitted online to relative error (as DistServe does): a step of 2 ms and one of 200 ms count
-alike. Four features: a constant, tokens computed, context attended to (summed over the tokens), sequences.
+A linear model, fitted online to relative error (as DistServe does), of four features:
 
     t = base + per_token * tokens + per_context_token * context + per_sequence * sequences
 
-The fit is ridge regression on exponentially decayed normal equations. Before there is data the coefficients
-are a prior's; the first samples scale the prior as a whole, later ones change its shape. Coefficients are
-never negative, and an observation far from the prediction is clipped, so that one pause of the machine does
-not bend the model; when many in a row are far off, the machine has changed and the model starts anew.
+Ridge regression on exponentially decayed normal equations. Before there is data the coefficients are a
+prior's; the first samples scale the prior as a whole, later ones change its shape. Coefficients are never
+negative, and an observation far from the prediction is clipped; when many in a row are far off, the model
+starts anew.
 
-So it predicts a typical recent step. A wait is a sum of many steps, slow ones included: the `mean` is a
-second fit, to the mean and over more steps, each weighted by the prior's prediction: weights that depend on
-measured durations would make slow steps count for less.
-
-Pure Python: a gateway has no numpy.
+So it predicts a typical recent step. The `mean` is a second fit, to the mean and over more steps, each
+weighted by the prior's prediction: weights by measured durations would make slow steps count for less. Pure
+Python: a gateway has no numpy.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from tenants.types import Limit
 
 RECOVER_EVERY_S = 0.25
 REBUILD_TTL_S = 30.0
-"""Time limit of a rebuild; then another gateway may take over."""
+"""Then another gateway may take over."""
 
 log = logging.getLogger("fairgate.gateway.mending")
 
@@ -52,7 +52,7 @@ class _FailureWatch:
 
 
 class CounterRebuilder:
-    """Tracks failures of the store and restores its counters. Use from one event loop."""
+    """Use from one event loop."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class CounterRebuilder:
         now: Callable[[], datetime],
         all_limits: Callable[[], list[Limit]],
     ) -> None:
-        """`all_limits`: every limit in force."""
+        """`all_limits`: every active limit."""
         self._ledger = ledger
         self._quota_store = quota_store
         self._gateway_id = gateway_id
@@ -79,12 +79,10 @@ class CounterRebuilder:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the store failed and has not recovered yet: nothing is admitted, or only what local slices
-        allow."""
+        """The store failed and has not recovered: nothing is admitted, or only what local slices allow."""
         return self._failed.is_set()
 
     async def run(self) -> None:
-        """Recovers after each failure, until cancelled."""
         while True:
             await self._failed.wait()
             try:
@@ -114,18 +112,20 @@ class CounterRebuilder:
         standing = await self._ledger.standing(self._all_limits(), self._now())
         await self._quota_store.rebuild(standing.used)
         by_identity = {limit.identity: limit for limit, _ in standing.used}
-        for each in standing.open_requests:
-            row, held = each.reserve, each.held
+        for open_request in standing.open_requests:
+            row, held = open_request.reserve, open_request.held
             path = [
-                by_identity[name] for name in map(rules.identity_in, each.charged_to) if name in by_identity
+                by_identity[name]
+                for name in map(rules.identity_in, open_request.charged_to)
+                if name in by_identity
             ]
-            hold = Hold(held, held, each.worst, each.may_be_cut)
+            hold = Hold(held, held, open_request.worst, open_request.may_be_cut)
             await self._quota_store.restore(
                 row.request_id,
                 path,
-                each.charged_to,
+                open_request.charged_to,
                 hold,
-                each.used,
+                open_request.used,
                 self._lease_ttl_s,
                 tenant_id=row.tenant_id,
             )

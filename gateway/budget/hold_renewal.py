@@ -1,7 +1,7 @@
 """Renews the holds of running requests and releases orphaned ones.
 
-A hold ends according to the ledger, never by itself: so a charge in the ledger is in the counters exactly
-once, whichever process died in between.
+A hold ends by the ledger, never by itself: so a charge in the ledger is in the counters exactly once,
+whichever process died in between.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger("fairgate.gateway.keeping")
 
 
 class HoldRenewal:
-    """Renews and releases holds, four times in every lease. Use from one event loop."""
+    """Four times per lease. Use from one event loop."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class HoldRenewal:
         self._now = now
         self._doubtful: set[str] = set()
         self.overdue = 0
-        """Holds of other gateways that the last round found older than their lease, and left."""
+        """Other gateways' holds that the last round found older than their lease, and left."""
 
     def doubt(self, request_id: str) -> None:
         """Notes a request that will not run but may have left a hold or a reserve row, as a store failed."""
@@ -57,11 +57,10 @@ class HoldRenewal:
             self._doubtful.add(request_id)
 
     def doubts(self, request_id: str) -> bool:
-        """Whether a request noted by `doubt` is not cleared up yet."""
+        """Whether a request noted by `doubt` is not resolved yet."""
         return request_id in self._doubtful
 
     async def run(self) -> None:
-        """Runs until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._lease_ttl_s / 4):
@@ -75,7 +74,7 @@ class HoldRenewal:
                 log.exception("the keeper of the holds failed; it goes on")
 
     async def keep_once(self) -> None:
-        """One round of `run`. Raises `DatabaseUnavailable`, `QuotaStoreUnavailable`."""
+        """Raises `DatabaseUnavailable`, `QuotaStoreUnavailable`."""
         with self._rebuilder.watching:
             if self._live:
                 await self._quota_store.renew(sorted(self._live), self._lease_ttl_s)

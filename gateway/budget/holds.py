@@ -50,10 +50,7 @@ log = logging.getLogger("fairgate.gateway.holds")
 
 
 class BudgetDenied(Exception):
-    """A hard limit has no room for this request."""
-
     fitting_max_tokens: int | None = None
-    """Most output tokens of a sequence with which it would fit now; 0: none fit; None: not known."""
 
     def __init__(self, denied: Denied) -> None:
         super().__init__(f"limit {denied.limit.limit_id}")
@@ -61,7 +58,7 @@ class BudgetDenied(Exception):
 
 
 class EndUserRefused(Exception):
-    """The tenant has as many end users with counters as it may, and this one is not among them."""
+    """The tenant's maximum of end users have counters, and this one has none."""
 
     def __init__(self, end_user: str, refused: TooManyEndUsers) -> None:
         super().__init__(f"end user {end_user!r}: {refused}")
@@ -72,8 +69,6 @@ class EndUserRefused(Exception):
 
 @dataclass(slots=True)
 class _LiveHold:
-    """The hold of a live request."""
-
     call: Call
     held: Amounts
     """Reserve row and top-ups together, as in the ledger."""
@@ -86,13 +81,13 @@ class _LiveHold:
     report: dict[str, Any] = field(default_factory=lambda: {"used": as_list(NOTHING)})
     """The detail of its last top-up row: what it had used by then."""
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held from a change in the store until its row is durable: what another one adds to is known then."""
+    """Held from a change in the store until its row is durable, as later rows add to it."""
     sent_to: str = ""
-    """The life of the engine that it was sent to; empty: it has not been sent."""
+    """Identifies the engine's run; empty: not sent yet."""
 
 
 class Holds:
-    """Holds, tops up, settles and renews. Use from one event loop."""
+    """Use from one event loop."""
 
     def __init__(
         self,
@@ -106,7 +101,7 @@ class Holds:
         require_presence: Callable[[], None] = lambda: None,
         on_granted: Callable[[Granted], None] = lambda _: None,
     ) -> None:
-        """`all_limits`: every limit in force, for rebuilding counters. `require_presence` raises when other
+        """`all_limits`: every active limit, for rebuilding counters. `require_presence` raises when other
         gateways may consider this one dead. `on_granted` is called with every grant of a reservation or
         top-up."""
         self._ledger = ledger
@@ -127,7 +122,7 @@ class Holds:
         self._settlements = Settlements(ledger, quota_store, self._rebuilder)
 
     def refill_per_s(self, limit: Limit) -> float:
-        """What a token bucket refills at now: its rate, or more while capacity is spare."""
+        """A token bucket's current refill rate: more than set while capacity is spare."""
         return self._quota_store.spare.rate_per_s(limit)
 
     @property
@@ -137,7 +132,7 @@ class Holds:
 
     @property
     def overdue(self) -> int:
-        """Holds of other gateways that were older than their lease when last looked at, and stay."""
+        """Other gateways' holds older than their lease at the last check."""
         return self._renewal.overdue
 
     @property
@@ -147,21 +142,21 @@ class Holds:
 
     @property
     def is_recovering(self) -> bool:
-        """Whether the quota store failed and has not recovered yet: nothing is admitted."""
+        """The quota store failed and has not recovered: nothing is admitted."""
         return self._rebuilder.is_needed and not self.is_local
 
     @property
     def is_local(self) -> bool:
-        """Whether the quota store is away and local slices of the limits are granted."""
+        """The quota store is unavailable and local slices of the limits are granted."""
         return self._quota_store.is_local
 
     async def ping(self) -> None:
-        """Pings the quota store; a failure starts its recovery. Raises `QuotaStoreUnavailable`."""
+        """A failure starts the store's recovery. Raises `QuotaStoreUnavailable`."""
         with self._rebuilder.watching:
             await self._quota_store.ping()
 
     async def fill(self, *, is_new: bool) -> None:
-        """Before the first request: counters that are right. `is_new`: they begin empty with this process.
+        """Prepares the counters before the first request. `is_new`: they start empty with this process.
         Raises `DatabaseUnavailable`, `QuotaStoreUnavailable`."""
         if is_new:
             await self._rebuilder.rebuild()
@@ -170,7 +165,6 @@ class Holds:
                 await self._rebuilder.recover()
 
     def start(self) -> None:
-        """Starts renewing holds and watching the store."""
         self._tasks = [
             asyncio.create_task(self._renewal.run(), name="gateway books, holds"),
             asyncio.create_task(self._rebuilder.run(), name="gateway books, rebuild"),
@@ -182,8 +176,8 @@ class Holds:
         await stop(self._tasks)
 
     def sending(self, request_id: str, engine: str) -> None:
-        """Call right before a request is sent to an engine, with the name of the engine's life: if this
-        gateway stalled, another one may have settled its waiting requests. Raises `DatabaseUnavailable`."""
+        """Call right before sending a request, with the engine's life: if this gateway stalled, another one
+        may have settled its waiting requests. Raises `DatabaseUnavailable`."""
         self._require_presence()
         if (live := self._live.get(request_id)) is not None:
             live.sent_to = engine
@@ -197,13 +191,13 @@ class Holds:
         }
 
     def held(self, request_id: str) -> Amounts:
-        """What a live request holds so far, as limits count it; zero when it is not live."""
+        """As limits count it; zero if the request is not live."""
         live = self._live.get(request_id)
         return NOTHING if live is None else live.held
 
     async def look(self, limits: Sequence[Limit]) -> tuple[LimitState, ...]:
-        """Present states of these limits; empty while the quota store cannot be asked: what is done then is
-        decided by the reservation. Holds nothing."""
+        """Present states; empty while the quota store is unavailable, as the reservation then decides. Holds
+        nothing."""
         if not limits or self.is_recovering or self.is_local:
             return ()
         try:
@@ -377,7 +371,6 @@ class Holds:
         return self._settlements.start(row, acknowledge, done, credit, most_credit_nanousd)
 
     async def keep_once(self) -> None:
-        """Renews and releases holds now, instead of at the next round."""
         await self._renewal.keep_once()
 
     async def _in_one_epoch(
@@ -443,8 +436,8 @@ class Holds:
         charged_to: Iterable[str] = (),
     ) -> None:
         """Records durably, as one more numbered row, that all of `covered` is held, that the request is now
-        `call`, and that it will be charged to `charged_to` as well. Writes nothing where none of that has
-        changed. To be called with `live.changing` held."""
+        `call`, and that it is also charged to `charged_to`. Writes nothing if nothing has changed. Call with
+        `live.changing` held."""
         try:
             while (
                 _any(newly := _beyond(covered, live.held))

@@ -1,8 +1,7 @@
 """Records events of soft and shadow limits off the request path.
 
-`note` counts in memory; a task writes the counts every second, many grants as one row. Unwritten counts are
-kept; beyond `MAX_WAITING` different keys new ones are dropped, which a metric reports. These are alerts, not
-accounts: a crash loses up to a second of them.
+Counted in memory and written every second, many grants as one row. Unwritten counts are kept; beyond
+`MAX_WAITING` keys new ones are dropped, which a metric reports. A crash loses up to a second of them.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from tenants.storage.database import Database
 
 MAX_WAITING = 10_000
 MAX_REMEMBERED = 10_000
-"""Thresholds that this process has already alerted on."""
+"""Thresholds already alerted on."""
 
 log = logging.getLogger("fairgate.gateway.limits")
 
 
 class LimitAlerts(BackgroundWriter):
-    """Counts events and writes the counts. Use from one event loop."""
+    """Use from one event loop."""
 
     task_name = "gateway limit events"
     log = log
@@ -42,7 +41,7 @@ class LimitAlerts(BackgroundWriter):
         self._alerted: OrderedDict[EventKey, None] = OrderedDict()
 
     def note(self, granted: Granted) -> None:
-        """Counts the events of a grant. Free where no limit is soft or shadow."""
+        """Free if no limit is soft or shadow."""
         keys = noticed(granted)
         if not keys:
             return
@@ -69,7 +68,7 @@ class LimitAlerts(BackgroundWriter):
         return True
 
     async def flush(self) -> None:
-        """Writes the counts so far; keeps them for the next time while the database is down."""
+        """Keeps the counts while the database is down."""
         tallies, self._waiting = self._waiting, {}
         if not tallies:
             return

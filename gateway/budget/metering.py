@@ -27,13 +27,10 @@ def size_of(prices: PriceBook, call: Call, output_tokens: int) -> Amounts:
 
 @dataclass(slots=True)
 class RequestMetering:
-    """Metering of one request."""
-
     call: Call
-    """The current call: a move to another tier replaces it."""
+    """A move to another tier replaces it."""
     prices: PriceBook
     uses: Sequence[SequenceUse]
-    """By sequence, as they grow."""
     reported: Amounts = NOTHING
     """Real tokens of the last `report`: billed if all processes crash."""
     _sized: Call | None = None

@@ -31,13 +31,11 @@ log = logging.getLogger("fairgate.gateway.settling")
 
 @dataclass(slots=True)
 class Settlement:
-    """The settlement of one request."""
-
     row: LedgerRow
     acknowledge: Callable[[], None]
     done: Callable[[], None]
     credit: LedgerRow | None = None
-    """Credit for a missed quote, written with the settle row or not at all."""
+    """For a missed quote, written with the settle row or not at all."""
     most_credit_nanousd: int = 0
     """Of its tenant and day."""
     is_durable: asyncio.Future[bool] = field(
@@ -46,7 +44,6 @@ class Settlement:
     """Resolves to True when the settle row is in the ledger and the counters are charged; to False when the
     waiter timed out, while the settlement continues."""
     counts: LedgerRow | None = None
-    """The settle row in the ledger."""
     credited_nanousd: int = 0
     """What was credited; until the settle row is durable, what is due."""
 
@@ -66,7 +63,7 @@ class Settlement:
 
 
 class Settlements:
-    """Running settlements. Use from one event loop."""
+    """Use from one event loop."""
 
     def __init__(self, ledger: Ledger, quota_store: QuotaStore, rebuilder: CounterRebuilder) -> None:
         self._ledger = ledger
@@ -85,7 +82,7 @@ class Settlements:
         credit: LedgerRow | None = None,
         most_credit_nanousd: int = 0,
     ) -> Settlement:
-        """Starts a settlement. `acknowledge` is called once it is durable, `done` when its task ends."""
+        """`acknowledge` is called once it is durable, `done` when its task ends."""
         settlement = Settlement(row, acknowledge, done, credit, most_credit_nanousd)
         if credit is not None:
             settlement.credited_nanousd = -credit.amounts.cost_nanousd
@@ -94,7 +91,6 @@ class Settlements:
         return settlement
 
     async def close(self, timeout_s: float) -> None:
-        """Waits for the running settlements, then cancels them."""
         tasks = list(self._tasks.values())
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_s)

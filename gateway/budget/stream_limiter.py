@@ -19,15 +19,13 @@ from gateway.budget.lease import Sizes
 from tenants.types import Limit, LimitMode, SubjectKind
 
 MAX_WAITING_IN_ALL = 8_192
-"""Requests waiting at one gateway, for any bucket."""
+"""At one gateway, for any bucket."""
 _IN_LINE = frozenset({SubjectKind.KEY, SubjectKind.PROJECT, SubjectKind.TENANT})
 _MANY_TOKENS = 1_000
 """Sample size for the amount per token, large enough to hide rounding."""
 
 
 class StreamLimitReached(Exception):
-    """Too many requests are waiting."""
-
     def __init__(self, most: int) -> None:
         super().__init__(f"{most} requests wait already")
         self.most = most
@@ -68,7 +66,7 @@ class _WaitingStream:
 
 
 class StreamLimiter:
-    """Admits as many streams as their buckets can feed. Use from one event loop."""
+    """Use from one event loop."""
 
     def __init__(
         self,
@@ -85,10 +83,8 @@ class StreamLimiter:
         self._waiting: dict[str, _WaitingStream] = {}
         self._passed: dict[str, tuple[Mapping[str, int], int]] = {}
         self._running: dict[str, int] = {}
-        """Sequences by bucket."""
 
     def __len__(self) -> int:
-        """Waiting requests."""
         return len(self._waiting)
 
     def enter(self, request_id: str, needs: Mapping[str, int], sequences: int) -> asyncio.Future[bool]:
@@ -101,7 +97,7 @@ class StreamLimiter:
         if not self._waiting and self._can_feed(needs, sequences):
             self._pass(request_id, needs, sequences)
             return self._done(self._is_shared(needs, sequences))
-        crowds = [sum(bucket in each.needs for each in self._waiting.values()) for bucket in needs]
+        crowds = [sum(bucket in waiter.needs for waiter in self._waiting.values()) for bucket in needs]
         if max(crowds) >= self._max_waiting:
             raise StreamLimitReached(self._max_waiting)
         if len(self._waiting) >= self._max_waiting_in_all:
@@ -111,11 +107,9 @@ class StreamLimiter:
         return self._done(self._is_shared(needs, sequences)) if waiting.may_pass.done() else waiting.may_pass
 
     def feeds(self, limits: Sequence[Limit]) -> bool:
-        """Whether one of the limits is a bucket that feeds streams now."""
         return any(limit.identity in self._running for limit in limits)
 
     def leave(self, request_id: str) -> None:
-        """Removes a request that has ended or stopped waiting. Idempotent."""
         self._waiting.pop(request_id, None)
         passed = self._passed.pop(request_id, None)
         if passed is not None:
@@ -146,7 +140,6 @@ class StreamLimiter:
             self._running[bucket] = self._running.get(bucket, 0) + sequences
 
     def _can_feed(self, needs: Mapping[str, int], sequences: int) -> bool:
-        """Whether all of its buckets can feed it as well."""
         for bucket, most in needs.items():
             running = self._running.get(bucket, 0)
             if running and running + sequences > most:
@@ -154,7 +147,6 @@ class StreamLimiter:
         return True
 
     def _is_shared(self, needs: Mapping[str, int], sequences: int) -> bool:
-        """Whether a bucket of a passed request feeds other streams."""
         return any(self._running[bucket] > sequences for bucket in needs)
 
     def _done(self, result: bool) -> asyncio.Future[bool]:

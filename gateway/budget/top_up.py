@@ -35,7 +35,7 @@ log = logging.getLogger("fairgate.gateway.topping")
 
 
 class AccountsLost(Exception):
-    """The quota store or the ledger was unavailable for too long; `cause` is the last error."""
+    """`cause`: the last error of the quota store or ledger."""
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(str(cause))
@@ -58,9 +58,7 @@ class Leases:
     gpu_us: list[int | None] = field(default_factory=list)
     """By sequence; None: no limit counts it."""
     top_ups: int = 0
-    """Granted."""
     timeline: Timeline = field(default_factory=Timeline)
-    """Records top-ups."""
     counts_gpu: bool = field(init=False)
     """Whether the engine has to stop at a lease of device time. Constant: requests move only between tiers
     with the same limits."""
@@ -70,11 +68,9 @@ class Leases:
 
     @property
     def uses(self) -> Sequence[SequenceUse]:
-        """Use of its sequences, updated as they run."""
         return self.counting.uses
 
     def granted(self, covered: Amounts) -> None:
-        """Notes that `covered` is held and divides it."""
         self.covered = covered
         most = self.most_each * len(self.uses)
         self.covered_output_tokens = max(
@@ -83,7 +79,6 @@ class Leases:
         self.share_out()
 
     def share_out(self) -> None:
-        """Divides what is covered among the live sequences."""
         self.tokens = lease.share_out(self.covered_output_tokens, self.parts())
         if not self.counts_gpu:
             self.gpu_us = [None] * len(self.uses)
@@ -97,11 +92,10 @@ class Leases:
 
     @property
     def used_gpu_us(self) -> int:
-        """Device time so far, of all sequences."""
+        """All sequences together."""
         return sum(use.gpu_us for use in self.uses)
 
     def parts(self) -> list[SequenceLease]:
-        """Current state of the sequences."""
         leases = self.tokens or [0] * len(self.uses)
         return [
             SequenceLease(use.output_tokens, old, self.most_each, use.outcome is None)
@@ -110,14 +104,13 @@ class Leases:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all remaining output is covered and device time is not limited: no top-up is needed."""
+        """All remaining output is covered and device time is not limited: no top-up is needed."""
         return not self.counts_gpu and all(
             tokens >= self.most_each or use.outcome is not None
             for tokens, use in zip(self.tokens, self.uses, strict=True)
         )
 
     def is_used_up(self, index: int) -> bool:
-        """Whether a live sequence has used up its lease."""
         use, gpu_us = self.uses[index], self.gpu_us[index]
         if use.outcome is not None or use.output_tokens >= self.most_each:
             return False
@@ -125,8 +118,6 @@ class Leases:
 
 
 class TopUpTask:
-    """Tops up one request while it decodes."""
-
     def __init__(
         self,
         request_id: str,
@@ -154,13 +145,13 @@ class TopUpTask:
         self._accounts_wait_s = accounts_wait_s
         self._first_token_s: float | None = None
         self._next_checks: list[int] = []
-        """By sequence, the emitted tokens at which to check again whether a top-up is due."""
+        """By sequence, the emitted tokens at which to check again."""
         self._schedule_checks()
         self._wake = asyncio.Event()
         self._must_resend = False
         """The engine did not accept the latest leases."""
         self.is_spent = False
-        """The budget is spent: no more top-ups."""
+        """No more top-ups."""
 
     def seen(self, index: int) -> None:
         """Handles output or the end of sequence `index`."""
@@ -182,7 +173,7 @@ class TopUpTask:
                 self._schedule_checks()
 
     async def run(self) -> None:
-        """Runs until cancelled. Raises `AccountsLost`."""
+        """Raises `AccountsLost`."""
         while True:
             if self._must_resend:
                 await self._sleep(RETRY_FIRST_S)
@@ -201,7 +192,7 @@ class TopUpTask:
     # ------------------------------------------------------------ asking
 
     async def _top_up(self) -> None:
-        """Performs one top-up, repeated until granted or finally refused."""
+        """Repeats until granted or finally refused."""
         leases = self._leases
         since_s = self._clock()
         paused_s = 0.0
@@ -284,7 +275,6 @@ class TopUpTask:
         return lease.chunk_tokens(self._leases.limits, self._leases.counting.size, live, self._tokens_per_s())
 
     def _tokens_per_s(self) -> float:
-        """Pace of the fastest sequence so far."""
         if self._first_token_s is None or (elapsed_s := self._clock() - self._first_token_s) <= 0:
             return 0.0
         return (max(use.output_tokens for use in self._leases.uses) - 1) / elapsed_s

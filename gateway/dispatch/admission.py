@@ -1,9 +1,9 @@
-"""Admission control: refuses requests that the forecast expects to be late, or above their clients' bounds.
+"""Admission control: refuses requests that would be late, or above their clients' bounds.
 
-By what its client allows its estimate to be, and by the client's or the tier's deadline, always
-(`flow/deadline_check.py`); by the targets of tier and tenant only while the control loop says so, for many a
-client prefers a late answer to none. A redeemed quote is never refused for a target; nor is one in
-`TRIED_ONE_IN` of the requests that a target refuses, and in `DOUBTED_ONE_IN` where the median keeps it.
+By its client's bounds on the estimate, and by the client's or the tier's deadline, always
+(`flow/deadline_check.py`); by the targets of tier and tenant only while the control loop says so, as many
+clients prefer a late answer to none. A redeemed quote is never refused for a target; nor is one in
+`TRIED_ONE_IN` of the requests that a target refuses, and in `DOUBTED_ONE_IN` if the median keeps it.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class EstimateExceeds(Exception):
 
 
 def require_bounds(call: Call, estimate: Estimate | None, prices: PriceBook) -> None:
-    """Raises `EstimateExceeds` for a request whose estimate is above what its client allows, `ApiError` (400)
-    where its wait is bounded and nothing is known of it, `UnknownPrice`."""
+    """Raises `EstimateExceeds` for an estimate above the client's bounds, `ApiError` (400) for a bounded wait
+    without an estimate, `UnknownPrice`."""
     if call.max_wait_s is not None:
         if estimate is None:
             raise errors.estimates_off(
@@ -88,7 +88,7 @@ def require_bounds(call: Call, estimate: Estimate | None, prices: PriceBook) -> 
 
 
 def dollars(nanousd: int) -> str:
-    """Nano-dollars as an exact decimal number of dollars."""
+    """An exact decimal number."""
     return f"{Decimal(nanousd).scaleb(-9).normalize():f}"
 
 
@@ -98,16 +98,16 @@ class TargetGate:
 
     def __init__(self) -> None:
         self.strictness = 0.0
-        """Times what is expected, compared with targets; 0: no request is refused for a target."""
+        """Factor on expected times compared with targets; 0: no request is refused for a target."""
         self.expected_late = RecentShare()
-        """Of the last requests with a target, refused or not, those expected to miss it."""
+        """Of recent requests with a target, refused or not."""
         self.mistaken = RecentShare()
-        """Of those that ended and were expected to keep their targets, those that missed one."""
+        """Share that missed a target, of ended requests that were expected to keep theirs."""
         self._out_of_reach = 0
         self._doubted = 0
 
     def keeps_out(self, ahead: TimesAhead, targets_s: Mapping[str, float]) -> TooLate | None:
-        """Why an arriving request is refused; None: it may be queued."""
+        """None: it may be queued."""
         self.expected_late.note(float(out_of_reach(ahead, targets_s, 1.0) is not None))
         late = out_of_reach(ahead, targets_s, self.strictness)
         if late is None:
@@ -120,7 +120,7 @@ class TargetGate:
         return late if self._out_of_reach % TRIED_ONE_IN else None
 
     def learn(self, ahead: TimesAhead, targets_s: Mapping[str, float], *, missed: bool) -> None:
-        """A request that was let in has ended, and has `missed` a target or kept all."""
+        """A request that was admitted has ended."""
         if out_of_reach(ahead, targets_s, LENIENT) is None:
             self.mistaken.note(float(missed))
 
@@ -130,11 +130,9 @@ Targets = Callable[[str, Tier], Mapping[str, float]]
 
 
 METRICS = {"first token": "ttft", "answer": "e2e"}
-"""Of what is late."""
 
 
 def no_targets(tenant_id: str, tier: Tier) -> Mapping[str, float]:
-    """No targets."""
     return {}
 
 
@@ -151,13 +149,12 @@ class Admission(TargetGate):
         """`on_refused` is called with tenant, tier and metric of a target that refused a request."""
         super().__init__()
         self.targets_s = targets
-        """Those in force."""
         self._on_refused = on_refused
         self.factor = 1.0
-        """On the expected wait, where it is compared with a deadline; above 1 more is refused."""
+        """On the expected wait compared with a deadline; above 1 more is refused."""
 
     def check(self, call: Call, estimate: Estimate | None, now_s: float, expires_s: float = math.inf) -> None:
-        """Raises `NotInTime` for a request that would be late. `expires_s`: when it leaves the queue."""
+        """Raises `NotInTime`. `expires_s`: when it leaves the queue."""
         # What a quote promised, no knob takes back.
         factor = self.factor if call.binding is None else 1.0
         late = early_refusal(estimate, now_s=now_s, expires_s=expires_s, factor=factor)
@@ -171,15 +168,15 @@ class Admission(TargetGate):
             raise TargetUnreachable(late)
 
     def refused(self, call: Call, cause: BaseException) -> None:
-        """A request is refused for good: where a target did it, that is a miss. One that another pool of its
-        chain takes is none."""
+        """A request is refused for good, not taken by another pool of its chain: a refusal by a target is a
+        miss."""
         if isinstance(cause, NoneTook):
             cause = cause.first
         if isinstance(cause, TargetUnreachable):
             self._on_refused(call.principal.tenant_id, call.tier, METRICS[cause.late.what])
 
     def ended(self, call: Call, estimate: Estimate | None, *, missed: bool) -> None:
-        """A request that was let in has ended, and has `missed` a target or kept all."""
+        """A request that was admitted has ended."""
         targets_s = self.targets_s(call.principal.tenant_id, call.tier)
         if targets_s and estimate is not None:
             self.learn(estimate, targets_s, missed=missed)

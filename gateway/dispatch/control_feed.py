@@ -1,7 +1,7 @@
-"""Carries the words of the control loop of a shared queue to Redis, one round trip a word.
+"""Carries the messages of a shared queue's control loop to Redis, one round trip each.
 
-The asynchronous edge of `flow/shared/control_session.py`. While Redis does not answer a word has no answer:
-the session says what then counts, and the queue's own exchange says that Redis is away.
+The asynchronous edge of `flow/shared/control_session.py`, which decides what counts while Redis does not
+answer.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class ControlFeed:
     def __init__(self, redis: Any, prefix: str, pool: str, gateway_id: str) -> None:
         self.gateway_id = gateway_id
         self.is_alone: Callable[[], bool] = lambda: False
-        """Redis is away, and this gateway decides by itself."""
+        """Redis is unavailable, and this gateway decides alone."""
         self.round_trips = 0
         self._script = redis.register_script(control_script())
         self._keys = control_keys(prefix, pool)
 
     async def carry(self, look: ControlLook) -> list[Move]:
-        """Sends what a look has to say, and gives it the answers. Returns what the look does."""
+        """Exchanges the messages of one observation. Returns its moves."""
         try:
             words = next(look)
             while True:
@@ -47,7 +47,7 @@ class ControlFeed:
             return list(ended.value)
 
     async def leave(self, session: ControlSession) -> None:
-        """Lets another gateway decide at once."""
+        """Lets another gateway decide immediately."""
         with suppress(RedisError, OSError, TimeoutError):
             await self._script(keys=self._keys, args=session.leaves().arguments())
 

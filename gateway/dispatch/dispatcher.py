@@ -1,7 +1,7 @@
 """Wakes waiting requests when the queue dispatches them.
 
-The asynchronous edge of the queue, wherever that lives (`queue_backend.py`): it passes in time and the
-engines' sizes, and resolves the futures of dispatched requests. It decides nothing.
+The asynchronous edge of the queue (`queue_backend.py`): passes in time and the engines' sizes, and resolves
+the futures of dispatched requests. Decides nothing.
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ from gateway.upstream.base import CapabilityLost, Upstream, engine_life, takes_t
 from tenants.storage.task_stop import stop
 
 SWEEP_S = 0.25
-"""How often deadlines in the queue are looked at."""
+"""How often deadlines in the queue are checked."""
 
 log = logging.getLogger("fairgate.gateway.dispatcher")
 
 
 class QueueRefused(Exception):
-    """The queue is full."""
-
     def __init__(self, full: QueueFull) -> None:
         super().__init__(f"queue full: {full.limit}")
         self.full = full
@@ -54,13 +52,13 @@ class Closing(Exception):
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """It is this request's turn, on this upstream."""
+    """A request's turn on this upstream."""
 
     upstream: Upstream
     counter: int
     dispatched_s: float
     tier: int | None = None
-    """Its rank at the engine, where a long wait or a reservation made it a higher one than its tier's."""
+    """Its rank at the engine, if a long wait or a reservation raised it."""
     by_reservation: bool = False
     displaced: tuple[Displaced, ...] = ()
     """This gateway's requests whose places it takes."""
@@ -73,7 +71,7 @@ class Turn(msgspec.Struct, frozen=True):
 
     @property
     def heard_now(self) -> int:
-        """What its engine may be sent as `Submit.heard`: another life of it counts anew."""
+        """`Submit.heard` for its engine: 0 if that was restarted."""
         return self.heard if self.engine_life == engine_life(self.upstream.ready) else 0
 
 
@@ -89,7 +87,7 @@ class Dispatcher:
         engine_grace_s: float,
         state: QueueBackend | None = None,
     ) -> None:
-        """`state`: where the queue lives, of which `flow` is this gateway's part; None: in this process."""
+        """`state`: the queue's backend, of which `flow` is this gateway's part; None: in this process."""
         self.flow = flow
         self._backend = state or LocalQueue(flow)
         self._upstreams = {upstream.replica_id: upstream for upstream in upstreams}
@@ -98,7 +96,7 @@ class Dispatcher:
         self._turns: dict[str, asyncio.Future[Turn]] = {}
         self._down_since_s: float | None = None
         self._offered: frozenset[frozenset[str]] = frozenset()
-        """What each replica that serves can do, as of the last look."""
+        """Capabilities of each serving replica at the last check."""
         self._closing = False
         self._pump_scheduled = False
         self._task: asyncio.Task[None] | None = None
@@ -109,15 +107,13 @@ class Dispatcher:
 
     @property
     def has_engine(self) -> bool:
-        """Whether at least one upstream serves now, and is not drained."""
+        """Whether an upstream serves and is not drained."""
         return any(takes_turns(upstream) for upstream in self._upstreams.values())
 
     def no_engine(self) -> NoEngineAvailable:
-        """Why nothing is dispatched where there is no engine."""
-        return NoEngineAvailable(is_drained=any(each.is_up for each in self._upstreams.values()))
+        return NoEngineAvailable(is_drained=any(upstream.is_up for upstream in self._upstreams.values()))
 
     def replicas(self) -> list[Replica]:
-        """The upstreams that take turns now, by size."""
         sizes: list[Replica] = []
         for upstream in self._upstreams.values():
             ready = upstream.ready
@@ -139,7 +135,7 @@ class Dispatcher:
         return sizes
 
     def start(self) -> None:
-        """Begins to dispatch, and to watch deadlines."""
+        """Starts dispatching, and watching deadlines."""
         self._backend.start()
         self._task = asyncio.create_task(
             every(SWEEP_S, self._sweep, log, "the dispatcher's sweep failed; it goes on"),
@@ -147,14 +143,13 @@ class Dispatcher:
         )
 
     async def close(self) -> None:
-        """Refuses everything that waits, and stops."""
         self.refuse_waiting(Closing())
         if self._task is not None:
             await stop([self._task])
         await self._backend.close()
 
     def require_order(self, name: str) -> None:
-        """Raises `UnknownPolicy` for an order that does not work where the queue lives."""
+        """Raises `UnknownPolicy` for an order that the backend does not support."""
         self._backend.require_order(name)
 
     def refuse_waiting(self, error: Exception) -> None:
@@ -164,8 +159,7 @@ class Dispatcher:
             self._fail(entry_id, error)
 
     def require_room(self, tenant_id: str) -> None:
-        """Raises `QueueRefused` where `line_up` would. Of a queue that gateways share, only what waits here
-        is known."""
+        """Raises `QueueRefused` if `line_up` would. Of a shared queue only local requests are known."""
         full = self.flow.full(tenant_id)
         if full is not None:
             raise QueueRefused(full)
@@ -192,29 +186,27 @@ class Dispatcher:
         return future
 
     def leave(self, entry_id: str) -> None:
-        """It waits no more."""
         self._turns.pop(entry_id, None)
         self._backend.cancel(entry_id, self._clock())
 
     def move(self, entry_id: str, tier: int, deadlines_s: Deadlines | None = None) -> bool:
-        """Gives a waiting request another tier, by its rank, and its deadlines there; False when it does not
-        wait (any more)."""
+        """Gives a waiting request another tier, by its rank, and its deadlines there; False if it does not
+        wait."""
         moved = self._backend.move(entry_id, tier, self._clock(), deadlines_s)
         self.pump()
         return moved
 
     def progress(self, entry_id: str, output_tokens: int, live_sequences: int) -> None:
-        """Passes progress on; a sequence that ended may make room."""
+        """A sequence that ended may make room."""
         self._backend.progress(entry_id, output_tokens, live_sequences)
         self.pump_soon()
 
     def foresee(self, entry_id: str, foreseen_tokens: tuple[int, int]) -> None:
-        """Passes on how long the engine foresees the answer to be: a shorter one may make room."""
+        """The engine's forecast of the answer's length; a shorter one may make room."""
         self._backend.foresee(entry_id, foreseen_tokens, self._clock())
         self.pump_soon()
 
     def finish(self, entry_id: str, input_tokens: int, output_tokens: int) -> None:
-        """The dispatched request is over."""
         self._backend.finish(entry_id, input_tokens, output_tokens, self._clock())
         self.pump()
 
@@ -223,24 +215,28 @@ class Dispatcher:
         self._backend.heard(upstream.replica_id, engine_life(upstream.ready), service)
 
     def _changed(self, upstream: Upstream) -> None:
-        """It came up, was drained or resumed, or was lost: then nothing is in its cache any more."""
+        """The upstream came up, was drained or resumed, or was lost: then its cache is empty."""
         if not upstream.is_up:
             self.flow.lost(upstream.replica_id)
         self._refuse_unable()
         self.pump_soon()
 
     def _lacking(self, ticket: Ticket) -> str | None:
-        """A need of a request that keeps every replica that serves from running it; None: one can, or none
-        serves, which may change soon."""
-        able = [each.capabilities for each in self._upstreams.values() if takes_turns(each) and each.ready]
-        lacking = [each.lacks(ticket.needs) for each in able]
+        """A need that every serving replica lacks; None: one can run it, or none serves."""
+        able = [
+            upstream.capabilities
+            for upstream in self._upstreams.values()
+            if takes_turns(upstream) and upstream.ready
+        ]
+        lacking = [capabilities.lacks(ticket.needs) for capabilities in able]
         return lacking[0] if lacking and None not in lacking else None
 
     def _refuse_unable(self) -> None:
-        """Ends the wait of requests that no replica which serves can run: what could is away, or cannot any
-        more."""
+        """Ends the wait of requests that no serving replica can run."""
         offered = frozenset(
-            each.capabilities.offers for each in self._upstreams.values() if takes_turns(each) and each.ready
+            upstream.capabilities.offers
+            for upstream in self._upstreams.values()
+            if takes_turns(upstream) and upstream.ready
         )
         if offered == self._offered:
             return
@@ -260,7 +256,7 @@ class Dispatcher:
         self.pump()
 
     def pump(self) -> None:
-        """Lets go what may go now."""
+        """Dispatches what may go now."""
         self._backend.pump(self._clock())
 
     def _woken(self, turns: list[Dispatch]) -> None:
@@ -317,6 +313,6 @@ class Dispatcher:
         elif self._down_since_s is None:
             self._down_since_s = now_s
         elif now_s - self._down_since_s >= self._engine_grace_s:
-            for entry_id in [each.entry.entry_id for each in self.flow.tickets()]:
+            for entry_id in [ticket.entry.entry_id for ticket in self.flow.tickets()]:
                 self._fail(entry_id, self.no_engine())
         self.pump()

@@ -1,9 +1,9 @@
-"""Back-off of tenants whose requests keep failing at a server that answers others.
+"""Backs off tenants whose requests keep failing at a server that answers others. Pure.
 
-Counted are failures in a row that were the request's own by the server's proof
+Counts consecutive failures that the server's probe showed to be the request's own
 (`UpstreamFailed.is_requests`). From `free` on the tenant's requests to this model are refused: one is let in
-after each pause, and each one that fails doubles the pause. A success, or a long time without a failure,
-forgets everything. Pure: time is passed in.
+after each pause, and each failure doubles the pause. A success, or a long time without a failure, resets
+everything.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BackOffRule:
-    """How many failures in a row are free, and how long the pauses after them are."""
+    """Free consecutive failures, and the pauses after them."""
 
     free: int = 5
     first_s: float = 1.0
     longest_s: float = 30.0
     forget_after_s: float = 120.0
     most_tenants: int = 1024
-    """Remembered; of more the one that failed longest ago is forgotten."""
+    """Remembered tenants; beyond it the one that failed longest ago is forgotten."""
 
 
 class TenantHeldOff(Exception):
-    """Too many of this tenant's requests failed in a row. `why`: what became of the last one."""
+    """Too many of this tenant's requests failed in a row. `why`: the last failure."""
 
     def __init__(self, failures: int, why: str, retry_after_s: float) -> None:
         super().__init__(f"{failures} requests of this tenant failed in a row: {why}")
@@ -46,18 +46,18 @@ class _Failing:
 
 
 class FailingTenants:
-    """Those of one pool. One writer."""
+    """Of one pool. One writer."""
 
     def __init__(self, rule: BackOffRule | None = None) -> None:
         self._rule = rule or BackOffRule()
         self._tenants: dict[str, _Failing] = {}
-        """The one that failed last is the last one."""
+        """Ordered by last failure."""
 
     def __len__(self) -> int:
         return len(self._tenants)
 
     def check(self, tenant_id: str, now_s: float) -> None:
-        """A request arrives. Raises `TenantHeldOff` while its tenant waits."""
+        """Raises `TenantHeldOff` while the tenant waits."""
         found = self._tenants.get(tenant_id)
         if found is None or not found.pauses:
             return
@@ -70,11 +70,10 @@ class FailingTenants:
         found.is_tried, found.until_s = True, now_s + self._pause_s(found.pauses)
 
     def succeeded(self, tenant_id: str) -> None:
-        """A request was answered."""
         self._tenants.pop(tenant_id, None)
 
     def failed(self, tenant_id: str, why: str, now_s: float) -> bool:
-        """A request failed by its own fault; whether its tenant waits from now on and did not before."""
+        """A request failed by its own fault; returns whether its tenant starts waiting."""
         found = self._tenants.pop(tenant_id, None)
         if found is None or now_s - found.failed_s > self._rule.forget_after_s:
             found = _Failing(0, why, now_s)

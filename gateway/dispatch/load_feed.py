@@ -1,9 +1,9 @@
-"""Carries what gateways tell each other of a shared pool's load, through a Redis stream.
+"""Shares load reports of a shared pool between gateways through a Redis stream.
 
-Every half second one round trip adds what happened here and reads what others added. The stream keeps the
-last `MAX_KEPT` batches, so that a gateway that was cut off for moments, or starts, misses little. Redis
-stamps each batch with its own clock, and says in the same round trip what time it has: clocks of gateways are
-never compared. While Redis does not answer nothing is told: the load of others is then unknown for that time.
+Every half second one round trip adds this gateway's report and reads the others'. The stream keeps the last
+`MAX_KEPT` batches, so that a gateway that was cut off, or starts, misses little. Redis stamps each batch and
+returns its time in the same round trip: gateways' clocks are never compared. While Redis does not answer, the
+others' load is unknown.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from redis.exceptions import RedisError
 TELL_EVERY_S = 0.5
 MAX_KEPT = 256
 EXPIRES_S = 600
-"""Of the stream, once no gateway tells anything."""
+"""Of the stream, once no gateway reports."""
 
 log = logging.getLogger("fairgate.gateway.load_feed")
 
 
 class LoadFeed:
-    """One gateway's part in the stream of one pool. Use from one event loop."""
+    """Use from one event loop."""
 
     def __init__(self, redis: Any, key: str, clock: Callable[[], float]) -> None:
         self._redis = redis
@@ -32,15 +32,14 @@ class LoadFeed:
         self._clock = clock
         self._last_id: str | bytes = "0-0"
         self.tell: Callable[[float], bytes | None] = lambda now_s: None
-        """The next batch, or nothing. The same one again until `told` was called."""
+        """The next batch, or None; the same one again until `told` was called."""
         self.told: Callable[[], None] = lambda: None
         self.hear: Callable[[bytes, float], None] = lambda packed, told_s: None
-        """Called with each batch, and when it was told."""
+        """Called with each batch and its time."""
         self.heard: Callable[[float], None] = lambda now_s: None
         """Called after every exchange."""
 
     async def exchange(self) -> None:
-        """Tells what happened here, and hears what happened elsewhere."""
         try:
             async with self._redis.pipeline(transaction=False) as pipe:
                 if (packed := self.tell(self._clock())) is not None:

@@ -1,7 +1,6 @@
 """The queue's interface, and its implementation in this process.
 
-One Protocol: in this process (`LocalQueue`, the flow controller itself), or shared by several gateways in
-Redis (`redis_queue.py`).
+`redis_queue.py` implements it for queues shared by several gateways.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ OnRefused = Callable[[str, QueueFull], None]
 
 class QueueBackend(Protocol):
     """Contract: a queued request has its turn once, or is refused once, or leaves. Turns and late refusals
-    are passed on from `pump` or between two calls, never from within another call."""
+    come from `pump` or between two calls, never from within another call."""
 
     @property
     def flow(self) -> FlowController:
@@ -30,7 +29,7 @@ class QueueBackend(Protocol):
     def bind(
         self, replicas: Callable[[], Sequence[Replica]], on_turns: OnTurns, on_refused: OnRefused
     ) -> None:
-        """Sets the callbacks, before anything else; `replicas` returns the ones that serve now."""
+        """Sets the callbacks, before anything else; `replicas` returns the serving ones."""
         ...
 
     def start(self) -> None:
@@ -38,25 +37,25 @@ class QueueBackend(Protocol):
         ...
 
     async def close(self) -> None:
-        """Leaves; nothing waits any more."""
+        """Nothing waits any more afterwards."""
         ...
 
     def enqueue(self, ticket: Ticket, now_s: float) -> QueueFull | None:
-        """Queues a request, or refuses it. Raises `ValueError` when its id is known already,
-        `QuotaStoreUnavailable` where a shared queue is broken."""
+        """Queues a request, or refuses it. Raises `ValueError` for a known id, `QuotaStoreUnavailable` if a
+        shared queue is broken."""
         ...
 
     def cancel(self, entry_id: str, now_s: float) -> bool:
-        """Takes a request out; False when it does not wait (any more)."""
+        """Removes a request; False if it does not wait."""
         ...
 
     def move(self, entry_id: str, tier: int, now_s: float, deadlines_s: Deadlines | None = None) -> bool:
-        """Gives a waiting request another tier and its deadlines there; its arrival stays. False when it does
-        not wait (any more)."""
+        """Gives a waiting request another tier and its deadlines there; its arrival stays. False if it does
+        not wait."""
         ...
 
     def expire(self, now_s: float) -> list[Ticket]:
-        """Takes out, and returns, what has waited too long."""
+        """Removes and returns what has waited too long."""
         ...
 
     def progress(self, entry_id: str, output_tokens: int, live_sequences: int) -> None:
@@ -64,7 +63,7 @@ class QueueBackend(Protocol):
         ...
 
     def foresee(self, entry_id: str, foreseen_tokens: tuple[int, int], now_s: float) -> None:
-        """Median and 90th percentile of a running request's whole output, as its engine foresees it now."""
+        """The engine's forecast of a running request's whole output: median and 90th percentile."""
         ...
 
     def heard(self, replica_id: str, engine_life: str, service: Mapping[str, TenantShare]) -> None:
@@ -72,25 +71,25 @@ class QueueBackend(Protocol):
         ...
 
     def finish(self, entry_id: str, input_tokens: int, output_tokens: int, now_s: float) -> None:
-        """A request that had its turn is over."""
+        """A dispatched request has ended."""
         ...
 
     @property
     def may_have_turns(self) -> bool:
-        """Whether `pump` could let anything go."""
+        """Whether `pump` could dispatch anything."""
         ...
 
     def pump(self, now_s: float) -> None:
-        """Something may have changed: lets go what may go, now or soon."""
+        """Dispatches what may go after a change, now or soon."""
         ...
 
     def require_order(self, name: str) -> None:
-        """Raises `UnknownPolicy` for an order that does not work here."""
+        """Raises `UnknownPolicy` for an order that the backend does not support."""
         ...
 
 
 class LocalQueue:
-    """Implements `QueueBackend` for a gateway that stands alone."""
+    """For a gateway that does not share its queue."""
 
     def __init__(self, flow: FlowController) -> None:
         self.flow = flow

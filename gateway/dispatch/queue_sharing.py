@@ -1,8 +1,8 @@
 """Opens the queues that this gateway shares with others.
 
-Gateways share the queue of a pool when they have its model, its replicas and their Redis in common. A replica
-that only this gateway reaches (an engine that it supervises itself) has no name that others know, and its
-queue stays here.
+Gateways share the queue of a pool if they have its model, its replicas and their Redis in common. A replica
+that only this gateway reaches (a supervised engine) has no name that others know, and its queue is not
+shared.
 """
 
 from __future__ import annotations
@@ -28,20 +28,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class QueueSharing:
-    """What this gateway's queues need to be shared."""
-
     redis_url: str
     gateway_id: str
     replica_names: Mapping[str, str]
-    """By replica id, what every gateway calls it; only of those that others can reach, too."""
+    """By replica id, the name all gateways use; only for replicas that others can reach."""
     may_go_alone: bool
-    """While Redis is away this gateway decides about its own requests by itself."""
+    """While Redis is unavailable this gateway decides alone about its own requests."""
     queues: list[RedisQueue] = field(default_factory=list)
 
     def shares(self, replica_ids: Iterable[str]) -> bool:
-        """Whether others can reach every one of these replicas."""
+        """Whether others can reach all of these replicas."""
         ids = list(replica_ids)
-        return bool(ids) and all(each in self.replica_names for each in ids)
+        return bool(ids) and all(replica_id in self.replica_names for replica_id in ids)
 
     def open(
         self,
@@ -55,7 +53,7 @@ class QueueSharing:
         # Only here, because Redis is an extra.
         from gateway.dispatch.redis_queue import RedisQueue
 
-        names = {each: self.replica_names[each] for each in replica_ids}
+        names = {replica_id: self.replica_names[replica_id] for replica_id in replica_ids}
         session = PoolSession(mirror, _rule(config), secrets.randbits(40), names)
         pool = hashlib.sha256("\n".join([model, *sorted(names.values())]).encode()).hexdigest()[:24]
         queue = RedisQueue(
@@ -66,16 +64,15 @@ class QueueSharing:
 
     @property
     def is_broken(self) -> bool:
-        """Redis takes nothing from this gateway for some queue."""
+        """Redis refuses this gateway for some queue."""
         return any(queue.is_broken for queue in self.queues)
 
     def control(self, flow: FlowController) -> ControlFeed | None:
-        """How gateways agree on the knobs of the queue of which `flow` is this one's part; None: it is this
-        one's own."""
+        """None: the queue of `flow` is not shared."""
         return next((queue.control for queue in self.queues if queue.flow is flow), None)
 
     def board(self) -> Passenger | None:
-        """The next message of some queue, for a caller that sends something to Redis anyway."""
+        """The next message of some queue, to be sent along with another call to Redis."""
         for queue in self.queues:
             passenger = queue.board()
             if passenger is not None:

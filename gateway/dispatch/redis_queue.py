@@ -1,15 +1,15 @@
 """A queue shared by several gateways in Redis.
 
 The asynchronous edge of `flow/shared/protocol.py`: one exchange with Redis at a time carries everything that
-happened here since the last one, and brings the turns. Turns that another gateway's exchange gave to requests
-of this one are published to it. So a request costs one round trip when it arrives; later messages are sent
-along with the quota store's (`board`), and on their own only where nothing else is sent for `DEFER_S`. A
-heartbeat shows that this gateway lives, and brings what a broken subscription missed.
+happened here since the last one, and brings the turns. Turns given by another gateway's exchange are
+published to this one. So a request costs one round trip when it arrives; later messages are sent along with
+the quota store's (`board`), and alone only if nothing else is sent for `DEFER_S`. A heartbeat shows that this
+gateway lives, and brings what a broken subscription missed.
 
 While Redis does not answer no request is dispatched, unless this gateway may go on alone (`store_failure:
-local`): then its own controller decides about its own requests. When Redis answers again the gateway joins
-anew with everything it has; counters that were lost begin equal. Redis that answers and refuses what it is
-told is away, too; after `BROKEN_AFTER` refusals in a row the queue is broken, and its keys are deleted.
+local`) with its own controller. When Redis answers again the gateway rejoins with everything it has; lost
+counters start equal. Redis that refuses messages counts as unavailable; after `BROKEN_AFTER` refusals in a
+row the queue is broken, and its keys are deleted.
 """
 
 from __future__ import annotations
@@ -47,16 +47,15 @@ from tenants.storage.task_stop import stop
 DEFER_S = 0.05
 """What is not urgent waits this long to be sent along with something else."""
 VIEWS_S = 0.25
-"""Service that is heard of is told to the pool at the latest after this time: what tenants had, as other
-gateways see it, is older by no more."""
+"""Latest report of service to the pool, and so its age as other gateways see it."""
 RETRY_S = 0.25
 MOST_DOUBLINGS = 7
-"""Of that pause, for a gateway that goes on being refused: each of its tries may cost the others a second."""
+"""Of the pause while refusals go on: each try may cost the others a second."""
 TELL_REFUSAL_EVERY_S = 60.0
 LOOK_S = 0.5
 """How often forecasts learn what waits at other gateways."""
 LOOK_TENANTS = 64
-"""Of each tier and lane, those that are next."""
+"""Next tenants of each tier and lane."""
 TIMEOUT_S = 2.0
 HEARTBEATS_PER_STALE = 5
 
@@ -64,7 +63,7 @@ log = logging.getLogger("fairgate.gateway.shared")
 
 
 class RedisQueue:
-    """Implements `QueueBackend` for one gateway of a pool. Use from one event loop."""
+    """One gateway's part of a pool's queue. Use from one event loop."""
 
     def __init__(
         self,
@@ -80,7 +79,7 @@ class RedisQueue:
         virtual_clock: Callable[[], float] | None = None,
     ) -> None:
         """`pool`: what gateways that share a queue have in common. `may_go_alone`: this gateway's own
-        controller decides while Redis is away. `virtual_clock` (seconds since 1970) replaces the server's
+        controller decides while Redis is unavailable. `virtual_clock` (Unix seconds) replaces the server's
         clock in tests."""
         self.round_trips = 0
         """Exchanges that were sent by themselves."""
@@ -92,7 +91,7 @@ class RedisQueue:
         self._keys = codec.keys(prefix, pool)
         self._channel = codec.channel(prefix, pool, gateway_id)
         self._epochs = self._keys[0]
-        """The channel in which a gateway says that the pool has begun anew with it."""
+        """The channel in which a gateway announces that it restarted the pool."""
         # An exchange is repeated by the session, under its number, never by the client library.
         self._redis: Any = redis_client.Redis.from_url(
             url, retry=Retry(NoBackoff(), 0), **redis_options(timeout_s)
@@ -101,9 +100,9 @@ class RedisQueue:
         self._look_script = self._redis.register_script(codec.look_script())
         self._look_keys = codec.look_keys(prefix, pool)
         self.load = LoadFeed(self._redis, codec.load_key(prefix, pool), clock)
-        """What gateways tell each other of the pool's load; explains, decides nothing."""
+        """Load reports between gateways; decides nothing."""
         self.control = ControlFeed(self._redis, prefix, pool, gateway_id)
-        """Where gateways agree on who decides in the control loop, and on the knobs."""
+        """Where gateways agree on the control loop's decider and knobs."""
         self.control.is_alone = lambda: self.is_alone
         self._heartbeat_s = session.rule.stale_us / 1e6 / HEARTBEATS_PER_STALE
         self._news = asyncio.Event()
@@ -111,10 +110,10 @@ class RedisQueue:
         self._views: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.is_away = False
-        """Redis does not answer, or refuses what it is told."""
+        """Redis does not answer, or refuses messages."""
         self._pause_s = RETRY_S
         self._refusal_told_s = {False: -math.inf, True: -math.inf}
-        """When a refusal was logged last: the first ones, and those of a broken queue."""
+        """Last logged refusal: of the first ones, and of a broken queue."""
         self.is_listening = False
         """The subscription to this gateway's channel works."""
         self._replicas: Callable[[], Sequence[Replica]] = list
@@ -123,27 +122,25 @@ class RedisQueue:
 
     @property
     def flow(self) -> Mirror:
-        """This gateway's own requests."""
         return self._session.mirror
 
     @property
     def belongs(self) -> bool:
-        """The pool knows this gateway."""
         return self._session.belongs
 
     @property
     def is_broken(self) -> bool:
-        """Redis answers, and takes nothing from this gateway."""
+        """Redis answers, and refuses this gateway."""
         return self._session.is_broken
 
     @property
     def is_alone(self) -> bool:
-        """Redis is away, and this gateway decides by itself."""
+        """Redis is unavailable, and this gateway decides alone."""
         return self.is_away and self._may_go_alone
 
     @property
     def pool_queued(self) -> list[int]:
-        """Waiting requests of all gateways: tier by tier, ordinary and long; as of the last answer."""
+        """Waiting requests of all gateways, by tier, ordinary and long; as of the last answer."""
         return self._session.queued
 
     def bind(
@@ -250,7 +247,7 @@ class RedisQueue:
     # ------------------------------------------------------------ sent along with the quota store
 
     def board(self) -> Passenger | None:
-        """The next message, for a caller that sends something to the same Redis anyway; None: nothing."""
+        """The next message, to be sent along with another call to the same Redis; None: nothing."""
         if self.is_away or not self._session.belongs or not self._session.has_news:
             return None
         message = self._session.message(self._clock(), self._replicas())
@@ -268,7 +265,7 @@ class RedisQueue:
             self._ride_failed()
 
     def _ride_failed(self) -> None:
-        """Sends it again on its own, which shows whether Redis is away."""
+        """Sends it again alone, which shows whether Redis is unavailable."""
         self._session.failed()
         self._news.set()
 
@@ -339,7 +336,7 @@ class RedisQueue:
             self._defer()
 
     def _refused(self, error: Exception) -> None:
-        """Redis rejects the message, or its answer is not understood: everything is sent anew instead."""
+        """Redis rejects the message, or its answer is not understood: everything is sent anew."""
         self._session.refused()
         self._pause_s = RETRY_S * 2 ** min(max(0, self._session.refusals - BROKEN_AFTER), MOST_DOUBLINGS)
         if self._clock() - self._refusal_told_s[self.is_broken] >= TELL_REFUSAL_EVERY_S:

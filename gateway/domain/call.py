@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 OPENAI_DEFAULTS = SamplingParams()
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
+class ServedModel(msgspec.Struct, frozen=True):
     name: str
     context_tokens: int
     vocabulary: int

@@ -17,13 +17,9 @@ from tenants.counts.calibration import HOUR_S, KINDS, CalibrationKey, KeptCount
 
 HOUR_US = HOUR_S * 1_000_000
 _TIERS = {rank: tier for tier, rank in TIER_RANKS.items()}
-_QUANTILES = (
-    ("wait_p50_us", "wait_p90_us"),
-    ("ttft_p50_us", "ttft_p90_us"),
-    ("e2e_p50_us", "e2e_p90_us"),
-    ("output_p50_tokens", "output_p90_tokens"),
-)
-"""Names in `QUOTED` of each figure, in the order of `happened`."""
+_P50, _P90, _IS_BINDING = slice(4), slice(4, 8), 8
+"""Places in the numbers of `QUOTED`; of each figure in the order of `happened`."""
+assert FIELDS[TimelineKind.QUOTED][_IS_BINDING] == "is_binding"
 
 
 def kept_figures(events: Sequence[Event], model: str, ended_us: int) -> dict[CalibrationKey, KeptCount]:
@@ -50,13 +46,14 @@ def kept_figures(events: Sequence[Event], model: str, ended_us: int) -> dict[Cal
         else number(firsts.get(TimelineKind.SETTLED), "charged_output_tokens"),
     }
     tier = _TIERS[number(firsts.get(TimelineKind.RECEIVED), "tier")]
-    bucket = load_of(number(quoted, "wait_p50_us") / 1e6)
-    kind = KINDS[number(quoted, "is_binding")]
+    told = quoted.numbers
+    bucket = load_of(told[0] / 1e6)
+    kind = KINDS[told[_IS_BINDING]]
     hour_s = ended_us // HOUR_US * HOUR_S
     return {
         CalibrationKey(hour_s, model, tier, figure, bucket, kind): KeptCount(
-            1, int(actual <= number(quoted, p50)), int(actual <= number(quoted, p90))
+            1, int(actual <= p50), int(actual <= p90)
         )
-        for (figure, actual), (p50, p90) in zip(happened.items(), _QUANTILES, strict=True)
+        for (figure, actual), p50, p90 in zip(happened.items(), told[_P50], told[_P90], strict=True)
         if actual is not None
     }

@@ -1,7 +1,7 @@
-"""Estimates what a request's tier costs other tenants: tokens passed in the queue, tokens paused.
+"""Estimates what a request's tier costs other tenants: tokens passed in the queue, tokens paused. Pure.
 
-Soft preemption gives a higher tier a lower one's place at the next step; from then on that one sits out a
-token a step. Pure.
+Soft preemption gives a higher tier a lower one's place at the next step; that one then sits out a token a
+step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 from gateway.flow.types import InFlight, Ticket
 
 MAX_PASSED = 10
-"""Tenants that are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +25,12 @@ class Displacement:
     pauses_tokens: int
     """Output tokens that running ones would sit out while it runs; 0 where a place is free."""
     passed: Mapping[str, int] = field(default_factory=dict)
-    """`passes_cost` by tenant."""
 
     def as_json(self) -> dict[str, int]:
-        """As a quote shows it."""
         return {"passes": self.passes_cost, "pauses": self.pauses_tokens}
 
     def passed_as_json(self) -> list[dict[str, Any]]:
-        """For operators: the tenants that it would go before, the most of them first."""
+        """For operators: the passed tenants, most tokens first."""
         most = Counter(self.passed).most_common(MAX_PASSED)
         return [{"tenant_id": tenant_id, "passes": cost} for tenant_id, cost in most]
 

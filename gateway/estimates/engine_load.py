@@ -16,7 +16,6 @@ from gateway.upstream.base import Upstream, takes_turns
 def engine_loads(
     flow: FlowController, upstreams: Sequence[Upstream], step_time_of: Callable[[Upstream], StepTime]
 ) -> list[EngineLoad]:
-    """Every engine that serves, with what is dispatched to it."""
     by_replica: dict[str, list[InFlight]] = {}
     for flight in flow.in_flight():
         by_replica.setdefault(flight.replica_id, []).append(flight)
@@ -43,7 +42,7 @@ def engine_loads(
 
 
 def flights_of(in_flight: Sequence[InFlight], snapshot: Snapshot | None) -> list[Flight]:
-    """Every dispatched sequence as the engine last reported it; what it did not report has just left."""
+    """Every dispatched sequence as the engine last reported it; unreported ones have just left."""
     reported: dict[str, list[RunningSequence]] = {}
     strangers: list[RunningSequence] = []
     known = {flight.ticket.entry.entry_id for flight in in_flight}

@@ -1,7 +1,7 @@
 """Estimates of a request's wait, times, output length and cost.
 
-Reads the forecast off the surface that replays maintain (`forecast_cache.py`), corrects it by what became of
-earlier ones (`engine/forecast/calibration.py`), and prices it.
+Reads the forecast off the surface of `forecast_cache.py`, corrects it by earlier requests
+(`engine/forecast/calibration.py`), and prices it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = logging.getLogger("fairgate.gateway.estimates")
 
 
 class Estimator:
-    """Forecasts for requests. One writer of the length forecast. Use from one event loop."""
+    """One writer of the length forecast. Use from one event loop."""
 
     def __init__(
         self,
@@ -58,14 +58,12 @@ class Estimator:
         `stopwatch` times replays."""
         self.lengths = lengths
         self.observed = 0
-        """Answers learned from since the start."""
         self.calibration = Calibration()
-        """Corrects the forecasts."""
         self._upstreams = upstreams
         self._prices = prices
         self._model = model
         self.is_enabled = is_enabled
-        """Whether requests get estimates, and replays run for them. May change at any time."""
+        """Whether requests get estimates, and replays run. May change at any time."""
         self._note = note
         self._scales = {upstream.replica_id: StepTimeScale() for upstream in upstreams}
         self.forecast_cache = ForecastCache(
@@ -80,7 +78,6 @@ class Estimator:
         self._counted = EvenSample(JUDGED_PER_S)
         self._learned = EvenSample(LEARNED_PER_S)
         self._latest: tuple[Snapshot, StepTime, int] | None = None
-        """The latest snapshot, with its step time and width."""
 
     # ------------------------------------------------------------ lengths
 
@@ -90,7 +87,6 @@ class Estimator:
         return self.predicted_lengths(call, (quantile,), emitted_tokens)[0]
 
     def predicted_lengths(self, call: Call, quantiles: Sequence[float], emitted_tokens: int = 0) -> list[int]:
-        """Several quantiles of it."""
         if call.sampling.ignore_eos or not call.max_tokens:
             # What emits nothing takes a step of an engine all the same.
             return [max(1, call.max_tokens)] * len(quantiles)
@@ -100,26 +96,26 @@ class Estimator:
         )
 
     def predicted_gpu_ms(self, call: Call, output_tokens: int) -> int:
-        """Device time of the call with `output_tokens` over all sequences, beside what runs now."""
+        """With `output_tokens` over all sequences, beside what runs now."""
         step_time, width = self._step_time_now()
-        each = -(-output_tokens // call.sequences)
+        tokens_each = -(-output_tokens // call.sequences)
         return sum(
-            predicted_gpu_ms(step_time, width, len(call.prompt_of(index)), each)
+            predicted_gpu_ms(step_time, width, len(call.prompt_of(index)), tokens_each)
             for index in range(call.sequences)
         )
 
     def stream_tokens_per_s(self) -> float:
-        """How fast one sequence decodes beside what runs now."""
+        """Of one sequence beside what runs now."""
         step_time, width = self._step_time_now()
         return 1 / predict_step_s(step_time, width, 0, width)
 
     @property
     def step_time(self) -> StepTime:
-        """The engines' step-time model, at the pace that they really have."""
+        """At the engines' real pace."""
         return self._step_time_now()[0]
 
     def _step_time_now(self) -> tuple[StepTime, int]:
-        """The step-time model of an upstream that serves, and how many sequences it runs."""
+        """The step-time model of a serving upstream, and how many sequences it runs."""
         for upstream in self._upstreams:
             snapshot = upstream.snapshot
             if snapshot is None:
@@ -164,11 +160,10 @@ class Estimator:
         self.forecast_cache.coming(Ticket(entry, count, kv_tokens, call.max_tokens, is_exact))
 
     def gone(self, request_id: str) -> None:
-        """A request is not about to be queued any more. Harmless to repeat."""
+        """The request will not be queued. Idempotent."""
         self.forecast_cache.on_the_way.remove(request_id)
 
     def arrived(self, entry: QueueEntry) -> None:
-        """A request is queued: more like it are to be expected."""
         if self.is_enabled:
             self.forecast_cache.arrived(entry)
 
@@ -248,7 +243,6 @@ class Estimator:
         }
 
     def displacement(self, tenant_id: str, tier: Tier, sequences: int, output_tokens: int) -> Displacement:
-        """What a request in this tier would cost the others now."""
         return displacement(
             tenant_id,
             TIER_RANKS[tier],
@@ -256,12 +250,16 @@ class Estimator:
             output_tokens,
             self._flow.tickets(),
             self._flow.in_flight(),
-            sum(each.ready.max_sequences for each in self._upstreams if takes_turns(each) and each.ready),
+            sum(
+                upstream.ready.max_sequences
+                for upstream in self._upstreams
+                if takes_turns(upstream) and upstream.ready
+            ),
         )
 
     def judge(self, estimate: Estimate, times: Times, output_tokens: int) -> None:
-        """Learns from a request that was told `estimate` and has had its answer. Of plain requests at most
-        `JUDGED_PER_S` are learned from, of those that may be, and as many counted, each evenly chosen."""
+        """Learns from an answered request. At most `JUDGED_PER_S` plain requests are learned from, of those
+        that may be, and as many counted, evenly chosen."""
         promise = estimate.promise
         if promise is None:
             return
@@ -313,7 +311,6 @@ class Estimator:
         )
 
     def _output_tokens(self, tenant_id: str, size: Size) -> tuple[int, int]:
-        """p50 and p90 of the longest of its sequences."""
         if size.is_exact or not size.max_tokens:
             return max(1, size.max_tokens), max(1, size.max_tokens)
         exponent = 1 / size.sequences
@@ -347,7 +344,7 @@ class Estimator:
         )
 
     def _step_time(self, upstream: Upstream) -> StepTime:
-        """The engine's step-time model, at the pace that it really has."""
+        """At the engine's real pace."""
         return self._adjusted(upstream, upstream.snapshot)
 
     def _adjusted(self, upstream: Upstream, snapshot: Snapshot | None) -> StepTime:

@@ -31,9 +31,7 @@ from gateway.estimates.on_the_way import OnTheWay
 from gateway.flow.controller import FlowController, Ticket
 
 REST = 49.0
-"""Pause after a replay, in multiples of its duration."""
 CALM = 8.0
-"""With an empty queue a surface depends on the engines alone, and lasts this many times as long."""
 PAUSE_S = 0.5
 """An older surface is from before a pause: the next request rebuilds it."""
 STALE_S = 5.0
@@ -49,29 +47,22 @@ QUOTE_EVENTS = 50
 LONG_QUEUE = 200
 """Where more wait, to copy the queue takes longer than a quote may: it is read off the surface."""
 FORGET_S = 30.0
-"""Lines not asked about for this long lose their probes."""
+"""Lines not read for this long lose their probes."""
 NOTED_EVERY_S = 1.0
-"""How often reads of a line are noted."""
 MAX_COMING = 256
-"""Arrivals that are noted together at most."""
 
 
 Promised = Callable[[float, str | None], Sequence[QueueEntry]]
-"""Outstanding quotes at an instant, as many as are redeemed on average; of the tenant that is named, all."""
+"""Outstanding quotes at an instant, as many as are redeemed on average; of the named tenant, all."""
 
 
 class Size(msgspec.Struct, frozen=True, gc=False):
-    """A request as the forecast sees it."""
-
     input_tokens: int
-    """All prompts."""
     sequences: int
-    """All choices of all prompts."""
     choices: int
     max_tokens: int
     is_exact: bool
     traits: Features | None = None
-    """Features for the length forecast, where known."""
 
 
 class ForecastCache:
@@ -87,9 +78,8 @@ class ForecastCache:
         promised: Promised = lambda now_s, tenant_id: (),
         stopwatch: Callable[[], float] = perf_counter,
     ) -> None:
-        """`promised`: outstanding quotes; `stopwatch` tells what a replay takes."""
+        """`promised`: outstanding quotes; `stopwatch` times replays."""
         self.replays = 0
-        """Since the start."""
         self.promised = promised
         self._flow = flow
         self._loads = loads
@@ -100,24 +90,20 @@ class ForecastCache:
         self._coming: list[QueueEntry] = []
         """Arrivals that `_rates` has not seen yet: passed on in batches, off the path of each."""
         self._lines: OrderedDict[tuple[str, int], tuple[Line, float]] = OrderedDict()
-        """With the instant at which each was last read, the latest last."""
         self._surface: Surface | None = None
         self.on_the_way = OnTheWay()
         self._ahead_then: list[int] = []
         """By tier: requests that were on their way, waited or ran when the surface was built."""
         self._since = ComingSince()
         self._queued_then = 0
-        """Requests that waited when it was built."""
         self._is_asked = False
         self._rest_until_s = float("-inf")
 
     def coming(self, ticket: Ticket) -> None:
-        """A request has its estimate and is about to be queued: later estimates count with it."""
         if self.on_the_way.add(ticket):
             self._since.note(ticket.entry)
 
     def arrived(self, entry: QueueEntry) -> None:
-        """A request is queued: more like it are to be expected."""
         self._coming.append(entry)
         if len(self._coming) >= MAX_COMING:
             self._note_arrivals()
@@ -125,7 +111,6 @@ class ForecastCache:
             self._since.note(entry)
 
     def arrivals_per_s(self, now_s: float) -> float:
-        """Requests a second, of late."""
         self._note_arrivals()
         return sum(stream.rate_per_s for stream in self._rates.streams(now_s))
 
@@ -212,7 +197,6 @@ class ForecastCache:
         ]
 
     def own_quotes(self, tenant_id: str, now_s: float) -> list[QueueEntry]:
-        """A tenant's outstanding quotes."""
         return [entry for entry in self.promised(now_s, tenant_id) if entry.tenant_id == tenant_id]
 
     def _is_calm(self) -> bool:
@@ -296,7 +280,10 @@ class ForecastCache:
             arrivals=self._rates.streams(now_s),
             lane_of=self._flow.lane,
             tiers=tiers,
-            promised=[*(each.entry for each in self.on_the_way.tickets()), *self.promised(now_s, for_tenant)],
+            promised=[
+                *(ticket.entry for ticket in self.on_the_way.tickets()),
+                *self.promised(now_s, for_tenant),
+            ],
             knots_cost=knots_cost,
             most_events=most_events,
         )

@@ -14,9 +14,8 @@ from engine.messages import TIER_RANKS
 from gateway.flow.types import Ticket
 
 MAX_ON_THE_WAY = 4096
-"""Further ones are not counted with."""
 MEMORY = 0.05
-"""Weight of the newest request in the time that it takes."""
+"""Weight of the newest request in the measured time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +26,17 @@ class _Passage:
 
 
 class OnTheWay:
-    """What has an estimate and is not queued yet."""
-
     def __init__(self) -> None:
         self._passages: dict[str, _Passage] = {}
         self._by_rank = [0] * len(TIER_RANKS)
         self._took_s = [0.0, 0.0]
-        """Of late: alone, and among others."""
+        """Alone, and among others."""
 
     def __len__(self) -> int:
         return len(self._passages)
 
     def add(self, ticket: Ticket) -> bool:
-        """It has its estimate, at its entry's `arrived_s`. False: there are too many."""
+        """False: there are too many."""
         if len(self._passages) >= MAX_ON_THE_WAY:
             return False
         self._by_rank[ticket.entry.tier] += 1
@@ -47,7 +44,7 @@ class OnTheWay:
         return True
 
     def remove(self, entry_id: str) -> bool:
-        """It is not on its way any more. False: it was not."""
+        """False: it was not on its way."""
         passage = self._passages.pop(entry_id, None)
         if passage is None:
             return False
@@ -55,7 +52,7 @@ class OnTheWay:
         return True
 
     def queued(self, entry: QueueEntry) -> bool:
-        """It is queued, at its entry's `arrived_s`. False: it was not on its way."""
+        """False: it was not on its way."""
         passage = self._passages.get(entry.entry_id)
         if passage is None:
             return False
@@ -64,7 +61,6 @@ class OnTheWay:
         return self.remove(entry.entry_id)
 
     def ticket(self, entry_id: str) -> Ticket | None:
-        """Of one that is on its way."""
         passage = self._passages.get(entry_id)
         return None if passage is None else passage.ticket
 
@@ -73,7 +69,6 @@ class OnTheWay:
         return (passage.ticket for passage in self._passages.values())
 
     def up_to(self, rank: int) -> int:
-        """How many are of tier `rank` and above."""
         return sum(self._by_rank[: rank + 1]) if self._passages else 0
 
     def expected_s(self, *, among_others: bool = False) -> float:

@@ -24,7 +24,7 @@ def load_calibrations(data_dir: Path | None) -> dict[str, Calibration]:
         return {}
     try:
         found = json.loads((data_dir / FILE).read_text(encoding="utf-8"))
-        return {str(model): Calibration.from_dict(each) for model, each in found.items()}
+        return {str(model): Calibration.from_dict(calibration) for model, calibration in found.items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError) as error:
@@ -33,19 +33,19 @@ def load_calibrations(data_dir: Path | None) -> dict[str, Calibration]:
 
 
 def as_text(calibrations: Mapping[str, Calibration]) -> str:
-    """The file's content; to be made where the calibrations live, to be written anywhere."""
-    return json.dumps({model: each.to_dict() for model, each in calibrations.items()})
+    """Call where the calibrations live; the text can be written anywhere."""
+    return json.dumps({model: calibration.to_dict() for model, calibration in calibrations.items()})
 
 
 def save_calibrations(data_dir: Path, text: str) -> None:
-    """Replaces the file in one piece."""
+    """Atomically."""
     temporary = data_dir / (FILE + ".new")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, data_dir / FILE)
 
 
 def load_lengths(data_dir: Path | None) -> LengthForecast:
-    """What an earlier run learned, or a fresh forecast: a damaged file costs accuracy, never a start."""
+    """What an earlier run learned; a damaged file costs accuracy, never a start."""
     if data_dir is None:
         return LengthForecast()
     try:
@@ -58,7 +58,7 @@ def load_lengths(data_dir: Path | None) -> LengthForecast:
 
 
 def save_lengths(data_dir: Path, text: str) -> None:
-    """Replaces the file in one piece."""
+    """Atomically."""
     temporary = data_dir / (LENGTHS_FILE + ".new")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, data_dir / LENGTHS_FILE)

@@ -23,21 +23,18 @@ SLOWEST, FASTEST = 20.0, 0.5
 
 @dataclass(slots=True)
 class StepTimeScale:
-    """One engine's real time over its predicted time, while it was busy."""
-
     _last: Snapshot | None = None
     _elapsed_s: float = 0.0
     _predicted_s: float = 0.0
 
     @property
     def factor(self) -> float:
-        """What predicted times are to be multiplied by; 1 while nothing was measured."""
         if self._predicted_s <= 0:
             return 1.0
         return min(SLOWEST, max(FASTEST, self._elapsed_s / self._predicted_s))
 
     def see(self, snapshot: Snapshot | None) -> None:
-        """Takes the engine's latest snapshot; the same one twice changes nothing."""
+        """The same snapshot twice changes nothing."""
         last, self._last = self._last, snapshot
         if last is None or snapshot is None or snapshot.step <= last.step:
             return
@@ -52,7 +49,6 @@ class StepTimeScale:
         self._predicted_s = self._predicted_s * keep + predicted_s
 
     def adjust(self, step_time: StepTime) -> StepTime:
-        """The model at the real pace."""
         factor = self.factor
         if factor == 1.0:
             return step_time

@@ -40,8 +40,6 @@ from gateway.explain.fluid_share import Finish, FluidMachine, FluidShare, Job, a
 
 
 class Cause(StrEnum):
-    """Why a target was missed."""
-
     REQUEST = "request"
     """Too long or too large: alone on an idle engine it would have missed, too."""
     QUOTA = "quota"
@@ -59,8 +57,6 @@ class Cause(StrEnum):
 
 
 class Metric(StrEnum):
-    """The metric of a target."""
-
     TTFT = "ttft"
     """Arrival to the first token."""
     TPOT = "tpot"
@@ -81,14 +77,13 @@ FAULTS = frozenset(
         RequestOutcome.LOST,
     }
 )
-"""Outcomes of a failure of ours, or of an upstream."""
+"""Failures of ours, or of an upstream."""
 ENDED_BY_CLIENT = frozenset({RequestOutcome.DISCONNECTED, RequestOutcome.CANCELLED, RequestOutcome.WITHDRAWN})
-"""By its client, its tenant or an operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """A finished request, as far as targets need it. Instants on the clock of its `job`."""
+    """A finished request, as targets need it. Instants on the clock of its `job`."""
 
     job: Job
     """As counted; `job.arrived_s` is when it could run: held, durable and in the queue."""
@@ -100,11 +95,11 @@ class RequestFacts:
     limited_s: float = 0.0
     """Wait before the queue for its tenant's own limits."""
     store_s: float = 0.0
-    """Wait there for stores of ours: the hold and its row."""
+    """Wait before the queue for our stores: the hold and its row."""
     rested_s: float = 0.0
-    """Wait while it decoded for its tenant's own rate."""
+    """Wait while decoding for its tenant's own rate."""
     stalled_s: float = 0.0
-    """Time for which its reader stood still and took no more."""
+    """Time its reader did not read."""
 
     @property
     def is_complete(self) -> bool:
@@ -162,8 +157,6 @@ class Counterfactuals:
 
 @dataclass(frozen=True, slots=True)
 class MissVerdict:
-    """The cause of one miss, with its evidence."""
-
     metric: Metric
     target_s: float
     actual_s: float
@@ -217,7 +210,6 @@ def _stalled_s(facts: RequestFacts, metric: Metric) -> float:
 
 
 def _without(actual_s: float, seconds: float, metric: Metric, job: Job) -> float:
-    """`actual_s` without that many seconds."""
     if metric is Metric.TPOT:
         return actual_s - seconds / max(1, job.output_tokens // job.sequences - 1)
     return actual_s - seconds
@@ -232,13 +224,13 @@ def judge(
     """The causes of (request, metric, target) that were missed; `jobs` are all that could run meanwhile, with
     or without the missed ones. `machine` None: there is no step-time model. `serving` as in `fair_share`."""
     if machine is None:
-        return [_verdict(*each, None) for each in missed]
+        return [_verdict(*miss, None) for miss in missed]
     # What ended it early must not end it in the counterfactuals, too.
     judged = {facts.job.job_id: replace(facts.job, left_s=math.inf) for facts, _, _ in missed}
     all_jobs = {job.job_id: job for job in jobs} | judged
     simulations = _Simulations(list(all_jobs.values()), machine, serving, judged)
     verdicts: dict[int, MissVerdict] = {}
-    for index in sorted(range(len(missed)), key=lambda each: missed[each][0].job.arrived_s):
+    for index in sorted(range(len(missed)), key=lambda place: missed[place][0].job.arrived_s):
         verdicts[index] = _verdict(*missed[index], simulations.seen(*missed[index]))
     return [verdicts[index] for index in range(len(missed))]
 
@@ -261,7 +253,7 @@ class _Simulations:
         self._jobs = jobs
         self._without_own: dict[str, Finish] = {}
         self._others: dict[str, FluidShare] = {}
-        """By tenant: the run without it, as far as it was needed."""
+        """By tenant: the run without it."""
         self._num_of: Counter[str] = Counter(job.tenant_id for job in jobs)
 
     def _by_itself(self, job: Job) -> Finish:
@@ -271,7 +263,7 @@ class _Simulations:
         if job.job_id not in self._without_own:
             fluid = self._others.get(job.tenant_id)
             if fluid is None:
-                apart = [each for each in self._jobs if each.tenant_id != job.tenant_id]
+                apart = [other for other in self._jobs if other.tenant_id != job.tenant_id]
                 fluid = self._others[job.tenant_id] = FluidShare(apart, self._machine)
             fluid.run(until_s=job.arrived_s)
             fork = fluid.fork_with(replace(job, left_s=math.inf))
@@ -308,7 +300,6 @@ class _Simulations:
 
 
 def _since(finish: Finish, metric: Metric, job: Job) -> float:
-    """The metric in seconds, since it could run."""
     if metric is Metric.TTFT:
         return finish.first_token_s - job.arrived_s
     if metric is Metric.E2E:

@@ -1,9 +1,8 @@
 """Describes one model's server, and the terms of its requests, for their timelines.
 
-Cheap enough to be asked after every request: a description is made anew only where something has changed.
-How long steps take changes all the time, so it is looked at once in `PACE_EVERY_S`, and whenever a young
-engine has seen twice as many steps; it counts as changed where some step would take `PACE_CHANGED` longer or
-shorter. Use from one event loop.
+Cheap after every request: a description is rebuilt only if something has changed. Step times are checked
+every `PACE_EVERY_S`, and whenever a young engine has seen twice as many steps; they count as changed if some
+step would take `PACE_CHANGED` longer or shorter. Use from one event loop.
 """
 
 from __future__ import annotations
@@ -31,18 +30,14 @@ from tenants.types import Limit, Tier
 PACE_EVERY_S = 60.0
 PACE_CHANGED = 0.05
 MAX_TERMS = 4_096
-"""Kept, so that requests of one key are not described one by one."""
 
 
 class StoredDescription(NamedTuple):
-    """A packed description and its id."""
-
     id: str
     content: bytes
 
     @classmethod
     def of(cls, described: ServerDescription | RequestTerms) -> StoredDescription:
-        """Packs it."""
         content = packed(described)
         return cls(description_id(content), content)
 
@@ -51,8 +46,6 @@ _TermsKey = tuple[float, float, tuple[Limit, ...], PriceEntry | None, Tier | Non
 
 
 class Describer:
-    """Of one served model."""
-
     def __init__(
         self,
         gateway_id: str,
@@ -63,7 +56,7 @@ class Describer:
         *,
         is_foreign: bool,
     ) -> None:
-        """`policy`: the one in force. `is_foreign`: some replica is not an engine of ours."""
+        """`policy`: the active one. `is_foreign`: some replica is not our engine."""
         self._gateway_id = gateway_id
         self._model = model
         self._upstreams = upstreams
@@ -78,7 +71,6 @@ class Describer:
         self._terms: dict[_TermsKey, StoredDescription] = {}
 
     def server(self, now_s: float) -> StoredDescription:
-        """What serves now."""
         seen = self._policy(), [upstream.ready for upstream in self._upstreams]
         if self._take_pace(now_s) or seen != self._seen or self._server is None:
             self._seen = seen
@@ -98,7 +90,6 @@ class Describer:
         return self._server
 
     def terms(self, run: Run) -> StoredDescription:
-        """What the request's key was entitled to."""
         principal = run.call.principal
         limits = run.leases.limits if run.leases is not None else ()
         price = run.prices.entries.get((run.call.model, run.call.tier)) if limits else None
@@ -111,9 +102,8 @@ class Describer:
         return found
 
     def _take_pace(self, now_s: float) -> bool:
-        """Whether steps take another time than was described."""
         snapshots = (upstream.snapshot for upstream in self._upstreams)
-        found = mean_of(each.mean_step_time for each in snapshots if each is not None)
+        found = mean_of(snapshot.mean_step_time for snapshot in snapshots if snapshot is not None)
         if found is None or (now_s < self._look_s and found.samples < 2 * self._looked_at_samples):
             return False
         self._look_s, self._looked_at_samples = now_s + PACE_EVERY_S, found.samples
@@ -132,7 +122,7 @@ class Describer:
 
 
 def _is_another(before: StepTime, after: StepTime, largest: tuple[int, int]) -> bool:
-    """Whether a step of one token, of a full batch or of a long prompt takes clearly another time."""
+    """Whether a step of one token, of a full batch or of a long prompt takes clearly different time."""
     sequences, tokens = largest
     shapes = ((1, 256, 1), (sequences, 256 * sequences, sequences), (tokens, 256 * tokens, 1))
     return any(

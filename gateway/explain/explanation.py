@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from tenants.admin.admin import Admin
 
 SHORTEST_S = 0.0005
-"""Shortest wait that gets a sentence."""
+"""Shorter waits get no sentence."""
 TOLD_BEFORE_LINE_S = 0.02
-"""The same of the time before the line."""
+"""As `SHORTEST_S`, before the queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitBreakdown:
-    """Seconds in each state. What happened side by side (several sequences) is added up."""
+    """Seconds in each state, added up over concurrent sequences."""
 
     before_line_s: float
     """Before the queue, from its first byte on, without its tenant's own limits: to read it, to understand
@@ -64,12 +64,11 @@ class WaitBreakdown:
 
 
 def waits_of(events: Sequence[Event]) -> WaitBreakdown:
-    """Computes the seconds in each state."""
     reserved, queued = first(events, TimelineKind.RESERVED), first(events, TimelineKind.QUEUED)
     dispatched, admitted = first(events, TimelineKind.DISPATCHED), first(events, TimelineKind.ADMITTED)
     first_token, last_token = first(events, TimelineKind.FIRST_TOKEN), first(events, TimelineKind.LAST_TOKEN)
     ended = first(events, TimelineKind.ENDED)
-    end_us = ended.at_us if ended is not None else max((each.at_us for each in events), default=0)
+    end_us = ended.at_us if ended is not None else max((event.at_us for event in events), default=0)
 
     def between(start: Event | None, end: Event | None) -> float:
         """Open at its end: the request ended there."""
@@ -109,8 +108,6 @@ def explain(events: Sequence[Event]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class TimelineStage:
-    """One stretch of a request's time."""
-
     name: str
     start_s: float
     end_s: float
@@ -120,7 +117,7 @@ class TimelineStage:
 
 
 def stages_of(events: Sequence[Event]) -> list[TimelineStage]:
-    """The stretches, for a waterfall: those that follow each other, then those that lie within them."""
+    """For a waterfall: consecutive stages, then those within them."""
     reserved, queued = first(events, TimelineKind.RESERVED), first(events, TimelineKind.QUEUED)
     dispatched, admitted = first(events, TimelineKind.DISPATCHED), first(events, TimelineKind.ADMITTED)
     first_token, last_token = first(events, TimelineKind.FIRST_TOKEN), first(events, TimelineKind.LAST_TOKEN)
@@ -145,30 +142,31 @@ def stages_of(events: Sequence[Event]) -> list[TimelineStage]:
             since_us = until_us
     end_us = since_us if ended is None else ended.at_us
     lost_us: dict[int, int] = {}
-    for each in events:
-        match each.kind:
+    for event in events:
+        match event.kind:
             case TimelineKind.PAUSED | TimelineKind.SWAPPED | TimelineKind.PREEMPTED:
-                lost_us.setdefault(number(each, "sequence"), each.at_us)
+                lost_us.setdefault(number(event, "sequence"), event.at_us)
             case TimelineKind.RESUMED | TimelineKind.RESTORED:
-                lost = lost_us.pop(number(each, "sequence"), None)
+                lost = lost_us.pop(number(event, "sequence"), None)
                 if lost is not None:
-                    found.append(TimelineStage("paused", lost / 1e6, each.at_us / 1e6))
+                    found.append(TimelineStage("paused", lost / 1e6, event.at_us / 1e6))
             case TimelineKind.STALLED:
-                waited_us = number(each, "waited_us")
-                found.append(TimelineStage("reader", each.at_us / 1e6, (each.at_us + waited_us) / 1e6))
-            case TimelineKind.TOPPED_UP if waited_us := number(each, "waited_us"):
-                found.append(TimelineStage("budget", max(0, each.at_us - waited_us) / 1e6, each.at_us / 1e6))
+                waited_us = number(event, "waited_us")
+                found.append(TimelineStage("reader", event.at_us / 1e6, (event.at_us + waited_us) / 1e6))
+            case TimelineKind.TOPPED_UP if waited_us := number(event, "waited_us"):
+                found.append(
+                    TimelineStage("budget", max(0, event.at_us - waited_us) / 1e6, event.at_us / 1e6)
+                )
     found += [TimelineStage("paused", lost / 1e6, end_us / 1e6) for lost in lost_us.values()]
     return found
 
 
 def explanation(events: Sequence[Event]) -> dict[str, Any]:
-    """The whole explanation, as the API shows it."""
     return {
         "explanation": explain(events),
         "waits": waits_of(events).as_json(),
-        "stages": [each.as_json() for each in stages_of(events)],
-        "timeline": [each.as_json() for each in events],
+        "stages": [stage.as_json() for stage in stages_of(events)],
+        "timeline": [event.as_json() for event in events],
     }
 
 
@@ -211,7 +209,7 @@ def _queue(events: Sequence[Event], waits: WaitBreakdown) -> str:
         )
         if part
     ]
-    moves = sum(each.kind == TimelineKind.MOVED for each in events)
+    moves = sum(event.kind == TimelineKind.MOVED for event in events)
     moved = f", moved between tiers {_times(moves)}" if moves else ""
     running = number(queued, "running_tokens")
     dispatched = f" ({_tokens(running)} of them running)" if running else ""
@@ -231,12 +229,12 @@ def _engine(events: Sequence[Event], waits: WaitBreakdown) -> str:
 
 
 def _prefill(events: Sequence[Event], waits: WaitBreakdown) -> str:
-    chunks = [each for each in events if each.kind == TimelineKind.PREFILLED]
+    chunks = [event for event in events if event.kind == TimelineKind.PREFILLED]
     if first(events, TimelineKind.FIRST_TOKEN) is None or first(events, TimelineKind.DISPATCHED) is None:
         return ""
-    tokens = sum(number(each, "tokens") for each in chunks)
-    cached = sum(number(each, "cached_tokens") for each in events if each.kind == TimelineKind.ADMITTED)
-    left_out = sum(number(each, "count") for each in events if _left_out(each, TimelineKind.PREFILLED))
+    tokens = sum(number(chunk, "tokens") for chunk in chunks)
+    cached = sum(number(event, "cached_tokens") for event in events if event.kind == TimelineKind.ADMITTED)
+    left_out = sum(number(event, "count") for event in events if _left_out(event, TimelineKind.PREFILLED))
     what = "the prompt was computed"
     if tokens and not left_out:
         what = f"{_tokens(tokens)} prompt tokens were computed"
@@ -249,20 +247,20 @@ def _prefill(events: Sequence[Event], waits: WaitBreakdown) -> str:
 
 def _pauses(events: Sequence[Event], waits: WaitBreakdown) -> str:
     lost = [
-        each
-        for each in events
-        if each.kind in (TimelineKind.PAUSED, TimelineKind.SWAPPED, TimelineKind.PREEMPTED)
+        event
+        for event in events
+        if event.kind in (TimelineKind.PAUSED, TimelineKind.SWAPPED, TimelineKind.PREEMPTED)
     ]
     if not lost:
         return ""
-    whose = {Whose(number(each, "whose")) for each in lost}
+    whose = {Whose(number(event, "whose")) for event in lost}
     names = {
         Whose.HIGHER_TIER: "a higher tier",
         Whose.OTHER: "other tenants",
         Whose.OWN: "requests of its own tenant",
     }
-    known = [name for each, name in names.items() if each in whose]
-    recomputed = sum(each.kind == TimelineKind.PREEMPTED for each in lost)
+    known = [name for kind, name in names.items() if kind in whose]
+    recomputed = sum(event.kind == TimelineKind.PREEMPTED for event in lost)
     again = f"; computed again {_times(recomputed)}, at no charge" if recomputed else ""
     by = f" for {' and '.join(known)}" if known else ""
     return f"gave up its place{by} {_times(len(lost))}, {_seconds(waits.paused_s)} in all{again}"
@@ -283,17 +281,17 @@ def _decode(events: Sequence[Event], waits: WaitBreakdown) -> str:
     further = tokens // sequences - 1
     if further < 1 or waits.decode_s <= 0:
         return ""
-    each = waits.decode_s / further
-    said = f"{_tokens(tokens)} tokens came in {_seconds(waits.decode_s)}, one every {_seconds(each)}"
+    token_s = waits.decode_s / further
+    said = f"{_tokens(tokens)} tokens came in {_seconds(waits.decode_s)}, one every {_seconds(token_s)}"
     return said + _turns(events)
 
 
 def _turns(events: Sequence[Event]) -> str:
     """How its tokens came where some steps had none for every sequence."""
-    decoded = [each for each in events if each.kind == TimelineKind.DECODED]
+    decoded = [event for event in events if event.kind == TimelineKind.DECODED]
 
     def total(name: str) -> int:
-        return sum(number(each, name) for each in decoded)
+        return sum(number(event, name) for event in decoded)
 
     causes = [
         (total("sat_out_own_steps"), "its tenant's other requests"),
@@ -320,21 +318,21 @@ def _paused_s(events: Sequence[Event], end_us: int) -> float:
     """From each loss of a place to the return of the same sequence."""
     lost_us: dict[int, int] = {}
     spans_us: list[tuple[int, int]] = []
-    for each in events:
-        match each.kind:
+    for event in events:
+        match event.kind:
             case TimelineKind.PAUSED | TimelineKind.SWAPPED | TimelineKind.PREEMPTED:
-                lost_us.setdefault(number(each, "sequence"), each.at_us)
+                lost_us.setdefault(number(event, "sequence"), event.at_us)
             case TimelineKind.RESUMED | TimelineKind.RESTORED:
-                since_us = lost_us.pop(number(each, "sequence"), None)
+                since_us = lost_us.pop(number(event, "sequence"), None)
                 if since_us is not None:
-                    spans_us.append((since_us, each.at_us))
+                    spans_us.append((since_us, event.at_us))
     return together([*spans_us, *((since_us, end_us) for since_us in lost_us.values())]) / 1e6
 
 
 def _waited_s(events: Sequence[Event], kind: TimelineKind) -> float:
     return (
         together(
-            wait_span(kind, each.at_us, number(each, "waited_us")) for each in events if each.kind == kind
+            wait_span(kind, event.at_us, number(event, "waited_us")) for event in events if event.kind == kind
         )
         / 1e6
     )
@@ -392,10 +390,10 @@ async def explained(
         "misses": [
             {
                 name: value
-                for name, value in each.as_json().items()
+                for name, value in miss.as_json().items()
                 if name in ("metric", "target_s", "actual_s", "cause", "evidence")
             }
-            for each in missed
+            for miss in missed
         ]
     }
 
@@ -422,7 +420,7 @@ async def sat_out_for(admin: Admin, settled: LedgerRow) -> list[dict[str, Any]]:
     steps: dict[str, int] = settled.detail.get("sat_out_for") or {}
     if not steps:
         return []
-    names = {each.tenant_id: each.name for each in await admin.list_tenants()}
+    names = {tenant.tenant_id: tenant.name for tenant in await admin.list_tenants()}
     return [
         {"tenant_id": tenant_id, "tenant": names.get(tenant_id, ""), "steps": count}
         for tenant_id, count in sorted(steps.items(), key=lambda item: (-item[1], item[0]))

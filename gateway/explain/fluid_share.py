@@ -25,9 +25,7 @@ from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from engine.messages import StepTime
 
 MAX_EVENTS = 60_000
-"""Bound of the changes of shares in one run; with more jobs than that allows fewer are simulated."""
 _DONE = 1e-6
-"""Tokens: less counts as nothing."""
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -49,14 +47,11 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def kv_tokens(self) -> int:
-        """What it occupies at its end."""
         return self.input_tokens + self.cached_tokens + self.output_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class FluidMachine:
-    """The engines that served, all alike."""
-
     step_time: StepTime
     max_sequences: int
     max_batched_tokens: int
@@ -80,7 +75,7 @@ class FluidMachine:
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """When a job had its first and its last token; infinite: not within the run."""
+    """Infinite: not within the run."""
 
     first_token_s: float
     last_token_s: float
@@ -102,7 +97,6 @@ def fair_share(
 
 
 def alone(job: Job, machine: FluidMachine) -> Finish:
-    """`job` with no other, on one idle engine."""
     return fair_share([job], machine)[job.job_id]
 
 
@@ -114,7 +108,7 @@ def max_min(demands: Sequence[float], weights: Sequence[float], capacity: float)
     shares = [0.0] * len(demands)
     left, weight_left = float(capacity), float(sum(weights))
     # The least demand for its weight is satisfied first; the rest is for the others.
-    for index in sorted(range(len(demands)), key=lambda each: demands[each] / weights[each]):
+    for index in sorted(range(len(demands)), key=lambda place: demands[place] / weights[place]):
         shares[index] = min(float(demands[index]), max(0.0, left * weights[index] / weight_left))
         left -= shares[index]
         weight_left -= weights[index]
@@ -123,8 +117,6 @@ def max_min(demands: Sequence[float], weights: Sequence[float], capacity: float)
 
 @dataclass(slots=True, eq=False)
 class _LiveJob:
-    """A job in the run."""
-
     job: Job
     prompt_left: float
     output_left: float
@@ -135,7 +127,6 @@ class _LiveJob:
 
     @staticmethod
     def of(job: Job) -> _LiveJob:
-        """It has had nothing yet."""
         return _LiveJob(job, float(max(1, job.input_tokens)), float(job.output_tokens))
 
     @property
@@ -162,14 +153,12 @@ class _LiveJob:
 
 @dataclass(slots=True, eq=False)
 class _TenantLine:
-    """One tenant's jobs in one tier, in order of arrival."""
-
     weight: float
     jobs: list[_LiveJob] = field(default_factory=list)
     sequences: int = 0
     kv_tokens: int = 0
     served: float = 0.0
-    """Cost tokens per weight; lifted when it comes back from being idle."""
+    """Cost tokens per weight; lifted when it returns from being idle."""
 
     def add(self, live: _LiveJob) -> None:
         self.jobs.append(live)
@@ -197,18 +186,13 @@ class FluidShare:
         self._serving = serving
         self._coming = sorted(jobs, key=lambda job: (job.arrived_s, job.job_id), reverse=True)
         self._lines: dict[int, dict[str, _TenantLine]] = {}
-        """By tier and tenant; an empty queue stays."""
         self._in_step: list[_LiveJob] = []
-        """The jobs in the current steps."""
         self._leaving: list[tuple[float, int, _LiveJob]] = []
-        """A heap of the jobs that are taken away, by when."""
         self._num_live = 0
         self._events = 0
         self._now_s = self._coming[-1].arrived_s if self._coming else 0.0
         self.finished: dict[str, Finish] = {}
-        """Jobs that have ended or were taken away."""
         self.had: dict[tuple[str, int], float] = {}
-        """Cost tokens by tenant and tier, so far."""
 
     def fork_with(self, job: Job) -> FluidShare:
         """A copy that continues by itself, in which `job` arrives as well. Raises `ValueError` for a job that
@@ -223,7 +207,7 @@ class FluidShare:
         for tier, lines in self._lines.items():
             for tenant_id, line in lines.items():
                 copy = fork._lines.setdefault(tier, {})[tenant_id] = replace(line, jobs=[])
-                copy.jobs = [replace(each) for each in line.jobs]
+                copy.jobs = [replace(job) for job in line.jobs]
                 for live in copy.jobs:
                     fork._note(live)
         return fork
@@ -251,12 +235,11 @@ class FluidShare:
             self._now_s = max(self._now_s, next_s)
 
     def finish(self, job_id: str) -> Finish:
-        """A job's times so far; infinite where not reached."""
         if job_id in self.finished:
             return self.finished[job_id]
         lines = (line for tier in self._lines.values() for line in tier.values())
-        live = (each for line in lines for each in line.jobs if each.job.job_id == job_id)
-        return Finish(next((each.first_token_s for each in live), math.inf), math.inf)
+        found = (live for line in lines for live in line.jobs if live.job.job_id == job_id)
+        return Finish(next((live.first_token_s for live in found), math.inf), math.inf)
 
     # ------------------------------------------------------------ events
 
@@ -278,19 +261,18 @@ class FluidShare:
             heapq.heappush(self._leaving, (live.job.left_s, self._num_live, live))
 
     def _take_away(self) -> list[str]:
-        """Removes jobs that have ended or left; returns their ids."""
         gone: list[str] = []
-        for each in self._in_step:
-            if not each.is_decoding:
+        for live in self._in_step:
+            if not live.is_decoding:
                 continue
-            if math.isinf(each.first_token_s):
+            if math.isinf(live.first_token_s):
                 # The step that computes a prompt's end emits the first token of each sequence.
-                each.first_token_s = self._now_s
-                first = min(each.output_left, float(each.job.sequences))
-                each.output_left -= first
-                self._note_had(each.job, first * OUTPUT_TOKEN_COST)
-            if each.output_left <= _DONE:
-                gone.append(self._through(each, self._now_s))
+                live.first_token_s = self._now_s
+                first = min(live.output_left, float(live.job.sequences))
+                live.output_left -= first
+                self._note_had(live.job, first * OUTPUT_TOKEN_COST)
+            if live.output_left <= _DONE:
+                gone.append(self._through(live, self._now_s))
         while self._leaving and self._leaving[0][0] <= self._now_s:
             leaving = heapq.heappop(self._leaving)[2]
             if leaving.job.job_id not in self.finished:
@@ -305,28 +287,27 @@ class FluidShare:
         return job.job_id
 
     def _next_event_s(self) -> float:
-        """The next arrival, departure or begin of decoding, or change of the serving replicas."""
         next_s = self._coming[-1].arrived_s if self._coming else math.inf
         if self._leaving:
             next_s = min(next_s, self._leaving[0][0])
         for since_s, _ in self._serving:
             if self._now_s < since_s < next_s:
                 next_s = since_s
-        for each in self._in_step:
-            left = each.output_left if each.is_decoding else each.prompt_left
-            next_s = min(next_s, self._now_s + left / each.rate)
+        for live in self._in_step:
+            left = live.output_left if live.is_decoding else live.prompt_left
+            next_s = min(next_s, self._now_s + left / live.rate)
         return next_s
 
     def _advance(self, seconds: float) -> None:
-        for each in self._in_step:
-            job = each.job
-            done = each.rate * seconds
+        for live in self._in_step:
+            job = live.job
+            done = live.rate * seconds
             line = self._lines[job.tier][job.tenant_id]
-            if each.is_decoding:
-                each.output_left -= done
+            if live.is_decoding:
+                live.output_left -= done
                 cost = done * OUTPUT_TOKEN_COST
             else:
-                each.prompt_left -= done
+                live.prompt_left -= done
                 cost = done * INPUT_TOKEN_COST
             line.served += cost / job.weight
             self._note_had(job, cost)
@@ -346,37 +327,36 @@ class FluidShare:
     # ------------------------------------------------------------ shares
 
     def _share_out(self) -> None:
-        """Sets the jobs in the steps from now on, and their rates."""
         replicas = self._replicas()
         machine = self._machine
         places = machine.max_sequences * replicas
         kv_tokens = float(machine.kv_tokens * replicas)
         placed: list[list[_LiveJob]] = []
         before, self._in_step = self._in_step, []
-        had_places = {id(each) for each in before}
+        had_places = {id(job) for job in before}
         for tier in sorted(self._lines):
             lines = [line for line in self._lines[tier].values() if line.jobs]
             if not lines or places < 1:
                 continue
             seated = _seat(lines, places, kv_tokens)
-            places -= sum(round(each.places) for own in seated for each in own)
-            kv_tokens -= sum(each.job.kv_tokens for own in seated for each in own)
+            places -= sum(round(job.places) for own in seated for job in own)
+            kv_tokens -= sum(live.job.kv_tokens for own in seated for live in own)
             placed += seated
-            had_places -= {id(each) for own in seated for each in own}
-        for each in before:
-            if id(each) in had_places:
-                each.places = 0.0
+            had_places -= {id(job) for own in seated for job in own}
+        for job in before:
+            if id(job) in had_places:
+                job.places = 0.0
         if not placed:
             return
         in_step = _share_steps(placed, machine, replicas)
         step_s = machine.step_s(
             sum(amount for _, amount in in_step) / replicas,
-            sum(amount * each.context_tokens for each, amount in in_step) / replicas,
-            sum(each.places for each, _ in in_step) / replicas,
+            sum(amount * job.context_tokens for job, amount in in_step) / replicas,
+            sum(job.places for job, _ in in_step) / replicas,
         )
-        for each, amount in in_step:
-            each.rate = amount / step_s
-            self._in_step.append(each)
+        for job, amount in in_step:
+            job.rate = amount / step_s
+            self._in_step.append(job)
 
 
 def _seat(lines: Sequence[_TenantLine], places: int, kv_tokens: float) -> list[list[_LiveJob]]:
@@ -400,12 +380,12 @@ def _seat(lines: Sequence[_TenantLine], places: int, kv_tokens: float) -> list[l
     seated: list[list[_LiveJob]] = []
     for line, left in zip(lines, whole, strict=True):
         own: list[_LiveJob] = []
-        for each in line.jobs:
+        for live in line.jobs:
             if left <= 0:
                 break
-            each.places = float(min(left, each.job.sequences))
-            left -= round(each.places)
-            own.append(each)
+            live.places = float(min(left, live.job.sequences))
+            left -= round(live.places)
+            own.append(live)
         if own:
             seated.append(own)
     return seated
@@ -421,7 +401,7 @@ def _share_steps(
     """The tokens of each step that each job gets: by shares of its time, and of its token budget; a tenant's
     share goes to its jobs in their order."""
     weights = [own[-1].job.weight for own in seated]
-    needs = [[(each, each.tokens_a_step, _token_s(each, machine)) for each in own] for own in seated]
+    needs = [[(live, live.tokens_a_step, _token_s(live, machine)) for live in own] for own in seated]
     wanted_s = [sum(tokens * token_s for _, tokens, token_s in own) for own in needs]
     allowed_s = _time_shares(wanted_s, weights, machine.step_time.base_s * replicas)
     fed = [_in_order(own, left_s) for own, left_s in zip(needs, allowed_s, strict=True)]
@@ -430,10 +410,10 @@ def _share_steps(
     if sum(amounts) > most:
         shares = max_min(amounts, weights, most)
         fed = [
-            _in_order([(each, tokens, 1.0) for each, tokens in own], share)
+            _in_order([(job, tokens, 1.0) for job, tokens in own], share)
             for own, share in zip(fed, shares, strict=True)
         ]
-    return [each for own in fed for each in own if each[1] > _DONE]
+    return [part for own in fed for part in own if part[1] > _DONE]
 
 
 def _token_s(live: _LiveJob, machine: FluidMachine) -> float:
@@ -459,8 +439,8 @@ def _time_shares(wanted_s: Sequence[float], weights: Sequence[float], base_s: fl
         # The step's time if each tenant that wants more got only its share:
         whole_s = step_s / (1 - weight_left / weight)
         if wanted_s[rest[0]] / weights[rest[0]] > whole_s / weight:
-            for each in rest:
-                allowed_s[each] = whole_s * weights[each] / weight
+            for place in rest:
+                allowed_s[place] = whole_s * weights[place] / weight
             break
     return allowed_s
 
@@ -469,8 +449,8 @@ def _in_order(needs: Sequence[tuple[_LiveJob, float, float]], left: float) -> li
     """`left` to (job, tokens, each token's part of it) in order; answers first: one token each, as in every
     engine that batches."""
     had: list[tuple[_LiveJob, float]] = []
-    for each, tokens, each_takes in sorted(needs, key=lambda need: not need[0].is_decoding):
+    for job, tokens, each_takes in sorted(needs, key=lambda need: not need[0].is_decoding):
         amount = min(tokens, left / each_takes) if each_takes > 0 else tokens
-        had.append((each, amount))
+        had.append((job, amount))
         left -= amount * each_takes
     return had

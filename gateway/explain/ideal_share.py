@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from gateway.explain.fluid_share import max_min
 from gateway.explain.shares import TenantTier
 from gateway.flow.window import NUM_RANKS
@@ -31,8 +33,7 @@ NOTHING = 1e-6
 """Cost tokens: less counts as nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class FairTerms:
+class FairTerms(msgspec.Struct, frozen=True):
     """What a tenant is entitled to."""
 
     weight: float = 1.0
@@ -42,8 +43,7 @@ class FairTerms:
     """The rank of the tier that they are for; None: all."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
+class _Change(msgspec.Struct, frozen=True):
     """A request arrived (`open` 1), or has ended (-1), which changes what is left by `cost`."""
 
     at_s: float

@@ -35,7 +35,7 @@ def kept_trace(
     now_ns: int,
     unjudged: int,
 ) -> KeptTrace:
-    """Of a request that was settled at `now_ns`, since 1970."""
+    """`now_ns`: of the settlement, since 1970."""
     call, times = run.call, run.times
     assert run.trace is not None
     settled_s = times.ended_s if run.settled_s is None else run.settled_s
@@ -78,7 +78,7 @@ def _attributes(run: Run, outcome: RequestOutcome, use: Use, charged: Amounts) -
         gen_ai.INPUT_TOKENS: charged.input_tokens,
         gen_ai.OUTPUT_TOKENS: charged.output_tokens,
         gen_ai.CACHED_TOKENS: use.cached_tokens,
-        gen_ai.FINISH_REASONS: [each.outcome.finish for each in run.uses if each.outcome is not None],
+        gen_ai.FINISH_REASONS: [use.outcome.finish for use in run.uses if use.outcome is not None],
         PREFIX + "tenant_id": call.principal.tenant_id,
         PREFIX + "project_id": call.principal.project_id,
         PREFIX + "key_id": call.principal.key_id,
@@ -95,18 +95,16 @@ def _attributes(run: Run, outcome: RequestOutcome, use: Use, charged: Amounts) -
 
 
 def _tier_used(run: Run, call: Call) -> str:
-    """That of its turn: a long wait or a reservation may have made it a higher one."""
     if run.turn is None or run.turn.tier is None:
         return call.tier.value
     return _TIERS[run.turn.tier]
 
 
 def _clients(run: Run, outcome: RequestOutcome) -> list[ClientCall]:
-    """Its sequences at another server, if it was sent to one."""
     if run.turn is None or not isinstance(run.turn.upstream, OpenAIUpstream):
         return []
     first, times = run.turn.upstream, run.times
-    by_name = {each.replica_id: each for each in (first, *first.stand_ins)}
+    by_name = {upstream.replica_id: upstream for upstream in (first, *first.stand_ins)}
     dispatched_s, ended_s = times.dispatched_s or times.arrived_s, times.ended_s or times.arrived_s
     found = []
     for index, use in enumerate(run.uses):

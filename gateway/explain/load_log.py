@@ -15,16 +15,14 @@ from gateway.explain.own_work import LoggedRequest, own_time_s
 
 MAX_KEPT = 4_096
 MAX_CHANGES = 64
-"""Bound of the changes of the number of serving replicas."""
 
 
 class LoadLog:
-    """The log of one model. One writer: the model's recorder."""
+    """One model's log. One writer: the model's recorder."""
 
     def __init__(self, max_kept: int = MAX_KEPT) -> None:
         self._seen: OrderedDict[str, LoggedRequest] = OrderedDict()
         self._elsewhere: OrderedDict[str, LoggedRequest] = OrderedDict()
-        """Other gateways' requests."""
         self._max_kept = max_kept
         self._serving: list[tuple[float, int]] = []
         self.forgotten = 0
@@ -68,7 +66,6 @@ class LoadLog:
             self.forgotten += oldest.ended_s is None
 
     def dispatched(self, request_id: str, tier: int, now_s: float) -> None:
-        """It was dispatched, as one of `tier`: a long wait or a reservation may have raised it."""
         seen = self._find(request_id)
         if seen is not None:
             seen.tier, seen.dispatched_s = tier, now_s
@@ -83,7 +80,7 @@ class LoadLog:
         *,
         is_complete: bool,
     ) -> None:
-        """It has ended; tokens as counted. Not complete: it was taken away before its end."""
+        """Tokens as counted. Not complete: it was taken away before its end."""
         seen = self._find(request_id)
         if seen is None:
             return
@@ -102,21 +99,20 @@ class LoadLog:
         request = self._seen.get(request_id)
         if request is None:
             return None
-        others = (each for other_id, each in self._seen.items() if other_id != request_id)
+        others = (other for other_id, other in self._seen.items() if other_id != request_id)
         return own_time_s(request, others, until_s, limited_s=limited_s, rested_s=rested_s)
 
     def _find(self, request_id: str) -> LoggedRequest | None:
         return self._seen.get(request_id) or self._elsewhere.get(request_id)
 
     def serving(self, now_s: float, replicas: int) -> None:
-        """The number of replicas that serve from now on."""
         if self._serving and self._serving[-1][1] == replicas:
             return
         self._serving.append((now_s, replicas))
         del self._serving[:-MAX_CHANGES]
 
     def serving_since(self) -> list[tuple[float, int]]:
-        """Since when how many served, oldest first; empty: unknown."""
+        """Oldest first; empty: unknown."""
         return list(self._serving)
 
     def jobs(self, until_s: float, since_s: float = -math.inf) -> list[Job]:

@@ -25,14 +25,12 @@ class LoggedRequest:
     tier: int
     weight: float
     since_s: float
-    """When it was queued."""
     input_tokens: int
     output_tokens: int
     sequences: int
     came_s: float
-    """When it arrived."""
     known_s: float
-    """When the server heard of it: Unix time of its quote if it redeems one, else of its arrival."""
+    """Unix time of its quote if it redeems one, else of its arrival."""
     dispatched_s: float | None = None
     cached_tokens: int = 0
     ended_s: float | None = None

@@ -21,18 +21,16 @@ from gateway.explain.load_log import LoadLog
 from gateway.explain.minutes.flow_meter import FlowMeter
 
 MAX_TOLD = 2_000
-"""Events of one batch; further ones of the same moment are left out and counted."""
+"""Per batch; further ones are left out and counted."""
 MAX_ENDS = 20_000
-"""Ends that wait to be told; with more, nothing told so far is valid any more."""
+"""Ends waiting to be reported; beyond it nothing reported so far is valid any more."""
 SILENT_S = 10.0
-"""A gateway with requests tells something every half second. After this long without a word they are over."""
+"""A gateway with requests reports every half second; after this silence its requests are over."""
 KNOWN_AFTER_S = 1.5
-"""What happened this long ago has been heard from everywhere, unless a gateway is late."""
+"""Older events have been heard from everywhere, unless a gateway is late."""
 
 
 class ToldArrival(msgspec.Struct, frozen=True, array_like=True):
-    """A request could run."""
-
     request_id: str
     tenant_id: str
     tier: int
@@ -40,23 +38,18 @@ class ToldArrival(msgspec.Struct, frozen=True, array_like=True):
     age_s: float
     input_tokens: int
     output_tokens: int
-    """As predicted."""
     sequences: int
     reserved_per_s: float = 0.0
     reserved_tier: int | None = None
 
 
 class ToldTurn(msgspec.Struct, frozen=True, array_like=True):
-    """A request was dispatched, as one of this tier."""
-
     request_id: str
     tier: int
     age_s: float
 
 
 class ToldEnd(msgspec.Struct, frozen=True, array_like=True):
-    """A request has ended; tokens as counted."""
-
     request_id: str
     age_s: float
     computed_tokens: int
@@ -64,23 +57,19 @@ class ToldEnd(msgspec.Struct, frozen=True, array_like=True):
     output_tokens: int
     is_complete: bool
     cost: int
-    """Service that it really had."""
 
 
 class ToldService(msgspec.Struct, frozen=True, array_like=True):
-    """Cost tokens that requests had in a stretch of time."""
-
     since_age_s: float
     until_age_s: float
     total: int
 
 
 class LoadBatch(msgspec.Struct, frozen=True, array_like=True):
-    """What one gateway tells at one time, in order."""
+    """What one gateway reports at one time, in order."""
 
     gateway_id: str
     life: str
-    """Of its process: another one has none of these requests."""
     number: int
     arrivals: list[ToldArrival]
     turns: list[ToldTurn]
@@ -93,8 +82,6 @@ _batches = msgspec.msgpack.Decoder(LoadBatch)
 
 @dataclass(slots=True)
 class _Heard:
-    """The last word of another gateway."""
-
     life: str
     number: int
     at_s: float
@@ -105,12 +92,11 @@ class PoolLoadShare:
 
     def __init__(self, gateway_id: str, life: str, log: LoadLog, meter: FlowMeter) -> None:
         self.left_out = 0
-        """Events that did not fit into a batch."""
         self._gateway_id = gateway_id
         self._life = life
         self._number = 0
         self._out: LoadBatch | None = None
-        """Told, and not known to have arrived; with instants in the place of ages."""
+        """Sent and not confirmed; with instants instead of ages."""
         self._log = log
         self._meter = meter
         self._own_open: set[str] = set()
@@ -119,7 +105,6 @@ class PoolLoadShare:
         self._ends: list[ToldEnd] = []
         self._service: list[ToldService] = []
         self._heard: dict[str, _Heard] = {}
-        """By gateway."""
         self._open: dict[str, str] = {}
         """Other gateways' requests that have not ended -> the gateway."""
         meter.on_served = self.served
@@ -127,7 +112,6 @@ class PoolLoadShare:
     # ------------------------------------------------------------ what happens here
 
     def arrived(self, entry: QueueEntry, sequences: int, terms: FairTerms) -> None:
-        """A request lined up here."""
         self._own_open.add(entry.entry_id)
         if self._has_room():
             self._arrivals.append(
@@ -146,12 +130,10 @@ class PoolLoadShare:
             )
 
     def dispatched(self, request_id: str, tier: int, now_s: float) -> None:
-        """It was dispatched."""
         if self._has_room():
             self._turns.append(ToldTurn(request_id, tier, now_s))
 
     def ended(self, job: Job, now_s: float, cost: int, *, is_complete: bool) -> None:
-        """It has ended."""
         self._own_open.discard(job.job_id)
         # Never left out: the others would take it for one that runs.
         self._ends.append(
@@ -161,7 +143,6 @@ class PoolLoadShare:
         )
 
     def served(self, since_s: float, until_s: float, total: int) -> None:
-        """Its requests had service."""
         if self._has_room():
             self._service.append(ToldService(since_s, until_s, total))
 
@@ -171,7 +152,7 @@ class PoolLoadShare:
         return has_room
 
     def tell(self, now_s: float) -> bytes | None:
-        """The batch to send now: the one that is out, or the next; None: there is nothing to say."""
+        """The unconfirmed batch, or the next; None: there is nothing to report."""
         if len(self._ends) > MAX_ENDS:
             self._life += "+"
             self._out, self._number = None, 0
@@ -194,24 +175,22 @@ class PoolLoadShare:
         return msgspec.msgpack.encode(
             replace(
                 out,
-                arrivals=[replace(each, age_s=now_s - each.age_s) for each in out.arrivals],
-                turns=[replace(each, age_s=now_s - each.age_s) for each in out.turns],
-                ends=[replace(each, age_s=now_s - each.age_s) for each in out.ends],
+                arrivals=[replace(arrival, age_s=now_s - arrival.age_s) for arrival in out.arrivals],
+                turns=[replace(turn, age_s=now_s - turn.age_s) for turn in out.turns],
+                ends=[replace(end, age_s=now_s - end.age_s) for end in out.ends],
                 service=[
-                    ToldService(now_s - each.since_age_s, now_s - each.until_age_s, each.total)
-                    for each in out.service
+                    ToldService(now_s - service.since_age_s, now_s - service.until_age_s, service.total)
+                    for service in out.service
                 ],
             )
         )
 
     def told(self) -> None:
-        """The batch that was out has arrived."""
         self._out = None
 
     # ------------------------------------------------------------ what others tell
 
     def hear(self, packed: bytes, told_s: float) -> None:
-        """A batch that was told at `told_s`, on this gateway's clock. Raises `msgspec.DecodeError`."""
         batch = _batches.decode(packed)
         if batch.gateway_id == self._gateway_id:
             return
@@ -221,8 +200,8 @@ class PoolLoadShare:
         elif known is not None and known.number >= batch.number:
             return  # told twice, as its answer was lost
         self._heard[batch.gateway_id] = _Heard(batch.life, batch.number, told_s)
-        for each in batch.arrivals:
-            self._arrived(batch.gateway_id, each, told_s - each.age_s)
+        for arrival in batch.arrivals:
+            self._arrived(batch.gateway_id, arrival, told_s - arrival.age_s)
         for turn in batch.turns:
             self._log.dispatched(turn.request_id, turn.tier, told_s - turn.age_s)
         for end in batch.ends:
@@ -233,7 +212,6 @@ class PoolLoadShare:
             )
 
     def forget_silent(self, now_s: float) -> None:
-        """The requests of gateways that say nothing any more are over."""
         for gateway_id, heard in list(self._heard.items()):
             if now_s - heard.at_s > SILENT_S:
                 self._lost(gateway_id, heard.at_s)
@@ -246,7 +224,6 @@ class PoolLoadShare:
         return min([now_s - KNOWN_AFTER_S, *told_s])
 
     def open_elsewhere(self) -> Counter[str]:
-        """Requests of other gateways that have not ended."""
         return Counter(self._open.values())
 
     def _arrived(self, gateway_id: str, told: ToldArrival, at_s: float) -> None:
@@ -279,6 +256,5 @@ class PoolLoadShare:
         self._meter.ended(told.request_id, at_s, told.cost)
 
     def _lost(self, gateway_id: str, at_s: float) -> None:
-        """It will never say how its requests ended."""
-        for request_id in [each for each, owner in self._open.items() if owner == gateway_id]:
+        for request_id in [open_id for open_id, owner in self._open.items() if owner == gateway_id]:
             self._ended(ToldEnd(request_id, 0.0, 0, 0, 0, False, 0), at_s)

@@ -1,8 +1,7 @@
 """Records a request for its timeline, its targets and its trace.
 
-Notified when a request is queued, dispatched and finished; builds the timeline (`gateway/domain/timeline.py`)
-and the facts that targets are compared with (`attribution.py`). A failure here must not affect a request: it
-is logged and left out.
+Builds the timeline (`gateway/domain/timeline.py`) and the facts that targets are compared with
+(`attribution.py`). A failure here must not affect a request: it is logged and ignored.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ NOT_JUDGED = frozenset({RequestOutcome.SHUTDOWN})
 """The gateway stopped: that counts for no target."""
 
 MAX_HELD = 4_096
-"""Kept traces that wait for verdicts; further ones go without."""
+"""Kept traces waiting for verdicts; further ones go without."""
 
 log = logging.getLogger("fairgate.gateway.recorder")
 
 
 class RequestRecorder:
-    """The recorder of one model's requests. Use from one event loop."""
+    """One model's requests. Use from one event loop."""
 
     def __init__(
         self,
@@ -64,10 +63,10 @@ class RequestRecorder:
         tracer: Tracer | None = None,
         calibration: CalibrationRecorder | None = None,
     ) -> None:
-        """`find`: a running request by its id; `machine`: the engines as they are; `admission` is notified
-        whether the requests that it admitted met their targets; `describer`: None: timelines do not say what
-        served; `tracer`: None: no traces are kept; `calibration`: None: what requests were told is not
-        compared with what happened; `meter`: where service is counted by minute."""
+        """`find`: a running request by its id; `machine`: the current engines; `admission` is told whether
+        the requests that it admitted met their targets; `describer`: None: timelines do not describe their
+        server; `tracer`: None: no traces; `calibration`: None: estimates are not compared with what happened;
+        `meter`: counts service by minute."""
         self._calibration = calibration
         self._admission = admission
         self._describer = describer
@@ -77,20 +76,20 @@ class RequestRecorder:
         self._wall_clock = wall_clock
         self._tracer = tracer
         self._held: dict[str, KeptTrace] = {}
-        """Traces that wait for a verdict, by request."""
+        """By request."""
         self._timelines = timelines
         self._slo = slo
         self._find = find
         self._load = slo.pools[pool] = PoolLoad(machine, on_verdict=self._judged)
 
     def share_load(self, gateway_id: str, life: str, clock: Callable[[], float]) -> PoolLoadShare:
-        """Tells other gateways of this pool's requests from now on, and counts with theirs."""
+        """Reports this pool's requests to other gateways from now on, and counts theirs."""
         self._shared = shared = PoolLoadShare(gateway_id, life, self._load.log, self._meter)
         self._load.known_until_s = lambda: shared.known_until_s(clock())
         return shared
 
     def in_line(self, run: Run, entry: QueueEntry, ahead: TokensAhead) -> None:
-        """It holds its budget, and could run from now on."""
+        """It holds its budget and could run from now on."""
         run.timeline.note(
             TimelineKind.QUEUED,
             entry.arrived_s,
@@ -130,11 +129,10 @@ class RequestRecorder:
             self._shared.arrived(entry, run.call.sequences, terms)
 
     def dispatched(self, run: Run) -> None:
-        """It was dispatched."""
         turn = run.turn
         assert turn is not None
         tier = TIER_RANKS[run.call.tier] if turn.tier is None else turn.tier
-        displaced = sum(each.kv_tokens for each in turn.displaced)
+        displaced = sum(sequence.kv_tokens for sequence in turn.displaced)
         run.timeline.note(
             TimelineKind.DISPATCHED, turn.dispatched_s, tier, int(turn.by_reservation), displaced
         )
@@ -143,18 +141,17 @@ class RequestRecorder:
             self._shared.dispatched(run.call.request_id, tier, turn.dispatched_s)
 
     def serving(self, now_s: float, replicas: int) -> None:
-        """The number of replicas that serve from now on."""
         self._load.log.serving(now_s, replicas)
 
     def kept_for(self, run: Run, outcome: RequestOutcome, use: Use) -> KeepCause | None:
-        """Why its trace is kept; None: it is not. Before its settlement."""
+        """None: not kept. Called before its settlement."""
         if self._tracer is None or run.trace is None:
             return None
         try:
             return self._tracer.decide(
                 run.trace,
                 outcome,
-                [each.outcome for each in run.uses if each.outcome is not None],
+                [use.outcome for use in run.uses if use.outcome is not None],
                 is_quote_kept=None if run.redemption is None else run.redemption.is_kept,
                 has_missed=lambda: self._has_missed(run, outcome, use),
             )
@@ -163,17 +160,16 @@ class RequestRecorder:
             return None
 
     def _has_missed(self, run: Run, outcome: RequestOutcome, use: Use) -> bool:
-        """Whether it missed a target that binds it."""
         if not self._slo.book or not run.in_line or outcome in NOT_JUDGED:
             return False
         slos = self._slo.book.of(run.call.principal.tenant_id, Tier(run.call.tier))
         if not slos:
             return False
         facts = facts_of(run, outcome, use)
-        return any(facts.misses(Metric(each.metric), each.target_s) for each in slos)
+        return any(facts.misses(Metric(slo.metric), slo.target_s) for slo in slos)
 
     def ended(self, run: Run, outcome: RequestOutcome, use: Use, charged: Amounts) -> None:
-        """It has ended. `use` is what was computed and emitted."""
+        """`use`: what was computed and emitted."""
         try:
             events: list[Event] = []
             ended_us = round(self._wall_clock() * 1e6)
@@ -207,15 +203,13 @@ class RequestRecorder:
         self._timelines.keep(request_id, tenant_id, packed, server, terms, ended_us=ended_us)
 
     def events(self, run: Run, outcome: RequestOutcome, charged: Amounts) -> list[Event]:
-        """Its timeline."""
         call = run.call
         timeline = run.timeline
         own_tenant, own_tier = call.principal.tenant_id, TIER_RANKS[call.tier]
 
         def whose(sequence_ids: Sequence[str]) -> Whose:
-            """The first of them that runs here."""
-            for each in sequence_ids:
-                other = self._find(each.rpartition(".")[0])
+            for sequence_id in sequence_ids:
+                other = self._find(sequence_id.rpartition(".")[0])
                 if other is not None:
                     if TIER_RANKS[other.call.tier] < own_tier:
                         return Whose.HIGHER_TIER
@@ -226,7 +220,7 @@ class RequestRecorder:
         return assemble(
             _opened(run, timeline),
             run.times,
-            [each.outcome for each in run.uses if each.outcome is not None],
+            [use.outcome for use in run.uses if use.outcome is not None],
             outcome,
             output_tokens=run.output_tokens,
             charged=(charged.input_tokens, charged.output_tokens, charged.cost_nanousd),
@@ -278,7 +272,7 @@ class RequestRecorder:
         return facts
 
     def _compare(self, run: Run, outcome: RequestOutcome, facts: RequestFacts) -> int:
-        """Compares with the targets; returns the number of misses to be judged."""
+        """Returns the number of misses to be judged."""
         if outcome is RequestOutcome.REFUSED:
             return 0  # refused on arrival: its client was answered immediately
         compared = self._slo.ended(self._pool, facts, Tier(run.call.tier))
@@ -291,7 +285,7 @@ def facts_of(run: Run, outcome: RequestOutcome, use: Use) -> RequestFacts:
     call, times = run.call, run.times
     in_line_s = times.arrived_s if run.in_line_s is None else run.in_line_s
     is_whole = outcome in (RequestOutcome.COMPLETED, RequestOutcome.BUDGET)
-    prompt = sum(len(each) for each in call.prompts) * call.choices
+    prompt = sum(len(prompt) for prompt in call.prompts) * call.choices
     predicted = run.predicted_output_tokens * call.sequences
     ended_s = times.arrived_s if times.ended_s is None else times.ended_s
     return RequestFacts(
@@ -331,9 +325,9 @@ def machine_of(
         if found:
             last = FluidMachine(
                 step_time(),
-                max(1, min(each.max_sequences for each in found)),
-                max(1, min(each.max_batched_tokens for each in found)),
-                max(1, min(each.kv_tokens for each in found)),
+                max(1, min(replica.max_sequences for replica in found)),
+                max(1, min(replica.max_batched_tokens for replica in found)),
+                max(1, min(replica.kv_tokens for replica in found)),
                 max(replicas, len(found)),
             )
         return last
@@ -342,7 +336,6 @@ def machine_of(
 
 
 def _opened(run: Run, timeline: Timeline) -> Timeline:
-    """With the estimate made on arrival."""
     call, estimate, arrived_s = run.call, run.estimate, run.times.arrived_s
     opened = Timeline()
     tier = TIER_RANKS[run.moves[0].before if run.moves else call.tier]

@@ -18,23 +18,21 @@ from gateway.flow.window import NUM_RANKS
 
 HALF_LIFE_S = 30.0
 FORGOTTEN = 0.5
-"""Cost tokens: a tenant with less, had and due, is left out."""
+"""Cost tokens: tenants with less, had and due, are left out."""
 
 TenantTier = tuple[str, int]
-"""Tenant and rank of a tier."""
 
 
 @dataclass(slots=True)
 class RecentService:
-    """Cost tokens of one tenant in one tier, the recent ones weighing most."""
+    """Of one tenant in one tier, weighted to the recent."""
 
     had: float = 0.0
     due: float = 0.0
-    """What it would have had of the tier's service, ideally divided."""
 
 
 class ShareMeter:
-    """Shares of one model's service. One writer: the gateway's sampler."""
+    """One model's service. One writer: the gateway's sampler."""
 
     def __init__(self) -> None:
         self.recent: dict[TenantTier, RecentService] = {}
@@ -58,7 +56,9 @@ class ShareMeter:
                     wanting[rank].append((flow, had))
         if len(self._served) > len(flows):
             known = {flow.tenant_id for flow in flows}
-            self._served = {each: served for each, served in self._served.items() if each in known}
+            self._served = {
+                tenant_id: served for tenant_id, served in self._served.items() if tenant_id in known
+            }
         if self._at_s is not None:
             self._forget(now_s - self._at_s)
             for rank, tenants in enumerate(wanting):

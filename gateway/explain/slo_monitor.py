@@ -35,7 +35,6 @@ PURGE_EVERY_S = 3600.0
 REST = 20.0
 """Rest after a judgement, in multiples of its duration: at most a twentieth of one core."""
 MAX_JUDGED = 512
-"""Misses of one judgement."""
 MAX_PENDING = 4_096
 MAX_WAITING = 20_000
 
@@ -44,8 +43,6 @@ log = logging.getLogger("fairgate.gateway.slo")
 
 @dataclass(slots=True)
 class _Pending:
-    """One miss that is not judged yet."""
-
     facts: RequestFacts
     tenant_id: str
     slo: Slo
@@ -53,31 +50,26 @@ class _Pending:
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """A request compared with its targets."""
-
     missed: int
     to_judge: int
-    """Of them; the others exceeded the bound."""
+    """The others exceeded the bound."""
 
 
 @dataclass
 class PoolLoad:
-    """What is known of one model's load."""
-
     machine: Callable[[], FluidMachine | None]
-    """The engines as they are now; None: no step-time model, so no counterfactuals."""
+    """None: no step-time model, so no counterfactuals."""
     log: LoadLog = field(default_factory=LoadLog)
     pending: list[_Pending] = field(default_factory=list)
     attainment: RecentShare = field(default_factory=RecentShare)
     """Share of its requests' targets that were met."""
     known_until_s: Callable[[], float] = lambda: math.inf
-    """Up to when the load is known: where gateways share a queue, what just happened at others is not."""
+    """Up to when the load is known: events at gateways that share the queue arrive later."""
     on_verdict: Callable[[str, MissVerdict], None] = lambda request_id, verdict: None
-    """Called with each verdict."""
 
 
 class SloMonitor(BackgroundWriter):
-    """Counts, judges and writes. Use from one event loop."""
+    """Use from one event loop."""
 
     task_name = "gateway slo"
     log = log
@@ -104,7 +96,6 @@ class SloMonitor(BackgroundWriter):
         self._tallies: dict[CountKey, SloTally] = {}
         self._missed: list[Missed] = []
         self.book = SloBook()
-        """The targets in force."""
         self.pools: dict[str, PoolLoad] = {}
         self._requests = Counter(
             "fairgate_slo_requests",
@@ -129,7 +120,6 @@ class SloMonitor(BackgroundWriter):
     # ------------------------------------------------------------ requests
 
     def ended(self, pool: str, facts: RequestFacts, tier: Tier) -> Compared:
-        """Compares a finished request with its targets."""
         job = facts.job
         all_missed = to_judge = 0
         for slo in self.book.of(job.tenant_id, tier):
@@ -150,8 +140,7 @@ class SloMonitor(BackgroundWriter):
         return Compared(all_missed, to_judge)
 
     def refused(self, tenant_id: str, tier: Tier, metric: str) -> None:
-        """A request was refused because it would have missed its target of `metric`: that is a miss, counted
-        and not judged."""
+        """Counts a request refused for its target of `metric` as a miss, without judging it."""
         for slo in self.book.of(tenant_id, tier):
             if slo.metric == metric:
                 self._count(slo, tenant_id, tier, missed=True)
@@ -167,14 +156,13 @@ class SloMonitor(BackgroundWriter):
     # ------------------------------------------------------------ life cycle
 
     async def close(self) -> None:
-        """Judges and writes what is left, if the database lets it."""
         await super().close()
         self._rest_until_s = -math.inf
         await self.judge_pending(waits=False)
         await self.flush()
 
     async def refresh(self) -> None:
-        """Reads the targets again where an admin act may have changed them. Raises `DatabaseUnavailable`."""
+        """Reads the targets again after an admin act. Raises `DatabaseUnavailable`."""
         revision = self._revision()
         if revision != self._read_at:
             slos = await slo_store.read_slos(self._database)
@@ -194,25 +182,24 @@ class SloMonitor(BackgroundWriter):
             if not pool.pending or self._stopwatch() < self._rest_until_s:
                 continue
             known_s = pool.known_until_s() if waits else math.inf
-            ripe = list(takewhile(lambda each: each.facts.ended_s <= known_s, pool.pending))  # noqa: B023
+            ripe = list(takewhile(lambda miss: miss.facts.ended_s <= known_s, pool.pending))  # noqa: B023
             pending = ripe[:MAX_JUDGED]
             if not pending:
                 continue
             pool.pending = pool.pending[len(pending) :]
-            since_s = min(each.facts.job.arrived_s for each in pending)
-            until_s = max(each.facts.ended_s for each in pending)
+            since_s = min(miss.facts.job.arrived_s for miss in pending)
+            until_s = max(miss.facts.ended_s for miss in pending)
             jobs = pool.log.jobs(until_s, since_s)
             began_s = self._stopwatch()
             verdicts = await asyncio.to_thread(
                 _judge, pending, jobs, pool.machine(), pool.log.serving_since()
             )
             self._rest_until_s = self._stopwatch() + REST * (self._stopwatch() - began_s)
-            for each, verdict in zip(pending, verdicts, strict=True):
-                self._note(each, verdict)
-                pool.on_verdict(each.facts.job.job_id, verdict)
+            for miss, verdict in zip(pending, verdicts, strict=True):
+                self._note(miss, verdict)
+                pool.on_verdict(miss.facts.job.job_id, verdict)
 
     async def flush(self) -> None:
-        """Writes counts and misses; where the database is down they stay for the next time."""
         tallies, self._tallies = self._tallies, {}
         missed, self._missed = self._missed, []
         try:
@@ -258,7 +245,7 @@ def _judge(
     machine: FluidMachine | None,
     serving: list[tuple[float, int]],
 ) -> list[MissVerdict]:
-    missed = [(each.facts, Metric(each.slo.metric), each.slo.target_s) for each in pending]
+    missed = [(miss.facts, Metric(miss.slo.metric), miss.slo.target_s) for miss in pending]
     try:
         return judge(missed, jobs, machine, serving)
     except Exception:

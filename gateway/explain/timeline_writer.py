@@ -1,8 +1,7 @@
-"""Writes timelines of finished requests in the background.
+"""Writes timelines of finished requests in the background, every second, and deletes old rows.
 
-Finished timelines are put on a list; one task writes it every second, all rows in one statement, and deletes
-old rows. What cannot be written waits; beyond `MAX_WAITING` new ones are dropped, and the metric says so. A
-timeline explains and accounts for nothing: a crash loses those of the last second.
+What cannot be written waits; beyond `MAX_WAITING` new ones are dropped, which a metric reports. A crash loses
+those of the last second.
 """
 
 from __future__ import annotations
@@ -22,13 +21,12 @@ from tenants.storage.database import Database
 PURGE_EVERY_S = 600.0
 MAX_WAITING = 20_000
 MAX_WRITTEN = 2_000
-"""Rows of one statement."""
 
 log = logging.getLogger("fairgate.gateway.timelines")
 
 
 class TimelineWriter(BackgroundWriter):
-    """Keeps, writes, finds and purges timelines. Use from one event loop."""
+    """Use from one event loop."""
 
     task_name = "gateway timelines"
     log = log
@@ -52,7 +50,6 @@ class TimelineWriter(BackgroundWriter):
         self._max_rows = max_rows
         self._waiting: list[StoredTimeline] = []
         self._described: dict[str, bytes] = {}
-        """What the waiting ones refer to."""
         self._dropped = Counter(
             "fairgate_timelines_dropped",
             "Timelines that could not be written in time and were dropped.",
@@ -61,7 +58,6 @@ class TimelineWriter(BackgroundWriter):
 
     @property
     def is_kept(self) -> bool:
-        """Whether timelines are kept at all."""
         return self._retention_s > 0
 
     def keep(
@@ -74,26 +70,25 @@ class TimelineWriter(BackgroundWriter):
         *,
         ended_us: int | None = None,
     ) -> None:
-        """Adds a finished request's timeline, to be written soon, with what ran it on which terms. `ended_us`
-        None: it ended now."""
+        """`server`, `terms`: what ran it, and its key's terms. `ended_us` None: it ended now."""
         if len(self._waiting) >= MAX_WAITING:
             self._dropped.inc()
             return
         ended_us = round(self._wall_clock() * 1e6) if ended_us is None else ended_us
-        self._described |= {each.id: each.content for each in (server, terms) if each is not None}
-        ids = [each and each.id for each in (server, terms)]
+        self._described |= {
+            description.id: description.content for description in (server, terms) if description is not None
+        }
+        ids = [description and description.id for description in (server, terms)]
         self._waiting.append(StoredTimeline(request_id, tenant_id, ended_us, packed, *ids))
 
     async def find(self, request_id: str) -> StoredTimeline | None:
-        """The timeline, written already or not; None: there is none (any more). Raises
-        `DatabaseUnavailable`."""
-        for each in reversed(self._waiting):
-            if each.request_id == request_id:
-                return each
+        """Written or not; None: there is none. Raises `DatabaseUnavailable`."""
+        for row in reversed(self._waiting):
+            if row.request_id == request_id:
+                return row
         return await timelines.find(self._database, request_id)
 
     async def flush(self) -> None:
-        """Writes what waits; where the database is down it stays for the next time."""
         while self._waiting:
             rows = self._waiting[:MAX_WRITTEN]
             try:
@@ -103,11 +98,14 @@ class TimelineWriter(BackgroundWriter):
                 return
             # Not before it is durable: until then `find` reads it from here.
             del self._waiting[: len(rows)]
-            left = {each for row in self._waiting for each in (row.server, row.terms)}
-            self._described = {each: content for each, content in self._described.items() if each in left}
+            left = {description_id for row in self._waiting for description_id in (row.server, row.terms)}
+            self._described = {
+                description_id: content
+                for description_id, content in self._described.items()
+                if description_id in left
+            }
 
     async def purge(self) -> None:
-        """Deletes what is too old or beyond `max_rows`."""
         before_us = round((self._wall_clock() - self._retention_s) * 1e6)
         purged = timelines.MAX_PURGED
         while purged >= timelines.MAX_PURGED:

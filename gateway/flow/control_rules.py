@@ -35,28 +35,22 @@ from gateway.flow.deadline_check import LENIENT, STRICT
 
 MAX_MOVES = 1_000
 HANDED_ON_MOVES = 16
-"""As many as a look at all knobs can make, and some."""
+"""As many as one observation of all knobs can make, and some."""
 REVERSAL_S = 60.0
-"""A knob that went one way goes the other way no sooner, nor sooner after another one did."""
+"""A knob reverses no sooner, nor sooner after another one did."""
 BURSTS_S = 300.0
 """After an overload another one is likely for this long."""
 LOWEST, HIGHEST = -float("inf"), float("inf")
-"""Goals of a rule: as far as the bounds of a knob allow."""
 TARGET = 0.9
-"""Attainment that is wanted."""
 
 
 class ControlMode(StrEnum):
-    """Whether moves are made."""
-
     OFF = "off"
     ADVICE = "advice"
     ACTING = "acting"
 
 
 class Knob(StrEnum):
-    """What can be moved."""
-
     BATCH_CAP = "batch_cap"
     """Share of an engine's sequences that may run."""
     TOKEN_BUDGET = "token_budget"
@@ -91,11 +85,9 @@ class Knob(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Where a knob may stand. Raises ValueError for bounds that do not hold their rest."""
-
     lowest: float
     rest: float
-    """Where the operator put it, and where it returns to."""
+    """The operator's position, to which it returns."""
     highest: float
     step: float
     """Of one move."""
@@ -108,7 +100,7 @@ class Bounds:
             )
 
     def within(self, value: float) -> float:
-        """The nearest value that a knob may have; where it rests for what is no number."""
+        """The nearest valid position; the resting one for NaN."""
         return self.rest if isnan(value) else min(self.highest, max(self.lowest, value))
 
 
@@ -134,7 +126,7 @@ DEFAULT_BOUNDS: Mapping[Knob, Bounds] = {
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The traffic of the last few seconds. Shares lie between 0 and 1."""
+    """The traffic of the last few seconds. Shares are 0 to 1."""
 
     arrivals_per_s: float
     length_spread: float
@@ -164,7 +156,7 @@ NO_REASON = "nothing speaks for it any more"
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One knob, moved or advised to. Raises ValueError without a reason."""
+    """Made or advised. Raises ValueError without a reason."""
 
     at_s: float
     knob: Knob
@@ -190,27 +182,26 @@ class ControlState:
     """Where each knob stands; brakes, which every gateway knows itself, are not in it."""
     rests: Mapping[str, float]
     turned: Mapping[str, tuple[float, int]]
-    """When each knob moved last, and which way."""
+    """By knob: when it last moved, and which way."""
     reversed_ago_s: float | None
-    """When any knob turned back last."""
+    """When any knob last reversed."""
     held_ago_s: Mapping[str, float]
-    """When each rule held last."""
+    """By rule."""
     holds: tuple[str, ...]
     moves: tuple[tuple[float, str, float, float, str], ...]
-    """The last ones: age, knob, before, after, reason."""
+    """The last moves: age, knob, before, after, reason."""
     num_moves: int
-    """That were ever made."""
+    """Total number of moves."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlRule:
-    """A condition with hysteresis, and where it pushes which knobs."""
+    """A condition with hysteresis, and the knobs it pushes."""
 
     name: str
     begins: float
     ends: float
     goals: tuple[tuple[Knob, float], ...]
-    """Where it wants which knobs."""
     lingers_s: float = 0.0
     """How long it holds on after it would have ended: bursts come again, and a knob turns back but once a
     minute."""
@@ -271,28 +262,27 @@ class Control:
         *,
         reversal_s: float = REVERSAL_S,
     ) -> None:
-        """`bounds` names the knobs that there are; what is not in it is never moved."""
+        """Knobs that are not in `bounds` are never moved."""
         self.mode = mode
         self.moves: deque[Move] = deque(maxlen=MAX_MOVES)
-        """The last ones, the latest last."""
+        """Latest last."""
         self.num_moves = 0
-        """Made by any gateway of the pool."""
-        self._values = {knob: each.rest for knob, each in bounds.items()}
+        """By any gateway of the pool."""
+        self._values = {knob: knob_bounds.rest for knob, knob_bounds in bounds.items()}
         self._most: dict[Knob, float] = {}
-        """What an operator's brake lets knobs stand at, at most."""
+        """Limits by an operator's brakes."""
         self._bounds = dict(bounds)
         self._reversal_s = reversal_s
         self._holds = {rule.name: False for rule in RULES}
         self._held_s = {rule.name: -float("inf") for rule in RULES}
-        """When each rule held last."""
+        """By rule."""
         self._last: dict[Knob, tuple[float, int]] = {}
-        """When each knob moved last, and which way."""
+        """By knob: when it last moved, and which way."""
         self._reversed_s = -float("inf")
-        """When any knob turned back last."""
 
     @property
     def values(self) -> dict[Knob, float]:
-        """Where the knobs stand, or would: advice follows its own advice."""
+        """Where the knobs are, or would be: advice follows its own advice."""
         return {knob: self._value(knob) for knob in self._values}
 
     def bound(self, knob: Knob, most: float) -> None:
@@ -302,10 +292,13 @@ class Control:
 
     @property
     def in_force(self) -> dict[Knob, float]:
-        """Where the knobs really stand: at rest unless the mode is acting, and within the brakes."""
+        """The real positions: at rest unless the mode is acting, and within the brakes."""
         if self.mode is ControlMode.ACTING:
             return self.values
-        return {knob: min(each.rest, self._most.get(knob, HIGHEST)) for knob, each in self._bounds.items()}
+        return {
+            knob: min(knob_bounds.rest, self._most.get(knob, HIGHEST))
+            for knob, knob_bounds in self._bounds.items()
+        }
 
     def rest_at(self, rests: Mapping[Knob, float], reason: str, now_s: float) -> list[Move]:
         """Changes where knobs rest, within their bounds: what a policy's table says of the present state.
@@ -334,8 +327,7 @@ class Control:
 
     @property
     def rests(self) -> dict[Knob, float]:
-        """Where the knobs rest now."""
-        return {knob: each.rest for knob, each in self._bounds.items()}
+        return {knob: knob_bounds.rest for knob, knob_bounds in self._bounds.items()}
 
     def let_go(self, reason: str, now_s: float) -> list[Move]:
         """All knobs to rest, at once: no gateway decides. The moves are to be applied."""
@@ -352,7 +344,6 @@ class Control:
     # ------------------------------------------------------------ hand-over
 
     def state(self, now_s: float) -> ControlState:
-        """Everything that decides about later moves, to go on from."""
         acts = self.mode is ControlMode.ACTING
         return ControlState(
             values={knob.value: value for knob, value in (self._values if acts else self.rests).items()},
@@ -362,8 +353,8 @@ class Control:
             held_ago_s={name: now_s - at_s for name, at_s in self._held_s.items() if at_s > LOWEST},
             holds=tuple(name for name, holds in self._holds.items() if holds),
             moves=tuple(
-                (now_s - each.at_s, each.knob.value, each.before, each.after, each.reason)
-                for each in [each for each in self.moves if each.is_made][-HANDED_ON_MOVES:]
+                (now_s - move.at_s, move.knob.value, move.before, move.after, move.reason)
+                for move in [move for move in self.moves if move.is_made][-HANDED_ON_MOVES:]
             ),
             num_moves=self.num_moves,
         )
@@ -404,12 +395,12 @@ class Control:
 
     def _note(self, moves: Sequence[Move]) -> None:
         self.moves.extend(moves)
-        self.num_moves += sum(each.is_made for each in moves)
+        self.num_moves += sum(move.is_made for move in moves)
 
     # ------------------------------------------------------------ decisions
 
     def look(self, seen: Observation, now_s: float) -> list[Move]:
-        """What to move now; those with `is_made` are to be applied. Nothing when it is off."""
+        """The moves now; those with `is_made` are to be applied. Empty when off."""
         if self.mode is ControlMode.OFF:
             return []
         wanted = self._wanted(seen, now_s)
@@ -444,7 +435,6 @@ class Control:
         return wanted
 
     def _is_on(self, rule: ControlRule, value: float, now_s: float) -> bool:
-        """Whether it holds, or held a moment ago."""
         self._holds[rule.name] = holds = rule.holds(value, self._holds[rule.name])
         if holds:
             self._held_s[rule.name] = now_s

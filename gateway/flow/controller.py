@@ -76,7 +76,6 @@ class FlowController:
         self.order_name = order_name
         self.log = DispatchLog(log_records)
         self.arrivals = ArrivalTrend()
-        """Of the requests that came to be queued."""
         self._max_queued = max_queued
         self._max_queued_per_tenant = max_queued_per_tenant
         self._ageing_s = tuple(ageing_s)
@@ -106,7 +105,7 @@ class FlowController:
 
     @property
     def ageing_factor(self) -> float:
-        """On the times after which requests move up a tier; below 1 they do sooner. What moved up stays."""
+        """Factor on ageing times; below 1 requests move up sooner. What moved up stays."""
         return self._ageing_factor
 
     @ageing_factor.setter
@@ -116,7 +115,7 @@ class FlowController:
 
     @property
     def batch_share(self) -> float:
-        """Of a replica's sequences and KV cache, what the lowest tier may hold."""
+        """Of a replica's sequences and KV cache, for the lowest tier."""
         return self.placement.lanes.batch_share
 
     @batch_share.setter
@@ -125,7 +124,7 @@ class FlowController:
 
     @property
     def long_share(self) -> float:
-        """Of a replica's sequences and KV cache, what the long lane of a tier may hold."""
+        """Of a replica's sequences and KV cache, for the long lane of a tier."""
         return self.placement.lanes.share_sequences
 
     @long_share.setter
@@ -138,7 +137,6 @@ class FlowController:
 
     @property
     def brakes(self) -> Brakes:
-        """What tiers may hold of each replica, whatever stays idle."""
         return self.placement.brakes
 
     def set_brakes(self, brakes: Brakes, now_s: float) -> None:
@@ -150,17 +148,15 @@ class FlowController:
 
     @property
     def long_tokens(self) -> int:
-        """Requests with more tokens wait in the long lane of their tier."""
+        """Longer requests wait in the long lane of their tier."""
         return self._lanes.long_tokens
 
     @long_tokens.setter
     def long_tokens(self, tokens: int) -> None:
-        """Of requests that come from now on."""
         self._lanes = self.queue.lane_rule = replace(self._lanes, long_tokens=tokens)
 
     @property
     def prefix_weight(self) -> float:
-        """How much a cached prefix counts when a replica is chosen."""
         return self.placement.scorer.prefix_weight
 
     @prefix_weight.setter
@@ -169,18 +165,17 @@ class FlowController:
 
     @property
     def wants_prefixes(self) -> bool:
-        """Whether tickets should carry the hashes of their prompts' blocks."""
         return self.placement.scorer.wants_prefixes
 
     def set_order(self, order_name: str) -> None:
-        """Another order for what waits and for what comes. Raises `UnknownPolicy`."""
+        """Applies to waiting requests, too. Raises `UnknownPolicy`."""
         self.queue.tiers.set_order(order_name)
         self.order_name = order_name
 
     # ------------------------------------------------------------ arrivals and departures
 
     def enqueue(self, ticket: Ticket, now_s: float) -> QueueFull | None:
-        """Queues a request. Raises `ValueError` when its id is known already."""
+        """Raises `ValueError` for a known id."""
         entry = ticket.entry
         if entry.entry_id in self.queue or entry.entry_id in self.dispatched:
             raise ValueError(f"request {entry.entry_id} is here already")
@@ -204,7 +199,7 @@ class FlowController:
         return None
 
     def cancel(self, entry_id: str, now_s: float) -> bool:
-        """Takes a waiting request out; False when it does not wait (any more)."""
+        """False if it does not wait."""
         ticket = self.queue.ticket(entry_id)
         if ticket is None:
             return False
@@ -215,9 +210,8 @@ class FlowController:
     def move(
         self, entry_id: str, tier: int, now_s: float, deadlines_s: Deadlines | None = None
     ) -> Ticket | None:
-        """Gives a waiting request another tier and its deadlines there; its arrival stays. Returns its ticket
-        as it is now, None when it does not wait (any more). In the log it leaves the one line and arrives in
-        the other."""
+        """Gives a waiting request another tier and its deadlines there; its arrival stays. Returns its new
+        ticket, or None if it does not wait. The log has it leave one line and arrive in the other."""
         before = self.queue.ticket(entry_id)
         if before is None:
             return None
@@ -232,14 +226,14 @@ class FlowController:
         return ticket
 
     def expire(self, now_s: float) -> list[Ticket]:
-        """Takes out, and returns, what has waited longer than it, or its tier, may."""
+        """Removes and returns what has waited longer than it, or its tier, may."""
         late = self.queue.expired(now_s)
         for ticket in late:
             self.cancel(ticket.entry.entry_id, now_s)
         return late
 
     def drain(self, now_s: float) -> list[Ticket]:
-        """Takes out, and returns, all that waits, the oldest first; running requests go on."""
+        """Removes and returns all that waits, oldest first; running requests go on."""
         waiting = sorted(self.queue.tickets(), key=lambda ticket: ticket.entry.arrived_s)
         for ticket in waiting:
             self.cancel(ticket.entry.entry_id, now_s)
@@ -248,14 +242,12 @@ class FlowController:
     # ------------------------------------------------------------ turns
 
     def dispatch(self, now_s: float, replicas: Sequence[Replica]) -> list[Dispatch]:
-        """Everything that may go now, in order."""
         self.queue.age(now_s)
         if not replicas or not len(self.queue):
             return []
         return self._rules.turns(now_s, replicas, self.grant)
 
     def grant(self, ticket: Ticket, replica: Replica, rank: int, now_s: float, reason: Reason) -> Dispatch:
-        """Dispatches a waiting request, as `rank` at the engine, and charges its tenant."""
         entry = ticket.entry
         band, lane = self.queue.place(entry.entry_id)
         if reason is Reason.ORDER:
@@ -313,7 +305,7 @@ class FlowController:
     # ------------------------------------------------------------ progress and end
 
     def progress(self, entry_id: str, output_tokens: int, live_sequences: int) -> None:
-        """`output_tokens` emitted so far, all sequences together; charges what passes the prediction."""
+        """`output_tokens` so far, all sequences together; charges what exceeds the prediction."""
         flight = self.dispatched.get(entry_id)
         if flight is not None:
             is_first = flight.output_tokens == 0 < output_tokens
@@ -321,8 +313,8 @@ class FlowController:
             self._tenants.emitted(flight.ticket.entry, emitted, is_first=is_first)
 
     def foresee(self, entry_id: str, foreseen_tokens: tuple[int, int], now_s: float) -> None:
-        """The engine foresees a running request's whole output, all sequences together, from the model's
-        state: median and 90th percentile. Corrects its charge and what it will hold."""
+        """The engine's forecast of a running request's whole output, all sequences together: median and 90th
+        percentile. Corrects its charge and what it will hold."""
         flight = self.dispatched.get(entry_id)
         if flight is None:
             return
@@ -343,7 +335,7 @@ class FlowController:
                 self.queue.raise_by(tenant_id, tier, amount)
 
     def finish(self, entry_id: str, input_tokens: int, output_tokens: int, now_s: float) -> None:
-        """The request is over: corrects its charge to what was really computed and emitted."""
+        """Corrects the charge to what was really computed and emitted."""
         flight = self.dispatched.get(entry_id)
         if flight is None:
             return
@@ -354,7 +346,7 @@ class FlowController:
         self._tenants.finished(flight, input_tokens, output_tokens, cost)
 
     def lost(self, replica_id: str) -> None:
-        """An engine is gone: nothing is in its cache any more."""
+        """An engine is gone, and its cache with it."""
         self.placement.scorer.forget(replica_id)
 
     # ------------------------------------------------------------ views
@@ -367,50 +359,44 @@ class FlowController:
         return len(self.queue)
 
     def ticket(self, entry_id: str) -> Ticket | None:
-        """The ticket of a request that waits or runs."""
         flight = self.dispatched.get(entry_id)
         return flight.ticket if flight is not None else self.queue.ticket(entry_id)
 
     def tickets(self) -> Iterator[Ticket]:
-        """Everything that waits, in no particular order."""
+        """In no particular order."""
         return self.queue.tickets()
 
     def effective_tier(self, entry_id: str) -> int | None:
-        """The band in which a request waits; None when it does not wait (any more)."""
+        """The band of a waiting request; None if it does not wait."""
         return self.queue.place(entry_id)[0] if entry_id in self.queue else None
 
     def expires_s(self, ticket: Ticket) -> float:
-        """When a ticket leaves the queue without a turn."""
         return self.queue.expires_s(ticket)
 
     def reservation_tag_s(self, tenant_id: str) -> float | None:
-        """When the tenant's reservation is due next; None: it has none."""
+        """None: the tenant has no reservation."""
         return self._reservations.tag_s(tenant_id)
 
     def runs(self, entry_id: str) -> bool:
-        """Whether a request had its turn and has not finished."""
         return entry_id in self.dispatched
 
     @property
     def num_in_flight(self) -> int:
-        """Requests dispatched and not finished."""
         return len(self.dispatched)
 
     def in_flight(self) -> Iterator[InFlight]:
-        """Everything dispatched and not finished, oldest first."""
+        """Oldest first."""
         return iter(self.dispatched)
 
     def load(self, replica_id: str) -> ReplicaLoad:
-        """What one replica holds."""
         return self.placement.load(replica_id)
 
     def queued_up_to(self, rank: int) -> int:
-        """Requests that wait in band `rank` and above."""
         return self.queue.queued_up_to(rank)
 
     def tokens_ahead(self, entry_id: str, now_s: float) -> TokensAhead:
-        """What goes before a waiting request, counted now; nothing where it does not wait (any more).
-        O(waiting tenants + running requests)."""
+        """What is ahead of a waiting request; nothing if it does not wait. O(waiting tenants + running
+        requests)."""
         ticket = self.queue.ticket(entry_id)
         if ticket is None:
             return NOTHING_AHEAD
@@ -418,25 +404,22 @@ class FlowController:
         lines = self._lines_ahead(entry_id, now_s)
         turn = None
         if self.is_by_tenant:
-            own = sum(each.cost for each in lines if each.tenant_id == entry.tenant_id and each.band == band)
+            own = sum(line.cost for line in lines if line.tenant_id == entry.tenant_id and line.band == band)
             turn = self.queue.tiers.counter(entry.tenant_id, band, lane) + scaled(own, entry.weight)
         return tokens_ahead(entry.tenant_id, band, turn, lines, self.dispatched)
 
     def num_waiting(self, tenant_id: str, tier: int) -> int:
-        """A tenant's waiting requests that asked for a tier, by its rank."""
         return self._tenants.queued(tenant_id)[tier]
 
     @property
     def is_by_tenant(self) -> bool:
-        """Whether tenants take turns."""
         return self.queue.tiers.is_by_tenant
 
     def waiting_costs(self) -> Iterator[tuple[tuple[str, int], int]]:
-        """Predicted cost of what waits, by tenant and the band that it waits in."""
+        """Predicted cost of what waits, by tenant and band."""
         return self.queue.waiting_costs()
 
     def tenants(self) -> list[TenantFlow]:
-        """Every tenant known here."""
         return self._tenants.all()
 
     def is_long_at_head(self, now_s: float) -> bool:
@@ -448,11 +431,10 @@ class FlowController:
         )
 
     def queued_by_tier(self) -> list[int]:
-        """Waiting requests by the rank of the tier that they asked for."""
+        """By the rank of the requested tier."""
         return self.queue.queued_by_tier()
 
     def lane(self, entry: QueueEntry) -> int:
-        """Where in its tier's band a request of this size would wait."""
         return self._lanes.lane(entry)
 
     def queue_clone(self, counters: ServiceCounters) -> TieredQueue:
@@ -501,7 +483,6 @@ class FlowController:
         return max(lag, self.dispatched.below(other_id))
 
     def _retry_after_s(self) -> float:
-        """About the time until one place in the queue is free."""
         return min(60.0, max(1.0, self._dispatch_interval_s))
 
     def _counter(self, entry: QueueEntry) -> int:

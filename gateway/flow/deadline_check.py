@@ -45,7 +45,7 @@ class TimesAhead(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TooLate:
-    """Refused: it would not be in time. Carries what was promised and what is to be expected."""
+    """A request would be late: what was allowed and what is expected."""
 
     what: str
     """`wait`: its turn would come too late; `first token` and `answer`: that would."""

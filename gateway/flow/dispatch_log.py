@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 MAX_BACKLOG_TENANTS = 64
-"""The most waiting tenants of a record: those with the smallest counters."""
+"""Per record: those with the smallest counters."""
 
 
 class Waiting(msgspec.Struct, frozen=True, array_like=True):
@@ -54,22 +54,18 @@ class DispatchLog:
         self._appended = 0
 
     def append(self, record: LogRecord) -> None:
-        """Adds an event; drops the oldest of a full log."""
         self._records.append(record)
         self._appended += 1
 
     @property
     def first_index(self) -> int:
-        """Index of the oldest record still here."""
         return self._appended - len(self._records)
 
     @property
     def next_index(self) -> int:
-        """Index that the next record will have."""
         return self._appended
 
     def since(self, index: int, most: int) -> Iterator[LogRecord]:
-        """Records from `index` on, at most `most`."""
         start = max(0, index - self.first_index)
         for position in range(start, min(len(self._records), start + most)):
             yield self._records[position]

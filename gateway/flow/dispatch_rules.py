@@ -40,11 +40,11 @@ RESERVED_RANK = 0
 """Of reserved service at the engine and in the window."""
 
 Grant = Callable[[Ticket, Replica, int, float, Reason], Dispatch]
-"""(ticket, replica, rank at the engine, now_s, why): takes it out of the queue, and charges it."""
+"""(ticket, replica, rank at the engine, now_s, why): removes it from the queue and charges it."""
 
 
 class DispatchRules:
-    """Decides; state changes only through `grant`."""
+    """State changes only through `grant`."""
 
     def __init__(
         self,
@@ -59,7 +59,6 @@ class DispatchRules:
         self._reservations = reservations
 
     def turns(self, now_s: float, replicas: Sequence[Replica], grant: Grant) -> list[Dispatch]:
-        """Everything that may go now, in order."""
         kept: dict[str, KeptRoom] = {}
         turns: list[Dispatch] = []
         self._by_reservation(now_s, replicas, kept, turns, grant)
@@ -104,7 +103,7 @@ class DispatchRules:
             held_back: set[int] = set()
             # For the most part a turn is that of the only one who waits.
             while len(self._queue):
-                heads = [each for each in self._queue.heads(tier, now_s) if each[0] not in held_back]
+                heads = [head for head in self._queue.heads(tier, now_s) if head[0] not in held_back]
                 if not heads:
                     break
                 lane, ticket = heads[0]

@@ -41,11 +41,8 @@ from gateway.flow.window import Replica
 
 @dataclass(slots=True)
 class _Ahead:
-    """One tenant's part, scaled."""
-
     requests: int = 0
     charged: int = 0
-    """For its in-flight requests."""
     ahead: int = 0
 
 
@@ -60,18 +57,17 @@ class ChargedAhead:
         self._tenants: dict[str, _Ahead] = {}
 
     def begin(self, tenant_id: str, amount: int) -> None:
-        """A request is dispatched, and `amount` charged for it."""
         self._tenants.setdefault(tenant_id, _Ahead()).requests += 1
         self.charge(tenant_id, amount)
 
     def charge(self, tenant_id: str, amount: int) -> None:
-        """More (negative: less) is charged for an in-flight request."""
+        """Negative: less."""
         part = self._tenants[tenant_id]
         part.charged += amount
         part.ahead += amount
 
     def serve(self, tenant_id: str, amount: int) -> None:
-        """The tenant had service. Nothing where none of its requests is in flight: that was settled."""
+        """Nothing if none of its requests is in flight: that was settled."""
         part = self._tenants.get(tenant_id)
         if part is not None:
             part.ahead -= amount
@@ -87,16 +83,14 @@ class ChargedAhead:
             del self._tenants[tenant_id]
 
     def of(self, tenant_id: str) -> int:
-        """What it was charged and did not have."""
         part = self._tenants.get(tenant_id)
         return 0 if part is None else part.ahead
 
     def served(self) -> dict[str, int]:
-        """Of what is charged for in-flight requests, what tenants had already."""
+        """By tenant."""
         return {tenant_id: part.charged - part.ahead for tenant_id, part in self._tenants.items()}
 
     def __contains__(self, tenant_id: str) -> bool:
-        """Whether the tenant has a request in flight."""
         return tenant_id in self._tenants
 
 
@@ -111,14 +105,13 @@ class Serials:
         """Replica id -> the engine's life, and the serials of each tenant."""
 
     def note(self, replica_id: str, life: str, tenant_id: str, serials: Mapping[int, int]) -> None:
-        """A step's report."""
         known = self._engines.get(replica_id)
         if known is None or known[0] != life:
             known = self._engines[replica_id] = (life, Recent(MAX_TENANTS))
         known[1].note(tenant_id, serials)
 
     def of(self, replica_id: str, life: str, tenant_id: str, tier: int) -> int:
-        """The tenant's last one; 0 where this life of the engine reported none."""
+        """0 if this life of the engine reported none."""
         known = self._engines.get(replica_id)
         serials = known[1].get(tenant_id) if known is not None and known[0] == life else None
         return serials.get(tier, 0) if serials else 0
@@ -135,13 +128,11 @@ class InFlightRequests:
         self._reservations = reservations
         self.ahead = ChargedAhead()
         self.on_served: Callable[[str, int], None] = lambda tenant_id, amount: None
-        """Called with the service (scaled) of tenants as it becomes known."""
+        """Called with tenants' service (scaled) as it becomes known."""
         self._by_id: dict[str, InFlight] = {}
         self._ended: Recent[int] = Recent(MAX_TENANTS)
-        """Service of all tenants when a tenant's last request ended."""
 
     def begin(self, flight: InFlight, replica: Replica, now_s: float) -> None:
-        """A request goes; its predicted cost is charged."""
         entry = flight.ticket.entry
         self._by_id[entry.entry_id] = flight
         flight.is_reported = replica.reports
@@ -181,7 +172,6 @@ class InFlightRequests:
         self._placement.scorer.foreseen(flight.ticket.entry.entry_id, median - flight.output_tokens)
 
     def _recount(self, flight: InFlight, live_sequences: int) -> None:
-        """Charges what is expected of it by now, and counts it at its replica."""
         ticket = flight.ticket
         expected = max(flight.predicted_output_tokens, flight.output_tokens)
         more = expected - ticket.entry.predicted_output_tokens
@@ -195,7 +185,6 @@ class InFlightRequests:
         flight.live_sequences, flight.kv_tokens = live_sequences, kv_tokens
 
     def serve(self, tenant_id: str, amount: int) -> None:
-        """An engine reports service (scaled) of a tenant."""
         self.ahead.serve(tenant_id, amount)
         self.on_served(tenant_id, amount)
 
@@ -258,14 +247,12 @@ class InFlightRequests:
         return max(self.ahead.of(tenant_id), int(tenant_id in self.ahead))
 
     def get(self, entry_id: str) -> InFlight | None:
-        """An in-flight request."""
         return self._by_id.get(entry_id)
 
     def __len__(self) -> int:
         return len(self._by_id)
 
     def __iter__(self) -> Iterator[InFlight]:
-        """Oldest first."""
         return iter(self._by_id.values())
 
     def __contains__(self, entry_id: str) -> bool:
@@ -279,7 +266,7 @@ class InFlightRequests:
             self._reservations.corrected(entry.tenant_id, cost)
 
     def _had(self, flight: InFlight, cost: int) -> None:
-        """A request at a server that reports no service had `cost` by now."""
+        """For servers that report no service."""
         entry = flight.ticket.entry
         self.serve(entry.tenant_id, scaled(cost - flight.had_cost, entry.weight))
         flight.had_cost = cost

@@ -37,11 +37,9 @@ class LaneRule:
     """Raises ValueError for a share outside (0, 1] or a length below 1."""
 
     long_tokens: int = sys.maxsize
-    """Longer requests (input + predicted output, all sequences) are long."""
     share_sequences: float = 1.0
     share_kv: float = 1.0
     batch_share: float = 1.0
-    """Of the sequences and of the KV cache, for the lowest tier."""
 
     def __post_init__(self) -> None:
         if self.long_tokens < 1:
@@ -52,7 +50,7 @@ class LaneRule:
                 raise ValueError(f"{name} must be above 0 and at most 1, not {share!r}")
 
     def lane(self, entry: QueueEntry) -> int:
-        """The lane of a request, by its own tier and its size."""
+        """By its own tier and size."""
         is_long = entry.input_tokens + entry.predicted_output_tokens > self.long_tokens
         return LONG if is_long or entry.tier >= LOWEST_RANK else ORDINARY
 

@@ -33,39 +33,34 @@ MAX_IDLE_TAGS = 10_000
 @dataclass(slots=True)
 class _Reserved:
     rate: float
-    """Cost tokens per second."""
     tag_s: float
     waiting: list[int]
-    """The tenant's requests, by the tier that they asked for."""
+    """By the requested tier."""
     tier: int | None
-    """That it is for; None: all."""
+    """None: all tiers."""
     running: int = 0
     """On the reservation."""
 
     @property
     def num_waiting(self) -> int:
-        """Requests that may go by it."""
         if self.rate <= 0:
             return 0
         return sum(self.waiting) if self.tier is None else self.waiting[self.tier]
 
     def comes(self, now_s: float) -> None:
-        """A request comes: idle time before it earns nothing."""
         if self.num_waiting == 0 and self.running == 0:
             self.tag_s = max(self.tag_s, now_s)
 
 
 class MclockReservations:
-    """The tags of all tenants that have a reservation, or had one when they came."""
+    """Tags of all tenants that have a reservation, or had one when they came."""
 
     def __init__(self, burst_s: float) -> None:
-        """Raises ValueError for a negative burst."""
         if not burst_s >= 0:
             raise ValueError(f"reservation_burst_s must be at least 0, not {burst_s!r}")
         self._burst_s = burst_s
         self._reserved: dict[str, _Reserved] = {}
         self._waiting: set[str] = set()
-        """Tenants with requests of their reservation that wait."""
 
     def arrives(self, ticket: Ticket, now_s: float, already_waiting: Sequence[int]) -> None:
         """A request joins the queue, where `already_waiting` of its tenant stand, by the tier that they asked
@@ -93,7 +88,6 @@ class MclockReservations:
         self._list(tenant_id, reserved)
 
     def leaves(self, entry: QueueEntry) -> None:
-        """A request left the queue, with a turn or without."""
         reserved = self._reserved.get(entry.tenant_id)
         if reserved is None:
             return
@@ -110,33 +104,31 @@ class MclockReservations:
         return min(due)[1] if due else None
 
     def tier(self, tenant_id: str) -> int | None:
-        """The rank of the tier that a due tenant's reservation is for; None: all."""
+        """None: all tiers."""
         return self._reserved[tenant_id].tier
 
     def granted(self, tenant_id: str, cost: int, now_s: float) -> None:
-        """A request of `cost` tokens got its turn because it was due."""
         reserved = self._reserved[tenant_id]
         reserved.tag_s = max(reserved.tag_s, now_s - self._burst_s) + cost / reserved.rate
         reserved.running += 1
 
     def corrected(self, tenant_id: str, cost: int) -> None:
-        """Corrects the cost of a running request by `cost` (negative: less)."""
+        """Negative: less."""
         reserved = self._reserved.get(tenant_id)
         if reserved is not None and reserved.rate > 0:
             reserved.tag_s += cost / reserved.rate
 
     def ended(self, tenant_id: str, now_s: float) -> None:
-        """A request that ran on the reservation is over."""
         self._reserved[tenant_id].running -= 1
         if len(self._reserved) > MAX_IDLE_TAGS:
             self._reserved = {
-                each: reserved
-                for each, reserved in self._reserved.items()
+                tenant: reserved
+                for tenant, reserved in self._reserved.items()
                 if any(reserved.waiting) or reserved.running or reserved.tag_s > now_s
             }
 
     def tag_s(self, tenant_id: str) -> float | None:
-        """When the tenant is due next; None: it has no reservation."""
+        """None: no reservation."""
         reserved = self._reserved.get(tenant_id)
         return None if reserved is None or reserved.rate <= 0 else reserved.tag_s
 

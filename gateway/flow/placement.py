@@ -20,7 +20,7 @@ class Scorer(Protocol):
     """Chooses among replicas with room; notified of every dispatch and end."""
 
     wants_prefixes: bool
-    """Whether it looks at `Ticket.prefix_hashes`."""
+    """Whether it uses `Ticket.prefix_hashes`."""
     prefix_weight: float
     """How much a cached prefix counts: 1 for what it saves, 0 for nothing."""
 
@@ -31,21 +31,17 @@ class Scorer(Protocol):
         nothing."""
         ...
 
-    def dispatched(self, flight: InFlight, replica: Replica, now_s: float) -> None:
-        """The request goes there."""
-        ...
+    def dispatched(self, flight: InFlight, replica: Replica, now_s: float) -> None: ...
 
     def first_token(self, entry_id: str) -> None:
         """Its prompt is computed. Idempotent."""
         ...
 
     def foreseen(self, entry_id: str, left_tokens: int) -> None:
-        """So many tokens will probably come of it yet, all sequences together."""
+        """Expected further tokens, all sequences together."""
         ...
 
-    def ended(self, entry_id: str) -> None:
-        """It is over."""
-        ...
+    def ended(self, entry_id: str) -> None: ...
 
     def forget(self, replica_id: str) -> None:
         """The replica's engine is gone, and its cache with it."""
@@ -103,13 +99,11 @@ class Placement:
         self._promised_window, self._promised_lanes = window, lanes
         """The operator's, which knobs leave as they are: reserved service goes by them."""
         self.brakes = NO_BRAKES
-        """Of tiers by rank, at every replica."""
         self.scorer = scorer
         self._loads: defaultdict[str, ReplicaLoad] = defaultdict(ReplicaLoad)
         self._long_loads: defaultdict[str, ReplicaLoad] = defaultdict(ReplicaLoad)
 
     def load(self, replica_id: str) -> ReplicaLoad:
-        """What one replica holds."""
         return self._loads.get(replica_id) or ReplicaLoad()
 
     @property
@@ -168,7 +162,7 @@ class Placement:
         scores = self.scorer.scores(ticket, rank, roomy, now_s)
         return min(
             ((score, replica.replica_id, replica) for score, (replica, _) in zip(scores, roomy, strict=True)),
-            key=lambda each: each[:2],
+            key=lambda scored: scored[:2],
         )[2]
 
     def keep_room(
@@ -199,14 +193,14 @@ class Placement:
             for replica_id, load in loads.items():
                 for rank in range(NUM_RANKS):
                     mine = [
-                        each
-                        for each in flights
-                        if each.replica_id == replica_id
-                        and each.tier == rank
-                        and (each.is_long or not only_long)
+                        flight
+                        for flight in flights
+                        if flight.replica_id == replica_id
+                        and flight.tier == rank
+                        and (flight.is_long or not only_long)
                     ]
-                    assert load.sequences[rank] == sum(each.live_sequences for each in mine), "sequences"
-                    assert load.kv_tokens[rank] == sum(each.kv_tokens for each in mine), "KV tokens"
+                    assert load.sequences[rank] == sum(flight.live_sequences for flight in mine), "sequences"
+                    assert load.kv_tokens[rank] == sum(flight.kv_tokens for flight in mine), "KV tokens"
 
     def _may_hold(self, ticket: Ticket, rank: int, lane: int, replica: Replica, *, is_promised: bool) -> bool:
         """Whether the request's tier, by its brake, and its lane may hold this much more of a replica."""

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 BLOCK_TOKENS = 64
-"""Coarser than an engine's blocks: what is near to enough to choose by, at a quarter of the work."""
+"""Coarser than an engine's blocks: precise enough to choose by, at a quarter of the work."""
 MAX_BLOCKS = 512
-"""Of one prompt; what comes behind is taken to be in no cache."""
+"""Of one prompt; later blocks are assumed to be in no cache."""
 
 
 def prefix_hashes(
@@ -52,10 +52,9 @@ class PrefixIndex:
         self._max_age_s = max_age_s
 
     def held(self, hashes: Sequence[int], now_s: float) -> int:
-        """How many leading blocks of the chain are probably held."""
         oldest_s = now_s - self._max_age_s
-        for number, each in enumerate(hashes):
-            used_s = self._used_s.get(each)
+        for number, block_hash in enumerate(hashes):
+            used_s = self._used_s.get(block_hash)
             if used_s is None or used_s < oldest_s:
                 return number
         return len(hashes)
@@ -63,9 +62,9 @@ class PrefixIndex:
     def note(self, hashes: Sequence[int], now_s: float) -> None:
         """A prompt with these blocks went there. Its deepest blocks are forgotten first, as the replica
         evicts them."""
-        for each in reversed(hashes):
-            self._used_s[each] = now_s
-            self._used_s.move_to_end(each)
+        for block_hash in reversed(hashes):
+            self._used_s[block_hash] = now_s
+            self._used_s.move_to_end(block_hash)
         while len(self._used_s) > self._max_blocks:
             self._used_s.popitem(last=False)
 

@@ -26,13 +26,10 @@ from gateway.flow.types import Deadlines, Ticket
 from gateway.flow.window import MAX_SHARING, NUM_RANKS
 
 Line = dict[str, float]
-"""Entry id -> arrival, of one tenant in one lane."""
 NO_LINE = (0, 1.0)
 
 
 class RequestQueue:
-    """The queue, and where each request stands in it."""
-
     def __init__(
         self,
         order_name: str,
@@ -49,7 +46,7 @@ class RequestQueue:
         self.lane_rule = lanes
         self._ageing = Ageing(ageing_s)
         self._was_slowed = False
-        """Requests age more slowly than before: some may stand higher than they would by now."""
+        """Requests age more slowly than before: some may be higher than they would be by now."""
         self._queue_ttl_s = tuple(queue_ttl_s)
         self._tickets: dict[str, Ticket] = {}
         self._places: dict[str, tuple[int, int]] = {}
@@ -67,7 +64,6 @@ class RequestQueue:
     # ------------------------------------------------------------ changes
 
     def add(self, ticket: Ticket, now_s: float) -> None:
-        """A request begins to wait."""
         entry = ticket.entry
         tier, lane = self._band(entry, now_s), self.lane_rule.lane(entry)
         self._tickets[entry.entry_id] = ticket
@@ -75,7 +71,7 @@ class RequestQueue:
         self._stand(entry, tier, lane)
 
     def remove(self, entry_id: str) -> Ticket | None:
-        """Takes a request out; None when it does not wait."""
+        """None if it does not wait."""
         ticket = self._tickets.pop(entry_id, None)
         if ticket is not None:
             self.tiers.remove(entry_id)
@@ -143,9 +139,13 @@ class RequestQueue:
             firsts: list[tuple[float, int, str]] = []
             for lane in range(MAX_LANES):
                 line = self._lines[tier, lane].get(tenant_id, {})
-                own = [each for each in line if asked_for in (None, self._tickets[each].entry.tier)]
+                own = [
+                    waiting_id
+                    for waiting_id in line
+                    if asked_for in (None, self._tickets[waiting_id].entry.tier)
+                ]
                 if own:
-                    first = min(own, key=lambda each: self._rank(each, tier, now_s))
+                    first = min(own, key=lambda waiting_id: self._rank(waiting_id, tier, now_s))
                     firsts.append((line[first], lane, first))
             for _, lane, first in sorted(firsts):
                 yield lane, self._tickets[first]
@@ -193,25 +193,21 @@ class RequestQueue:
         return entry_id in self._tickets
 
     def ticket(self, entry_id: str) -> Ticket | None:
-        """The ticket of a request that waits."""
         return self._tickets.get(entry_id)
 
     def tickets(self) -> Iterator[Ticket]:
-        """Everything that waits, in no particular order."""
+        """In no particular order."""
         return iter(self._tickets.values())
 
     def expired(self, now_s: float) -> list[Ticket]:
-        """What waits longer than its own limit, or its tier's, allows."""
         return [ticket for ticket in self._tickets.values() if now_s >= self.expires_s(ticket)]
 
     def expires_s(self, ticket: Ticket) -> float:
-        """When a ticket leaves the queue without a turn."""
         if ticket.expires_s is not None:
             return ticket.expires_s
         return ticket.entry.arrived_s + self._queue_ttl_s[ticket.entry.tier]
 
     def queued_up_to(self, band: int) -> int:
-        """Requests that wait in bands `band` and above."""
         if not self._tickets:
             return 0
         return sum(
@@ -219,7 +215,7 @@ class RequestQueue:
         )
 
     def queued_by_tier(self) -> list[int]:
-        """Waiting requests by the rank of the tier that they asked for."""
+        """By the rank of the requested tier."""
         queued = [0] * NUM_RANKS
         for ticket in self._tickets.values():
             queued[ticket.entry.tier] += 1
@@ -269,9 +265,9 @@ class RequestQueue:
         mine = self._rank(entry_id, place[0], now_s)
         costs: dict[str, tuple[int, float]] = {}
         for tenant_id, line in self._lines[place].items():
-            for each in line:
-                if each == entry_id or self._rank(each, place[0], now_s) <= mine:
-                    entry = self._tickets[each].entry
+            for waiting_id in line:
+                if waiting_id == entry_id or self._rank(waiting_id, place[0], now_s) <= mine:
+                    entry = self._tickets[waiting_id].entry
                     cost, _ = costs.get(tenant_id, (0, 0.0))
                     costs[tenant_id] = cost + entry.predicted_cost, entry.weight
         return costs

@@ -34,16 +34,14 @@ MAX_EXTERNALITY = 8.0
 """Of p / (1 - p), which grows without bound as the pool fills up."""
 BUSY_SMOOTHING = 1 / 64
 MAX_AGE_S = 1800.0
-"""What was sent to a replica longer ago than this is not counted on."""
+"""Older prompts are not counted on."""
 
 
 @dataclass(slots=True)
 class _Under:
-    """One request in flight at a replica."""
-
     rank: int
     prefill_tokens: int
-    """To be computed before its first token; 0 when that is out."""
+    """Before its first token; 0 when that is out."""
     left_tokens: float
     """Output that is still to come of all its sequences: as its engine foresaw it, else half of the
     prediction, because answers are half done on average."""
@@ -51,7 +49,7 @@ class _Under:
 
 
 class PrefixRouter:
-    """Implements `Scorer`. One index a replica; use one router a pool."""
+    """Implements `Scorer`, with one index per replica. One router per pool."""
 
     wants_prefixes = True
 
@@ -62,7 +60,6 @@ class PrefixRouter:
         self._max_age_s = max_age_s
         self._indexes: dict[str, PrefixIndex] = {}
         self._under: dict[str, dict[str, _Under]] = {}
-        """Replica id -> entry id -> request."""
         self._replica_of: dict[str, str] = {}
         self._busy_share = 0.0
         """Of the replicas, at dispatches: those with prompts to compute."""
@@ -90,7 +87,6 @@ class PrefixRouter:
         ]
 
     def cached_tokens(self, ticket: Ticket, replica_id: str, now_s: float) -> int:
-        """Input tokens of the request that the replica probably need not compute."""
         index = self._indexes.get(replica_id)
         if index is None or not ticket.prefix_hashes:
             return 0
@@ -103,7 +99,6 @@ class PrefixRouter:
         return min(round(cached_tokens * self.prefix_weight), ticket.entry.input_tokens - 1)
 
     def dispatched(self, flight: InFlight, replica: Replica, now_s: float) -> None:
-        """Its blocks are taken to be there from now on."""
         ticket, replica_id = flight.ticket, replica.replica_id
         entry = ticket.entry
         cached = self.cached_tokens(ticket, replica_id, now_s)
@@ -123,30 +118,28 @@ class PrefixRouter:
             index.note(ticket.prefix_hashes, now_s)
 
     def first_token(self, entry_id: str) -> None:
-        """Its prompt is computed."""
         replica_id = self._replica_of.get(entry_id)
         if replica_id is not None:
             self._under[replica_id][entry_id].prefill_tokens = 0
 
     def foreseen(self, entry_id: str, left_tokens: int) -> None:
-        """Its engine foresees what is still to come."""
         replica_id = self._replica_of.get(entry_id)
         if replica_id is not None:
             self._under[replica_id][entry_id].left_tokens = left_tokens
 
     def ended(self, entry_id: str) -> None:
-        """It is over."""
         replica_id = self._replica_of.pop(entry_id, None)
         if replica_id is not None:
             del self._under[replica_id][entry_id]
 
     def forget(self, replica_id: str) -> None:
-        """The replica lost its cache: its engine is gone, or a new one."""
         self._indexes.pop(replica_id, None)
 
     def _note_busy(self, replica_id: str) -> None:
         self._under.setdefault(replica_id, {})
-        computing = sum(any(each.prefill_tokens for each in under.values()) for under in self._under.values())
+        computing = sum(
+            any(request.prefill_tokens for request in under.values()) for under in self._under.values()
+        )
         self._busy_share += BUSY_SMOOTHING * (computing / len(self._under) - self._busy_share)
 
     def _cost_s(
@@ -155,7 +148,7 @@ class PrefixRouter:
         step_time = replica.step_time
         under = self._under.get(replica.replica_id, {}).values()
         own = max(1, ticket.entry.input_tokens - cached_tokens)
-        ahead = sum(each.prefill_tokens for each in under if each.rank <= rank)
+        ahead = sum(request.prefill_tokens for request in under if request.rank <= rank)
         runs = min(sum(load.sequences), replica.max_sequences)
         context = sum(load.kv_tokens)
         # A step that only decodes.
@@ -178,9 +171,11 @@ class PrefixRouter:
         missing = load.ahead_of(rank)[0] + ticket.sequences - replica.max_sequences
         if missing <= 0:
             return 0.0
-        under = [each for each in self._under.get(replica.replica_id, {}).values() if each.rank <= rank]
-        sequences = sum(each.sequences for each in under)
+        under = [
+            request for request in self._under.get(replica.replica_id, {}).values() if request.rank <= rank
+        ]
+        sequences = sum(request.sequences for request in under)
         if not sequences:
             return 0.0
-        left_tokens = sum(each.left_tokens for each in under) / sequences
+        left_tokens = sum(request.left_tokens for request in under) / sequences
         return missing * left_tokens * decode_step_s / min(sequences, replica.max_sequences)

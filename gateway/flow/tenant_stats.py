@@ -17,28 +17,25 @@ NONE_QUEUED = [0] * NUM_RANKS
 
 @dataclass(slots=True)
 class TenantFlow:
-    """One tenant's part: what waits, what runs, what it has had."""
-
     tenant_id: str
     weight: float = 1.0
     queued: list[int] = field(default_factory=lambda: [0] * NUM_RANKS)
-    """By the tier that was asked for."""
+    """By the requested tier."""
     running: list[int] = field(default_factory=lambda: [0] * NUM_RANKS)
-    """The same of what runs."""
+    """By the requested tier."""
     served: list[int] = field(default_factory=lambda: [0] * NUM_RANKS)
     """Cost tokens had, by that tier: output as it comes, the prompt with its first token. What a cache had of
     it is taken off at the request's end."""
     dispatched: int = 0
     finished: int = 0
     service_cost: int = 0
-    """Cost tokens of finished requests, as really computed and emitted."""
+    """Of finished requests, as really computed and emitted."""
     running_output_tokens: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
 
     @property
     def num_queued(self) -> int:
-        """In all tiers."""
         return sum(self.queued)
 
     @property
@@ -47,13 +44,12 @@ class TenantFlow:
 
 
 class TenantFlows:
-    """All tenants known here; idle ones are forgotten when there are too many."""
+    """Idle tenants are forgotten when there are too many."""
 
     def __init__(self) -> None:
         self._tenants: dict[str, TenantFlow] = {}
 
     def of(self, entry: QueueEntry) -> TenantFlow:
-        """The tenant of a request, at its present weight."""
         tenant = self._tenants.get(entry.tenant_id)
         if tenant is None:
             tenant = self._tenants[entry.tenant_id] = TenantFlow(entry.tenant_id)
@@ -61,26 +57,21 @@ class TenantFlows:
         return tenant
 
     def weight(self, tenant_id: str) -> float:
-        """As its latest request had it; 1 for a tenant that is not known."""
         tenant = self._tenants.get(tenant_id)
         return 1.0 if tenant is None else tenant.weight
 
     def num_queued(self, tenant_id: str) -> int:
-        """How many of its requests wait."""
         tenant = self._tenants.get(tenant_id)
         return 0 if tenant is None else tenant.num_queued
 
     def queued(self, tenant_id: str) -> list[int]:
-        """A tenant's waiting requests, by the tier that was asked for."""
         tenant = self._tenants.get(tenant_id)
         return NONE_QUEUED if tenant is None else tenant.queued
 
     def all(self) -> list[TenantFlow]:
-        """Every tenant known here."""
         return list(self._tenants.values())
 
     def dispatched(self, entry: QueueEntry) -> None:
-        """One more runs."""
         tenant = self.of(entry)
         tenant.running[entry.tier] += 1
         tenant.dispatched += 1
@@ -94,7 +85,6 @@ class TenantFlows:
             tenant.served[entry.tier] += entry.input_tokens * INPUT_TOKEN_COST
 
     def finished(self, flight: InFlight, input_tokens: int, output_tokens: int, cost: int) -> None:
-        """One is over, with what was really computed and emitted."""
         entry = flight.ticket.entry
         tenant = self.of(entry)
         tenant.running[entry.tier] -= 1
@@ -106,20 +96,16 @@ class TenantFlows:
         tenant.input_tokens += input_tokens
         tenant.output_tokens += output_tokens
         if len(self._tenants) > MAX_IDLE_TENANTS:
-            self._tenants = {each: flow for each, flow in self._tenants.items() if not flow.is_idle}
+            self._tenants = {tenant_id: flow for tenant_id, flow in self._tenants.items() if not flow.is_idle}
 
 
 @dataclass(frozen=True, slots=True)
 class TenantLine:
-    """What a tenant has waiting in one band and lane."""
-
     tenant_id: str
     band: int
     requests: int
     cost: int
-    """Cost tokens, predicted."""
     counter: int
-    """By which the lane ranks the tenant."""
     weight: float
 
 

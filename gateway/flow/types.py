@@ -11,11 +11,9 @@ from engine.entry import QueueEntry
 
 
 class Reason(Enum):
-    """Why it is this request's turn."""
-
     ORDER = ""
     OWED = "owed"
-    """As by order, and its tenant has had less than its share."""
+    """As by order; its tenant has had less than its share."""
     RESERVATION = "reservation"
 
 
@@ -32,9 +30,8 @@ class Ticket(msgspec.Struct, frozen=True):
     kv_tokens: int
     """Predicted: what all its sequences together occupy at their end."""
     max_tokens: int = 1_000_000
-    """The most that one sequence can emit."""
+    """Of one sequence."""
     is_exact: bool = False
-    """Every sequence emits exactly `max_tokens`."""
     expires_s: float | None = None
     """When it leaves the queue if it has had no turn, by the clock of `entry.arrived_s`; None: as its tier
     says."""
@@ -54,9 +51,7 @@ class TokensAhead(msgspec.Struct, frozen=True):
     lined up."""
 
     own: int = 0
-    """Of its tenant."""
     others: int = 0
-    """Of other tenants in its band and below: what their turns bring before its own."""
     higher_tier: int = 0
     running: int = 0
     """The part of these that is dispatched: what it has not had yet."""
@@ -110,8 +105,6 @@ class Dispatch(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class InFlight:
-    """A dispatched request that has not finished."""
-
     ticket: Ticket
     replica_id: str
     dispatched_s: float
@@ -122,7 +115,6 @@ class InFlight:
     tier: int = 0
     """Its rank at the engine."""
     is_long: bool = False
-    """It counts in the long lane's share."""
     by_reservation: bool = False
     foreseen_tokens: tuple[int, int] | None = None
     """Median and 90th percentile of the whole output, as its engine foresees it from the model's state; None:
@@ -130,15 +122,12 @@ class InFlight:
     announced_cost: int = 0
     """The charge that the log knows of: at the dispatch, then of each correction."""
     beyond_cost: int = 0
-    """The most by which the charge exceeded that: output beyond what was predicted, charged as it came."""
+    """The most by which the charge exceeded that: output beyond the prediction."""
     is_reported: bool = True
-    """Its engine reports the service of every step."""
     had_cost: int = 0
-    """Where it does not: what it had, by its progress."""
 
     @property
     def predicted_output_tokens(self) -> int:
-        """The median of the whole output, by the latest forecast."""
         if self.foreseen_tokens is not None:
             return self.foreseen_tokens[0]
         return self.ticket.entry.predicted_output_tokens

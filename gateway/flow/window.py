@@ -34,13 +34,10 @@ MAX_SHARING = 256
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One engine's size, as it announced it."""
-
     replica_id: str
     max_sequences: int
     kv_tokens: int
     step_time: StepTime = PRIOR
-    """As last fitted."""
     max_batched_tokens: int = 512
     pauses: bool = True
     """Its engine pauses a sequence to place a request that is owed service; foreign servers do not."""
@@ -54,7 +51,7 @@ class Replica:
 
 @dataclass(slots=True)
 class ReplicaLoad:
-    """What is dispatched to one replica and has not finished, by tier rank."""
+    """Dispatched and unfinished work by tier rank."""
 
     sequences: list[int] = field(default_factory=lambda: [0] * NUM_RANKS)
     kv_tokens: list[int] = field(default_factory=lambda: [0] * NUM_RANKS)
@@ -89,14 +86,13 @@ class ReplicaLoad:
         live = sequences + (own[rank] if own is not None else 0)
         most = replica.max_sequences * weight_of(tenant_id)
         weights = 0.0
-        for each in {tenant_id, *waiting, *(name for name, ranks in self.live.items() if ranks[rank])}:
-            weights += weight_of(each)
+        for name in {tenant_id, *waiting, *(name for name, ranks in self.live.items() if ranks[rank])}:
+            weights += weight_of(name)
             if live * weights > most:
                 return False
         return True
 
     def ahead_of(self, rank: int) -> tuple[int, int]:
-        """Sequences and KV tokens of tier `rank` and above."""
         return sum(self.sequences[: rank + 1]), sum(self.kv_tokens[: rank + 1])
 
 

@@ -1,4 +1,4 @@
-"""Who calls with a key, for the audit; and what it has of calls that change nothing: reads and refusals."""
+"""Records calls with a key for the audit: actors, admin reads and refusals."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from gateway.gateway import Gateway
 
 ASKER = "asker"
-"""In a request's state: the principal of its key, whether it may call this route or not."""
+"""In a request's state: the principal of its key, whether or not it may call this route."""
 ADMIN = "/admin/v1/"
 REFUSED = (401, 403)
 READ_SCOPE = "admin:read"
 
 
 def actor_of(scope: Scope, gateway: Gateway) -> Actor:
-    """The key behind a call and where it comes from; `unknown`: it has none that there is."""
+    """The key behind a call and its origin; `unknown`: no such key."""
     state = scope["state"]
     asker: Principal | None = state.get(ASKER)
     if asker is not None:
@@ -34,24 +34,23 @@ def actor_of(scope: Scope, gateway: Gateway) -> Actor:
 
 
 def origin_and_ids(scope: Scope, gateway: Gateway) -> tuple[str, None, str, str]:
-    """What an actor of this request has beside its name, in the order of its fields; no person."""
+    """Fields of an actor beside its name, in order; no person."""
     address = client_of(scope, gateway.deps.config.trusted_proxies)
     trace = scope["state"].get(TRACE)
     return "" if address is None else str(address), None, begin(scope), trace.trace_id if trace else ""
 
 
 def route_of(scope: Scope) -> str:
-    """Method and path of its route, without what is named in it."""
+    """Method and path template of the route."""
     asked = cast(HTTPScope, scope)
     return f"{asked['method']} {asked.get('path_template') or asked['path']}"[:MAX_TEXT]
 
 
 def note_read(scope: Scope, gateway: Gateway) -> None:
-    """A key reads what only admins may."""
     gateway.accesses.note("access.read", actor_of(scope, gateway), route_of(scope))
 
 
 def note_refused(scope: Scope, gateway: Gateway, status: int, code: str) -> None:
-    """A call was refused; of the admin API the audit has it where the key was none, or not for that."""
+    """Audits a refused call of the admin API without a sufficient key."""
     if status in REFUSED and scope["path"].startswith(ADMIN):
         gateway.accesses.note("access.refuse", actor_of(scope, gateway), route_of(scope), code)

@@ -1,7 +1,7 @@
-"""Which paths each of two listeners answers, where operators have one of their own.
+"""Divides paths between the public listener and the operators' own. Pure.
 
-The admin API, the console and the metrics are then reached through that one only, and what tenants call
-through the public one only. Elsewhere they are not found, as if they did not exist. Pure.
+The admin API, the console and the metrics are only on the latter, tenants' routes only on the former;
+elsewhere they are 404.
 """
 
 from __future__ import annotations
@@ -13,22 +13,17 @@ from dataclasses import dataclass
 from gateway.unknown_routes import not_found
 
 ADMIN_PATHS = ("/admin/v1", "/console", "/metrics")
-"""What only the admin listener answers."""
 TENANT_PATHS = ("/v1",)
-"""What only the public one answers. Everything else (health, documentation) both do."""
+"""Everything else (health, documentation) is on both."""
 _SLASHES = re.compile(r"/{2,}")
 
 
 @dataclass(frozen=True, slots=True)
 class AdminListener:
-    """The socket of the admin listener, as it is bound."""
-
     host: str
     port: int
 
     def accepted(self, local: tuple[str, int | None] | None) -> bool:
-        """Whether a connection with this local address came in through it; where that is not known it counts
-        as the public listener's."""
         if local is None or local[1] != self.port:
             return False
         bound = _address(self.host)
@@ -36,7 +31,7 @@ class AdminListener:
 
 
 def require_listener(path: str, *, is_admin: bool) -> None:
-    """Raises `ApiError` (404) for a path that the listener does not answer."""
+    """Raises `ApiError` (404)."""
     if _is_below(path, TENANT_PATHS if is_admin else ADMIN_PATHS):
         raise not_found(path)
 

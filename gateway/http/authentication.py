@@ -1,8 +1,8 @@
 """Authentication and scope checks.
 
-A guard of every route that says `opt={"scope": ...}`. It puts a `Principal` into the connection's state: the
-key's own, or that of the local CLI, which proves itself with the control token. A key that is bound to
-networks is refused from any other address.
+A guard of every route with `opt={"scope": ...}`. It puts a `Principal` into the connection's state: the
+key's, or that of the local CLI with the control token. A key bound to networks is refused from other
+addresses.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ CONTROL = Principal(
     tiers=frozenset(),
     models=frozenset(),
 )
-"""The local CLI on a running server: may administer, not infer."""
+"""The local CLI: may administer, not infer."""
 
 
 def credential_of(headers: Mapping[str, str]) -> str:
-    """The credential in `Authorization: Bearer`, or in `api-key`, as Azure's clients send it; with both they
-    must say the same, or it would depend on the order of looking who pays. Raises `ApiError` (401)."""
+    """From `Authorization: Bearer`, or from `api-key`, as Azure's clients send it; both must agree. Raises
+    `ApiError` (401)."""
     found = [headers[name] for name in ("authorization", "api-key") if name in headers]
     if "api-key" in headers:
         found[-1] = f"Bearer {found[-1].strip()}"
-    credentials = {_of_bearer(each) for each in found}
+    credentials = {_of_bearer(header) for header in found}
     if len(credentials) > 1:
         raise key_errors.invalid_api_key("two_keys")
     return credentials.pop() if credentials else _of_bearer("")
@@ -68,16 +68,16 @@ def _of_bearer(authorization: str) -> str:
 
 
 def authenticate(deps: GatewayDeps, credential: str) -> Principal:
-    """The principal behind a credential. Raises `KeyRejected`, and `ApiError`: 401 for what is no key, 503
-    when the directory cannot be trusted."""
+    """Raises `KeyRejected`, and `ApiError`: 401 for what is no key, 503 when the directory cannot be
+    trusted."""
     if deps.control_token and hmac.compare_digest(credential.encode(), deps.control_token.encode()):
         return CONTROL
     return deps.directory.authenticate(credential, deps.wall_clock())
 
 
 async def require_scope(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-    """Guard: authenticates and checks the route's scope. It waits only for news of an unknown key; a plain
-    function would be called in a thread."""
+    """Guard: authenticates and checks the route's scope. Only waits for an unknown key; a plain function
+    would be called in a thread."""
     begin(connection.scope)
     if dropped := read_trace(connection.scope):
         connection.app.state.gateway.metrics.trace_dropped(dropped)
@@ -110,7 +110,7 @@ async def require_scope(connection: ASGIConnection[Any, Any, Any, Any], handler:
 async def _authenticate_again(
     scope: Scope, deps: GatewayDeps, credential: str, rejected: KeyRejected
 ) -> Principal:
-    """Looks again for an unknown key: it may have been created a moment ago. Raises `ApiError` (401, 403)."""
+    """Looks again for an unknown key, which may have just been created. Raises `ApiError` (401, 403)."""
     try:
         if rejected.reason == "unknown" and await deps.directory.look_again():
             return authenticate(deps, credential)
@@ -121,6 +121,5 @@ async def _authenticate_again(
 
 
 def principal_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Principal:
-    """The principal that passed the guard of this connection."""
     principal: Principal = connection.scope["state"]["principal"]
     return principal

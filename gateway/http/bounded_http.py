@@ -48,29 +48,25 @@ class _Stop(Exception):
 
 @dataclass(frozen=True)
 class HttpFront:
-    """What the connections of one server share."""
-
     table: ConnectionTable[BoundedHttp]
     trusted_proxies: tuple[Network, ...]
     metrics: Metrics
     refused: Callable[[ApiError, str], None]
-    """Called with each refusal, and the id under which its client knows it."""
+    """Called with each refusal and its request id."""
     admin: AdminListener | None = None
-    """None: there is one listener, which answers everything."""
+    """None: there is one listener."""
     admin_table: ConnectionTable[BoundedHttp] | None = None
-    """Places of the admin listener's own, which no flood of the public one takes; None: they share them."""
+    """The admin listener's own places, which no flood of the public one takes; None: shared."""
 
     def table_of(self, *, is_admin: bool) -> ConnectionTable[BoundedHttp]:
-        """The table of a listener's connections."""
         return self.admin_table if is_admin and self.admin_table is not None else self.table
 
     def note_connections(self) -> None:
-        """Counts the open connections, for the metrics."""
         more = 0 if self.admin_table is None else len(self.admin_table)
         self.metrics.connections(len(self.table) + more)
 
     def sweep(self, now_s: float) -> None:
-        """Ends connections that rest for too long. To be called once or twice a second."""
+        """Ends connections that rest for too long. Call once or twice a second."""
         for table in (self.table, self.admin_table):
             for connection in () if table is None else table.overdue(now_s):
                 connection.expire()
@@ -88,7 +84,7 @@ class JoinedWrites:
         self.abort = transport.abort
 
     def write(self, data: bytes) -> None:
-        """Sends `data`; a head is held back until the next piece, or until the loop goes on."""
+        """Sends `data`; a head waits for the next piece, or for the loop's next iteration."""
         if self._head:
             head, self._head = self._head, b""
             self._transport.write(head + data)
@@ -99,12 +95,10 @@ class JoinedWrites:
             self._transport.write(data)
 
     def write_eof(self) -> None:
-        """Closes its half of the connection."""
         self._flush()
         self._transport.write_eof()
 
     def close(self) -> None:
-        """Closes the connection when everything is sent."""
         self._flush()
         self._transport.close()
 
@@ -114,8 +108,6 @@ class JoinedWrites:
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """One connection."""
-
     def __init__(
         self,
         front: HttpFront,
@@ -133,20 +125,17 @@ class BoundedHttp(HttpToolsProtocol):
         self._gateway_app = self.app
         self.app = self._answer
         self._is_admin = False
-        """It came in through the admin listener."""
         self._is_proxy = False
         self._is_known = False
-        """It has sent a request with a valid key, or with a session of the console."""
+        """It has sent a request with a valid key, or with a console session."""
         self._is_deaf = False
-        """What arrives is dropped."""
         self._in_head = False
         self._is_upgrade = False
-        """Its head asks for another protocol."""
         self._head_is_timed = False
         self._head_bytes = 0
-        """Of this request's URL, headers and trailers, as far as the parser has reported them."""
+        """Of this request's URL, headers and trailers, as reported by the parser."""
         self._unreported_bytes = 0
-        """Given to the parser since it last reported anything; it may keep them."""
+        """Given to the parser since it last reported anything."""
 
     # ------------------------------------------------------------ the connection
 
@@ -171,13 +160,12 @@ class BoundedHttp(HttpToolsProtocol):
         self._front.note_connections()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Gives its place back."""
         self._table.leave(self)
         self._front.note_connections()
         super().connection_lost(exc)
 
     def end(self, cause: str) -> None:
-        """Closes the connection immediately; `cause` (idle, displaced) is for the metrics."""
+        """`cause` (idle, displaced) is for the metrics."""
         self._front.metrics.connection_closed(cause)
         self._is_deaf = True
         self.transport.abort()
@@ -193,7 +181,6 @@ class BoundedHttp(HttpToolsProtocol):
     # ------------------------------------------------------------ what arrives
 
     def data_received(self, data: bytes) -> None:
-        """Gives the parser what arrived, and looks at what it keeps."""
         if self._is_deaf:
             return
         while data:
@@ -215,7 +202,6 @@ class BoundedHttp(HttpToolsProtocol):
             self._table.rest(self, until_s, is_known=self._is_known)
 
     def on_message_begin(self) -> None:
-        """A request begins."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_listening()
             raise _Stop
@@ -225,7 +211,6 @@ class BoundedHttp(HttpToolsProtocol):
         self.scope["state"][FIRST_BYTE] = time.monotonic()
 
     def on_url(self, url: bytes) -> None:
-        """A piece of the URL."""
         self._unreported_bytes = 0
         self._head_bytes += len(url)
         if self._head_bytes > self._max_head_bytes:
@@ -234,7 +219,7 @@ class BoundedHttp(HttpToolsProtocol):
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header; or a trailer, which is counted and dropped (RFC 9110, 6.5.1: it must not become one)."""
+        """A trailer is counted and dropped (RFC 9110, 6.5.1: it must not become a header)."""
         # Called for each of them: without calls of its own.
         self._unreported_bytes = 0
         self._head_bytes += len(name) + len(value) + SEPARATOR_BYTES
@@ -248,7 +233,6 @@ class BoundedHttp(HttpToolsProtocol):
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """The head is complete: the request runs."""
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 raise _Stop  # we are no proxy
@@ -259,19 +243,17 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A piece of the body."""
         self._unreported_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is complete."""
         self._unreported_bytes = 0
         if not self._is_upgrade:
             super().on_message_complete()
 
     def _head_without_upgrade(self) -> bytes:
-        """The head once more, without its Upgrade header, which a server may ignore (RFC 9110, 7.8). With it
-        the parser would not read the body."""
+        """The head without its Upgrade header, which a server may ignore (RFC 9110, 7.8). With it the parser
+        would not read the body."""
         self._is_upgrade = False
         lines = [
             b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
@@ -282,7 +264,7 @@ class BoundedHttp(HttpToolsProtocol):
     # ------------------------------------------------------------ what is answered
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Runs the application. Requests through a trusted proxy are bounded in number by address."""
+        """Runs the application. Requests through a trusted proxy are limited by address."""
         cycle, address = self.cycle, UNCOUNTED
         try:
             if self._front.admin is not None:
@@ -305,7 +287,6 @@ class BoundedHttp(HttpToolsProtocol):
                 self._rest(LINGER_S)
 
     def on_response_complete(self) -> None:
-        """Notes that the connection rests."""
         self.server_state.total_requests += 1
         state = self.scope["state"]
         self._is_known = self._is_known or "principal" in state or "is_signed_in" in state
@@ -323,7 +304,6 @@ class BoundedHttp(HttpToolsProtocol):
         )
 
     def _refuse(self, error: ApiError) -> None:
-        """Answers what cannot be read as a request, and ends the connection."""
         cycle = self.cycle
         is_running = cycle is not None and not cycle.response_complete
         if is_running and not cycle.more_body:
@@ -342,12 +322,10 @@ class BoundedHttp(HttpToolsProtocol):
         self.transport.write_eof()
 
     def _stop_listening(self) -> None:
-        """Makes the running request the last one."""
         self._is_deaf = True
         self.cycle.keep_alive = False
 
     def _write(self, error: ApiError) -> None:
-        """An answer without an application."""
         request_id = new_request_id(time.time())
         self._front.refused(error, request_id)
         body = error.body()
@@ -357,5 +335,7 @@ class BoundedHttp(HttpToolsProtocol):
             "x-request-id": request_id,
         }
         lines = [b"HTTP/1.1 %d %s" % (error.status, HTTPStatus(error.status).phrase.encode())]
-        lines += [b"%s: %s" % each for each in (*self.server_state.default_headers, *encode_headers(headers))]
+        lines += [
+            b"%s: %s" % header for header in (*self.server_state.default_headers, *encode_headers(headers))
+        ]
         self.transport.write(b"\r\n".join([*lines, b"", body]))

@@ -8,11 +8,10 @@ from typing import Any
 from gateway.upstream.base import Part
 
 JOINED = ("reasoning_content", "reasoning", "refusal")
-"""Texts that come in pieces."""
 
 
 def message(text: str, parts: Sequence[Part]) -> dict[str, Any]:
-    """The message of a whole answer. Its content is null where it has parts and no text."""
+    """The content is null if there are parts and no text."""
     is_null = not text and parts and not any("content" in part for part in parts)
     found: dict[str, Any] = {"role": "assistant", "content": None if is_null else text, "refusal": None}
     for name in JOINED:
@@ -25,20 +24,20 @@ def message(text: str, parts: Sequence[Part]) -> dict[str, Any]:
     fragments = [fragment for part in parts for fragment in part.get("tool_calls", ())]
     if fragments:
         found["tool_calls"] = _tool_calls(fragments)
-    annotations = [each for part in parts for each in part.get("annotations", ())]
+    annotations = [annotation for part in parts for annotation in part.get("annotations", ())]
     if annotations:
         found["annotations"] = annotations
     return found
 
 
 def _tool_calls(fragments: Sequence[Part]) -> list[dict[str, Any]]:
-    """In the order of their indices, which need not be without gaps."""
+    """By index, which may have gaps."""
     by_index: dict[int, list[Part]] = {}
     for fragment in fragments:
         by_index.setdefault(fragment["index"], []).append(fragment)
     calls: list[dict[str, Any]] = []
     for _, found in sorted(by_index.items()):
-        functions = [each["function"] for each in found if "function" in each]
+        functions = [fragment["function"] for fragment in found if "function" in fragment]
         calls.append(
             {
                 "id": _first(found, "id"),
@@ -50,12 +49,11 @@ def _tool_calls(fragments: Sequence[Part]) -> list[dict[str, Any]]:
 
 
 def _first(fragments: Sequence[Part], name: str) -> str:
-    """Some servers repeat it with each fragment."""
-    return next((each[name] for each in fragments if each.get(name)), "")
+    return next((fragment[name] for fragment in fragments if fragment.get(name)), "")
 
 
 def _function(fragments: Sequence[Part]) -> dict[str, str]:
     return {
-        "name": "".join([each.get("name", "") for each in fragments]),
-        "arguments": "".join([each.get("arguments", "") for each in fragments]),
+        "name": "".join([fragment.get("name", "") for fragment in fragments]),
+        "arguments": "".join([fragment.get("arguments", "") for fragment in fragments]),
     }

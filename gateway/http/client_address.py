@@ -1,9 +1,9 @@
-"""The address of a request's client, behind proxies that are trusted.
+"""The address of a request's client behind trusted proxies.
 
-The TCP peer; where that is a trusted proxy, the last address in `X-Forwarded-For`, and so on to the left as
-long as the address found is a trusted proxy's itself. What stands further left is the client's own word and
-counts for nothing. `Forwarded` (RFC 7239) says the same in another form. A proxy writes one of the two and
-may pass on the other as its client wrote it, so where both are there and disagree the address is unknown.
+The TCP peer; if that is a trusted proxy, the last address in `X-Forwarded-For`, and so on to the left while
+the addresses are trusted proxies'. What is further left is the client's own claim. `Forwarded` (RFC 7239)
+says the same; a proxy writes one of the two and may pass on the other unchanged, so if they disagree the
+address is unknown.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tenants.networks import Address, Network, address_of, is_within
 HEADER = b"x-forwarded-for"
 STANDARD_HEADER = b"forwarded"
 _PAIR = re.compile(r'[ \t]*([0-9A-Za-z_-]+)=(?:([^ \t",;]+)|"([^"\\]*)")[ \t]*([;,]|$)')
-"""An address in quotes needs no escapes; a header that has some is not read. Some proxies omit the quotes."""
+"""Quoted addresses need no escapes; a header with escapes is not read. Some proxies omit the quotes."""
 
 
 def client_of(scope: Scope, trusted: Iterable[Network]) -> Address | None:
-    """The client's address; None: the peer, or a trusted proxy, names none that can be read."""
+    """None: the peer, or a trusted proxy, names no readable address."""
     peer = scope.get("client")
     # A proxy may add a header of its own to one that it got: all of them are one list.
     said = [
@@ -35,8 +35,8 @@ def client_of(scope: Scope, trusted: Iterable[Network]) -> Address | None:
 def client_address(
     peer: str, forwarded: str, trusted: tuple[Network, ...], standard: str = ""
 ) -> Address | None:
-    """See `client_of`. `forwarded`: the addresses in `X-Forwarded-For`, separated by commas; `standard`: the
-    value of `Forwarded`; empty: no header."""
+    """See `client_of`. `forwarded`: the value of `X-Forwarded-For`; `standard`: the value of `Forwarded`;
+    empty: no header."""
     found = {
         _outermost(peer, hops, trusted)
         for text, hops in ((forwarded, forwarded.split(",")), (standard, hops_of(standard)))
@@ -46,8 +46,8 @@ def client_address(
 
 
 def hops_of(standard: str) -> list[str]:
-    """What the elements of a `Forwarded` say in `for=`; an empty hop, which is no address, where one says
-    nothing or the header cannot be read."""
+    """The `for=` of the elements of a `Forwarded`; an empty hop, which is no address, if one is missing or
+    the header is unreadable."""
     hops, at, hop = [], 0, ""
     while found := _PAIR.match(standard, at):
         name, token, quoted, separator = found.groups()

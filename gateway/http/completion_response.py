@@ -1,12 +1,11 @@
 """A running request as an ASGI response.
 
 It starts the lifecycle, writes its events, and watches the connection: a client that disconnects interrupts
-the request, whether it waits, decodes or is not read. Nothing here can lose a settlement: the request runs in
-a task of its own.
+the request. Nothing here can lose a settlement: the request runs in a task of its own.
 
-Headers go out with the first token, so that everything that can be refused is refused with a clean status. A
-stream that waits long in line, or asked for progress, gets them when it is queued; a later refusal ends the
-stream with an error event.
+Headers go out with the first token, so that every refusal has a clean status. A stream that waits long in the
+queue, or asked for progress, gets them when it is queued; a later refusal ends the stream with an error
+event.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from litestar.types import Receive, Scope, Send
 
 from gateway.domain.account import Account
@@ -26,7 +26,6 @@ from gateway.http import openai_responses
 from gateway.http.asgi import BoundedSend, EncodedHeaders, encode_headers, send_start
 from gateway.http.event_listener import EventListener
 from gateway.http.openai_responses import Choice, TextChunks
-from gateway.http.vector_responses import vectors_body
 from gateway.metrics.gen_ai import operation_of
 from gateway.quotes.offered import tiers_instead
 from gateway.requests import queue_progress
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from gateway.gateway import Gateway
 
 WATCH_AFTER_S = 0.1
-"""Delay before the connection is watched."""
 STREAM_HEADERS = encode_headers(
     {
         "content-type": "text/event-stream; charset=utf-8",
@@ -50,8 +48,6 @@ STREAM_HEADERS = encode_headers(
 
 
 class CompletionResponse:
-    """Runs one call and writes its answer."""
-
     def __init__(self, gateway: Gateway, call: Call) -> None:
         self._gateway = gateway
         self._call = call
@@ -60,7 +56,6 @@ class CompletionResponse:
         self._headers: EncodedHeaders | None = None
         self._writer: _ChunkWriter | None = None
         self.closed: Closed | None = None
-        """How the request ended, once it has."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         run = self._gateway.lifecycle.begin(self._call)
@@ -142,9 +137,8 @@ class CompletionResponse:
             batch = [await events.next(), *events.available()]
 
     async def _first(self, run: Run, events: EventListener, send: BoundedSend) -> tuple[Event, bool]:
-        """The first event that is written, and whether headers went out before it: of a request that waits
-        long they do, with comments after them; where its client asked for that, unless it is refused or
-        served immediately."""
+        """The first event to write, and whether headers went out before it: of a request that waits long, or
+        whose client asked for progress and that is neither refused nor served immediately."""
         is_asked = self._call.progress is True
         event = await events.within(queue_progress.HEADERS_AT_ONCE_S) if is_asked else await events.next()
         if event is not None and not isinstance(event, InLine):
@@ -173,25 +167,23 @@ class CompletionResponse:
                 gen_ai.refused(operation_of(run.call), run.call.model, error.code, duration_s)
 
     def _get_ready(self, run: Run) -> None:
-        """Builds what the answer needs while the upstream works, so that it adds nothing to the TTFT."""
+        """Prepares the answer while the upstream works, so that it adds nothing to the TTFT."""
         self._opening(run)
         if self._call.stream:
             self._writer = _ChunkWriter(run.call)
 
     def _opening(self, run: Run) -> EncodedHeaders:
-        """The headers of an answer that is not a refusal. Built once."""
+        """Headers of an answer that is not a refusal. Built once."""
         if self._headers is None:
             self._headers = encode_headers(_headers(run))
         return self._headers
 
 
 def note_refused(gateway: Gateway, call: Call, error: ApiError) -> None:
-    """Records that a call was refused."""
     gateway.refusals.note(error, call.request_id, call.principal.ids, model=call.model, tier=call.tier.value)
 
 
 def _headers(run: Run) -> dict[str, str]:
-    """Headers of every answer: the contract, the limits and the estimate."""
     return (
         contract_headers(run.call.principal, run.call.tier)
         | limit_headers(run.limit_states)
@@ -200,7 +192,7 @@ def _headers(run: Run) -> dict[str, str]:
 
 
 class _ChunkWriter:
-    """Turns events into server-sent events. Holds back the last choice's end where it is to carry the
+    """Turns events into server-sent events. Holds back the last choice's end if it is to carry the
     account."""
 
     def __init__(self, call: Call) -> None:
@@ -215,7 +207,7 @@ class _ChunkWriter:
         self._roles = b"".join(map(openai_responses.event, roles))
 
     def write(self, event: Event, refusal: ApiError | None = None) -> bytes:
-        """The bytes of one event; empty where there is nothing to write yet."""
+        """Empty if there is nothing to write yet."""
         call = self._call
         match event:
             case InLine():
@@ -271,8 +263,8 @@ class _ChunkWriter:
 
 
 class _Watcher:
-    """Interrupts the request when the client disconnects. Starts after a delay: a request that is over in a
-    moment is not worth the cost of watching."""
+    """Interrupts the request when the client disconnects. Starts after a delay, as short requests are not
+    worth the cost."""
 
     def __init__(self, receive: Receive, run: Run) -> None:
         self._receive = receive
@@ -281,7 +273,6 @@ class _Watcher:
         self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._start)
 
     async def close(self) -> None:
-        """Stops watching."""
         self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
@@ -297,3 +288,17 @@ class _Watcher:
             if message["type"] == "http.disconnect":
                 self._run.interrupt(RequestOutcome.DISCONNECTED)
                 return
+
+
+def vectors_body(call: Call, vectors: str, account: Account) -> dict[str, Any]:
+    """An embedding answer in OpenAI's shape, or a rerank answer in that of vLLM and Jina.
+
+    `vectors`: the checked list of the server's answer, as JSON (`gateway/upstream/openai/vectors.py`).
+    """
+    tokens = account.charged.input_tokens
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    rows = msgspec.Raw(vectors.encode())
+    common = {"model": call.model, "usage": usage, "fairgate": account.as_json()}
+    if call.task is RequestTask.EMBED:
+        return {"object": "list", "data": rows} | common
+    return {"id": call.request_id, "results": rows} | common

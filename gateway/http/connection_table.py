@@ -1,10 +1,8 @@
-"""How many connections there may be, in all and of one address, and which one gives way.
+"""Limits connections, in all and per address, and chooses which gives way. Pure.
 
-A connection without a request *rests*: it is new, its next head is still arriving, or it is kept alive. One
-that comes when all places are taken gets the place of the one that has rested longest, those first that never
-sent a request with a valid key: silent connections give way before those of clients with keys. Where all have
-requests it is refused. A connection costs a few dictionary operations a request; `overdue` returns those that
-rest too long. Pure: time is passed in.
+A connection without a request *rests*: it is new, its next head is still arriving, or it is kept alive. If
+all places are taken, a new one replaces the one that has rested longest, preferably one that never sent a
+valid key; if none rests it is refused. O(1) per request; `overdue` returns those that rest too long.
 """
 
 from __future__ import annotations
@@ -20,41 +18,38 @@ T = TypeVar("T", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What connections may take before any key is read."""
+    """Bounds before any key is read."""
 
     max_connections: int
     max_per_address: int
-    """Connections; requests at a time where they come through a trusted proxy."""
+    """Connections; concurrent requests through a trusted proxy."""
     head_timeout_s: float
     idle_timeout_s: float
     max_head_bytes: int = 2**16
-    """Of request line and headers; more is refused with 431, as are more header fields."""
+    """Request line and headers; more is refused with 431, as are more header fields."""
     max_headers: int = 128
 
 
 class ConnectionTable(Generic[T]):
-    """The open connections of one server."""
-
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self._open: dict[T, Hashable] = {}
-        """By connection: the address that it counts for; `UNCOUNTED` of a trusted proxy's."""
+        """By connection: its address; `UNCOUNTED` of a trusted proxy's."""
         self._resting: tuple[dict[T, float], dict[T, float]] = ({}, {})
-        """Without a request, and until when; those that never sent a valid key, and the others."""
+        """Deadlines of resting connections: without a valid key so far, and the others."""
         self._of_address: dict[Hashable, int] = {}
 
     def __len__(self) -> int:
-        """Open connections."""
         return len(self._open)
 
     def enter(self, connection: T, address: Hashable, until_s: float) -> T | None:
-        """Takes a new connection, which rests until `until_s`; returns the one that gives its place to it, if
-        any, which is no longer counted. Raises `ApiError` (503, 429)."""
+        """Takes a new connection, which rests until `until_s`; returns the one that it replaces, which is no
+        longer counted. Raises `ApiError` (503, 429)."""
         if address is not UNCOUNTED:
             self.take(address, through_proxy=False)
         displaced = None
         if len(self._open) >= self.limits.max_connections:
-            displaced = next((each for group in self._resting for each in group), None)
+            displaced = next((connection for group in self._resting for connection in group), None)
             if displaced is None:
                 self.give_back(address)
                 raise errors.too_many_connections(most=self.limits.max_connections)
@@ -64,25 +59,24 @@ class ConnectionTable(Generic[T]):
         return displaced
 
     def leave(self, connection: T) -> None:
-        """Removes a connection that is closed; without effect if it was not counted."""
+        """No effect if it was not counted."""
         if connection in self._open:
             self.give_back(self._open.pop(connection))
             self.work(connection)
 
     def rest(self, connection: T, until_s: float, *, is_known: bool) -> None:
-        """Notes that it has no request, and may rest until `until_s`. `is_known`: it has sent a valid key.
-        One that rests already keeps its place in the order."""
+        """`is_known`: it has sent a valid key. One that rests already keeps its place in the order."""
         if connection in self._open:
             self._resting[is_known][connection] = until_s
 
     def work(self, connection: T) -> None:
-        """Notes that it has a request from now on."""
         for group in self._resting:
             group.pop(connection, None)
 
     def overdue(self, now_s: float) -> list[T]:
-        """Connections that have rested for too long at `now_s`."""
-        return [each for group in self._resting for each, until_s in group.items() if until_s <= now_s]
+        return [
+            connection for group in self._resting for connection, until_s in group.items() if until_s <= now_s
+        ]
 
     def take(self, address: Hashable, *, through_proxy: bool) -> None:
         """Counts one for the address until `give_back`. Raises `ApiError` (429)."""
@@ -92,7 +86,6 @@ class ConnectionTable(Generic[T]):
         self._of_address[address] = used + 1
 
     def give_back(self, address: Hashable) -> None:
-        """Undoes one `take`."""
         left = self._of_address.get(address, 0) - 1
         if left > 0:
             self._of_address[address] = left
@@ -101,4 +94,3 @@ class ConnectionTable(Generic[T]):
 
 
 UNCOUNTED = object()
-"""The address of connections that are not counted by address."""

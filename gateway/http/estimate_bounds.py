@@ -1,8 +1,8 @@
-"""What a request's headers allow its estimate to be: a longest wait, a highest cost.
+"""A request's bounds on its estimate: `X-Fairgate-Max-Wait-S` on the p90 of its wait,
+`X-Fairgate-Max-Cost-Usd` on its largest cost.
 
-`X-Fairgate-Max-Wait-S` bounds the p90 of the wait that it would be told, `X-Fairgate-Max-Cost-Usd` the most
-that it could cost. A request above either is refused before anything is held (`dispatch/admission.py`).
-Unlike `X-Fairgate-Timeout-S` they end no wait.
+A request above either is refused before anything is held (`dispatch/admission.py`). Unlike
+`X-Fairgate-Timeout-S` they end no wait.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from gateway.http.asgi import is_number
 
 NANOUSD_PER_USD = 10**9
 HIGHEST_USD = 10**9
-"""A higher cost bounds nothing."""
 
 
 def max_wait_s(text: str | None) -> float | None:
-    """Seconds; None: not said. Raises `ApiError` (400)."""
+    """None: no bound. Raises `ApiError` (400)."""
     if text is None:
         return None
     if not is_number(text):
@@ -28,7 +27,7 @@ def max_wait_s(text: str | None) -> float | None:
 
 
 def max_cost_nanousd(text: str | None) -> int | None:
-    """Nano-dollars, rounded down; None: not said. Raises `ApiError` (400)."""
+    """Rounded down; None: no bound. Raises `ApiError` (400)."""
     if text is None:
         return None
     text = text.strip()

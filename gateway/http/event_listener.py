@@ -1,8 +1,4 @@
-"""Events of a run for the writer of its answer, with keep-alives.
-
-One event after the other or all that are there; `Silence` where none came, for a stream that clients or
-proxies would otherwise take for dead.
-"""
+"""Events of a run for the writer of its answer, with keep-alives: `Silence` if none came."""
 
 from __future__ import annotations
 
@@ -15,8 +11,8 @@ from gateway.requests.run import Event, Run, Silence
 
 
 class EventListener:
-    """The events of a run. A server that stops cancels its handlers: that interrupts the run, once, and the
-    client still gets the last event."""
+    """A server that stops cancels its handlers: that interrupts the run, once, and the client still gets the
+    last event."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -25,14 +21,13 @@ class EventListener:
 
     def note_silence(self, seconds: float) -> None:
         """From now until `end`, `Silence` is an event whenever none came for `seconds`. A repeated call
-        begins anew."""
+        restarts it."""
         if self._idle_timeout is None:
             self._listen_on(seconds)
         else:
             self._idle_timeout.wait(seconds)
 
     def end(self) -> None:
-        """Ends the notes of silence."""
         if self._idle_timeout is not None:
             self._idle_timeout.end()
             self._idle_timeout = None
@@ -46,7 +41,7 @@ class EventListener:
         self._listen_on(seconds)
 
     async def next(self, timeout_s: float | None = None) -> Event:
-        """The next event. Raises `TimeoutError` after a silence of `timeout_s`."""
+        """Raises `TimeoutError` after a silence of `timeout_s`."""
         while True:
             try:
                 if timeout_s is None:
@@ -62,12 +57,12 @@ class EventListener:
                 self._run.interrupt(RequestOutcome.SHUTDOWN)
 
     async def within(self, timeout_s: float) -> Event | None:
-        """The next event; None after a silence of `timeout_s`."""
+        """None after a silence of `timeout_s`."""
         try:
             return await self.next(timeout_s)
         except TimeoutError:
             return None
 
     def available(self) -> list[Event]:
-        """All events that are there already: a step's events are written together."""
+        """A step's events are written together."""
         return self._run.events.take()

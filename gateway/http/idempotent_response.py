@@ -1,12 +1,11 @@
 """One run and one charge for each `Idempotency-Key`.
 
-The key is claimed in SQL before anything is held, so that of any number of gateways one runs the request; the
-others report it as running. The run goes on when its client disconnects, and its answer is stored: a repeat
-gets the same bytes, streamed or not. Where nothing was charged nothing is stored, and a repeat is a new
-attempt.
+The key is claimed in SQL before anything is held, so one gateway runs the request and the others report it as
+running. The run goes on when its client disconnects, and its answer is stored: a repeat gets the same bytes,
+streamed or not. If nothing was charged nothing is stored, and a repeat is a new attempt.
 
-A gateway that dies loses the answer, not the charge: a repeat is answered with what was charged, and that
-another key runs the request again.
+A gateway that dies loses the answer, not the charge: a repeat is told what was charged and to use another
+key.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ OF_ONE_SENDING = frozenset({"content-length", "x-request-id", "openai-processing
 
 
 class ResponseRecorder:
-    """Sends, and records what was sent. A client that disconnects, or does not read, stops nothing."""
+    """A client that disconnects, or does not read, stops nothing."""
 
     def __init__(
         self,
@@ -46,7 +45,6 @@ class ResponseRecorder:
         most_bytes: int,
         before_last: Callable[[Kept], Awaitable[None]],
     ) -> None:
-        """`before_last` gets the recorded answer before its last piece is sent."""
         self._send = send
         self._read_s = read_s
         self._room = most_bytes
@@ -89,8 +87,8 @@ class IdempotentResponse:
     def __init__(
         self, gateway: Gateway, call: Call, key: str, route: str, body: bytes, quote: str | None = None
     ) -> None:
-        """`quote`: the token that the run redeems; a repeat needs none. Raises `ApiError` (400) for a key
-        that is not accepted."""
+        """`quote`: the token that the run redeems; a repeat needs none. Raises `ApiError` (400) for an
+        invalid key."""
         check_key(key, gateway.deps.config.idempotency_ttl_s)
         self._gateway = gateway
         self._call = call

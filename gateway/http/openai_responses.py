@@ -25,19 +25,18 @@ FINISH_REASONS = {"stop": "stop", "length": "length", "budget": "length"}
 `fairgate.stop_cause`."""
 
 _LINE_BREAKS = [(character.encode(), b"\\u%04x" % ord(character)) for character in "\u0085\u2028\u2029"]
-"""Line separators that JSON does not escape by itself."""
+"""Line separators that JSON does not escape."""
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
 def event(value: object) -> bytes:
-    """One server-sent event."""
     return b"data: " + encode_line(value) + b"\n\n"
 
 
 def encode_line(value: object) -> bytes:
-    """JSON without the characters at which Unicode breaks a line: clients that read a stream by
-    `str.splitlines` (httpx's `iter_lines`) would break in the middle of an event."""
+    """JSON without the characters at which Unicode breaks a line: clients that read by `str.splitlines`
+    (httpx's `iter_lines`) would break in the middle of an event."""
     data = encode(value)
     if data.isascii():
         return data
@@ -47,8 +46,8 @@ def encode_line(value: object) -> bytes:
 
 
 def error_event(error: ApiError, account: Account) -> bytes:
-    """The end of a stream that has begun and cannot go on: SDKs raise an `APIError` for it, and a client that
-    reads on finds what was charged. No `[DONE]` follows: the answer is not complete."""
+    """The end of a stream that has begun and failed: SDKs raise an `APIError`, and further reading shows the
+    charge. No `[DONE]` follows: the answer is not complete."""
     value = error.late_payload() | {"fairgate": account.as_json()}
     return b"event: error\n" + event(value)
 
@@ -65,7 +64,6 @@ class Choice:
     outcome: SequenceOutcome | None = None
 
     def add(self, text: str, logprobs: Sequence[TokenLogprob], parts: Sequence[Part] = ()) -> None:
-        """The output of one step."""
         if text:
             self.text.append(text)
         self.parts.extend(parts)
@@ -73,13 +71,13 @@ class Choice:
 
 
 def response_id(call: Call) -> str:
-    """The id of the answer: the request's own with OpenAI's prefix."""
+    """The request's own id with OpenAI's prefix."""
     return completion_id(call.request_id, is_chat=call.chat)
 
 
 def usage(account: Account) -> dict[str, Any]:
-    """OpenAI's usage object. `completion_tokens` counts the end-of-sequence token, as it was emitted, and
-    reasoning, which only some servers tell from the rest of an answer."""
+    """`completion_tokens` counts the end-of-sequence token, and reasoning, which only some servers tell
+    apart."""
     input_tokens, output_tokens = account.charged.input_tokens, account.charged.output_tokens
     return {
         "prompt_tokens": input_tokens,
@@ -91,7 +89,6 @@ def usage(account: Account) -> dict[str, Any]:
 
 
 def whole_body(call: Call, choices: Sequence[Choice], account: Account) -> dict[str, Any]:
-    """The body of an answer that is not streamed."""
     shown: list[dict[str, Any]] = []
     for choice in choices:
         text = "".join(choice.text)
@@ -117,7 +114,7 @@ def whole_body(call: Call, choices: Sequence[Choice], account: Account) -> dict[
 
 
 def _end(call: Call, finish: str, outcome: SequenceOutcome | None) -> dict[str, Any]:
-    """How a choice ended: in the server's own word where that says more, with what it sent beside it."""
+    """In the server's own words if they say more, with what it sent beside them."""
     reason = FINISH_REASONS.get(finish, "stop")
     if not isinstance(outcome, CountedOutcome):
         return {"finish_reason": reason}
@@ -128,8 +125,8 @@ def _end(call: Call, finish: str, outcome: SequenceOutcome | None) -> dict[str, 
 
 
 def _beside_choices(call: Call, *outcomes: SequenceOutcome | None) -> dict[str, Any]:
-    """What the server that ran the first choice said of itself and, of a chat, of the prompt."""
-    first = next((each for each in outcomes if isinstance(each, CountedOutcome)), None)
+    """What the server of the first choice said of itself and, in a chat, of the prompt."""
+    first = next((outcome for outcome in outcomes if isinstance(outcome, CountedOutcome)), None)
     if first is None:
         return {}
     found = {name: first.choice_fields[name] for name in ABOUT_PROMPT if name in first.choice_fields}
@@ -152,7 +149,6 @@ def _chunk(call: Call, choices: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def role_chunk(call: Call, index: int) -> dict[str, Any]:
-    """A chat choice's first chunk."""
     return _chunk(
         call,
         [
@@ -169,7 +165,6 @@ def role_chunk(call: Call, index: int) -> dict[str, Any]:
 def text_chunk(
     call: Call, index: int, text: str, logprobs: Sequence[TokenLogprob], characters_before: int
 ) -> dict[str, Any]:
-    """The chunk of one step's output of one choice."""
     item: dict[str, Any] = {"index": index}
     if call.chat:
         item["delta"] = {"content": text}
@@ -181,7 +176,6 @@ def text_chunk(
 
 
 def parts_chunk(call: Call, index: int, part: Part, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """The chunk of a part of a chat answer that is not text."""
     item = {
         "index": index,
         "delta": part,
@@ -194,7 +188,6 @@ def parts_chunk(call: Call, index: int, part: Part, logprobs: Sequence[TokenLogp
 def finish_chunk(
     call: Call, index: int, finish: str, outcome: SequenceOutcome | None = None
 ) -> dict[str, Any]:
-    """A choice's last chunk."""
     item: dict[str, Any] = {"index": index}
     if call.chat:
         item["delta"] = {}
@@ -206,7 +199,7 @@ def finish_chunk(
 
 
 def usage_chunk(call: Call, account: Account) -> dict[str, Any]:
-    """The stream's last chunk, where `stream_options.include_usage` asked for it."""
+    """The stream's last chunk, with `stream_options.include_usage`."""
     return _chunk(call, []) | {"usage": usage(account), "fairgate": account.as_json()}
 
 
@@ -243,15 +236,15 @@ def _chat_logprob(item: TokenLogprob, *, has_top: bool) -> dict[str, Any]:
 
 
 def _top_with_sampled(item: TokenLogprob) -> list[tuple[int, str, float]]:
-    """The most likely tokens; the sampled one comes after them where it is none of them."""
+    """The most likely tokens, then the sampled one if it is not among them."""
     sampled = (item.token_id, item.text, item.logprob)
     is_there = any((token_id, text) == sampled[:2] for token_id, text, _ in item.top)
     return item.top if is_there else [*item.top, sampled]
 
 
 def _text_logprobs(logprobs: Sequence[TokenLogprob], characters_before: int) -> dict[str, Any]:
-    """The legacy shape of `/v1/completions`; offsets count characters of the answer. The first token of an
-    echoed prompt has no probability: NaN is written as null."""
+    """The legacy shape of `/v1/completions`; offsets count characters of the answer. NaN, as for the first
+    token of an echoed prompt, becomes null."""
     offsets: list[int] = []
     position = characters_before
     for item in logprobs:
@@ -286,7 +279,7 @@ class TextChunks:
         self._frames = {0: self._frame(0)}
 
     def event(self, index: int, text: str) -> bytes:
-        """One server-sent event, equal to `responses.event(responses.text_chunk(...))`."""
+        """Equal to `responses.event(responses.text_chunk(...))`."""
         frame = self._frames.get(index)
         if frame is None:
             frame = self._frames[index] = self._frame(index)

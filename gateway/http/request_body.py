@@ -16,13 +16,13 @@ FORM_TYPE = "application/x-www-form-urlencoded"
 
 
 def declared_length(scope: Scope) -> int | None:
-    """Content-Length, where it is valid."""
+    """None: missing or invalid."""
     value = headers_of(scope).get("content-length", "")
     return int(value) if value.isascii() and value.isdigit() and len(value) < 19 else None
 
 
 def content_type(scope: Scope) -> str:
-    """The media type without its parameters."""
+    """Without parameters."""
     return headers_of(scope).get("content-type", "").partition(";")[0].strip().lower()
 
 
@@ -53,8 +53,7 @@ async def read_json_body(
 
 
 async def read_form_body(request: Request[Any, Any, Any], max_body_bytes: int, timeout_s: float) -> bytes:
-    """The whole body, if its type is that of an HTML form without files and it is not larger than allowed.
-    Raises `ApiError` (413, 415, 408, 400)."""
+    """An HTML form without files. Raises `ApiError` (413, 415, 408, 400)."""
     declared = declared_length(request.scope)
     if declared is not None and declared > max_body_bytes:
         raise errors.body_too_large(max_body_bytes=max_body_bytes)

@@ -1,8 +1,8 @@
 """The longest wait for a turn that a request's headers allow.
 
-`X-Fairgate-Timeout-S` says it outright. SDKs send their own read timeout (`x-stainless-read-timeout`): a
-client that has hung up by then needs no turn, so a refusal has to be out a moment earlier. The least counts.
-The tier's own limit is applied with them, but in the batch tier gives way to a time that was said outright.
+`X-Fairgate-Timeout-S` sets it. SDKs send their read timeout (`x-stainless-read-timeout`): a refusal has to be
+out a moment earlier. The smallest counts. The tier's own limit applies, too, but in the batch tier yields to
+the explicit header.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MARGIN_S = 1.0
 
 
 def timeout_s(asked: str | None, sdk_read_timeout: str | None) -> float | None:
-    """Seconds from arrival; None: no header says. Raises `ApiError` (400) naming the header."""
+    """Seconds from arrival; None: no header. Raises `ApiError` (400) naming the header."""
     found: list[float] = []
     if asked is not None:
         said_s = _seconds(HEADER, asked)

@@ -11,26 +11,21 @@ from prometheus_client.registry import Collector
 
 @dataclass(frozen=True, slots=True)
 class ControlFigures:
-    """Of one model's control loop, at this gateway."""
-
     mode: str
     in_force: Mapping[str, float]
-    """By knob."""
     moves: Mapping[tuple[str, bool], int]
     """Decided here since the start, by knob and whether they were made."""
     decides: bool
-    """Here it is decided where the knobs stand."""
+    """This gateway decides."""
 
 
 class ControlCollector(Collector):
-    """Read when it is asked for. Labels are models, knobs and modes: closed sets."""
+    """Labels are models, knobs and modes: closed sets."""
 
     def __init__(self, figures: Callable[[], Mapping[str, ControlFigures]]) -> None:
-        """`figures`: by model."""
         self._figures = figures
 
     def collect(self) -> Iterator[Metric]:
-        """The families, as they are now."""
         mode = GaugeMetricFamily(
             "fairgate_control_mode",
             "1, of the control loop's mode: off, advice, acting.",
@@ -51,11 +46,11 @@ class ControlCollector(Collector):
             "Moves of a knob that this gateway decided: made, or advised alone.",
             labels=["model", "knob", "kind"],
         )
-        for model, each in self._figures().items():
-            mode.add_metric([model, each.mode], 1)
-            holder.add_metric([model], each.decides)
-            for name, value in each.in_force.items():
+        for model, figures in self._figures().items():
+            mode.add_metric([model, figures.mode], 1)
+            holder.add_metric([model], figures.decides)
+            for name, value in figures.in_force.items():
                 knob.add_metric([model, name], value)
-            for (name, is_made), count in each.moves.items():
+            for (name, is_made), count in figures.moves.items():
                 moves.add_metric([model, name, "made" if is_made else "advised"], count)
         yield from (mode, knob, holder, moves)

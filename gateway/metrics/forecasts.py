@@ -22,11 +22,9 @@ class CalibrationCollector(Collector):
     redeemed). `fairgate_wait_coverage` is the same of waits, by tier and by the median that was told."""
 
     def __init__(self, calibrations: Callable[[], Mapping[str, Calibration]]) -> None:
-        """`calibrations` by served model."""
         self._calibrations = calibrations
 
     def collect(self) -> Iterator[Metric]:
-        """The families, as they are now."""
         labels = ["model", "figure", "level", "kind"]
         recent = GaugeMetricFamily(
             "fairgate_estimate_coverage",
@@ -74,12 +72,10 @@ class LengthCollector(Collector):
         lengths: LengthForecast,
         probes: Callable[[], Mapping[tuple[str, str], ProbeReport]] = dict,
     ) -> None:
-        """`probes` by model and replica."""
         self._lengths = lengths
         self._probes = probes
 
     def collect(self) -> Iterator[Metric]:
-        """The families, as they are now."""
         yield from self._layers()
         yield from self._after_prompts()
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 
-from prometheus_client import Histogram
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.domain.call import Call
 from gateway.domain.estimate import Times
 from gateway.domain.outcomes import RequestOutcome
+from gateway.metrics.loop_histogram import LoopHistogram
 from gateway.upstream.base import RequestTask
 
 CONVENTIONS = "open-telemetry/semantic-conventions-genai@004902b"
@@ -80,7 +80,7 @@ class GenAIMetrics(Collector):
 
     def __init__(self) -> None:
         self._metrics = [
-            Histogram(
+            LoopHistogram(
                 f"{prometheus_name(name)}_seconds",
                 about,
                 [prometheus_name(each) for each in labels],

@@ -13,15 +13,13 @@ NO_STATE = -1
 
 
 class MacroStateCollector(Collector):
-    """Read when it is asked for; a pool without a table in use has no series. Counts begin anew with each
-    table."""
+    """A pool without a table in use has no series. Counts restart with each table."""
 
     def __init__(self, switches: Callable[[], Mapping[str, MacroStateSwitch | None]]) -> None:
         """`switches`: by model; None: it has no table in use."""
         self._switches = switches
 
     def collect(self) -> Iterator[Metric]:
-        """The families, as they are now."""
         states = GaugeMetricFamily(
             "fairgate_macro_state",
             "Macro-state of the load that a learned policy acts by, 0 to 11; -1: none is taken on, or the "

@@ -14,8 +14,7 @@ from gateway.upstream.openai.upstream import OpenAIUpstream
 
 
 class LoadCollector(Collector):
-    """Queue, budget and upstreams, read when they are asked for. What an engine counts begins anew with each
-    of its starts, as Prometheus expects of a counter."""
+    """Queue, budget and upstreams. An engine's counts restart with it, as Prometheus expects of a counter."""
 
     def __init__(
         self,
@@ -40,7 +39,6 @@ class LoadCollector(Collector):
         self._drift = drift
 
     def collect(self) -> Iterator[Metric]:
-        """The families, as they are now."""
         yield from self._waiting()
         yield from self._budget()
         yield from self._engines()
@@ -109,11 +107,11 @@ class LoadCollector(Collector):
             "what the text holds (usage_low) or above max_tokens (usage_high).",
             labels=["replica", "kind"],
         )
-        for each in self._upstreams():
-            replica, snapshot = each.replica_id, each.snapshot
-            up.add_metric([replica], each.is_up)
-            if isinstance(each, OpenAIUpstream):
-                for kind, number in each.contradictions.items():
+        for upstream in self._upstreams():
+            replica, snapshot = upstream.replica_id, upstream.snapshot
+            up.add_metric([replica], upstream.is_up)
+            if isinstance(upstream, OpenAIUpstream):
+                for kind, number in upstream.contradictions.items():
                     contradictions.add_metric([replica, kind], number)
             if snapshot is None:
                 continue

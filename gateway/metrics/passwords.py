@@ -11,13 +11,10 @@ from tenants.people.hashing_gate import HashingGate
 
 
 class HashingCollector(Collector):
-    """What one gateway's `HashingGate` did and has to do."""
-
     def __init__(self, gate: HashingGate) -> None:
         self._gate = gate
 
     def collect(self) -> Iterator[Metric]:
-        """The families, as they are now."""
         gate = self._gate
         yield CounterMetricFamily("fairgate_password_hashes", "Passwords hashed.", gate.hashed)
         yield CounterMetricFamily(

@@ -9,16 +9,14 @@ KEPT = 500
 
 
 class RecentLag:
-    """The newest samples. Use from one event loop."""
+    """Use from one event loop."""
 
     def __init__(self) -> None:
         self._samples: deque[float] = deque(maxlen=KEPT)
 
     def note(self, lag_s: float) -> None:
-        """One sample, in seconds."""
         self._samples.append(lag_s)
 
     @property
     def most_s(self) -> float:
-        """The latest of all; 0 where there is none."""
         return max(self._samples, default=0.0)

@@ -31,12 +31,11 @@ def _version() -> str:
 
 
 class Metrics:
-    """One registry a gateway: two gateways in one process (tests) do not collide."""
+    """One registry per gateway: two gateways in one process (tests) do not collide."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.refusals_by_code: dict[str, int] = {}
-        """The same numbers as `fairgate_refusals_total`, for the status page."""
         build = Gauge(
             "fairgate_build_info",
             "1, of the version that runs.",
@@ -45,13 +44,11 @@ class Metrics:
         )
         build.labels(_version(), platform.python_version()).set(1)
         self.ended = EndedRequests()
-        """Finished requests that held budget."""
         self.registry.register(self.ended)
         self.gen_ai = GenAIMetrics()
-        """The same requests and refused ones, by OpenTelemetry's names."""
         self.registry.register(self.gen_ai)
         self.waits = RecentWaits()
-        """What was told and had, by tenant: only for the status page."""
+        """By tenant, only for the status page."""
         self._refusals = Counter(
             "fairgate_refusals", "Requests refused, by error code.", ["code"], registry=self.registry
         )
@@ -69,9 +66,7 @@ class Metrics:
             buckets=LAG_BUCKETS_S,
             registry=self.registry,
         )
-        """To be told each sample, in seconds."""
         self.recent_lag = RecentLag()
-        """The same, only for pages."""
         self._fallbacks = Counter(
             "fairgate_fallbacks",
             "Times that a model of an alias's chain was passed over, by reason.",
@@ -95,24 +90,22 @@ class Metrics:
         )
 
     def refused(self, code: str) -> None:
-        """Counts one refusal; `code` is from the error table."""
+        """`code` is from the error table."""
         self._refusals.labels(code).inc()
         self.refusals_by_code[code] = self.refusals_by_code.get(code, 0) + 1
 
     def connections(self, number: int) -> None:
-        """Sets the number of open connections."""
         self._connections.set(number)
 
     def connection_closed(self, cause: str) -> None:
-        """Counts one without a request: `idle` or `displaced`."""
+        """`idle` or `displaced`."""
         self._connections_closed.labels(cause).inc()
 
     def passed_over(self, alias: str, model: str, reason: str) -> None:
-        """Counts one model of a chain that did not take a request; the names are those of the settings."""
+        """The names are those of the settings."""
         self._fallbacks.labels(alias, model, reason).inc()
 
     def trace_dropped(self, header: str) -> None:
-        """Counts one `traceparent` or `tracestate` that was of no use."""
         self._traces_dropped.labels(header).inc()
 
     def limit_event(self, kind: str) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from engine.messages import DecodeShare
 from gateway.domain.estimate import Times
+from gateway.metrics.loop_histogram import LoopHistogram
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
@@ -41,7 +42,7 @@ class EndedRequests(Collector):
             registry=None,
         )
         wait, ttft, e2e, before_line = (
-            Histogram(f"fairgate_{name}_seconds", about, ["tier"], buckets=BUCKETS_S, registry=None)
+            LoopHistogram(f"fairgate_{name}_seconds", about, ["tier"], buckets=BUCKETS_S, registry=None)
             for name, about in (
                 ("wait", "Arrival to dispatch."),
                 ("ttft", "Arrival to first token."),

@@ -23,13 +23,13 @@ class _Wait(NamedTuple):
 
 
 class RecentWaits:
-    """Waits of requests that had their turn, in the tier that they asked for. Use from one event loop."""
+    """In the requested tier. Use from one event loop."""
 
     def __init__(self) -> None:
         self._lines: OrderedDict[tuple[str, str], deque[_Wait]] = OrderedDict()
 
     def note(self, tenant_id: str, tier: str, told_s: Seconds | None, had_s: float) -> None:
-        """One request; the line that was noted longest ago is forgotten when there are too many."""
+        """Forgets the line that was noted longest ago when there are too many."""
         whose = (tenant_id, tier)
         line = self._lines.get(whose)
         if line is None:
@@ -41,13 +41,13 @@ class RecentWaits:
         line.append(_Wait(had_s, told_s))
 
     def of(self, tenant_id: str, tier: str) -> dict[str, Any] | None:
-        """The line as JSON: medians of what was told, quantiles of what was had, and the part that waited no
-        longer than its told p90. None: there is none."""
+        """As JSON: medians of what was told, quantiles of actual waits, and the share within the told p90.
+        None: there is none."""
         line = self._lines.get((tenant_id, tier))
         if line is None:
             return None
-        had = [each.had_s for each in line]
-        told = [(each.told_s, each.had_s) for each in line if each.told_s is not None]
+        had = [wait.had_s for wait in line]
+        told = [(wait.told_s, wait.had_s) for wait in line if wait.told_s is not None]
         return {
             "requests": len(line),
             "told_p50_s": _quantile([pair[0] for pair, _ in told], 0.5),
@@ -59,5 +59,4 @@ class RecentWaits:
 
 
 def _quantile(values: Sequence[float], share: float) -> float | None:
-    """Nearest rank; None of nothing."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else None

@@ -73,28 +73,10 @@ class PeerRefusal(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(error: ApiError) -> PeerRefusal:
-        return PeerRefusal(
-            error.status,
-            error.code,
-            error.message,
-            error.type,
-            error.param,
-            error.retry_after_s,
-            error.should_retry,
-            error.headers,
-        )
+        return PeerRefusal(**{name: getattr(error, name) for name in PeerRefusal.__struct_fields__})
 
     def as_error(self) -> ApiError:
-        return ApiError(
-            self.status,
-            self.code,
-            self.message,
-            self.type,
-            self.param,
-            self.retry_after_s,
-            self.should_retry,
-            self.headers,
-        )
+        return ApiError(**msgspec.structs.asdict(self))
 
 
 class ActionResult(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -1,9 +1,8 @@
 """Writes accesses into the audit off the request path: log-ins, refused attempts, reads, merged.
 
-`note` merges in memory (`tenants/audit/accesses.py`); a task writes each second what is over, in one short
-transaction, so that no flood makes an act wait for the audit's head. While the database is away rows wait; a
-process that is killed loses the running minute, of reads the running hour. Acts are not noted here: they are
-audited in their own transaction.
+Merged in memory (`tenants/audit/accesses.py`) and written every second in short transactions, so that no
+flood makes an act wait for the audit's head. While the database is unavailable rows wait; a killed process
+loses the running minute, of reads the running hour. Acts are audited in their own transactions.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from tenants.people.way_in import LogIn
 from tenants.storage.flushes import Flush
 
 MOST_WRITTEN = 50
-"""Rows of one transaction: an act waits for the audit's head no longer than they take."""
+"""Per transaction: an act waits for the audit's head no longer than they take."""
 
 
 class AccessRecorder(ExactWriter[Sequence[MergedAccess]]):
@@ -48,12 +47,11 @@ class AccessRecorder(ExactWriter[Sequence[MergedAccess]]):
         )
 
     def note(self, action: str, actor: Actor, target: str, why: str = "") -> None:
-        """An access by this actor."""
         ids = (actor.request_id, actor.trace_id)
         self._note(Access(action, actor.name, actor.origin, target, why, *ids))
 
     def log_in(self, found: LogIn) -> None:
-        """A log-in that went well or not, of the request that is being answered."""
+        """Of the current request, successful or not."""
         context, ids = CURRENT.get(), ("", "")
         if context is not None:
             ids = (context.request_id, context.trace_id)
@@ -76,7 +74,6 @@ class AccessRecorder(ExactWriter[Sequence[MergedAccess]]):
         await self._admin.record_accesses(batch, flush)
 
     async def close(self) -> None:
-        """Writes all that is there, if the database lets it."""
         self._is_last = True
         await super().close()
         while len(self._waiting) and self._unanswered is None:

@@ -1,7 +1,7 @@
-"""Counts how often told figures were kept, off the request path.
+"""Counts how often stated figures held, off the request path.
 
-Counts are exact and are written every second; while the database is away they wait, and beyond `MAX_COUNTS`
-different ones their hours are merged. A process that is killed loses the last second.
+Exact counts, written every second; while the database is unavailable they wait, and beyond `MAX_COUNTS` keys
+their hours are merged. A killed process loses the last second.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CalibrationCounts = dict[CalibrationKey, KeptCount]
 
 
 class CalibrationRecorder(ExactWriter[CalibrationCounts]):
-    """Counts, writes and purges. Use from one event loop."""
+    """Use from one event loop."""
 
     task_name = "gateway calibration"
     failed = "kept figures could not be counted; it is tried again"
@@ -35,13 +35,12 @@ class CalibrationRecorder(ExactWriter[CalibrationCounts]):
         self._counts: CalibrationCounts = {}
 
     def note(self, kept: Mapping[CalibrationKey, KeptCount]) -> None:
-        """Adds what one request was told and kept."""
         _add(self._counts, kept)
         if len(self._counts) > MAX_COUNTS:
             first_s = min(key.hour_s for key in self._counts)
             merged: CalibrationCounts = {}
-            for key, each in self._counts.items():
-                _add(merged, {key._replace(hour_s=first_s): each})
+            for key, count in self._counts.items():
+                _add(merged, {key._replace(hour_s=first_s): count})
             self._counts = merged
 
     def take(self) -> CalibrationCounts | None:
@@ -54,7 +53,6 @@ class CalibrationRecorder(ExactWriter[CalibrationCounts]):
         await calibration.add(self._database, batch, flush, self._wall_clock())
 
     async def purge(self) -> None:
-        """Deletes what is too old."""
         await calibration.purge(self._database, self._wall_clock())
 
 

@@ -23,11 +23,10 @@ class ExactWriter(BackgroundWriter, Generic[Batch]):
     log = log
 
     def __init__(self, name: str) -> None:
-        """`name`: what it writes, unique in a process."""
+        """`name`: unique in a process."""
         self._writer = f"{name}/{secrets.token_hex(8)}"
         self._number = 0
         self._unanswered: Batch | None = None
-        """The batch whose writing was begun and not answered."""
 
     @abstractmethod
     def take(self) -> Batch | None:
@@ -38,7 +37,6 @@ class ExactWriter(BackgroundWriter, Generic[Batch]):
         """Writes a batch in one transaction with its flush. Raises `DatabaseUnavailable`."""
 
     async def flush(self) -> None:
-        """Writes what was noted; while the database is down it is kept."""
         for _ in range(2):  # what is unanswered, and what came since
             if self._unanswered is None:
                 self._unanswered = self.take()

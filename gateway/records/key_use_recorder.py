@@ -1,7 +1,6 @@
-"""Records when each key was last used, off the request path.
+"""Records when each key was last used, off the request path: once a minute and at the end.
 
-Latest uses are kept in memory, one instant a key, and written once a minute and at the end. A process that is
-killed loses the last minute.
+A killed process loses the last minute.
 """
 
 from __future__ import annotations
@@ -16,13 +15,12 @@ from tenants.errors import DatabaseUnavailable
 from tenants.storage.database import Database
 
 MAX_WRITTEN = 1_000
-"""Keys of one transaction."""
 
 log = logging.getLogger("fairgate.gateway.records")
 
 
 class KeyUseRecorder(BackgroundWriter):
-    """Notes and writes uses of keys. Use from one event loop."""
+    """Use from one event loop."""
 
     task_name = "gateway uses of keys"
     log = log
@@ -34,15 +32,12 @@ class KeyUseRecorder(BackgroundWriter):
         self._database = database
         self._wall_clock = wall_clock
         self._last_us: dict[str, int] = {}
-        """Not written yet, by key id."""
 
     def note(self, key_id: str) -> None:
-        """The key opened something."""
         self._last_us[key_id] = round(self._wall_clock() * 1e6)
 
     async def flush(self) -> None:
-        """Writes what was noted; what is not answered, as the database is down or the task is cancelled,
-        stays for the next time."""
+        """Keeps what is not confirmed, as the database is down or the task is cancelled."""
         noted = list(self._last_us.items())
         for start in range(0, len(noted), MAX_WRITTEN):
             chunk = dict(noted[start : start + MAX_WRITTEN])

@@ -1,8 +1,7 @@
-"""Keeps the moves of the control loops, made or advised, each with its reason, off the request path.
+"""Writes the moves of the control loops, made or advised, every second.
 
-`note` puts them on a list; a task writes it every second. While the database is away they wait; beyond
-`MAX_WAITING` the oldest are dropped, and the metric says how many. A process that is killed loses the last
-second. A move explains, and accounts for nothing.
+While the database is unavailable they wait; beyond `MAX_WAITING` the oldest are dropped, which a metric
+reports. A killed process loses the last second.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from tenants.storage.database import Database
 PURGE_EVERY_S = 600.0
 MAX_WAITING = 5_000
 MAX_WRITTEN = 500
-"""Moves of one transaction."""
 
 log = logging.getLogger("fairgate.gateway.records")
 
@@ -59,7 +57,6 @@ class MoveRecorder(BackgroundWriter):
         )
 
     def note(self, model: str, control: Control, moves: Sequence[Move]) -> None:
-        """The model's control loop has moved, or would have."""
         at_us = round(self._wall_clock() * 1e6)
         knobs = {knob.value: value for knob, value in control.in_force.items()}
         for move in moves:
@@ -84,7 +81,7 @@ class MoveRecorder(BackgroundWriter):
             self._dropped.inc()
 
     async def flush(self) -> None:
-        """Writes what waits; what is not answered stays, and is written again."""
+        """Keeps what is not confirmed, and writes it again."""
         while self._waiting:
             chunk = list(islice(self._waiting, MAX_WRITTEN))
             try:
@@ -93,11 +90,10 @@ class MoveRecorder(BackgroundWriter):
                 log.warning("%s: %s", self.unavailable, type(error).__name__)
                 return
             # Some of them may have been dropped meanwhile.
-            written = {each.move_id for each in chunk}
+            written = {move.move_id for move in chunk}
             while self._waiting and self._waiting[0].move_id in written:
                 self._waiting.popleft()
 
     async def purge(self) -> None:
-        """Deletes what is too old, or too many."""
         while await move_store.purge(self._database, self._wall_clock()) >= move_store.MAX_PURGED:
             pass

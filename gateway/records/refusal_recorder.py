@@ -1,10 +1,9 @@
 """Records refused requests off the request path: all counted, the first few of a kind whole.
 
-`note` counts in memory; a task writes every second. Counts are exact: while the database is away they wait,
-and beyond `MAX_COUNTS` different ones they are merged, never dropped. What is kept whole is bounded by
-minute, tenant, code and limit, and by tenant and day, so that no flood writes more than a few rows a second
-and no tenant takes the place of others. A process that is killed loses the last second; nothing that is
-refused is charged.
+Written every second. Counts are exact: while the database is unavailable they wait, and beyond `MAX_COUNTS`
+keys they are merged, never dropped. Whole rows are bounded by minute, tenant, code and limit, and by tenant
+and day, so that no flood writes more than a few rows a second and no tenant displaces others. A killed
+process loses the last second.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from tenants.storage.database import Database
 from tenants.storage.flushes import Flush
 
 WHOLE_OF_A_KIND = 5
-"""Refusals of one minute, tenant, code and limit that are kept whole."""
+"""Per minute, tenant, code and limit."""
 WHOLE_OF_A_DAY = 20_000
-"""Of one tenant."""
+"""Per tenant."""
 MAX_WHOLE = 20_000
-"""Rows that wait to be written; further ones are only counted."""
+"""Rows waiting to be written; further ones are only counted."""
 MAX_COUNTS = 50_000
 PURGE_EVERY_S = 600.0
 DAY_US = 86_400 * 1_000_000
@@ -41,14 +40,12 @@ UNKNOWN: Ids = ("", "", "")
 
 @dataclass(frozen=True, slots=True)
 class RefusalBatch:
-    """What one flush writes."""
-
     counts: Counts
     rows: list[RefusedRequest]
 
 
 class RefusalRecorder(ExactWriter[RefusalBatch]):
-    """Counts, keeps, writes and finds refusals. Use from one event loop."""
+    """Use from one event loop."""
 
     task_name = "gateway refusals"
     failed = "refusals could not be written; it is tried again"
@@ -63,9 +60,9 @@ class RefusalRecorder(ExactWriter[RefusalBatch]):
         self._counts: Counts = {}
         self._rows: list[RefusedRequest] = []
         self._whole_of_kind: dict[RefusalKey, int] = {}
-        """Kept whole in the present minute."""
+        """In the present minute."""
         self._whole_of_tenant: dict[str, int] = {}
-        """Kept whole on the present day."""
+        """On the present day."""
         self._minute_s = self._day = 0
 
     def note(
@@ -77,7 +74,6 @@ class RefusalRecorder(ExactWriter[RefusalBatch]):
         model: str = "",
         tier: str = "",
     ) -> None:
-        """A request was refused with `error`; `caller`: whose it was."""
         self._metrics.refused(error.code)
         log.debug("refused: %s", error.code)
         lacked = error.lacked
@@ -118,12 +114,11 @@ class RefusalRecorder(ExactWriter[RefusalBatch]):
         return True
 
     async def find(self, request_id: str) -> RefusedRequest | None:
-        """The refusal of a request, written already or not; None: there is none, or it is only counted.
-        Raises `DatabaseUnavailable`."""
+        """Written or not; None: there is none, or it is only counted. Raises `DatabaseUnavailable`."""
         waiting = self._rows if self._unanswered is None else [*self._unanswered.rows, *self._rows]
-        for each in waiting:
-            if each.request_id == request_id:
-                return each
+        for row in waiting:
+            if row.request_id == request_id:
+                return row
         return await self._database.read(lambda connection: refusal_store.find(connection, request_id))
 
     def take(self) -> RefusalBatch | None:
@@ -137,13 +132,13 @@ class RefusalRecorder(ExactWriter[RefusalBatch]):
         await refusal_store.add(self._database, batch.counts, batch.rows, flush, self._wall_clock())
 
     async def purge(self) -> None:
-        """Deletes what is too old."""
         while await refusal_store.purge(self._database, self._wall_clock()) >= refusal_store.MAX_PURGED:
             pass
 
 
 def _storable(model: str) -> str:
-    """A name that a client may have made up, as every database takes it."""
+    """A client's made-up name, in a form that every database takes."""
     return "".join(
-        each if each.isprintable() else "?" for each in model[: refusal_store.MAX_MODEL_CHARACTERS]
+        character if character.isprintable() else "?"
+        for character in model[: refusal_store.MAX_MODEL_CHARACTERS]
     )

@@ -1,4 +1,4 @@
-"""The comparison of the sums of usage with the ledger: one at a time, and what the last one found."""
+"""Compares the sums of usage with the ledger, one run at a time."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class UsageChecked:
-    """What a comparison found."""
-
     at_us: int
-    """When it began."""
+    """When it started."""
     problems: tuple[str, ...]
 
 
 class UsageCheck:
-    """Runs the comparison, which reads the whole ledger: those who ask while one runs get its result. Use
-    from one event loop."""
+    """The comparison reads the whole ledger: calls during a run share its result. Use from one event loop."""
 
     def __init__(self, compare: Callable[[], Awaitable[list[str]]], wall_clock: Callable[[], float]) -> None:
         self._compare = compare

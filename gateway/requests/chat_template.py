@@ -1,6 +1,6 @@
 """The chat template of a model: reads it from the model's files and renders conversations.
 
-A sandboxed Jinja with the rules and helpers that transformers gives chat templates.
+A sandboxed Jinja environment with transformers' rules and helpers.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ REWRITING = frozenset(
 
 
 class PromptRefused(Exception):
-    """A prompt that cannot be rendered or tokenised; the message is fit for the caller. `field` is the part
-    of the request that is to blame; empty: the messages, or the prompt, as a whole."""
+    """A prompt that cannot be rendered or tokenised; the message is fit for the caller. `field`: the part of
+    the request to blame; empty: the messages or the prompt as a whole."""
 
     def __init__(self, message: str, field: str = "") -> None:
         super().__init__(message)
@@ -36,14 +36,14 @@ class PromptRefused(Exception):
 
 
 class TokenizerMissing(Exception):
-    """The model directory lacks what is needed to tokenise; the message says what and what to do."""
+    """The model directory lacks what is needed to tokenise."""
 
 
 class ChatTemplate:
-    """A compiled chat template. Thread-safe."""
+    """Thread-safe."""
 
     def __init__(self, source: str, named_tokens: dict[str, str]) -> None:
-        """`named_tokens`: bos_token and its like by name. Raises `TokenizerMissing`."""
+        """`named_tokens`: bos_token etc. by name. Raises `TokenizerMissing`."""
         self.source = source
         self._named_tokens = named_tokens
         environment = _environment()
@@ -52,14 +52,14 @@ class ChatTemplate:
             tree = environment.parse(source)
         except jinja2.TemplateError as error:
             raise TokenizerMissing(f"the chat template of the model cannot be read: {error}") from None
-        used = {each.name for each in tree.find_all(jinja2.nodes.Filter)}
-        used |= {each.attr for each in tree.find_all(jinja2.nodes.Getattr)}
+        used = {node.name for node in tree.find_all(jinja2.nodes.Filter)}
+        used |= {node.attr for node in tree.find_all(jinja2.nodes.Getattr)}
         self.rewrites = not REWRITING.isdisjoint(used)
         """Whether it could make a special token of texts that spell none."""
 
     @classmethod
     def of_model(cls, model_dir: Path) -> ChatTemplate | None:
-        """The template of a model directory; None: it has none. Raises `TokenizerMissing`."""
+        """None: the directory has no template. Raises `TokenizerMissing`."""
         config = read_json(model_dir / "tokenizer_config.json")
         source = _template_source(config, model_dir)
         return None if source is None else cls(source, _named_tokens(config, model_dir))
@@ -78,7 +78,7 @@ class ChatTemplate:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """An object in a file of the model; empty where there is none."""
+    """A JSON object; empty if there is no file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -87,7 +87,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _named_tokens(config: dict[str, Any], model_dir: Path) -> dict[str, str]:
-    """bos_token and its like by name, as templates refer to them."""
+    """bos_token etc. by name, as templates refer to them."""
     found: dict[str, str] = {}
     for source in (read_json(model_dir / "special_tokens_map.json"), config):
         for name, value in source.items():
@@ -111,7 +111,7 @@ def _template_source(config: dict[str, Any], model_dir: Path) -> str | None:
 
 
 def _environment() -> jinja2.Environment:
-    """The environment that transformers gives chat templates: same whitespace rules, same helpers."""
+    """As transformers': same whitespace rules, same helpers."""
 
     def raise_exception(message: str) -> NoReturn:
         raise jinja2.TemplateError(message)

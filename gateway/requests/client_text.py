@@ -1,8 +1,7 @@
-"""The texts of a conversation that its client wrote, and where they stand in the rendered conversation.
+"""Finds the texts that a client wrote in the rendered conversation.
 
-The template alone says where a text goes. So the conversation is rendered a second time with an
-unguessable placeholder for each text: where the two renderings differ in nothing but the placeholders, these
-are the places.
+Only the template knows where a text goes. So the conversation is rendered a second time with an unguessable
+placeholder for each text: if the renderings differ in nothing else, these are the places.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Change = Callable[[str, str], str]
 
 
 class ToolArguments(dict[str, Any]):
-    """Arguments of a tool call: an object, as most templates take them, that reads as JSON where a template
+    """Arguments of a tool call: an object, as most templates take them, that reads as JSON if a template
     writes it as text."""
 
     def __str__(self) -> str:
@@ -34,7 +33,7 @@ class ToolArguments(dict[str, Any]):
 
 
 class Altered(Exception):
-    """The template does not write a text as it is; `field` holds it."""
+    """The template changes a text; `field` holds it."""
 
     def __init__(self, field: str) -> None:
         super().__init__(field)
@@ -42,28 +41,23 @@ class Altered(Exception):
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """A client's text in the rendered conversation."""
-
     field: str
     begin: int
     end: int
 
 
 class Placeholders:
-    """Stand for the texts of one conversation."""
-
     def __init__(self) -> None:
         self._begin = f"Px{secrets.token_hex(12)}x"  # letters of both cases: what changes case alters it
         self._texts: list[tuple[str, str]] = []
 
     def put(self, field: str, text: str) -> str:
-        """The placeholder for a text."""
         self._texts.append((field, text))
         return f"{self._begin}{len(self._texts) - 1}Q"
 
     def places(self, marked: str, rendered: str) -> list[Placed]:
-        """Where the texts stand in `rendered`, given the same conversation with placeholders. One that the
-        template leaves out stands nowhere. Raises `Altered`."""
+        """Where the texts stand in `rendered`, given the same conversation with placeholders. Texts that the
+        template leaves out are skipped. Raises `Altered`."""
         pieces = re.split(self._begin + r"(\d+)Q", marked)
         placed: list[Placed] = []
         position, last = 0, -1
@@ -82,8 +76,8 @@ class Placeholders:
         return placed
 
     def _altered(self, last: int, is_text: bool, pieces: Sequence[str]) -> str:
-        """The field of the text that is most probably the altered one: the one at hand, or the next whose
-        placeholder is gone."""
+        """The field of the most probably altered text: the one at hand, or the next whose placeholder is
+        gone."""
         if not is_text:
             found = {int(number) for number in pieces[1::2]}
             gone = [number for number in range(last + 1, len(self._texts)) if number not in found]
@@ -92,9 +86,8 @@ class Placeholders:
 
 
 def for_template(message: Mapping[str, Any], path: str, *, needs_objects: bool) -> dict[str, Any]:
-    """A message in the form that templates take: arguments of tool calls as objects, and text beside them in
-    any case. Where they are no objects, they stay text, or (`needs_objects`) ValueError has the field's
-    name."""
+    """A message as templates take it: arguments of tool calls as objects, and text beside them. Arguments
+    that are no objects stay text, or (`needs_objects`) raise ValueError with the field's name."""
     if not message.get("tool_calls"):
         return dict(message)
     calls: list[dict[str, Any]] = []
@@ -113,7 +106,7 @@ def for_template(message: Mapping[str, Any], path: str, *, needs_objects: bool) 
 
 
 def map_texts(message: Mapping[str, Any], path: str, change: Change) -> dict[str, Any]:
-    """A copy of a message in template form, each of its client's texts as `change` returns it."""
+    """A copy of a message in template form with each client's text changed."""
     copy = dict(message)
     for name in ("content", "name", "tool_call_id"):
         if copy.get(name):
@@ -133,9 +126,9 @@ def _map_tool_call(call: Mapping[str, Any], path: str, change: Change) -> dict[s
         if isinstance(value, str):
             return change(field, value) if value else value
         if isinstance(value, list):
-            return [mapped(each) for each in value]
+            return [mapped(item) for item in value]
         if isinstance(value, dict):
-            return type(value)({mapped(key): mapped(each) for key, each in value.items()})
+            return type(value)({mapped(key): mapped(item) for key, item in value.items()})
         return value
 
     function = call["function"]

@@ -1,8 +1,8 @@
-"""Execution of a dispatched request: its sequences on an upstream, from submission to the last token.
+"""Executes a dispatched request: its sequences on an upstream, from submission to the last token.
 
-The sequences are submitted together, with what is covered for each; their deltas are passed on to the
-response writer as they come, while `gateway/budget/top_up.py` keeps the leases ahead. The first failure, or
-an interruption, ends them all; each one's final count is taken from the engine, if it still answers.
+Sequences are submitted together; their deltas go to the response writer while `gateway/budget/top_up.py`
+keeps the leases ahead. The first failure or interruption ends them all; each final count is taken from the
+engine, if it still answers.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from gateway.upstream.base import (
 from tenants.storage.task_stop import stop
 
 FINISHES = ("stop", "length", "budget")
-"""How a sequence ends when nothing went wrong."""
+"""Finish reasons of sequences without failure."""
 
 log = logging.getLogger("fairgate.gateway.decoding")
 
 
 class StoppedByEngine(Exception):
-    """The engine ended a sequence in another way than by its last token."""
+    """The engine ended a sequence other than by its last token."""
 
     def __init__(self, finish: str) -> None:
         super().__init__(finish)
@@ -48,7 +48,7 @@ class StoppedByEngine(Exception):
 
 
 class Execution:
-    """Runs requests on upstreams. Use from one event loop."""
+    """Use from one event loop."""
 
     def __init__(
         self,
@@ -69,8 +69,8 @@ class Execution:
         self._stragglers: set[asyncio.Task[None]] = set()
 
     async def decode(self, run: Run) -> RequestOutcome:
-        """Runs all sequences concurrently, to the end. Raises `Interrupted`, `StoppedByEngine`,
-        `AccountsLost` and what upstreams raise; nothing of the request runs any more then."""
+        """Runs all sequences to the end. Raises `Interrupted`, `StoppedByEngine`, `AccountsLost` and what
+        upstreams raise; nothing of the request runs any more then."""
         assert run.turn is not None
         upstream = run.turn.upstream
         # It waited: had this gateway stood still meanwhile, another one may have settled it by now.
@@ -114,7 +114,7 @@ class Execution:
         return RequestOutcome.COMPLETED
 
     async def close(self) -> None:
-        """Waits no longer for words of engines that come too late."""
+        """Stops waiting for late outcomes."""
         await stop(self._stragglers)
 
     async def _read(
@@ -169,7 +169,7 @@ class Execution:
     async def _stop(
         self, run: Run, upstream: Upstream, readers: list[asyncio.Task[None]], cancel: Callable[[int], None]
     ) -> None:
-        """Nothing of this request goes on: cancels what runs and waits for the engine's final counts."""
+        """Cancels what runs and waits for the engine's final counts."""
         unfinished = [reader for reader in readers if not reader.done()]
         if unfinished:
             for index in range(len(run.uses)):
@@ -218,7 +218,7 @@ def _submit(run: Run, index: int, now_s: float) -> Submit:
 
 
 def _wording(run: Run, index: int) -> Wording:
-    """What the client wrote, and, for servers that know no leases, how much of an answer could be held."""
+    """What the client wrote and, for servers without leases, how much of an answer could be held."""
     call = run.call
     wording = call.wording_of(index)
     if not call.stream:

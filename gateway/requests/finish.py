@@ -14,6 +14,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from engine.messages import SequenceOutcome
 from gateway.budget.holds import Holds
 from gateway.budget.stream_limiter import StreamLimiter
 from gateway.dispatch.dispatcher import Dispatcher
@@ -28,14 +29,7 @@ from gateway.metrics.registry import Metrics
 from gateway.requests.observer import RequestObserver
 from gateway.requests.run import Closed, Run
 from gateway.statistics import RecentShare
-from gateway.upstream.base import (
-    basis_of,
-    incomplete,
-    reasoning_tokens,
-    served_by,
-    uncertain_tokens,
-    unknown_finish,
-)
+from gateway.upstream.base import ServersWord, servers_word
 from tenants.pricing.pricing import counted
 from tenants.types import NOTHING, Amounts
 
@@ -89,6 +83,8 @@ class RequestFinisher:
         run.times.ended_s = self._clock()
         taken_up = run.turn is not None and outcome not in (RequestOutcome.REFUSED, RequestOutcome.NO_ENGINE)
         use = use_of(run.uses, call.choices, dispatched=taken_up)
+        outcomes = [each.outcome for each in run.uses if each.outcome is not None]
+        said = servers_word(outcomes)
         charged, redemption, is_settled = NOTHING, None, False
         try:
             self._stream_limiter.leave(call.request_id)
@@ -100,7 +96,9 @@ class RequestFinisher:
                     # Before its engine hears that it is settled, and with it whether to make spans.
                     run.kept_for = self._observer.kept_for(run, outcome, use)
                 credit = 0 if redemption is None else redemption.credit_nanousd
-                pending, credited = await self._settle_holds(run, outcome, charged, use, credit)
+                pending, credited = await self._settle_holds(
+                    run, outcome, charged, use, credit, outcomes, said
+                )
                 cause = pending or cause
                 if redemption is not None and credited < credit:
                     run.redemption = redemption = redemption.capped_at(credited)
@@ -112,7 +110,7 @@ class RequestFinisher:
         if call.binding is not None and not charged.output_tokens and not charged.cost_nanousd:
             with contextlib.suppress(asyncio.CancelledError):
                 await call.binding.release()
-        account = _account(run, outcome, use, charged, redemption)
+        account = _account(run, outcome, use, charged, redemption, outcomes, said)
         log.debug(
             "ended %s, charged %d input and %d output tokens",
             outcome.value,
@@ -179,11 +177,17 @@ class RequestFinisher:
         )
 
     async def _settle_holds(
-        self, run: Run, outcome: RequestOutcome, charged: Amounts, use: Use, credit_nanousd: int
+        self,
+        run: Run,
+        outcome: RequestOutcome,
+        charged: Amounts,
+        use: Use,
+        credit_nanousd: int,
+        outcomes: list[SequenceOutcome],
+        said: ServersWord,
     ) -> tuple[SettlementPending | None, int]:
         """The settlement; `SettlementPending` when it takes too long to wait for (it goes on by itself). With
         what was credited of `credit_nanousd`, in nano-dollars."""
-        outcomes = [each.outcome for each in run.uses if each.outcome is not None]
         sequence_ids = [each.sequence_id for each in outcomes]
         upstream = run.turn.upstream if run.turn is not None else None
 
@@ -198,8 +202,8 @@ class RequestFinisher:
             "top_ups": run.leases.top_ups if run.leases is not None else 0,
             "stop_cause": run.stop_cause,
             "cached_tokens": use.cached_tokens,
-            "reasoning_tokens": reasoning_tokens(outcomes),
-            "incomplete": incomplete(outcomes),
+            "reasoning_tokens": said.reasoning_tokens,
+            "incomplete": said.incomplete,
             "wait_s": run.times.wait_s,
             "ttft_s": run.times.ttft_s,
             "e2e_s": run.times.e2e_s,
@@ -216,9 +220,9 @@ class RequestFinisher:
             # Tenants that had the turns which it sat out, by id: for operators.
             "sat_out_for": decode_together(each.decode for each in outcomes).sat_out_for,
             # Without the engine's final word what reached us counts; it may have emitted up to its lease.
-            "basis": basis_of(outcomes) if is_known else "gateway",
-            "upstream": served_by(upstream, outcomes),
-            "uncertain_tokens": uncertain_tokens(outcomes)
+            "basis": said.basis if is_known else "gateway",
+            "upstream": _served_by(run, said),
+            "uncertain_tokens": said.uncertain_tokens
             if is_known
             else max(0, held.output_tokens - use.output_tokens),
         }
@@ -260,6 +264,7 @@ class RequestFinisher:
         self, run: Run, outcome: RequestOutcome, charged: Amounts, redemption: Redemption | None
     ) -> None:
         call, ended_s = run.call, run.times.ended_s
+        tier = call.tier.value
         assert ended_s is not None
         if outcome in (RequestOutcome.COMPLETED, RequestOutcome.BUDGET):
             for each in run.uses:
@@ -268,7 +273,7 @@ class RequestFinisher:
         # What changed its tier was told something else later, of what was left then.
         if not run.moves and (wait_s := run.times.wait_s) is not None:
             told_s = None if run.estimate is None else run.estimate.wait_s
-            self._metrics.waits.note(call.principal.tenant_id, call.tier.value, told_s, wait_s)
+            self._metrics.waits.note(call.principal.tenant_id, tier, told_s, wait_s)
         if run.estimate is not None and not run.moves:
             if outcome is RequestOutcome.COMPLETED:
                 # A promise is learned from as it is judged: without what its tenant's own later work took.
@@ -278,7 +283,7 @@ class RequestFinisher:
                 self._estimates.refused(run.estimate, ended_s - run.times.arrived_s)
         self._metrics.ended.add(
             outcome.value,
-            call.tier.value,
+            tier,
             run.times,
             charged.input_tokens,
             charged.output_tokens,
@@ -287,10 +292,10 @@ class RequestFinisher:
         exemplar = None if run.kept_for is None or run.trace is None else {"trace_id": run.trace.trace_id}
         self._metrics.gen_ai.ended(call, outcome, run.times, charged.output_tokens, exemplar)
         if run.in_line:
-            self._metrics.ended.lined_up(call.tier.value, run.before_line_s)
+            self._metrics.ended.lined_up(tier, run.before_line_s)
         for each in run.uses:
             if each.outcome is not None:
-                self._metrics.ended.decoded(call.tier.value, each.outcome.decode)
+                self._metrics.ended.decoded(tier, each.outcome.decode)
 
 
 async def _acquire_for_good(lock: asyncio.Lock) -> None:
@@ -304,12 +309,17 @@ async def _acquire_for_good(lock: asyncio.Lock) -> None:
 
 
 def _account(
-    run: Run, outcome: RequestOutcome, use: Use, charged: Amounts, redemption: Redemption | None
+    run: Run,
+    outcome: RequestOutcome,
+    use: Use,
+    charged: Amounts,
+    redemption: Redemption | None,
+    outcomes: list[SequenceOutcome],
+    said: ServersWord,
 ) -> Account:
-    call, turn = run.call, run.turn
-    outcomes = [each.outcome for each in run.uses if each.outcome is not None]
-    is_known = turn is None or len(outcomes) == len(run.uses)
-    basis = basis_of(outcomes) if is_known else "gateway"
+    call = run.call
+    is_known = run.turn is None or len(outcomes) == len(run.uses)
+    basis = said.basis if is_known else "gateway"
     return Account(
         request_id=call.request_id,
         tenant=call.principal.tenant_name,
@@ -322,11 +332,11 @@ def _account(
         top_ups=run.leases.top_ups if run.leases is not None else 0,
         charged=charged,
         cached_tokens=use.cached_tokens,
-        reasoning_tokens=reasoning_tokens(outcomes),
-        incomplete=incomplete(outcomes),
-        unknown_finish=unknown_finish(outcomes),
+        reasoning_tokens=said.reasoning_tokens,
+        incomplete=said.incomplete,
+        unknown_finish=said.unknown_finish,
         preemptions=sum(each.preemptions for each in outcomes),
-        upstream=served_by(turn.upstream if turn is not None else None, outcomes),
+        upstream=_served_by(run, said),
         basis=basis,
         decode=decode_together(each.decode for each in outcomes) if outcomes and basis == "engine" else None,
         decisions=[decision for each in outcomes for decision in each.decisions],
@@ -335,6 +345,11 @@ def _account(
         fallback=_fallback(run),
         refills=refills_of(run.limit_states),
     )
+
+
+def _served_by(run: Run, said: ServersWord) -> str | None:
+    """The replica that ran it: it may have been moved from where it was sent."""
+    return said.replica_id or (run.turn.upstream.replica_id if run.turn is not None else None)
 
 
 def _fallback(run: Run) -> Fallback | None:

@@ -308,17 +308,18 @@ class Lifecycle:
 
     def _still_admitted(self, run: Run) -> bool:
         """Interrupts a request whose key is refused now; one that runs only where it is to end as well."""
-        if self._standings is None:
-            return True
+        return self._standings is None or self._standing(run, self._standings) is not None
+
+    def _standing(self, run: Run, standings: PrincipalStandings) -> Principal | None:
+        """Its principal as it is now; None: its key is refused, see `_still_admitted`."""
         key_id = run.call.principal.key_id
         try:
-            self._standings.standing(key_id, self._wall_clock())
+            return standings.standing(key_id, self._wall_clock())
         except KeyRejected as refused:
-            if run.turn is None or self._standings.ends_running(key_id):
+            if run.turn is None or standings.ends_running(key_id):
                 run.withdrawn_because = refused.reason
                 run.interrupt(RequestOutcome.WITHDRAWN)
-            return False
-        return True
+            return None
 
     def _keep(self, run: Run, task: asyncio.Task[None]) -> None:
         self._tasks[run] = task
@@ -440,9 +441,9 @@ class Lifecycle:
         its key is refused now."""
         if self._standings is None:
             return False
-        if not self._still_admitted(run):
+        principal = self._standing(run, self._standings)
+        if principal is None:
             raise Interrupted(RequestOutcome.WITHDRAWN)
-        principal = self._standings.standing(run.call.principal.key_id, self._wall_clock())
         if principal is run.call.principal:
             return False
         run.call = replace(run.call, principal=principal)

@@ -1,6 +1,6 @@
 """Hook of the request lifecycle: called as a request is queued, dispatched and finished.
 
-The lifecycle and the finish know this protocol only; `gateway/explain/recorder.py` implements it.
+Implemented by `gateway/explain/recorder.py`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ class RequestObserver(Protocol):
     """Called from the event loop of the request. Must not raise."""
 
     def in_line(self, run: Run, entry: QueueEntry, ahead: TokensAhead) -> None:
-        """The request holds its budget and is queued, or had its turn immediately; `ahead`: by the queue's
-        own count."""
+        """The request holds its budget and is queued or already dispatched; `ahead`: by the queue's count."""
 
     def dispatched(self, run: Run) -> None:
-        """The request was given to the upstream in `run.turn`."""
+        """To the upstream in `run.turn`."""
 
     def own_time_s(self, run: Run) -> tuple[float, float] | None:
-        """Of an ended request's time to its first token and to its end, what its tenant's own later requests
-        took; None: that is not known."""
+        """What its tenant's own later requests took of its time to the first token and to the end; None:
+        unknown."""
         ...
 
     def kept_for(self, run: Run, outcome: RequestOutcome, use: Use) -> KeepCause | None:
@@ -36,4 +35,4 @@ class RequestObserver(Protocol):
         ...
 
     def ended(self, run: Run, outcome: RequestOutcome, use: Use, charged: Amounts) -> None:
-        """The request is settled. `use` is what was computed and emitted."""
+        """The request is settled. `use`: what was computed and emitted."""

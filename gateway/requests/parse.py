@@ -6,10 +6,11 @@ Pure but for tokenising: the route runs it in a thread when the body is not smal
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Protocol
+
+import msgspec
 
 from gateway import errors
 from gateway.config import GatewayConfig
@@ -63,8 +64,7 @@ class Renderer(Protocol):
     def text_tokens(self, text: str, fits: Fits | None = None) -> list[int]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class RequestContext:
+class RequestContext(msgspec.Struct, frozen=True):
     """What a call takes from elsewhere than its body: the key, the headers, the served model."""
 
     request_id: str
@@ -174,11 +174,13 @@ def chat_prompt(
     """The tokens of a conversation, with what is held for its images, its thoughts and its texts in parts,
     and for what its server writes into the prompt of the `fields` that it is passed. Raises `ApiError`."""
     try:
-        prompt = renderer.chat_tokens(uncounted.as_counted(messages), fits)
+        counted = uncounted.as_counted(messages)
+        prompt = renderer.chat_tokens(counted, fits)
     except PromptRefused as refused:
         raise _prompt_refused(refused, "messages") from None
-    margin = _margin(renderer, fields, "tools" if "tools" in fields else "messages", messages)
-    margin += media.media_ids(messages, model.image_tokens)
+    more = () if counted is messages else messages
+    margin = _margin(renderer, fields, "tools" if "tools" in fields else "messages", more)
+    margin += media.media_ids(more, model.image_tokens)
     return [*prompt, *margin] if margin else prompt
 
 

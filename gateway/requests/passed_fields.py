@@ -1,7 +1,7 @@
-"""Request fields that other servers are passed as they are: OpenAI's, and those of vLLM, SGLang, llama.cpp.
+"""Request fields that are passed to other servers unchanged: OpenAI's, and those of vLLM, SGLang, llama.cpp.
 
-Types only, loose where the server's own check is the better one. `fields/passed.py` says which of them a
-request needs a server for; `gateway/upstream/openai/server_kinds.py` has the list by kind of server.
+Types only, loose where the server's own check is better. `fields/passed.py` says which need a capable server;
+`gateway/upstream/openai/server_kinds.py` lists them by kind of server.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ CHAT_FIELDS = (
     "enable_thinking", "include_reasoning", "reasoning", "reasoning_format", "separate_reasoning",
     "stream_reasoning", "thinking",
 )  # fmt: skip
-"""Fields of a kind of server that only chats have (`ChatCompletionRequest`)."""
+"""Server-specific fields of chats only (`ChatCompletionRequest`)."""
 TEXT_FIELDS = ("echo", "suffix")
-"""The same of text completions (`CompletionRequest`)."""
+"""Server-specific fields of text completions only (`CompletionRequest`)."""
 KIND_FIELD_NAMES = tuple(name for name in PassedFields.__struct_fields__ if name not in ("response_format",))
-"""Fields of a kind of server that both have."""
+"""Server-specific fields of both."""

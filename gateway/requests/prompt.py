@@ -1,7 +1,6 @@
-"""Renders and tokenises prompts.
+"""Renders and tokenises prompts with the model's own files, so that the reservation knows the exact input.
 
-The chat template is rendered and the text tokenised with the model's own files: neither torch nor
-transformers. So the reservation knows the exact input.
+Uses neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ from gateway.requests.special_tokens import SpecialTokens
 from gateway.requests.token_bytes import longest_token_bytes
 
 Fits = Callable[[int, bool], None]
-"""Called with the tokens of a prompt before their ids are made: with the least number that its bytes can be,
-before they are counted, then (True) with their number. What it raises goes to the caller."""
+"""Called before a prompt's ids are made: with a lower bound of its tokens by its bytes, then (True) with
+their number. What it raises goes to the caller."""
 
 
 __all__ = ["EstimatedRenderer", "PromptRefused", "PromptRenderer", "TokenizerMissing"]
 
 SpecialTokensInText = Literal["text", "refuse", "allow"]
-"""As the setting `gateway.special_tokens_in_text`."""
+"""The setting `gateway.special_tokens_in_text`."""
 
 
 class PromptRenderer:
-    """Renders and tokenises for one model directory. Thread-safe: it holds no state between calls."""
+    """Of one model directory. Thread-safe: it holds no state between calls."""
 
     def __init__(
         self,
@@ -49,8 +48,8 @@ class PromptRenderer:
         *,
         is_foreign: bool = False,
     ) -> None:
-        """`is_foreign`: another server renders and tokenises what it is sent; here it is only counted, and
-        refused where clients' special tokens are. Raises `TokenizerMissing`."""
+        """`is_foreign`: another server renders and tokenises; here prompts are only counted, and refused if
+        clients' special tokens are. Raises `TokenizerMissing`."""
         tokenizer_file = model_dir / "tokenizer.json"
         if not tokenizer_file.is_file():
             raise TokenizerMissing(
@@ -84,21 +83,15 @@ class PromptRenderer:
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     def render(self, messages: Sequence[dict[str, Any]]) -> str:
-        """The conversation as the model was trained to read it, with the opening of an answer.
-
-        Raises `PromptRefused` with the template's own words, or when there is no template.
-        """
+        """The conversation with the opening of an answer. Raises `PromptRefused`."""
         return self._render(self._for_template(messages))
 
     def chat_tokens(
         self, messages: Sequence[dict[str, Any]], fits: Fits | None = None, *, is_opened: bool = True
     ) -> list[int]:
-        """Token ids of a conversation, with the opening of an answer (`is_opened`); the template alone writes
-        special tokens, unless clients may.
-
-        Rendered and encoded whole, unless a client's text spells a special token: that text is encoded apart.
-        Raises `PromptRefused`.
-        """
+        """Token ids of a conversation, with the opening of an answer (`is_opened`). Only the template writes
+        special tokens, unless clients may: client texts that spell one are encoded apart. Raises
+        `PromptRefused`."""
         messages = self._for_template(messages)
         if not self._is_foreign:
             self._require_tools(messages)
@@ -111,8 +104,8 @@ class PromptRenderer:
         return self._encode_apart(rendered, placed, fits)
 
     def text_tokens(self, text: str, fits: Fits | None = None, *, has_frame: bool = True) -> list[int]:
-        """Token ids of a plain prompt, with the special tokens that the tokenizer itself adds (`has_frame`).
-        Raises `PromptRefused`."""
+        """Token ids of a plain prompt, with the special tokens that the tokenizer adds (`has_frame`). Raises
+        `PromptRefused`."""
         self._may_fit(text, fits)
         if self._special is None or not (spelled := self._special.spelled(text)):
             return self._encode([text], fits, add_special_tokens=has_frame)
@@ -126,27 +119,29 @@ class PromptRenderer:
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """The tokens as the vocabulary writes them."""
-        return [self._tokenizer.id_to_token(each) or "" for each in ids]
+        return [self._tokenizer.id_to_token(token_id) or "" for token_id in ids]
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """The text that these tokens are, special ones included."""
+        """Including special tokens."""
         text: str = self._tokenizer.decode_batch([ids], skip_special_tokens=False)[0]
         return text
 
     def count(self, text: str) -> int:
-        """How many tokens `text` is, without special ones."""
+        """Without special tokens."""
         return len(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0])
 
     def _encode(self, pieces: list[str], fits: Fits | None, *, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of the pieces, one after the other; special tokens are added to each.
+        """Token ids of the pieces in order; special tokens are added to each.
 
-        `encode_batch_fast` lets the interpreter's lock go, which `encode` holds: other threads run meanwhile.
-        Taking the ids out needs the lock, so `fits` may refuse them first.
+        `encode_batch_fast` releases the GIL, unlike `encode`. Taking the ids out needs it, so `fits` may
+        refuse them first.
         """
         found = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=add_special_tokens)
         if fits is not None:
             fits(sum(map(len, found)), True)
-        return found[0].ids if len(found) == 1 else list(chain.from_iterable(each.ids for each in found))
+        return (
+            found[0].ids if len(found) == 1 else list(chain.from_iterable(encoding.ids for encoding in found))
+        )
 
     def _may_fit(self, text: str, fits: Fits | None) -> None:
         """Lets `fits` refuse a text by its bytes alone."""
@@ -163,13 +158,12 @@ class PromptRenderer:
             raise PromptRefused("it must be a JSON object, written as text", str(error)) from None
 
     def _render(self, messages: Sequence[dict[str, Any]], *, is_opened: bool = True) -> str:
-        """Of messages in template form."""
         if self._template is None:
             raise PromptRefused("this model has no chat template; use /v1/completions")
         return self._template.render(messages, is_opened=is_opened)
 
     def _require_tools(self, messages: Sequence[dict[str, Any]]) -> None:
-        """Raises `PromptRefused` where the template leaves out tool calls, or what tools answered."""
+        """Raises `PromptRefused` if the template leaves out tool calls or their results."""
         if not any(message.get("tool_calls") or message["role"] == "tool" for message in messages):
             return
         marks: dict[str, str] = {}
@@ -207,7 +201,7 @@ class PromptRenderer:
         rendered: str,
         render: Callable[[Sequence[dict[str, Any]]], str],
     ) -> list[Placed]:
-        """Where texts of the client stand that spell special tokens. Raises `PromptRefused`."""
+        """The client's texts that spell special tokens. Raises `PromptRefused`."""
         special = self._special
         assert special is not None
         suspects: set[str] = set()
@@ -240,9 +234,9 @@ class PromptRenderer:
                     raise _altered(altered.field) from None
             spans = special.spans(rendered) if placed else []
             placed = [
-                each
-                for each in placed
-                if any(begin < each.end and each.begin < end for begin, end, _ in spans)
+                text
+                for text in placed
+                if any(begin < text.end and text.begin < end for begin, end, _ in spans)
             ]
             if placed and self._refuses:
                 raise _spells(spans[0][2], placed[0].field)
@@ -253,23 +247,23 @@ class PromptRenderer:
         return placed
 
     def _encode_apart(self, rendered: str, placed: Sequence[Placed], fits: Fits | None) -> list[int]:
-        """Token ids of `rendered`, the texts at `placed` encoded apart as plain text."""
+        """Token ids of `rendered`, with the texts at `placed` encoded apart as plain text."""
         assert self._special is not None
-        ends = [0, *(each.end for each in placed)]
-        begins = [*(each.begin for each in placed), len(rendered)]
+        ends = [0, *(text.end for text in placed)]
+        begins = [*(text.begin for text in placed), len(rendered)]
         between = [rendered[end:begin] for end, begin in zip(ends, begins, strict=True)]
         around = self._tokenizer.encode_batch_fast(between, add_special_tokens=False)
-        apart = self._special.encode_as_text([rendered[each.begin : each.end] for each in placed])
+        apart = self._special.encode_as_text([rendered[text.begin : text.end] for text in placed])
         if fits is not None:
             fits(sum(map(len, around)) + sum(map(len, apart)), True)
         ids = list(around[0].ids)
-        for each, text, after in zip(placed, apart, around[1:], strict=True):
-            ids += self._plain_ids(text, each.field)
+        for spot, text, after in zip(placed, apart, around[1:], strict=True):
+            ids += self._plain_ids(text, spot.field)
             ids += after.ids
         return ids
 
     def _plain_ids(self, text: Encoding, field: str) -> list[int]:
-        """The ids of a text that is no special token anywhere. Raises `PromptRefused`."""
+        """The ids of a text without special tokens. Raises `PromptRefused`."""
         if self._special is not None and self._special.has_special(text):
             raise PromptRefused(
                 "it spells a special token of this model, which its tokenizer cannot read as plain text:"
@@ -280,23 +274,20 @@ class PromptRenderer:
 
 
 class EstimatedRenderer:
-    """Stands in where a model's tokenizer is not known: counts bytes, rather too many tokens than too few.
-
-    The ids are no token ids; prompts that begin alike have ids that begin alike.
-    """
+    """For models without a known tokenizer: counts bytes, rather too many tokens than too few. The ids are no
+    token ids; prompts that start alike have ids that start alike."""
 
     BYTES_PER_TOKEN = 2
     """A token of text is rarely shorter: English has about four, Chinese and code three."""
     LONGEST_TOKEN_BYTES = 128
-    """Some vocabularies have a token of so many blanks: a text of more than that for each token of the
-    context is too long for certain."""
+    """Some vocabularies have a token of so many blanks: a longer text per token of the context is certainly
+    too long."""
     MESSAGE_TOKENS = 8
     """What a chat template adds to a message, and once to all of them."""
     has_chat_template = True
     vocabulary = 2**31 - 1
 
     def chat_tokens(self, messages: Sequence[dict[str, Any]], fits: Fits | None = None) -> list[int]:
-        """Ids of a conversation."""
         texts: list[list[str]] = []
         for message in messages:
             parts = [f"{message.get('role')}{message.get('name') or ''}", str(message.get("content") or "")]
@@ -315,7 +306,6 @@ class EstimatedRenderer:
         return ids
 
     def text_tokens(self, text: str, fits: Fits | None = None) -> list[int]:
-        """Ids of a plain prompt."""
         if fits is not None:
             fits(num_bytes(text) // self.LONGEST_TOKEN_BYTES, False)
             fits(self._count(text), True)
@@ -327,7 +317,6 @@ class EstimatedRenderer:
 
 
 def num_bytes(text: str) -> int:
-    """Of a text in UTF-8."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 

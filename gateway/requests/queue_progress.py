@@ -1,11 +1,11 @@
-"""Progress of a waiting request, as comments in its event stream.
+"""Progress of a waiting request, as comments in its event stream. Pure.
 
-A stream that is expected to wait long, or has waited long, gets its headers before its first token and then,
-as long as it waits, comments among its server-sent events: `: fairgate {...}`, which SDKs skip. With
-`X-Fairgate-Progress: 1` it gets them immediately, with `0` never.
+A stream that waits long, or is expected to, gets its headers before its first token and then comments among
+its server-sent events: `: fairgate {...}`, which SDKs skip. With `X-Fairgate-Progress: 1` it gets them
+immediately, with `0` never.
 
-Pure. The forecast is of a request that arrives now. Ours arrived earlier: what its own tenant sent after it
-in the same tier is behind it, and does not count.
+The forecast is of a request that arrives now; what its own tenant sent after it in the same tier is behind it
+and does not count.
 """
 
 from __future__ import annotations
@@ -31,19 +31,16 @@ EVERY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The state of a wait."""
-
     status: str
     """As `Run.status`."""
     tier: str
     waited_s: float
     tokens_ahead: dict[str, int] | None
-    """Cost tokens that go first, by cause; None: it is not queued, or nothing is known."""
+    """By cause; None: not queued, or unknown."""
     time_left_s: tuple[float, float] | None
     """Until its turn, p50 and p90."""
 
     def comment(self) -> bytes:
-        """As a server-sent comment."""
         value = {
             "status": self.status,
             "tier": self.tier,
@@ -56,8 +53,7 @@ class Outlook:
 
 
 def wants_progress(header: str | None) -> bool | None:
-    """Whether the client wants it; None: it does not say. Raises `ApiError` (400) for anything but `1` and
-    `0`."""
+    """None: the client does not say. Raises `ApiError` (400) for anything but `1` and `0`."""
     if header is None:
         return None
     if header.strip() not in ("0", "1"):
@@ -66,8 +62,8 @@ def wants_progress(header: str | None) -> bool | None:
 
 
 def told_in_s(call: Call, estimate: Estimate | None, waited_s: float, tell_after_s: float) -> float | None:
-    """Seconds in line after which a stream gets its headers, if it has no turn by then; None: with its first
-    token. `waited_s`: since its arrival."""
+    """Seconds in the queue after which a stream gets its headers; None: with its first token. `waited_s`:
+    since its arrival."""
     if call.progress is not None:
         return 0.0 if call.progress else None
     if estimate is not None and estimate.wait_s[0] > tell_after_s:

@@ -1,4 +1,4 @@
-"""State of a running request, and the events that its listener gets."""
+"""State of a running request, and its listener's events."""
 
 from __future__ import annotations
 
@@ -29,18 +29,17 @@ from tenants.quota.store import LimitState
 from tenants.types import NOTHING, Amounts
 
 PIECE_BYTES = 100
-"""Of a piece of text, and of each of its log probabilities, beside the text."""
+"""Overhead of a piece of text, and of each of its log probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
 class InLine:
-    """The request holds its budget and waits in line, and its client is told so now
-    (`queue_progress.told_in_s`)."""
+    """The request is queued and its client is told now (`queue_progress.told_in_s`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """No event for a while. Only for listeners that asked for it."""
+    """No event for a while; only for listeners that asked for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,26 +58,23 @@ class SequenceOutput(msgspec.Struct, frozen=True):
 
     @property
     def num_bytes(self) -> int:
-        """About what it takes while it waits, and on the wire."""
+        """About its size in memory and on the wire."""
         found = PIECE_BYTES + len(self.text)
         if self.parts:
             found += len(msgspec.json.encode(self.parts)) + PIECE_BYTES * len(self.parts)
-        for each in self.logprobs:
-            found += PIECE_BYTES * (1 + len(each.top)) + len(each.text)
+        for logprob in self.logprobs:
+            found += PIECE_BYTES * (1 + len(logprob.top)) + len(logprob.text)
         return found
 
 
 class SequenceEnded(msgspec.Struct, frozen=True):
-    """One sequence has ended."""
-
     index: int
     finish: str
     outcome: SequenceOutcome | None = None
-    """Of its upstream."""
 
 
 class Closed(msgspec.Struct, frozen=True):
-    """The request is over and settled: the last event. `cause` where the answer is not complete."""
+    """The request is settled: the last event. `cause` if the answer is not complete."""
 
     account: Account
     cause: BaseException | None
@@ -88,7 +84,7 @@ Event = InLine | Silence | Begun | SequenceOutput | SequenceEnded | Closed
 
 
 class Interrupted(Exception):
-    """No more tokens are wanted: the client left, or the gateway stops."""
+    """No more tokens are wanted."""
 
     def __init__(self, outcome: RequestOutcome) -> None:
         super().__init__(outcome.value)
@@ -96,15 +92,14 @@ class Interrupted(Exception):
 
 
 class Events:
-    """The listener's queue. Only pieces of text wait for room in it: everything else is at most a few
-    events a request, and must get through."""
+    """The listener's queue. Only pieces of text wait for room in it: everything else is a few events per
+    request and must get through."""
 
     def __init__(self, most: int, *, most_bytes: int, is_whole: bool = False) -> None:
-        """`is_whole`: the listener is woken only by the last event; it wants all of them together."""
+        """`is_whole`: the listener is woken only by the last event and takes all together."""
         self.most = most
         self.most_bytes = most_bytes
         self.most_waiting = 0
-        """The most that ever waited."""
         self._waiting: deque[Event] = deque()
         self._waiting_bytes = 0
         self._is_withheld = is_whole
@@ -112,24 +107,21 @@ class Events:
         self._writer: asyncio.Future[None] | None = None
 
     def __len__(self) -> int:
-        """How many `take` would return."""
         return 0 if self._is_withheld else len(self._waiting)
 
     @property
     def has_room(self) -> bool:
-        """Whether there is room for another piece, whatever its size."""
         return self._is_withheld or (len(self._waiting) < self.most and self._waiting_bytes < self.most_bytes)
 
     async def wait_for_room(self) -> None:
-        """Returns when the listener has left room for another piece. Each of a request's sequences may
-        wait."""
+        """Waits until the listener has left room for another piece; several sequences may wait."""
         while not self.has_room:
             if self._writer is None or self._writer.done():
                 self._writer = asyncio.get_running_loop().create_future()
             await self._writer
 
     def put(self, event: Event) -> None:
-        """Adds an event; wakes the listener now or with the last one."""
+        """Wakes the listener now or with the last event."""
         self._waiting.append(event)
         if isinstance(event, SequenceOutput):
             self._waiting_bytes += event.num_bytes
@@ -141,7 +133,7 @@ class Events:
         _wake(self._listener)
 
     async def get(self) -> Event:
-        """The next event, once there is one. For one listener."""
+        """For one listener."""
         while not len(self):
             self._listener = asyncio.get_running_loop().create_future()
             await self._listener
@@ -152,7 +144,6 @@ class Events:
         return event
 
     def take(self) -> list[Event]:
-        """All events that are available now."""
         if not len(self):
             return []
         _wake(self._writer)
@@ -168,7 +159,6 @@ def _wake(waiter: asyncio.Future[None] | None) -> None:
 
 
 def uses_of(call: Call) -> list[SequenceUse]:
-    """Of each of its sequences, before any work."""
     return [SequenceUse(len(call.prompt_of(index))) for index in range(call.sequences)]
 
 
@@ -177,47 +167,45 @@ class Run:
     """One request: the state of its task, which its listener may read."""
 
     call: Call
-    """As it stands: the chain of its alias changes it before it holds anything, a move to another tier while
-    it waits."""
+    """Its chain may replace it before it holds anything, a move to another tier while it waits."""
     times: Times
     uses: list[SequenceUse]
     prices: PriceBook
-    """As they were when it came: it is held and charged by these, whatever is set meanwhile."""
+    """At its arrival: it is held and charged by these, whatever is set meanwhile."""
     events: Events
     leases: Leases | None = None
-    """What it holds, once it holds something."""
+    """None: it holds nothing yet."""
     estimate: Estimate | None = None
     limit_states: tuple[LimitState, ...] = ()
     turn: Turn | None = None
     has_begun: bool = False
     predicted_output_tokens: int = 1
-    """Of each sequence, the median."""
+    """Median per sequence."""
     predicted_high_tokens: int = 1
-    """Of each sequence, the 90th percentile."""
+    """90th percentile per sequence."""
     predicted_tokens_to_hold: int = 1
-    """Of each sequence, the quantile that is reserved."""
+    """The reserved quantile per sequence."""
     stop_cause: str | None = None
     trace: RequestTrace | None = None
-    """None: it came without one, and no traces are kept here."""
+    """None: no trace."""
     kept_for: KeepCause | None = None
     """Why its trace is kept, once it has ended; None: it is not."""
     redemption: Redemption | None = None
-    """The verdict on its quote, once it has ended; None: it had none."""
+    """None: no quote, or not ended."""
     settled_s: float | None = None
-    """When its settlement was durable, or waited for no longer."""
+    """When its settlement was durable, or given up waiting for."""
     expires_s: float | None = None
-    """When it leaves the queue without a turn, on the gateway's clock, if its client said so; a tier's own
-    limit may be earlier."""
+    """When it leaves the queue by its client's timeout, on the gateway's clock; a tier's own limit may be
+    earlier."""
     targets: RequestTargets = NO_TARGETS
-    """Once it is queued."""
+    """Set when it is queued."""
     in_line: bool = False
-    """It holds its budget and is queued, or was."""
+    """It is or was queued."""
     in_line_s: float | None = None
-    """Since when."""
     limited_s: float = 0.0
     """How long its tenant's own limits kept it out of the queue."""
     get_ready: Callable[[Run], object] | None = None
-    """Called while an upstream works on it: what its listener can prepare before the first event."""
+    """Called while an upstream works on it, to prepare the answer."""
     timeline: Timeline = field(default_factory=Timeline)
     moves: list[TierMove] = field(default_factory=list)
     accounts: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -229,26 +217,26 @@ class Run:
     )
 
     def enter(self, call: Call) -> None:
-        """Is `call` from now on, before anything is held: with the prompt as its pool counts it."""
+        """Takes the call of another pool, with the prompt as that pool counts it, before anything is held."""
         self.call = call
         self.uses = uses_of(call)
         self.estimate = None
 
     @property
     def read_s(self) -> float:
-        """From its first byte until it had been read and understood."""
+        """From its first byte until it had been read and parsed."""
         first_s = self.call.first_byte_s
         return 0.0 if first_s is None else max(0.0, self.times.arrived_s - first_s)
 
     @property
     def before_line_s(self) -> float:
-        """From its first byte until it was queued, without the wait for its tenant's limits."""
+        """From its first byte to the queue, without the wait for its tenant's limits."""
         in_line_s = self.times.arrived_s if self.in_line_s is None else self.in_line_s
         return max(0.0, self.read_s + in_line_s - self.times.arrived_s - self.limited_s)
 
     @property
     def status(self) -> str:
-        """`limited` (its tenant's own limits hold it back), `waiting` (in line), `running` or `ended`."""
+        """`limited` (held back by its tenant's own limits), `waiting` (queued), `running` or `ended`."""
         if self.times.ended_s is not None:
             return "ended"
         if self.turn is not None:
@@ -256,7 +244,7 @@ class Run:
         return "waiting" if self.in_line else "limited"
 
     def interrupt(self, outcome: RequestOutcome) -> None:
-        """No more tokens are wanted. The first reason counts."""
+        """The first reason counts."""
         if not self.interrupted.done():
             self.interrupted.set_result(outcome)
 
@@ -285,7 +273,7 @@ class Run:
 
     @property
     def held(self) -> Amounts:
-        """Everything held so far, in tokens as they are billed."""
+        """In tokens as they are billed."""
         if self.leases is None:
             return NOTHING
         covered = self.leases.covered
@@ -299,13 +287,13 @@ class Run:
 
     @property
     def output_tokens(self) -> int:
-        """Emitted so far, all sequences together."""
+        """So far, all sequences together."""
         return sum(use.output_tokens for use in self.uses)
 
     @property
     def foreseen_tokens(self) -> tuple[int, int]:
-        """Median and 90th percentile of the output of all sequences together, each by what is known best:
-        its end, what the engine foresees, what was predicted on arrival."""
+        """Median and 90th percentile of the output of all sequences together, each by what is known best: its
+        end, the engine's forecast, the prediction on arrival."""
         predicted = (self.predicted_output_tokens, self.predicted_high_tokens)
         known = [
             (use.output_tokens,) * 2 if use.outcome is not None else use.foreseen_tokens or predicted
@@ -315,5 +303,5 @@ class Run:
 
     @property
     def live_sequences(self) -> int:
-        """Sequences without an outcome."""
+        """Without an outcome."""
         return sum(use.outcome is None for use in self.uses)

@@ -1,8 +1,9 @@
 """JSON bodies of the API, and the errors for bodies that do not fit them.
 
-Types only; `gateway/requests/parse.py` checks ranges and rules between fields. `tenants/admin/commands.py`
-has the bodies of admin acts. OpenAI fields without effect here are accepted; unsupported ones that would
-change the answer are refused when set; unknown fields are refused, as OpenAI does.
+Types only; `gateway/requests/parse.py` checks ranges and rules between fields, and
+`tenants/admin/commands.py` has the bodies of admin acts. OpenAI fields without effect here are accepted;
+unsupported ones that would change the answer are refused when set; unknown fields are refused, as OpenAI
+does.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Range(NamedTuple):
-    """Bounds of a number, inclusive unless `is_above`: greater than `lowest`. None: no upper bound."""
+    """Inclusive unless `is_above`: greater than `lowest`. None: no upper bound."""
 
     lowest: float
     highest: float | None
@@ -129,7 +130,6 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def user_of(user: str | dict[str, Any] | None) -> str | None:
-    """The end user's name in `user`."""
     found = user.get("id") if isinstance(user, dict) else user
     return found if isinstance(found, str) else None
 
@@ -278,12 +278,12 @@ _MISSING_FIELD = re.compile(r"Object missing required field `(?P<name>[^`]*)`(?:
 _AT_PATH = re.compile(r"^(?P<what>.*?) - at `(?P<path>[^`]*)`$", re.DOTALL)
 LEAST_MESSAGE_BYTES = len('{"role":"tool"},')
 MAX_EXPLAINED_BYTES = 64 * 1024
-"""A larger body is not read once more, by slower means, to say what is wrong with it."""
+"""A larger body is not parsed again to explain the error."""
 _DECODERS: dict[type[msgspec.Struct], msgspec.json.Decoder[Any]] = {}
 
 
 def decode(body: bytes, into: type[T]) -> T:
-    """`body` as `into`. Raises `ApiError` (400) naming the parameter."""
+    """Raises `ApiError` (400) naming the parameter."""
     decoder = _DECODERS.get(into)
     if decoder is None:
         decoder = _DECODERS[into] = msgspec.json.Decoder(into)
@@ -299,19 +299,19 @@ def decode(body: bytes, into: type[T]) -> T:
 
 
 def require_number(param: str, found: int, most: int) -> None:
-    """Raises `ApiError` for a list of more entries than are taken."""
+    """Raises `ApiError` for too long a list."""
     if found > most:
         raise errors.bad_request(f"'{param}' holds {found} {param}; the most is {most}.", param)
 
 
 class _Outline(msgspec.Struct):
-    """As much of a chat as shows how long it is."""
+    """Enough of a chat to show its length."""
 
     messages: list[msgspec.Raw] = []
 
 
 def decode_chat(body: bytes, most: int) -> ChatCompletionRequest:
-    """A chat. One of more messages than `most` is refused before any is decoded. Raises `ApiError`."""
+    """Refuses more messages than `most` before decoding any. Raises `ApiError`."""
     if len(body) > most * LEAST_MESSAGE_BYTES:
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # `decode` says what is wrong
             require_number("messages", len(msgspec.json.decode(body, type=_Outline).messages), most)
@@ -343,7 +343,7 @@ def _explain(message: str) -> errors.ApiError:
 
 
 def _explain_broken(body: bytes, message: str) -> errors.ApiError:
-    """Names the field that holds NaN or Infinity, which Python's json writes and JSON does not have."""
+    """Names the field with NaN or Infinity, which Python's json writes and JSON does not have."""
     if len(body) > MAX_EXPLAINED_BYTES or not (b"NaN" in body or b"Infinity" in body):
         return errors.broken_json(message=message)
 

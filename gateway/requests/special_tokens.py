@@ -1,8 +1,7 @@
 """Finds special tokens that texts spell, and encodes texts so that these are plain text.
 
-Special tokens separate the turns of a conversation: a client that can write one can write another role's
-turn. Special are here the tokens that the tokenizer marks so, and those added tokens that stand in the chat
-template as markup (`<tool_call>`), white space aside.
+A client that can write a special token can write another role's turn. Special are the tokens that the
+tokenizer marks so, and added tokens that the chat template has as markup (`<tool_call>`), white space aside.
 """
 
 from __future__ import annotations
@@ -13,25 +12,25 @@ from tokenizers import Encoding, Tokenizer, models
 
 
 class SpecialTokens:
-    """The special tokens of one model. Thread-safe."""
+    """Of one model. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, template: str) -> None:
-        """`template`: source of the chat template; empty: there is none."""
+        """`template`: source of the chat template, or empty."""
         added = tokenizer.get_added_tokens_decoder()
         special = {
-            token_id: each.content
-            for token_id, each in added.items()
-            if each.content.strip() and (each.special or each.content in template)
+            token_id: token.content
+            for token_id, token in added.items()
+            if token.content.strip() and (token.special or token.content in template)
         }
         self._contents = frozenset(special.values())
-        self.markup = frozenset(each.content for each in added.values() if not each.special)
+        self.markup = frozenset(token.content for token in added.values() if not token.special)
         """Added tokens that the tokenizer does not mark as special."""
         self._longest = max(map(len, self._contents), default=0)
         self._first = frozenset(content[0] for content in self._contents)
         self._beginnings = frozenset(c[:size] for c in self._contents for size in range(1, len(c)))
         self._ends = frozenset(c[-size:] for c in self._contents for size in range(1, len(c)))
         self._is_normalised = tokenizer.normalizer is not None and any(
-            each.normalized and token_id in special for token_id, each in added.items()
+            token.normalized and token_id in special for token_id, token in added.items()
         )
         # The added tokens and an empty model: finds them where the model's tokenizer does.
         self._finder = Tokenizer(models.WordLevel({"": 0}, unk_token=""))
@@ -52,15 +51,15 @@ class SpecialTokens:
         }
 
     def spelled(self, text: str) -> list[str]:
-        """The special tokens that `text` spells, in their order."""
+        """In order."""
         if not self._is_normalised and not any(first in text for first in self._first):
             return []
         (found,) = self._finder.encode_batch_fast([text], add_special_tokens=False)
         return [self._found[token_id] for token_id in found.ids if token_id in self._found]
 
     def may_take_part(self, text: str) -> bool:
-        """Whether `text` may be a piece of a special token whose other pieces stand beside it: it begins with
-        an end of one, ends with a beginning, or is a part of one itself."""
+        """Whether `text` may be part of a special token with its neighbours: it starts with an end of one,
+        ends with a start, or is a part of one."""
         head, tail = text[: self._longest], text[-self._longest :]
         return (
             any(tail[-size:] in self._beginnings for size in range(1, len(tail) + 1))
@@ -69,8 +68,7 @@ class SpecialTokens:
         )
 
     def spans(self, text: str) -> list[tuple[int, int, str]]:
-        """Where special tokens stand in `text`, without the white space that some swallow: begin, end,
-        token."""
+        """Start, end and token of each special token in `text`, without the white space that some swallow."""
         (found,) = self._finder.encode_batch([text], add_special_tokens=False)
         spans: list[tuple[int, int, str]] = []
         for token_id, (begin, end) in zip(found.ids, found.offsets, strict=True):
@@ -81,11 +79,11 @@ class SpecialTokens:
         return spans
 
     def encode_as_text(self, texts: list[str]) -> list[Encoding]:
-        """The texts, read as plain text, without what the tokenizer itself adds."""
+        """Read as plain text, without what the tokenizer itself adds."""
         found: list[Encoding] = self._as_text.encode_batch_fast(texts, add_special_tokens=False)
         return found
 
     def has_special(self, encoding: Encoding) -> bool:
-        """Whether a text that was encoded as plain text holds special tokens all the same: the vocabulary
-        has no other way to write it."""
+        """Whether a text encoded as plain text still has special tokens: the vocabulary has no other way to
+        write it."""
         return not self._forbidden.isdisjoint(encoding.ids)

@@ -1,12 +1,8 @@
 """Moves a waiting request to another tier, and prices the move.
 
-Its price book stays the one of its arrival; another tier is another multiplier (and may weight tokens
-differently). The hold is corrected first and made durable, then the request moves: a move that the budget
-cannot cover is refused and changes nothing. What a cheaper tier leaves over comes back when the request ends,
-as always.
-
-A move takes effect as long as the request waits. Should its turn come while the ledger writes, the request
-keeps its tier, and the ledger records that.
+The price book of its arrival still applies. The hold is corrected and made durable first: a move that the
+budget cannot cover changes nothing. What a cheaper tier leaves over comes back when the request ends. If its
+turn comes while the ledger writes, the request keeps its tier and the ledger records that.
 """
 
 from __future__ import annotations
@@ -35,8 +31,6 @@ from tenants.types import NOTHING, Limit, LimitMode, Meter, Tier
 
 
 class NotWaiting(Exception):
-    """The request does not wait (any more)."""
-
     def __init__(self, status: str) -> None:
         super().__init__(status)
         self.status = status
@@ -52,15 +46,15 @@ class TierHasLimits(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TierPrice:
-    """What one request costs in one tier."""
+    """Of one request in one tier."""
 
     tier: Tier
     input_nanousd: float
-    """A token, the tier's multiplier applied."""
+    """Per token, with the tier's multiplier."""
     cached_input_nanousd: float
     output_nanousd: float
     cost_nanousd: tuple[int, int, int]
-    """Of this request: with its predicted output (p50, p90), and with the longest possible."""
+    """Of this request: with its predicted output (p50, p90) and with the longest possible."""
 
     def as_json(self) -> dict[str, Any]:
         p50, p90, most = self.cost_nanousd
@@ -78,7 +72,7 @@ class TierPrice:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The prices before and after a move."""
+    """Before and after the move."""
 
     before: TierPrice
     after: TierPrice
@@ -101,7 +95,7 @@ def tier_price(prices: PriceBook, call: Call, tier: Tier, predicted: tuple[int, 
 
 
 class TierChange:
-    """Moves requests between tiers. Use from one event loop."""
+    """Use from one event loop."""
 
     def __init__(
         self,
@@ -116,7 +110,7 @@ class TierChange:
         self._wall_clock = wall_clock
 
     def offer(self, run: Run, tier: Tier) -> Offer:
-        """The price of where it is and of where it would be. Raises `UnknownPrice`."""
+        """Raises `UnknownPrice`."""
         call, sequences = run.call, run.call.sequences
         predicted = run.predicted_output_tokens * sequences, run.predicted_high_tokens * sequences
         return Offer(
@@ -124,11 +118,11 @@ class TierChange:
         )
 
     async def move(self, run: Run, tier: Tier, by: str, targets: RequestTargets) -> Offer:
-        """Moves it on behalf of `by` (`tenant`, `operator`); `targets`: in the new tier. To its own tier:
-        nothing changes.
+        """Moves it on behalf of `by` (`tenant`, `operator`); `targets`: in the new tier. No-op for its own
+        tier.
 
-        Raises `NotWaiting`, `TierHasLimits`, `BudgetDenied`
-        where the budget does not cover it, `QuotaStoreUnavailable`, `DatabaseUnavailable`, `UnknownPrice`.
+        Raises `NotWaiting`, `TierHasLimits`, `BudgetDenied`, `QuotaStoreUnavailable`, `DatabaseUnavailable`,
+        `UnknownPrice`.
         """
         async with run.accounts:
             if run.status != "waiting":
@@ -157,7 +151,7 @@ class TierChange:
             return offer
 
     async def _hold(self, run: Run, call: Call, limits: tuple[Limit, ...]) -> Granted:
-        """Holds what `call` needs in its tier, which is the new one, durably. Raises `BudgetDenied`."""
+        """Holds durably what `call` needs in its new tier. Raises `BudgetDenied`."""
         sizes = partial(size_of, run.prices, call)
         may_be_cut = call.may_be_cut
         hold = lease.first_hold(
@@ -190,8 +184,7 @@ class TierChange:
 
 
 def _limits_of_both(call: Call, tier: Tier, now_s: float) -> tuple[Limit, ...]:
-    """The limits of a request in its tier and in `tier`. Raises `TierHasLimits` where they differ: a hold
-    cannot go from one limit to another."""
+    """The limits in both tiers. Raises `TierHasLimits` if they differ: a hold cannot move between limits."""
     limits = call.limits_at(now_s, tier)
     for limit in set(limits) ^ set(call.limits_at(now_s)):
         # Of a platform's limit a tenant reads no meter.

@@ -1,8 +1,8 @@
-"""The most bytes of text that one token of a vocabulary can stand for: a text has at least its bytes divided
-by that many tokens, which is known without tokenising it.
+"""The most bytes of text that one token of a vocabulary can stand for: a lower bound of a text's tokens
+without tokenising it. Pure.
 
-Only for tokenizers that lose no text. One that strips, replaces or drops some of it, or has one token for
-whatever it does not know, may make few tokens of any text: there is no bound for those. Pure.
+Only for tokenizers that lose no text: one that strips, replaces or drops text, or has one token for
+everything unknown, may make few tokens of any text.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ _SPLITTERS = frozenset({"Split", "Punctuation"})
 
 
 def longest_token_bytes(fields: Mapping[str, Any]) -> int | None:
-    """The bytes of the longest token of a tokenizer, as `fields` (its `tokenizer.json`) describe it; None: it
-    may lose text, or is of a kind that is not known to lose none."""
+    """Of a tokenizer described by `fields` (its `tokenizer.json`); None: it may lose text."""
     model = fields.get("model") or {}
     added = fields.get("added_tokens") or []
     vocabulary = model.get("vocab")
@@ -43,7 +42,7 @@ def longest_token_bytes(fields: Mapping[str, Any]) -> int | None:
 
 
 def _normalizer_shrinks(normalizer: Mapping[str, Any] | None) -> int | None:
-    """By what factor a normalizer may shorten a text, in bytes; None: not known."""
+    """By what factor a normalizer may shorten a text, in bytes; None: unknown."""
     shrinks = 1
     for step in _flat(normalizer, "normalizers"):
         match step:
@@ -60,15 +59,14 @@ def _normalizer_shrinks(normalizer: Mapping[str, Any] | None) -> int | None:
 
 
 def _keeps(splitter: Mapping[str, Any]) -> bool:
-    """Whether all text is still there when it is split."""
+    """Whether splitting keeps all text."""
     kind = splitter["type"]
     return kind in _LOSSLESS_SPLITTERS or (kind in _SPLITTERS and splitter.get("behavior") != "Removed")
 
 
 def _flat(step: Mapping[str, Any] | None, inner: str) -> list[Mapping[str, Any]]:
-    """The steps of a sequence, in their order."""
     if step is None:
         return []
     if step.get("type") != "Sequence":
         return [step]
-    return [each for part in step.get(inner, []) for each in _flat(part, inner)]
+    return [leaf for part in step.get(inner, []) for leaf in _flat(part, inner)]

@@ -20,6 +20,7 @@ from tenants.types import Principal
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
+    from tenants.admin.admin import Admin
 
 T = TypeVar("T")
 
@@ -29,6 +30,10 @@ S = TypeVar("S", bound=msgspec.Struct)
 def gateway_of(request: Request[Any, Any, Any]) -> Gateway:
     gateway: Gateway = request.app.state.gateway
     return gateway
+
+
+def admin_of(request: Request[Any, Any, Any]) -> Admin:
+    return gateway_of(request).deps.admin
 
 
 async def body_of(request: Request[Any, Any, Any]) -> bytes:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 from litestar import Request
 
 from gateway.cluster import idempotency_keys
@@ -33,8 +33,7 @@ PROGRESS, IDEMPOTENCY, QUOTE = (
 """Headers as `headers_of` names them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Inbound:
+class Inbound(msgspec.Struct, frozen=True):
     """One request with its body."""
 
     gateway: Gateway

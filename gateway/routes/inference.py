@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace as with_fields
 from functools import partial
 from typing import Any, Protocol
 
@@ -23,6 +22,7 @@ from gateway.error_mapping import budget_denied
 from gateway.fair_threads import INLINE_BYTES
 from gateway.http import request_timeout
 from gateway.http.completion_response import CompletionResponse
+from gateway.http.direct_route import run_directly
 from gateway.http.idempotent_response import IdempotentResponse
 from gateway.quotes import quotes
 from gateway.requests import queue_progress
@@ -90,6 +90,7 @@ COMPLETES: dict[str, Any] = {
 @post(
     "/v1/chat/completions",
     status_code=200,
+    middleware=[run_directly],
     opt=COMPLETES | {"body": ChatCompletionRequest},
     summary="Create a chat completion",
     description="OpenAI's chat completions, streamed or not. The `fairgate` object of the answer holds the "
@@ -115,6 +116,7 @@ async def chat_completions(request: Request[Any, Any, Any]) -> ASGIApp:
 @post(
     "/v1/completions",
     status_code=200,
+    middleware=[run_directly],
     opt=COMPLETES | {"body": CompletionRequest},
     summary="Create a text completion",
     description="OpenAI's legacy completions: a prompt as text or token ids, or several of them.",
@@ -183,7 +185,7 @@ async def understood(
             require = await lifecycle.budget_check(
                 principal, model.name, tier, end_user_of(asked), least_output_tokens
             )
-            context = with_fields(context, require_budget=require)
+            context = replace(context, require_budget=require)
         return await inbound.off_the_loop(lambda: parse(context))
 
     chain = gateway.catalogue.chain(asked.model)

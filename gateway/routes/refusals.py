@@ -10,7 +10,7 @@ from litestar.params import FromQuery, QueryParameter
 from gateway.domain.ids import request_id_of
 from gateway.http.asgi import Request
 from gateway.http.authentication import principal_of
-from gateway.routes.context import gateway_of, json_response
+from gateway.routes.context import admin_of, json_response
 from gateway.routes.openapi_fields import between, one_of
 from tenants.admin.cursor import DEFAULT_PAGE, MAX_PAGE
 from tenants.admin.lists.refusals import RefusalQuery
@@ -38,7 +38,7 @@ async def shown_refusals(
     request: Request, query: RefusalQuery, cursor: str | None, limit: int, *, of_tenant: str | None = None
 ) -> Response[bytes]:
     """`of_tenant`: as this tenant may see its own."""
-    admin = gateway_of(request).deps.admin
+    admin = admin_of(request)
     page = await admin.read_refusals(query, cursor=cursor, limit=limit, of_tenant=of_tenant)
     rows = await admin.with_names(row.as_json() for row in page.rows)
     return json_response({"object": "list", "data": rows, "next_cursor": page.next_cursor})

@@ -9,7 +9,7 @@ from litestar.params import FromQuery, QueryParameter
 
 from gateway.http.asgi import Request
 from gateway.http.authentication import principal_of
-from gateway.routes.context import gateway_of, json_response
+from gateway.routes.context import admin_of, json_response
 from gateway.routes.openapi_fields import between, one_of
 from gateway.routes.views.usage_view import AMOUNTS_SHOWN, TIMES, shown_usage
 from tenants.admin.cursor import DEFAULT_PAGE, MAX_PAGE
@@ -62,7 +62,7 @@ async def own_usage(
         labels=tuple(label or ()),
     )
     check_groups(asked.groups, OWN_GROUPS)
-    return json_response(await shown_usage(gateway_of(request).deps.admin, asked, cursor, limit))
+    return json_response(await shown_usage(admin_of(request), asked, cursor, limit))
 
 
 HANDLERS = [own_usage]

@@ -8,6 +8,7 @@ from litestar import post
 from litestar.types import ASGIApp
 
 from gateway.http.asgi import Request
+from gateway.http.direct_route import run_directly
 from gateway.quotes.quotes import HEADER as QUOTE_HEADER
 from gateway.requests.queue_progress import HEADER as PROGRESS_HEADER
 from gateway.requests.schemas import decode
@@ -26,6 +27,7 @@ PASSES: dict[str, Any] = {
 @post(
     "/v1/embeddings",
     status_code=200,
+    middleware=[run_directly],
     opt=PASSES | {"body": EmbeddingRequest},
     summary="Create embeddings",
     description="OpenAI's embeddings of one or several inputs, by a server that has them. They are held and "
@@ -43,6 +45,7 @@ async def embeddings(request: Request) -> ASGIApp:
 @post(
     "/v1/rerank",
     status_code=200,
+    middleware=[run_directly],
     opt=PASSES | {"body": RerankRequest},
     summary="Score documents by a query",
     description="Scores of documents by a query, as vLLM, llama.cpp and Jina have them, by a server that has "

@@ -174,36 +174,41 @@ ABOUT_PROMPT = ("prompt_token_ids", "prompt_logprobs")
 """Fields of an answer about its prompt."""
 
 
-def basis_of(outcomes: Sequence[SequenceOutcome]) -> str:
-    """Source of a request's token count: `engine` is our own; of several others the least certain."""
-    bases = {outcome.basis for outcome in outcomes if isinstance(outcome, CountedOutcome)}
-    weakest_first = ("estimate", "gateway", "tokenizer", "upstream")
-    return next((basis for basis in weakest_first if basis in bases), "engine")
+class ServersWord(msgspec.Struct, frozen=True):
+    """What other servers say of a request's answers, all sequences together; our own engine says none of
+    it."""
+
+    basis: str = "engine"
+    """Source of its token count: `engine` is our own; of several others the least certain."""
+    replica_id: str = ""
+    """The replica that ran it, which may not be the one that it was sent to."""
+    uncertain_tokens: int = 0
+    """Upper bound of its tokens that were generated unseen."""
+    reasoning_tokens: int = 0
+    """Its tokens that were reasoning."""
+    incomplete: str = ""
+    """What of its answers was cut in the middle; empty: nothing."""
+    unknown_finish: str = ""
+    """How the first of its answers ended, where its server has a word of its own for that."""
 
 
-def uncertain_tokens(outcomes: Sequence[SequenceOutcome]) -> int:
-    return sum(outcome.uncertain_tokens for outcome in outcomes if isinstance(outcome, CountedOutcome))
+_WEAKEST_FIRST = ("estimate", "gateway", "tokenizer", "upstream")
 
 
-def reasoning_tokens(outcomes: Sequence[SequenceOutcome]) -> int:
-    return sum(outcome.reasoning_tokens for outcome in outcomes if isinstance(outcome, CountedOutcome))
-
-
-def incomplete(outcomes: Sequence[SequenceOutcome]) -> str:
-    """What of a request's answers was cut short; empty: nothing."""
-    causes = {outcome.incomplete for outcome in outcomes if isinstance(outcome, CountedOutcome)}
-    return next((what for what in ("tool_calls", "json") if what in causes), "")
-
-
-def unknown_finish(outcomes: Sequence[SequenceOutcome]) -> str:
-    """The first unknown finish reason of a request's answers; empty: none."""
-    return next((outcome.unknown_finish for outcome in outcomes if isinstance(outcome, CountedOutcome)), "")
-
-
-def served_by(upstream: Upstream | None, outcomes: Sequence[SequenceOutcome]) -> str | None:
-    """The replica that ran a request which was sent to `upstream` and may have been moved."""
-    moved = next((outcome.replica_id for outcome in outcomes if isinstance(outcome, CountedOutcome)), "")
-    return moved or (upstream.replica_id if upstream is not None else None)
+def servers_word(outcomes: Sequence[SequenceOutcome]) -> ServersWord:
+    counted = [outcome for outcome in outcomes if isinstance(outcome, CountedOutcome)]
+    if not counted:
+        return ServersWord()
+    bases = [outcome.basis for outcome in counted]
+    cut = [outcome.incomplete for outcome in counted]
+    return ServersWord(
+        next((basis for basis in _WEAKEST_FIRST if basis in bases), "engine"),
+        counted[0].replica_id,
+        sum([outcome.uncertain_tokens for outcome in counted]),
+        sum([outcome.reasoning_tokens for outcome in counted]),
+        next((what for what in ("tool_calls", "json") if what in cut), ""),
+        counted[0].unknown_finish,
+    )
 
 
 OnService = Callable[[Mapping[str, TenantShare]], None]

@@ -92,7 +92,7 @@ def create_sql_engine(
             max_overflow=0,
             connect_args={"timeout": busy_timeout_s, "check_same_thread": False},
         )
-        _configure_sqlite(engine, "BEGIN IMMEDIATE" if writing else "BEGIN", busy_timeout_s)
+        _configure_sqlite(engine, busy_timeout_s, writing=writing)
         return engine
     # As the code expects them, whatever the server's own defaults are.
     options = r"-c synchronous_commit=on -c default_transaction_isolation=read\ committed"
@@ -121,17 +121,20 @@ def create_sql_engine(
         ) from error
 
 
-def _configure_sqlite(engine: Engine, begin: str, busy_timeout_s: float) -> None:
+def _configure_sqlite(engine: Engine, busy_timeout_s: float, *, writing: bool) -> None:
     def on_connect(connection: Any, _record: object) -> None:
         # The driver's implicit BEGIN comes too late for SAVEPOINT and DDL: `on_begin` sends it instead.
         connection.isolation_level = None
         connection.execute(f"PRAGMA busy_timeout={round(busy_timeout_s * 1000)}").close()
         _write_ahead(connection, busy_timeout_s)
-        for pragma in ("synchronous=FULL", "foreign_keys=ON"):
+        # The writer keeps in memory what undoes one statement: as a file it is made and deleted with each
+        # batch of rows. Readers' temporary files are results of any size.
+        temporary = "MEMORY" if writing else "DEFAULT"
+        for pragma in ("synchronous=FULL", "foreign_keys=ON", f"temp_store={temporary}"):
             connection.execute(f"PRAGMA {pragma}").close()
 
     def on_begin(connection: Connection) -> None:
-        execute_on_driver(connection, begin)
+        execute_on_driver(connection, "BEGIN IMMEDIATE" if writing else "BEGIN")
 
     event.listen(engine, "connect", on_connect)
     event.listen(engine, "begin", on_begin)

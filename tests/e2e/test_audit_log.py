@@ -6,7 +6,6 @@ import json
 import re
 import sqlite3
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -14,20 +13,9 @@ from pymerkle import InmemoryTree
 
 from ops.cli.main import cli
 from tenants.audit.note import Checkpoint, PublicKey, SigningKey, open_checkpoint
+from tests.support.commands import answer_of, fairgate
 from tests.support.people import logged_in
 from tests.support.server_process import MODEL, Server, until
-
-
-def fairgate(server: Server, *arguments: str) -> Result:
-    return CliRunner().invoke(
-        cli, ["audit", *arguments, "--data-dir", str(server.data_dir)], prog_name="fairgate"
-    )
-
-
-def answer_of(server: Server, *arguments: str) -> Any:
-    result = fairgate(server, *arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
 
 
 def offline(*arguments: str) -> Result:
@@ -56,7 +44,7 @@ def test_a_server_makes_the_key_and_signs_by_itself(server: Server, acts: list[s
     file = server.data_dir / "audit-key"
     assert file.stat().st_mode & 0o777 == 0o600
     log = server.admin("GET", "/audit/log")
-    assert log["public_key"] == answer_of(server, "key")["public_key"]
+    assert log["public_key"] == answer_of(server, "audit", "key")["public_key"]
     until(lambda: server.admin("GET", "/audit/log")["checkpoint"] is not None)
     first = server.admin("GET", "/audit/log")["checkpoint"]
     opened = open_checkpoint(first["note"], [PublicKey.parse(log["public_key"])])
@@ -74,8 +62,8 @@ def test_the_start_of_a_gateway_is_a_row(server: Server) -> None:
 
 
 def test_an_export_is_checked_without_the_database(server: Server, acts: list[str], tmp_path: Path) -> None:
-    key, file = answer_of(server, "key")["public_key"], tmp_path / "audit.jsonl"
-    exported = answer_of(server, "export", "--output", str(file))
+    key, file = answer_of(server, "audit", "key")["public_key"], tmp_path / "audit.jsonl"
+    exported = answer_of(server, "audit", "export", "--output", str(file))
     checked = offline("--export", str(file), "--public-key", key, "--json")
     assert checked.exit_code == 0, checked.output
     verdict = json.loads(checked.stdout)
@@ -132,23 +120,23 @@ def test_an_export_is_checked_without_the_database(server: Server, acts: list[st
     assert (wrong.exit_code, "--public-key" in wrong.output) == (2, True)
     assert offline("--export", str(file)).exit_code == 2
     # A filtered list is for reading.
-    listed = answer_of(server, "export", "--act", "tenant", "--output", str(changed))
+    listed = answer_of(server, "audit", "export", "--act", "tenant", "--output", str(changed))
     assert listed["rows"] >= len(acts)
     assert "only an export without a filter" in offline("--export", str(changed), "--public-key", key).output
 
 
 def test_one_row_is_proved_to_who_has_only_the_key(server: Server, acts: list[str], tmp_path: Path) -> None:
-    made = answer_of(server, "checkpoint")
+    made = answer_of(server, "audit", "checkpoint")
     seq, proof = made["size"] - 1, tmp_path / "row.tlog-proof"
     told = server.admin("GET", f"/audit/proof?seq={seq}")
-    assert answer_of(server, "prove", str(seq), "--output", str(proof))["proof"] == told["proof"]
+    assert answer_of(server, "audit", "prove", str(seq), "--output", str(proof))["proof"] == told["proof"]
     checked = offline("--proof", str(proof), "--public-key", made["public_key"], "--json")
     assert checked.exit_code == 0, checked.output
     assert json.loads(checked.stdout)["seq"] == seq
     assert json.loads(json.loads(checked.stdout)["entry"])["seq"] == seq
     proof.write_text(proof.read_text().replace(f"index {seq}", f"index {seq - 1}"))
     assert "is not in the log" in offline("--proof", str(proof), "--public-key", made["public_key"]).output
-    refused = fairgate(server, "prove", str(made["size"] + 10_000))
+    refused = fairgate(server, "audit", "prove", str(made["size"] + 10_000))
     assert (refused.exit_code, "no such audit row" in refused.output) == (1, True)
     with server.http() as client:
         assert client.get("/admin/v1/audit/proof?seq=999999").status_code == 404
@@ -166,22 +154,22 @@ def test_a_follower_accepts_what_extends_the_last_and_nothing_else(
 ) -> None:
     key_file, state = tmp_path / "key", tmp_path / "state"
     key_file.write_text(server.owner_key)
-    public = answer_of(server, "checkpoint")["public_key"]
+    public = answer_of(server, "audit", "checkpoint")["public_key"]
     asked = ("follow", "--url", server.url, "--key-file", str(key_file), "--state", str(state))
 
     def follow(key: str = public) -> Result:
-        return fairgate(server, *asked, "--public-key", key, "--json")
+        return fairgate(server, "audit", *asked, "--public-key", key, "--json")
 
     first = follow()
     assert first.exit_code == 0, first.output
     assert json.loads(first.stdout)["before"] == 0
     server.admin("POST", "/tenants", {"name": "log-followed"})
-    size = answer_of(server, "checkpoint")["size"]
+    size = answer_of(server, "audit", "checkpoint")["size"]
     second = json.loads(follow().stdout)
     assert second["size"] >= size > second["before"] == json.loads(first.stdout)["size"]
     kept = state.read_text()
     server.admin("POST", "/tenants", {"name": "log-unsigned"})
-    late = fairgate(server, *asked, "--public-key", public, "--max-age", "0")
+    late = fairgate(server, "audit", *asked, "--public-key", public, "--max-age", "0")
     [rows, signed] = re.findall(r"[0-9,]+(?= rows|, and)", late.output)
     assert (late.exit_code, int(rows) > int(signed) >= size) == (1, True), late.output
     assert follow().exit_code == 0
@@ -208,11 +196,11 @@ def test_the_bill_is_checked_by_its_digests_and_prices(server: Server, acts: lis
             assert answered.status_code == 200, answered.text
 
     def digested() -> bool:
-        answer_of(server, "checkpoint")
-        return bool(answer_of(server, "verify", "--ledger")["ledger"]["open_rows"] == 0)
+        answer_of(server, "audit", "checkpoint")
+        return bool(answer_of(server, "audit", "verify", "--ledger")["ledger"]["open_rows"] == 0)
 
     until(digested)
-    found = answer_of(server, "verify", "--ledger", "--prices")
+    found = answer_of(server, "audit", "verify", "--ledger", "--prices")
     assert found["ok"]
     assert found["ledger"]["finding"] is None
     assert found["ledger"]["spans"] >= 1
@@ -239,27 +227,30 @@ def test_the_bill_is_checked_by_its_digests_and_prices(server: Server, acts: lis
     assert "off by -1 nano-dollars" in told.output
     assert f"ledger row {ledger_id}, request" in told.output
     for wrong in (("--prices",), ("--ledger", "--export", str(copy / "x")), ("--ledger", "--proof", "x")):
-        assert fairgate(server, "verify", *wrong).exit_code == 2
+        assert fairgate(server, "audit", "verify", *wrong).exit_code == 2
 
 
 def test_the_key_is_changed_while_the_server_runs(server: Server, acts: list[str], tmp_path: Path) -> None:
-    first, file = answer_of(server, "key")["public_key"], tmp_path / "audit.jsonl"
+    first, file = answer_of(server, "audit", "key")["public_key"], tmp_path / "audit.jsonl"
     key_file, state = tmp_path / "key", tmp_path / "state"
     key_file.write_text(server.owner_key)
 
     def follow(*keys: str) -> Result:
         given = [part for key in keys for part in ("--public-key", key)]
         where = ("--url", server.url, "--key-file", str(key_file), "--state", str(state))
-        return fairgate(server, "follow", *where, *given)
+        return fairgate(server, "audit", "follow", *where, *given)
 
     assert follow(first).exit_code == 0
-    changed = answer_of(server, "key", "rotate")
-    assert (changed["before"], changed["public_key"]) == (first, answer_of(server, "key")["public_key"])
+    changed = answer_of(server, "audit", "key", "rotate")
+    assert (changed["before"], changed["public_key"]) == (
+        first,
+        answer_of(server, "audit", "key")["public_key"],
+    )
     server.admin("POST", "/tenants", {"name": "log-after-the-change"})
-    answer_of(server, "export", "--output", str(file))
+    answer_of(server, "audit", "export", "--output", str(file))
     for key in (first, changed["public_key"]):
         assert json.loads(offline("--export", str(file), "--public-key", key, "--json").stdout)["ok"]
-    assert answer_of(server, "verify")["ok"]
+    assert answer_of(server, "audit", "verify")["ok"]
     only_old = follow(first)
     assert (only_old.exit_code, "no known key" in only_old.output) == (1, True)
     both = follow(first, changed["public_key"])
@@ -275,8 +266,8 @@ async def test_the_page_says_what_is_signed(server: Server, acts: list[str]) -> 
 
 
 def test_the_database_is_checked_and_its_damage_named(server: Server, acts: list[str]) -> None:
-    answer_of(server, "checkpoint")
-    verdict = answer_of(server, "verify")
+    answer_of(server, "audit", "checkpoint")
+    verdict = answer_of(server, "audit", "verify")
     assert verdict["ok"]
     assert verdict["rows"] == verdict["signed"]
     copy = server.data_dir.parent / "copy"

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from openai import OpenAI
 
-from ops.cli.main import cli
+from tests.support.commands import answer_of, fairgate
 from tests.support.server_process import MODEL, Server, server_process, until
 
 PLACES = 20
@@ -31,14 +30,8 @@ def wide(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterator
         yield running
 
 
-def brake(server: Server, *arguments: str) -> Result:
-    return CliRunner().invoke(
-        cli, ["brake", *arguments, "--data-dir", str(server.data_dir)], prog_name="fairgate"
-    )
-
-
 def set_brake(server: Server, *arguments: str) -> dict[str, Any]:
-    result = brake(server, *arguments, "--json")
+    result = fairgate(server, "brake", *arguments, "--json")
     assert result.exit_code == 0, result.output
     made: dict[str, Any] = json.loads(result.stdout)
     return made
@@ -58,9 +51,9 @@ def test_a_brake_holds_batch_back_while_others_go_on_and_ends_by_itself(wide: Se
     made = set_brake(wide, "--tier", "batch", "--share", str(SHARE), "--for", "20h", "--reason", "night job")
     assert (made["tier"], made["share"], made["reason"]) == ("batch", SHARE, "night job")
     until(lambda: wide.status()["brakes"] == [made])
-    assert json.loads(brake(wide, "--json").stdout) == [made]
+    assert answer_of(wide, "brake") == [made]
     assert wide.admin("GET", "/brake")["data"] == [made]
-    shown = brake(wide).stdout
+    shown = fairgate(wide, "brake").stdout
     assert "night job" in shown
     assert made["until"] in shown
     with ExitStack() as stack:
@@ -96,7 +89,7 @@ def test_a_brake_holds_batch_back_while_others_go_on_and_ends_by_itself(wide: Se
     assert first[1].startswith("cli:")
     assert (second[2], second[3]) == (SHARE, 0.15)
     assert end == ("brake.end", "system", 0.15, None)
-    assert brake(wide, "--tier", "batch", "--clear").exit_code == 1, "it is over"
+    assert fairgate(wide, "brake", "--tier", "batch", "--clear").exit_code == 1, "it is over"
 
 
 def test_it_is_set_and_ended_over_http_also_for_two_tiers(wide: Server) -> None:
@@ -107,7 +100,7 @@ def test_it_is_set_and_ended_over_http_also_for_two_tiers(wide: Server) -> None:
     assert [each["tier"] for each in wide.status()["brakes"]] == ["standard", "batch"]
     wide.admin("DELETE", "/brake?tier=standard")
     assert [each["tier"] for each in wide.status()["brakes"]] == ["batch"]
-    cleared = json.loads(brake(wide, "--tier", "batch", "--clear", "--json").stdout)
+    cleared = answer_of(wide, "brake", "--tier", "batch", "--clear")
     assert (cleared["tier"], cleared["share"]) == ("batch", 0.2)
     until(lambda: wide.status()["brakes"] == [])
 
@@ -134,7 +127,7 @@ def test_it_is_set_and_ended_over_http_also_for_two_tiers(wide: Server) -> None:
 def test_what_makes_no_sense_is_named_with_the_way_out(
     wide: Server, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
-    result = brake(wide, *arguments)
+    result = fairgate(wide, "brake", *arguments)
     assert result.exit_code == code, result.output
     assert message in " ".join(result.output.split())
     assert wide.status()["brakes"] == []

@@ -16,25 +16,16 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from ops.cli.main import cli
 from ops.settings.settings import SHIPPED_MODEL
 from tests.support import warm_command
+from tests.support.commands import answer_of, fairgate
 from tests.support.server_process import MODEL, ROOT, Server, server_process, until
 
 CHANGE_ARRIVES_S = 5.0
 """The promise is one second; the rest is for a machine that does other things as well."""
-
-
-def fairgate(data_dir: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(cli, [*arguments, "--data-dir", str(data_dir)], prog_name="fairgate")
-
-
-def answer_of(data_dir: Path, *arguments: str) -> Any:
-    result = fairgate(data_dir, *arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
 
 
 def complete(server: Server, key: str) -> httpx.Response:

@@ -8,7 +8,7 @@ import signal
 
 from ops.sandbox.server import until as in_time
 from tests.e2e.test_console_live import OVERVIEW, WAITING, person, plain, stream
-from tests.e2e.test_crash import start_streams
+from tests.e2e.test_crash import let_end, start_streams
 from tests.e2e.test_fleet import (
     RATE_PER_S,
     answered_by,
@@ -156,10 +156,3 @@ def slow_key_of(server: Server, tenant: str) -> str:
     """Of a new tenant."""
     server.tenant(tenant)
     return slow_key(server, tenant)
-
-
-def let_end(server: Server, tenant: str) -> None:
-    """Lets the slow streams of the tenant's keys end at once."""
-    for shown in server.admin("GET", f"/limits?tenant={tenant}")["data"]:
-        if shown["kind"] == "key":
-            server.limit(tenant, "output_tokens", 1_000_000, rate_per_s=1_000_000, key=shown["subject_id"])

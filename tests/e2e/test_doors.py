@@ -14,10 +14,9 @@ from typing import Any
 
 import httpx
 import pytest
-from click.testing import CliRunner, Result
 from openai import OpenAI, PermissionDeniedError
 
-from ops.cli.main import cli
+from tests.support.commands import answer_of, fairgate
 from tests.support.server_process import MODEL, Server, server_process, until
 
 PATIENCE_S = 20_000
@@ -41,16 +40,6 @@ def narrow(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterat
 def keys(narrow: Server) -> dict[str, str]:
     every = ["interactive", "standard", "batch"]
     return {name: narrow.tenant(name, tiers=every) for name in ("acme", "globex")}
-
-
-def fairgate(server: Server, *arguments: str) -> Result:
-    return CliRunner().invoke(cli, [*arguments, "--data-dir", str(server.data_dir)], prog_name="fairgate")
-
-
-def answer_of(server: Server, *arguments: str) -> Any:
-    result = fairgate(server, *arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
 
 
 def refusal_of(server: Server, *arguments: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from ops.cli.main import cli
+from tests.support.commands import answer_of
 from tests.support.server_process import MODEL, Server, until
-from tests.support.warm_command import fairgate
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +26,6 @@ def _completion(server: Server, key: str, **fields: Any) -> str:
         response = client.post("/v1/completions", json=body)
     assert response.status_code == 200, response.text
     return response.headers["x-request-id"]
-
-
-def _cli(server: Server, *arguments: str) -> Any:
-    done = fairgate(*arguments, "--json", "--data-dir", str(server.data_dir))
-    done.check_returncode()
-    return json.loads(done.stdout)
 
 
 def test_a_tenant_sees_its_requests_timeline_and_nobody_elses(server: Server, keys: dict[str, str]) -> None:
@@ -104,9 +97,9 @@ def test_a_missed_target_is_counted_explained_and_reported(server: Server, keys:
         request_id = _completion(server, keys["acme"])
         until(lambda: server.admin("GET", "/slo/misses?tenant=explained")["data"])
         shown = server.admin("GET", f"/requests/{request_id}")
-        by_cli = _cli(server, "request", "show", request_id)
-        until(lambda: _cli(server, "slo", "report", "--tenant", "explained"))
-        (report,) = _cli(server, "slo", "report", "--tenant", "explained")
+        by_cli = answer_of(server, "request", "show", request_id)
+        until(lambda: answer_of(server, "slo", "report", "--tenant", "explained"))
+        (report,) = answer_of(server, "slo", "report", "--tenant", "explained")
     finally:
         server.admin("DELETE", f"/slos/{made['id']}")
 
@@ -175,8 +168,8 @@ def test_an_operator_asks_what_if_of_what_was_served(server: Server) -> None:
     def is_written() -> bool:
         asked = ("--last", "1h", "--tenant", "replayed", "--gpu", "cpu", "--model", "1b", "--policy", "vtc")
         try:
-            found.append(_cli(server, "whatif", *asked))
-        except subprocess.CalledProcessError:
+            found.append(answer_of(server, "whatif", *asked))
+        except AssertionError:
             return False  # timelines are written within a second
         return bool(found[-1]["recorded"]["requests"] == 2)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,8 +18,8 @@ import openai
 import pytest
 from openai import OpenAI
 
+from tests.support.commands import answer_of, fairgate
 from tests.support.server_process import MODEL, Server, server_process, until
-from tests.support.warm_command import fairgate
 
 SHORT = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True}
 ENDLESS = SHORT | {"max_tokens": 8000, "stream": True}
@@ -48,10 +47,6 @@ def keys(behind: Server) -> dict[str, str]:
         "acme": behind.key("acme"),
         "other": behind.tenant("other", tier="interactive", tiers=every),
     }
-
-
-def cli(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return fairgate(*arguments, "--data-dir", str(server.data_dir), "--json")
 
 
 def audited(server: Server, action: str, name: str) -> list[tuple[Any, Any, str]]:
@@ -141,9 +136,9 @@ def test_without_trusted_proxies_the_header_opens_nothing(server: Server) -> Non
 
 def test_networks_are_set_by_command_and_route_kept_by_rotation_and_audited(behind: Server) -> None:
     behind.admin("POST", "/tenants", {"name": "moving"})
-    made = json.loads(cli(behind, "key", "create", "--tenant", "moving", "--allow-from", "10.0.0.0/8").stdout)
+    made = answer_of(behind, "key", "create", "--tenant", "moving", "--allow-from", "10.0.0.0/8")
     assert made["allow_from"] == ["10.0.0.0/8"]
-    rotated = json.loads(cli(behind, "key", "rotate", made["id"]).stdout)
+    rotated = answer_of(behind, "key", "rotate", made["id"])
     assert rotated["allow_from"] == ["10.0.0.0/8"]
 
     def status(headers: dict[str, str]) -> int:
@@ -165,13 +160,11 @@ def test_networks_are_set_by_command_and_route_kept_by_rotation_and_audited(behi
             refused = client.patch(path, json={"allow_from": networks})
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "allow_from")
             assert says in refused.json()["error"]["message"]
-    failed = cli(behind, "key", "set", made["id"], "--allow-from", "10.0.0.1/8")
-    assert failed.returncode == 1
+    failed = fairgate(behind, "key", "set", made["id"], "--allow-from", "10.0.0.1/8")
+    assert failed.exit_code == 1
     assert "did you mean 10.0.0.0/8" in failed.stderr
-    assert cli(behind, "key", "set", made["id"]).returncode == 2
-    assert (
-        json.loads(cli(behind, "key", "set", made["id"], "--allow-from-anywhere").stdout)["allow_from"] == []
-    )
+    assert fairgate(behind, "key", "set", made["id"]).exit_code == 2
+    assert answer_of(behind, "key", "set", made["id"], "--allow-from-anywhere")["allow_from"] == []
     until(lambda: status(INSIDE) == 200)
     assert audited(behind, "key.update", "allow_from") == [
         (["10.0.0.0/8"], ["198.51.100.0/24"], "203.0.113.9"),
@@ -195,24 +188,23 @@ def test_what_a_key_may_do_is_changed_by_command_and_route_and_in_force_at_once(
     assert code() is None
     change({"scopes": ["quote"]})
     assert code() == "insufficient_permissions"
-    done = cli(behind, "key", "set", made["id"], "--scope", "inference", "--tier", "batch")
-    assert done.returncode == 0, done.stderr
-    assert (json.loads(done.stdout)["scopes"], json.loads(done.stdout)["tiers"]) == (["inference"], ["batch"])
+    done = answer_of(behind, "key", "set", made["id"], "--scope", "inference", "--tier", "batch")
+    assert (done["scopes"], done["tiers"]) == (["inference"], ["batch"])
     assert code(service_tier="standard") == "service_tier_not_allowed"
     assert change({"tiers": [], "models": ["another"]})["tiers"] is None
     assert code() == "model_not_found"
     far = "2027-01-31T18:00:00+01:00"
-    done = cli(behind, "key", "set", made["id"], "--all-models", "--expires", far)
-    assert json.loads(done.stdout)["expires_at"] == "2027-01-31T17:00:00+00:00"
+    done = answer_of(behind, "key", "set", made["id"], "--all-models", "--expires", far)
+    assert done["expires_at"] == "2027-01-31T17:00:00+00:00"
     assert code() is None
-    never = cli(behind, "key", "set", made["id"], "--expires", "never", "--tier", "tenant")
-    assert json.loads(never.stdout)["expires_at"] is None
+    never = answer_of(behind, "key", "set", made["id"], "--expires", "never", "--tier", "tenant")
+    assert never["expires_at"] is None
     change({"expires_in_s": 1})
     until(lambda: code() == "invalid_api_key")
     change({"expires": ""})
     assert code() is None
     for wrong in (["--all-models", "--model", "m"], ["--tier", "tenant", "--tier", "batch"]):
-        assert cli(behind, "key", "set", made["id"], *wrong).returncode == 2
+        assert fairgate(behind, "key", "set", made["id"], *wrong).exit_code == 2
     assert (["batch"], None) in [row[:2] for row in audited(behind, "key.update", "tiers")]
 
 
@@ -222,8 +214,8 @@ def test_what_a_key_may_do_is_changed_by_command_and_route_and_in_force_at_once(
 def test_declared_labels_go_to_the_ledger_and_other_metadata_goes_nowhere(
     behind: Server, keys: dict[str, str]
 ) -> None:
-    declared = cli(behind, "tenant", "set", "acme", "--label", "team=search", "--label", "team=ads")
-    assert json.loads(declared.stdout)["labels"] == {"team": ["ads", "search"]}
+    declared = answer_of(behind, "tenant", "set", "acme", "--label", "team=search", "--label", "team=ads")
+    assert declared["labels"] == {"team": ["ads", "search"]}
     behind.admin("PATCH", "/tenants/acme", {"labels": {"env": ["prod"]}})
     sdk = OpenAI(base_url=f"{behind.url}/v1", api_key=keys["acme"])
     asked: dict[str, Any] = {
@@ -238,7 +230,7 @@ def test_declared_labels_go_to_the_ledger_and_other_metadata_goes_nowhere(
     labels = {"team": "search", "env": "prod"}
     with behind.http(keys["acme"]) as client:
         assert client.get(f"/v1/requests/{request_id}").json()["labels"] == labels
-    rows = json.loads(cli(behind, "ledger", "show", request_id).stdout)["rows"]
+    rows = answer_of(behind, "ledger", "show", request_id)["rows"]
     assert {row["kind"]: row["labels"] for row in rows} == {"reserve": labels, "settle": labels}
     with pytest.raises(openai.BadRequestError, match="ads, search") as refused:
         sdk.chat.completions.create(**asked, metadata={"team": "sales"})
@@ -247,11 +239,9 @@ def test_declared_labels_go_to_the_ledger_and_other_metadata_goes_nowhere(
     with behind.http(keys["other"]) as client:
         done = client.post("/v1/completions", json=SHORT | {"metadata": {"team": "sales"}})
         assert client.get(f"/v1/requests/{done.headers['x-request-id']}").json()["labels"] == {}
-    assert json.loads(cli(behind, "tenant", "set", "acme", "--drop-label", "team").stdout)["labels"] == {
-        "env": ["prod"]
-    }
-    again = cli(behind, "tenant", "set", "acme", "--drop-label", "team")
-    assert again.returncode == 1
+    assert answer_of(behind, "tenant", "set", "acme", "--drop-label", "team")["labels"] == {"env": ["prod"]}
+    again = fairgate(behind, "tenant", "set", "acme", "--drop-label", "team")
+    assert again.exit_code == 1
     assert "'team' is not there to be dropped; there are: 'env'" in again.stderr
     assert [after for _, after, _ in audited(behind, "tenant.update", "labels")] == [
         {"team": ["ads", "search"]}, {"team": ["ads", "search"], "env": ["prod"]}, {"env": ["prod"]},

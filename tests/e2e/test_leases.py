@@ -6,24 +6,14 @@ Counts and order only: how exact the pace is, a virtual clock says (`tests/integ
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.server_process import MODEL, Server, server_process, until
+from tests.support.server_process import MODEL, Server, until
 
 PROMPT = "count to ten"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterator[Server]:
-    with server_process(
-        tmp_path_factory.mktemp("leases"), chat_model, "--engine-max-sequences", "8"
-    ) as running:
-        yield running
 
 
 def chunks(server: Server, key: str, *, chat: bool = False, **body: Any) -> list[dict[str, Any]]:
@@ -43,8 +33,8 @@ def chunks(server: Server, key: str, *, chat: bool = False, **body: Any) -> list
 
 
 def test_a_rate_tops_a_stream_up_as_it_flows_and_cuts_nothing(server: Server) -> None:
-    key = server.tenant("slow")
-    server.limit("slow", "output_tokens", 10, rate_per_s=40)
+    key = server.tenant("lease-slow")
+    server.limit("lease-slow", "output_tokens", 10, rate_per_s=40)
     answer = chunks(server, key, max_tokens=60, ignore_eos=True)
     account = answer[-1]["fairgate"]
     assert answer[-2]["choices"][0]["finish_reason"] == "length"
@@ -55,13 +45,13 @@ def test_a_rate_tops_a_stream_up_as_it_flows_and_cuts_nothing(server: Server) ->
     # 10 were there, 50 had to flow in.
     assert account["actual"]["e2e_s"] >= 50 / 40
     until(server.is_idle)
-    assert server.limit_state("slow", "output_tokens")["held"] == 0
+    assert server.limit_state("lease-slow", "output_tokens")["held"] == 0
     assert server.verify()["ok"]
 
 
 def test_more_streams_than_the_rate_feeds_wait_and_all_of_them_end(server: Server) -> None:
-    key = server.tenant("crowd")
-    server.limit("crowd", "output_tokens", 10, rate_per_s=60)
+    key = server.tenant("lease-crowd")
+    server.limit("lease-crowd", "output_tokens", 10, rate_per_s=60)
     with ThreadPoolExecutor(6) as pool:
         answers = list(pool.map(lambda _: chunks(server, key, max_tokens=20, ignore_eos=True), range(6)))
     for answer in answers:
@@ -75,7 +65,7 @@ def test_more_streams_than_the_rate_feeds_wait_and_all_of_them_end(server: Serve
 
 @pytest.mark.parametrize("choices", [1, 3])
 def test_without_max_tokens_a_budget_is_used_to_its_last_token(server: Server, choices: int) -> None:
-    tenant = f"last-{choices}"
+    tenant = f"lease-last-{choices}"
     key = server.tenant(tenant)
     server.limit(tenant, "output_tokens", 97, window="lifetime")
     # An answer may end by itself: then the next one goes on with what is left.
@@ -94,11 +84,11 @@ def test_without_max_tokens_a_budget_is_used_to_its_last_token(server: Server, c
 
 
 def test_device_time_is_in_the_account_of_the_tenant(server: Server) -> None:
-    key = server.tenant("measured")
-    server.limit("measured", "gpu_ms", 1_000_000, window="lifetime")
+    key = server.tenant("lease-measured")
+    server.limit("lease-measured", "gpu_ms", 1_000_000, window="lifetime")
     chunks(server, key, max_tokens=30, ignore_eos=True)
     until(server.is_idle)
-    state = server.limit_state("measured", "gpu_ms")
+    state = server.limit_state("lease-measured", "gpu_ms")
     assert state["used"] > 0
     assert state["held"] == 0
     assert server.verify()["ok"]

@@ -12,15 +12,14 @@ from typing import Any
 import openai
 import pytest
 import torch
-from click.testing import CliRunner
 
 from engine.core.learned_state import samples_path
 from engine.forecast.length.probe import RANGES
 from engine.model.length_probe.probe import FILE_NAME, FORMAT, ProbeWeights
 from engine.process.fingerprint import model_fingerprint
-from ops.cli.main import cli
 from ops.demo.training.evaluate import MODEL_DIRECTORY
 from ops.demo.training.streams import held_out_instructions
+from tests.support.commands import answer_of
 from tests.support.server_process import MODEL, Server, server_process, until
 
 ENGINE = "engine-0"
@@ -39,12 +38,6 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def key(demo: Server) -> str:
     return demo.tenant("asks")
-
-
-def shown(server: Server, *arguments: str) -> Any:
-    done = CliRunner().invoke(cli, [*arguments, "--json", "--data-dir", str(server.data_dir)])
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
 
 
 def ask(server: Server, key: str, seed: int, families: dict[str, int], **fields: Any) -> None:
@@ -98,7 +91,7 @@ def test_it_is_on_by_default_and_corrects_what_running_requests_are_charged(demo
 
 
 def test_the_report_says_while_the_server_runs_how_good_it_is(demo: Server) -> None:
-    report = shown(demo, "forecast", "report")
+    report = answer_of(demo, "forecast", "report")
     assert report["from"] == "server"
     layers = report["gateway"][MODEL]["layers"]
     assert layers["sketches"]["samples"] >= 60
@@ -135,7 +128,7 @@ def test_a_trained_one_takes_over_without_a_restart_and_a_misleading_one_is_not_
     ask(demo, key, 5, {"count": 24})
     # What was collected from the answers so far, once it is enough.
     until(samples_path(demo.data_dir, ENGINE).exists)
-    trained = shown(demo, "forecast", "train", "--model", str(demo.model_dir))
+    trained = answer_of(demo, "forecast", "train", "--model", str(demo.model_dir))
     assert trained["probe"] == str(demo.model_dir / FILE_NAME)
     until(lambda: probe_of(demo)["loaded"] == 2)
     assert probe_of(demo)["trained_on"] == trained["readings"]

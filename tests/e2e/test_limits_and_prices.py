@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +11,8 @@ import httpx
 import openai
 import pytest
 
+from tests.support.commands import answer_of
 from tests.support.server_process import MODEL, Server, server_process
-from tests.support.warm_command import fairgate
 
 PLAIN = dict.fromkeys(("input_weight", "cached_input_weight", "output_weight"), 1_000)
 BODY = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True}
@@ -34,12 +33,6 @@ def complete(server: Server, key: str, **fields: Any) -> httpx.Response:
         return client.post("/v1/completions", json={**BODY, **fields})
 
 
-def command(server: Server, *arguments: str) -> Any:
-    done = fairgate(*arguments, "--data-dir", str(server.data_dir), "--json")
-    done.check_returncode()
-    return json.loads(done.stdout)
-
-
 def last_settled(server: Server, key: str) -> Any:
     """The account that the answer to one more request carries."""
     answer = complete(server, key)
@@ -56,7 +49,7 @@ def test_an_unpriced_model_is_refused_until_it_has_a_price_and_free_is_one(serve
     listed = server.admin("GET", "/prices")["data"]
     assert {(row["model"], row["version"]) for row in listed} == {("other", 1)}
     # On the command line, and followed by the server within a second.
-    command(server, "price", "set", MODEL, "--free")
+    answer_of(server, "price", "set", MODEL, "--free")
     deadline_s = time.monotonic() + 10
     while (answer := complete(server, key)).status_code != 200:
         assert answer.json()["error"]["code"] == "model_not_priced"
@@ -67,11 +60,11 @@ def test_an_unpriced_model_is_refused_until_it_has_a_price_and_free_is_one(serve
     rows = server.admin("POST", "/prices", change)["data"]
     assert {(row["version"], row["input_nanousd"]) for row in rows} == {(3, 100)}
     assert last_settled(server, key)["cost_nanousd"]["charged"] == 3 * 100 + 4 * 1_000
-    assert command(server, "price", "list") == server.admin("GET", "/prices")["data"]
+    assert answer_of(server, "price", "list") == server.admin("GET", "/prices")["data"]
     history = server.admin("GET", f"/prices/history?model={MODEL}&limit=3")["data"]
-    assert command(server, "price", "history", MODEL, "--most", "3") == history
+    assert answer_of(server, "price", "history", MODEL, "--most", "3") == history
     assert server.admin("GET", "/status")["tenants"]
-    report = command(server, "ledger", "verify")
+    report = answer_of(server, "ledger", "verify")
     assert report["problems"] == []
 
 
@@ -118,10 +111,10 @@ def test_weights_limit_overrides_and_events_on_a_real_server(server: Server) -> 
         metrics = client.get("/metrics").text
     assert 'fairgate_limit_events_total{kind="would_deny"} 2.0' in metrics
     listed = server.admin("GET", "/limits?tenant=limits")["data"]
-    told = command(server, "limit", "list", "--tenant", "limits")
+    told = answer_of(server, "limit", "list", "--tenant", "limits")
     assert all(each["usage"].pop("reset_s") > 0 for each in [*told, *listed])
     assert told == listed
-    assert command(server, "ledger", "verify")["problems"] == []
+    assert answer_of(server, "ledger", "verify")["problems"] == []
 
 
 def mine(server: Server, key: str, **query: str) -> Any:
@@ -164,8 +157,8 @@ def test_limits_of_end_users_count_each_for_itself_and_only_so_many(server: Serv
     shown = server.admin("GET", f"/limits/{each['id']}")
     assert shown["usage"] == {"end_users": 2, "most_end_users": 2}
     assert server.admin("GET", f"/limits/{each['id']}?end_user=amy")["usage"]["used"] == 2
-    assert command(server, "limit", "show", each["id"], "--end-user", "amy")["usage"]["used"] == 2
-    assert command(server, "ledger", "verify")["problems"] == []
+    assert answer_of(server, "limit", "show", each["id"], "--end-user", "amy")["usage"]["used"] == 2
+    assert answer_of(server, "ledger", "verify")["problems"] == []
 
 
 def test_of_the_platforms_limit_a_tenant_reads_only_that_it_binds(server: Server) -> None:
@@ -198,7 +191,7 @@ def test_of_the_platforms_limit_a_tenant_reads_only_that_it_binds(server: Server
         assert found["platform"] == {"binds": True, "reset_s": None}
         assert not found["data"][0]["usage"]["binds_first"]
         assert found["binds_first"] is None
-        listed = {each["id"]: each["usage"] for each in command(server, "limit", "list")}
+        listed = {each["id"]: each["usage"] for each in answer_of(server, "limit", "list")}
         use = {
             "used": 12,
             "held": 0,
@@ -209,13 +202,13 @@ def test_of_the_platforms_limit_a_tenant_reads_only_that_it_binds(server: Server
         }
         assert listed[limit["id"]] == use
         assert server.status()["platform_limits"][0]["used"] == 12
-        assert command(server, "ledger", "verify")["problems"] == []
+        assert answer_of(server, "ledger", "verify")["problems"] == []
         # What was used outlives the process: the counters are filled in from the ledger.
         server.stop()
         server.start()
         assert complete(server, keys[1]).status_code == 429
         assert server.admin("GET", f"/limits/{limit['id']}")["usage"] == use
-        assert command(server, "ledger", "verify")["problems"] == []
+        assert answer_of(server, "ledger", "verify")["problems"] == []
     finally:
         server.admin("DELETE", f"/limits/{limit['id']}")
     assert complete(server, keys[1]).status_code == 200
@@ -264,7 +257,7 @@ def test_a_tenant_is_changed_over_http(server: Server) -> None:
     assert (changed["on_low_budget"], changed["weight"]) == ("truncate", 2.5)
     shown = server.admin("GET", "/tenants/changing")
     assert (shown["has_limits"], shown["limits"]) == (False, [])
-    assert command(server, "tenant", "show", "changing") == shown
+    assert answer_of(server, "tenant", "show", "changing") == shown
     with server.http() as client:
         refused = client.patch("/admin/v1/tenants/changing", json={"on_low_budget": "ignore"})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "on_low_budget")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -23,15 +21,10 @@ from tenants.counts.minute_store import (
 )
 from tenants.storage.database import open_database
 from tenants.storage.flushes import Flush
+from tests.support.commands import answer_of
 from tests.support.server_process import MODEL, Server, until
 
 SHORT = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True}
-
-
-def command(server: Server, *arguments: str) -> Any:
-    result = CliRunner().invoke(cli, [*arguments, "--data-dir", str(server.data_dir), "--json"])
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +42,13 @@ def ended(server: Server) -> list[str]:
 def test_ended_requests_are_listed_page_by_page_with_every_filter(server: Server, ended: list[str]) -> None:
     route = server.admin("GET", "/requests/ended?tenant=listed")
     assert [each["id"] for each in route["data"]] == ended[::-1]
-    shown = command(server, "request", "list", "--ended", "--tenant", "listed")
+    shown = answer_of(server, "request", "list", "--ended", "--tenant", "listed")
     assert shown == {name: value for name, value in route.items() if name != "object"}
     first = shown["data"][0]
     assert first["ended_s"] >= first["first_token_s"] >= first["dispatched_s"] > 0
     some = ("request", "list", "--ended", "--tenant", "listed", "--limit", "1")
-    page = command(server, *some)
-    other = command(server, *some, "--cursor", page["next_cursor"])
+    page = answer_of(server, *some)
+    other = answer_of(server, *some, "--cursor", page["next_cursor"])
     assert [each["id"] for each in page["data"] + other["data"]] == ended[::-1]
     filters = {
         "--project": first["project_id"],
@@ -66,9 +59,9 @@ def test_ended_requests_are_listed_page_by_page_with_every_filter(server: Server
         "--from": "1h",
     }
     every = [part for pair in filters.items() for part in pair]
-    assert command(server, "request", "list", "--ended", *every)["data"] == shown["data"]
+    assert answer_of(server, "request", "list", "--ended", *every)["data"] == shown["data"]
     for none in (("--to", "1h"), ("--outcome", "lost"), ("--cause", "fault"), ("--model", "other")):
-        assert command(server, "request", "list", "--ended", "--tenant", "listed", *none)["data"] == []
+        assert answer_of(server, "request", "list", "--ended", "--tenant", "listed", *none)["data"] == []
     text = CliRunner().invoke(cli, ["request", "list", "--ended", "--data-dir", str(server.data_dir)])
     assert ended[0] in text.output
 
@@ -127,21 +120,23 @@ def minutes(server: Server) -> int:
 def test_minutes_are_what_the_routes_show(
     server: Server, minutes: int, shown: tuple[str, ...], route: str, says: str
 ) -> None:
-    found = command(server, *shown)
+    found = answer_of(server, *shown)
     assert found["data"] == server.admin("GET", route)["data"]
     assert [each["start"] for each in found["data"]] == [
         datetime.fromtimestamp((minutes + number * MINUTE_US) / 1e6, UTC).isoformat() for number in (0, 1)
     ]
-    page = command(server, *shown, "--limit", "1")
-    other = command(server, *shown, "--limit", "1", "--cursor", page["next_cursor"])
+    page = answer_of(server, *shown, "--limit", "1")
+    other = answer_of(server, *shown, "--limit", "1", "--cursor", page["next_cursor"])
     assert page["data"] + other["data"] == found["data"]
-    assert command(server, *shown, "--to", "20m")["data"] == []
+    assert answer_of(server, *shown, "--to", "20m")["data"] == []
     text = CliRunner().invoke(cli, [*shown, "--limit", "1", "--data-dir", str(server.data_dir)]).output
     assert says in text
     assert "the same command with --cursor" in text
 
 
 def test_minutes_are_added_up_by_the_hour(server: Server, minutes: int) -> None:
-    rows = command(server, "flow", "show", "--tenant", "minuted", "--window", "hour", "--from", "1h")["data"]
+    rows = answer_of(server, "flow", "show", "--tenant", "minuted", "--window", "hour", "--from", "1h")[
+        "data"
+    ]
     assert sum(row["served_tokens"] for row in rows) == 2_400
     assert {row["start"][14:19] for row in rows} == {"00:00"}

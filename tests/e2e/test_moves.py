@@ -1,42 +1,62 @@
-"""The moves of a running server's control loop: on its status page, in the list."""
+"""A control loop that acts on an overload: what its server refuses, and its moves wherever they show."""
 
 from __future__ import annotations
 
 import html
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from ops.cli.main import cli
+from tests.support.commands import answer_of, fairgate
 from tests.support.people import logged_in
 from tests.support.server_process import MODEL, Server, server_process, until
 
 BODY = {"model": MODEL, "prompt": "sun and rain", "max_tokens": 4, "ignore_eos": True}
 
 
+@dataclass
+class Overload:
+    """A server whose loop has moved admission, and what it answered while a target could not be kept."""
+
+    server: Server
+    refused: httpx.Response
+    others: httpx.Response
+    """To a tenant without a target."""
+
+
 @pytest.fixture(scope="module")
-def acting(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterator[Server]:
-    """A server whose loop has moved admission."""
+def overload(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterator[Overload]:
     data_dir = tmp_path_factory.mktemp("acting")
     with server_process(data_dir, chat_model, "--gateway-control", "acting") as server:
-        late = server.tenant("late")
+        late, other = server.tenant("late"), server.tenant("patient")
         # It cannot be kept: to the forecast that is an overload.
         made = server.admin(
             "POST", "/slos", {"tier": "standard", "metric": "ttft", "target_s": 0.0001, "tenant": "late"}
         )
 
+        answers: list[httpx.Response] = []
+
         def is_refused() -> bool:
-            answer = ask(server, late)
-            return answer.status_code == 503 and answer.json()["error"]["code"] == "target_unreachable"
+            answers.append(ask(server, late))
+            return answers[-1].status_code != 200
 
         until(is_refused)
+        others = ask(server, other)
         server.admin("DELETE", f"/slos/{made['id']}")
         until(lambda: server.admin("GET", "/policy/moves?knob=admission")["data"])
-        yield server
+        until(lambda: ask(server, late).status_code == 200)
+        yield Overload(server, answers[-1], others)
+
+
+@pytest.fixture(scope="module")
+def acting(overload: Overload) -> Server:
+    return overload.server
 
 
 def ask(server: Server, key: str) -> httpx.Response:
@@ -44,14 +64,21 @@ def ask(server: Server, key: str) -> httpx.Response:
         return client.post("/v1/completions", json=BODY)
 
 
-def fairgate(server: Server, *arguments: str) -> Result:
-    return CliRunner().invoke(
-        cli, [*arguments, "--data-dir", str(server.data_dir)], prog_name="fairgate", catch_exceptions=False
-    )
+def test_under_overload_it_refuses_what_would_be_late_and_says_when_to_try_again(overload: Overload) -> None:
+    answer = overload.refused
+    assert answer.status_code == 503, answer.text
+    assert answer.json()["error"]["code"] == "target_unreachable"
+    assert "its target is 0.0001 s" in answer.json()["error"]["message"]
+    assert float(answer.headers["retry-after"]) >= 1
+    assert answer.headers["x-should-retry"] == "true"
+    control = overload.server.status()["models"]["pools"][MODEL]["control"]
+    assert control["mode"] == "acting"
+    assert "admission" in [move["knob"] for move in control["moves"] if move["is_made"]]
+    assert overload.others.status_code == 200, "nothing binds it"
 
 
 def test_a_move_is_listed_with_its_reason(acting: Server) -> None:
-    shown = json.loads(fairgate(acting, "policy", "moves", "--knob", "admission", "--made", "--json").stdout)
+    shown = answer_of(acting, "policy", "moves", "--knob", "admission", "--made")
     first = shown["data"][-1]
     gateway_id = acting.status()["gateway_id"]
     assert (first["model"], first["gateway_id"], first["mode"]) == (MODEL, gateway_id, "acting")
@@ -81,7 +108,7 @@ def test_the_status_page_says_what_an_operator_reads_first(acting: Server) -> No
     [moved] = [line for line in lines if " admission " in line and " 0 -> " in line]
     assert "moved" in moved
     assert "ago" in moved
-    whole = json.loads(fairgate(acting, "status", "--json").stdout)
+    whole = answer_of(acting, "status")
     assert whole["readiness"]["checks"] == {"database": "ok", "quota_store": "ok", "engine": "ok"}
     assert set(whole) == set(shown)
 

@@ -25,7 +25,7 @@ PLACES = 32
 """The default."""
 FLOOD = PLACES + 40
 FLOOD_TOKENS = 1_200
-TENANTS = 10
+TENANTS = 6
 """Each sends two requests: the first one is a newcomer's."""
 MOST_STEPS = 3
 PATIENT = ("--gateway-ttl-standard", "86400")

@@ -9,18 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
-from click.testing import CliRunner
 
-from ops.cli.main import cli
+from tests.support.commands import answer_of
 from tests.support.server_process import Server
-
-
-def fairgate(server: Server, *arguments: str) -> Any:
-    """Answers of the command line beside the server."""
-    mine = ("--data-dir", str(server.data_dir), "--json")
-    result = CliRunner().invoke(cli, [*arguments, *mine], prog_name="fairgate")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
 
 
 def test_the_first_start_leaves_a_set_up_link_for_its_user_only(server: Server) -> None:
@@ -39,11 +30,11 @@ def test_the_first_start_leaves_a_set_up_link_for_its_user_only(server: Server) 
 def test_api_and_command_line_show_the_same_person(server: Server) -> None:
     made = server.admin("POST", "/people", {"name": "People-Ada", "role": "operator"})
     assert made["link"].startswith("/console/set-up?token=")
-    invited = fairgate(server, "person", "invite", "people-bo", "--role", "auditor")
+    invited = answer_of(server, "person", "invite", "people-bo", "--role", "auditor")
     assert invited["link"].startswith(f"{server.url}/console/set-up?token=")
     shown = server.admin("GET", "/people/people-ada")
     assert shown == {name: value for name, value in made.items() if name != "link"}
-    assert shown in fairgate(server, "person", "list")
+    assert shown in answer_of(server, "person", "list")
     assert server.admin("POST", f"/people/{shown['id']}/suspend")["status"] == "suspended"
     assert server.admin("POST", f"/people/{shown['id']}/resume")["status"] == "active"
     assert server.admin("POST", f"/people/{shown['id']}/reset")["link"] != made["link"]
@@ -53,7 +44,7 @@ def test_api_and_command_line_show_the_same_person(server: Server) -> None:
     while page["next_cursor"]:
         page = server.admin("GET", f"/people?limit=1&cursor={page['next_cursor']}")
         names += [each["name"] for each in page["data"]]
-    assert names == sorted(each["name"] for each in fairgate(server, "person", "list"))
+    assert names == sorted(each["name"] for each in answer_of(server, "person", "list"))
     assert server.admin("GET", "/sessions?person=people-ada")["data"] == []
     [row, *_] = server.admin("GET", "/audit?act=person&limit=1")["data"]
     assert row["action"] == "person.end_sessions"

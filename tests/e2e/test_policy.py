@@ -7,20 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from engine.scheduling.policy import HYBRID_OPTIONS
-from ops.cli.main import cli
+from tests.support.commands import answer_of, fairgate
 from tests.support.server_process import MODEL, Server, server_process, until
 
 OWN = HYBRID_OPTIONS.changed()
 """Options of which the default policy has values of its own."""
-
-
-def policy(server: Server, *arguments: str) -> Result:
-    return CliRunner().invoke(
-        cli, ["policy", *arguments, "--data-dir", str(server.data_dir)], prog_name="fairgate"
-    )
 
 
 def complete(server: Server, key: str, prompt: str) -> dict[str, Any]:
@@ -36,13 +29,15 @@ def complete(server: Server, key: str, prompt: str) -> dict[str, Any]:
 @pytest.fixture
 def back_to_settings(server: Server) -> Any:
     yield
-    policy(server, "set", "--from-settings")
+    fairgate(server, "policy", "set", "--from-settings")
 
 
 @pytest.mark.usefixtures("back_to_settings")
 def test_the_policy_changes_while_it_runs_and_says_what_it_decided(server: Server) -> None:
     key = server.tenant("policies")
-    result = policy(server, "set", "vtc", "--option", "order=hybrid", "--option", "slots=16", "--json")
+    result = fairgate(
+        server, "policy", "set", "vtc", "--option", "order=hybrid", "--option", "slots=16", "--json"
+    )
     assert result.exit_code == 0, result.output
     changed = json.loads(result.stdout)
     assert (changed["policy"], changed["order"], changed["from"]) == ("vtc", "hybrid", "stored")
@@ -53,15 +48,15 @@ def test_the_policy_changes_while_it_runs_and_says_what_it_decided(server: Serve
     assert (admitted["kind"], admitted["others"]) == ("admit", 0)
     assert admitted["rule"] == "order hybrid, admit predicted-reserve"
     assert len(admitted["rank"]) > 1
-    shown = json.loads(policy(server, "show", "--json").stdout)
+    shown = answer_of(server, "policy", "show")
     last = shown["engines"][0]["decisions"][-1]
     assert last["sequence_id"].startswith(account["request_id"])
     assert last["rank"] == admitted["rank"]
     assert last["reason"].startswith("tier standard; then least served tenant (counter ")
-    told = policy(server, "show").stdout
+    told = fairgate(server, "policy", "show").stdout
     assert "policy vtc (order=hybrid, slots=16) (the queue's order: hybrid)" in told
     assert "the settings say hybrid" in told
-    back = json.loads(policy(server, "set", "--from-settings", "--json").stdout)
+    back = answer_of(server, "policy", "set", "--from-settings")
     assert (back["policy"], back["from"], back["engines"][0]["options"]) == ("hybrid", "settings", OWN)
 
 
@@ -69,7 +64,7 @@ def test_the_policy_changes_while_it_runs_and_says_what_it_decided(server: Serve
 def test_the_last_steps_are_shown_with_their_tokens_by_tenant(server: Server) -> None:
     key = server.tenant("steps")
     tenant = server.admin("GET", "/tenants/steps")["id"]
-    assert policy(server, "set", "hybrid", "--option", "slots=1").exit_code == 0
+    assert fairgate(server, "policy", "set", "hybrid", "--option", "slots=1").exit_code == 0
     until(server.is_idle)
     prompts, tokens = ([7] * 20, [8] * 19), 60
     with server.http(key) as client:
@@ -89,15 +84,15 @@ def test_the_last_steps_are_shown_with_their_tokens_by_tenant(server: Server) ->
     assert all(each["decodes"] == {tenant: 1} for each in turns)
     assert {each["slots"] for each in steps} == {1}
     assert all(each["longest_gap_steps"] == {tenant: 1} for each in turns)
-    shown = json.loads(policy(server, "show", "--decisions", "0", "--steps", "200", "--json").stdout)
+    shown = answer_of(server, "policy", "show", "--decisions", "0", "--steps", "200")
     assert shown["engines"][0]["steps"] == engine["steps"]
-    text = policy(server, "show", "--decisions", "0", "--steps", "5").stdout
+    text = fairgate(server, "policy", "show", "--decisions", "0", "--steps", "5").stdout
     assert "last steps, tokens by tenant" in text
     assert "last decisions" not in text
     for each in engine["steps"][-5:]:
         assert str(each["step"]) in text
     assert engine["steps"][-6]["step"] not in [int(word) for word in text.split() if word.isdigit()]
-    assert policy(server, "show", "--steps", "4097").exit_code == 2
+    assert fairgate(server, "policy", "show", "--steps", "4097").exit_code == 2
     with server.http() as client:
         refused = client.get("/admin/v1/policy?steps=4097")
     assert refused.status_code == 400
@@ -114,10 +109,10 @@ def test_a_change_without_a_policy_says_that_it_is_missing(server: Server) -> No
 
 
 def test_a_policy_that_does_not_exist_is_named_and_nothing_changes(server: Server) -> None:
-    result = policy(server, "set", "lottery")
+    result = fairgate(server, "policy", "set", "lottery")
     assert result.exit_code == 1
     assert "no policy 'lottery'; there are buckets" in result.output
-    assert json.loads(policy(server, "show", "--json").stdout)["policy"] == "hybrid"
+    assert answer_of(server, "policy", "show")["policy"] == "hybrid"
 
 
 @pytest.mark.parametrize(
@@ -134,16 +129,16 @@ def test_a_policy_that_does_not_exist_is_named_and_nothing_changes(server: Serve
 def test_an_option_that_is_not_understood_is_named_and_nothing_changes(
     server: Server, arguments: tuple[str, ...], message: str
 ) -> None:
-    result = policy(server, "set", *arguments)
+    result = fairgate(server, "policy", "set", *arguments)
     assert result.exit_code == 1
     assert message in result.output
-    shown = json.loads(policy(server, "show", "--json").stdout)
+    shown = answer_of(server, "policy", "show")
     assert (shown["policy"], shown["options"], shown["engines"][0]["options"]) == ("hybrid", {}, OWN)
 
 
 @pytest.mark.usefixtures("back_to_settings")
 def test_a_template_sets_options_by_the_models_length(server: Server) -> None:
-    changed = json.loads(policy(server, "set", "vtc", "--template", "interactive", "--json").stdout)
+    changed = answer_of(server, "policy", "set", "vtc", "--template", "interactive")
     assert changed["options"]["max_num_partial_prefills"] == 2
     assert changed["options"]["long_prefill_token_threshold"] > 0
 
@@ -152,10 +147,10 @@ def test_a_stored_policy_goes_before_the_settings_at_the_next_start(tmp_path: Pa
     server = Server(tmp_path / "data", chat_model, ["--policy", "fcfs"])
     try:
         server.start()
-        assert policy(server, "set", "vtc", "--option", "slots=5").exit_code == 0
+        assert fairgate(server, "policy", "set", "vtc", "--option", "slots=5").exit_code == 0
         server.stop()
         server.start()
-        shown = json.loads(policy(server, "show", "--json").stdout)
+        shown = answer_of(server, "policy", "show")
         assert (shown["policy"], shown["options"], shown["from"]) == ("vtc", {"slots": 5}, "stored")
         assert shown["settings"] == {"policy": "fcfs", "options": {}}
         assert shown["engines"][0]["options"] == {"slots": 5}

@@ -488,16 +488,6 @@ def test_small_lane_permille(served: ServedEngine) -> None:
     assert served.apart(*prompts, answer=18) > 12, "large ones leave as much as small ones hold"
 
 
-@pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small one: batches of two at most."""
-    path = tmp_path_factory.mktemp("table") / "table.json"
-    arguments = ["--rates", "1,4", "--max-batch", "2", "--slo-s", "0.2", "--wait-buckets", "4"]
-    solved = CliRunner().invoke(cli, ["policy", "solve", *arguments, "--out", str(path)])
-    assert solved.exit_code == 0, solved.output
-    return path
-
-
 def test_admit_table(served: ServedEngine, table: Path) -> None:
     served.set("vtc", admit="table", table=str(table))
     batches = Counter(served.admitted(served.run(20, 20, 20, 20, answer=30)))

@@ -10,19 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from ops.cli.main import cli
-from tests.e2e.test_policy import complete, policy
+from tests.e2e.test_policy import complete
+from tests.support import warm_command
+from tests.support.commands import answer_of, fairgate
 from tests.support.server_process import Server, server_process
-from tests.support.warm_command import fairgate
-
-
-@pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small one, as `fairgate policy solve` makes it."""
-    path = tmp_path_factory.mktemp("table") / "table.json"
-    arguments = ["--rates", "1,4", "--max-batch", "2", "--slo-s", "0.2", "--wait-buckets", "4"]
-    solved = CliRunner().invoke(cli, ["policy", "solve", *arguments, "--out", str(path)])
-    assert solved.exit_code == 0, solved.output
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -36,22 +27,22 @@ def test_requests_are_admitted_by_the_table(batching: Server) -> None:
     key = batching.tenant("batches")
     (admitted,) = complete(batching, key, "wait for it")["fairgate"]["scheduling"]
     assert admitted["rule"] == "order sjf, admit table"
-    shown = json.loads(policy(batching, "show", "--json").stdout)
+    shown = answer_of(batching, "policy", "show")
     assert (shown["policy"], shown["order"]) == ("table", "sjf")
     assert "table" in shown["policies"]
     assert shown["engines"][0]["choices"]["admit"] == "table"
     for name in ("vtc", "table"):
-        changed = policy(batching, "set", name, "--json")
+        changed = fairgate(batching, "policy", "set", name, "--json")
         assert changed.exit_code == 0, changed.output
         assert json.loads(changed.stdout)["engines"][0]["policy"] == name
     assert complete(batching, key, "and again")["usage"]["completion_tokens"] == 3
 
 
 def test_without_a_table_the_policy_is_refused_and_nothing_changes(server: Server) -> None:
-    result = policy(server, "set", "table")
+    result = fairgate(server, "policy", "set", "table")
     assert result.exit_code == 1
     assert "name its file in the setting policy.table" in result.output
-    shown = json.loads(policy(server, "show", "--json").stdout)
+    shown = answer_of(server, "policy", "show")
     assert shown["policy"] != "table"
     assert "table" not in shown["policies"]
 
@@ -72,7 +63,7 @@ def test_a_table_that_cannot_be_used_stops_the_start(
     if content is not None:
         path.write_text(content)
     flags = ["--data-dir", str(tmp_path / "data"), "--model", str(chat_model)]
-    done = fairgate("serve", "--port", "0", "--policy-table", str(path), *flags)
+    done = warm_command.fairgate("serve", "--port", "0", "--policy-table", str(path), *flags)
     assert done.returncode == 1
     assert complaint in done.stderr
     assert str(path) in done.stderr

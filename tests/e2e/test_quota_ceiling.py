@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.commands import answer_of, fairgate
 from tests.support.server_process import MODEL, Server, server_process, until
-from tests.support.warm_command import fairgate
 
 RATE, CEILING, BURST = 2.0, 40.0, 2_000
 SPENT = 160
@@ -60,12 +59,10 @@ def test_a_batch_bucket_refills_by_spare_capacity_and_goes_back_when_others_need
     # Nothing runs: some looks of the control loop later all of it is lent.
     until(lambda: shown(acting, limit_id)["usage"]["refill_per_s"] == CEILING)
     assert shown(acting, plain)["usage"]["refill_per_s"] == RATE, "it has no ceiling"
-    asked = fairgate("limit", "show", limit_id, "--data-dir", str(acting.data_dir))
-    asked.check_returncode()
+    asked = fairgate(acting, "limit", "show", limit_id)
     assert f"{RATE:g} output_tokens a second (up to {CEILING:g} by spare capacity)" in asked.stdout
     assert f"refills at {CEILING:g} a second now" in asked.stdout
-    in_json = fairgate("limit", "show", limit_id, "--json", "--data-dir", str(acting.data_dir))
-    assert json.loads(in_json.stdout)["usage"]["refill_per_s"] == CEILING
+    assert answer_of(acting, "limit", "show", limit_id)["usage"]["refill_per_s"] == CEILING
     assert acting.limit_state("nightly", "output_tokens")["refill_per_s"] == CEILING
     with acting.http(acting.key("nightly", scopes=["usage:read"])) as client:
         own = {each["id"]: each for each in client.get("/v1/limits").json()["data"]}

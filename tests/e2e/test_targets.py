@@ -11,9 +11,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from ops.cli.main import cli
+from tests.support.commands import answer_of
 from tests.support.server_process import MODEL, Server, server_process, until
 
 PATIENCE_S = 20_000
@@ -36,16 +35,10 @@ def keys(narrow: Server) -> dict[str, str]:
     return names | {"crowd": narrow.tenant("crowd", tier="interactive", tiers=["interactive"])}
 
 
-def command(server: Server, *arguments: str) -> None:
-    """One call of the command line, which must succeed."""
-    result = CliRunner().invoke(cli, [*arguments, "--data-dir", str(server.data_dir)], prog_name="fairgate")
-    assert result.exit_code == 0, result.output
-
-
 @contextmanager
 def slos(server: Server) -> Iterator[None]:
     """The tier's own target, and a tighter one of the tenant `tight`."""
-    command(server, "slo", "set", "--tier", "standard", "--metric", "e2e", "--target", "20")
+    answer_of(server, "slo", "set", "--tier", "standard", "--metric", "e2e", "--target", "20")
     asked = {"tenant": "tight", "tier": "standard", "metric": "e2e", "target_s": 2.0}
     server.admin("POST", "/slos", asked)
     try:
@@ -90,7 +83,7 @@ def admitted(server: Server, keys: dict[str, str], *tenants: str) -> list[int]:
 def test_admissions_go_by_the_targets_of_tenant_and_tier(
     narrow: Server, keys: dict[str, str], policy: str
 ) -> None:
-    command(narrow, "policy", "set", policy)
+    answer_of(narrow, "policy", "set", policy)
     tenants = ("loose", "tight", "loose", "tight")
     with slos(narrow):
         order = admitted(narrow, keys, *tenants)

@@ -23,7 +23,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from engine.process.options import EngineOptions
-from tests.e2e.test_crash import Stream, start_streams
+from tests.e2e.test_crash import Stream, let_end, start_streams
 from tests.e2e.test_stores_down import checks, refused, served
 from tests.support import services
 from tests.support.engine_process import engine_options
@@ -260,6 +260,7 @@ def test_redis_that_comes_back_empty_is_filled_once_while_both_gateways_stream(h
         state = server.limit_state("refilled", "total_tokens")
         assert state["used"] >= 2 * 5
         assert state["used"] + state["held"] > 2 * 5 + 4 * 16
+    let_end(one, "refilled")
     ended(streams)
     assert [(stream.saw_done, stream.error) for stream in streams] == [(True, None)] * 4
     for server in house.gateways:
@@ -310,6 +311,7 @@ def test_postgresql_restarted_loses_nothing_and_nobody_is_taken_for_dead(house: 
     house.postgres.start()
     for server in house.gateways:
         until(lambda server=server: served(server, key), deadline_s=40)  # type: ignore[misc]
+    let_end(one, "restarted")
     ended(streams)
     for server in house.gateways:
         until(server.is_idle, deadline_s=40)

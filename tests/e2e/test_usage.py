@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,10 @@ from ops.sandbox.usage_check import usage_differences
 from tenants.admin.cursor import encode_cursor
 from tenants.ledger.batch_insert import insert_rows
 from tenants.storage.database import create_sql_engine
+from tests.support.commands import answer_of, fairgate
 from tests.support.console import Browser
 from tests.support.server_process import MODEL, Server, server_process, until
 from tests.support.usage import row
-from tests.support.warm_command import fairgate
 
 
 def _tenant(server: Server, name: str, labels: dict[str, list[str]] | None = None) -> str:
@@ -156,17 +154,13 @@ def test_what_makes_no_sense_is_refused_by_name(server: Server, asked: dict[str,
 def test_the_command_line_shows_verifies_and_rebuilds(server: Server) -> None:
     _ask(server, _tenant(server, "usage-g"), 5)
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return fairgate(*words, "--data-dir", str(server.data_dir))
-
-    shown = run("usage", "show", "--tenant", "usage-g", "--by", "tenant,tier", "--from", "7d", "--json")
-    assert shown.returncode == 0, shown.stderr
-    [row] = json.loads(shown.stdout)["data"]
+    asked = ("usage", "show", "--tenant", "usage-g", "--by", "tenant,tier", "--from", "7d")
+    [row] = answer_of(server, *asked)["data"]
     assert (row["tenant"], row["tier"], row["output_tokens"]) == ("usage-g", "standard", 8)
-    table = run("usage", "show", "--tenant", "usage-g")
+    table = fairgate(server, "usage", "show", "--tenant", "usage-g")
     assert "usage-g" in table.stdout
-    assert json.loads(run("usage", "verify", "--json").stdout) == {"ok": True, "problems": []}
-    assert json.loads(run("usage", "rebuild", "--json").stdout) == {"corrected": 0}
+    assert answer_of(server, "usage", "verify") == {"ok": True, "problems": []}
+    assert answer_of(server, "usage", "rebuild") == {"corrected": 0}
     with server.http() as client:
         assert client.post("/admin/v1/usage/verify").json() == {"ok": True, "problems": []}
         assert client.post("/admin/v1/usage/rebuild").json() == {"corrected": 0}

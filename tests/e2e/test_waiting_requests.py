@@ -235,7 +235,7 @@ def test_a_jump_is_on_both_accounts_and_changes_neither_tokens_nor_charge(
     narrow: Server, keys: dict[str, str]
 ) -> None:
     """One place: a batch stream has it, and an interactive request takes it for its four tokens."""
-    settings = {"temperature": 0, "max_tokens": 4000, "service_tier": "flex"}
+    settings = {"temperature": 0, "max_tokens": 1500, "service_tier": "flex"}
     body = SHORT | settings | {"stream_options": {"include_usage": True}}
     with narrow.http(keys["acme"]) as client:
         alone = client.post("/v1/completions", json=SHORT | settings).json()

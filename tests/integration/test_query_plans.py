@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -18,6 +19,7 @@ from litestar import Litestar
 from sqlalchemy import Engine, text
 
 from gateway.app import HANDLERS
+from gateway.console import csv_file
 from gateway.routes import openapi
 from migrations import runner
 from tenants.admin.lists.scans import MOST_SCANNED
@@ -83,11 +85,18 @@ def samples(now_us: int) -> dict[str, str]:
     }
 
 
+@cache
+def documented_paths() -> dict[str, dict[str, Any]]:
+    """Of the OpenAPI document."""
+    app = Litestar(route_handlers=HANDLERS, openapi_config=openapi.openapi_config())
+    paths: dict[str, dict[str, Any]] = openapi.document(app, app.openapi_schema.to_schema())["paths"]
+    return paths
+
+
 def questions(now_us: int) -> list[str]:
     """Each GET route alone, and with each of its parameters alone."""
-    app = Litestar(route_handlers=HANDLERS, openapi_config=openapi.openapi_config())
     known, found = samples(now_us), []
-    for path, methods in openapi.document(app, app.openapi_schema.to_schema())["paths"].items():
+    for path, methods in documented_paths().items():
         if "get" not in methods:
             continue
         given: dict[str, str] = {}
@@ -190,6 +199,12 @@ async def check(url: str, small_url: str, tmp_path: Path, sizes: Sizes) -> list[
                     assert seen <= MOST_VISITED[sizes], f"{each.question}: {seen} rows: {statement.text}"
     engine.dispose()
     return found[sizes]
+
+
+@pytest.fixture(autouse=True)
+def _short_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a list of `MANY` is longer than a file."""
+    monkeypatch.setattr(csv_file, "FILE_PAGES", 3)
 
 
 @pytest.fixture

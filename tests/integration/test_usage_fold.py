@@ -252,7 +252,7 @@ async def test_gateways_fold_while_a_transaction_is_held_open(postgres_url: str)
 
 async def test_two_that_fold_at_once_count_nothing_twice(database_url: str) -> None:
     databases = [open_database(database_url) for _ in range(2)]
-    rows = traffic(600, seed=7)
+    rows = traffic(240, seed=7)
 
     async def folds(database: Database) -> int:
         charges = 0

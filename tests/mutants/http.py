@@ -237,8 +237,8 @@ HTTP_MUTATIONS = mutations_of(
         (
             "gateway/requests/prompt.py",
             "text: a special token in a text counts as one",
-            "            ids += self._plain_ids(text, each.field)\n",
-            "            ids += self._encode([rendered[each.begin : each.end]])\n",
+            "            ids += self._plain_ids(text, spot.field)\n",
+            "            ids += self._encode([rendered[spot.begin : spot.end]])\n",
             SPECIAL,
         ),
         (

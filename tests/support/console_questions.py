@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import httpx
 from litestar import Litestar
 
+from gateway.console import csv_file
 from gateway.console.assets import address
-from gateway.console.csv_file import FILE_PAGES
 from gateway.console.handlers import HANDLERS
 from tenants.admin.cursor import MAX_PAGE
 from tenants.admin.lists.scans import MOST_SCANNED
@@ -117,15 +117,15 @@ def in_pages(keys: int) -> dict[str, int]:
     come in pages, with totals and the days of all together beside them: for so many statements. A file has
     the first pages of a list, up to a number that is the same for all, and each page costs the same. A page
     that reached its bound of rows before it found one looks up no names."""
-    pages_of_keys = min(FILE_PAGES, keys // MAX_PAGE + 1)  # one key more is the caller's
+    pages_of_keys = min(csv_file.FILE_PAGES, keys // MAX_PAGE + 1)  # one key more is the caller's
     return {
         "/console/usage": 15,
         "/console/usage?group=project&model=model-1": 15,
         "/console/keys?finding=no_limit": 7 if keys < MOST_SCANNED else 4,
         "/console/keys.csv": 1 + 5 * pages_of_keys,
-        "/console/requests.csv": 1 + 7 * FILE_PAGES,
-        "/console/refusals.csv": 1 + 4 * FILE_PAGES,
-        "/console/slo/misses.csv": 1 + 3 * FILE_PAGES,
+        "/console/requests.csv": 1 + 7 * csv_file.FILE_PAGES,
+        "/console/refusals.csv": 1 + 4 * csv_file.FILE_PAGES,
+        "/console/slo/misses.csv": 1 + 3 * csv_file.FILE_PAGES,
     }
 
 

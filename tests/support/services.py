@@ -35,26 +35,24 @@ __all__ = [
 def create_database(server_url: str, *, template: str = "template1") -> str:
     """A new database with a name of its own on the server; returns its URL."""
     name = f"fairgate_test_{uuid.uuid4().hex[:16]}"
-    _execute(
-        server_url,
-        sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template)),
-    )
+    with psycopg.connect(libpq_url(server_url), autocommit=True, connect_timeout=10) as connection:
+        # What PostgreSQL 15 does unasked, to log the copy, takes twice as long.
+        how = sql.SQL(" STRATEGY FILE_COPY" if connection.info.server_version >= 150_000 else "")
+        names = sql.Identifier(name), sql.Identifier(template)
+        connection.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(*names) + how)
     return re.sub(r"/[^/?]*(\?|$)", rf"/{name}\1", server_url)
 
 
 def drop_database(server_url: str, url: str) -> None:
     """Drops what `create_database` made, also with open connections."""
-    _execute(server_url, sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(database_name(url))))
+    statement = sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(database_name(url)))
+    with psycopg.connect(libpq_url(server_url), autocommit=True, connect_timeout=10) as connection:
+        connection.execute(statement)
 
 
 def database_name(url: str) -> str:
     """The name in a PostgreSQL URL."""
     return url.partition("?")[0].rpartition("/")[2]
-
-
-def _execute(url: str, statement: sql.Composed) -> None:
-    with psycopg.connect(libpq_url(url), autocommit=True, connect_timeout=10) as connection:
-        connection.execute(statement)
 
 
 def libpq_url(url: str) -> str:

@@ -1,25 +1,18 @@
 """Fair between tenants, short ones first inside each, and small ones past a large one that memory keeps.
 
-The counters, the lift and the choice of the tenant are those of `vtc.py`; inside a tenant the highest
-response ratio goes next (`hrrn.py`), so a tenant's long prompts delay its short ones little and do not
-starve. Tenants with equal counters go by who began to wait first.
+Counters, lift and the choice of the tenant are those of `vtc.py`; inside a tenant the highest response ratio
+goes next (`hrrn.py`). Tenants with equal counters go by who began to wait first.
 
-Large entries (`QueueEntry.yields_cost`, see `room.py`) wait in a lane of their own, ordered alike. The first
-of the small lane goes before the first of the large one while
+Large entries (`QueueEntry.yields_cost`, see `room.py`) wait in a lane of their own. The first of the small
+lane goes before the first of the large one while its tenant stands at most `yields_cost` (per weight of the
+large one) above the large one's tenant, and less than `PATIENCE` x `yields_cost` was served since the large
+one came. After that the two compare as entries of one lane would, and of equal tenants the large one goes
+first.
 
-- its tenant stands at most `yields_cost` (per weight of the large one) above the large one's tenant, and
-- less than `PATIENCE` x `yields_cost` was served since the large one came.
-
-After that the two compare as entries of one lane would, and of equal tenants the large one goes first. Where
-nothing is large this is vtc with lines of hrrn.
-
-Guarantee: a tenant goes first at most `yields_cost` above the lowest of those that wait, so the difference of
-two backlogged tenants is that of `vtc.py` plus twice `yields_cost` at worst (measured, it is less than vtc's
-where sizes differ: no entry is held up); a large entry waits at most `PATIENCE` x `yields_cost` longer than
-without lanes, whichever tenants send small ones, and however many.
-
-Loses against hrrn on mean latency when tenants differ (a turn may go to a long request of a tenant that has
-had little), and against first come, first served on fairness between one tenant's own users.
+Guarantee: the difference of two backlogged tenants is that of `vtc.py` plus twice `yields_cost` at worst; a
+large entry waits at most `PATIENCE` x `yields_cost` longer than without lanes, whichever tenants send small
+ones, and however many. Loses against hrrn on mean latency when tenants differ, and against first come, first
+served on fairness between one tenant's own users.
 """
 
 from __future__ import annotations

@@ -94,9 +94,11 @@ Standing = Callable[[str], Key]
 
 
 class TenantHeap:
-    """Which tenant stands lowest, when counters are charged by others? A tenant's standing may rise behind
-    the heap's back: it is looked at again when it surfaces, so a charge costs nothing until it matters. Falls
-    are read from the counters; a standing that fell for another reason is reported with `put`."""
+    """The waiting tenants by standing, though their counters are charged by others.
+
+    A standing that rose is looked at again when it surfaces, so a charge costs nothing until it matters.
+    Falls are read from the counters; a standing that fell for another reason is reported with `put`.
+    """
 
     def __init__(self, counters: ServiceCountersLike) -> None:
         self._heap = LazyHeap()

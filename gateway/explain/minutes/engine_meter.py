@@ -1,8 +1,7 @@
-"""Counts, by minute, what the engines of a pool did.
+"""Counts, by minute, what the engines of a pool did. Pure.
 
-From the load that engines report about twenty times a second, looked at once a second. Totals begin anew with
-every life of an engine. Other servers report no steps: of them only what they hold is known. Pure: time is
-passed in.
+From engines' load reports, looked at once a second. Totals restart with every life of an engine. Other
+servers report no steps: only what they hold is known.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ from tenants.counts.minute_store import MINUTE_US, EngineKey, EngineMinute
 
 
 class SeenReplica(Protocol):
-    """What is read of an upstream."""
-
     @property
     def replica_id(self) -> str: ...
     @property
@@ -30,8 +27,6 @@ class SeenReplica(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineTotals:
-    """What an engine has done since it started."""
-
     steps: int = 0
     step_us: int = 0
     batch_sum: int = 0
@@ -42,21 +37,20 @@ class EngineTotals:
 
     @staticmethod
     def of(snapshot: Snapshot) -> EngineTotals:
-        """As reported."""
         service = snapshot.service.values()
         return EngineTotals(
             snapshot.step,
             snapshot.step_us,
             snapshot.batch_sum,
-            sum(each.computed_tokens for each in service),
-            sum(each.emitted_tokens for each in service),
+            sum(row.computed_tokens for row in service),
+            sum(row.emitted_tokens for row in service),
             snapshot.recomputed_tokens,
             snapshot.preemptions,
         )
 
 
 class EngineMeter:
-    """Minutes of one pool's replicas. One writer: the gateway's event loop."""
+    """One pool's replicas. One writer: the gateway's event loop."""
 
     def __init__(self, pool: str) -> None:
         self.pool = pool
@@ -65,7 +59,7 @@ class EngineMeter:
         self._last_s: float | None = None
 
     def sample(self, now_s: float, wall_s: float, replicas: Sequence[SeenReplica]) -> None:
-        """Counts what each did since the last look; the first one only begins to count."""
+        """The first call only starts the count."""
         since_s, self._last_s = self._last_s, now_s
         elapsed_us = 0 if since_s is None else round((now_s - since_s) * 1e6)
         minute_us = (int(wall_s * 1e6) - elapsed_us) // MINUTE_US * MINUTE_US
@@ -109,8 +103,8 @@ def _idle_us(totals: EngineTotals, since: EngineTotals, snapshot: Snapshot, elap
 
 
 def kv_permille(ready: Ready | None, snapshot: Snapshot) -> float:
-    """Thousandths of the KV cache that sequences hold. Of other servers, what theirs have come to by now."""
+    """Thousandths of the KV cache held by sequences; of other servers, what theirs have come to so far."""
     if snapshot.step or ready is None:
         return 1000 * snapshot.referenced_blocks / max(1, snapshot.num_blocks)
-    held = sum(each.computed_tokens + each.emitted_tokens for each in snapshot.running)
+    held = sum(sequence.computed_tokens + sequence.emitted_tokens for sequence in snapshot.running)
     return min(1000.0, 1000 * held / max(1, ready.num_blocks * ready.block_tokens))

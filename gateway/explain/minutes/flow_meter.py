@@ -21,13 +21,10 @@ from tenants.counts.minute_store import MINUTE_US, FlowKey, FlowMinute
 MAX_SPANS = 1_024
 """Of other gateways' service that is not divided yet."""
 TIERS = tuple(TIER_RANKS)
-"""Names by rank."""
 
 
 @dataclass(slots=True)
 class _OpenRequest:
-    """A request that has not ended."""
-
     tenant_id: str
     rank: int
     cost: int
@@ -35,8 +32,6 @@ class _OpenRequest:
 
 @dataclass(slots=True)
 class _Sampled:
-    """Service of one stretch."""
-
     until_s: float
     minute_us: int
     had: Mapping[TenantTier, int]
@@ -44,17 +39,14 @@ class _Sampled:
 
 @dataclass(slots=True)
 class _Elsewhere:
-    """Service of another gateway."""
-
     since_s: float
     until_s: float
     total: float
-    """What is not counted yet."""
 
 
 @dataclass(slots=True)
 class _MinuteSums:
-    """A minute as it is counted: parts of fair shares are not whole yet."""
+    """A minute being counted: fair shares are still fractional."""
 
     counts: dict[TenantTier, FlowMinute] = field(default_factory=dict)
     fair: dict[TenantTier, float] = field(default_factory=dict)
@@ -67,7 +59,6 @@ class _MinuteSums:
         return counts
 
     def rows(self) -> dict[TenantTier, FlowMinute]:
-        """Whole numbers; the fair shares add up to the service."""
         for whose in self.fair.keys() | self.waiting.keys():
             self.of(whose).waiting_token_s = round(self.waiting.get(whose, 0.0))
         total = sum(counts.served_tokens for counts in self.counts.values())
@@ -88,25 +79,23 @@ def whole_parts(parts: Mapping[TenantTier, float], total: int) -> dict[TenantTie
 
 
 class FlowMeter:
-    """Minutes of one pool. One writer: the gateway's event loop."""
+    """One pool. One writer: the gateway's event loop."""
 
     def __init__(self, pool: str, *, lag_s: float = 0.0) -> None:
-        """`lag_s`: how long other gateways' requests take to be known here; 0: none share the queue."""
+        """`lag_s`: delay of other gateways' reports; 0: none share the queue."""
         self.pool = pool
         self.on_served: Callable[[float, float, int], None] = lambda since_s, until_s, total: None
-        """Called with the service of every stretch."""
         self._lag_s = lag_s
         self._ideal = IdealShare()
         self._open: dict[str, _OpenRequest] = {}
         self._minutes: dict[int, _MinuteSums] = {}
         self._taken: dict[int, _MinuteSums] = {}
-        """The minute that was taken last, for pages."""
         self._minute_us = 0
         self._sampled: deque[_Sampled] = deque()
         self._elsewhere: deque[_Elsewhere] = deque(maxlen=MAX_SPANS)
         self._last_s: float | None = None
         self._owed: dict[TenantTier, float] = {}
-        """Due of a stretch without service: moved between tenants by counts that came in."""
+        """Due of a stretch without service, by counts that came in."""
 
     # ------------------------------------------------------------ requests
 
@@ -130,13 +119,12 @@ class FlowMeter:
             counts.before_line_us += round(before_line_s * 1e6)
 
     def ended(self, request_id: str, now_s: float, cost: int) -> None:
-        """A request is over, having had `cost`. Nothing where it is not known."""
+        """No effect if unknown."""
         was = self._open.pop(request_id, None)
         if was is not None:
             self._ideal.ended(now_s, was.tenant_id, was.rank, was.cost, cost)
 
     def served_elsewhere(self, since_s: float, until_s: float, total: int) -> None:
-        """Service that another gateway's requests had."""
         self._elsewhere.append(_Elsewhere(since_s, until_s, total))
 
     def recent_arrivals(self) -> dict[TenantTier, tuple[int, int]]:
@@ -183,7 +171,7 @@ class FlowMeter:
         if now_us is None:
             while self._sampled:
                 self._divide(self._sampled.popleft())
-        waits = min((each.minute_us for each in self._sampled), default=self._minute_us)
+        waits = min((sample.minute_us for sample in self._sampled), default=self._minute_us)
         taken: dict[FlowKey, FlowMinute] = {}
         for minute_us in sorted(self._minutes):
             if now_us is None or (minute_us + MINUTE_US <= now_us and minute_us < waits):

@@ -1,8 +1,8 @@
 """Writes the minutes of all pools: service, fair shares, engines.
 
-What was served is looked at once a second, which costs requests nothing. Every minute that is over is
-written once, all rows in one transaction. Where the database is down minutes wait; beyond `MAX_WAITING` rows
-of a kind the oldest are dropped, and the metric says so. No account depends on them.
+Each minute is written once it is over, all rows in one transaction. If the database is down minutes wait;
+beyond `MAX_WAITING` rows of a kind the oldest are dropped, which a metric reports. No account depends on
+them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from tenants.storage.flushes import Flush
 
 PURGE_EVERY_S = 600.0
 MAX_WAITING = 50_000
-"""Rows of tenants, and of engines."""
 SETTLED_S = 5.0
-"""A minute is written this long after its end."""
+"""After its end."""
 
 
 class MinuteWriter(ExactWriter[MinutesCounted]):
-    """Keeps, writes and purges minutes. Use from one event loop."""
+    """Use from one event loop."""
 
     task_name = "gateway minutes"
     failed = "minutes could not be written; it is tried again"
@@ -46,7 +45,6 @@ class MinuteWriter(ExactWriter[MinutesCounted]):
         super().__init__("minutes")
         self.flows: dict[str, FlowMeter] = {}
         self.engines: dict[str, EngineMeter] = {}
-        """By pool."""
         self._database = database
         self._gateway_id = gateway_id
         self._wall_clock = wall_clock
@@ -58,7 +56,7 @@ class MinuteWriter(ExactWriter[MinutesCounted]):
         )
 
     async def close(self) -> None:
-        """Writes what is left, the minute that runs included, if the database lets it."""
+        """Writes what is left, the current minute included, if the database is up."""
         self._collect(None)
         await super().close()
 
@@ -73,7 +71,7 @@ class MinuteWriter(ExactWriter[MinutesCounted]):
         )
 
     async def flush(self) -> None:
-        """Writes the minutes that are over; while the database is down they are kept, up to a bound."""
+        """Writes the minutes that are over; keeps them while the database is down, up to a bound."""
         await super().flush()
         if self._unanswered is not None:
             self._collect(self._settled_us())

@@ -32,11 +32,9 @@ class Actions(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Fal
     """Factor on the times after which requests move up a tier."""
 
     def knobs(self) -> dict[Knob, float]:
-        """By knob, for `Control.rest_at`."""
         return {Knob(name): float(value) for name, value in structs.asdict(self).items()}
 
 
 HYBRID = Actions()
-"""What is in force outside of what a table was fitted on."""
+"""Used outside of what a table was fitted on."""
 ACTION_BOUNDS = {name: DEFAULT_BOUNDS[Knob(name)] for name in Actions.__struct_fields__}
-"""Of each field."""

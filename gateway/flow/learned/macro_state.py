@@ -16,35 +16,30 @@ NUM_STATES = 12
 
 
 class Situation(Struct, frozen=True):
-    """The load of one pool, as its gateway sees it."""
-
     queued_per_place: float
-    """Requests that wait, over the sequences that the engines may run."""
+    """Waiting requests over the engines' sequences."""
     long_at_head: bool
-    """A request that is next in a line of its tier is long."""
+    """A request that is next in its tier's line is long."""
     kv_share: float
-    """Of the KV cache, referenced by sequences; 0 to 1."""
+    """0 to 1."""
     trend: float
     """Arrivals a second of the last few seconds over those of the last minute; 1: steady."""
 
 
 class Borders(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where one kind ends and the next begins."""
-
     queued_per_place: Annotated[float, Meta(gt=0)] = 0.1
     kv_share: Annotated[float, Meta(gt=0, lt=1)] = 0.75
     trend: Annotated[float, Meta(gt=0)] = 1.25
 
 
 class SeenRange(Struct, frozen=True, forbid_unknown_fields=True):
-    """The most of each feature that the fit has seen; beyond it a table says nothing."""
+    """The most of each feature in the fit; beyond it a table says nothing."""
 
     queued_per_place: Annotated[float, Meta(ge=0)]
     kv_share: Annotated[float, Meta(ge=0, le=1)]
     trend: Annotated[float, Meta(ge=0)]
 
     def covers(self, situation: Situation) -> bool:
-        """Whether the fit has seen such a load."""
         return (
             situation.queued_per_place <= self.queued_per_place
             and situation.kv_share <= self.kv_share
@@ -61,7 +56,7 @@ def state_of(situation: Situation, borders: Borders) -> int:
 
 
 def words(state: int) -> str:
-    """A macro-state for people. Raises ValueError for a number that is none."""
+    """Raises ValueError for an unknown number."""
     if not 0 <= state < NUM_STATES:
         raise ValueError(f"macro-states are numbered 0 to {NUM_STATES - 1}, not {state}")
     line = "no queue" if state < 4 else "a queue, a long request at its head" if state >= 8 else "a queue"

@@ -18,28 +18,28 @@ GPU_WORDS = frozenset({"h200", "h100", "a100", "l40s"})
 
 
 def misfit(table: LearnedTable, name: str, announced: Sequence[ModelInfo]) -> str:
-    """Why the table is not for this pool, with the way out; empty: it is, or nothing says otherwise. `name`:
-    of the model in the API; `announced`: what its servers said of theirs."""
+    """Why the table does not fit this pool, with the remedy; empty: nothing contradicts. `name`: of the model
+    in the API; `announced`: its servers' models."""
     wanted = _words(table.model)
-    served = [name, *(each.model_id for each in announced)]
-    if wanted and not any(wanted <= _words(each) for each in served):
+    served = [name, *(model.model_id for model in announced)]
+    if wanted and not any(wanted <= _words(word) for word in served):
         return (
             f"the learned table is for the model {table.model!r}, and this is {name!r}: fit one for it with"
             " `fairgate policy learn`"
         )
-    kinds = {"cpu" if each.device.startswith("cpu") else "gpu" for each in announced if each.device}
+    kinds = {"cpu" if model.device.startswith("cpu") else "gpu" for model in announced if model.device}
     kind = _kind(table.machine)
     if kind and kinds and kind not in kinds:
         return (
             f"the learned table is for the machine {table.machine!r}, and {name!r} runs on"
-            f" {', '.join(sorted({each.device for each in announced}))}: fit one for it with"
+            f" {', '.join(sorted({model.device for model in announced}))}: fit one for it with"
             " `fairgate policy learn`"
         )
     return ""
 
 
 def not_compared(table: LearnedTable) -> str:
-    """What cannot be told about whether a table fits; empty: all can."""
+    """What cannot be compared; empty: all can."""
     left = [
         what
         for what, known in (("model", _words(table.model)), ("machine", _kind(table.machine)))

@@ -32,31 +32,25 @@ class MacroStateSwitch:
     def __init__(self, table: LearnedTable) -> None:
         self.table = table
         self.lookups = 0
-        """In the table, ever: one for each look."""
         self.switches = 0
-        """Changes of what is taken on, ever."""
         self.times_outside = 0
-        """How often the load left what the table was fitted on."""
         self._state: int | None = None
         self._is_outside = False
         self._since_s = -float("inf")
-        """When something was taken on last."""
         self._seen: int | None = None
-        """The state of the last look; None: that was outside, or there was none."""
+        """None: outside, or there was none."""
 
     @property
     def state(self) -> int | None:
-        """The macro-state that is taken on; None: none yet, or outside of what was fitted."""
+        """None: none yet, or outside of what was fitted."""
         return self._state
 
     @property
     def is_outside(self) -> bool:
-        """Whether the load is outside of what the table was fitted on."""
         return self._is_outside
 
     @property
     def actions(self) -> Actions:
-        """What is in force."""
         entry = None if self._state is None else self.table.indexed[self._state]
         return HYBRID if entry is None else entry.actions
 
@@ -106,7 +100,6 @@ class ArrivalTrend:
         """The second of the very first arrival: before it there was nothing to compare with."""
 
     def arrived(self, now_s: float, requests: int = 1) -> None:
-        """More requests have arrived."""
         second = floor(now_s)
         if self._first is None:
             self._first = second

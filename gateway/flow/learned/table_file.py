@@ -25,8 +25,6 @@ class BadLearnedTable(ValueError):
 
 
 class TableEntry(Struct, frozen=True, forbid_unknown_fields=True):
-    """One macro-state."""
-
     state: Annotated[int, Meta(ge=0, lt=NUM_STATES)]
     actions: Actions
     share: Annotated[float, Meta(ge=0, le=1)]
@@ -39,21 +37,16 @@ class Judged(Struct, frozen=True, forbid_unknown_fields=True):
     learned: float
     hybrid: float
     spread: float
-    """Standard deviation of the difference between seeds."""
 
 
 class LearnedTable(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
-    """The whole file."""
-
     format: str
     version: int
     model: str
-    """That the machine was simulated with."""
     machine: str
     trace: str
     seed: int
     simulated_requests: int
-    """That the search took."""
     borders: Borders
     fitted: SeenRange
     entries: Annotated[list[TableEntry], Meta(min_length=1, max_length=NUM_STATES)]
@@ -80,12 +73,11 @@ class LearnedTable(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         return found
 
     def encode(self) -> bytes:
-        """The file's content."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
 
     @classmethod
     def decode(cls, content: bytes) -> Self:
-        """Raises `BadLearnedTable` for anything that is not a whole table of this version."""
+        """Raises `BadLearnedTable` for anything but a whole table of this version."""
         try:
             head = msgspec.json.decode(content, type=_LearnedHead)
             if head.format != FORMAT:
@@ -103,7 +95,7 @@ class LearnedTable(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Reads the file. Raises `BadLearnedTable`, also for a file that cannot be read."""
+        """Raises `BadLearnedTable`, also for an unreadable file."""
         try:
             if path.exists() and not path.is_file():
                 # A pipe would hold up who opens it.

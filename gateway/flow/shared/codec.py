@@ -18,7 +18,7 @@ from gateway.flow.window import Replica
 from tenants.quota import scripts
 
 FALL = 2**51
-"""What all counters fall by where one comes near 2^53; an answer has the number of falls."""
+"""Subtracted from all counters when one comes near 2^53; an answer has the number of falls."""
 NUM_KEYS = 16
 MAX_TENANTS = 10_000
 _NAMES = ("meta", "tenants", "tickets", "lines", "due", "ages", "loads", "gateways", "owned", "outbox")
@@ -50,36 +50,33 @@ def keys(prefix: str, pool: str) -> list[str]:
 
 
 def load_key(prefix: str, pool: str) -> str:
-    """The stream in which gateways tell each other of a pool's load."""
     return f"{prefix}:flow:{{{pool}}}:load"
 
 
 def channel(prefix: str, pool: str, gateway_id: str) -> str:
-    """The channel of turns that other gateways' exchanges gave to a gateway."""
     return f"{keys(prefix, pool)[0]}:{gateway_id}"
 
 
 def never_is_zero(seconds: Iterable[float]) -> tuple[float, ...]:
     """Times as scripts have them, where infinity is 0."""
-    return tuple(0.0 if math.isinf(each) else each for each in seconds)
+    return tuple(0.0 if math.isinf(value_s) else value_s for value_s in seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class PoolRule:
-    """Settings common to all gateways of a pool; those of the last one to join apply."""
+    """Settings common to all gateways of a pool; the last one to join sets them."""
 
     max_queued: int
     max_queued_per_tenant: int
     lookahead_sequences: int
     kv_window: float
     stale_us: int
-    """A gateway that was silent for longer is taken for dead."""
+    """A gateway silent for longer is taken for dead."""
     ageing_s: tuple[float, ...] = (0.0, 0.0, 0.0)
     """By tier; 0: never."""
     share_sequences: float = 1.0
     share_kv: float = 1.0
     batch_share: float = 1.0
-    """Of a replica, for the long lanes."""
     reservation_burst_s: float = 0.0
     hold_us: int = 1_000_000
     """After Redis lost everything nothing is dispatched for this time: gateways send what they have."""
@@ -89,14 +86,10 @@ class PoolRule:
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """What a gateway brings that joins a pool."""
-
     rule: PoolRule
     order: str
     brakes: list[float]
-    """The share of each tier by rank, 1 where it is not braked."""
     returns: bool
-    """It was in this pool before."""
 
 
 class GivenTurn(msgspec.Struct, frozen=True, array_like=True):
@@ -123,8 +116,6 @@ class GivenTurn(msgspec.Struct, frozen=True, array_like=True):
 
 
 class QueueRefusal(msgspec.Struct, frozen=True, array_like=True):
-    """The queue is full."""
-
     entry_id: str
     of_tenant: bool
     limit: int
@@ -132,8 +123,6 @@ class QueueRefusal(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PoolReply(msgspec.Struct, frozen=True, array_like=True):
-    """What a gateway hears back."""
-
     status: str
     """`ok`, or `lost`: the pool does not know this gateway; nothing was done."""
     epoch: str
@@ -141,7 +130,6 @@ class PoolReply(msgspec.Struct, frozen=True, array_like=True):
     turns: list[GivenTurn]
     refused: list[QueueRefusal]
     counters: list[tuple[str, int]]
-    """Of the tenants that were looked at."""
     queued: list[int]
     """Waiting requests of all gateways: tier by tier, ordinary and long."""
     falls: int
@@ -151,8 +139,6 @@ class PoolReply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TenantWaiting(msgspec.Struct, frozen=True, array_like=True):
-    """What one tenant has waiting in one place of the pool, of all gateways."""
-
     place: int
     """Tier by tier, ordinary and long, from 1."""
     tenant_id: str
@@ -162,7 +148,6 @@ class TenantWaiting(msgspec.Struct, frozen=True, array_like=True):
     count: int
     input_tokens: int
     output_tokens: int
-    """Predicted."""
 
     @property
     def tier(self) -> int:
@@ -186,17 +171,17 @@ _turns = msgspec.msgpack.Decoder(list[GivenTurn])
 
 
 def answer(packed: bytes) -> PoolReply:
-    """The answer to an exchange. Raises `msgspec.DecodeError`."""
+    """Raises `msgspec.DecodeError`."""
     return _answers.decode(packed)
 
 
 def turns(packed: bytes) -> list[GivenTurn]:
-    """What was published to a gateway. Raises `msgspec.DecodeError`."""
+    """Raises `msgspec.DecodeError`."""
     return _turns.decode(packed)
 
 
 def look(packed: bytes) -> Look:
-    """The answer to a look. Raises `msgspec.DecodeError`."""
+    """Raises `msgspec.DecodeError`."""
     return _looks.decode(packed)
 
 
@@ -209,12 +194,12 @@ def message(
     """One message; `passage` is what one that joins brings, or `leaves`."""
     sizes = [
         {
-            "id": each.replica_id,
-            "max_sequences": each.max_sequences,
-            "kv_tokens": each.kv_tokens,
-            "pauses": each.pauses,
+            "id": replica.replica_id,
+            "max_sequences": replica.max_sequences,
+            "kv_tokens": replica.kv_tokens,
+            "pauses": replica.pauses,
         }
-        for each in replicas
+        for replica in replicas
     ]
     words: list[Any] = [sizes, list(confirmed), list(acts)]
     if passage:

@@ -23,11 +23,11 @@ from gateway.flow.control_rules import Control, ControlState, Knob, Move, Observ
 from tenants.quota import scripts
 
 LOCK_S = 6.0
-"""Three looks: a gateway that has not renewed its lock for so long is dead or hangs, and another decides."""
+"""Three observations: a gateway that has not renewed its lock for so long is dead or hangs."""
 FRESH_S = 6.0
-"""An observation counts for so long."""
+"""Validity of an observation."""
 IN_FORCE_S = 30.0
-"""What was decided is in force for so long after the last word of the one that decided; then knobs rest."""
+"""Validity of a decision after its decider's last message; then knobs rest."""
 QUEUE_KNOBS = (
     Knob.BATCH_CAP,
     Knob.LOOKAHEAD,
@@ -39,7 +39,7 @@ QUEUE_KNOBS = (
 """What the scripts of a shared queue go by; each gateway turns the others at home."""
 
 Decide = Callable[[Observation, float], list[Move]]
-"""(what all see, now): the moves."""
+"""(everyone's observation, now): the moves."""
 
 
 def control_script() -> str:
@@ -55,8 +55,6 @@ def control_keys(prefix: str, pool: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class ControlWords:
-    """One message, as the script takes it."""
-
     gateway_id: str
     term: int
     """0: it does not decide."""
@@ -76,27 +74,25 @@ class ControlWords:
 
 @dataclass(frozen=True, slots=True)
 class ControlAnswer:
-    """What Redis said. Ages are in seconds, by its clock."""
-
     holder: str
     term: int
     is_elected: bool
     """Since this message."""
     is_stored: bool
-    """What was decided is in force."""
+    """The decision was stored."""
     decided: bytes
-    """What is in force; empty: nothing yet."""
+    """The valid decision; empty: none yet."""
     decided_ago_s: float
     before: str
-    """Who held the lock until then."""
+    """The previous holder of the lock."""
     before_ago_s: float
-    """When that one spoke last."""
+    """Age of its last message."""
     seen: tuple[bytes, ...]
-    """By all gateways; for the holder alone."""
+    """Of all gateways; only for the holder."""
 
     @classmethod
     def of(cls, said: Sequence[bytes]) -> ControlAnswer:
-        """From the script's answer. Raises ValueError."""
+        """Raises ValueError."""
         now_us, holder, term, elected, stored, decided, decided_us, before, before_us, *seen = said
         return cls(
             holder.decode(),
@@ -115,21 +111,19 @@ ControlLook = Generator[ControlWords, ControlAnswer | None, list[Move]]
 
 
 class ControlSession:
-    """Of one gateway and pool. One writer: the loop that looks."""
+    """Of one gateway and pool. One writer: the loop that observes."""
 
     def __init__(
         self, control: Control, gateway_id: str, tell: Callable[[str], None] = lambda line: None
     ) -> None:
-        """`tell` is called with what an operator should read."""
+        """`tell` is called with messages for operators."""
         self.control = control
         self.holder = ""
         """Who decides, as of the last answer; empty: unknown."""
         self.term = 0
-        """Of the holder."""
         self._gateway_id = gateway_id
         self._tell = tell
         self._heard_s: float | None = None
-        """When Redis answered last."""
         self._is_silent = False
         self._known_s = -float("inf")
         """When what stands here was in force in the pool last."""
@@ -163,7 +157,7 @@ class ControlSession:
         return moves
 
     def leaves(self) -> ControlWords:
-        """The last word: another gateway may decide at once."""
+        """The last message: another gateway may decide immediately."""
         return ControlWords(self._gateway_id, self._own_term, b"", leaves=True)
 
     def words(self, seen: Observation, now_s: float) -> ControlWords:
@@ -221,28 +215,28 @@ def together(seen: Sequence[Observation]) -> Observation:
         raise ValueError("no gateway has said what it sees")
     if len(seen) == 1:
         return seen[0]
-    judging = [each for each in seen if each.attainment is not None]
+    judging = [observation for observation in seen if observation.attainment is not None]
 
     def mean(name: str, of: Sequence[Observation] = seen) -> float:
-        weights = [each.arrivals_per_s for each in of]
+        weights = [observation.arrivals_per_s for observation in of]
         if not sum(weights):
             weights = [1.0] * len(of)
-        values: list[float] = [getattr(each, name) for each in of]
+        values: list[float] = [getattr(observation, name) for observation in of]
         return sum(map(float.__mul__, map(float, values), weights)) / sum(weights)
 
     return Observation(
-        arrivals_per_s=sum(each.arrivals_per_s for each in seen),
+        arrivals_per_s=sum(observation.arrivals_per_s for observation in seen),
         length_spread=mean("length_spread"),
-        kv_share=max(each.kv_share for each in seen),
+        kv_share=max(observation.kv_share for observation in seen),
         prefix_hit_share=mean("prefix_hit_share"),
-        step_s=max(each.step_s for each in seen),
+        step_s=max(observation.step_s for observation in seen),
         attainment=mean("attainment", judging) if judging else None,
-        queued=sum(each.queued for each in seen),
-        evictions=max(each.evictions for each in seen),
+        queued=sum(observation.queued for observation in seen),
+        evictions=max(observation.evictions for observation in seen),
         expected_late=mean("expected_late"),
         mistaken=mean("mistaken"),
-        spare_share=min(each.spare_share for each in seen),
-        higher_waits=any(each.higher_waits for each in seen),
+        spare_share=min(observation.spare_share for observation in seen),
+        higher_waits=any(observation.higher_waits for observation in seen),
     )
 
 
@@ -257,11 +251,11 @@ def _why_elected(answer: ControlAnswer) -> str:
 
 
 def _observations(packed: Sequence[bytes]) -> list[Observation]:
-    """Those that are understood: a gateway of another version may say what this one does not know."""
+    """Skips observations of other versions that this one cannot read."""
     seen = []
-    for each in packed:
+    for text in packed:
         with suppress(msgspec.DecodeError):
-            seen.append(msgspec.json.decode(each, type=Observation))
+            seen.append(msgspec.json.decode(text, type=Observation))
     return seen
 
 

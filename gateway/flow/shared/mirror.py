@@ -26,7 +26,6 @@ from gateway.flow.types import Reason
 from gateway.flow.window import Replica
 
 MAX_OTHERS = 1024
-"""Requests of other gateways that a forecast counts with."""
 
 
 class Mirror(FlowController):
@@ -39,7 +38,6 @@ class Mirror(FlowController):
         lambda replica_id, life, service: None
     )
     _others: Sequence[tuple[TenantWaiting, int]] = ()
-    """What others have waiting, and how many."""
     _seen_s = 0.0
 
     def set_order(self, order_name: str) -> None:
@@ -67,9 +65,9 @@ class Mirror(FlowController):
             (ticket.entry.tenant_id, *self.queue.place(ticket.entry.entry_id)) for ticket in self.tickets()
         )
         self._others = [
-            (each, count)
-            for each in waits
-            if (count := each.count - own[each.tenant_id, each.tier, each.lane]) > 0
+            (wait, count)
+            for wait in waits
+            if (count := wait.count - own[wait.tenant_id, wait.tier, wait.lane]) > 0
         ]
         self._seen_s = now_s
 
@@ -79,21 +77,21 @@ class Mirror(FlowController):
         copy = super().queue_clone(counters)
         mine = {ticket.entry.tenant_id for ticket in self.tickets()}
         left = MAX_OTHERS
-        for each, _ in self._others:
-            if each.tenant_id not in mine:
-                counters.set(each.tenant_id, each.counter)
-        for each, count in self._others:
+        for waiting, _ in self._others:
+            if waiting.tenant_id not in mine:
+                counters.set(waiting.tenant_id, waiting.counter)
+        for waiting, count in self._others:
             for number in range(min(count, left)):
                 entry = QueueEntry(
-                    f"\0{each.place} {each.tenant_id} {number}",
-                    each.tenant_id,
+                    f"\0{waiting.place} {waiting.tenant_id} {number}",
+                    waiting.tenant_id,
                     self._seen_s,
-                    max(1, each.input_tokens // each.count),
-                    max(1, each.output_tokens // each.count),
-                    each.tier,
-                    each.weight,
+                    max(1, waiting.input_tokens // waiting.count),
+                    max(1, waiting.output_tokens // waiting.count),
+                    waiting.tier,
+                    waiting.weight,
                 )
-                copy.add(entry, lane=each.lane)
+                copy.add(entry, lane=waiting.lane)
             left -= min(count, left)
         return copy
 
@@ -101,16 +99,18 @@ class Mirror(FlowController):
         """With what waits at other gateways, as of the last look."""
         band, _ = self.queue.place(entry_id)
         lines = super()._lines_ahead(entry_id, now_s)
-        for each, count in self._others:
-            if each.tier <= band:
-                cost = each.input_tokens * INPUT_TOKEN_COST + each.output_tokens * OUTPUT_TOKEN_COST
-                cost = cost * count // each.count
-                lines.append(TenantLine(each.tenant_id, each.tier, count, cost, each.counter, each.weight))
+        for waiting, count in self._others:
+            if waiting.tier <= band:
+                cost = waiting.input_tokens * INPUT_TOKEN_COST + waiting.output_tokens * OUTPUT_TOKEN_COST
+                cost = cost * count // waiting.count
+                lines.append(
+                    TenantLine(waiting.tenant_id, waiting.tier, count, cost, waiting.counter, waiting.weight)
+                )
         return lines
 
     def queued_up_to(self, rank: int) -> int:
         """Requests of the whole pool that wait in band `rank` and above, as far as is known."""
-        others = sum(count for each, count in self._others if each.tier <= rank)
+        others = sum(count for waiting, count in self._others if waiting.tier <= rank)
         return super().queued_up_to(rank) + others
 
     def admit(
@@ -131,7 +131,7 @@ class Mirror(FlowController):
         scorer = self.placement.scorer
         if not isinstance(scorer, PrefixRouter) or not ticket.prefix_hashes:
             return {}
-        found = {each: scorer.cached_tokens(ticket, each, now_s) for each in replica_ids}
+        found = {replica_id: scorer.cached_tokens(ticket, replica_id, now_s) for replica_id in replica_ids}
         return {replica_id: tokens for replica_id, tokens in found.items() if tokens}
 
 

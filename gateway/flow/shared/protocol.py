@@ -35,7 +35,7 @@ EVERY_EPOCH = "any"
 
 @dataclass(frozen=True, slots=True)
 class PoolMessage:
-    """What is out: the epoch, the gateway's life and the message's number belong to it."""
+    """The message in flight, under the epoch, the gateway's life and its number."""
 
     epoch: str
     life: int
@@ -51,8 +51,6 @@ class PoolMessage:
 
 @dataclass(slots=True)
 class PoolNews:
-    """What an answer means here."""
-
     held_s: float = 0.0
     """Ask again after this time: until then the pool dispatches nothing."""
     turns: list[Dispatch] = field(default_factory=list)
@@ -72,7 +70,7 @@ class PoolSession:
         self.queued = [0] * 6
         """Waiting requests of the whole pool, as of the last answer: tier by tier, ordinary and long."""
         self.refusals = 0
-        """Messages in a row that Redis rejected, or answered with what is not understood."""
+        """Consecutive messages that Redis rejected, or answered unreadably."""
         self._life = life
         self._names = dict(replica_names or {})
         self._own_names = {shared: own for own, shared in self._names.items()}
@@ -83,17 +81,16 @@ class PoolSession:
         self._told: set[str] = set()
         self._sizes: dict[str, Replica] = {}
         self._offers: dict[str, frozenset[str]] = {}
-        """What the replicas last told of can do."""
         self._acts: list[list[Any] | Ticket] = []
         self._progress: dict[str, tuple[int, int]] = {}
         self._foreseen: dict[str, int] = {}
-        """Predicted output of running requests that the pool does not know of yet."""
+        """Predicted output of running requests that the pool does not know yet."""
         self._confirmed: list[str] = []
         self._out: PoolMessage | None = None
         self._is_out = False
         self._is_urgent = False
         self._served: dict[str, int] = {}
-        """Service (scaled) of tenants that the pool does not know of yet."""
+        """Service (scaled) of tenants that the pool does not know yet."""
         self._serials: dict[str, dict[str, list[Any]]] = {}
         """Tenant id -> replica -> the engine's life and its last serial numbers of the tenant, by tier."""
         self._lifts: dict[tuple[str, int], int] = {}
@@ -106,7 +103,7 @@ class PoolSession:
 
     @property
     def belongs(self) -> bool:
-        """The pool has this gateway as a member, as of the last answer."""
+        """As of the last answer."""
         return self._belongs
 
     @property
@@ -121,12 +118,11 @@ class PoolSession:
 
     @property
     def is_urgent(self) -> bool:
-        """A request here may be dispatched by the next exchange."""
         return self.has_news and (not self._belongs or self._is_urgent)
 
     def sees_others(self, replicas: Sequence[Replica]) -> bool:
         """These replicas, or what they can do, differ from those last sent."""
-        return {each.replica_id: each.offers for each in replicas} != self._offers
+        return {replica.replica_id: replica.offers for replica in replicas} != self._offers
 
     def arrived(self, ticket: Ticket) -> None:
         self._acts.append(ticket)
@@ -141,7 +137,7 @@ class PoolSession:
         self._is_urgent = True
 
     def progressed(self, entry_id: str, output_tokens: int, live_sequences: int) -> None:
-        """Progress of a running request; sent only where it changes the pool's charges."""
+        """Sent only if it changes the pool's charges."""
         ticket = self.mirror.ticket(entry_id)
         if ticket is None:
             return
@@ -151,7 +147,6 @@ class PoolSession:
             self._progress[entry_id] = (output_tokens, live_sequences)
 
     def foreseen(self, entry_id: str) -> None:
-        """Its engine foresees another length of a running request."""
         flight = self.mirror.dispatched.get(entry_id)
         if flight is not None:
             self._foreseen[entry_id] = flight.predicted_output_tokens
@@ -210,9 +205,9 @@ class PoolSession:
     def _next(self, now_s: float, replicas: Sequence[Replica], leaves: bool) -> PoolMessage:
         passage: codec.Joining | str | None = "leaves" if leaves else None
         acts: list[list[Any]] = []
-        self._told = {each.replica_id for each in replicas}
-        self._sizes |= {each.replica_id: each for each in replicas}
-        offers = {each.replica_id: each.offers for each in replicas}
+        self._told = {replica.replica_id for replica in replicas}
+        self._sizes |= {replica.replica_id: replica for replica in replicas}
+        offers = {replica.replica_id: replica.offers for replica in replicas}
         has_other_offers, self._offers = offers != self._offers, offers
         if not self._belongs:
             self._life += 1
@@ -225,10 +220,10 @@ class PoolSession:
                 ["run", flight.ticket.entry.entry_id, self._about_running(flight, now_s)]
                 for flight in self.mirror.in_flight()
             ]
-            engines = [(each.replica_id, each.life) for each in replicas]
+            engines = [(replica.replica_id, replica.life) for replica in replicas]
             acts += [
-                ["had", each, had, self._serials_of(each, engines)]
-                for each, had in self.mirror.dispatched.ahead.served().items()
+                ["had", tenant_id, had, self._serials_of(tenant_id, engines)]
+                for tenant_id, had in self.mirror.dispatched.ahead.served().items()
                 if had
             ]
             waiting = self.mirror.tickets() if replicas else ()
@@ -238,24 +233,24 @@ class PoolSession:
         else:
             # First, so that no turn is given by what replicas could do before.
             acts = [
-                ["unfit", each.entry.entry_id, self._unfit(each)]
-                for each in (self.mirror.tickets() if has_other_offers else ())
-                if each.needs
+                ["unfit", ticket.entry.entry_id, self._unfit(ticket)]
+                for ticket in (self.mirror.tickets() if has_other_offers else ())
+                if ticket.needs
             ]
             acts += [
-                ["had", each, self._served.get(each, 0), self._serials.get(each, {})]
-                for each in dict.fromkeys((*self._served, *self._serials))
+                ["had", tenant_id, self._served.get(tenant_id, 0), self._serials.get(tenant_id, {})]
+                for tenant_id in dict.fromkeys((*self._served, *self._serials))
             ]
-            acts += [["lift", *each, amount] for each, amount in self._lifts.items()]
-            acts += [["progress", each, *said] for each, said in self._progress.items()]
-            acts += [["foresee", each, tokens] for each, tokens in self._foreseen.items()]
+            acts += [["lift", *lifted, amount] for lifted, amount in self._lifts.items()]
+            acts += [["progress", entry_id, *said] for entry_id, said in self._progress.items()]
+            acts += [["foresee", entry_id, tokens] for entry_id, tokens in self._foreseen.items()]
             acts += [
                 self._arrive(act, now_s) if isinstance(act, Ticket) else act
                 for act in self._acts
                 if self._has_engine or not isinstance(act, Ticket)
             ]
         self._number += 1
-        named = [replace(each, replica_id=self._shared(each.replica_id)) for each in replicas]
+        named = [replace(replica, replica_id=self._shared(replica.replica_id)) for replica in replicas]
         packed = codec.message(named, self._confirmed, acts, passage)
         self._acts, self._progress, self._foreseen, self._confirmed = [], {}, {}, []
         self._served, self._serials, self._lifts = {}, {}, {}
@@ -267,11 +262,10 @@ class PoolSession:
         return PoolMessage(self._epoch, self._life, self._number, packed, ends_epoch)
 
     def failed(self) -> None:
-        """The message in flight got no answer: it will be repeated."""
         self._is_out = False
 
     def lost(self) -> None:
-        """Redis was away too long; others may have declared this gateway dead: rejoin."""
+        """Redis was unavailable too long; others may have declared this gateway dead: rejoin."""
         self._belongs = False
 
     def refused(self) -> None:
@@ -283,7 +277,6 @@ class PoolSession:
 
     @property
     def is_broken(self) -> bool:
-        """The pool takes nothing from this gateway."""
         return self.refusals >= BROKEN_AFTER
 
     def answered(self, packed: bytes, now_s: float) -> PoolNews:
@@ -300,10 +293,10 @@ class PoolSession:
         heard = PoolNews(answer.held_us / 1e6, self._hear(answer.turns, now_s))
         for tenant_id, counter in answer.counters:
             self.mirror.counters.set(tenant_id, counter + answer.falls * codec.FALL)
-        for each in answer.refused:
-            if self.mirror.cancel(each.entry_id, now_s):
-                full = QueueFull(each.of_tenant, each.limit, each.retry_after_s)
-                heard.refused.append((each.entry_id, full))
+        for refusal in answer.refused:
+            if self.mirror.cancel(refusal.entry_id, now_s):
+                full = QueueFull(refusal.of_tenant, refusal.limit, refusal.retry_after_s)
+                heard.refused.append((refusal.entry_id, full))
         self.refusals = 0
         return heard
 
@@ -311,7 +304,7 @@ class PoolSession:
         """What waits in the whole pool, for forecasts. Raises `msgspec.DecodeError`."""
         found = codec.look(packed)
         raised = found.falls * codec.FALL
-        waits = [structs.replace(each, counter=each.counter + raised) for each in found.waits]
+        waits = [structs.replace(wait, counter=wait.counter + raised) for wait in found.waits]
         self.mirror.see(waits, now_s)
 
     def published(self, packed: bytes, now_s: float) -> list[Dispatch]:
@@ -354,7 +347,7 @@ class PoolSession:
 
     def _unfit(self, ticket: Ticket) -> dict[str, bool]:
         """The replicas of this gateway that cannot do what a request needs, by their shared names."""
-        unfit = [each for each, offers in self._offers.items() if not ticket.needs <= offers]
+        unfit = [replica_id for replica_id, offers in self._offers.items() if not ticket.needs <= offers]
         return dict.fromkeys(map(self._shared, unfit), True)
 
     def _about(self, ticket: Ticket, now_s: float) -> dict[str, Any]:
@@ -371,7 +364,7 @@ class PoolSession:
             "predicted": entry.predicted_output_tokens,
             "rate": ticket.reserved_cost_per_s,
             "reserved_tier": ticket.reserved_tier,
-            "cached": {self._shared(each): tokens for each, tokens in cached.items()},
+            "cached": {self._shared(replica_id): tokens for replica_id, tokens in cached.items()},
             "unfit": self._unfit(ticket),
             "waited_us": max(0, round((now_s - entry.arrived_s) * 1e6)),
         }

@@ -1,7 +1,6 @@
-"""Bounds of request fields that are passed to other servers as they are. Pure.
+"""Bounds of request fields that are passed to other servers unchanged. Pure.
 
-A server's own parser, grammar compiler and chat template see them unchecked: their size and depth are bounded
-here, whatever they hold.
+A server's parser, grammar compiler and chat template see them unchecked, so size and depth are bounded here.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from gateway import errors
 MAX_FIELD_CHARACTERS = 256 * 1024
 """Of all texts and names in one field."""
 MAX_FIELD_VALUES = 20_000
-"""Of one field: objects, lists, texts, numbers."""
+"""Objects, lists, texts and numbers in one field."""
 MAX_FIELD_DEPTH = 64
-"""Objects and lists in each other; a JSON schema takes two for each level of its objects."""
+"""Nested objects and lists; a JSON schema takes two per level of its objects."""
 
 
 def require_bounded(name: str, value: object) -> None:
-    """Raises `ApiError` for a field that is larger, or nested deeper, than is passed on."""
+    """Raises `ApiError` for a field that is too large or nested too deeply."""
     if not isinstance(value, Mapping | list | str):
         return
     values = characters = 0

@@ -66,29 +66,35 @@ def passed_of_chat(request: ChatCompletionRequest) -> Passed:
             needs[need_of_field("verbosity")] = "verbosity"
     if request.chat_template_kwargs is not None:
         _require_template_arguments(request.chat_template_kwargs)
-    said = dict(zip(_CHAT_NAMES, _chat_values(request), strict=True)) | {"reasoning": own_reasoning}
+    said = _said(_CHAT_NAMES, _chat_values(request))
+    if own_reasoning is None:
+        said.pop("reasoning", None)
     return _with_common(request, said, fields, needs)
 
 
 def passed_of_text(request: CompletionRequest) -> Passed:
     """Of a text completion. Raises `ApiError`."""
-    said = dict(zip(_TEXT_NAMES, _text_values(request), strict=True))
+    said = _said(_TEXT_NAMES, _text_values(request))
     return _with_common(request, said, {}, {})
+
+
+def _said(names: tuple[str, ...], values: tuple[Any, ...]) -> dict[str, Any]:
+    """The fields that a request has: of some fifty for the most part none."""
+    return {name: value for name, value in zip(names, values, strict=True) if value is not None}
 
 
 def _with_common(
     request: Sampling, of_kind: Mapping[str, Any], fields: dict[str, Any], needs: dict[str, str]
 ) -> Passed:
-    """`of_kind`: what it says in fields of kinds of servers; None: nothing."""
+    """`of_kind`: what it says in fields of kinds of servers."""
     format_need = format_needs(request.response_format)
     if format_need:
         fields["response_format"] = request.response_format
         needs |= format_need
     for name, value in of_kind.items():
-        if value is not None:
-            fields[name] = value
-            if not is_idle(name, value):
-                needs[need_of_field(name)] = name
+        fields[name] = value
+        if not is_idle(name, value):
+            needs[need_of_field(name)] = name
     for name, value in fields.items():
         require_bounded(name, value)
     needs[Capability.TEXT] = "model"

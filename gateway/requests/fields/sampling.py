@@ -26,7 +26,7 @@ _NAMES = (
 
 
 class _GenerationConfig(msgspec.Struct):
-    """What is taken of a `generation_config.json`: as vLLM does, which has no use for `do_sample`."""
+    """As vLLM reads it, which has no use for `do_sample`."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -36,8 +36,8 @@ class _GenerationConfig(msgspec.Struct):
 
 
 def model_defaults(model_dir: Path) -> SamplingParams:
-    """The sampling of a request that says nothing, by the directory's `generation_config.json`; where it has
-    none, OpenAI's. Raises `Invalid` naming file and field."""
+    """The default sampling by `generation_config.json`; without the file, OpenAI's. Raises `Invalid` naming
+    file and field."""
     file = model_dir / "generation_config.json"
     if not file.is_file():
         return OPENAI_DEFAULTS
@@ -54,14 +54,14 @@ def model_defaults(model_dir: Path) -> SamplingParams:
 
 
 def said_sampling(request: Sampling) -> dict[str, Any]:
-    """The sampling fields of a request as its client said them, for servers with defaults of their own."""
+    """The sampling fields that the client set, for servers with defaults of their own."""
     names, values = _said_of(type(request))
     return {name: value for name, value in zip(names, values(request), strict=True) if value is not None}
 
 
 @cache
 def _said_of(kind: type[Sampling]) -> tuple[tuple[str, ...], attrgetter[tuple[Any, ...]]]:
-    """The sampling fields that a kind of request has, and how they are read."""
+    """The sampling fields of a kind of request, and their reader."""
     names = tuple(name for name in _NAMES if name in kind.__struct_fields__)
     return names, attrgetter(*names)
 
@@ -69,7 +69,7 @@ def _said_of(kind: type[Sampling]) -> tuple[tuple[str, ...], attrgetter[tuple[An
 def sampling_of(
     request: Sampling, logprobs: int | None, model: ServedModel, config: GatewayConfig
 ) -> SamplingParams:
-    """The sampling of a request in our own engine. Raises `ApiError`."""
+    """The sampling in our own engine. Raises `ApiError`."""
     unsaid = model.sampling
     top_k = int(_number(request.top_k, "top_k", default=unsaid.top_k))
     top_p = _number(request.top_p, "top_p", default=unsaid.top_p)
@@ -133,7 +133,7 @@ def _stop(stop: str | list[str] | None, config: GatewayConfig) -> tuple[str, ...
 
 
 def _number(value: float | None, name: str, item: str = "", *, default: float) -> float:
-    """`value` within the `RANGES` of `name`, or `default` when absent. `item`: one of several values."""
+    """`value` within the `RANGES` of `name`, or `default`. `item`: one of several values."""
     if value is None:
         return default
     lowest, highest, is_above = RANGES[name]
@@ -146,7 +146,7 @@ def _number(value: float | None, name: str, item: str = "", *, default: float) -
 
 
 def integer(value: int | None, name: str, lowest: int, highest: int | None, *, default: int = 0) -> int:
-    """`value` within its bounds, or `default` when absent. Raises `ApiError`."""
+    """Raises `ApiError`."""
     if value is None:
         return default
     if value < lowest or (highest is not None and value > highest):

@@ -1,4 +1,4 @@
-"""Checks what a request needs against the servers of its model, and says which server lacks what. Pure."""
+"""Checks what a request needs against the servers of its model. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REMEDIES: Mapping[tuple[str, str], str] = {
     (ServerKind.LLAMA_CPP, Capability.IMAGES): "start it with --mmproj",
     (ServerKind.LLAMA_CPP, Capability.AUDIO): "start it with --mmproj",
 }
-"""By kind of server and need: what its operator can do. What is not here depends on the model."""
+"""By kind of server and need: what its operator can do. Others depend on the model."""
 NO_USAGE = "its answers have no usage, by which that is charged: set usage to end or each for it"
 TASKS: Mapping[str, str] = {
     Capability.TEXT: "generate text",
@@ -39,26 +39,25 @@ TASKS: Mapping[str, str] = {
     Endpoint.CHAT: "take chats: send it to /v1/completions",
     Endpoint.TEXT: "take text completions: send it to /v1/chat/completions",
 }
-"""What a whole request needs."""
 NAMES: Mapping[str, str] = {Capability.IMAGES: "images", Capability.AUDIO: "audio"}
-"""What clients call a need, where the field to blame is but a place in the request."""
+"""Names of needs whose field is only a place in the request."""
 
 
 def endpoint_needs(model: ServedModel, endpoint: Endpoint, param: str) -> dict[str, str]:
-    """What a request to one of the endpoints of text needs: nothing, where all servers answer both."""
-    answers = all(endpoint in each.capabilities.offers for each in model.servers)
+    """What a request to a text endpoint needs: nothing if all servers answer both."""
+    answers = all(endpoint in server.capabilities.offers for server in model.servers)
     return {} if answers else {endpoint: param}
 
 
 def require_servers(model: ServedModel, needs: Mapping[str, str]) -> None:
-    """`needs`: see `Passed`. Raises `ApiError` where no server of the model that serves can take a request
-    with them: 503 where one that is down could, or where it is not known yet, else 400. A model of which no
-    server is up takes every request: what comes back decides."""
+    """`needs`: see `Passed`. Raises `ApiError` if no available server can take a request with them: 503 if
+    one that is down could, or if it is not known yet, else 400. While no server is up every request is
+    accepted."""
     servers = model.servers or (OWN_ENGINE,)
-    able = [each for each in servers if each.capabilities.lacks(needs) is None]
-    if any(each.is_up for each in able):
+    able = [server for server in servers if server.capabilities.lacks(needs) is None]
+    if any(capabilities.is_up for capabilities in able):
         return
-    up = [each for each in servers if each.is_up]
+    up = [server for server in servers if server.is_up]
     param = _to_blame(needs, up or servers)
     if able:
         if up:
@@ -66,24 +65,24 @@ def require_servers(model: ServedModel, needs: Mapping[str, str]) -> None:
                 what=_what(needs, param), who=f"{_names(able)} can, and is away", param=param
             )
         return
-    untried = [each for each in up if each.capabilities.may_turn_out_to_meet(needs)]
+    untried = [upstream for upstream in up if upstream.capabilities.may_turn_out_to_meet(needs)]
     if untried:
         asked = f"{_names(untried)} is being asked whether it can"
         raise errors.capability_unavailable(what=_what(needs, param), who=asked, param=param)
-    if not up and any(each.capabilities.may_turn_out_to_meet(needs) for each in servers):
+    if not up and any(server.capabilities.may_turn_out_to_meet(needs) for server in servers):
         return
     raise errors.no_server_can(param, _refusal(model, needs, servers, param))
 
 
 def may_run_in_own_engine(model: ServedModel) -> bool:
-    """Whether some replica of the model is our own engine, which runs the very ids that are counted here."""
-    return any(not each.capabilities.kind for each in model.servers or (OWN_ENGINE,))
+    """Whether a replica of the model is our own engine, which runs exactly the ids counted here."""
+    return any(not server.capabilities.kind for server in model.servers or (OWN_ENGINE,))
 
 
 def _to_blame(needs: Mapping[str, str], servers: tuple[ServerOffer, ...] | list[ServerOffer]) -> str:
     """The first field, in the request's order, that the fewest servers can honour."""
     counts = {
-        field: sum(need in each.capabilities.offers for each in servers) for need, field in needs.items()
+        field: sum(need in server.capabilities.offers for server in servers) for need, field in needs.items()
     }
     return min(counts, key=lambda field: counts[field])
 
@@ -91,7 +90,7 @@ def _to_blame(needs: Mapping[str, str], servers: tuple[ServerOffer, ...] | list[
 def _refusal(
     model: ServedModel, needs: Mapping[str, str], servers: tuple[ServerOffer, ...], param: str
 ) -> str:
-    if all(not each.capabilities.kind for each in servers):
+    if all(not server.capabilities.kind for server in servers):
         if param == "model":
             return "Our own engine, which runs this model, only generates text: ask for another model."
         what = _what(needs, param)
@@ -99,7 +98,7 @@ def _refusal(
             f"{what[:1].upper()}{what[1:]} cannot be taken: our own engine, which runs this model, generates"
             " plain text only. Leave that out, or ask for a model on a server that takes it."
         )
-    said = [_lacking(each, needs) for each in servers[:MOST_NAMED]]
+    said = [_lacking(server, needs) for server in servers[:MOST_NAMED]]
     if len(servers) > MOST_NAMED:
         said.append(f"{len(servers) - MOST_NAMED} more lack it too")
     return (
@@ -109,7 +108,7 @@ def _refusal(
 
 
 def _lacking(server: ServerOffer, needs: Mapping[str, str]) -> str:
-    """What one server does not take, and what can be done."""
+    """What one server does not take, and the remedy."""
     found = server.capabilities
     missing = [need for need in needs if need not in found.offers]
     for need, what in TASKS.items():
@@ -136,10 +135,9 @@ def _with_remedy(found: Capabilities, need: str, field: str) -> str:
 
 
 def _what(needs: Mapping[str, str], param: str) -> str:
-    """What a client calls the need that a field has."""
     named = (name for need, name in NAMES.items() if needs.get(need) == param)
     return next(named, f"'{param}'")
 
 
 def _names(servers: list[ServerOffer]) -> str:
-    return ", ".join(each.replica_id for each in servers[:MOST_NAMED])
+    return ", ".join(server.replica_id for server in servers[:MOST_NAMED])

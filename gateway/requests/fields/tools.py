@@ -11,14 +11,14 @@ from gateway.upstream.capabilities import Capability, need_of_field
 
 MAX_TOOLS = 128
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-"""Names of participants and functions, as OpenAI has them: a template may write them into its markup."""
+"""Of participants and functions, as OpenAI's: a template may write them into its markup."""
 TOOL_CHOICES = ("none", "auto", "required")
 FORMATS = {
     "json_object": Capability.JSON_OBJECT.value,
     "json_schema": Capability.JSON_SCHEMA.value,
     "structural_tag": need_of_field("structural_tag"),
 }
-"""Types of `response_format` beside `text`, and what they need."""
+"""Types of `response_format` beside `text`, and their needs."""
 _CHOICE_FORM = (
     "'tool_choice' must be 'none', 'auto', 'required', or"
     " {'type': 'function', 'function': {'name': ...}} with the name of one of the tools."
@@ -26,7 +26,7 @@ _CHOICE_FORM = (
 
 
 def require_name(name: object, path: str) -> str:
-    """A name that a template may write. Raises `ApiError`."""
+    """Raises `ApiError` for a name that a template must not write."""
     if not isinstance(name, str) or NAME.fullmatch(name) is None:
         raise errors.bad_request(
             f"Invalid '{path}': a name has 1 to 64 letters (a-z, A-Z), digits, '_' or '-'.", path
@@ -35,8 +35,8 @@ def require_name(name: object, path: str) -> str:
 
 
 def tool_fields(request: ChatCompletionRequest) -> tuple[dict[str, Any], dict[str, str]]:
-    """The fields that are passed for a request's tools, and its needs by the field that has them. Without
-    tools nothing is passed: servers refuse an empty list. Raises `ApiError`."""
+    """The fields to pass for a request's tools, and its needs by field. Without tools nothing is passed:
+    servers refuse an empty list. Raises `ApiError`."""
     tools, choice = request.tools, request.tool_choice
     if choice is None or choice == "none" or choice == "auto":
         forced: Capability | None = None
@@ -59,7 +59,7 @@ def tool_fields(request: ChatCompletionRequest) -> tuple[dict[str, Any], dict[st
 
 
 def format_needs(response_format: dict[str, Any] | None) -> dict[str, str]:
-    """What a response format needs; nothing for plain text. Raises `ApiError`."""
+    """Empty for plain text. Raises `ApiError`."""
     if response_format is None:
         return {}
     kind = response_format.get("type")
@@ -97,7 +97,7 @@ def _require_tool(tool: dict[str, Any], path: str) -> None:
 
 
 def _forced(choice: str | dict[str, Any], tools: list[dict[str, Any]] | None) -> Capability | None:
-    """What a choice needs that is neither `none` nor `auto`. Raises `ApiError`."""
+    """The need of a choice other than `none` and `auto`. Raises `ApiError`."""
     kind: object = choice if isinstance(choice, str) else choice.get("type")
     if not tools and (isinstance(choice, dict) or choice in TOOL_CHOICES):
         raise errors.bad_request("'tool_choice' names a tool, and the request has no 'tools'.", "tool_choice")
@@ -117,7 +117,7 @@ def _forced(choice: str | dict[str, Any], tools: list[dict[str, Any]] | None) ->
 
 
 def _without_hints(tool: dict[str, Any]) -> dict[str, Any]:
-    """Without `cache_control`, which says nothing to these servers."""
+    """Without `cache_control`, which these servers ignore."""
     plain = {name: value for name, value in tool.items() if name != "cache_control"}
     plain["function"] = {name: value for name, value in tool["function"].items() if name != "cache_control"}
     return plain

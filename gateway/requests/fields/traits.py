@@ -1,7 +1,4 @@
-"""Features of a request for the length forecast: the last question, and what else is known before it runs.
-
-Pure. `engine/forecast/length/features.py` has what they mean.
-"""
+"""Features of a request for the length forecast (`engine/forecast/length/features.py`). Pure."""
 
 from __future__ import annotations
 
@@ -23,8 +20,8 @@ def traits_of(
     tenant_id: str,
     user: str | None,
 ) -> Features:
-    """The features of a request by its first prompt: all its sequences count as alike. `max_tokens`: None
-    where the client named no length; `user`: the end user that it named."""
+    """The features by the first prompt: all sequences count as alike. `max_tokens`: None if the client set no
+    length; `user`: the end user."""
     text, turns = "", 1
     if wording is not None and wording.messages is not None:
         text, turns = last_asked(wording.messages), len(wording.messages)
@@ -43,5 +40,5 @@ def traits_of(
 
 
 def last_asked(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The text of the last message of a conversation; empty where there is none."""
+    """The text of the last message; empty: none."""
     return media.text_of(messages[-1].get("content")) if messages else ""

@@ -1,7 +1,6 @@
-"""Memory for request bodies above the ordinary limit, in all and of one tenant. Pure.
+"""Memory for request bodies above the ordinary limit, in all and per tenant. Pure.
 
-A body counts from its arrival to the end of its answer: a request that waits in line keeps it, as it may be
-sent to one server after the other.
+A body counts until the end of its answer: a waiting request keeps it, as several servers may get it.
 """
 
 from __future__ import annotations
@@ -11,20 +10,19 @@ from collections import Counter
 from gateway import errors
 
 SHARE_OF_ONE = 2
-"""One tenant has at most this part of the whole."""
+"""One tenant's part of the whole."""
 
 
 class LargeBodies:
-    """Counts bytes. Use from one event loop."""
+    """Use from one event loop."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._of_tenant: Counter[str] = Counter()
         self.total_bytes = 0
-        """At the moment."""
 
     def take(self, tenant_id: str, num_bytes: int) -> None:
-        """Raises `ApiError`: 429 where the tenant has too much already, 503 where all together have."""
+        """Raises `ApiError`: 429 if the tenant has too much already, 503 if all together have."""
         if self._of_tenant[tenant_id] + num_bytes > self._most_bytes // SHARE_OF_ONE:
             raise errors.large_bodies_full(self._most_bytes // SHARE_OF_ONE, of_tenant=True)
         if self.total_bytes + num_bytes > self._most_bytes:
@@ -33,7 +31,6 @@ class LargeBodies:
         self.total_bytes += num_bytes
 
     def give_back(self, tenant_id: str, num_bytes: int) -> None:
-        """Undoes what was taken."""
         self.total_bytes -= num_bytes
         self._of_tenant[tenant_id] -= num_bytes
         if self._of_tenant[tenant_id] <= 0:
@@ -41,7 +38,7 @@ class LargeBodies:
 
 
 class LargeBody:
-    """One body's part of them, as it grows."""
+    """One body's share, as it grows."""
 
     def __init__(self, bodies: LargeBodies, tenant_id: str, ordinary_bytes: int) -> None:
         """A body of at most `ordinary_bytes` is not counted."""
@@ -58,7 +55,6 @@ class LargeBody:
 
     @property
     def is_counted(self) -> bool:
-        """Whether memory is reserved for it."""
         return self._taken > 0
 
     def grow(self, num_bytes: int) -> None:
@@ -68,7 +64,7 @@ class LargeBody:
             self._taken = num_bytes
 
     def close(self) -> None:
-        """It is gone. Harmless to repeat."""
+        """Idempotent."""
         if self._taken:
             self._bodies.give_back(self._tenant_id, self._taken)
             self._taken = 0

@@ -1,7 +1,8 @@
-"""Parts of messages that are no text: checked and bounded, passed on as they came, held with a margin.
+"""Non-text parts of messages (images, sounds, videos, files): checked, bounded, passed on unchanged, held
+with a margin. Pure.
 
-Images, sounds, videos and files. Most are a URL: their bytes in base64 (`data:`), or an address, which their
-server fetches and this gateway never does. They are in no prompt that is counted here, and in no log. Pure.
+Most are a URL: their bytes in base64 (`data:`), or an address, which the server fetches and this gateway
+never does. They are in no counted prompt and in no log.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ PUBLIC_HOST = re.compile(
 PRIVATE_TOPS = frozenset(
     ("arpa", "corp", "home", "internal", "intranet", "invalid", "lan", "local", "localdomain", "localhost")
 ).union(("private", "test"))
-"""Of networks of one's own (RFC 6761, 6762, 8375; ICANN's internal, and what is used as if it were)."""
+"""Private networks (RFC 6761, 6762, 8375; ICANN's internal, and what is used as if it were)."""
 MAX_WORD_CHARACTERS = 256
 """Of a file's name and a sound's format."""
 CHARACTERS_PER_TOKEN = 128
-"""Of the base64 of what is no image: a second of video or speech is kilobytes and tens of tokens."""
+"""Of the base64 of non-images: a second of video or speech is kilobytes and tens of tokens."""
 DETAILS = ("auto", "low", "high")
 ID_RANGE = 2**15
 """Of the ids that stand for an image in a prompt; they are no token ids."""
@@ -39,9 +40,8 @@ class MediaType(NamedTuple):
     """How a type of part holds its content."""
 
     key: str
-    """The field of its content."""
     kind: str
-    """How the media type of its data URL begins."""
+    """Prefix of the media type of its data URL."""
 
 
 TYPES = {
@@ -54,7 +54,7 @@ TYPES = {
 
 
 def media_part(part: ContentPart, path: str, config: GatewayConfig) -> dict[str, Any]:
-    """A checked part in OpenAI's form. Raises `ApiError`."""
+    """Raises `ApiError`."""
     found, path = getattr(part, part.type), f"{path}.{part.type}"
     if found is None:
         raise errors.bad_request(
@@ -112,8 +112,8 @@ def _require_url(url: str, path: str, kind: str, config: GatewayConfig) -> None:
 
 
 def _has_public_name(url: str) -> bool:
-    """By its spelling, and more strictly than servers read URLs: no number in any notation, no user, no
-    encoded letter. What the name stands for only the server that asks for it knows."""
+    """By its spelling, more strictly than servers read URLs: no number in any notation, no user, no encoded
+    letter. What the name resolves to only the server knows."""
     name = PUBLIC_HOST.match(url.lower())
     return name is not None and name["top"] not in PRIVATE_TOPS
 
@@ -128,7 +128,7 @@ def _require_size(data: str, path: str, _: str, config: GatewayConfig) -> None:
 
 
 def needs_of(messages: Sequence[ChatMessage]) -> dict[str, str]:
-    """What the parts need of a server, and the field of the first that needs it."""
+    """Needs of the parts, and the field of the first that has each."""
     found: dict[str, str] = {}
     for index, message in enumerate(messages):
         for position, part in enumerate(message.content if isinstance(message.content, list) else ()):
@@ -138,7 +138,6 @@ def needs_of(messages: Sequence[ChatMessage]) -> dict[str, str]:
 
 
 def media_bytes(messages: Sequence[ChatMessage]) -> int:
-    """How much of a request's body they are."""
     found = 0
     for message in messages:
         for part in message.content if isinstance(message.content, list) else ():
@@ -152,7 +151,6 @@ def media_bytes(messages: Sequence[ChatMessage]) -> int:
 
 
 def contents_of(messages: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """The parts of a conversation that are no text, in their order: type and content."""
     for message in messages:
         if isinstance(message["content"], list):
             for part in message["content"]:
@@ -161,7 +159,7 @@ def contents_of(messages: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]
 
 
 def require_number(messages: Sequence[dict[str, Any]], most: int) -> None:
-    """Raises `ApiError` for more of them than one request may have."""
+    """Raises `ApiError` if there are more than one request may have."""
     found = sum(1 for _ in contents_of(messages))
     if found > most:
         raise errors.bad_request(
@@ -170,7 +168,7 @@ def require_number(messages: Sequence[dict[str, Any]], most: int) -> None:
 
 
 def text_of(content: object) -> str:
-    """The text of a message's content, of parts those of text, each on lines of its own."""
+    """The text of a message's content; text parts each on lines of their own."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
@@ -178,8 +176,8 @@ def text_of(content: object) -> str:
 
 
 def media_ids(messages: Sequence[dict[str, Any]], tokens_each: int) -> list[int]:
-    """What is held for them: at least `tokens_each` ids of each, alike for the same content, and more for
-    what is no image and long."""
+    """What is held for them: at least `tokens_each` ids of each, alike for the same content, more for long
+    non-images."""
     found: list[int] = []
     for name, content in contents_of(messages):
         more = 0 if name == "image_url" else len(content) // CHARACTERS_PER_TOKEN

@@ -48,7 +48,7 @@ def margin_ids(fields: Mapping[str, Any], names: Iterable[str], counter: TextCou
 def as_counted(messages: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
     """The conversation as the template here counts it: texts in parts on lines of their own, without images,
     thoughts and the like."""
-    if all(isinstance(each["content"], str | None) and not _beside_text(each) for each in messages):
+    if is_plain(messages):
         return messages
     return [
         {
@@ -59,8 +59,18 @@ def as_counted(messages: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
     ]
 
 
+def is_plain(messages: Sequence[dict[str, Any]]) -> bool:
+    """Whether they are texts and calls of tools only."""
+    for message in messages:
+        if isinstance(message["content"], list) or not message.keys().isdisjoint(OF_ANSWERS):
+            return False
+    return True
+
+
 def is_rendered_there(messages: Sequence[dict[str, Any]]) -> bool:
     """Whether a part of the conversation becomes text by the server's own rules."""
+    if is_plain(messages):
+        return False
     return any(_beside_text(each) or _text_parts(each) > 1 for each in messages) or any(contents_of(messages))
 
 

@@ -1,8 +1,7 @@
 """Embedding and rerank requests: their bodies, and the `Call` that each becomes.
 
 A request is one sequence without output: its prompt is all its inputs, its `max_tokens` is 0. What a server
-adds to an input (special tokens, a template around query and document) is not known here, so the prompt is
-held with a margin for each input, and the server's usage decides.
+adds to an input is unknown, so each is held with a margin, and the server's usage decides.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from gateway.upstream.base import RequestTask, Wording
 from gateway.upstream.capabilities import Capability
 
 MARGIN_TOKENS = 8
-"""Held for each input, or each pair of query and document, beyond its text: special tokens and a template."""
+"""Held for each input, or pair of query and document, beyond its text: special tokens and a template."""
 MAX_HELD_TOKENS = 2**20
-"""Of one request, all its inputs together: a long query counts with each of its documents."""
+"""All inputs together: a long query counts with each of its documents."""
 MAX_DIMENSIONS = 65_536
 ENCODINGS = ("float", "base64")
 
 
 class _OfVectors(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields that both kinds share."""
+    """Fields of both."""
 
     model: str
     service_tier: str | None = None
@@ -60,7 +59,6 @@ class RerankRequest(_OfVectors, kw_only=True, forbid_unknown_fields=True):
 
 
 def parse_embeddings(request: EmbeddingRequest, context: RequestContext) -> Call:
-    """Raises `ApiError`."""
     check_model(request.model, context)
     require_servers(context.model, {Capability.EMBEDDINGS: "model"})
     items: Sequence[str | list[int]] = _inputs(request.input, context.config.max_inputs)
@@ -82,7 +80,6 @@ def parse_embeddings(request: EmbeddingRequest, context: RequestContext) -> Call
 
 
 def parse_rerank(request: RerankRequest, context: RequestContext) -> Call:
-    """Raises `ApiError`. Each document is held with the query: most models read them as pairs."""
     check_model(request.model, context)
     require_servers(context.model, {Capability.RERANK: "model"})
     documents = request.documents
@@ -100,7 +97,7 @@ def parse_rerank(request: RerankRequest, context: RequestContext) -> Call:
 
 
 class _Prompt:
-    """The tokens of a request's inputs, as they are held."""
+    """The tokens of a request's inputs, as held."""
 
     def __init__(self, context: RequestContext, *, is_cut: bool) -> None:
         """`is_cut`: the server shortens inputs that are longer than its context."""
@@ -109,7 +106,7 @@ class _Prompt:
         self._is_cut = is_cut
 
     def add(self, item: str | list[int], param: str, beside: Sequence[int] = ()) -> None:
-        """Adds an input, and what the model reads `beside` it. Raises `ApiError`, and `BudgetDenied`."""
+        """Adds an input, and what the model reads `beside` it. Raises `ApiError`, `BudgetDenied`."""
         found = [*beside, *self.tokens_of(item, param, len(beside))][: self._context.model.context_tokens]
         held = len(self.tokens) + len(found) + MARGIN_TOKENS
         if held > MAX_HELD_TOKENS:
@@ -139,7 +136,7 @@ class _Prompt:
         if isinstance(item, str):
             return text_prompt(self._context.renderer, item, fits, param)
         fits(len(item), True)
-        wrong = next((each for each in item if not 0 <= each < model.vocabulary), None)
+        wrong = next((token_id for token_id in item if not 0 <= token_id < model.vocabulary), None)
         if wrong is not None:
             raise errors.bad_request(
                 f"Invalid '{param}': token id {wrong} is not in 0..{model.vocabulary - 1}.", param

@@ -7,7 +7,7 @@ from litestar.params import FromQuery
 
 from gateway.http.asgi import Request
 from gateway.routes.admin.common import CHANGE, READ, actor, changed, if_match
-from gateway.routes.context import asked, gateway_of, json_response
+from gateway.routes.context import admin_of, asked, gateway_of, json_response
 from tenants.admin.brakes import BRAKED_TIERS, MAX_BRAKE_S
 from tenants.admin.commands import BrakeEnd, BrakeSet
 
@@ -16,7 +16,7 @@ TIERS = " or ".join(tier.value for tier in BRAKED_TIERS)
 
 @get("/admin/v1/brake", opt=READ, summary="The brakes that hold now, at most one a tier")
 async def list_brakes(request: Request) -> Response[bytes]:
-    brakes = await gateway_of(request).deps.admin.list_brakes()
+    brakes = await admin_of(request).list_brakes()
     return json_response({"object": "list", "data": [brake.as_json() for brake in brakes]})
 
 

@@ -11,7 +11,7 @@ from litestar import Response
 from gateway import errors
 from gateway.http.accesses import actor_of
 from gateway.http.asgi import Request, headers_of
-from gateway.routes.context import gateway_of, json_response
+from gateway.routes.context import admin_of, gateway_of, json_response
 from gateway.routes.openapi_fields import between
 from tenants.admin.audit import Actor
 from tenants.admin.commands import Withdrawal
@@ -86,18 +86,18 @@ def if_match(request: Request) -> IfMatch:
 
 async def named(request: Request, shown: Mapping[str, Any]) -> dict[str, Any]:
     """With names beside ids."""
-    return (await gateway_of(request).deps.admin.with_names([shown]))[0]
+    return (await admin_of(request).with_names([shown]))[0]
 
 
 async def paged(
     request: Request, page: Page[T], as_json: Callable[[T], Mapping[str, Any]]
 ) -> Response[bytes]:
-    data = await gateway_of(request).deps.admin.with_names(as_json(row) for row in page.rows)
+    data = await admin_of(request).with_names(as_json(row) for row in page.rows)
     return json_response({"object": "list", "data": data, "next_cursor": page.next_cursor})
 
 
 async def listed(request: Request, items: Iterable[Mapping[str, Any]]) -> Response[bytes]:
-    data = await gateway_of(request).deps.admin.with_names(items)
+    data = await admin_of(request).with_names(items)
     return json_response({"object": "list", "data": data})
 
 

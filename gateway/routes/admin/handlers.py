@@ -7,28 +7,23 @@ are answered.
 from gateway.routes.admin import (
     brakes,
     config,
-    keys,
     ledger,
     limits,
     people,
     policy,
     prices,
-    projects,
     slo,
     status,
     tenants,
     upstreams,
 )
-from gateway.routes.admin.records import audit, audit_log, calibration, flow, refusals, usage, webhooks
+from gateway.routes.admin.records import audit_log, calibration, flow, refusals, usage, webhooks
 
 HANDLERS = [
     *status.HANDLERS,
     *ledger.HANDLERS,
     *policy.HANDLERS,
     *tenants.HANDLERS,
-    *projects.HANDLERS,
-    *keys.HANDLERS,
-    *audit.HANDLERS,
     *audit_log.HANDLERS,
     *brakes.HANDLERS,
     *limits.HANDLERS,

@@ -23,7 +23,7 @@ from gateway.routes.admin.common import (
     paged,
     tagged,
 )
-from gateway.routes.context import asked, gateway_of, json_response
+from gateway.routes.context import admin_of, asked, gateway_of, json_response
 from gateway.routes.views.limits_view import MAX_USES_SHOWN, own_limits, uses
 from tenants.admin.commands import LimitOverride, LimitSet
 from tenants.admin.cursor import DEFAULT_PAGE
@@ -133,7 +133,7 @@ async def set_limit(request: Request) -> Response[bytes]:
     wanted = await asked(request, LimitSet)
     if wanted.platform and not gateway_of(request).deps.quota_store.keeps_platform_limits:
         raise Invalid("platform", IN_A_CLUSTER)
-    limit = await gateway_of(request).deps.admin.set_limit(actor(request), wanted, if_match=if_match(request))
+    limit = await admin_of(request).set_limit(actor(request), wanted, if_match=if_match(request))
     return await _changed(request, limit, 201)
 
 
@@ -146,7 +146,7 @@ async def set_limit(request: Request) -> Response[bytes]:
 )
 async def override_limit(request: Request, limit: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, LimitOverride)
-    overridden = await gateway_of(request).deps.admin.override_limit(
+    overridden = await admin_of(request).override_limit(
         actor(request), limit, wanted, if_match=if_match(request)
     )
     return await _changed(request, overridden)
@@ -159,17 +159,13 @@ async def override_limit(request: Request, limit: FromPath[str]) -> Response[byt
     summary="End an override before its time",
 )
 async def clear_override(request: Request, limit: FromPath[str]) -> Response[bytes]:
-    cleared = await gateway_of(request).deps.admin.clear_override(
-        actor(request), limit, if_match=if_match(request)
-    )
+    cleared = await admin_of(request).clear_override(actor(request), limit, if_match=if_match(request))
     return await _changed(request, cleared)
 
 
 @delete("/admin/v1/limits/{limit:str}", status_code=200, opt=CHANGE, summary="Remove a limit")
 async def remove_limit(request: Request, limit: FromPath[str]) -> Response[bytes]:
-    removed = await gateway_of(request).deps.admin.remove_limit(
-        actor(request), limit, if_match=if_match(request)
-    )
+    removed = await admin_of(request).remove_limit(actor(request), limit, if_match=if_match(request))
     return await changed(request, await named(request, limit_as_json(removed)))
 
 

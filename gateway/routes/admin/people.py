@@ -18,7 +18,7 @@ from gateway.routes.admin.common import (
     paged,
     tagged,
 )
-from gateway.routes.context import asked, gateway_of, json_response
+from gateway.routes.context import admin_of, asked, gateway_of, json_response
 from tenants.people.person import Person, PersonChange, PersonInvite, link_path
 from tenants.people.roles import Role
 from tenants.people.sessions import Session
@@ -43,7 +43,7 @@ async def _shown(
 async def list_people(
     request: Request, cursor: FromQuery[str | None] = None, limit: FromQuery[int] = 100
 ) -> Response[bytes]:
-    page = await gateway_of(request).deps.admin.page_people(cursor=cursor, limit=limit)
+    page = await admin_of(request).page_people(cursor=cursor, limit=limit)
     return await paged(request, page, Person.as_json)
 
 
@@ -56,13 +56,13 @@ async def list_people(
 )
 async def invite_person(request: Request) -> Response[bytes]:
     wanted = await asked(request, PersonInvite)
-    made, token = await gateway_of(request).deps.admin.invite_person(actor(request), wanted)
+    made, token = await admin_of(request).invite_person(actor(request), wanted)
     return await _shown(request, made, token, 201)
 
 
 @get("/admin/v1/people/{person:str}", opt=READ, summary="One person, by id or name")
 async def show_person(request: Request, person: FromPath[str]) -> Response[bytes]:
-    return await _shown(request, await gateway_of(request).deps.admin.show_person(person))
+    return await _shown(request, await admin_of(request).show_person(person))
 
 
 @patch(
@@ -73,7 +73,7 @@ async def show_person(request: Request, person: FromPath[str]) -> Response[bytes
 )
 async def change_person(request: Request, person: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, PersonChange)
-    changed = await gateway_of(request).deps.admin.change_person(
+    changed = await admin_of(request).change_person(
         actor(request), person, wanted, if_match=if_match(request)
     )
     return await _shown(request, changed)
@@ -87,7 +87,7 @@ async def change_person(request: Request, person: FromPath[str]) -> Response[byt
     description=f"{ENDS} It cannot log in until it is resumed. The last owner who can log in stays.",
 )
 async def suspend_person(request: Request, person: FromPath[str]) -> Response[bytes]:
-    admin = gateway_of(request).deps.admin
+    admin = admin_of(request)
     return await _shown(
         request, await admin.suspend_person(actor(request), person, if_match=if_match(request))
     )
@@ -100,7 +100,7 @@ async def suspend_person(request: Request, person: FromPath[str]) -> Response[by
     summary="Let a suspended person log in again",
 )
 async def resume_person(request: Request, person: FromPath[str]) -> Response[bytes]:
-    admin = gateway_of(request).deps.admin
+    admin = admin_of(request)
     return await _shown(
         request, await admin.resume_person(actor(request), person, if_match=if_match(request))
     )
@@ -114,9 +114,7 @@ async def resume_person(request: Request, person: FromPath[str]) -> Response[byt
     description=f"{ENDS} {LINK}",
 )
 async def reset_person(request: Request, person: FromPath[str]) -> Response[bytes]:
-    changed, token = await gateway_of(request).deps.admin.reset_person(
-        actor(request), person, if_match=if_match(request)
-    )
+    changed, token = await admin_of(request).reset_person(actor(request), person, if_match=if_match(request))
     return await _shown(request, changed, token)
 
 
@@ -130,7 +128,7 @@ async def reset_person(request: Request, person: FromPath[str]) -> Response[byte
     " name in clear, and keep it. The last owner who can log in stays.",
 )
 async def erase_person(request: Request, person: FromPath[str]) -> Response[bytes]:
-    admin = gateway_of(request).deps.admin
+    admin = admin_of(request)
     erased = await admin.erase_person(actor(request), person, if_match=if_match(request))
     return json_response({"id": erased.person_id, "status": "erased"})
 
@@ -142,7 +140,7 @@ async def erase_person(request: Request, person: FromPath[str]) -> Response[byte
     summary="Log a person out everywhere",
 )
 async def end_sessions(request: Request, person: FromPath[str]) -> Response[bytes]:
-    admin = gateway_of(request).deps.admin
+    admin = admin_of(request)
     return await _shown(request, await admin.end_sessions(actor(request), person, if_match=if_match(request)))
 
 
@@ -170,7 +168,7 @@ async def list_sessions(
     summary="Log one browser out, in every gateway",
 )
 async def end_session(request: Request, session: FromPath[str]) -> Response[bytes]:
-    ended = await gateway_of(request).deps.admin.end_session(actor(request), session)
+    ended = await admin_of(request).end_session(actor(request), session)
     return json_response(ended.as_json())
 
 

@@ -13,7 +13,7 @@ from gateway.flow.control_rules import Knob
 from gateway.http.asgi import Request
 from gateway.requests.schemas import PolicyChange
 from gateway.routes.admin.common import CHANGE, READ, actor, changed, if_match, tagged
-from gateway.routes.context import asked, gateway_of, json_response
+from gateway.routes.context import admin_of, asked, gateway_of, json_response
 from gateway.routes.openapi_fields import between, one_of
 from gateway.routes.refusals import BOUNDS, PAGES, Since, Until
 from gateway.routes.views.policy_view import MAX_DECISIONS, MAX_STEPS, change_policy, policy_of
@@ -94,7 +94,7 @@ async def list_moves(
     limit: FromQuery[int] = DEFAULT_PAGE,
 ) -> Response[bytes]:
     query = MoveQuery(model=model, knob=knob, made=made, since=since, until=until)
-    page = await gateway_of(request).deps.admin.read_moves(query, cursor=cursor, limit=limit)
+    page = await admin_of(request).read_moves(query, cursor=cursor, limit=limit)
     data = [row.as_json() for row in page.rows]
     return json_response({"object": "list", "data": data, "next_cursor": page.next_cursor})
 

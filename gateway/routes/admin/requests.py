@@ -17,7 +17,7 @@ from gateway.http.asgi import Request
 from gateway.pools.request_actions import CANCEL, LIST, MOVE, OFFER, SHOW, STATUSES, RequestAction
 from gateway.requests.schemas import TierChangeBody
 from gateway.routes.admin.common import PAGED, PAGES, READ, SHORT_PAGES, WRITE, actor, named, paged
-from gateway.routes.context import asked, gateway_of, json_response
+from gateway.routes.context import admin_of, asked, json_response
 from gateway.routes.openapi_fields import one_of
 from gateway.routes.requests import (
     ELSEWHERE,
@@ -61,7 +61,7 @@ async def list_any(
             raise errors.bad_request(
                 f"Invalid '{name}': '{value[:64]}' is not one of {', '.join(known)}.", name
             )
-    admin = gateway_of(request).deps.admin
+    admin = admin_of(request)
     ask = RequestAction(
         LIST,
         of_tenant="" if tenant is None else (await admin.show_tenant(tenant)).tenant.tenant_id,
@@ -121,7 +121,7 @@ async def list_ended(
         since=since,
         until=until,
     )
-    page = await gateway_of(request).deps.admin.page_requests(query, cursor=cursor, limit=limit)
+    page = await admin_of(request).page_requests(query, cursor=cursor, limit=limit)
     return await paged(request, page, lambda row: row.as_json() | steps_of(row.packed))
 
 
@@ -137,7 +137,7 @@ async def show_any(request: Request, request_id: FromPath[str]) -> Response[byte
     shown = await shown_request(request, ask)
     if shown["status"] == "ended":
         settled = settled_of(await ended(request, ask))
-        shown["sat_out_for"] = await sat_out_for(gateway_of(request).deps.admin, settled)
+        shown["sat_out_for"] = await sat_out_for(admin_of(request), settled)
     return json_response(await named(request, shown))
 
 
@@ -171,7 +171,7 @@ async def cancelled_by(by: Actor, request: Request, ask: RequestAction) -> dict[
     running = await found_running(request, replace(ask, act=SHOW))
     if running is not None:
         before, after = {"status": running.result()["status"]}, {"status": "cancelled"}
-        admin = gateway_of(request).deps.admin
+        admin = admin_of(request)
         await admin.note(
             by, "request.cancel", ask.request_id, tenant_id=running.tenant_id, before=before, after=after
         )
@@ -182,7 +182,7 @@ async def moved_by(by: Actor, request: Request, ask: RequestAction, tenant_id: s
     """The result of a `move`, audited. Raises `ApiError`."""
     offered = (await live(request, replace(ask, act=OFFER))).result()
     before, after = {"tier": offered["from"]["tier"]}, {"tier": ask.tier}
-    admin = gateway_of(request).deps.admin
+    admin = admin_of(request)
     await admin.note(by, "request.move", offered["id"], tenant_id=tenant_id, before=before, after=after)
     moved: dict[str, Any] = (await live(request, ask)).result()
     return moved

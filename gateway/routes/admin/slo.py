@@ -20,7 +20,7 @@ from gateway.routes.admin.common import (
     paged,
     tagged,
 )
-from gateway.routes.context import asked, gateway_of, json_response
+from gateway.routes.context import admin_of, asked, gateway_of, json_response
 from gateway.routes.openapi_fields import one_of
 from gateway.routes.refusals import BOUNDS, Since, Until
 from tenants.admin.commands import SloSet
@@ -41,13 +41,13 @@ async def list_slos(
     cursor: FromQuery[str | None] = None,
     limit: FromQuery[int] = DEFAULT_PAGE,
 ) -> Response[bytes]:
-    page = await gateway_of(request).deps.admin.page_slos(tenant, cursor=cursor, limit=limit)
+    page = await admin_of(request).page_slos(tenant, cursor=cursor, limit=limit)
     return await paged(request, page, Slo.as_json)
 
 
 @get("/admin/v1/slos/{slo:str}", opt=READ, summary="Show a target")
 async def show_slo(request: Request, slo: FromPath[str]) -> Response[bytes]:
-    shown = await gateway_of(request).deps.admin.show_slo(slo)
+    shown = await admin_of(request).show_slo(slo)
     return tagged(json_response(await named(request, shown.as_json())), shown.as_json())
 
 
@@ -87,7 +87,7 @@ async def remove_slo(request: Request, slo: FromPath[str]) -> Response[bytes]:
 async def slo_report(
     request: Request, tenant: FromQuery[str | None] = None, tier: FromQuery[str | None] = None
 ) -> Response[bytes]:
-    reports = await gateway_of(request).deps.admin.slo_report(tenant, tier)
+    reports = await admin_of(request).slo_report(tenant, tier)
     return json_response({"object": "list", "data": [report.as_json() for report in reports]})
 
 
@@ -107,7 +107,7 @@ async def slo_misses(
     cursor: FromQuery[str | None] = None,
     limit: FromQuery[int] = DEFAULT_PAGE,
 ) -> Response[bytes]:
-    page = await gateway_of(request).deps.admin.page_misses(
+    page = await admin_of(request).page_misses(
         tenant=tenant, tier=tier, cause=cause, since=since, until=until, cursor=cursor, limit=limit
     )
     return await paged(request, page, Missed.as_json)

@@ -1,8 +1,7 @@
 """Finds out what a server can do, by a request of one token for each capability.
 
-At start, when the server comes back, now and then, and when it refuses what it was thought to take. Never
-while requests wait for it: what is not known yet is refused as such. What the requests cost is the server's:
-no tenant is charged.
+At start, when the server comes back, periodically, and when it refuses what it was assumed to take. Never
+while requests wait for it: what is unknown is refused as such. No tenant is charged.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ log = logging.getLogger("fairgate.gateway.upstream")
 
 
 class CapabilityProbe:
-    """What one server can do. Use from one event loop; `found` may be read from threads."""
+    """One server. Use from one event loop; `found` may be read from threads."""
 
     def __init__(
         self,
@@ -52,7 +51,6 @@ class CapabilityProbe:
         is_up: Callable[[], bool],
         on_change: Callable[[], None],
     ) -> None:
-        """`on_change` is called when `found` has changed."""
         self._server = server
         self._client = client
         self._is_up = is_up
@@ -64,19 +62,18 @@ class CapabilityProbe:
         """Until it is tried again because of a refusal, or because something is untried."""
         self._kind = server.kind
         self._plain: Trial | None = None
-        """What it was found to answer of the least that it can be asked."""
+        """The simplest request that it answers."""
         self.reasons: dict[Capability, str] = {}
-        """Why it cannot: its own words, in a line."""
+        """In its own words, in a line."""
         self.found = self._set_by_operator() if self.is_set else self._with(Capability.TEXT, untried=TRIED)
-        """As last known. Until it was tried, a server is taken to generate plain text."""
+        """Until tried, a server is assumed to generate plain text."""
 
     @property
     def is_set(self) -> bool:
-        """The settings say what it can do: it is not tried."""
         return self._server.capabilities != AUTO
 
     def is_of_kind(self, kind: ServerKind) -> None:
-        """Notes the kind that its list of models shows."""
+        """Sets the kind by its list of models."""
         if self._server.kind is ServerKind.AUTO and kind is not self._kind:
             self._kind = kind
             if self.is_set:
@@ -87,18 +84,18 @@ class CapabilityProbe:
                 self.want()
 
     def want(self) -> None:
-        """Has it tried now: it came back."""
+        """Requests a trial now: it came back."""
         self._wanted.set()
 
     def doubt(self) -> None:
-        """Has it tried soon: it refused what it was thought to take."""
+        """Requests a trial soon: it refused what it was assumed to take."""
         if not self._is_doubted and not self.is_set:
             self._is_doubted = True
             loop = asyncio.get_running_loop()
             loop.call_at(max(loop.time(), self._tried_s + self.pause_s), self.want)
 
     async def keep_trying(self) -> None:
-        """Tries it whenever that is wanted, and regularly, while it is up."""
+        """While it is up: when requested, and periodically."""
         while not self.is_set:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.pause_s if self.found.untried else TRY_EVERY_S):
@@ -109,7 +106,7 @@ class CapabilityProbe:
 
     async def try_all(self) -> None:
         """Tries everything once, one request after the other. What fails for another reason than a refusal
-        stays as it was known."""
+        keeps its state."""
         if self.is_set:
             return
         self._is_doubted, self._tried_s = False, asyncio.get_running_loop().time()
@@ -156,8 +153,8 @@ class CapabilityProbe:
         self.pause_s = min(longest_s, 2 * self.pause_s) if self.found.does_as(before) else AGAIN_AFTER_S
 
     async def one_token(self) -> tuple[int, str]:
-        """Asks it for the least that it can do, a token or a vector, in the way that it is known to take. The
-        status (0: none came), and why that is no sign of life; empty: it is one, as a refusal is."""
+        """Requests a token or a vector in the simplest known way. The status (0: none came), and why that is
+        no sign of life; empty: it is one, as a refusal is."""
         found, model = self.found, self._server.model
         least = [
             trial
@@ -165,7 +162,7 @@ class CapabilityProbe:
             if trial.word in found.words | found.untried
         ]
         status, reason, is_alive = 0, "", False
-        for trial in sorted(least, key=lambda each: each != self._plain):
+        for trial in sorted(least, key=lambda trial: trial != self._plain):
             try:
                 status, body = await self._client.post(trial.path, trial.body, self._timeout_s)
             except (ConnectFailed, FetchFailed) as error:
@@ -180,8 +177,7 @@ class CapabilityProbe:
         return status, "" if is_alive else without_secrets(reason, self._server.api_key)
 
     async def _tried(self, trial: Trial, plain: Trial | None) -> tuple[TrialResult, str]:
-        """One trial's result. An error of the server's own counts as a refusal where it still answers
-        `plain`."""
+        """An error of the server's own counts as a refusal if it still answers `plain`."""
         result, reason = await self._sent(trial)
         if result is not TrialResult.FAILED:
             return result, reason
@@ -202,7 +198,7 @@ class CapabilityProbe:
         return min(self._server.timeouts.first_byte_s, MOST_TRIAL_S)
 
     def _set_by_operator(self) -> Capabilities:
-        words = {Capability(each) for each in self._server.capabilities}
+        words = {Capability(word) for word in self._server.capabilities}
         if not words or words - VECTORS:
             words.add(Capability.TEXT)  # unless it is only there for something else
         if Capability.TOOLS in words:

@@ -18,34 +18,29 @@ from gateway.upstream.openai.response import NOT_JSON, said_in
 from gateway.upstream.openai.server_kinds import KIND_TRIALS, ServerKind
 
 IMAGE_SIDE = 56
-"""Pixels of the trial's image: some vision models take none that is smaller."""
+"""Pixels: some vision models take none that is smaller."""
 SAMPLE_HZ, SOUND_SAMPLES = 8_000, 1_000
 MAX_TOKENS = 1
 
 
 class TrialResult(StrEnum):
-    """What an answer says of the server."""
-
     CAN = "can"
     CANNOT = "cannot"
-    """It refuses this kind of request."""
     FAILED = "failed"
-    """An error of its own: a refusal, if it answers plain text right after."""
+    """Its own error: a refusal, if it answers plain text right after."""
     UNKNOWN = "unknown"
-    """It is full, away, or refuses the gateway: nothing is known anew."""
+    """Full, away, or refuses the gateway: nothing learned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One request."""
-
     word: Capability
     path: str
     body: bytes
 
 
 def text_trials(model: str) -> tuple[Trial, Trial]:
-    """Plain text: as a chat, and as a text completion for servers that have no chat template."""
+    """As a chat, and as a text completion for servers without a chat template."""
     return (
         Trial(Capability.TEXT, CHAT_PATH, msgspec.json.encode(_chat(model))),
         Trial(Capability.TEXT, TEXT_PATH, msgspec.json.encode(_text(model))),
@@ -53,17 +48,17 @@ def text_trials(model: str) -> tuple[Trial, Trial]:
 
 
 def trials(model: str, kind: ServerKind, *, is_chat: bool) -> list[Trial]:
-    """One for each further word that a server which generates text can have: as chats, or as text
-    completions."""
+    """One for each further word of a generating server, as chats or as text completions."""
     fields = {**_FIELDS, Capability.EXTRA_FIELDS: KIND_TRIALS.get(kind, {})}
     if not is_chat:
-        fields = {word: each for word, each in fields.items() if word in _OF_TEXT}
+        fields = {word: field for word, field in fields.items() if word in _OF_TEXT}
     path, body = (CHAT_PATH, _chat(model)) if is_chat else (TEXT_PATH, _text(model))
-    return [Trial(word, path, msgspec.json.encode({**body, **each})) for word, each in fields.items() if each]
+    return [
+        Trial(word, path, msgspec.json.encode({**body, **field})) for word, field in fields.items() if field
+    ]
 
 
 def vector_trials(model: str) -> list[Trial]:
-    """Of servers that compute vectors or scores, whether they generate text or not."""
     embeddings = {"model": model, "input": "Hi"}
     rerank = {"model": model, "query": "Hi", "documents": ["Hi"]}
     return [
@@ -89,7 +84,7 @@ def result_of(status: int, body: bytes) -> tuple[TrialResult, str]:
 
 
 def white_image(side: int) -> str:
-    """A white PNG of `side` times `side` pixels, as a data URL."""
+    """A PNG as a data URL."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         checked = kind + data
@@ -102,7 +97,7 @@ def white_image(side: int) -> str:
 
 
 def silence(samples: int) -> str:
-    """A WAV of silence, in base64: one channel of 8 bits at `SAMPLE_HZ`."""
+    """A WAV in base64: one channel of 8 bits at `SAMPLE_HZ`."""
     form = struct.pack("<IHHIIHH", 16, 1, 1, SAMPLE_HZ, SAMPLE_HZ, 1, 8)
     body = b"WAVEfmt " + form + b"data" + struct.pack("<I", samples) + b"\x80" * samples
     return base64.b64encode(b"RIFF" + struct.pack("<I", len(body)) + body).decode()

@@ -1,7 +1,7 @@
-"""Classifies the end of a call to another server, for its sequence and for the server.
+"""Classifies the end of a call to another server, for its sequence and for the server. Pure.
 
-Pure. A failure before the first token may be retried elsewhere (`NotBegun`); a later one may not. Either
-makes the server suspect, and the gateway asks it itself (`gateway/upstream/openai/monitor.py`).
+A failure before the first token may be retried elsewhere (`NotBegun`); a later one may not. Either makes the
+server suspect, and the gateway probes it (`gateway/upstream/openai/monitor.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from gateway.upstream.openai.response_reader import CutShort
 
 
 class CallVerdict(StrEnum):
-    """A call's verdict on its server."""
-
     ANSWERS = "answers"
     REFUSED = "refused"
     """It answers, and will not run this request."""
@@ -37,7 +35,7 @@ def of_head(headers: Mapping[str, str], wanted: str) -> NotBegun | None:
 
 
 def of_refusal(status: int, body: bytes, *known: str) -> tuple[CallVerdict, Exception]:
-    """An answer with another status than 200. `known`: keys that no client may read."""
+    """`known`: keys that no client may read."""
     match meaning(status):
         case Meaning.REFUSED:
             return CallVerdict.REFUSED, SequenceRefused(*refusal(body, *known))
@@ -56,7 +54,6 @@ def of_refusal(status: int, body: bytes, *known: str) -> tuple[CallVerdict, Exce
 
 
 def of_fault(fault: Exception, *, has_begun: bool) -> UpstreamFailed:
-    """The error of an answer that broke off for its content."""
     match fault:
         case CutShort():
             return failure("closed", "its answer ended before its last word", has_begun=has_begun)
@@ -66,5 +63,5 @@ def of_fault(fault: Exception, *, has_begun: bool) -> UpstreamFailed:
 
 
 def failure(code: str, message: str, *, has_begun: bool) -> UpstreamFailed:
-    """Whether it may be retried elsewhere depends on whether something of it came."""
+    """Retriable elsewhere if nothing of it came."""
     return UpstreamFailed(message) if has_begun else NotBegun(code, message)

@@ -25,8 +25,6 @@ Seconds = Annotated[float, Meta(gt=0, le=3600)]
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Longest waits for a server; `UpstreamSettings` says for what."""
-
     connect_s: float = 5.0
     first_byte_s: float = 120.0
     between_s: float = 60.0
@@ -114,12 +112,10 @@ class OpenAIServer(UpstreamSettings, frozen=True):
 
     api_key: str = ""
     plugin_key: bytes = b""
-    """What `plugin_key_file` holds."""
     probe_s: float = 5.0
     breaker: BreakerRule = field(default_factory=BreakerRule)
 
     def __repr__(self) -> str:
-        """Without the keys."""
         return f"OpenAIServer({self.name!r}, {self.url!r}, {self.model!r})"
 
     @property

@@ -1,6 +1,5 @@
-"""Estimated snapshot of another server's load, in the form of our own engine's.
-
-Its observed pace and this gateway's sequences there: forecasts and windows need no other case for it.
+"""Estimated snapshot of another server's load, in the form of our own engine's, from its observed pace and
+this gateway's sequences there.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from gateway.statistics import LEARNED_PER_S, EvenSample
 from gateway.upstream.openai.sequence import OpenAISequence
 
 SNAPSHOT_EVERY_S = 0.05
-"""The interval of our own engine's snapshots."""
+"""As our own engine's."""
 
 
 class LoadEstimate:
-    """The estimate of one server. Times are passed in."""
+    """One server."""
 
     def __init__(self, replica_id: str) -> None:
         self._replica_id = replica_id
@@ -27,8 +26,8 @@ class LoadEstimate:
         self._snapshot_s = float("-inf")
 
     def learn(self, sequence: OpenAISequence, beside: int) -> None:
-        """A sequence ended beside `beside` others: two points of the server's pace, the prefill and a decode
-        step. Of many sequences about `LEARNED_PER_S` are used."""
+        """A sequence ended beside `beside` others: a point of the prefill and one of a decode step. Of many
+        sequences about `LEARNED_PER_S` are used."""
         if sequence.first_token_s is None or sequence.last_token_s is None:
             return
         if not self._learned.takes(sequence.last_token_s):
@@ -47,11 +46,10 @@ class LoadEstimate:
             self._pace.observe(width, width * prompt_tokens, width, gap_s)
 
     def latest(self, now_s: float) -> Snapshot | None:
-        """The last snapshot; None where the next one is due."""
+        """None if the next one is due."""
         return self._snapshot if now_s - self._snapshot_s < SNAPSHOT_EVERY_S else None
 
     def snapshot(self, ready: Ready, sequences: Collection[OpenAISequence], now_s: float) -> Snapshot:
-        """A snapshot of now, as of our own engine."""
         self._snapshot_s = now_s
         self._snapshot = Snapshot(
             engine_id=self._replica_id,
@@ -69,8 +67,7 @@ class LoadEstimate:
 
 
 def running(sequence: OpenAISequence) -> RunningSequence:
-    """A sequence in a snapshot. A whole answer's progress is unknown before its end: it counts as not
-    begun."""
+    """A whole answer's progress is unknown before its end: it counts as not begun."""
     submit = sequence.submit
     emitted = sequence.emitted_tokens
     prompt_tokens = len(submit.prompt_token_ids)

@@ -81,7 +81,9 @@ class ServerMonitor:
         self._ready: Ready | None = None
         self._answers = False
         """The last probe found the server, and the model there."""
-        self._was_up = False
+        self.is_up = False
+        """It is there, has the model, and answers. Asked several times a request, so it is set where one of
+        these changes (`_notify`)."""
         self._changed = asyncio.Event()
         self.prefix_cache = server.prefix_cache
         """Never `auto`: until its list of models was read, the cache is hidden."""
@@ -100,11 +102,6 @@ class ServerMonitor:
         """What it can do."""
 
     # ------------------------------------------------------------ state
-
-    @property
-    def is_up(self) -> bool:
-        """It is there, has the model, and answers."""
-        return self._answers and self._breaker.is_closed
 
     @property
     def ready(self) -> Ready | None:
@@ -297,9 +294,8 @@ class ServerMonitor:
 
     def _notify(self) -> None:
         """Reports every change of what it may be given; the dispatcher then looks for itself."""
-        is_up = self.is_up
-        if is_up != self._was_up or self.seen is not None:
-            self._was_up = is_up
+        was_up, self.is_up = self.is_up, self._answers and self._breaker.is_closed
+        if self.is_up != was_up or self.seen is not None:
             self._changed.set()
             self._on_change()
 

@@ -74,7 +74,7 @@ def outcome_of(
 
 
 def _passed_on(fields: Mapping[str, Any], end: End) -> Mapping[str, Any]:
-    """Of an answer that we cut what is of its prompt, and the ids of the tokens that were passed on."""
+    """Of an answer that we cut: fields about its prompt, and the ids of the tokens that were passed on."""
     if end.finish in ("stop", "length"):
         return fields
     kept = {name: fields[name] for name in ABOUT_PROMPT if name in fields}

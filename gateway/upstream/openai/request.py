@@ -1,7 +1,4 @@
-"""Builds the request of one sequence to an OpenAI-compatible server.
-
-Pure. One sequence is one completion with `n` 1, as a stream or whole.
-"""
+"""Builds the request of one sequence to an OpenAI-compatible server: a completion with `n` 1. Pure."""
 
 from __future__ import annotations
 
@@ -30,8 +27,6 @@ MODELS_PATH = "/v1/models"
 
 
 class PriorityStyle(StrEnum):
-    """How a server is given a request's priority."""
-
     NONE = "none"
     VLLM = "vllm"
     """`priority`, the smaller the earlier (`--scheduling-policy priority`)."""
@@ -48,8 +43,6 @@ SERVICE_TIERS = ("interactive", "standard", "batch")
 
 
 class UsageWish(StrEnum):
-    """When a server is asked for its token count. A whole answer always has it."""
-
     END = "end"
     """With the last chunk, as OpenAI does."""
     EACH = "each"
@@ -60,18 +53,18 @@ class UsageWish(StrEnum):
 
 SHORTEST_REPEATED = 16
 MAX_COMPARED = 16_384
-"""Characters of a request that are looked through for a server's words."""
+"""Searched for a server's words."""
 
 
 def repeats(wording: Wording, said: str) -> bool:
     """Whether a server's words have some of the request's: a run of `SHORTEST_REPEATED` letters and digits,
     or a whole text of half of that. Of a request that is too long to be compared: always."""
-    texts = [_letters(each) for each in _texts([wording.messages, wording.prompt, wording.fields])]
+    texts = [_letters(text) for text in _texts([wording.messages, wording.prompt, wording.fields])]
     if sum(map(len, texts)) > MAX_COMPARED:
         return True
     found, sent = _letters(said), "\n".join(texts)
     runs = range(max(1, len(found) - SHORTEST_REPEATED + 1))
-    return any(len(each) >= SHORTEST_REPEATED // 2 and each in found for each in texts) or any(
+    return any(len(text) >= SHORTEST_REPEATED // 2 and text in found for text in texts) or any(
         found[at : at + SHORTEST_REPEATED] in sent for at in runs if found
     )
 
@@ -84,22 +77,21 @@ def _texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from _texts(each)
+        for item in value.values():
+            yield from _texts(item)
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _texts(each)
+        for item in value:
+            yield from _texts(item)
 
 
 def cache_salt(secret: bytes, tenant_id: str) -> str:
-    """A tenant's salt of other servers' prefix caches: 43 characters that only `secret` gives."""
+    """A tenant's salt for other servers' prefix caches: 43 characters derived from `secret`."""
     digest = hmac.new(secret, tenant_id.encode(), hashlib.sha256).digest()
     return urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 def fields_for(fields: Mapping[str, Any], server: Capabilities, max_tokens: int) -> dict[str, Any]:
-    """The fields of a request as this server is passed them. `min_tokens` is at most `max_tokens`, which a
-    budget may have made smaller."""
+    """The fields for this server. `min_tokens` is at most `max_tokens`, which a budget may have lowered."""
     found = taken_of(fields, server.offers)
     if found.get("min_tokens") is not None:
         found["min_tokens"] = min(found["min_tokens"], max_tokens)
@@ -114,7 +106,6 @@ def wants_json(wording: Wording) -> bool:
 
 
 def path(wording: Wording) -> str:
-    """The path of the endpoint."""
     match wording.task:
         case RequestTask.EMBED:
             return EMBEDDINGS_PATH
@@ -165,7 +156,6 @@ def _add_completion(
     *,
     is_streamed: bool,
 ) -> None:
-    """Adds what a completion says of its prompt and its answer, and its choice's own seed."""
     found["max_tokens"] = max_tokens
     if submit.sampling.seed is not None:
         found["seed"] = submit.sampling.seed

@@ -1,6 +1,6 @@
-"""Parses a server's answers, refusals and list of models.
+"""Parses a server's answers, refusals and list of models. Pure.
 
-Pure. Deviations of servers from OpenAI's API are handled only here.
+Deviations of servers from OpenAI's API are handled only here.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from gateway.upstream.server_logprobs import logprobs_of
 DONE = b"[DONE]"
 MAX_MESSAGE_CHARACTERS = 300
 MAX_STOP_CHARACTERS = 1024
-"""Of a stop string that the server names as the reason of its end."""
+"""Of a stop string that the server names."""
 MAX_FINGERPRINT_CHARACTERS = 128
 MAX_CONTEXT_TOKENS = 100_000_000
 MAX_COUNT = 2**31 - 1
-"""Larger numbers of tokens are no numbers of tokens."""
 FINISHES = {
     "stop": "stop",
     "length": "length",
@@ -39,11 +38,10 @@ FINISHES = {
 """The server's finish reason to ours; any other is a `stop` that keeps the server's word."""
 MAX_FINISH_CHARACTERS = 40
 TELLING_FINISHES = frozenset({"content_filter", "tool_calls", "function_call", "repetition"})
-"""Those that say more than ours."""
 
 
 class Garbage(Exception):
-    """The server sent something that is no part of an answer."""
+    """Not part of an answer."""
 
 
 class StreamError(Exception):
@@ -54,8 +52,6 @@ class StreamError(Exception):
 
 
 class Usage(msgspec.Struct):
-    """A server's own count."""
-
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
@@ -63,14 +59,11 @@ class Usage(msgspec.Struct):
 
 
 class Chunk(msgspec.Struct):
-    """One event of a stream, or a whole answer."""
-
     text: str = ""
     logprobs: Sequence[TokenLogprob] = ()
     finish: str | None = None
     usage: Usage | None = None
     before: Sequence[AnswerPart] = ()
-    """Parts that stand before the text."""
     after: Sequence[AnswerPart] = ()
     choice_fields: dict[str, Any] = {}
     """Further fields of the choice: `stop_reason`, `matched_stop`, and what was asked for beside its text:
@@ -82,7 +75,7 @@ PromptLogprobs = list[dict[str, dict[str, float | int | str | None]] | None]
 
 
 class _AboutPrompt(msgspec.Struct):
-    """What vLLM says of a prompt: of a text completion in the choice, of a chat beside the choices."""
+    """vLLM: of a text completion in the choice, of a chat beside the choices."""
 
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: PromptLogprobs | None = None
@@ -219,22 +212,21 @@ class Meaning(StrEnum):
     """The meaning of a status for the request and for the server."""
 
     REFUSED = "refused"
-    """This request will not run there, however often it is sent."""
+    """This request will never run there."""
     BUSY = "busy"
-    """It is full: not now, and not its fault."""
+    """Full now; not its fault."""
     FAILED = "failed"
     """Its own fault, or the request's; another replica may succeed."""
     AWAY = "away"
-    """What stands before it answers for it: no request's fault."""
+    """A proxy answers for it: no request's fault."""
     KEY = "key"
-    """It does not take the gateway's key."""
+    """It rejects the gateway's key."""
     UNSURE = "unsure"
-    """It refuses this request where it answers others; otherwise it rejects the gateway: a wrong path, a
-    model that it does not have."""
+    """It refuses this request if it answers others; otherwise it rejects the gateway: a wrong path, an
+    unknown model."""
 
 
 def meaning(status: int) -> Meaning:
-    """The meaning of a status other than 200."""
     if status in (400, 413, 422):
         return Meaning.REFUSED
     if status == 429:
@@ -289,7 +281,7 @@ def _field_of(error: object) -> str | None:
         steps = re.findall(r"\w+", param)
     elif isinstance(detail, list) and detail and isinstance(detail[0], dict):
         location = detail[0].get("loc")
-        steps = [str(each) for each in location if each != "body"] if isinstance(location, list) else []
+        steps = [str(step) for step in location if step != "body"] if isinstance(location, list) else []
     else:
         found = _LOCATION.search(str(error.get("message"))[: 16 * MAX_MESSAGE_CHARACTERS])
         steps = re.findall(r"\w+", found[1]) if found is not None else []
@@ -304,12 +296,12 @@ def _field_of(error: object) -> str | None:
 
 
 def said_in(data: bytes) -> str:
-    """The server's own message in a body that is no answer, for the log."""
+    """For the log."""
     return said(_error_in(data))
 
 
 def said(error: object) -> str:
-    """The message of an error object, cut to a line of printable characters."""
+    """Cut to a line of printable characters."""
     message = error.get("message", error.get("detail")) if isinstance(error, dict) else error
     if isinstance(message, list) and message and isinstance(message[0], dict):
         message = message[0].get("msg")
@@ -317,8 +309,7 @@ def said(error: object) -> str:
 
 
 def one_line(text: str, most: int) -> str:
-    """At most `most` printable characters of a text that a server sent."""
-    words = "".join(each if each.isprintable() else " " for each in text[: 4 * most]).split()
+    words = "".join(character if character.isprintable() else " " for character in text[: 4 * most]).split()
     return " ".join(words)[:most]
 
 
@@ -332,7 +323,7 @@ _TELLTALE = re.compile(
 )
 _KEY_START = re.compile(r"bearer\s|[srp]k[-_]|fg_", re.IGNORECASE)
 _RANDOM = re.compile(r"(?=[^0-9]*[0-9])(?=.*[A-Za-z0-9+=]{20})")
-"""What a long run of base64 has and a path or the name of a model has not."""
+"""What a long run of base64 has, and a path or a model name has not."""
 LEAST_CUT = 4
 """Characters of the beginning of a key that are one, at the end of a text that was cut."""
 
@@ -374,8 +365,6 @@ def _error_in(data: bytes) -> object:
 
 
 class ListedModel(msgspec.Struct):
-    """A model in a server's list."""
-
     id: str
     max_model_len: int | None = None
     """vLLM, SGLang."""
@@ -387,7 +376,7 @@ class ListedModel(msgspec.Struct):
 
     @property
     def context(self) -> int:
-        """Its context in tokens; 0 where the server does not say, or not sensibly."""
+        """0 if the server does not say, or not sensibly."""
         found = self.max_model_len or self.context_tokens or self.context_length or 0
         return found if 0 < found <= MAX_CONTEXT_TOKENS else 0
 
@@ -397,9 +386,9 @@ class _Models(msgspec.Struct):
 
 
 def models(data: bytes) -> dict[str, ListedModel]:
-    """The models that a server lists, by name. Raises `Garbage`."""
+    """By name. Raises `Garbage`."""
     try:
         found = msgspec.json.decode(data, type=_Models)
     except NOT_JSON:
         raise Garbage("its list of models is not in OpenAI's shape") from None
-    return {each.id: each for each in found.data}
+    return {model.id: model for model in found.data}

@@ -1,7 +1,6 @@
-"""Incremental readers of a server's answer: streamed or whole.
+"""Incremental readers of a server's answer: streamed or whole. Pure.
 
-Two readers with equal results: `StreamedResponse` takes server-sent events as they come, `WholeResponse` one
-JSON body. Pure: bytes in, pieces out.
+Two readers with equal results: `StreamedResponse` for server-sent events, `WholeResponse` for one JSON body.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from gateway.upstream.openai.response import DONE, Chunk, Garbage, StreamError
 from gateway.upstream.openai.token_count import TokenCount
 
 MAX_WHOLE_BYTES = 8 * 2**20
-"""Limit of a whole answer, its log probabilities included."""
+"""Including its log probabilities."""
 MAX_UNCOUNTED = 256 * 1024
 MAX_UNCOUNTED_PER_TOKEN = 256
 """Characters of annotations, ids and types, which count for no tokens: some servers repeat them with each
@@ -35,33 +34,25 @@ class ResponseReader(Protocol):
     them."""
 
     @property
-    def content_type(self) -> str:
-        """The content type that the server must send."""
-        ...
+    def content_type(self) -> str: ...
 
     @property
-    def is_whole(self) -> bool:
-        """Nothing of it comes before its end."""
-        ...
+    def is_whole(self) -> bool: ...
 
     @property
-    def count(self) -> TokenCount:
-        """Tokens so far."""
-        ...
+    def count(self) -> TokenCount: ...
 
     @property
     def finish(self) -> str | None:
-        """Our finish reason; None: not come yet."""
+        """None: not come yet."""
         ...
 
     @property
-    def finish_word(self) -> str:
-        """The server's own finish reason where it says more, or is none that is known."""
-        ...
+    def finish_word(self) -> str: ...
 
     @property
     def choice_fields(self) -> dict[str, Any]:
-        """What it sent with the finish reason, and beside its text so far."""
+        """Sent with the finish reason, and beside its text so far."""
         ...
 
     @property
@@ -70,9 +61,7 @@ class ResponseReader(Protocol):
         ...
 
     @property
-    def is_complete(self) -> bool:
-        """Nothing more of it will be read."""
-        ...
+    def is_complete(self) -> bool: ...
 
     @property
     def is_overrun(self) -> bool:
@@ -81,9 +70,7 @@ class ResponseReader(Protocol):
         ...
 
     @property
-    def has_begun(self) -> bool:
-        """Something of it was generated and has come."""
-        ...
+    def has_begun(self) -> bool: ...
 
     @property
     def fault(self) -> Exception | None:
@@ -95,7 +82,7 @@ class ResponseReader(Protocol):
         ...
 
     def close(self) -> Sequence[BufferedChunk]:
-        """The body has ended properly."""
+        """Call when the body has ended properly."""
         ...
 
 
@@ -113,7 +100,6 @@ class Echo:
 
     @property
     def is_expected(self) -> bool:
-        """Some of it is to come."""
         return bool(self._rest)
 
     def split(self, chunk: Chunk, size: int) -> tuple[list[BufferedChunk], Chunk]:
@@ -131,8 +117,6 @@ class Echo:
 
 
 class _Ended:
-    """How an answer ended, as both readers tell it."""
-
     def __init__(self, count: TokenCount, echo: Echo | None = None) -> None:
         self.count = count
         self._echo = echo or Echo()
@@ -161,8 +145,7 @@ class _Ended:
         self.is_complete = True
 
     def _pieces(self, chunk: Chunk, size: int) -> tuple[list[BufferedChunk], list[BufferedChunk]]:
-        """A chunk's content within the tokens that were asked for, and what is beyond them. Raises
-        `Garbage`."""
+        """A chunk's content within the requested tokens, and what is beyond them. Raises `Garbage`."""
         if not self._echo.is_expected:
             return _counted_pieces(chunk, self.count, size)
         echoed, chunk = self._echo.split(chunk, size)
@@ -267,7 +250,7 @@ class WholeResponse(_Ended):
 def _counted_pieces(
     chunk: Chunk, count: TokenCount, size: int
 ) -> tuple[list[BufferedChunk], list[BufferedChunk]]:
-    """The same of a chunk without an echo."""
+    """Of a chunk without an echo."""
     tokens = count.saw(chunk)
     logprobs = count.fitting(chunk.logprobs) if chunk.logprobs else ()
     if chunk.before or chunk.after:

@@ -27,16 +27,16 @@ from gateway.upstream.part_text import Completeness
 
 MAX_REFUSAL_BYTES = 64 * 1024
 FULL_BYTES = 512 * 1024
-"""Bytes of an answer that may wait for the reader or for a lease before the server is held up."""
+"""Held for the reader or for a lease before the server is held up."""
 LOW_BYTES = 128 * 1024
 STOP_S = 3.0
-"""A server that was asked to end a sequence (`stopping`) loses its connection after this time."""
+"""Then a server that was asked to end a sequence (`stopping`) loses its connection."""
 AFTER_DONE_S = 5.0
-"""A response that goes on after its last event loses its connection after this time."""
+"""Then a response that goes on after its last event loses its connection."""
 
 
 class OpenAISequence:
-    """One sequence on another server. The `Reader` of its response, and the iterator of its deltas."""
+    """One sequence on another server: the `Reader` of its response, and the iterator of its deltas."""
 
     def __init__(
         self,
@@ -98,7 +98,6 @@ class OpenAISequence:
         self._is_over = False
         self._was_sent = False
         self._is_lost_whole = False
-        """It was cancelled while the server worked on a whole answer."""
         self._connection: Connection | None = None
         self._status = 0
         self._refusal = b""
@@ -122,11 +121,9 @@ class OpenAISequence:
 
     @property
     def emitted_tokens(self) -> int:
-        """Passed on so far."""
         return self._lease.passed_tokens
 
     def connected(self, connection: Connection) -> None:
-        """The request was sent on it."""
         if self._is_over:
             connection.abort()
             return
@@ -135,11 +132,9 @@ class OpenAISequence:
         self._idle_timeout.wait(self._first_byte_s)
 
     def not_connected(self, reason: str) -> None:
-        """There is no connection; nothing was sent."""
         self._fail(CallVerdict.FAILED, NotBegun("connect", f"it cannot be reached: {reason}"))
 
     def top_up(self, lease_tokens: int) -> None:
-        """Sets the number of tokens covered in all."""
         self._lease.top_up(lease_tokens)
         self._pass_on()
 
@@ -153,7 +148,6 @@ class OpenAISequence:
 
     @property
     def has_failed(self) -> bool:
-        """It ended without an outcome."""
         return self._error is not None
 
     def stopping(self, cause: str) -> None:
@@ -335,7 +329,6 @@ class OpenAISequence:
         self._wake()
 
     def _add(self, piece: BufferedChunk, outcome: CountedOutcome | None) -> None:
-        """Adds a delta for the reader."""
         delta = CountedDelta(
             self.submit.sequence_id,
             self._sent_tokens,
@@ -402,7 +395,6 @@ class OpenAISequence:
     # ------------------------------------------------------------ life cycle
 
     def _over(self, verdict: CallVerdict, reason: str) -> asyncio.Future[bool] | None:
-        """The call is over for the server."""
         self._is_over = True
         self._idle_timeout.end()
         if self._stop_timer is not None:

@@ -1,8 +1,8 @@
-"""Kinds of servers that speak OpenAI's API, and the request fields of their own that are passed on.
+"""Kinds of servers that speak OpenAI's API, and the server-specific request fields that are passed on. Pure.
 
-Pure. A list of what may pass, by kind: fields that shape an answer. What would change how much is generated
-or computed beyond what is metered, whose turn it is, or whose cache is read is refused by name, with the
-reason. Names are those of vLLM 0.32, SGLang 0.5 and llama.cpp's server.
+An allow-list by kind: fields that shape an answer. Fields that would change how much is generated or computed
+beyond what is metered, whose turn it is, or whose cache is read are refused by name, with the reason. Names
+are those of vLLM 0.32, SGLang 0.5 and llama.cpp's server.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gateway.upstream.capabilities import MEDIA_NEEDS, Capability, need_of_field
 
 
 class ServerKind(StrEnum):
-    """What runs behind a URL; also the words of the setting `server`."""
+    """Also the words of the setting `server`."""
 
     AUTO = "auto"
     """As its list of models says."""
@@ -29,7 +29,6 @@ _OWNERS = {"vllm": ServerKind.VLLM, "sglang": ServerKind.SGLANG, "llamacpp": Ser
 
 
 def kind_of_owner(owned_by: str | None) -> ServerKind:
-    """The kind of a server whose list of models has this `owned_by`."""
     return _OWNERS.get(owned_by or "", ServerKind.OTHER)
 
 
@@ -63,7 +62,6 @@ KIND_FIELDS: Mapping[ServerKind, frozenset[str]] = {
         }
     ),
 }  # fmt: skip
-"""Request fields of a kind of server that may pass; of any other none."""
 
 KIND_TRIALS: Mapping[ServerKind, Mapping[str, Any]] = {
     ServerKind.VLLM: {"min_tokens": 1, "skip_special_tokens": True, "stop_token_ids": [], "bad_words": []},
@@ -100,7 +98,7 @@ REFUSED_FIELDS: Mapping[str, str] = {
     "return_tokens": _SHAPE, "logprob_token_ids": _SHAPE, "n_probs": _SHAPE, "timings_per_token": _SHAPE,
     "stream_interval": _SHAPE,
 }  # fmt: skip
-"""Fields that some server knows and that never pass: why not."""
+"""Known fields that are never passed: why not."""
 
 TEMPLATE_ARGUMENTS_REFUSED = frozenset(
     {
@@ -133,10 +131,8 @@ OPENAI_FIELDS = frozenset(
         "parallel_tool_calls", "reasoning_effort", "response_format", "tool_choice", "tools", "verbosity",
     }
 )  # fmt: skip
-"""OpenAI's own fields that are passed as they are."""
 
 PASSED_FIELDS = OPENAI_FIELDS.union(*KIND_FIELDS.values())
-"""Every field that some server may be passed."""
 
 IDLE_VALUES: Mapping[str, Any] = {
     "add_generation_prompt": True, "bad_words": [], "chat_template_kwargs": {},
@@ -153,13 +149,10 @@ _NEEDS = {"reasoning_effort": Capability.REASONING, **dict.fromkeys(TOOL_FIELDS,
 
 
 def is_idle(name: str, value: object) -> bool:
-    """Whether a field asks for nothing that a server without it does not do."""
     return name in IDLE_VALUES and value == IDLE_VALUES[name]
 
 
 def taken_of(fields: Mapping[str, Any], offers: Collection[str]) -> dict[str, Any]:
-    """The fields for a server that meets the needs `offers`: without those that ask for nothing, and tools
-    that may not be called, where it does not take them."""
     idle = {name for name, value in fields.items() if is_idle(name, value)}
     if fields.get("tool_choice") == "none":
         idle.update(TOOL_FIELDS)

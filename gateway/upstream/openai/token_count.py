@@ -44,22 +44,18 @@ OVERRUN_CHUNKS = 16
 
 
 def estimated_tokens(num_bytes: int) -> int:
-    """Estimated tokens of a text's bytes, rather too many than too few."""
+    """Rather too many than too few."""
     return -(-num_bytes // BYTES_PER_TOKEN)
 
 
 class _Text:
-    """One text of an answer: its content, its reasoning, the words of one call."""
-
     __slots__ = ("call", "pieces", "rest", "rest_tokens", "settled")
 
     def __init__(self) -> None:
         self.call = CallText()
         self.pieces: list[str] = []
         self.settled = 0
-        """Tokens before `rest`."""
         self.rest = ""
-        """The last segment so far."""
         self.rest_tokens: int | None = 0
         """None: it was not counted since."""
 
@@ -70,34 +66,28 @@ class TokenCount:
     def __init__(self, most: int, tokenize: Callable[[str], int] | None) -> None:
         """`tokenize` says how many tokens a text is; None: no tokenizer is known."""
         self.most = most
-        """Tokens that were asked for."""
         self._tokenize = tokenize
         self._most_chunks = OVERRUN_FACTOR * most + OVERRUN_CHUNKS
         self._most_text_tokens = self._with_margin(most)
         self._texts: dict[int, _Text] = {CONTENT: _Text()}
         """By rank, the order in which they are in a whole answer."""
         self._ranks: Sequence[int] = ()
-        """Of the texts in `lengths`."""
         self._bytes = 0
         self._usage: Usage | None = None
         self._check_at_bytes = most + 1
         """With fewer bytes the text cannot hold more than `most` tokens: a byte makes at most one."""
         self._num_logprobs = 0
         self.chunks = 0
-        """Chunks with content."""
         self.tokens = 0
-        """Emitted so far."""
         self.text_tokens = 0
-        """Tokens that the text holds at least. Not capped."""
         self.fits: int | None = None
         """Characters of the last chunk's counted texts, one after the other, within `most` tokens; None: all
         of them."""
         self.lengths: Sequence[int] = ()
         """Of these texts: of the parts before the text, the text, and the parts after it."""
         self.has_parts = False
-        """It has said more than text: its model wrote marks around that, which nobody here can count."""
+        """It has more than text: its model wrote marks around that, which nobody here can count."""
         self.uncounted = 0
-        """Characters of parts that count for no tokens."""
         self._said_bytes = 0
         """Of the text and all parts as they were sent, however they were cut into chunks."""
 
@@ -148,7 +138,7 @@ class TokenCount:
             self._said_bytes += len(part.text.encode())
             fragments += part.is_generated
             self.uncounted += part.uncounted
-        self.lengths = [len(each) for each in texts]
+        self.lengths = [len(text) for text in texts]
         return texts, fragments
 
     def fitting(self, logprobs: Sequence[TokenLogprob]) -> Sequence[TokenLogprob]:
@@ -159,7 +149,6 @@ class TokenCount:
 
     @property
     def usage(self) -> Usage | None:
-        """The server's own latest count."""
         return self._usage
 
     @property
@@ -275,13 +264,12 @@ class TokenCount:
         self._check_at_bytes = self._bytes + max(0, self.most - self.text_tokens) + 1
 
     def _others(self, text: _Text | None = None) -> int:
-        """Tokens of all texts but this one."""
         found = 0
-        for each in self._texts.values():
-            if each is not text:
-                if each.rest_tokens is None:
-                    each.rest_tokens = self._tokens_of(each.rest)
-                found += each.settled + each.rest_tokens
+        for other in self._texts.values():
+            if other is not text:
+                if other.rest_tokens is None:
+                    other.rest_tokens = self._tokens_of(other.rest)
+                found += other.settled + other.rest_tokens
         return found
 
     def _count_to_the_end(self) -> None:
@@ -311,7 +299,6 @@ class TokenCount:
 
 
 def _rank(part: AnswerPart) -> int:
-    """The place of a part's text in a whole answer."""
     name = next(iter(part.value))
     if name == "tool_calls":
         return FIRST_CALL + int(part.value[name][0]["index"])

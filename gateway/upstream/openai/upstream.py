@@ -98,6 +98,7 @@ class OpenAIUpstream:
         `threads` (None: own ones). Cache salts are made with `cache_secret`, the same in all gateways; None:
         a random one. `gateway_id`: what a plug-in knows this gateway by. Raises `BadUrl`."""
         self.server = server
+        self._timeouts = server.timeouts
         self._cache_secret = cache_secret or secrets.token_bytes(32)
         self._tokenize = tokenize
         self._threads = threads or FairThreads()
@@ -429,7 +430,7 @@ class OpenAIUpstream:
             # A plug-in stops at the lease, and goes on from there.
             most_tokens = max(1, min(most_tokens, wording.most_tokens()))
         answer, salt = self._reader(submit, wording, most_tokens), self._cache_salt(submit.tenant_id)
-        is_whole, timeouts = answer.is_whole, server.timeouts
+        is_whole, timeouts = answer.is_whole, self._timeouts
         sequence = OpenAISequence(
             submit,
             most_tokens,

@@ -43,7 +43,6 @@ class _Score(msgspec.Struct, omit_defaults=True):
     index: int
     relevance_score: float
     document: Any = None
-    """As the server echoes it."""
 
 
 class _Scores(msgspec.Struct):
@@ -66,7 +65,6 @@ class VectorsResponse:
     fingerprint = ""
 
     def __init__(self, wording: Wording) -> None:
-        """`wording` is what was asked, whose task is none of text."""
         self.count = TokenCount(0, None)
         self.finish: str | None = None
         self.choice_fields: dict[str, Any] = {}
@@ -113,11 +111,11 @@ def read_vectors(body: bytes, inputs: int) -> tuple[bytes, _VectorUsage | None]:
         raise Garbage("its embeddings are not in OpenAI's shape") from None
     _require_no_error(found.error)
     data = found.data or []
-    if sorted(each.index for each in data) != list(range(inputs)):
+    if sorted(item.index for item in data) != list(range(inputs)):
         raise Garbage("it did not answer with one embedding for each input")
-    if not all(_is_vector(bytes(each.embedding)) for each in data):
+    if not all(_is_vector(bytes(item.embedding)) for item in data):
         raise Garbage("an embedding is neither a list of numbers nor base64")
-    shown = [{"object": "embedding", "index": each.index, "embedding": each.embedding} for each in data]
+    shown = [{"object": "embedding", "index": item.index, "embedding": item.embedding} for item in data]
     return msgspec.json.encode(shown), found.usage
 
 
@@ -132,10 +130,10 @@ def read_scores(body: bytes, documents: int) -> tuple[bytes, _VectorUsage | None
     results = found.results
     if results is None:
         raise Garbage("it sent no results")
-    places = [each.index for each in results]
+    places = [result.index for result in results]
     if len(set(places)) != len(places) or not set(places) <= set(range(documents)):
         raise Garbage("its results name documents that were not sent, or one twice")
-    if not all(math.isfinite(each.relevance_score) for each in results):
+    if not all(math.isfinite(result.relevance_score) for result in results):
         raise Garbage("a score is not a finite number")
     return msgspec.json.encode(results), found.usage
 
@@ -146,14 +144,12 @@ def _require_no_error(error: object) -> None:
 
 
 def _is_vector(raw: bytes) -> bool:
-    """Whether valid JSON is a flat list of numbers, or base64 text."""
     if raw[:1] == b"[":
         return not raw[1:-1].translate(None, NUMBERS) and len(raw) > 2
     return raw[:1] == b'"' and not raw[1:-1].translate(None, BASE64) and len(raw) > 2
 
 
 def _usage_of(found: _VectorUsage) -> Usage | None:
-    """Raises `Garbage`."""
     tokens = found.prompt_tokens if found.prompt_tokens is not None else found.total_tokens
     if tokens is None:
         return None

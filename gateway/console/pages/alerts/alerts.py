@@ -14,7 +14,7 @@ from gateway.console.pages.tenant_parts.acts import said
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
-from gateway.routes.context import gateway_of
+from gateway.routes.context import admin_of, gateway_of
 from tenants.admin.webhooks import Webhook, WebhookAdd
 from tenants.directory import queries
 from tenants.outbox.kinds import BY_SUBJECT, CHECKPOINT, SUBJECTS
@@ -58,7 +58,7 @@ async def add_webhook(request: Request) -> Response[str]:
             tenant=tenant or None,
             subjects=typed.get("subjects", "").replace(",", " ").split(),
         )
-        made, secret = await gateway_of(request).deps.admin.add_webhook(visit.actor, wanted)
+        made, secret = await admin_of(request).add_webhook(visit.actor, wanted)
     except FORM_ERRORS as error:
         return await _shown(request, typed, problem_of(error, fields=FIELDS))
     return page_response("alerts/secret.html", visit, webhook=made, secret=secret)
@@ -67,7 +67,7 @@ async def add_webhook(request: Request) -> Response[str]:
 async def _shown(
     request: Request, typed: Mapping[str, str], problem: FormProblem | None = None
 ) -> Response[str]:
-    visit, admin = visit_of(request), gateway_of(request).deps.admin
+    visit, admin = visit_of(request), admin_of(request)
     person, whose = visit.person, own_tenants(visit.person)
     firing = await admin.list_alerts(whose, fires=True, most=MOST_SHOWN)
     over = await admin.list_alerts(whose, fires=False, most=MOST_SHOWN)
@@ -96,7 +96,7 @@ async def _shown(
 async def webhook_shown(request: Request, webhook: str, *, changes: bool) -> Webhook:
     """The webhook, if the person may see it. Raises `NotFound`, and with `changes` `NotForThisRole`."""
     person = visit_of(request).person
-    shown = await gateway_of(request).deps.admin.show_webhook(webhook, own_tenants(person))
+    shown = await admin_of(request).show_webhook(webhook, own_tenants(person))
     if changes and not may_change(person, shown.tenant_id):
         raise NotForThisRole
     return shown

@@ -13,7 +13,7 @@ from gateway.console.pages.tenant_parts.acts import said
 from gateway.console.rendering import confirm_page, page_response, redirect
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
-from gateway.routes.context import gateway_of
+from gateway.routes.context import admin_of
 from tenants.admin.webhooks import DeliveryAgain, Webhook
 from tenants.errors import Invalid
 from tenants.people.roles import Act
@@ -33,7 +33,7 @@ async def webhook_page(request: Request, webhook: FromPath[str]) -> Response[str
 
 @form(PATH, act=Act.CHANGE_WEBHOOK)
 async def use_webhook(request: Request, webhook: FromPath[str]) -> Response[str]:
-    visit, admin = visit_of(request), gateway_of(request).deps.admin
+    visit, admin = visit_of(request), admin_of(request)
     shown = await webhook_shown(request, webhook, changes=True)
     act, seq = visit.form.get("act", ""), visit.form.get("seq", "")
     try:
@@ -52,7 +52,7 @@ async def use_webhook(request: Request, webhook: FromPath[str]) -> Response[str]
 @page(f"{PATH}/remove", act=Act.CHANGE_WEBHOOK)
 async def ask_remove(request: Request, webhook: FromPath[str]) -> Response[str]:
     shown = await webhook_shown(request, webhook, changes=True)
-    counts = await gateway_of(request).deps.admin.count_deliveries([shown.webhook_id])
+    counts = await admin_of(request).count_deliveries([shown.webhook_id])
     sent = counts[shown.webhook_id]
     return confirm_page(
         visit_of(request),
@@ -72,12 +72,12 @@ async def ask_remove(request: Request, webhook: FromPath[str]) -> Response[str]:
 @form(f"{PATH}/remove", act=Act.CHANGE_WEBHOOK)
 async def remove_webhook(request: Request, webhook: FromPath[str]) -> Response[str]:
     shown = await webhook_shown(request, webhook, changes=True)
-    await gateway_of(request).deps.admin.remove_webhook(visit_of(request).actor, shown.webhook_id)
+    await admin_of(request).remove_webhook(visit_of(request).actor, shown.webhook_id)
     return redirect(with_query(LIST, {"done": "removed"}))
 
 
 async def _shown(request: Request, found: Webhook, problem: FormProblem | None = None) -> Response[str]:
-    visit, admin = visit_of(request), gateway_of(request).deps.admin
+    visit, admin = visit_of(request), admin_of(request)
     newest = await admin.deliveries(found.webhook_id, most=MOST_SHOWN)
     dead = await admin.deliveries(found.webhook_id, state="dead", most=MOST_SHOWN)
     return page_response(

@@ -19,6 +19,7 @@ from gateway.gateway import Gateway
 from gateway.http.asgi import Request
 from gateway.pools.live_counters import FleetNow
 from gateway.routes.context import gateway_of
+from gateway.routes.views.policy_view import tenant_names
 from tenants.admin.admin import Admin
 from tenants.admin.cursor import MAX_PAGE
 from tenants.admin.lists.counts import RefusalCountQuery
@@ -79,11 +80,7 @@ class OverviewMaker:
         if self._slow_s is None or now_s - self._slow_s >= SLOW_EVERY_S:
             self._slow_s = now_s
             self._slow = await read_slow_figures(deps.admin, self._slow, deps.wall_clock())
-        names = {
-            row.tenant_id: tenant.name
-            for row in fleet.tenants
-            if (tenant := deps.directory.tenant(row.tenant_id)) is not None
-        }
+        names = tenant_names(gateway, (row.tenant_id for row in fleet.tenants))
         before = self._before if now_s - self._before_s <= RATE_S else None
         self._before, self._before_s = fleet, now_s
         return overview_of(fleet, before, names, self._slow, round(deps.wall_clock() * 1e6))

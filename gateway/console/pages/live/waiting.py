@@ -19,6 +19,7 @@ from gateway.http.asgi import Request
 from gateway.pools.fleet import WaitingRequests
 from gateway.pools.waiting import WaitingNow
 from gateway.routes.context import gateway_of
+from gateway.routes.views.policy_view import tenant_names
 from tenants.people.roles import Act
 from tenants.types import Tier
 
@@ -69,11 +70,7 @@ async def question_of(request: Request) -> WaitingQuestion:
 async def view_of(request: Request, question: WaitingQuestion) -> WaitingView:
     gateway = gateway_of(request)
     waiting = await gateway.fleet.waiting(question.tenant_ids, question.tier)
-    names = {
-        row.tenant_id: tenant.name
-        for row in waiting.data
-        if (tenant := gateway.deps.directory.tenant(row.tenant_id)) is not None
-    }
+    names = tenant_names(gateway, (row.tenant_id for row in waiting.data))
     return WaitingView(round(gateway.deps.wall_clock() * 1e6), waiting, names)
 
 

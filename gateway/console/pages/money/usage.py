@@ -21,7 +21,7 @@ from gateway.console.pages.questions import FILTER_ERRORS, asked_of, cursor_of, 
 from gateway.console.rendering import SECURITY_HEADERS, page_response
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
-from gateway.routes.context import gateway_of
+from gateway.routes.context import admin_of, gateway_of
 from gateway.routes.views.usage_view import shown_usage
 from tenants.admin.cursor import MAX_PAGE, Page
 from tenants.admin.lists.usage import UsageAsked
@@ -96,7 +96,7 @@ async def _tenant_of(request: Request, asked: dict[str, str]) -> str | None:
 
 @page(PATH, act=Act.READ_TENANT)
 async def usage_page(request: Request) -> Response[str]:
-    admin, asked = gateway_of(request).deps.admin, _asked(request)
+    admin, asked = admin_of(request), _asked(request)
     try:
         question = usage_asked(asked, await _tenant_of(request, asked))
         usage = await read_usage(admin, question, cursor_of(request))
@@ -174,7 +174,7 @@ def _answer(asked: dict[str, str], found: UsageRead) -> dict[str, Any]:
 @page(f"{PATH}/json", act=Act.READ_TENANT)
 async def usage_json(request: Request) -> Response[Any]:
     """The same as `GET /admin/v1/usage` answers, one page of it."""
-    admin, asked = gateway_of(request).deps.admin, _asked(request)
+    admin, asked = admin_of(request), _asked(request)
     try:
         question = usage_asked(asked, await _tenant_of(request, asked))
         answer = await shown_usage(admin, question, cursor_of(request), MAX_PAGE)
@@ -185,7 +185,7 @@ async def usage_json(request: Request) -> Response[Any]:
 
 @page(f"{PATH}/csv", act=Act.READ_TENANT)
 async def usage_file(request: Request) -> Response[str]:
-    admin, asked = gateway_of(request).deps.admin, _asked(request)
+    admin, asked = admin_of(request), _asked(request)
     try:
         question = usage_asked(asked, await _tenant_of(request, asked))
 

@@ -16,7 +16,7 @@ from gateway.console.pages.people import people
 from gateway.console.rendering import page_response, redirect
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
-from gateway.routes.context import gateway_of
+from gateway.routes.context import admin_of, gateway_of
 from tenants.admin.transaction import etag_of
 from tenants.errors import Invalid, PreconditionFailed
 from tenants.people.person import Person, PersonChange
@@ -40,7 +40,7 @@ STALE = FormProblem(
 
 @page(PATH, act=Act.READ_PEOPLE)
 async def person_page(request: Request, person: FromPath[str]) -> Response[str]:
-    shown = await gateway_of(request).deps.admin.show_person(person)
+    shown = await admin_of(request).show_person(person)
     done = DONE.get(request.query_params.get("done", ""), "")
     return await _shown(request, shown, done=done)
 

@@ -16,7 +16,7 @@ from gateway.console.pages.questions import FILTER_ERRORS, asked_of, cursor_of, 
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
-from gateway.routes.context import gateway_of
+from gateway.routes.context import admin_of, gateway_of
 from tenants.admin.audit import AuditRow
 from tenants.admin.cursor import MAX_PAGE, Page
 from tenants.admin.lists.audit import KINDS, AuditQuery
@@ -56,7 +56,7 @@ def query_of(asked: dict[str, str]) -> AuditQuery:
 @page(PATH, act=Act.READ_PLATFORM)
 async def audit_page(request: Request) -> Response[str]:
     """The newest acts first. A page looks at a bounded number of rows, and says so where the list goes on."""
-    admin = gateway_of(request).deps.admin
+    admin = admin_of(request)
     asked, cursor = asked_of(request, *FIELDS), cursor_of(request)
     try:
         entries = await admin.read_audit(query_of(asked), cursor=cursor, limit=MOST_SHOWN)
@@ -94,9 +94,7 @@ async def _shown(
 
 
 async def _entries(request: Request, found: Page[AuditRow]) -> list[AuditEntry]:
-    named = await gateway_of(request).deps.admin.with_names(
-        {"tenant_id": row.tenant_id} for row in found.rows
-    )
+    named = await admin_of(request).with_names({"tenant_id": row.tenant_id} for row in found.rows)
     return [
         AuditEntry(row, round(row.at.timestamp() * 1e6), names["tenant"], changes(row.before, row.after))
         for row, names in zip(found.rows, named, strict=True)
@@ -106,7 +104,7 @@ async def _entries(request: Request, found: Page[AuditRow]) -> list[AuditEntry]:
 @page(f"{PATH}/{NEW}", act=Act.READ_PLATFORM)
 async def new_acts(request: Request) -> Response[str]:
     asked = asked_of(request, *FIELDS)
-    return new_rows(await gateway_of(request).deps.admin.read_audit(query_of(asked), limit=MOST_NEW))
+    return new_rows(await admin_of(request).read_audit(query_of(asked), limit=MOST_NEW))
 
 
 @page(f"{PATH}/csv", act=Act.READ_PLATFORM)
@@ -115,7 +113,7 @@ async def audit_file(request: Request) -> Response[str]:
 
     async def read(cursor: str | None) -> Page[dict[str, object]]:
         query = replace(query_of(asked), order="oldest")
-        entries = await gateway_of(request).deps.admin.read_audit(query, cursor=cursor, limit=MAX_PAGE)
+        entries = await admin_of(request).read_audit(query, cursor=cursor, limit=MAX_PAGE)
         return Page([_file_row(entry) for entry in await _entries(request, entries)], entries.next_cursor)
 
     try:

@@ -22,7 +22,7 @@ from gateway.console.pages.requests.filters import (
 )
 from gateway.console.rendering import page_response
 from gateway.http.asgi import Request
-from gateway.routes.context import gateway_of
+from gateway.routes.context import admin_of
 from tenants.admin.admin import Admin
 from tenants.admin.cursor import MAX_PAGE, Page
 from tenants.people.roles import Act
@@ -60,7 +60,7 @@ class RecordList(Generic[R]):
 
         @page(self.path, act=Act.READ_TENANT)
         async def listed(request: Request) -> Response[str]:
-            admin = gateway_of(request).deps.admin
+            admin = admin_of(request)
             filters, scope = await self._asked(request)
             try:
                 records = await self.read(admin, filters, scope, filters.cursor, SHOWN)
@@ -72,11 +72,11 @@ class RecordList(Generic[R]):
         @page(f"{self.path}/{NEW}", act=Act.READ_TENANT)
         async def newer(request: Request) -> Response[str]:
             filters, scope = await self._asked(request)
-            return new_rows(await self.read(gateway_of(request).deps.admin, filters, scope, None, MOST_NEW))
+            return new_rows(await self.read(admin_of(request), filters, scope, None, MOST_NEW))
 
         @page(file, act=Act.READ_TENANT)
         async def as_file(request: Request) -> Response[str]:
-            admin = gateway_of(request).deps.admin
+            admin = admin_of(request)
             filters, scope = await self._asked(request)
 
             async def read(cursor: str | None) -> Page[dict[str, object]]:
@@ -115,7 +115,7 @@ class RecordList(Generic[R]):
             self.template,
             visit_of(request),
             problem=problem,
-            rows=await gateway_of(request).deps.admin.with_names(map(self.row_of, rows)),
+            rows=await admin_of(request).with_names(map(self.row_of, rows)),
             filters=filters,
             scope=scope,
             newer=newer_than(self.path, filters.values, newest_us, is_first=is_first) if records else "",

@@ -26,7 +26,7 @@ from gateway.errors import ApiError
 from gateway.explain.explanation import sat_out_for
 from gateway.http.asgi import Request
 from gateway.pools.request_actions import SHOW
-from gateway.routes.context import gateway_of
+from gateway.routes.context import admin_of, gateway_of
 from gateway.routes.requests import about, rows_of, settled_of, shown_request
 from tenants.errors import NotFound
 from tenants.people.person import Person
@@ -99,7 +99,7 @@ async def _found(request: Request, person: Person, request_id: str) -> dict[str,
         if error.status != 404:
             raise
         raise NotFound("request", request_id) from None
-    return (await gateway_of(request).deps.admin.with_names([ABSENT | shown]))[0]
+    return (await admin_of(request).with_names([ABSENT | shown]))[0]
 
 
 def _check_may_see(person: Person, tenant_id: str | None, request_id: str) -> None:

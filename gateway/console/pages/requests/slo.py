@@ -15,7 +15,7 @@ from gateway.console.pages.requests.misses_shown import METRICS
 from gateway.console.rendering import page_response
 from gateway.explain.attribution import Cause
 from gateway.http.asgi import Request
-from gateway.routes.context import gateway_of
+from gateway.routes.context import admin_of
 from tenants.people.roles import Act
 from tenants.slo.slo import DAY_S, PERIOD_DAYS, Burning, SloReport
 from tenants.types import Tier
@@ -77,7 +77,7 @@ def days_shown(by_day: Mapping[int, Mapping[str, int]]) -> tuple[list[str], list
 
 @page(PATH, act=Act.READ_TENANT)
 async def slo_page(request: Request) -> Response[str]:
-    visit, admin = visit_of(request), gateway_of(request).deps.admin
+    visit, admin = visit_of(request), admin_of(request)
     filters: Filters = filters_of(request, PATH, NAMES)
     scope = await tenant_scope(request, filters.get("tenant"))
     targets: list[dict[str, Any]] = []

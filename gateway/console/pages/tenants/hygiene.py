@@ -12,7 +12,7 @@ from gateway.console.pages.tenant_parts.key_rows import FINDINGS, rows_of_keys
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
-from gateway.routes.context import gateway_of
+from gateway.routes.context import admin_of, gateway_of
 from tenants.admin.cursor import MAX_PAGE, Page
 from tenants.admin.lists.key_hygiene import KeyFinding
 from tenants.admin.validation import plain_text
@@ -54,7 +54,7 @@ def filters_of(request: Request) -> KeyFilters:
 async def _found(request: Request, filters: KeyFilters, cursor: str | None, limit: int) -> Page[ApiKey]:
     finding, name = finding_of(filters.finding), filters.tenant
     owner = None if not name else await tenant_shown(request, plain_text("tenant", name))
-    return await gateway_of(request).deps.admin.page_keys(
+    return await admin_of(request).page_keys(
         None if owner is None else owner.tenant_id,
         finding=finding,
         only=own_tenants(visit_of(request).person),

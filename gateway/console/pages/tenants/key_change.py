@@ -25,7 +25,7 @@ from gateway.console.pages.tenants import key as one
 from gateway.console.pages.tenants.tenants import PATH as LIST
 from gateway.console.rendering import page_response
 from gateway.http.asgi import Request
-from gateway.routes.context import gateway_of
+from gateway.routes.context import admin_of
 from tenants.directory.records import ApiKey, Tenant
 from tenants.errors import PreconditionFailed
 from tenants.people.roles import Act
@@ -49,7 +49,7 @@ async def change_key_page(request: Request, tenant: FromPath[str], key: FromPath
 
 @form(PATH, act=Act.CHANGE_KEY)
 async def change_key(request: Request, tenant: FromPath[str], key: FromPath[str]) -> Response[str]:
-    visit, admin = visit_of(request), gateway_of(request).deps.admin
+    visit, admin = visit_of(request), admin_of(request)
     owner, api_key = await _found(request, tenant, key)
     is_owner = visit.person.may(Act.CHANGE_PEOPLE)
     try:

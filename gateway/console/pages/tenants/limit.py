@@ -18,7 +18,7 @@ from gateway.console.pages.tenants import limits
 from gateway.console.pages.tenants.tenants import PATH as LIST
 from gateway.console.rendering import confirm_page, page_response
 from gateway.http.asgi import Request
-from gateway.routes.context import gateway_of
+from gateway.routes.context import admin_of
 from tenants.admin.limits import LimitView
 from tenants.directory.records import Tenant, limit_as_json
 from tenants.errors import Invalid, NotFound, PreconditionFailed
@@ -40,7 +40,7 @@ async def _found(request: Request, tenant: str, limit: str, *, to_change: bool) 
     """Raises `NotFound` for another tenant's limit. Limits of the tenant itself need the right to change
     tenants."""
     owner = await tenant_shown(request, tenant, Act.LIMIT_BELOW_TENANT if to_change else Act.READ_TENANT)
-    view = await gateway_of(request).deps.admin.show_limit(limit)
+    view = await admin_of(request).show_limit(limit)
     if view.limit.tenant_id != owner.tenant_id:
         raise NotFound("limit", limit)
     if to_change and not visit_of(request).person.may(act_on(view.limit.kind), owner.tenant_id):
@@ -56,7 +56,7 @@ async def limit_page(request: Request, tenant: FromPath[str], limit: FromPath[st
 @form(PATH, act=Act.LIMIT_BELOW_TENANT)
 async def change_limit(request: Request, tenant: FromPath[str], limit: FromPath[str]) -> Response[str]:
     """Does what the pressed button says, unless the limit was changed in the meantime."""
-    visit, admin = visit_of(request), gateway_of(request).deps.admin
+    visit, admin = visit_of(request), admin_of(request)
     owner, view = await _found(request, tenant, limit, to_change=True)
     stored, tag, act = view.limit, if_match(visit.form), visit.form.get("act", "")
     try:
@@ -103,7 +103,7 @@ async def ask_remove(request: Request, tenant: FromPath[str], limit: FromPath[st
 
 @form(f"{PATH}/remove", act=Act.LIMIT_BELOW_TENANT)
 async def remove_limit(request: Request, tenant: FromPath[str], limit: FromPath[str]) -> Response[str]:
-    visit, admin = visit_of(request), gateway_of(request).deps.admin
+    visit, admin = visit_of(request), admin_of(request)
     owner, view = await _found(request, tenant, limit, to_change=True)
     try:
         await admin.remove_limit(visit.actor, limit, owner.tenant_id, if_match=if_match(visit.form))

@@ -26,7 +26,7 @@ from gateway.console.pages.tenants.tenants import PATH as LIST
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
-from gateway.routes.context import gateway_of
+from gateway.routes.context import admin_of, gateway_of
 from tenants.directory.records import Tenant
 from tenants.people.roles import Act
 from tenants.types import SubjectKind, Tier
@@ -62,7 +62,7 @@ async def _shown(
     request: Request, found: Tenant, typed: dict[str, str], problem: FormProblem | None = None
 ) -> Response[str]:
     visit, here = visit_of(request), f"{LIST}/{found.name}/limits"
-    listed = await gateway_of(request).deps.admin.page_limits(
+    listed = await admin_of(request).page_limits(
         found.tenant_id, cursor=request.query_params.get("cursor"), limit=MOST_SHOWN
     )
     may_limit_tenant = visit.person.may(act_on(SubjectKind.TENANT), found.tenant_id)

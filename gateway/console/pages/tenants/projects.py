@@ -14,7 +14,7 @@ from gateway.console.pages.tenants.tenants import PATH as LIST
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
-from gateway.routes.context import gateway_of
+from gateway.routes.context import admin_of
 from tenants.admin.commands import ProjectCreate
 from tenants.directory.records import Tenant
 from tenants.people.roles import Act
@@ -38,7 +38,7 @@ async def new_project(request: Request, tenant: FromPath[str]) -> Response[str]:
     visit, owner = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     wanted = ProjectCreate(tenant=owner.tenant_id, name=visit.form.get("name", ""))
     try:
-        await gateway_of(request).deps.admin.create_project(visit.actor, wanted)
+        await admin_of(request).create_project(visit.actor, wanted)
     except FORM_ERRORS as error:
         problem = problem_of(error, fields=("name",))
         return await _shown(request, owner, typed_fields(visit.form, "name"), problem)
@@ -49,7 +49,7 @@ async def _shown(
     request: Request, found: Tenant, typed: dict[str, str], problem: FormProblem | None = None
 ) -> Response[str]:
     visit, here = visit_of(request), f"{LIST}/{found.name}/projects"
-    listed = await gateway_of(request).deps.admin.page_projects(
+    listed = await admin_of(request).page_projects(
         found.tenant_id, cursor=request.query_params.get("cursor"), limit=MOST_SHOWN
     )
     return page_response(

@@ -11,7 +11,7 @@ from gateway.console.pages.tenants import tenant as one
 from gateway.console.pages.tenants.tenants import PATH as LIST
 from gateway.console.rendering import confirm_page
 from gateway.http.asgi import Request
-from gateway.routes.context import gateway_of
+from gateway.routes.context import admin_of
 from tenants.people.roles import Act
 
 OF_TENANT = one.PATH
@@ -51,21 +51,21 @@ async def ask_tenant(request: Request, tenant: FromPath[str]) -> Response[str]:
 async def suspend_tenant(request: Request, tenant: FromPath[str]) -> Response[str]:
     visit, owner = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     now = visit.form.get("now") == "yes"
-    await gateway_of(request).deps.admin.suspend_tenant(visit.actor, owner.tenant_id, now=now)
+    await admin_of(request).suspend_tenant(visit.actor, owner.tenant_id, now=now)
     return await done(request, f"{LIST}/{owner.name}", "suspended")
 
 
 @form(f"{OF_TENANT}/resume", act=Act.CHANGE_TENANT)
 async def resume_tenant(request: Request, tenant: FromPath[str]) -> Response[str]:
     visit, owner = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
-    await gateway_of(request).deps.admin.resume_tenant(visit.actor, owner.tenant_id)
+    await admin_of(request).resume_tenant(visit.actor, owner.tenant_id)
     return await done(request, f"{LIST}/{owner.name}", "resumed")
 
 
 @page(f"{OF_PROJECT}/suspend", act=Act.CHANGE_TENANT)
 async def ask_project(request: Request, tenant: FromPath[str], project: FromPath[str]) -> Response[str]:
     owner = await tenant_shown(request, tenant, Act.CHANGE_TENANT)
-    shown = await gateway_of(request).deps.admin.show_project(project, owner.tenant_id)
+    shown = await admin_of(request).show_project(project, owner.tenant_id)
     now = request.query_params.get("now") == "yes"
     live = await in_flight(request, owner.tenant_id, project=shown.project_id)
     return confirm_page(
@@ -83,14 +83,14 @@ async def ask_project(request: Request, tenant: FromPath[str], project: FromPath
 async def suspend_project(request: Request, tenant: FromPath[str], project: FromPath[str]) -> Response[str]:
     visit, owner = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     now = visit.form.get("now") == "yes"
-    await gateway_of(request).deps.admin.suspend_project(visit.actor, project, owner.tenant_id, now=now)
+    await admin_of(request).suspend_project(visit.actor, project, owner.tenant_id, now=now)
     return await done(request, f"{LIST}/{owner.name}/projects", "suspended")
 
 
 @form(f"{OF_PROJECT}/resume", act=Act.CHANGE_TENANT)
 async def resume_project(request: Request, tenant: FromPath[str], project: FromPath[str]) -> Response[str]:
     visit, owner = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
-    await gateway_of(request).deps.admin.resume_project(visit.actor, project, owner.tenant_id)
+    await admin_of(request).resume_project(visit.actor, project, owner.tenant_id)
     return await done(request, f"{LIST}/{owner.name}/projects", "resumed")
 
 

@@ -15,7 +15,7 @@ from gateway.console.pages.tenants.tenants import PATH as LIST
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
-from gateway.routes.context import gateway_of
+from gateway.routes.context import admin_of
 from tenants.admin.admin import Admin
 from tenants.admin.lists.flow import FlowRow
 from tenants.admin.lists.usage import UsageAsked, UsagePage
@@ -60,7 +60,7 @@ async def _lines(admin: Admin, usage: UsagePage, field: str, name: str) -> list[
 
 @page(PATH, act=Act.READ_TENANT)
 async def tenant_page(request: Request, tenant: FromPath[str]) -> Response[str]:
-    visit, admin = visit_of(request), gateway_of(request).deps.admin
+    visit, admin = visit_of(request), admin_of(request)
     owner = await tenant_shown(request, tenant)
     name, person = owner.name, visit.person
     limits = await admin.page_limits(name, limit=MOST_LIMITS)

@@ -19,7 +19,7 @@ from gateway.console.pages.tenant_parts.tenant_form import (
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
-from gateway.routes.context import gateway_of
+from gateway.routes.context import admin_of, gateway_of
 from tenants.admin.cursor import MAX_PAGE, Page
 from tenants.directory.records import Tenant
 from tenants.people.roles import Act
@@ -69,7 +69,7 @@ def _search(request: Request) -> str:
 
 
 async def _found(request: Request, cursor: str | None, limit: int) -> Page[Tenant]:
-    return await gateway_of(request).deps.admin.page_tenants(
+    return await admin_of(request).page_tenants(
         search=_search(request) or None,
         only=own_tenants(visit_of(request).person),
         cursor=cursor,

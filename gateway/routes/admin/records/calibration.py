@@ -10,7 +10,7 @@ from litestar.params import FromQuery
 from engine.forecast.calibration import longest_wait_s
 from gateway.http.asgi import Request
 from gateway.routes.admin.common import READ
-from gateway.routes.context import gateway_of, json_response
+from gateway.routes.context import admin_of, json_response
 from gateway.routes.openapi_fields import one_of
 from gateway.routes.refusals import BOUNDS, PAGES, Since, Until
 from tenants.admin.cursor import DEFAULT_PAGE
@@ -47,7 +47,7 @@ async def read_calibration(
     query = CalibrationQuery(
         group_by=group_by, model=model, tier=tier, figure=figure, kind=kind, since=since, until=until
     )
-    page = await gateway_of(request).deps.admin.read_calibration(query, cursor=cursor, limit=limit)
+    page = await admin_of(request).read_calibration(query, cursor=cursor, limit=limit)
     for row in page.rows:
         if "wait_bucket" in row:
             longest_s = longest_wait_s(row["wait_bucket"])

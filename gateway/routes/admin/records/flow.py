@@ -9,7 +9,7 @@ from litestar.params import FromQuery, QueryParameter
 
 from gateway.http.asgi import Request
 from gateway.routes.admin.common import READ
-from gateway.routes.context import gateway_of, json_response
+from gateway.routes.context import admin_of, json_response
 from gateway.routes.openapi_fields import between, one_of
 from tenants.admin.cursor import DEFAULT_PAGE, MAX_PAGE
 from tenants.admin.lists.flow import LONGEST_US, WINDOWS_US
@@ -50,7 +50,7 @@ async def show_flow(
     cursor: FromQuery[str | None] = None,
     limit: FromQuery[int] = DEFAULT_PAGE,
 ) -> Response[bytes]:
-    admin = gateway_of(request).deps.admin
+    admin = admin_of(request)
     page = await admin.page_flow(
         since=from_, until=to, window=window, pool=pool, tier=tier, tenant=tenant, cursor=cursor, limit=limit
     )
@@ -77,7 +77,7 @@ async def show_engines(
     cursor: FromQuery[str | None] = None,
     limit: FromQuery[int] = DEFAULT_PAGE,
 ) -> Response[bytes]:
-    page = await gateway_of(request).deps.admin.page_engines(
+    page = await admin_of(request).page_engines(
         since=from_, until=to, pool=pool, replica=replica, cursor=cursor, limit=limit
     )
     data = [row.as_json() for row in page.rows]

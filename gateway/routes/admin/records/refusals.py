@@ -7,7 +7,7 @@ from litestar.params import FromQuery
 
 from gateway.http.asgi import Request
 from gateway.routes.admin.common import READ
-from gateway.routes.context import gateway_of, json_response
+from gateway.routes.context import admin_of, json_response
 from gateway.routes.openapi_fields import one_of
 from gateway.routes.refusals import BOUNDS, LISTED, PAGES, Since, Until, request_id_or_none, shown_refusals
 from tenants.admin.cursor import DEFAULT_PAGE
@@ -85,7 +85,7 @@ async def count_refusals(
         since=since,
         until=until,
     )
-    admin = gateway_of(request).deps.admin
+    admin = admin_of(request)
     page = await admin.count_refusals(query, cursor=cursor, limit=limit)
     rows = await admin.with_names(page.rows)
     return json_response({"object": "list", "data": rows, "next_cursor": page.next_cursor})

@@ -9,7 +9,7 @@ from litestar.params import FromQuery, QueryParameter
 
 from gateway.http.asgi import Request
 from gateway.routes.admin.common import READ, WRITE, actor
-from gateway.routes.context import gateway_of, json_response
+from gateway.routes.context import admin_of, gateway_of, json_response
 from gateway.routes.openapi_fields import between, one_of
 from gateway.routes.views.usage_view import AMOUNTS_SHOWN, TIMES, shown_usage
 from tenants.admin.cursor import DEFAULT_PAGE, MAX_PAGE
@@ -58,7 +58,7 @@ async def show_usage(
         outcome=outcome,
         labels=tuple(label or ()),
     )
-    return json_response(await shown_usage(gateway_of(request).deps.admin, asked, cursor, limit))
+    return json_response(await shown_usage(admin_of(request), asked, cursor, limit))
 
 
 @post(
@@ -82,7 +82,7 @@ async def verify_usage(request: Request) -> Response[bytes]:
     " changes.",
 )
 async def rebuild_usage(request: Request) -> Response[bytes]:
-    corrected = await gateway_of(request).deps.admin.rebuild_usage(actor(request))
+    corrected = await admin_of(request).rebuild_usage(actor(request))
     return json_response({"corrected": corrected})
 
 

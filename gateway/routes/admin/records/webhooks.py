@@ -10,7 +10,7 @@ from litestar.params import FromPath, FromQuery, QueryParameter
 from gateway import errors
 from gateway.http.asgi import Request
 from gateway.routes.admin.common import PAGED, PAGES, READ, WRITE, actor, listed, named, paged
-from gateway.routes.context import asked, asked_or_not, gateway_of, json_response
+from gateway.routes.context import admin_of, asked, asked_or_not, json_response
 from gateway.routes.openapi_fields import one_of
 from tenants.admin.cursor import DEFAULT_PAGE
 from tenants.admin.webhooks import MOST_SHOWN, DeliveryAgain, Webhook, WebhookAdd
@@ -33,7 +33,7 @@ State = Annotated[str | None, QueryParameter(name="state")]
 async def list_alerts(request: Request, wanted: State = None) -> Response[bytes]:
     _check("state", wanted, ALERT_STATES)
     fires = None if wanted is None else wanted == "firing"
-    incidents = await gateway_of(request).deps.admin.list_alerts(fires=fires)
+    incidents = await admin_of(request).list_alerts(fires=fires)
     return await listed(request, [Incident.as_json(incident) for incident in incidents])
 
 
@@ -41,7 +41,7 @@ async def list_alerts(request: Request, wanted: State = None) -> Response[bytes]
 async def list_webhooks(
     request: Request, cursor: FromQuery[str | None] = None, limit: FromQuery[int] = DEFAULT_PAGE
 ) -> Response[bytes]:
-    page = await gateway_of(request).deps.admin.page_webhooks(cursor=cursor, limit=limit)
+    page = await admin_of(request).page_webhooks(cursor=cursor, limit=limit)
     return await paged(request, page, Webhook.as_json)
 
 
@@ -57,13 +57,13 @@ async def list_webhooks(
 )
 async def add_webhook(request: Request) -> Response[bytes]:
     wanted = await asked(request, WebhookAdd)
-    made, secret = await gateway_of(request).deps.admin.add_webhook(actor(request), wanted)
+    made, secret = await admin_of(request).add_webhook(actor(request), wanted)
     return json_response(await named(request, made.as_json()) | {"secret": secret}, 201)
 
 
 @get("/admin/v1/webhooks/{webhook:str}", opt=READ, summary="Show a webhook")
 async def show_webhook(request: Request, webhook: FromPath[str]) -> Response[bytes]:
-    return await _shown(request, await gateway_of(request).deps.admin.show_webhook(webhook))
+    return await _shown(request, await admin_of(request).show_webhook(webhook))
 
 
 @delete(
@@ -74,7 +74,7 @@ async def show_webhook(request: Request, webhook: FromPath[str]) -> Response[byt
     description="With all that is still to be sent to it.",
 )
 async def remove_webhook(request: Request, webhook: FromPath[str]) -> Response[bytes]:
-    admin = gateway_of(request).deps.admin
+    admin = admin_of(request)
     return await _shown(request, await admin.remove_webhook(actor(request), webhook))
 
 
@@ -85,7 +85,7 @@ async def remove_webhook(request: Request, webhook: FromPath[str]) -> Response[b
     summary="Send a test event to a webhook",
 )
 async def test_webhook(request: Request, webhook: FromPath[str]) -> Response[bytes]:
-    put = await gateway_of(request).deps.admin.test_webhook(actor(request), webhook)
+    put = await admin_of(request).test_webhook(actor(request), webhook)
     return json_response(await named(request, put.as_json()), 201)
 
 
@@ -98,7 +98,7 @@ async def test_webhook(request: Request, webhook: FromPath[str]) -> Response[byt
 )
 async def list_deliveries(request: Request, webhook: FromPath[str], wanted: State = None) -> Response[bytes]:
     _check("state", wanted, STATES)
-    deliveries = await gateway_of(request).deps.admin.deliveries(webhook, state=wanted)
+    deliveries = await admin_of(request).deliveries(webhook, state=wanted)
     return await listed(request, [Delivery.as_json(delivery) for delivery in deliveries])
 
 
@@ -112,7 +112,7 @@ async def list_deliveries(request: Request, webhook: FromPath[str], wanted: Stat
 )
 async def resend(request: Request, webhook: FromPath[str]) -> Response[bytes]:
     wanted = await asked_or_not(request, DeliveryAgain)
-    count = await gateway_of(request).deps.admin.resend(actor(request), webhook, wanted)
+    count = await admin_of(request).resend(actor(request), webhook, wanted)
     return json_response({"webhook": webhook, "events": count})
 
 

@@ -62,8 +62,8 @@ def test_a_text_that_no_vocabulary_makes_short_is_refused_before_any_work_and_no
     letters: int, is_refused: bool
 ) -> None:
     """Of a model whose tokenizer is not known: 128 bytes a token at the most, held up to the context."""
-    model = dataclasses.replace(MODEL, is_estimated=True, vocabulary=EstimatedRenderer.vocabulary)
-    served = dataclasses.replace(context(), model=model, renderer=EstimatedRenderer())
+    model = replace(MODEL, is_estimated=True, vocabulary=EstimatedRenderer.vocabulary)
+    served = replace(context(), model=model, renderer=EstimatedRenderer())
     asked = CompletionRequest(model="m", prompt=" " * letters)
     if is_refused:
         with pytest.raises(ApiError, match="100 tokens") as refused:
@@ -366,9 +366,7 @@ def test_a_model_of_a_chain_is_asked_for_and_allowed_by_the_chains_name() -> Non
     asked = decode(json.dumps({"model": "big", "prompt": "hello"}).encode(), CompletionRequest)
 
     def parsed(who: Principal) -> Call:
-        return parse_text(
-            asked, dataclasses.replace(context(who=who), model=dataclasses.replace(MODEL, asked="big"))
-        )
+        return parse_text(asked, replace(context(who=who), model=replace(MODEL, asked="big")))
 
     assert parsed(principal(models=frozenset({"big"}))).model == "m"
     with pytest.raises(ApiError) as refused:
@@ -413,7 +411,7 @@ def test_the_budget_is_asked_for_all_prompts_together_before_the_last_one_is_tok
     with pytest.raises(Spent):
         parse_text(
             decode(json.dumps(body).encode(), CompletionRequest),
-            dataclasses.replace(context(), require_budget=require),
+            replace(context(), require_budget=require),
         )
     assert asked == [5, 13]
 
@@ -440,9 +438,7 @@ def test_earlier_reasoning_may_come_back_as_sdks_send_it() -> None:
     }  # fmt: skip
     messages = [{"role": "user", "content": "a"}, said, {"role": "user", "content": "c"}]
     server = ServerOffer("a", Capabilities(frozenset({"text"}), kind="vllm"), is_up=True)
-    elsewhere = dataclasses.replace(
-        context(), model=dataclasses.replace(MODEL, context_tokens=1000, servers=(server,))
-    )
+    elsewhere = replace(context(), model=replace(MODEL, context_tokens=1000, servers=(server,)))
     body = decode(json.dumps({"model": "m", "messages": messages}).encode(), ChatCompletionRequest)
     call = parse_chat(body, elsewhere)
     assert (call.input_tokens, call.wording_of(0).is_uncountable) == (3 + 2 + 3 + 2 + 3 * OTHER_TOKENS, True)

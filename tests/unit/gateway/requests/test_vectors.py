@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.domain.call import Call, ServedModel
 from gateway.errors import ApiError

@@ -19,14 +19,14 @@ from ops.cli.admin.limit import in_words
 from ops.cli.main import COMMANDS, cli
 from ops.cli.options import Duration, PastInstant
 from tenants.types import Limit, LimitMode, Meter, SubjectKind, Tier, Window
-from tests.support.commands import fairgate
+from tests.support.commands import run_command
 
 
 @pytest.fixture(scope="module")
 def new_data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With the tables of a new database, and nothing in them."""
     path = tmp_path_factory.mktemp("new") / "data"
-    assert fairgate("db", "upgrade", "--data-dir", str(path)).exit_code == 0
+    assert run_command("db", "upgrade", "--data-dir", str(path)).exit_code == 0
     return path
 
 
@@ -36,7 +36,7 @@ def data_dir(tmp_path: Path, new_data_dir: Path) -> str:
 
 
 def answer_of(*arguments: str) -> Any:
-    result = fairgate(*arguments)
+    result = run_command(*arguments)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
@@ -78,7 +78,7 @@ def test_the_commands_are_those_of_the_documentation() -> None:
 def test_every_command_takes_the_data_directory_and_explains_itself_and_its_answer_in_json(
     path: tuple[str, ...],
 ) -> None:
-    result = fairgate(*path, "--help")
+    result = run_command(*path, "--help")
     assert result.exit_code == 0
     assert "--data-dir" in result.output
     assert "fairgate" in result.output or "--json answers" in result.output
@@ -104,7 +104,7 @@ def test_start_up_loads_neither_torch_nor_the_gateway() -> None:
 
 
 def test_version_is_said() -> None:
-    assert fairgate("--version").output.startswith("fairgate, version ")
+    assert run_command("--version").output.startswith("fairgate, version ")
 
 
 def test_the_data_directory_may_stand_at_every_level_and_the_innermost_wins(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_the_data_directory_may_stand_at_every_level_and_the_innermost_wins(tmp_
         ["--data-dir", inner, "db", "current"],
         ["db", "--data-dir", inner, "current"],
     ):
-        assert fairgate(*arguments).exit_code == 0
+        assert run_command(*arguments).exit_code == 0
     assert (tmp_path / "inner" / "fairgate.db").exists()
     assert not (tmp_path / "outer").exists()
 
@@ -156,10 +156,10 @@ def test_limits_of_all_subjects_from_the_command_line(data_dir: str) -> None:
     amy = answer_of("limit", "set", "--tenant", "acme", "--end-user", "amy", *daily, *at)
     assert (each["kind"], each["above_tokens"], each["end_user"]) == ("end_user", 8_000, None)
     assert (amy["end_user"], amy["subject_id"][:4]) == ("amy", "usr_")
-    text = fairgate("limit", "list", *at[:2]).stdout
+    text = run_command("limit", "list", *at[:2]).stdout
     for part in ("all tenants together", "model large", "each end user of", "above 8,000", "end user amy of"):
         assert part in " ".join(text.split())
-    assert "no server runs" in fairgate("limit", "show", amy["id"], *at[:2]).stdout
+    assert "no server runs" in run_command("limit", "show", amy["id"], *at[:2]).stdout
     shown = answer_of("limit", "list", "--tenant", "acme", *at)
     assert [(item["id"], item["usage"]) for item in shown] == [(each["id"], None), (amy["id"], None)]
 
@@ -171,7 +171,7 @@ def test_a_ceiling_from_the_command_line(data_dir: str) -> None:
     made = answer_of(*rate, "--tier", "batch", "--ceiling", "400.5", *at)
     assert (made["rate_per_s"], made["ceiling_per_s"]) == (50.0, 400.5)
     words = "50 output_tokens a second (up to 400.5 by spare capacity), bursts up to 500 (hard, tier batch)"
-    assert words in fairgate("limit", "show", made["id"], *at[:2]).stdout
+    assert words in run_command("limit", "show", made["id"], *at[:2]).stdout
     answer_of("limit", "override", made["id"], "--amount", "100", "--rate-per-s", "5", "--for", "2h",
               "--reason", "incident", *at)  # fmt: skip
     shown = answer_of("limit", "show", made["id"], *at)
@@ -184,7 +184,7 @@ def test_a_ceiling_from_the_command_line(data_dir: str) -> None:
         (("--tier", "batch", "--ceiling", "60", "--soft"), "a soft limit refuses nothing"),
         (("--tier", "batch", "--ceiling", "60", "--each-end-user"), "add up without a bound"),
     ):
-        refused = fairgate(*rate, *arguments, *at[:2])
+        refused = run_command(*rate, *arguments, *at[:2])
         assert refused.exit_code == 1
         assert said in refused.stderr
 
@@ -192,8 +192,8 @@ def test_a_ceiling_from_the_command_line(data_dir: str) -> None:
 def test_an_override_from_the_command_line(data_dir: str) -> None:
     at = ("--data-dir", data_dir, "--json")
     answer_of("tenant", "create", "acme", *at)
-    assert "acme has no limits" in fairgate("limit", "list", "--tenant", "acme", *at[:2]).stdout
-    assert "no limits" in fairgate("tenant", "show", "acme", *at[:2]).stdout
+    assert "acme has no limits" in run_command("limit", "list", "--tenant", "acme", *at[:2]).stdout
+    assert "no limits" in run_command("tenant", "show", "acme", *at[:2]).stdout
     limit = answer_of(
         "limit", "set", "--tenant", "acme", "--meter", "gpu_ms", "--window", "day", "--amount", "1000",
         "--soft", "--threshold", "90", "--threshold", "50", *at,
@@ -206,13 +206,13 @@ def test_an_override_from_the_command_line(data_dir: str) -> None:
     assert shown["in_force"] == {"amount": 5000, "rate_per_s": None, "ceiling_per_s": None}
     assert (shown["overridden"], shown["events"]) == (True, [])
     assert answer_of("limit", "list", *at) == [shown]
-    assert "5,000 until" in fairgate("limit", "list", *at[:2]).stdout
-    text = fairgate("limit", "show", id_, *at[:2]).stdout
+    assert "5,000 until" in run_command("limit", "list", *at[:2]).stdout
+    text = run_command("limit", "show", id_, *at[:2]).stdout
     assert "launch" in text
     assert "alerts at 50 %, 90 %" in text
     cleared = answer_of("limit", "override", id_, "--clear", *at)
     assert cleared == limit
-    past = fairgate(
+    past = run_command(
         "limit", "override", id_, "--amount", "1", "--until", "2020-01-01T00:00:00Z", "--reason", "r", *at[:2]
     )
     assert past.exit_code == 1
@@ -235,8 +235,8 @@ def test_prices_from_the_command_line(data_dir: str) -> None:
     }  # fmt: skip
     history = answer_of("price", "history", "my/model", *at)
     assert [row["version"] for row in history] == [2, 1, 1, 1]
-    assert "1/0.1/1/1" in fairgate("price", "list", *at[:2]).stdout
-    unpriced = fairgate("price", "set", "other", "--output", "5", *at[:2])
+    assert "1/0.1/1/1" in run_command("price", "list", *at[:2]).stdout
+    unpriced = run_command("price", "set", "other", "--output", "5", *at[:2])
     assert (unpriced.exit_code, "input_nanousd: is missing" in unpriced.stderr) == (1, True)
 
 
@@ -261,7 +261,7 @@ def test_a_tenant_is_changed_from_the_command_line(data_dir: str) -> None:
     assert reserved["reserved_tokens_per_s"] == 2000
     reserved = answer_of("tenant", "set", "acme", "--reserve-tier", "interactive", *at)
     assert reserved["reserved_tier"] == "interactive"
-    shown = fairgate("tenant", "show", "acme", "--data-dir", data_dir).output
+    shown = run_command("tenant", "show", "acme", "--data-dir", data_dir).output
     assert "reserved: 2000 cost tokens per second, for interactive requests" in shown
     answer_of("tenant", "suspend", "acme", *at)
     assert answer_of("tenant", "resume", "acme", *at)["status"] == "active"
@@ -307,7 +307,7 @@ def test_a_tenant_is_changed_from_the_command_line(data_dir: str) -> None:
 )
 def test_asked_wrongly_is_exit_code_2_and_names_the_option(arguments: str, said: str, data_dir: str) -> None:
     words = arguments.split()
-    result = fairgate(*words, *(("--data-dir", data_dir) if len(words) > 1 else ()))
+    result = run_command(*words, *(("--data-dir", data_dir) if len(words) > 1 else ()))
     # nan: a float that no range check of the parser refuses.
     assert result.exit_code == (1 if words[-1] == "nan" else 2)
     assert said in result.stderr
@@ -332,7 +332,7 @@ def test_asked_wrongly_is_exit_code_2_and_names_the_option(arguments: str, said:
 def test_what_fails_is_one_line_on_stderr_and_exit_code_1(
     arguments: tuple[str, ...], said: str, data_dir: str
 ) -> None:
-    result = fairgate(*arguments, "--data-dir", data_dir)
+    result = run_command(*arguments, "--data-dir", data_dir)
     assert result.exit_code == 1
     assert said in result.stderr
     assert result.stderr.count("\n") == 1
@@ -340,14 +340,14 @@ def test_what_fails_is_one_line_on_stderr_and_exit_code_1(
 
 
 def test_a_name_that_is_taken_is_refused(data_dir: str) -> None:
-    assert fairgate("tenant", "create", "acme", "--data-dir", data_dir).exit_code == 0
-    again = fairgate("tenant", "create", "acme", "--data-dir", data_dir)
+    assert run_command("tenant", "create", "acme", "--data-dir", data_dir).exit_code == 0
+    again = run_command("tenant", "create", "acme", "--data-dir", data_dir)
     assert again.exit_code == 1
     assert "acme" in again.stderr
 
 
 def test_without_a_database_the_way_out_is_named(tmp_path: Path) -> None:
-    result = fairgate("tenant", "list", "--data-dir", str(tmp_path / "nothing"))
+    result = run_command("tenant", "list", "--data-dir", str(tmp_path / "nothing"))
     assert result.exit_code == 1
     assert "fairgate serve" in result.stderr
     assert not (tmp_path / "nothing").exists()
@@ -355,7 +355,7 @@ def test_without_a_database_the_way_out_is_named(tmp_path: Path) -> None:
 
 def test_a_bad_setting_stops_any_command_with_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAIRGATE_PROT", "1")
-    result = fairgate("tenant", "list")
+    result = run_command("tenant", "list")
     assert result.exit_code == 2
     assert "FAIRGATE_PROT" in result.stderr
 
@@ -370,7 +370,7 @@ def test_the_database_goes_down_and_up_again(data_dir: str) -> None:
         "is_current": False,
     }
     assert answer_of("db", "upgrade", *at) == up
-    unknown = fairgate("db", "upgrade", "no-such-revision", "--data-dir", data_dir)
+    unknown = run_command("db", "upgrade", "no-such-revision", "--data-dir", data_dir)
     assert unknown.exit_code == 1
     assert "no-such-revision" in unknown.stderr
 
@@ -423,7 +423,7 @@ def test_what_is_no_instant_is_refused(text: str) -> None:
 def test_a_command_for_a_running_server_says_that_there_is_none(
     data_dir: str, command: tuple[str, ...]
 ) -> None:
-    result = fairgate(*command, "--data-dir", data_dir)
+    result = run_command(*command, "--data-dir", data_dir)
     assert result.exit_code == 1
     assert "start one with `fairgate serve`" in result.stderr
 
@@ -434,21 +434,21 @@ def test_projects_and_acts_without_a_server(data_dir: str, tmp_path: Path) -> No
     answer_of("project", "create", "chatbot", "--tenant", "acme", *at, "--json")
     assert (
         "there is a project called 'chatbot' already"
-        in fairgate("project", "create", "chatbot", "--tenant", "acme", *at).output
+        in run_command("project", "create", "chatbot", "--tenant", "acme", *at).output
     )
     assert (
         answer_of("project", "suspend", "chatbot", "--tenant", "acme", *at, "--json")["status"] == "suspended"
     )
-    by_name = fairgate("project", "resume", "chatbot", *at)
+    by_name = run_command("project", "resume", "chatbot", *at)
     assert (by_name.exit_code, "tenant: is needed beside the project's name" in by_name.output) == (1, True)
     page = answer_of("audit", "list", "--limit", "1", *at, "--json")
     assert [row["action"] for row in page["data"]] == ["project.suspend"]
-    shown = fairgate("audit", "list", "--limit", "1", "--since", "1h", *at).output
+    shown = run_command("audit", "list", "--limit", "1", "--since", "1h", *at).output
     again = next(line for line in shown.splitlines() if line.startswith("older ones: "))
-    rest = fairgate(*shlex.split(again.removeprefix("older ones: fairgate ")), *at)
+    rest = run_command(*shlex.split(again.removeprefix("older ones: fairgate ")), *at)
     assert rest.exit_code == 0, rest.output
     assert "project.create" in rest.output
-    assert fairgate("audit", "export", "--output", str(tmp_path / "no" / "x"), *at).exit_code == 1
+    assert run_command("audit", "export", "--output", str(tmp_path / "no" / "x"), *at).exit_code == 1
     assert not list(tmp_path.glob("**/*.partial"))
-    wrong = fairgate("audit", "list", "--act", "tennant", *at)
+    wrong = run_command("audit", "list", "--act", "tennant", *at)
     assert "tenant, project, key" in wrong.output

@@ -10,29 +10,29 @@ import pytest
 from engine.scheduling.batch_or_wait.kv_pool import KvMemory
 from engine.scheduling.batch_or_wait.table import BatchOrWaitTable
 from engine.scheduling.policy import POLICIES
-from tests.support.commands import fairgate
+from tests.support.commands import run_command
 
 QUICK = ("--max-batch", "2", "--wait-buckets", "2")
 
 
 def test_every_preset_is_listed_with_its_choices() -> None:
-    listed = json.loads(fairgate("policy", "list", "--json").stdout)["policies"]
+    listed = json.loads(run_command("policy", "list", "--json").stdout)["policies"]
 
     assert [item["policy"] for item in listed] == list(POLICIES)
     assert all(item["order"] and item["admit"] and item["compose"] and item["evict"] for item in listed)
-    assert "static-padded" in fairgate("policy", "list").stdout
+    assert "static-padded" in run_command("policy", "list").stdout
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_choice_has_a_rule_to_explain(name: str) -> None:
-    answer = json.loads(fairgate("policy", "explain", name, "--json").stdout)
+    answer = json.loads(run_command("policy", "explain", name, "--json").stdout)
 
     assert [choice["decision"] for choice in answer["choices"]] == ["order", "admit", "compose", "evict"]
     assert all(len(choice["rule"]) > 40 for choice in answer["choices"])
 
 
 def test_an_unknown_policy_is_answered_with_those_that_exist() -> None:
-    result = fairgate("policy", "explain", "nope")
+    result = run_command("policy", "explain", "nope")
 
     assert result.exit_code == 2
     assert "no policy 'nope'" in result.output
@@ -41,7 +41,7 @@ def test_an_unknown_policy_is_answered_with_those_that_exist() -> None:
 
 def test_a_table_is_solved_and_stored(tmp_path: Path) -> None:
     out = tmp_path / "table.json"
-    result = fairgate("policy", "solve", "--rates", "2,0.5", *QUICK, "--out", str(out), "--json")
+    result = run_command("policy", "solve", "--rates", "2,0.5", *QUICK, "--out", str(out), "--json")
 
     assert result.exit_code == 0, result.output
     answer = json.loads(result.stdout)
@@ -53,7 +53,7 @@ def test_a_table_is_solved_and_stored(tmp_path: Path) -> None:
 def test_a_pool_makes_the_pressure_a_part_of_the_table(tmp_path: Path) -> None:
     out = tmp_path / "table.json"
     pool = ("--pool-tokens", "1000", "--kv-pressures", "0,0.6", "--pressure-hold-s", "5")
-    result = fairgate("policy", "solve", "--rates", "1", *QUICK, *pool, "--out", str(out), "--json")
+    result = run_command("policy", "solve", "--rates", "1", *QUICK, *pool, "--out", str(out), "--json")
 
     assert result.exit_code == 0, result.output
     assert [item["kv_pressure"] for item in json.loads(result.stdout)["policies"]] == [0.0, 0.6]
@@ -65,7 +65,7 @@ def test_lambda_is_another_word_for_rates_and_files_hold_step_times(tmp_path: Pa
     numbers = {"base_s": 0.5, "per_token_s": 0.0, "per_context_token_s": 0.0, "per_sequence_s": 0.0}
     times.write_text(json.dumps(numbers))
     arguments = ("--lambda", "1", "--step-time", str(times), "--short", "8,1", "--long", "16,2")
-    result = fairgate("policy", "solve", *arguments, *QUICK, "--out", str(out))
+    result = run_command("policy", "solve", *arguments, *QUICK, "--out", str(out))
 
     assert result.exit_code == 0, result.output
     assert BatchOrWaitTable.load(out).model.service_s(1, 0) == 0.5
@@ -96,7 +96,7 @@ def test_lambda_is_another_word_for_rates_and_files_hold_step_times(tmp_path: Pa
 )
 def test_what_cannot_be_solved_is_refused(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     out = tmp_path / "table.json"
-    result = fairgate("policy", "solve", *arguments, "--out", str(out))
+    result = run_command("policy", "solve", *arguments, "--out", str(out))
 
     assert result.exit_code == 2, result.output
     assert message in result.output
@@ -105,7 +105,7 @@ def test_what_cannot_be_solved_is_refused(tmp_path: Path, arguments: tuple[str, 
 
 def test_a_place_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
     out = tmp_path / "missing" / "table.json"
-    result = fairgate("policy", "solve", "--rates", "1", *QUICK, "--out", str(out))
+    result = run_command("policy", "solve", "--rates", "1", *QUICK, "--out", str(out))
 
     assert result.exit_code == 1
     assert "could not be written" in result.output

@@ -16,7 +16,7 @@ from gateway.flow.learned.actions import HYBRID
 from gateway.flow.learned.macro_state import NUM_STATES
 from gateway.flow.learned.table_file import LearnedTable
 from tests.support.bursty_traffic import STEP_TIME, TWO_PLACES, bursty, write_trace
-from tests.support.commands import fairgate
+from tests.support.commands import run_command
 from tests.support.learned_tables import learned_table
 
 BUDGET = "3000"
@@ -45,7 +45,7 @@ def asked(where: Path, trace: str, *more: str) -> list[str]:
 @pytest.fixture(scope="module")
 def learned(where: Path) -> dict[str, Any]:
     """A table of bursts was written."""
-    result = fairgate(*asked(where, "bursty.csv", "--out", str(where / "table.json")))
+    result = run_command(*asked(where, "bursty.csv", "--out", str(where / "table.json")))
     assert result.exit_code == 0, result.output
     report: dict[str, Any] = json.loads(result.stdout)
     return report
@@ -81,7 +81,7 @@ def test_the_same_seed_gives_the_same_bytes_in_another_process(where: Path, lear
 
 def test_a_table_that_does_not_win_is_not_written_and_the_answer_says_so(where: Path) -> None:
     out = where / "calm.json"
-    result = fairgate(*asked(where, "calm.csv", "--out", str(out)))
+    result = run_command(*asked(where, "calm.csv", "--out", str(out)))
     assert result.exit_code == 1
     report = json.loads(result.stdout)
     assert (report["is_better"], report["written"]) == (False, None)
@@ -96,7 +96,7 @@ def test_the_table_that_is_there_stays_where_a_new_one_is_no_better(
 ) -> None:
     before = (where / "table.json").read_bytes()
     # The old one is served as well, so that the same search needs a third more to be judged by.
-    result = fairgate(*asked(where, "bursty.csv", "--out", str(where / "table.json"), "--budget", "3369"))
+    result = run_command(*asked(where, "bursty.csv", "--out", str(where / "table.json"), "--budget", "3369"))
     assert result.exit_code == 1
     report = json.loads(result.stdout)
     assert report["judged"]["wins"]
@@ -122,7 +122,7 @@ def test_a_table_that_cannot_be_compared_is_said_and_replaced_by_one_that_beats_
 ) -> None:
     out = tmp_path / "table.json"
     out.write_bytes(content)
-    result = fairgate(*asked(where, "bursty.csv", "--out", str(out)))
+    result = run_command(*asked(where, "bursty.csv", "--out", str(out)))
     assert result.exit_code == 0, result.output
     assert said in json.loads(result.stdout)["notes"][0]
     assert LearnedTable.load(out).machine == "profile two.json"
@@ -141,7 +141,7 @@ def test_a_table_that_cannot_be_compared_is_said_and_replaced_by_one_that_beats_
 def test_what_cannot_be_learned_from_is_a_clear_line(
     where: Path, trace: str, more: tuple[str, ...], said: str
 ) -> None:
-    result = fairgate(*asked(where, trace, *more))
+    result = run_command(*asked(where, trace, *more))
     assert result.exit_code == 2
     assert said in result.output
     assert not isinstance(result.exception, ValueError)
@@ -151,15 +151,15 @@ def test_a_learned_table_is_simulated_beside_other_policies(where: Path) -> None
     nothing = learned_table(dict.fromkeys(range(NUM_STATES), HYBRID), machine="profile two.json")
     (where / "hybrid.json").write_bytes(nothing.encode())
     common = ("simulate", "--trace", str(where / "short.csv"), "--profile", str(where / "two.json"), "--json")
-    result = fairgate(
+    result = run_command(
         *common, "--policy", "hybrid,learned", "--policy-option", f"learned_table={where / 'hybrid.json'}"
     )
     assert result.exit_code == 0, result.output
     hybrid, as_hybrid = json.loads(result.stdout)["policies"]
     assert as_hybrid["policy"] == "learned"
     assert as_hybrid["e2e_s"] == hybrid["e2e_s"]
-    acting = json.loads(fairgate(*common, "--policy", "hybrid", "--control", "acting").stdout)
+    acting = json.loads(run_command(*common, "--policy", "hybrid", "--control", "acting").stdout)
     assert acting["control"] == "acting"
-    result = fairgate(*common, "--policy", "learned")
+    result = run_command(*common, "--policy", "learned")
     assert result.exit_code == 2
     assert "looks up a learned table" in result.output

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import fairgate
+from tests.support.commands import run_command
 
 FEW = ("--trace", "arena", "--limit", "40", "--gpu", "l40s", "--model", "1b")
 
 
-simulate = partial(fairgate, "simulate")
+simulate = partial(run_command, "simulate")
 
 
 def test_a_trace_is_simulated_and_told_in_tables() -> None:

@@ -6,14 +6,7 @@ import math
 
 import pytest
 
-from tenants.quota.projection import (
-    HOUR_S,
-    HOUR_US,
-    WEEK_HOURS,
-    exhaustion_by_week,
-    weeks_of,
-    whole_weeks,
-)
+from tenants.quota.projection import HOUR_S, HOUR_US, WEEK_HOURS, exhaustion_by_week, weeks_of, whole_weeks
 
 NOW_US = 500_000 * HOUR_US
 """The beginning of an hour."""

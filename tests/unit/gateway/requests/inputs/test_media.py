@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.config import GatewayConfig
 from gateway.domain.call import Call
@@ -21,7 +21,7 @@ PIXEL = "data:image/png;base64,iVBORw0KGgo="
 EACH = 20
 WORDS = frozenset({Capability.TEXT, Capability.IMAGES, Capability.AUDIO})
 TAKES_ALL = Capabilities(WORDS, frozenset({"video_url", "file"}), kind="vllm")
-SEES = dataclasses.replace(MODEL, image_tokens=EACH, servers=(ServerOffer("a", TAKES_ALL, is_up=True),))
+SEES = replace(MODEL, image_tokens=EACH, servers=(ServerOffer("a", TAKES_ALL, is_up=True),))
 SOUND = {"data": "UklGRg==", "format": "wav"}
 PDF = {"filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERi0="}
 
@@ -41,9 +41,9 @@ def request(*parts: Any, **fields: Any) -> ChatCompletionRequest:
 
 
 def seen(*parts: Any, config: GatewayConfig | None = None, renderer: Letters | None = None) -> Call:
-    asked = dataclasses.replace(context(renderer), model=SEES)
+    asked = replace(context(renderer), model=SEES)
     if config is not None:
-        asked = dataclasses.replace(asked, config=config)
+        asked = replace(asked, config=config)
     return parse_chat(request(*parts), asked)
 
 
@@ -193,7 +193,7 @@ def test_sounds_videos_and_files_are_passed_as_they_came_and_held_by_their_lengt
 @pytest.mark.parametrize("name", MEDIA_NEEDS)
 def test_a_part_goes_only_to_servers_that_take_it(name: str) -> None:
     plain = ServerOffer("a", Capabilities(frozenset({"text"}), kind="vllm"), is_up=True)
-    asked = dataclasses.replace(context(), model=dataclasses.replace(SEES, servers=(plain,)))
+    asked = replace(context(), model=replace(SEES, servers=(plain,)))
     content = {"input_audio": SOUND, "file": PDF}.get(name, "https://example.org/a")
     with pytest.raises(ApiError, match="a does not take") as refused:
         parse_chat(request(part(name, content)), asked)
