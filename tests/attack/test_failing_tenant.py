@@ -90,7 +90,7 @@ def gateway(
     for pool, servers in peers.items():
         for index, peer in enumerate(servers):
             lines += ["[[upstreams]]", f'name = "{pool}-{index}"', f'url = "{peer.url}"', f'model = "{pool}"']
-            lines += ["first_byte_s = 0.5", "whole_tokens = 0", "capabilities = []"]
+            lines += ["first_byte_s = 2", "whole_tokens = 0", "capabilities = []"]
     path = tmp_path_factory.mktemp("failing") / "a.toml"
     path.write_text("\n".join(lines))
     prices = ",".join(f"{pool}=1/1/1" for pool in peers)

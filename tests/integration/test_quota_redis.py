@@ -382,7 +382,7 @@ async def test_five_hundred_at_once_over_four_gateways_never_exceed_platform_mod
 ) -> None:
     gateways = [RedisQuotaStore(redis_url, timeout_s=30) for _ in range(4)]
     await filled(gateways[0])
-    everyone, model = on_platform(amount=900), on_platform(Meter.REQUESTS, amount=30, model="large")
+    everyone, model = on_platform(amount=900), on_platform(Meter.REQUESTS, amount=10, model="large")
     users = {
         tenant_id: [on_user(f"{tenant_id}{number}", amount=250, tenant_id=tenant_id) for number in range(2)]
         for tenant_id in ("ten_a", "ten_b")
@@ -394,7 +394,7 @@ async def test_five_hundred_at_once_over_four_gateways_never_exceed_platform_mod
     async def one(index: int) -> None:
         store, request_id = gateways[index % 4], f"r{index}"
         user = users["ten_a" if index % 3 else "ten_b"][index // 3 % 2]
-        limits = [user, everyone, *([model] if index % 2 else [])]
+        limits = [user, everyone, *([] if index % 5 else [model])]
         answer = await store.reserve(request_id, limits, whole(13), 60)
         if isinstance(answer, Denied):
             bound.add((answer.limit.kind, answer.limit.model))
