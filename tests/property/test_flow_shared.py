@@ -326,7 +326,13 @@ class Histories(RuleBasedStateMachine):
         long_share=st.sampled_from([0.1, LANES.share_sequences, 1.0]),
     )
     def knobs_turn(
-        self, at: int, batch_cap: float, lookahead: int, ageing: float, batch_share: float, long_share: float
+        self,
+        at: int,
+        batch_cap: float,
+        lookahead: int,
+        ageing: float,
+        batch_share: float,
+        long_share: float,
     ) -> None:
         """The control loop has turned knobs: in Redis, and in the one controller."""
         knobs = {
@@ -388,9 +394,22 @@ class Histories(RuleBasedStateMachine):
         given = sorted((self.pool.given[name] for name in heard), key=lambda turn: turn.number)
         turns = self.union.dispatch(self.now_s, REPLICAS)
         assert [
-            (turn.entry_id, turn.replica_id, turn.rank, turn.by_reservation, turn.is_owed) for turn in given
+            (
+                turn.entry_id,
+                turn.replica_id,
+                turn.rank,
+                turn.by_reservation,
+                turn.is_owed,
+            )
+            for turn in given
         ] == [
-            (turn.ticket.entry.entry_id, turn.replica_id, turn.tier, turn.by_reservation, turn.is_owed)
+            (
+                turn.ticket.entry.entry_id,
+                turn.replica_id,
+                turn.tier,
+                turn.by_reservation,
+                turn.is_owed,
+            )
             for turn in turns
         ]
         for turn in turns:
