@@ -40,11 +40,6 @@ def new_id(kind: str) -> str:
     return f"{kind}_{''.join(secrets.choice(_ALPHABET) for _ in range(16))}"
 
 
-def new_pepper() -> bytes:
-    """32 random bytes, to be kept outside the database."""
-    return secrets.token_bytes(32)
-
-
 def check_pepper(pepper: bytes) -> bytes:
     """Returns the pepper. Raises `Invalid` when it is too short to protect keys."""
     if len(pepper) < MIN_PEPPER_BYTES:

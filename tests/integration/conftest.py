@@ -19,6 +19,7 @@ BOTH_KINDS = {
 """What both databases must promise: transactions, locks, plans, the books, several gateways. The statements
 of all other files run on SQLite; on PostgreSQL, too, in `make test-long`."""
 
+NO_PASSWORD = HASHER.hash(token_hex())
 ON_POSTGRESQL = re.compile(r"\[.*\bpostgresql\b")
 
 
@@ -26,7 +27,7 @@ ON_POSTGRESQL = re.compile(r"\[.*\bpostgresql\b")
 def _cheap_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a hash costs is checked by tests/unit/tenants/people/test_passwords.py."""
     monkeypatch.setattr("tenants.people.passwords._HASHER", HASHER)
-    monkeypatch.setattr("tenants.people.way_in.NO_PASSWORD", HASHER.hash(token_hex()))
+    monkeypatch.setattr("tenants.people.way_in.NO_PASSWORD", NO_PASSWORD)
 
 
 def pytest_configure(config: pytest.Config) -> None:
