@@ -46,8 +46,10 @@ FLOOR_S: Mapping[What, float] = {"wait": 0.02, "ttft": 0.005, "tpot": 0.0005, "e
 """Added to both sides of a ratio: 1 ms predicted and 3 ms waited counts as right."""
 RATE = 0.05
 """Step of a shift, in spreads of the scores."""
-WARM_UP = 40
+WARM_UP = 20
 """Scores until a bucket speaks for itself."""
+SHRINKAGE = 40
+"""A shift that so many scores have made counts half: the fewer they are, the more may be chance."""
 LARGEST_SHIFT = 4.0
 """A factor of 55: beyond, the forecast is not wrong but something else happened."""
 SMALLEST_SPREAD = 0.02
@@ -63,7 +65,7 @@ REDEEMED_BURST_S = 1.0
 FIRST_WAIT_S = 0.02
 """Shorter waits are none."""
 WAIT_RATIO = 3.0
-NUM_LOADS = 8
+NUM_LOADS = 12
 VERSION = 1
 
 Correction = tuple[float, float, float, float]
@@ -345,7 +347,8 @@ def _correction(shifts: Shifts | None, floor_s: float) -> Correction:
     """`(told + floor_s) * factor - floor_s`, as a factor and what is added, for each quantile."""
     if shifts is None:
         return AS_IT_IS
-    p50, p90 = exp(shifts.at[0]), exp(shifts.at[1])
+    trust = shifts.seen / (shifts.seen + SHRINKAGE)
+    p50, p90 = exp(shifts.at[0] * trust), exp(shifts.at[1] * trust)
     return p50, (p50 - 1) * floor_s, p90, (p90 - 1) * floor_s
 
 
@@ -371,7 +374,7 @@ def _chain(bucket: Bucket) -> list[Key]:
     kind, is_exact, tier, load = bucket.kind, bucket.is_exact, bucket.tier, bucket.load
     kinds = _KINDS[kind]
     # Where nothing waits there is nothing to be a multiple of: that says nothing of other loads.
-    loads = [(tier, load), (ANY, load)] + [(ANY, ANY)] * (load > 0)
+    loads = [(tier, load)] + [(tier, ANY)] * (load > 0)
     return [(kind, is_exact, *where) for kind in kinds for where in loads]
 
 

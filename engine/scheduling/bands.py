@@ -14,6 +14,7 @@ wait. What it got there since counts: its entries that come up again and again h
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 
 from engine.scheduling.counters import MAX_TENANTS, LoweredLog, forget_smallest
 from engine.scheduling.order.base import ServiceCountersLike
@@ -96,21 +97,22 @@ class BandCounters:
     def lowered_reader(self) -> Callable[[], Collection[str] | None]:
         """Returns a reader that lists tenants whose number here fell since its last call (counter or
         lift)."""
-        read_shared, read_lifts = self._shared.lowered_reader(), self._lowered.reader()
+        return partial(_read_both, self._shared.lowered_reader(), self._lowered.reader())
 
-        def read() -> Collection[str] | None:
-            shared, lifts = read_shared(), read_lifts()
-            if shared is None or lifts is None:
-                return None
-            return (*shared, *lifts) if lifts else shared
-
-        return read
-
-    def clone(self, shared: ServiceCountersLike) -> BandCounters:
+    def clone(self, shared: ServiceCountersLike, lag: Lag) -> BandCounters:
         """An independent copy over other shared counters; its readers start anew."""
-        copy = BandCounters(shared, max_tenants=self._max_tenants, lag=self._lag)
+        copy = BandCounters(shared, max_tenants=self._max_tenants, lag=lag)
         copy._lifts = dict(self._lifts)
         copy._floor = self._floor
         copy._finishes = dict(self._finishes)
         copy.left_last = self.left_last
         return copy
+
+
+def _read_both(
+    read_shared: Callable[[], Collection[str] | None], read_lifts: Callable[[], Collection[str] | None]
+) -> Collection[str] | None:
+    shared, lifts = read_shared(), read_lifts()
+    if shared is None or lifts is None:
+        return None
+    return (*shared, *lifts) if lifts else shared

@@ -44,17 +44,34 @@ class LoweredLog:
 
     def reader(self) -> Callable[[], Collection[str] | None]:
         """Each call of it returns those noted since the last; None when it came too late to know."""
-        position = self._dropped + len(self._tenants)
+        return _LoweredReader(self)
 
-        def read() -> Collection[str] | None:
-            nonlocal position
-            unread = position - self._dropped
-            if unread == len(self._tenants):
-                return ()
-            position = self._dropped + len(self._tenants)
-            return self._tenants[unread:] if unread >= 0 else None
+    @property
+    def noted(self) -> int:
+        """Tenants noted so far."""
+        return self._dropped + len(self._tenants)
 
-        return read
+    def since(self, position: int) -> Collection[str] | None:
+        """What was noted after the first `position`; None: part of it is forgotten."""
+        unread = position - self._dropped
+        return self._tenants[unread:] if unread >= 0 else None
+
+
+class _LoweredReader:
+    """A class, because queues are pickled with their readers."""
+
+    __slots__ = ("_log", "_position")
+
+    def __init__(self, log: LoweredLog) -> None:
+        self._log = log
+        self._position = log.noted
+
+    def __call__(self) -> Collection[str] | None:
+        position, noted = self._position, self._log.noted
+        if position == noted:
+            return ()
+        self._position = noted
+        return self._log.since(position)
 
 
 class ServiceCounters:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from engine.entry import QueueEntry
 from engine.scheduling.bands import BandCounters, Lag, no_lag
 from engine.scheduling.claims import FAIRNESS_BOUND
-from engine.scheduling.order.base import Order, ServiceCountersLike
+from engine.scheduling.order.base import Order, ServiceCountersLike, SizeKey
 from engine.scheduling.policy import make_order
 
 __all__ = ["MAX_LANES", "BandCounters", "TieredQueue"]
@@ -175,10 +175,12 @@ class TieredQueue:
             return waiting.tier < running.tier
         return self._band(waiting.tier * MAX_LANES).outranks(waiting, running, now_s)
 
-    def clone(self, counters: ServiceCountersLike) -> TieredQueue:
-        copy = TieredQueue(self.order_name, counters, lag=self._lag)
+    def clone(self, counters: ServiceCountersLike, lag: Lag | None = None) -> TieredQueue:
+        """`lag`: None: that of the original."""
+        lag = lag or self._lag
+        copy = TieredQueue(self.order_name, counters, lag=lag)
         for number, band in self._bands.items():
-            copy._band_counters[number] = self._band_counters[number].clone(counters)
+            copy._band_counters[number] = self._band_counters[number].clone(counters, lag)
             copy._bands[number] = band.clone(copy._band_counters[number])
         copy._where = dict(self._where)
         copy._added = self._added
@@ -231,6 +233,7 @@ class TieredQueue:
     def _describe(self, order: Order) -> None:
         self.claims = order.claims
         self.order_interrupts = order.interrupts
+        self.size_key: SizeKey = order.size_key
         """Whether one tier's own order can interrupt."""
 
     def _first(self, now_s: float, tiers: Collection[int] | None) -> int | None:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from engine.entry import QueueEntry
 from engine.forecast.calibration import REDEEMED_BURST_S, Calibration, Kind, bucket_of
 from engine.forecast.length.length import LengthForecast
-from engine.forecast.length.probe import length_quantile
-from engine.forecast.wait.forecast import Forecast
+from engine.forecast.wait.forecast import EngineLoad, Forecast
+from engine.forecast.wait.picture import QUANTILES, AnswerLength
 from engine.messages import TIER_RANKS, Snapshot, StepTime
 from engine.step_time.model import PRIOR, predict_step_s
 from gateway.budget.lease import predicted_gpu_ms
@@ -22,7 +22,7 @@ from gateway.domain.call import Call
 from gateway.domain.estimate import Estimate, Promise, Times, calibrate
 from gateway.estimates.displacement import Displacement, displacement
 from gateway.estimates.engine_load import engine_loads
-from gateway.estimates.forecast_cache import ForecastCache, Size
+from gateway.estimates.forecast_cache import ForecastCache, Size, Submit
 from gateway.estimates.step_time_scale import StepTimeScale
 from gateway.flow.controller import FlowController, Ticket
 from gateway.statistics import LEARNED_PER_S, EvenSample
@@ -52,10 +52,11 @@ class Estimator:
         cache_s: float,
         is_enabled: bool = True,
         note: str = "",
+        submit: Submit | None = None,
         stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`model`: the one that all upstreams serve; `note` is appended to every forecast's basis;
-        `stopwatch` times replays."""
+        `submit`: to the process that replays; `stopwatch` times the replays on the event loop."""
         self.lengths = lengths
         self.observed = 0
         self.calibration = Calibration()
@@ -69,8 +70,9 @@ class Estimator:
         self.forecast_cache = ForecastCache(
             flow,
             lambda: engine_loads(flow, upstreams, self._step_time),
-            self._draw_length,
+            self._lengths,
             every_s=cache_s,
+            submit=submit,
             stopwatch=stopwatch,
         )
         self._flow = flow
@@ -323,25 +325,35 @@ class Estimator:
         )
         return p50, max(p50, p90)
 
-    def _draw_length(self, entry: QueueEntry, generated: int, u: float) -> int:
-        """Of one sequence: by what its engine foresees, by its own forecast where that is a sure one, else by
-        what its tenant's answers are like."""
-        flight = self._flow.dispatched.get(entry.entry_id)
-        ticket = flight.ticket if flight is not None else self._flow.ticket(entry.entry_id)
-        ticket = ticket or self.forecast_cache.on_the_way.ticket(entry.entry_id)
-        if ticket is None:
-            return max(generated + 1, entry.predicted_output_tokens)
-        if ticket.is_exact:
-            return max(generated + 1, ticket.max_tokens)
-        foreseen = flight.foreseen_tokens if flight is not None else None
-        own = ticket.entry
-        median, high = foreseen or (own.predicted_output_tokens, own.predicted_high_tokens)
-        if foreseen is None and not 0 < high <= SURE * median:
-            return self.lengths.quantile(own.tenant_id, self._model, u, generated, ticket.max_tokens)
-        count = ticket.sequences
-        return min(
-            length_quantile(median / count, high / count, generated, u), max(generated + 1, ticket.max_tokens)
-        )
+    def _lengths(self, tickets: Sequence[Ticket], engines: Sequence[EngineLoad]) -> dict[str, AnswerLength]:
+        """Of one sequence of each request: by what its engine foresees, by its own forecast where that is a
+        sure one, else by what its tenant's answers are like."""
+        known: dict[str, AnswerLength] = {}
+        unsure: dict[tuple[str, int, int], AnswerLength] = {}
+        flights = {
+            flight.entry.entry_id: flight.emitted_tokens for load in engines for flight in load.flights
+        }
+        dispatched = self._flow.dispatched
+        in_flight = [flight for entry_id in flights if (flight := dispatched.get(entry_id)) is not None]
+        for ticket, foreseen in [
+            *((ticket, None) for ticket in tickets),
+            *((flight.ticket, flight.foreseen_tokens) for flight in in_flight),
+        ]:
+            own = ticket.entry
+            median, high = foreseen or (own.predicted_output_tokens, own.predicted_high_tokens)
+            if ticket.is_exact:
+                length = AnswerLength(ticket.max_tokens)
+            elif foreseen is not None or 0 < high <= SURE * median:
+                count = ticket.sequences
+                length = AnswerLength(ticket.max_tokens, median / count, high / count)
+            else:
+                key = own.tenant_id, flights.get(own.entry_id, 0), ticket.max_tokens
+                if (like := unsure.get(key)) is None:
+                    quantiles = self.lengths.quantiles(key[0], self._model, QUANTILES, key[1])
+                    like = unsure[key] = AnswerLength(ticket.max_tokens, quantiles=quantiles)
+                length = like
+            known[own.entry_id] = length
+        return known
 
     def _step_time(self, upstream: Upstream) -> StepTime:
         """At the engine's real pace."""

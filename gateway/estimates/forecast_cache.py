@@ -12,25 +12,29 @@ replay it, each time that it has grown by half.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import asyncio
+import logging
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from itertools import chain
+from concurrent.futures import Future
+from dataclasses import dataclass
 from time import perf_counter
 
 import msgspec
 
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
 from engine.forecast.length.features import Features
-from engine.forecast.wait.arrivals import ArrivalRates
-from engine.forecast.wait.forecast import DrawLength, EngineLoad, Forecast
-from engine.forecast.wait.probing import KNOTS_COST, MAX_EVENTS, MAX_LINES, build_surface
+from engine.forecast.wait.arrivals import RecentArrivals
+from engine.forecast.wait.forecast import EngineLoad, Forecast
+from engine.forecast.wait.picture import AnswerLength, Picture
+from engine.forecast.wait.probing import KNOTS, MAX_EVENTS, MAX_LINES
 from engine.forecast.wait.since import NOTHING_SINCE, ComingSince, Since
 from engine.forecast.wait.surface import Line, Surface
 from engine.messages import TIER_RANKS
 from gateway.estimates.on_the_way import OnTheWay
 from gateway.flow.controller import FlowController, Ticket
 
-REST = 49.0
+REST = 24.0
 CALM = 8.0
 PAUSE_S = 0.5
 """An older surface is from before a pause: the next request rebuilds it."""
@@ -49,9 +53,18 @@ LONG_QUEUE = 200
 FORGET_S = 30.0
 """Lines not read for this long lose their probes."""
 NOTED_EVERY_S = 1.0
+SIZES_SEEN = 256
+RANKS = tuple(TIER_RANKS.values())
+PROCESS_EVERY_S = 1.0
+KNOT_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+"""Of the sizes seen lately, where probes stand."""
 MAX_COMING = 256
 
+log = logging.getLogger("fairgate.gateway.estimates")
 
+LengthsOf = Callable[[Sequence[Ticket], Sequence[EngineLoad]], dict[str, AnswerLength]]
+"""What is known of the answers to the requests that wait and to the dispatched ones, by entry id."""
+Submit = Callable[[Picture], "Future[Surface] | asyncio.Future[Surface]"]
 Promised = Callable[[float, str | None], Sequence[QueueEntry]]
 """Outstanding quotes at an instant, as many as are redeemed on average; of the named tenant, all."""
 
@@ -65,6 +78,16 @@ class Size(msgspec.Struct, frozen=True, gc=False):
     traits: Features | None = None
 
 
+@dataclass(slots=True)
+class _Asked:
+    """A picture that the process has, and what will be known of its moment."""
+
+    answer: Future[Surface] | asyncio.Future[Surface]
+    ahead: list[int]
+    queued: int
+    since: ComingSince
+
+
 class ForecastCache:
     """One queue's surface. Use from one event loop."""
 
@@ -72,23 +95,32 @@ class ForecastCache:
         self,
         flow: FlowController,
         loads: Callable[[], list[EngineLoad]],
-        draw_length: DrawLength,
+        lengths: LengthsOf,
         *,
         every_s: float,
+        submit: Submit | None = None,
         promised: Promised = lambda now_s, tenant_id: (),
         stopwatch: Callable[[], float] = perf_counter,
     ) -> None:
-        """`promised`: outstanding quotes; `stopwatch` times replays."""
+        """`submit`: to the process that replays; None: all replays are on the event loop, and there are no
+        sampled futures. `promised`: outstanding quotes; `stopwatch` times replays."""
         self.replays = 0
         self.promised = promised
         self._flow = flow
         self._loads = loads
-        self._draw_length = draw_length
+        self._lengths = lengths
+        self._submit = submit
+        self._asked_for: _Asked | None = None
+        self._ask_again_s = float("-inf")
+        self._futures: Surface | None = None
+        """The latest from the process."""
         self._every_s = every_s
         self._stopwatch = stopwatch
-        self._rates = ArrivalRates()
+        self._arrivals = RecentArrivals()
+        self._sizes: deque[tuple[int, int]] = deque(maxlen=SIZES_SEEN)
+        """Prompt and cost tokens of the latest arrivals."""
         self._coming: list[QueueEntry] = []
-        """Arrivals that `_rates` has not seen yet: passed on in batches, off the path of each."""
+        """Arrivals that `_arrivals` has not seen yet: passed on in batches, off the path of each."""
         self._lines: OrderedDict[tuple[str, int], tuple[Line, float]] = OrderedDict()
         self._surface: Surface | None = None
         self.on_the_way = OnTheWay()
@@ -101,31 +133,67 @@ class ForecastCache:
 
     def coming(self, ticket: Ticket) -> None:
         if self.on_the_way.add(ticket):
-            self._since.note(ticket.entry)
+            self._note_coming(ticket.entry)
 
     def arrived(self, entry: QueueEntry) -> None:
         self._coming.append(entry)
         if len(self._coming) >= MAX_COMING:
             self._note_arrivals()
         if not self.on_the_way.queued(entry):
-            self._since.note(entry)
+            self._note_coming(entry)
+
+    def _note_coming(self, entry: QueueEntry) -> None:
+        self._since.note(entry)
+        if self._asked_for is not None:
+            self._asked_for.since.note(entry)
 
     def arrivals_per_s(self, now_s: float) -> float:
         self._note_arrivals()
-        return sum(stream.rate_per_s for stream in self._rates.streams(now_s))
+        return self._arrivals.pattern(now_s).requests_per_s
 
     def _note_arrivals(self) -> None:
         for entry in self._coming:
-            self._rates.observe(entry, entry.arrived_s)
+            self._arrivals.observe(entry)
+            self._sizes.append((entry.input_tokens, entry.predicted_cost))
         self._coming.clear()
 
     def refresh(self, now_s: float) -> None:
-        """Replays if a forecast was read since the last time, and the share of time allows it."""
-        if not self._is_asked or now_s < self._rest_until_s:
+        """Replays if a forecast was read since the last time, and the share of time allows it. While requests
+        wait, the process does."""
+        self._take_answer()
+        if not self._is_asked:
             return
         surface = self._surface
-        if surface is None or now_s - surface.at_s >= self._every_s * (CALM if self._is_calm() else 1.0):
-            self._build(now_s)
+        is_calm = self._is_calm()
+        if surface is None or now_s - surface.at_s >= self._every_s * (CALM if is_calm else 1.0):
+            if now_s >= self._rest_until_s:
+                self._build(now_s)
+            if self._submit and not is_calm and not self._asked_for and now_s >= self._ask_again_s:
+                self._ask(self._submit, now_s)
+
+    def _ask(self, submit: Submit, now_s: float) -> None:
+        picture = self._picture(self._lines_now(now_s), self._knots(), now_s)
+        self.replays += 1
+        self._ask_again_s = now_s + PROCESS_EVERY_S
+        answer = submit(picture)
+        self._asked_for = _Asked(answer, self._ahead_by_rank(), len(self._flow), ComingSince())
+
+    def _take_answer(self) -> None:
+        asked = self._asked_for
+        if asked is None or not asked.answer.done():
+            return
+        self._asked_for = None
+        try:
+            surface = asked.answer.result()
+        except Exception as error:
+            log.warning("no forecast of the queue as it was: %s", error)
+            return
+        self._futures = surface
+        if self._surface is None or surface.at_s >= self._surface.at_s:
+            self._surface = surface
+            self._ahead_then, self._queued_then, self._since = asked.ahead, asked.queued, asked.since
+        else:
+            self._surface.spread_as(surface)
 
     def read(
         self,
@@ -186,11 +254,12 @@ class ForecastCache:
                 self.read(tenant_id, weight, rank, size, output_tokens, now_s, for_quote=True)
                 for rank in ranks
             ]
-        cost = size.input_tokens * INPUT_TOKEN_COST + output_tokens[0] * size.sequences * OUTPUT_TOKEN_COST
-        lines = [Line(tenant_id, rank, weight) for rank in ranks]
-        surface = self._replay(lines, ranks, [max(2, cost)], now_s, QUOTE_EVENTS, tenant_id)
-        way_s = self.on_the_way.expected_s(among_others=bool(self.own_quotes(tenant_id, now_s)))
         inputs = size.input_tokens * size.choices
+        cost = inputs * INPUT_TOKEN_COST + output_tokens[0] * size.sequences * OUTPUT_TOKEN_COST
+        lines = [Line(tenant_id, rank, weight) for rank in ranks]
+        knots = [max(2, inputs if self._flow.queue.tiers.size_key == "prompt" else cost)]
+        surface = self._replay(lines, knots, now_s, QUOTE_EVENTS, tenant_id)
+        way_s = self.on_the_way.expected_s(among_others=bool(self.own_quotes(tenant_id, now_s)))
         return [
             surface.read(tenant_id, rank, inputs, size.sequences, output_tokens, way_s=way_s)
             for rank in ranks
@@ -221,16 +290,31 @@ class ForecastCache:
             self._lines.popitem(last=False)
 
     def _build(self, now_s: float) -> Surface:
-        while self._lines and next(iter(self._lines.values()))[1] < now_s - FORGET_S:
-            self._lines.popitem(last=False)
-        lines = [line for line, _ in self._lines.values()]
-        ranks = list(TIER_RANKS.values())
-        self._surface = surface = self._replay(lines, ranks, KNOTS_COST, now_s)
-        self._ahead_then = [self._ahead(rank) for rank in ranks]
+        self._surface = surface = self._replay(self._lines_now(now_s), self._knots(), now_s)
+        if self._futures is not None and now_s - self._futures.at_s < STALE_S:
+            surface.spread_as(self._futures)
+        self._ahead_then = self._ahead_by_rank()
         self._since = ComingSince()
         self._queued_then = len(self._flow)
         self._is_asked = False
         return surface
+
+    def _lines_now(self, now_s: float) -> list[Line]:
+        while self._lines and next(iter(self._lines.values()))[1] < now_s - FORGET_S:
+            self._lines.popitem(last=False)
+        return [line for line, _ in self._lines.values()]
+
+    def _knots(self) -> Sequence[int]:
+        """The sizes that most of what came lately lies between."""
+        if not self._sizes:
+            return KNOTS
+        sizes = sorted(
+            prompt if self._flow.queue.tiers.size_key == "prompt" else cost for prompt, cost in self._sizes
+        )
+        return sorted({max(2, sizes[int(part * len(sizes))]) for part in KNOT_QUANTILES})
+
+    def _ahead_by_rank(self) -> list[int]:
+        return [self._ahead(rank) for rank in RANKS]
 
     def _ahead(self, rank: int) -> int:
         return self._flow.queued_up_to(rank) + self._flow.num_in_flight + self.on_the_way.up_to(rank)
@@ -250,42 +334,54 @@ class ForecastCache:
     def _replay(
         self,
         lines: Sequence[Line],
-        tiers: Sequence[int],
-        knots_cost: Sequence[int],
+        knots: Sequence[int],
         now_s: float,
         most_events: int = MAX_EVENTS,
         for_tenant: str | None = None,
     ) -> Surface:
+        """Now, on the event loop."""
         started_s = self._stopwatch()
         self.replays += 1
+        surface = self._picture(lines, knots, now_s, most_events, for_tenant).surface()
+        self._rest_until_s = max(now_s, self._rest_until_s) + (self._stopwatch() - started_s) * REST
+        return surface
+
+    def _picture(
+        self,
+        lines: Sequence[Line],
+        knots: Sequence[int],
+        now_s: float,
+        most_events: int = MAX_EVENTS,
+        for_tenant: str | None = None,
+    ) -> Picture:
         self._note_arrivals()
         sequences: dict[str, int] = {}
         kv_tokens: dict[str, int] = {}
-        for ticket in chain(self._flow.tickets(), self.on_the_way.tickets()):
+        tickets = [*self._flow.tickets(), *self.on_the_way.tickets()]
+        for ticket in tickets:
             kv_tokens[ticket.entry.entry_id] = ticket.kv_tokens
             if ticket.sequences > 1:
                 sequences[ticket.entry.entry_id] = ticket.sequences
         for flight in self._flow.in_flight():
             sequences[flight.ticket.entry.entry_id] = flight.ticket.sequences
+        engines = self._loads()
         counters = self._flow.counters.clone()
-        surface = build_surface(
-            lines,
+        return Picture(
+            now_s=now_s,
             queue=self._flow.queue_clone(counters),
             counters=counters,
-            engines=self._loads(),
-            now_s=now_s,
-            draw_length=self._draw_length,
+            engines=engines,
+            lengths=self._lengths(tickets, engines),
             sequences=sequences,
             kv_tokens=kv_tokens,
-            arrivals=self._rates.streams(now_s),
-            lane_of=self._flow.lane,
-            tiers=tiers,
+            lane_of=self._flow.queue.lane_rule.lane,
             promised=[
                 *(ticket.entry for ticket in self.on_the_way.tickets()),
                 *self.promised(now_s, for_tenant),
             ],
-            knots_cost=knots_cost,
+            arrivals=self._arrivals.pattern(now_s),
+            lines=lines,
+            tiers=RANKS,
+            knots=knots,
             most_events=most_events,
         )
-        self._rest_until_s = max(now_s, self._rest_until_s) + (self._stopwatch() - started_s) * REST
-        return surface

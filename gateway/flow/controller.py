@@ -438,8 +438,8 @@ class FlowController:
         return self._lanes.lane(entry)
 
     def queue_clone(self, counters: ServiceCounters) -> TieredQueue:
-        """A copy of the queue that ranks by `counters`, for replays."""
-        return self.queue.tiers.clone(counters)
+        """A copy of the queue that ranks by `counters`, for replays. It can be pickled."""
+        return self.queue.tiers.clone(counters, self.dispatched.lags(self._tenants.weight))
 
     def check(self, now_s: float | None = None) -> None:
         """Audits itself; raises `AssertionError` when its state is inconsistent. With `now_s`, right after a

@@ -46,6 +46,17 @@ class _Ahead:
     ahead: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class KnownLags:
+    """The `Lag` of a copy of the queue, which may go to another process."""
+
+    lags: Mapping[str, int]
+    below: Mapping[str, int]
+
+    def __call__(self, tenant_id: str, other_id: str) -> int:
+        return max(self.lags.get(tenant_id, 0), self.below.get(other_id, 0))
+
+
 class ChargedAhead:
     """What tenants were charged for in-flight requests and did not have yet, scaled as the counters.
 
@@ -89,6 +100,9 @@ class ChargedAhead:
     def served(self) -> dict[str, int]:
         """By tenant."""
         return {tenant_id: part.charged - part.ahead for tenant_id, part in self._tenants.items()}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tenants)
 
     def __contains__(self, tenant_id: str) -> bool:
         return tenant_id in self._tenants
@@ -240,6 +254,14 @@ class InFlightRequests:
             if ended is None or self._counters.served_cost - ended >= most:
                 return 0
         return scaled(most, weight)
+
+    def lags(self, weight_of: Callable[[str], float]) -> KnownLags:
+        """Those that count now, as plain values."""
+        present = {*self.ahead, *self._ended}
+        return KnownLags(
+            {tenant_id: lag for tenant_id in present if (lag := self.lag(tenant_id, weight_of(tenant_id)))},
+            {tenant_id: self.below(tenant_id) for tenant_id in self.ahead},
+        )
 
     def below(self, tenant_id: str) -> int:
         """How far below a waiting tenant one may stand that was idle: as the other stands by what it had, and

@@ -1,126 +1,147 @@
-"""Recent arrival rates by tenant and tier, for replays.
+"""Recent arrivals, and what may come next, for replays.
 
 A request that waits is overtaken by higher tiers and by tenants further below their share; a replay lets the
-likely ones arrive. A burst is not a rate: a stream that does not arrive all the time is as frequent as the
-cells of time in which something of it arrived. Pure. Bounded: the streams seen longest ago are forgotten
-first.
+likely ones arrive. Each tier is a compound process: bursts (requests of one tenant within `BURST_S`) come at
+the rate lately, and each is like one of those that came. In the expected future they come evenly; in a
+sampled one rate, times and bursts are drawn. How long a load goes on is not known: by the median as long
+again as it has, and `NEW_LOAD_S` more. Pure.
 """
 
 from __future__ import annotations
 
+import heapq
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, log1p
+from random import Random
+
+from msgspec.structs import replace
 
 from engine.entry import QueueEntry
 
-MEMORY_S = 10.0
-"""Time constant of the rates: what is older than a few of these no longer counts."""
-MAX_STREAMS = 2048
-SHORTEST_WATCH_S = 2.0
-"""A rate is never taken over less time than this: a burst is not a rate."""
-CELL_S = 0.1
-"""Requests that arrive within this time may be a burst."""
-STEADY = 0.9
-"""A stream is steady where something of it arrives in this share of cells."""
-BURSTY = 1.5
-"""So many times as often as its cells say a stream may come: chance does as much."""
-SILENCES = 3.0
-"""Silence, in `memory_s`, after which a stream begins anew."""
-SMOOTHING = 0.2
-"""Weight of the newest request in a stream's typical size."""
-NEGLIGIBLE = 0.1
-"""A stream from which fewer requests than this are to be expected has ended."""
+MAX_RECENT = 256
+"""Arrivals of one tier that are remembered."""
+RECENT_S = 30.0
+"""Older ones do not count."""
+BURST_S = 0.1
+SILENCE_S = 30.0
+"""After which a load begins anew."""
+NEW_LOAD_S = 30.0
+LONGEST_LOAD_S = 600.0
+GOLDEN = 0.6180339887498949
+"""Multiples of it fill (0, 1) evenly."""
+ARRIVAL = "\0arrival"
+"""How the ids of requests begin that arrive during a replay."""
 
 
 @dataclass(frozen=True, slots=True)
-class ArrivalStream:
-    """Requests like this one keep arriving, `rate_per_s` of them, for another `lasts_s`."""
+class Future:
+    """Requests to come, in the order of their arrival, and what they bring to a queue."""
 
-    tenant_id: str
-    tier: int
-    weight: float
-    rate_per_s: float
+    entries: Iterator[QueueEntry]
+    cost_per_s: Mapping[int, float]
+    """Cost tokens, by tier."""
     lasts_s: float
-    input_tokens: int
-    predicted_output_tokens: int
 
 
-@dataclass(slots=True)
-class _TenantArrivals:
-    first_s: float
-    last_s: float
-    count: float
-    cells: float
-    """In which something arrived; decayed as well."""
-    weight: float
-    input_tokens: float
-    predicted_output_tokens: float
+@dataclass(frozen=True, slots=True)
+class _TierArrivals:
+    bursts: Sequence[Sequence[QueueEntry]]
+    rate_per_s: float
+    """Of bursts."""
+    watched_s: float
 
 
-class ArrivalRates:
+@dataclass(frozen=True, slots=True)
+class ArrivalPattern:
+    """What arrived lately, by tier, for how long the load has gone on."""
+
+    tiers: Mapping[int, _TierArrivals]
+    age_s: float
+
+    @property
+    def requests_per_s(self) -> float:
+        return sum(
+            tier.rate_per_s * sum(map(len, tier.bursts)) / len(tier.bursts) for tier in self.tiers.values()
+        )
+
+    def future(self, start_s: float, random: Random | None = None) -> Future:
+        """What may come after `start_s`; None: what is expected."""
+        lasts_s = NEW_LOAD_S
+        if random is not None:
+            lasts_s = (self.age_s + 4 * NEW_LOAD_S) * (max(random.random(), 1e-3) ** (-1 / 3) - 1)
+        lasts_s = min(lasts_s, LONGEST_LOAD_S)
+        rates, costs = {}, {}
+        for rank, tier in self.tiers.items():
+            rate = tier.rate_per_s
+            if random is not None:
+                # What is known of a rate after n arrivals of a Poisson process (Jeffreys' prior).
+                rate = random.gammavariate(rate * tier.watched_s + 0.5, 1 / tier.watched_s)
+            if rate > 0:
+                rates[rank] = rate
+                cost = sum(entry.predicted_cost for burst in tier.bursts for entry in burst)
+                costs[rank] = rate * cost / len(tier.bursts)
+        return Future(self._entries(start_s, start_s + lasts_s, rates, random), costs, lasts_s)
+
+    def _entries(
+        self, start_s: float, until_s: float, rates: Mapping[int, float], random: Random | None
+    ) -> Iterator[QueueEntry]:
+        coming = [
+            (start_s + (random.expovariate(rate) if random else GOLDEN * (index + 1) % 1 / rate), rank)
+            for index, (rank, rate) in enumerate(rates.items())
+        ]
+        heapq.heapify(coming)
+        number = 0
+        while coming and coming[0][0] <= until_s:
+            at_s, rank = coming[0]
+            rate, bursts = rates[rank], self.tiers[rank].bursts
+            part = random.random() if random else GOLDEN * (number + 1) % 1
+            heapq.heapreplace(coming, (at_s + (random.expovariate(rate) if random else 1 / rate), rank))
+            for entry in bursts[int(part * len(bursts))]:
+                number += 1
+                yield replace(entry, entry_id=f"{ARRIVAL} {number}", arrived_s=at_s)
+
+
+NOTHING_CAME = ArrivalPattern({}, 0.0)
+
+
+class RecentArrivals:
     """One writer: the code that enqueues requests."""
 
-    def __init__(self, *, memory_s: float = MEMORY_S, max_streams: int = MAX_STREAMS) -> None:
-        if not memory_s > 0 or max_streams < 1:
-            raise ValueError("memory_s must be positive and max_streams at least 1")
-        self._memory_s = memory_s
-        self._max_streams = max_streams
-        self._seen: dict[tuple[str, int], _TenantArrivals] = {}
+    def __init__(self) -> None:
+        self._by_tier: dict[int, deque[QueueEntry]] = {}
+        self._began_s = self._last_s = float("-inf")
 
-    def observe(self, entry: QueueEntry, now_s: float) -> None:
+    def observe(self, entry: QueueEntry) -> None:
         """A request arrived."""
-        key = (entry.tenant_id, entry.tier)
-        # Taken out and put back: the dictionary's order is that of the last arrivals.
-        seen = self._seen.pop(key, None)
-        if seen is None or now_s - seen.last_s > SILENCES * self._memory_s:
-            seen = _TenantArrivals(
-                now_s, now_s, 0.0, 0.0, entry.weight, entry.input_tokens, entry.predicted_output_tokens
-            )
-            if len(self._seen) >= self._max_streams:
-                del self._seen[next(iter(self._seen))]
-        if seen.count == 0.0 or now_s // CELL_S > seen.last_s // CELL_S:
-            seen.cells += 1.0
-        if now_s > seen.last_s:
-            kept = exp((seen.last_s - now_s) / self._memory_s)
-            seen.count *= kept
-            seen.cells *= kept
-            seen.last_s = now_s
-        seen.count += 1.0
-        seen.weight = entry.weight
-        seen.input_tokens += SMOOTHING * (entry.input_tokens - seen.input_tokens)
-        seen.predicted_output_tokens += SMOOTHING * (
-            entry.predicted_output_tokens - seen.predicted_output_tokens
-        )
-        self._seen[key] = seen
+        if entry.arrived_s - self._last_s > SILENCE_S:
+            self._began_s = entry.arrived_s
+        self._last_s = max(self._last_s, entry.arrived_s)
+        self._by_tier.setdefault(entry.tier, deque(maxlen=MAX_RECENT)).append(entry)
 
-    def streams(self, now_s: float) -> list[ArrivalStream]:
-        """The streams that are alive, each with its mean rate lately. What has gone on for a minute will
-        likely go on for another, what began a second ago may have been a burst: a stream is taken to last as
-        long again as it has lasted."""
-        alive = []
-        for (tenant_id, tier), seen in self._seen.items():
-            kept = exp(-max(0.0, now_s - seen.last_s) / self._memory_s)
-            watched_s = max(now_s - seen.first_s, SHORTEST_WATCH_S)
-            watched_s = self._memory_s * (1 - exp(-watched_s / self._memory_s))
-            rate_per_s = seen.count * kept / watched_s
-            share = seen.cells * kept * CELL_S / watched_s
-            if share < STEADY:
-                # What a Poisson stream has that arrives in so many cells.
-                by_cells_per_s = -log1p(-share) / CELL_S
-                if rate_per_s > BURSTY * by_cells_per_s:
-                    rate_per_s = by_cells_per_s
-            lasts_s = seen.last_s - seen.first_s
-            if rate_per_s * lasts_s < NEGLIGIBLE:
-                continue
-            alive.append(
-                ArrivalStream(
-                    tenant_id=tenant_id,
-                    tier=tier,
-                    weight=seen.weight,
-                    rate_per_s=rate_per_s,
-                    lasts_s=lasts_s,
-                    input_tokens=max(1, round(seen.input_tokens)),
-                    predicted_output_tokens=max(1, round(seen.predicted_output_tokens)),
-                )
-            )
-        return alive
+    def pattern(self, now_s: float) -> ArrivalPattern:
+        tiers = {}
+        for rank, arrivals in self._by_tier.items():
+            known_s = arrivals[0].arrived_s if len(arrivals) == MAX_RECENT else self._began_s
+            since_s = max(now_s - RECENT_S, known_s)
+            recent = [entry for entry in arrivals if entry.arrived_s >= since_s]
+            bursts = _bursts(recent)
+            watched_s = now_s - since_s
+            # The first one began the watch: it says nothing of a rate.
+            count = len(bursts) - (bool(recent) and recent[0].arrived_s <= since_s)
+            if count > 0 and watched_s > 0:
+                tiers[rank] = _TierArrivals(bursts, count / watched_s, watched_s)
+        return ArrivalPattern(tiers, max(0.0, now_s - self._began_s))
+
+
+def _bursts(entries: Sequence[QueueEntry]) -> list[list[QueueEntry]]:
+    """One tenant's that came within `BURST_S` of the first."""
+    latest: dict[str, list[QueueEntry]] = {}
+    bursts: list[list[QueueEntry]] = []
+    for entry in entries:
+        burst = latest.get(entry.tenant_id)
+        if burst is None or entry.arrived_s > burst[0].arrived_s + BURST_S:
+            burst = latest[entry.tenant_id] = []
+            bursts.append(burst)
+        burst.append(entry)
+    return bursts

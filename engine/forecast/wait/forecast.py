@@ -14,7 +14,7 @@ from statistics import NormalDist
 import msgspec
 
 from engine.entry import QueueEntry
-from engine.forecast.wait.arrivals import ArrivalStream
+from engine.forecast.wait.arrivals import NOTHING_CAME, ArrivalPattern
 from engine.forecast.wait.replay import DrawLength, LaneOf, QueueReplay, one_lane
 from engine.forecast.wait.replayed_engine import EngineLoad, Flight, ReplayedEngine
 from engine.messages import StepTime
@@ -22,7 +22,7 @@ from engine.scheduling.order.base import ServiceCountersLike
 from engine.scheduling.tiers import TieredQueue
 from engine.step_time.model import predict_step_s
 
-__all__ = ["ArrivalStream", "DrawLength", "EngineLoad", "Flight", "Forecast", "forecast", "lognormal_lengths"]
+__all__ = ["DrawLength", "EngineLoad", "Flight", "Forecast", "forecast", "lognormal_lengths"]
 
 Seconds = tuple[float, float]
 """p50, p90."""
@@ -75,7 +75,7 @@ def forecast(
     draw_length: DrawLength | None = None,
     sequences: Mapping[str, int] | None = None,
     kv_tokens: Mapping[str, int] | None = None,
-    arrivals: Sequence[ArrivalStream] = (),
+    arrivals: ArrivalPattern = NOTHING_CAME,
     spread: float = 0.7,
     overhead_s: float = 0.0,
     lane_of: LaneOf = one_lane,
@@ -85,7 +85,7 @@ def forecast(
     `queue` and `counters` are used up: pass clones, the queue's over these counters. A candidate that waits
     in the queue already is forecast from where it stands. `output_tokens` (p50, p90) are the candidate's,
     of its longest sequence. `sequences` names the entries that are more than one sequence, `kv_tokens` what
-    entries count in the window where that is not their input + predicted output. `arrivals` go on arriving
+    entries count in the window where that is not their input + predicted output. `arrivals` go on
     during the replay. `spread` is the standard
     deviation of the logarithm of a length; `overhead_s` is added to the time to the first token; `lane_of`
     says where in its tier's band an entry waits. Without engines the forecast is saturated.
@@ -100,7 +100,7 @@ def forecast(
         draw_length=draw_length or lognormal_lengths(spread),
         sequences=sequences or {},
         kv_tokens=kv_tokens or {},
-        arrivals=arrivals,
+        future=arrivals.future(now_s),
         lane_of=lane_of,
     )
     replay.run()

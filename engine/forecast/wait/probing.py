@@ -9,22 +9,24 @@ arrived already: the same slot is not sold twice.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING
 
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
-from engine.forecast.wait.arrivals import ArrivalStream
+from engine.forecast.wait.arrivals import ARRIVAL
 from engine.forecast.wait.places import EnginePlaces
-from engine.forecast.wait.replay import ARRIVAL, DrawLength, LaneOf, QueueReplay
-from engine.forecast.wait.replayed_engine import EngineLoad, ReplayedEngine
+from engine.forecast.wait.replay import QueueReplay
+from engine.forecast.wait.replayed_engine import ReplayedEngine
 from engine.forecast.wait.surface import NEWCOMER, Line, Point, Surface
 from engine.messages import StepTime
-from engine.scheduling.order.base import ServiceCountersLike
-from engine.scheduling.tiers import TieredQueue
 from engine.step_time.model import predict_step_s
 
-KNOTS_COST = (64, 2048)
-"""Cost tokens of a line's probes."""
+if TYPE_CHECKING:
+    from engine.forecast.wait.picture import Picture
+
+KNOTS = (64, 2048)
+"""Sizes of a line's probes, in tokens of the order's `SizeKey`, until sizes have been seen."""
 MAX_LINES = 48
 HORIZON_S = 1.0
 """The replay goes on so long after its last turn, so that the pace of what follows is seen."""
@@ -34,51 +36,37 @@ MIN_STEPS = 16
 """Fewer do not show the pace."""
 
 
-def build_surface(
-    lines: Sequence[Line],
-    *,
-    queue: TieredQueue,
-    counters: ServiceCountersLike,
-    engines: Sequence[EngineLoad],
-    now_s: float,
-    draw_length: DrawLength,
-    sequences: Mapping[str, int],
-    kv_tokens: Mapping[str, int],
-    arrivals: Sequence[ArrivalStream],
-    lane_of: LaneOf,
-    tiers: Sequence[int],
-    promised: Sequence[QueueEntry] = (),
-    knots_cost: Sequence[int] = KNOTS_COST,
-    most_events: int = MAX_EVENTS,
-) -> Surface:
-    """Replays `queue` once, with probes for `lines` (of the first `MAX_LINES`) and for newcomers of `tiers`.
-
-    `queue` and `counters` are used up: pass clones. Beyond `most_events` what waits is extrapolated.
-    `promised`: outstanding quotes, which stand in line as if they had just arrived. The other arguments are
-    those of `quote.forecast`.
-    """
-    newcomers = [Line(NEWCOMER, tier) for tier in tiers]
+def replay_probes(picture: Picture, random: Random | None = None) -> Surface:
+    """Replays the picture's queue once, with probes for its lines (the first `MAX_LINES`) and for newcomers
+    of each tier. `random`: draws a future; None: the expected one. Beyond `most_events` what waits is
+    extrapolated."""
+    counters = picture.counters.clone()
+    queue = picture.queue.clone(counters)
+    now_s = picture.now_s
     replay = Probing(
-        candidate=QueueEntry("\0nobody", "\0nobody", now_s, 1, 1, max(tiers)),
+        candidate=QueueEntry("\0nobody", "\0nobody", now_s, 1, 1, max(picture.tiers)),
         queue=queue,
         counters=counters,
-        engines=[ReplayedEngine(load, now_s) for load in engines],
+        engines=[ReplayedEngine(load, now_s) for load in picture.engines],
         output_tokens=1,
         start_s=now_s,
-        draw_length=draw_length,
-        sequences=sequences,
-        kv_tokens=dict(kv_tokens),
-        arrivals=arrivals,
-        lane_of=lane_of,
-        most_events=most_events,
+        draw_length=picture.draw_length,
+        sequences=picture.sequences,
+        kv_tokens=picture.kv_tokens,
+        future=picture.arrivals.future(now_s, random),
+        random=random,
+        lane_of=picture.lane_of,
+        most_events=picture.most_events,
     )
-    for entry in promised:
-        queue.add(entry, lane=lane_of(entry))
+    for entry in picture.promised:
+        queue.add(entry, lane=picture.lane_of(entry))
     replay.begin()
-    sizes = knots_cost if len(queue) or not replay.takes_at_once(max(knots_cost)) else [max(knots_cost)]
-    for line in [*list(lines)[:MAX_LINES], *newcomers]:
-        for cost in sizes:
-            replay.add_probe(line, cost)
+    sizes = (
+        picture.knots if len(queue) or not replay.takes_at_once(max(picture.knots)) else picture.knots[-1:]
+    )
+    for line in [*picture.lines[:MAX_LINES], *(Line(NEWCOMER, tier) for tier in picture.tiers)]:
+        for size in sizes:
+            replay.add_probe(line, size)
     replay.run()
     return replay.conclude()
 
@@ -93,10 +81,10 @@ class Probing(QueueReplay):
     """Probes that had their turn and found no room, by tier and KV tokens."""
     had: dict[tuple[str, int], int] = field(default_factory=dict)
     """Cost tokens sent so far or running at the start, by tenant and tier."""
-    first_turn_s: float = 0.0
-    last_turn_s: float = 0.0
-    waited_turns: int = 0
-    """Turns of theirs after the start."""
+    turns: dict[int, int] = field(default_factory=dict)
+    """By tier: turns of it and of the tiers above after the start."""
+    waited: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """By tier, at the last turn of one that waited at the start: the turns until then, and when that was."""
     free: dict[int, int] = field(default_factory=dict)
     places: dict[int, EnginePlaces] = field(default_factory=dict)
     boarded: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -104,8 +92,8 @@ class Probing(QueueReplay):
     began: dict[str, tuple[int, float]] = field(default_factory=dict)
     """The engine's step and time at each probe's turn."""
 
-    def add_probe(self, line: Line, cost: int) -> None:
-        prompt, output = _halves(cost)
+    def add_probe(self, line: Line, size: int) -> None:
+        prompt, output = self._tokens_of(size)
         entry = QueueEntry(
             entry_id=f"\0probe {len(self.probes)}",
             tenant_id=line.tenant_id,
@@ -115,13 +103,13 @@ class Probing(QueueReplay):
             tier=line.tier,
             weight=line.weight,
         )
-        self.probes[entry.entry_id] = (line, Point(cost))
+        self.probes[entry.entry_id] = (line, Point(size))
         self.queue.add(entry, lane=self.lane_of(entry))
 
-    def takes_at_once(self, cost: int) -> bool:
+    def takes_at_once(self, size: int) -> bool:
         """Whether every engine has room for such a probe of any line: with an empty queue, smaller
         sizes then see what it sees."""
-        kv_tokens = sum(_halves(cost))
+        kv_tokens = sum(self._tokens_of(size))
         return all(engine.has_room(self.candidate.tier, 1, kv_tokens) for engine in self.engines)
 
     def run(self) -> None:
@@ -192,11 +180,16 @@ class Probing(QueueReplay):
                 continue
             self.queue.pop(self.now_s, self._tiers_without(held))
             self._send(head, engine)
-            if self.now_s > self.start_s and not head.entry_id.startswith(ARRIVAL):
-                self.first_turn_s = self.first_turn_s or self.now_s
-                self.last_turn_s = self.now_s
-                self.waited_turns += 1
+            if self.now_s > self.start_s:
+                self._count_turn(head)
         return served
+
+    def _count_turn(self, entry: QueueEntry) -> None:
+        for tier in self.free:
+            if entry.tier <= tier:
+                self.turns[tier] = self.turns.get(tier, 0) + 1
+        if not entry.entry_id.startswith(ARRIVAL):
+            self.waited[entry.tier] = self.turns.get(entry.tier, 0), self.now_s
 
     def _serve_roomless(self) -> int:
         served = 0
@@ -225,7 +218,7 @@ class Probing(QueueReplay):
         taken = sum(count for tier, count in engine.running.items() if tier <= line.tier) + len(waiting)
         over = taken + 1 - engine.load.max_sequences
         # One that is owed a place gets it at the next step: a sequence is paused.
-        if over > 0 and engine.has_room(line.tier, 1, sum(_halves(point.cost))):
+        if over > 0 and engine.has_room(line.tier, 1, sum(self._tokens_of(point.size))):
             ends = heapq.nsmallest(over, (item[0] for item in engine.decodes))
             steps = max(0, ends[-1] - engine.step) if ends else 0
             point.place_s = steps * _step_s(engine.load.step_time, len(engine.decodes), engine.decode_context)
@@ -241,6 +234,12 @@ class Probing(QueueReplay):
             else:
                 point.ahead_others += cost
 
+    def _tokens_of(self, size: int) -> tuple[int, int]:
+        """A probe's prompt and output tokens: half of its cost is its prompt."""
+        cost = 2 * size if self.queue.size_key == "prompt" else size
+        output = max(1, cost // (2 * OUTPUT_TOKEN_COST))
+        return max(1, cost - output * OUTPUT_TOKEN_COST), output
+
     def _count_ahead(self, entry: QueueEntry, prompt: int, output: int) -> None:
         cost = prompt * INPUT_TOKEN_COST + output * OUTPUT_TOKEN_COST
         key = (entry.tenant_id, entry.tier)
@@ -253,6 +252,7 @@ class Probing(QueueReplay):
         bands, by_tenant, weights = self._left()
         passed_s = self.last_dispatch_s - self.start_s
         s_per_cost = passed_s / self.later_cost if self.later_cost > 0 else 0.0
+        more_s = max(0.0, self.future.lasts_s - passed_s)
         served = 0
         for entry_id, (line, point) in self.probes.items():
             if point.is_reached:
@@ -265,7 +265,11 @@ class Probing(QueueReplay):
                 sharing = sum(weight for (_, tier), weight in weights.items() if tier == line.tier)
                 others = min(others, round(own * max(0.0, sharing / line.weight - 1.0)))
             self._see(entry_id, self.engines[max(0, point.engine)])
-            point.wait_s = passed_s + (above + own + others) * s_per_cost
+            # Of what comes meanwhile the tiers above go first, as long as it comes.
+            busy = s_per_cost * sum(cost for tier, cost in self.future.cost_per_s.items() if tier < line.tier)
+            left_s = (above + own + others) * s_per_cost
+            for_ever_s = left_s / (1 - busy) if busy < 1 else float("inf")
+            point.wait_s = passed_s + min(for_ever_s, left_s + busy * more_s)
             point.is_reached = self.later_cost > 0
             point.ahead_own += own
             point.ahead_others += others
@@ -302,17 +306,15 @@ class Probing(QueueReplay):
             error=min(1.0, max((fit.relative_error for fit in step_times), default=1.0)),
             samples=min((fit.samples for fit in step_times), default=0),
             is_extrapolated=self.is_extrapolated,
-            dispatch_gap_s=self._dispatch_gap_s(),
+            dispatch_gap_s={
+                tier: (last_s - self.start_s) / turns
+                for tier, (turns, last_s) in self.waited.items()
+                if turns
+            },
             free_places=self.free,
+            size_key=self.queue.size_key,
             places=self.places,
         )
-
-    def _dispatch_gap_s(self) -> float:
-        """Between two turns of requests that waited at the start: what arrives meanwhile and goes first is in
-        it. The wait for the first turn is not, unless it is the only one."""
-        if self.waited_turns > 1:
-            return (self.last_turn_s - self.first_turn_s) / (self.waited_turns - 1)
-        return self.last_turn_s - self.start_s if self.waited_turns else 0.0
 
     def _tpot_s(self, point: Point, began: tuple[int, float] | None) -> float:
         """The mean step from its turn to the replay's end, with one more sequence in it."""
@@ -325,12 +327,6 @@ class Probing(QueueReplay):
             return (engine.now_s - began[1]) / (engine.step - began[0]) + own_s
         beside = max(point.decodes, min(point.decodes + point.undecoded, engine.load.max_sequences - 1))
         return _step_s(step_time, beside, point.context_tokens) + own_s
-
-
-def _halves(cost: int) -> tuple[int, int]:
-    """A probe's prompt and output tokens: half of its cost is its prompt."""
-    output = max(1, cost // (2 * OUTPUT_TOKEN_COST))
-    return max(1, cost - output * OUTPUT_TOKEN_COST), output
 
 
 def _step_s(step_time: StepTime, decodes: int, context_tokens: int) -> float:

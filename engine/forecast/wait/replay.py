@@ -8,12 +8,13 @@ deterministically.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from random import Random
 
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
-from engine.forecast.wait.arrivals import ArrivalStream
+from engine.forecast.length.probe import length_quantile
+from engine.forecast.wait.arrivals import ARRIVAL, Future
 from engine.forecast.wait.replayed_engine import LiveTenant, ReplayedEngine, Stream
 from engine.scheduling.order.base import ServiceCountersLike
 from engine.scheduling.tiers import TieredQueue
@@ -27,10 +28,7 @@ MAX_REPLAYED = 256
 """Waiting requests that are replayed; a longer queue is extrapolated."""
 MAX_ORDERED = 4096
 """Waiting requests whose order is looked at beyond that."""
-MAX_ARRIVALS = 512
 MAX_EVENTS = 20_000
-ARRIVAL = "\0arrival"
-"""How the ids of requests begin that arrive during a replay."""
 
 
 def one_lane(_entry: QueueEntry) -> int:
@@ -50,11 +48,12 @@ class QueueReplay:
     draw_length: DrawLength
     sequences: Mapping[str, int]
     kv_tokens: Mapping[str, int]
-    arrivals: Sequence[ArrivalStream]
+    future: Future
     lane_of: LaneOf
-    coming: list[tuple[float, int]] = field(default_factory=list)
-    """A heap of (time, index into `arrivals`)."""
-    arrived: int = 0
+    random: Random | None = None
+    """Draws the lengths of answers; None: they fill their distributions evenly."""
+    coming: QueueEntry | None = None
+    """The next to arrive."""
     now_s: float = 0.0
     waiting: dict[int, dict[str, LiveTenant]] = field(default_factory=dict)
     """Tenants of the requests that wait, by tier; `sequences` are requests."""
@@ -79,12 +78,7 @@ class QueueReplay:
             self._waits(entry)
         for engine in self.engines:
             self._board(engine)
-        # Each stream starts somewhere in its interval, so that they do not all arrive together.
-        self.coming = [
-            (self.start_s + van_der_corput(index + 1) / stream.rate_per_s, index)
-            for index, stream in enumerate(self.arrivals)
-        ]
-        heapq.heapify(self.coming)
+        self.coming = next(self.future.entries, None)
 
     def run(self) -> None:
         """Ends with `ended_s` set, unless the limits of a replay were reached."""
@@ -127,23 +121,8 @@ class QueueReplay:
             engine.take(stream, runs=flight.context_tokens > 0)
 
     def _let_arrive(self) -> None:
-        while self.coming and self.coming[0][0] <= self.now_s and self.arrived < MAX_ARRIVALS:
-            at_s, index = self.coming[0]
-            stream = self.arrivals[index]
-            if at_s > self.start_s + stream.lasts_s:
-                heapq.heappop(self.coming)
-                continue
-            heapq.heapreplace(self.coming, (at_s + 1 / stream.rate_per_s, index))
-            self.arrived += 1
-            entry = QueueEntry(
-                entry_id=f"{ARRIVAL} {self.arrived}",
-                tenant_id=stream.tenant_id,
-                arrived_s=at_s,
-                input_tokens=stream.input_tokens,
-                predicted_output_tokens=stream.predicted_output_tokens,
-                tier=stream.tier,
-                weight=stream.weight,
-            )
+        while self.coming is not None and self.coming.arrived_s <= self.now_s:
+            entry, self.coming = self.coming, next(self.future.entries, None)
             self.queue.add(entry, lane=self.lane_of(entry))
             self._waits(entry)
 
@@ -275,7 +254,10 @@ class QueueReplay:
 
     def _draw(self, entry: QueueEntry, generated: int) -> int:
         self.drawn += 1
-        return max(generated + 1, self.draw_length(entry, generated, van_der_corput(self.drawn)))
+        u = self.random.random() if self.random else van_der_corput(self.drawn)
+        if entry.entry_id.startswith(ARRIVAL):
+            return length_quantile(entry.predicted_output_tokens, entry.predicted_high_tokens, generated, u)
+        return max(generated + 1, self.draw_length(entry, generated, u))
 
     def _count_ahead(self, entry: QueueEntry, prompt: int, output: int) -> None:
         if entry.tenant_id == self.candidate.tenant_id:

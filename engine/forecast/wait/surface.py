@@ -17,6 +17,7 @@ from engine.forecast.wait.forecast import LENGTH_INFLATION, REPLAY_ERROR, Z90, F
 from engine.forecast.wait.places import EnginePlaces
 from engine.forecast.wait.replayed_engine import EngineLoad
 from engine.forecast.wait.since import NOTHING_SINCE, Since
+from engine.scheduling.order.base import SizeKey
 from engine.step_time.model import predict_step_s
 
 NEWCOMER = "\0newcomer"
@@ -42,8 +43,10 @@ class Line(msgspec.Struct, frozen=True):
 class Point:
     """What one probe saw at its turn."""
 
-    cost: int
+    size: int
     wait_s: float = 0.0
+    late_s: float = 0.0
+    """The longest wait in any of the futures that were replayed."""
     completed: int = 0
     place_s: float = 0.0
     """From its turn until the engine has a place for it."""
@@ -62,9 +65,10 @@ class Point:
 
     @property
     def has_seen(self) -> tuple[float, ...]:
-        """All but its cost."""
+        """All but its size."""
         return (
             self.wait_s,
+            self.late_s,
             self.completed,
             self.place_s,
             self.prompt_tokens_ahead,
@@ -86,17 +90,18 @@ class Surface:
 
     at_s: float
     points: Mapping[tuple[str, int], Sequence[Point]]
-    """By (tenant, tier), in order of cost."""
+    """By (tenant, tier), in order of size."""
     loads: Sequence[EngineLoad]
     error: float
     """Relative error of the step-time model."""
     samples: int
     is_extrapolated: bool
-    dispatch_gap_s: float
-    """Mean time between two turns while the queue was not empty; 0: it always was."""
+    dispatch_gap_s: Mapping[int, float]
+    """By tier, while requests of it waited: mean time between two turns of it and of the tiers above."""
     free_places: Mapping[int, int]
     places: Mapping[int, EnginePlaces]
     """By tier: those that engines have for it."""
+    size_key: SizeKey = "cost"
     basis: str = field(init=False)
     _flat: dict[tuple[str, int], Point | None] = field(default_factory=dict, init=False, repr=False)
     """What every probe of a line saw, where all saw the same: the case with an empty queue."""
@@ -108,6 +113,20 @@ class Surface:
         if not self.samples:
             self.basis += ", step time not measured yet"
         self.off_alone = Z90 * max(SMALLEST_ERROR, self.error)
+
+    def widen(self, other: Surface) -> None:
+        """Takes in another future of the same moment: a wait may be as long as there."""
+        for line, points in self.points.items():
+            for point, there in zip(points, other.points.get(line, ()), strict=False):
+                point.late_s = max(point.late_s, there.wait_s)
+
+    def spread_as(self, earlier: Surface) -> None:
+        """Takes over by how much waits may be longer, from a surface with futures of a moment before."""
+        for (tenant_id, tier), points in self.points.items():
+            there = earlier._points_of((tenant_id, tier))
+            for point in points:
+                then = _between(there, point.size)
+                point.late_s = point.wait_s + max(0.0, then.late_s - then.wait_s)
 
     def knows(self, tenant_id: str, tier: int) -> bool:
         """Whether this line had probes of its own."""
@@ -130,15 +149,18 @@ class Surface:
         line = (tenant_id, tier)
         seen = self._point_of_all(tenant_id, tier)
         if seen is None:
-            seen = _between(
-                self._points_of(line), input_tokens * INPUT_TOKEN_COST + p50 * sequences * OUTPUT_TOKEN_COST
-            )
+            size = input_tokens
+            if self.size_key == "cost":
+                size = input_tokens * INPUT_TOKEN_COST + p50 * sequences * OUTPUT_TOKEN_COST
+            seen = _between(self._points_of(line), size)
         wait_s, place_s, completed = seen.wait_s, seen.place_s, seen.completed
+        late_s = max(0.0, seen.late_s - wait_s)
         prompts_ahead = seen.prompt_tokens_ahead
         if since is not NOTHING_SINCE:
             prompts_ahead += since.input_tokens
-            if self.dispatch_gap_s and wait_s > 0:
-                wait_s = max(0.0, wait_s + since.ahead * self.dispatch_gap_s)
+            gap_s = self.dispatch_gap_s.get(tier, 0.0)
+            if gap_s and wait_s > 0:
+                wait_s = max(0.0, wait_s + since.ahead * gap_s)
             else:
                 behind, until_turn_s, until_place_s = self._behind(tier, since, output_tokens)
                 wait_s = max(wait_s, until_turn_s)
@@ -162,6 +184,7 @@ class Surface:
         if waits:
             own = LENGTH_VARIANCE / (completed or 1)
             off_s = wait_s * Z90 * sqrt(LENGTH_INFLATION * own + REPLAY_ERROR**2 + self.error**2)
+            off_s = max(off_s, late_s)
             wait_p90_s += off_s
             ttft_off_s = hypot(off_s, ttft_off_s)
             ahead = {
@@ -243,22 +266,23 @@ class Surface:
         return behind, wait_s, max(wait_s, places.free_after_s(for_place, busy, inputs, outputs))
 
 
-def _between(points: Sequence[Point], cost: int) -> Point:
-    """The point at a cost: one that was seen, or what lies between two, by the logarithm of the cost."""
-    index = bisect_left(points, cost, key=_cost)
+def _between(points: Sequence[Point], size: int) -> Point:
+    """The point at a size: one that was seen, or what lies between two, by the logarithm of the size."""
+    index = bisect_left(points, size, key=_size)
     if index == 0:
         return points[0]
     if index == len(points):
         return points[-1]
     low, high = points[index - 1], points[index]
-    part = log(cost / low.cost) / log(high.cost / low.cost)
+    part = log(size / low.size) / log(high.size / low.size)
 
     def mix(first: float, second: float) -> float:
         return first + part * (second - first)
 
     return Point(
-        cost=cost,
+        size=size,
         wait_s=mix(low.wait_s, high.wait_s),
+        late_s=mix(low.late_s, high.late_s),
         completed=round(mix(low.completed, high.completed)),
         place_s=mix(low.place_s, high.place_s),
         prompt_tokens_ahead=round(mix(low.prompt_tokens_ahead, high.prompt_tokens_ahead)),
@@ -274,5 +298,5 @@ def _between(points: Sequence[Point], cost: int) -> Point:
     )
 
 
-def _cost(point: Point) -> int:
-    return point.cost
+def _size(point: Point) -> int:
+    return point.size

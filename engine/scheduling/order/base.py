@@ -7,9 +7,13 @@ The same objects run in front of one engine (inside it) and in front of many (in
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from typing import Protocol
+from typing import Literal, Protocol
 
 from engine.entry import QueueEntry
+
+SizeKey = Literal["prompt", "cost"]
+"""What of a newcomer decides how long it waits in its line: its prompt tokens, or its predicted cost tokens
+(where a line goes by arrival or deadline, that is the room that it needs)."""
 
 
 class Order(Protocol):
@@ -37,6 +41,11 @@ class Order(Protocol):
     @property
     def interrupts(self) -> bool:
         """Whether `outranks` can ever be true."""
+        ...
+
+    @property
+    def size_key(self) -> SizeKey:
+        """By which forecasts tell one newcomer from another."""
         ...
 
     @property
@@ -76,6 +85,7 @@ class NeverInterrupts:
     """Base of orders that never take a running entry's place, unless a subclass says otherwise."""
 
     interrupts = False
+    size_key: SizeKey = "cost"
 
     def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
         return False

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from engine.entry import QueueEntry
 from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
-from engine.scheduling.order.base import NeverInterrupts, ServiceCountersLike
+from engine.scheduling.order.base import NeverInterrupts, ServiceCountersLike, SizeKey
 from engine.scheduling.order.recent import Recent
 
 CLASSES_PER_DOUBLING = 4
@@ -49,6 +49,7 @@ class Hrrn(NeverInterrupts):
     """A line for each class of sizes."""
 
     name = "hrrn"
+    size_key: SizeKey = "prompt"
     claims = SAFE | {WORK_CONSERVATION, NO_STARVATION}
 
     def __init__(

@@ -23,7 +23,7 @@ from typing import Self
 from engine.entry import QueueEntry
 from engine.scheduling.claims import ALL
 from engine.scheduling.counters import scaled
-from engine.scheduling.order.base import NeverInterrupts, Order, ServiceCountersLike
+from engine.scheduling.order.base import NeverInterrupts, Order, ServiceCountersLike, SizeKey
 from engine.scheduling.order.hrrn import Hrrn
 from engine.scheduling.order.lazy_heap import Key
 from engine.scheduling.order.recent import Recent
@@ -35,6 +35,7 @@ PATIENCE = 2.5
 
 class Hybrid(NeverInterrupts):
     name = "hybrid"
+    size_key: SizeKey = "prompt"
     claims = ALL
 
     def __init__(self, counters: ServiceCountersLike) -> None:

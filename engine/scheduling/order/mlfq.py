@@ -21,7 +21,7 @@ from collections.abc import Iterator
 
 from engine.entry import QueueEntry
 from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
-from engine.scheduling.order.base import ServiceCountersLike
+from engine.scheduling.order.base import ServiceCountersLike, SizeKey
 from engine.scheduling.order.recent import Recent
 
 LEVELS = 16
@@ -33,6 +33,7 @@ class Mlfq:
     name = "mlfq"
     claims = SAFE | {WORK_CONSERVATION, NO_STARVATION}
     interrupts = True
+    size_key: SizeKey = "cost"
     starved_cost = STARVED_COST
 
     def __init__(self, counters: ServiceCountersLike) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 MAX_REMEMBERED = 1024
@@ -35,6 +36,9 @@ class Recent(Generic[Fact]):
         copy: Recent[Fact] = Recent(self._limit)
         copy._facts = self._facts.copy()
         return copy
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._facts)
 
     def __len__(self) -> int:
         return len(self._facts)
