@@ -93,7 +93,7 @@ class TwoStepPool(CalibratedPool):
     be queued."""
 
     def __init__(self, machine: Machine, on_end: Callable[[EstimateOutcome], None]) -> None:
-        super().__init__(machine, max_tokens=MAX_TOKENS, on_end=on_end)
+        super().__init__(machine, max_tokens=MAX_TOKENS, on_end=on_end, policy="vtc")
         self._on_the_way: dict[int, tuple[str, Estimate, float]] = {}
         """By identity of their second step: name, estimate, and when they came for it."""
         self._second_steps: dict[int, SimulatedRequest] = {}
@@ -124,7 +124,7 @@ class TwoStepPool(CalibratedPool):
             return True
         name = f"coming {len(pool.records) - 1}"
         self._on_the_way[id(second)] = name, self._estimate(request), pool.now_s
-        entry = self._entry(request, name, self.predict(request)[0])
+        entry = self._entry(request, name)
         kv_tokens = entry.input_tokens + entry.predicted_output_tokens
         self.estimates.forecast_cache.coming(Ticket(entry, 1, kv_tokens, MAX_TOKENS))
         return False

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import structs
+
 from engine.entry import QueueEntry
 from engine.forecast.length.length import LengthForecast
-from engine.messages import TIER_RANKS, Ready, Snapshot
+from engine.messages import TIER_RANKS, Ready, RunningSequence, Snapshot
+from engine.scheduling.policy import DEFAULT_POLICY
+from gateway.config import AGEING_S, GatewayConfig
 from gateway.domain.estimate import Estimate, Times
 from gateway.estimates.estimator import Estimator
 from gateway.estimates.forecast_cache import Size
+from gateway.flow.lanes import LaneRule, long_tokens_of
 from ops.simulate.machines.machines import Machine
 from ops.simulate.pool import Member, PoolObserver, SimulatedPool
 from ops.simulate.traffic.requests import SimulatedRequest
@@ -30,18 +35,30 @@ class WatchedEngine:
     is_drained = False
     model = None
 
-    def __init__(self, member: Member, policy: str) -> None:
+    def __init__(self, pool: SimulatedPool, member: Member) -> None:
         engine, size = member.engine, member.size
         self.replica_id = member.replica_id
         self.ready: Ready | None = Ready(
-            member.replica_id, engine.runner.info, policy, engine.runner.block_tokens,
+            member.replica_id, engine.runner.info, pool.policy, engine.runner.block_tokens,
             engine.runner.num_blocks, size.max_sequences, size.max_batched_tokens, 1,
         )  # fmt: skip
         self.snapshot: Snapshot | None = None
+        self._pool = pool
         self._core = engine.core
 
     def take_snapshot(self) -> None:
-        self.snapshot = self._core.snapshot(self.replica_id)
+        """With what a virtual engine's core does not know: its step times, and what the run under way has
+        emitted by now."""
+        snapshot = self._core.snapshot(self.replica_id)
+        running = [self._by_now(sequence) for sequence in snapshot.running]
+        self.snapshot = structs.replace(snapshot, running=running, step_time=self._pool.machine.step_time)
+
+    def _by_now(self, sequence: RunningSequence) -> RunningSequence:
+        if not sequence.emitted_tokens:
+            return sequence
+        emitted = self._pool.emitted_by_now(sequence.sequence_id)
+        computed = sequence.computed_tokens + emitted - sequence.emitted_tokens
+        return structs.replace(sequence, emitted_tokens=emitted, computed_tokens=computed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,28 +70,45 @@ class EstimateOutcome:
     binding: bool
     """The estimate is a quote, made some time before the request came."""
     kind: str
+    tier: int
 
 
 class CalibratedPool:
     """A pool whose requests are estimated on arrival; `on_end` gets each when it has ended."""
 
     def __init__(
-        self, machine: Machine, *, max_tokens: int, on_end: Callable[[EstimateOutcome], None]
+        self,
+        machine: Machine,
+        *,
+        max_tokens: int,
+        on_end: Callable[[EstimateOutcome], None],
+        policy: str = DEFAULT_POLICY,
+        stopwatch: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """`stopwatch` times replays: by default they take nothing, and are due as often as may be."""
+        config = GatewayConfig()
         self.pool = SimulatedPool(
-            "vtc",
+            policy,
             machine,
             predictions=self,
             prefix_caching=False,
             watch=PoolObserver(admits=self._arrive, on_ended=self._judge),
-            stepwise=True,
             declared_tokens=max_tokens,
-            flow={"max_queued_per_tenant": 10_000},
+            flow={
+                "max_queued_per_tenant": 10_000,
+                "ageing_s": [AGEING_S[tier] for tier in Tier],
+                "lanes": LaneRule(
+                    long_tokens_of(machine.context_tokens),
+                    config.long_share_sequences,
+                    config.long_share_kv,
+                    config.batch_share,
+                ),
+            },
         )
         self._max_tokens = max_tokens
         self._on_end = on_end
         self._prices = uniform_book({MODEL: Price(100, 50, 300)})
-        self._upstreams = [WatchedEngine(member, "vtc") for member in self.pool.members]
+        self._upstreams = [WatchedEngine(self.pool, member) for member in self.pool.members]
         upstreams: Any = self._upstreams
         self.estimates = Estimator(
             flow=self.pool.flow,
@@ -83,8 +117,7 @@ class CalibratedPool:
             prices=lambda: self._prices,
             model=MODEL,
             cache_s=WATCH_EVERY_S,
-            # Virtual time: a replay takes none of it, and is due as often as it may be.
-            stopwatch=lambda: 0.0,
+            stopwatch=stopwatch,
         )
         self._watched_s = -1.0
         self._quoted: dict[int, tuple[Estimate, QueueEntry]] = {}
@@ -95,19 +128,22 @@ class CalibratedPool:
             entry for _, entry in self._quoted.values()
         ]
 
-    def quote(self, request: SimulatedRequest) -> None:
+    def quote(self, requests: Sequence[SimulatedRequest]) -> None:
+        """Each gets a quote now, which binds when it comes."""
         self._watch()
-        now_s, tier = self.pool.now_s, Tier(TIERS[request.tier])
-        offers = self.estimates.offers(
-            MODEL, request.tenant, request.weight, [tier], self._size(request), now_s
-        )
-        estimate = offers[tier]
-        name = f"quote {len(self.pool.records)} {len(self._quoted)}"
-        self._quoted[id(request)] = estimate, self._entry(request, name, estimate.output_tokens[0])
+        for request in requests:
+            tier = Tier(TIERS[request.tier])
+            estimate = self.estimates.offers(
+                MODEL, request.tenant, request.weight, [tier], self._size(request), self.pool.now_s
+            )[tier]
+            name = f"quote {len(self.pool.records)} {len(self._quoted)}"
+            self._quoted[id(request)] = estimate, self._entry(request, name)
 
     def predict(self, request: SimulatedRequest) -> tuple[int, int]:
-        """See `Predictions`; the 90th percentile is not known."""
-        return self.estimates.lengths.quantile(request.tenant, MODEL, 0.5, max_tokens=self._max_tokens), 0
+        """See `Predictions`."""
+        quantile, tenant = self.estimates.lengths.quantile, request.tenant
+        p50, p90 = (quantile(tenant, MODEL, share, max_tokens=self._max_tokens) for share in (0.5, 0.9))
+        return p50, p90
 
     def ended(self, request: SimulatedRequest) -> None:
         """Learned in `_judge`."""
@@ -121,16 +157,23 @@ class CalibratedPool:
     def _enter(
         self, request: SimulatedRequest, name: str, estimate: Estimate, quote: Estimate | None, came_s: float
     ) -> None:
-        self.estimates.arrived(self._entry(request, name, self.predict(request)[0]))
+        self.estimates.arrived(self._entry(request, name))
         self._open[len(self.pool.records) - 1] = request, quote or estimate, quote is not None, came_s
 
     def _estimate(self, request: SimulatedRequest) -> Estimate:
         tier = Tier(TIERS[request.tier])
         return self.estimates.estimate(
-            MODEL, request.tenant, request.weight, tier, self._size(request), self.pool.now_s
+            MODEL,
+            request.tenant,
+            request.weight,
+            tier,
+            self._size(request),
+            self.pool.now_s,
+            self.predict(request),
         )
 
     def _judge(self, pool: SimulatedPool, row: int) -> None:
+        self._watch()
         request, estimate, is_quote, came_s = self._open.pop(row)
         records, emitted = pool.records, request.output_tokens
         last_s = records.last_s[row]
@@ -139,7 +182,9 @@ class CalibratedPool:
         cost_nanousd = self._prices.cost_nanousd(MODEL, tier, request.input_tokens, 0, emitted)
         self.estimates.judge(estimate, times, emitted)
         self.estimates.lengths.observe(request.tenant, MODEL, emitted)
-        self._on_end(EstimateOutcome(estimate, times, emitted, cost_nanousd, is_quote, request.kind))
+        self._on_end(
+            EstimateOutcome(estimate, times, emitted, cost_nanousd, is_quote, request.kind, request.tier)
+        )
 
     def _watch(self) -> None:
         """What the gateway does twenty times a second, when that is due."""
@@ -153,9 +198,8 @@ class CalibratedPool:
     def _size(self, request: SimulatedRequest) -> Size:
         return Size(request.input_tokens, 1, 1, self._max_tokens, is_exact=False)
 
-    def _entry(self, request: SimulatedRequest, name: str, median: int) -> QueueEntry:
-        now_s = self.pool.now_s
-        high = self.estimates.lengths.quantile(request.tenant, MODEL, 0.9, max_tokens=self._max_tokens)
+    def _entry(self, request: SimulatedRequest, name: str) -> QueueEntry:
+        now_s, (median, high) = self.pool.now_s, self.predict(request)
         return QueueEntry(
             name, request.tenant, now_s, request.input_tokens, median, request.tier, request.weight, high
         )

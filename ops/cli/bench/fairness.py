@@ -107,23 +107,31 @@ def _refuse_others(benchmark: str, taken: set[str]) -> None:
 
 
 @command()
-@whole(
-    "--requests", least=100, most=1_000_000, default=5_000, help="Judged in each scenario, after the warm-up."
+@whole("--seeds", least=1, most=100, default=10, help="From 1 on: so many runs of each load.")
+@click.option(
+    "--load",
+    "loads",
+    type=click.FloatRange(0, 5, min_open=True),
+    multiple=True,
+    help="Above 1 the demo's plan, so overloaded; else a stationary stream.  [default: 1.8 and 0.95]",
 )
-@whole("--seed", least=0, default=1, help="Of everything that is drawn.")
+@click.option(
+    "--policy", type=click.Choice(("hybrid", "vtc")), default="hybrid", show_default=True, help="That orders."
+)
 @click.option("--bursts", is_flag=True, help="Then also bursts into a real engine: printed, not judged.")
 @MODEL_OPTION
-def calibration(requests: int, seed: int, bursts: bool, model: str | None) -> None:
+def calibration(seeds: int, loads: tuple[float, ...], policy: str, bursts: bool, model: str | None) -> None:
     """Do the times that requests are told on arrival, or quoted, hold as often as they say?
 
     \b
-    On virtual time: the gateway's queue and estimator before a virtual engine, several tenants and tiers, at
-    50, 80 and 95 % load; then 50 clients that quote together and all redeem. Takes some minutes. With
-    --bursts, on servers that it starts: sixteen at once into an idle engine with two places, and bursts of 4
-    to 200 into a warm one, by the wait that was told.
+    On virtual time: the demo's requests before the gateway's queue and estimator and an engine as fast as the
+    demo's; waits by tier, and by when in the run a request came. Then groups that quote together and all
+    redeem. Takes some minutes. With --bursts, on servers that it starts: sixteen at once into an idle engine
+    with two places, and bursts of 4 to 200 into a warm one, by the wait that was told.
     --json answers:
-      {"scenarios": [{"name": "load 0.8", "groups": {"plain": {"requests": 5000, "ttft": {"p50": 0.50,
-       "p90": 0.90, "pinball_p90": 0.01, …}, "e2e": {…}, …}}, "ok": true}, …],
+      {"policy": "hybrid", "scenarios": [{"name": "load 1.8", "groups": {"batch, before 25 s": {"within_2x":
+       {"mean": 0.4, "least": 0.3, "most": 0.5}, "under_p90": {…}, …}, …}, "ok": true}, …],
+       "quotes": {"quoted": {"ttft": 0.90, "e2e": 0.90, …}, …},
        "bursts": [{"bursts": "bursts, warm engine", "told": "up to 1.62 s", "requests": 90,
        "share_within_2x": 0.9, "p90_coverage": 0.9}, …], "ok": true}
     """
@@ -131,7 +139,7 @@ def calibration(requests: int, seed: int, bursts: bool, model: str | None) -> No
     from ops.bench.estimates.calibration import reliability_charts, run, show
     from ops.sandbox.server import ServerFailed
 
-    report = run(seed=seed, requests=requests, progress=tell)
+    report = run(seeds=seeds, loads=loads, policy=policy, progress=tell)
     if bursts:
         tell("bursts")
         try:
