@@ -50,6 +50,8 @@ WARM_UP = 20
 """Scores until a bucket speaks for itself."""
 SHRINKAGE = 40
 """A shift that so many scores have made counts half: the fewer they are, the more may be chance."""
+NARROWING = 0.5
+"""Of a shift that lowers a p90: what has not happened lately may still.""" 
 LARGEST_SHIFT = 4.0
 """A factor of 55: beyond, the forecast is not wrong but something else happened."""
 SMALLEST_SPREAD = 0.02
@@ -348,7 +350,8 @@ def _correction(shifts: Shifts | None, floor_s: float) -> Correction:
     if shifts is None:
         return AS_IT_IS
     trust = shifts.seen / (shifts.seen + SHRINKAGE)
-    p50, p90 = exp(shifts.at[0] * trust), exp(shifts.at[1] * trust)
+    at_p90 = shifts.at[1] * (trust if shifts.at[1] > 0 else trust * NARROWING)
+    p50, p90 = exp(shifts.at[0] * trust), exp(at_p90)
     return p50, (p50 - 1) * floor_s, p90, (p90 - 1) * floor_s
 
 

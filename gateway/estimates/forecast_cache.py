@@ -12,13 +12,12 @@ replay it, each time that it has grown by half.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Protocol
 
 import msgspec
 
@@ -64,7 +63,19 @@ log = logging.getLogger("fairgate.gateway.estimates")
 
 LengthsOf = Callable[[Sequence[Ticket], Sequence[EngineLoad]], dict[str, AnswerLength]]
 """What is known of the answers to the requests that wait and to the dispatched ones, by entry id."""
-Submit = Callable[[Picture], "Future[Surface] | asyncio.Future[Surface]"]
+
+
+class Answer(Protocol):
+    """What another process has been asked for."""
+
+    def done(self) -> bool: ...
+
+    def result(self) -> Surface:
+        """Raises what went wrong."""
+        ...
+
+
+Submit = Callable[[Picture], Answer]
 Promised = Callable[[float, str | None], Sequence[QueueEntry]]
 """Outstanding quotes at an instant, as many as are redeemed on average; of the named tenant, all."""
 
@@ -82,7 +93,7 @@ class Size(msgspec.Struct, frozen=True, gc=False):
 class _Asked:
     """A picture that the process has, and what will be known of its moment."""
 
-    answer: Future[Surface] | asyncio.Future[Surface]
+    answer: Answer
     ahead: list[int]
     queued: int
     since: ComingSince

@@ -10,6 +10,8 @@ from msgspec import structs
 
 from engine.entry import QueueEntry
 from engine.forecast.length.length import LengthForecast
+from engine.forecast.wait.picture import FUTURES, Picture
+from engine.forecast.wait.surface import Surface
 from engine.messages import TIER_RANKS, Ready, RunningSequence, Snapshot
 from engine.scheduling.policy import DEFAULT_POLICY
 from gateway.config import AGEING_S, GatewayConfig
@@ -62,6 +64,17 @@ class WatchedEngine:
 
 
 @dataclass(frozen=True, slots=True)
+class _LaterAnswer:
+    """Implements `Answer` on virtual time."""
+
+    surface: Surface
+    done: Callable[[], bool]
+
+    def result(self) -> Surface:
+        return self.surface
+
+
+@dataclass(frozen=True, slots=True)
 class EstimateOutcome:
     estimate: Estimate
     times: Times
@@ -84,8 +97,10 @@ class CalibratedPool:
         on_end: Callable[[EstimateOutcome], None],
         policy: str = DEFAULT_POLICY,
         stopwatch: Callable[[], float] = lambda: 0.0,
+        replays_in_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`stopwatch` times replays: by default they take nothing, and are due as often as may be."""
+        """`stopwatch` times replays on the event loop: by default they take nothing, and are due as often as
+        may be. `replays_in_s`: what one that begins now takes in the process that replays."""
         config = GatewayConfig()
         self.pool = SimulatedPool(
             policy,
@@ -117,8 +132,10 @@ class CalibratedPool:
             prices=lambda: self._prices,
             model=MODEL,
             cache_s=WATCH_EVERY_S,
+            submit=self._submit,
             stopwatch=stopwatch,
         )
+        self._replays_in_s = replays_in_s
         self._watched_s = -1.0
         self._quoted: dict[int, tuple[Estimate, QueueEntry]] = {}
         """Open quotes, by the identity of their request."""
@@ -144,6 +161,11 @@ class CalibratedPool:
         quantile, tenant = self.estimates.lengths.quantile, request.tenant
         p50, p90 = (quantile(tenant, MODEL, share, max_tokens=self._max_tokens) for share in (0.5, 0.9))
         return p50, p90
+
+    def _submit(self, picture: Picture) -> _LaterAnswer:
+        answer = picture.surface(futures=FUTURES, seed=self.estimates.forecast_cache.replays)
+        ready_s = self.pool.now_s + self._replays_in_s() * (1 + FUTURES)
+        return _LaterAnswer(answer, lambda: self.pool.now_s >= ready_s)
 
     def ended(self, request: SimulatedRequest) -> None:
         """Learned in `_judge`."""

@@ -82,6 +82,7 @@ class DemoTwin(CalibratedPool):
             max_tokens=MAX_OUTPUT_TOKENS,
             on_end=self.outcomes.append,
             stopwatch=self._stopwatch,
+            replays_in_s=self._replay_s,
         )
 
     def predict(self, request: SimulatedRequest) -> tuple[int, int]:
@@ -99,9 +100,11 @@ class DemoTwin(CalibratedPool):
 
     def _stopwatch(self) -> float:
         """Read before and after a replay."""
-        waiting = min(MOST_REPLAYED, len(self.pool.flow))
-        self._replayed_s += (REPLAY_S + REPLAY_S_PER_WAITING * waiting) / 2
+        self._replayed_s += self._replay_s() / 2
         return self._replayed_s
+
+    def _replay_s(self) -> float:
+        return REPLAY_S + REPLAY_S_PER_WAITING * min(MOST_REPLAYED, len(self.pool.flow))
 
 
 def served(seed: int, load: float, policy: str) -> list[EstimateOutcome]:
