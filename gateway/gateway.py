@@ -52,6 +52,7 @@ from gateway.estimates.persistence import (
     save_calibrations,
     save_lengths,
 )
+from gateway.estimates.replay_process import ReplayProcess
 from gateway.explain.describer import Describer
 from gateway.explain.minutes.engine_meter import EngineMeter
 from gateway.explain.minutes.flow_meter import FlowMeter
@@ -179,6 +180,7 @@ class Gateway:
         )
         lengths = deps.lengths if deps.lengths is not None else load_lengths(config.data_dir)
         self.lengths = lengths
+        self.replays = ReplayProcess()
         self.pools = {name: self._make_pool(spec) for name, spec in pools_of(deps.pools).items()}
         self.catalogue = Catalogue(list(self.pools), deps.aliases)
         self.pool = next(iter(self.pools.values()))
@@ -322,6 +324,7 @@ class Gateway:
             cache_s=config.estimate_cache_s,
             is_enabled=config.estimates,
             note=_fairness_note(spec),
+            submit=self.replays.submit,
         )
         admission = Admission(
             lambda tenant_id, tier: self.slo.book.targets_s(tenant_id, tier), self.slo.refused
@@ -516,6 +519,7 @@ class Gateway:
         await self.alerts.close()
         await self.webhooks.close()
         await self.slo.close()
+        await self.replays.close()
         if self.deps.tracer is not None:
             await asyncio.to_thread(self.deps.tracer.close)
         self.deps.way_in.close()

@@ -51,7 +51,7 @@ WARM_UP = 20
 SHRINKAGE = 40
 """A shift that so many scores have made counts half: the fewer they are, the more may be chance."""
 NARROWING = 0.5
-"""Of a shift that lowers a p90: what has not happened lately may still.""" 
+"""Of a shift that lowers a p90: what has not happened lately may still."""
 LARGEST_SHIFT = 4.0
 """A factor of 55: beyond, the forecast is not wrong but something else happened."""
 SMALLEST_SPREAD = 0.02

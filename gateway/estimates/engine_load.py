@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from engine.entry import QueueEntry
-from engine.forecast.wait.forecast import EngineLoad, Flight
+from engine.forecast.wait.replayed_engine import EngineLoad, Flight
 from engine.messages import RunningSequence, Snapshot, StepTime
 from gateway.flow.controller import FlowController, InFlight
 from gateway.upstream.base import Upstream, takes_turns

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from engine.entry import QueueEntry
 from engine.forecast.calibration import REDEEMED_BURST_S, Calibration, Kind, bucket_of
 from engine.forecast.length.length import LengthForecast
-from engine.forecast.wait.forecast import EngineLoad, Forecast
+from engine.forecast.wait.forecast import Forecast
 from engine.forecast.wait.picture import QUANTILES, AnswerLength
+from engine.forecast.wait.replayed_engine import EngineLoad
 from engine.messages import TIER_RANKS, Snapshot, StepTime
 from engine.step_time.model import PRIOR, predict_step_s
 from gateway.budget.lease import predicted_gpu_ms

@@ -24,9 +24,10 @@ import msgspec
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
 from engine.forecast.length.features import Features
 from engine.forecast.wait.arrivals import RecentArrivals
-from engine.forecast.wait.forecast import EngineLoad, Forecast
+from engine.forecast.wait.forecast import Forecast
 from engine.forecast.wait.picture import AnswerLength, Picture
 from engine.forecast.wait.probing import KNOTS, MAX_EVENTS, MAX_LINES
+from engine.forecast.wait.replayed_engine import EngineLoad
 from engine.forecast.wait.since import NOTHING_SINCE, ComingSince, Since
 from engine.forecast.wait.surface import Line, Surface
 from engine.messages import TIER_RANKS

@@ -24,6 +24,8 @@ from engine.scheduling.tiers import TieredQueue
 FUTURES = 8
 """Sampled futures. Of nine waits, these and the one to come, that one is the longest once in nine times: the
 longest of eight is a 90th percentile."""
+FUTURE_EVENTS = 100
+"""Of the engines, in a sampled future, until what still waits is extrapolated."""
 QUANTILES = tuple((index + 0.5) / 9 for index in range(9))
 """Of a length that is known by its distribution alone."""
 
@@ -81,7 +83,7 @@ class Picture:
     def surface(self, *, futures: int = 0, seed: int = 0) -> Surface:
         """What the expected future brings; with sampled `futures`, how long waits are in any of them. The
         picture stays as it is."""
-        surface = replay_probes(self)
+        surface = replay_probes(self, self.most_events)
         for number in range(futures):
-            surface.widen(replay_probes(self, Random(seed * FUTURES + number)))
+            surface.widen(replay_probes(self, FUTURE_EVENTS, Random(seed * FUTURES + number)))
         return surface

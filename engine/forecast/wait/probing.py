@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
 
-from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
+from engine.entry import OUTPUT_TOKEN_COST, QueueEntry
 from engine.forecast.wait.arrivals import ARRIVAL
 from engine.forecast.wait.places import EnginePlaces
 from engine.forecast.wait.replay import QueueReplay
 from engine.forecast.wait.replayed_engine import ReplayedEngine
 from engine.forecast.wait.surface import NEWCOMER, Line, Point, Surface
-from engine.messages import StepTime
+from engine.messages import TIER_RANKS, StepTime
 from engine.step_time.model import predict_step_s
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ MIN_STEPS = 16
 """Fewer do not show the pace."""
 
 
-def replay_probes(picture: Picture, random: Random | None = None) -> Surface:
+def replay_probes(picture: Picture, most_events: int, random: Random | None = None) -> Surface:
     """Replays the picture's queue once, with probes for its lines (the first `MAX_LINES`) and for newcomers
     of each tier. `random`: draws a future; None: the expected one. Beyond `most_events` what waits is
     extrapolated."""
@@ -44,11 +44,9 @@ def replay_probes(picture: Picture, random: Random | None = None) -> Surface:
     queue = picture.queue.clone(counters)
     now_s = picture.now_s
     replay = Probing(
-        candidate=QueueEntry("\0nobody", "\0nobody", now_s, 1, 1, max(picture.tiers)),
         queue=queue,
         counters=counters,
         engines=[ReplayedEngine(load, now_s) for load in picture.engines],
-        output_tokens=1,
         start_s=now_s,
         draw_length=picture.draw_length,
         sequences=picture.sequences,
@@ -56,7 +54,7 @@ def replay_probes(picture: Picture, random: Random | None = None) -> Surface:
         future=picture.arrivals.future(now_s, random),
         random=random,
         lane_of=picture.lane_of,
-        most_events=picture.most_events,
+        most_events=most_events,
     )
     for entry in picture.promised:
         queue.add(entry, lane=picture.lane_of(entry))
@@ -73,14 +71,12 @@ def replay_probes(picture: Picture, random: Random | None = None) -> Surface:
 
 @dataclass(slots=True)
 class Probing(QueueReplay):
-    """A replay for probes instead of one candidate."""
+    """A replay with probes."""
 
     most_events: int = MAX_EVENTS
     probes: dict[str, tuple[Line, Point]] = field(default_factory=dict)
     roomless: dict[tuple[int, int], list[str]] = field(default_factory=dict)
     """Probes that had their turn and found no room, by tier and KV tokens."""
-    had: dict[tuple[str, int], int] = field(default_factory=dict)
-    """Cost tokens sent so far or running at the start, by tenant and tier."""
     turns: dict[int, int] = field(default_factory=dict)
     """By tier: turns of it and of the tiers above after the start."""
     waited: dict[int, tuple[int, float]] = field(default_factory=dict)
@@ -110,7 +106,7 @@ class Probing(QueueReplay):
         """Whether every engine has room for such a probe of any line: with an empty queue, smaller
         sizes then see what it sees."""
         kv_tokens = sum(self._tokens_of(size))
-        return all(engine.has_room(self.candidate.tier, 1, kv_tokens) for engine in self.engines)
+        return all(engine.has_room(max(TIER_RANKS.values()), 1, kv_tokens) for engine in self.engines)
 
     def run(self) -> None:
         """From `begin` until every probe had its turn, and `HORIZON_S` beyond."""
@@ -135,7 +131,7 @@ class Probing(QueueReplay):
             events = engine.advance(self._rank)
             self.now_s = max(self.now_s, engine.now_s)
             for stream in events:
-                self._note(stream, engine.now_s)
+                self._note(stream)
         if left > 0 and self.engines:
             self._extrapolate_probes()
 
@@ -239,11 +235,6 @@ class Probing(QueueReplay):
         cost = 2 * size if self.queue.size_key == "prompt" else size
         output = max(1, cost // (2 * OUTPUT_TOKEN_COST))
         return max(1, cost - output * OUTPUT_TOKEN_COST), output
-
-    def _count_ahead(self, entry: QueueEntry, prompt: int, output: int) -> None:
-        cost = prompt * INPUT_TOKEN_COST + output * OUTPUT_TOKEN_COST
-        key = (entry.tenant_id, entry.tier)
-        self.had[key] = self.had.get(key, 0) + cost
 
     def _extrapolate_probes(self) -> int:
         """Beyond the limits what still waits is a fluid, served at the rate seen so far: bands strictly, in a

@@ -24,26 +24,14 @@ DrawLength = Callable[[QueueEntry, int, float], int]
 `generated` are out and more will come."""
 LaneOf = Callable[[QueueEntry], int]
 
-MAX_REPLAYED = 256
-"""Waiting requests that are replayed; a longer queue is extrapolated."""
-MAX_ORDERED = 4096
-"""Waiting requests whose order is looked at beyond that."""
-MAX_EVENTS = 20_000
-
-
-def one_lane(_entry: QueueEntry) -> int:
-    return 0
-
 
 @dataclass(slots=True)
 class QueueReplay:
-    """Queue, counters and engines on virtual time, until the candidate's answer is complete."""
+    """Queue, counters and engines on virtual time."""
 
-    candidate: QueueEntry
     queue: TieredQueue
     counters: ServiceCountersLike
     engines: list[ReplayedEngine]
-    output_tokens: int
     start_s: float
     draw_length: DrawLength
     sequences: Mapping[str, int]
@@ -59,17 +47,12 @@ class QueueReplay:
     """Tenants of the requests that wait, by tier; `sequences` are requests."""
     drawn: int = 0
     completed: int = 0
-    candidate_left: int = 0
-    """Sequences of the candidate that are not complete."""
-    dispatched_s: float | None = None
-    first_token_s: float | None = None
-    ended_s: float | None = None
-    replayed: int = 0
     later_cost: int = 0
     """Cost tokens dispatched after the start: what the engines really made room for."""
     last_dispatch_s: float = 0.0
     is_extrapolated: bool = False
-    ahead: dict[str, int] = field(default_factory=lambda: {"own": 0, "others": 0, "higher_tier": 0})
+    had: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Cost tokens sent so far or running at the start, by tenant and tier."""
 
     def begin(self) -> None:
         """Engines take what they hold already, and arrivals are expected."""
@@ -79,29 +62,6 @@ class QueueReplay:
         for engine in self.engines:
             self._board(engine)
         self.coming = next(self.future.entries, None)
-
-    def run(self) -> None:
-        """Ends with `ended_s` set, unless the limits of a replay were reached."""
-        self.begin()
-        if self.candidate.entry_id not in self.queue:
-            self.queue.add(self.candidate, lane=self.lane_of(self.candidate))
-        for _ in range(MAX_EVENTS):
-            self._let_arrive()
-            self._dispatch()
-            if self.is_extrapolated:
-                return
-            busy = [engine for engine in self.engines if engine.has_work]
-            if not busy:
-                return
-            engine = busy[0]
-            if len(busy) > 1:
-                engine = min(busy, key=lambda candidate: candidate.next_event_s(self._rank))
-            events = engine.advance(self._rank)
-            self.now_s = max(self.now_s, engine.now_s)
-            for stream in events:
-                self._note(stream, engine.now_s)
-            if self.ended_s is not None:
-                return
 
     def _board(self, engine: ReplayedEngine) -> None:
         """What the engine holds already; the streams that emitted most go first, as they are likely to."""
@@ -116,8 +76,7 @@ class QueueReplay:
                 kv_tokens=flight.kv_tokens,
                 correction=length - flight.entry.predicted_output_tokens // share,
             )
-            if flight.entry.tier <= self.candidate.tier:
-                self._count_ahead(flight.entry, stream.prompt_left, stream.output_left)
+            self._count_ahead(flight.entry, stream.prompt_left, stream.output_left)
             engine.take(stream, runs=flight.context_tokens > 0)
 
     def _let_arrive(self) -> None:
@@ -125,21 +84,6 @@ class QueueReplay:
             entry, self.coming = self.coming, next(self.future.entries, None)
             self.queue.add(entry, lane=self.lane_of(entry))
             self._waits(entry)
-
-    def _dispatch(self) -> None:
-        """Everything that may go now, by the gateway's rule: the head is never passed over."""
-        held: set[int] = set()
-        while (head := self.queue.peek(self.now_s, self._tiers_without(held))) is not None:
-            engine = self._choose(head)
-            if engine is None:
-                if not self._is_held(head, held):
-                    return
-                continue
-            if self.replayed >= MAX_REPLAYED and self.dispatched_s is None:
-                self._extrapolate()
-                return
-            self.queue.pop(self.now_s, self._tiers_without(held))
-            self._send(head, engine)
 
     def _tiers_without(self, held: set[int]) -> set[int] | None:
         """The tiers to look at; None: all."""
@@ -181,8 +125,6 @@ class QueueReplay:
 
     def _send(self, entry: QueueEntry, engine: ReplayedEngine) -> None:
         self._waits_no_more(entry)
-        self.replayed += 1
-        is_candidate = entry.entry_id == self.candidate.entry_id
         if self.now_s > self.start_s:
             self.later_cost += entry.predicted_cost
         self.last_dispatch_s = self.now_s
@@ -192,14 +134,10 @@ class QueueReplay:
         elif engine.now_s < self.now_s:
             engine.catch_up(self.now_s, self._rank)
         count = self.sequences.get(entry.entry_id, 1)
-        if is_candidate:
-            self.dispatched_s = self.now_s
-            self.candidate_left = count
         for _ in range(count):
-            length = self.output_tokens if is_candidate else self._draw(entry, 0)
+            length = self._draw(entry, 0)
             prompt = max(1, entry.input_tokens // count)
-            if self.dispatched_s is None:
-                self._count_ahead(entry, prompt, length)
+            self._count_ahead(entry, prompt, length)
             engine.take(
                 Stream(
                     entry=entry,
@@ -211,38 +149,19 @@ class QueueReplay:
                 )
             )
 
-    def _note(self, stream: Stream, now_s: float) -> None:
-        is_candidate = stream.entry.entry_id == self.candidate.entry_id
-        if is_candidate and self.first_token_s is None:
-            self.first_token_s = now_s
+    def _note(self, stream: Stream) -> None:
+        """It had its first token, or its last."""
         if stream.output_left > 0:
             return
         self.counters.charge(
             stream.entry.tenant_id, stream.entry.weight, stream.correction * OUTPUT_TOKEN_COST
         )
-        if self.dispatched_s is None:
-            self.completed += 1
-        if is_candidate:
-            self.candidate_left -= 1
-            if self.candidate_left == 0:
-                self.ended_s = now_s
+        self.completed += 1
 
-    def _extrapolate(self) -> None:
-        """Beyond the limit only the order is followed; the time is the cost at the rate seen so far."""
-        self.is_extrapolated = True
-        elapsed_s = self.last_dispatch_s - self.start_s
-        cost = 0
-        for _ in range(MAX_ORDERED):
-            if self.queue.peek(self.now_s) is None:
-                return
-            entry = self.queue.pop(self.now_s)
-            self.counters.charge(entry.tenant_id, entry.weight, entry.predicted_cost)
-            if entry.entry_id == self.candidate.entry_id:
-                if self.later_cost > 0:
-                    self.dispatched_s = self.last_dispatch_s + elapsed_s * cost / self.later_cost
-                return
-            self._count_ahead(entry, entry.input_tokens, entry.predicted_output_tokens)
-            cost += entry.predicted_cost
+    def _count_ahead(self, entry: QueueEntry, prompt: int, output: int) -> None:
+        cost = prompt * INPUT_TOKEN_COST + output * OUTPUT_TOKEN_COST
+        key = (entry.tenant_id, entry.tier)
+        self.had[key] = self.had.get(key, 0) + cost
 
     def _rank(self, entry: QueueEntry) -> int:
         if self.queue.order_name == "fcfs":
@@ -258,13 +177,6 @@ class QueueReplay:
         if entry.entry_id.startswith(ARRIVAL):
             return length_quantile(entry.predicted_output_tokens, entry.predicted_high_tokens, generated, u)
         return max(generated + 1, self.draw_length(entry, generated, u))
-
-    def _count_ahead(self, entry: QueueEntry, prompt: int, output: int) -> None:
-        if entry.tenant_id == self.candidate.tenant_id:
-            cause = "own"
-        else:
-            cause = "higher_tier" if entry.tier < self.candidate.tier else "others"
-        self.ahead[cause] += prompt * INPUT_TOKEN_COST + output * OUTPUT_TOKEN_COST
 
 
 def van_der_corput(index: int) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from engine.entry import QueueEntry
 from engine.forecast.calibration import Bucket, Calibration, bucket_of
-from engine.forecast.wait.forecast import EngineLoad, Figures, Forecast
+from engine.forecast.wait.forecast import Figures, Forecast
+from engine.forecast.wait.replayed_engine import EngineLoad
 from gateway.dispatch.admission import TargetGate
 from gateway.estimates.engine_load import flights_of
 from gateway.estimates.forecast_cache import ForecastCache, Size
