@@ -307,6 +307,8 @@ class SequenceOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
     """Times and numbers of prompt tokens computed for the first time; the last entries are merged if there
     are too many."""
     decode: DecodeShare = DecodeShare()
+    unread_s: float = 0.0
+    """Before these times: the step during which it may have come. Commands are read between steps."""
 
 
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):

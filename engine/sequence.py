@@ -166,6 +166,8 @@ class Sequence:
     chunks: list[tuple[float, int]] = field(default_factory=list)
     scheduled_s: float | None = None
     first_token_s: float | None = None
+    unread_s: float = 0.0
+    """As in its outcome."""
     lease_gpu_us: int | None = None
     """Device time covered so far; None: not limited."""
     gpu_us: int = 0
@@ -355,6 +357,7 @@ class Sequence:
             ],
             chunks=[(at_s - self.submitted_s, tokens) for at_s, tokens in self.chunks],
             decode=self.turns.share(self.emitted_tokens),
+            unread_s=self.unread_s,
         )
 
 

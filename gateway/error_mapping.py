@@ -201,7 +201,9 @@ def budget_denied(denied: Denied, fitting_max_tokens: int | None = None) -> ApiE
     """429: a rate limit if the limit refills soon, otherwise a spent or insufficient budget.
     `fitting_max_tokens`: see `BudgetDenied`."""
     is_ours = is_platforms(denied.limit)
-    if is_ours:
+    if not denied.limit.amount:
+        error = _nothing_passes(denied, is_ours=is_ours)
+    elif is_ours:
         error = platform_limit(denied.retry_after_s)
     else:
         error = _own_limit(denied, fitting_max_tokens)
@@ -223,13 +225,30 @@ def platform_limit(retry_after_s: float | None) -> ApiError:
     )
 
 
-def _own_limit(denied: Denied, fitting_max_tokens: int | None) -> ApiError:
-    """A limit of the tenant's own, with its numbers."""
-    limit = denied.limit
+def _nothing_passes(denied: Denied, *, is_ours: bool) -> ApiError:
+    """A limit of 0, with the time to its reset, when it may be another one."""
+    what = "the server's limit on all its tenants together" if is_ours else _named(denied.limit)
+    resets = [state.reset_s for state in denied.states if state.limit.identity == denied.limit.identity]
+    reset_s = next((reset_s for reset_s in resets if 0 < reset_s < math.inf), None)
+    until = "" if reset_s is None else f" It resets in {go_duration(reset_s)}."
+    error = errors.insufficient_quota(
+        _sentence(f"{what} is 0: nothing passes, however small. Nothing was charged.{until}")
+    )
+    error.retry_after_s = reset_s if reset_s is not None and reset_s <= LONGEST_RETRY_S else None
+    return error
+
+
+def _named(limit: Limit) -> str:
     over = f" in tier {limit.tier.value}" if limit.tier is not None else ""
     over += f" for model {limit.model}" if limit.model is not None else ""
     over += f" for requests of more than {limit.above_tokens} tokens" if limit.above_tokens else ""
-    what = f"the {limit.kind.value.replace('_', ' ')}'s {describe(limit)}{over}"
+    return f"the {limit.kind.value.replace('_', ' ')}'s {describe(limit)}{over}"
+
+
+def _own_limit(denied: Denied, fitting_max_tokens: int | None) -> ApiError:
+    """A limit of the tenant's own, with its numbers."""
+    limit = denied.limit
+    what = _named(limit)
     numbers = f"Limit {limit.amount}, available {denied.available}, requested {denied.wanted}."
     if denied.wanted > limit.amount:
         numbers += (

@@ -200,11 +200,14 @@ class EngineCore:
     def policy(self) -> str:
         return self.table.policy.name
 
-    def submit(self, submit: Submit, gateway_id: str) -> Refused | None:
-        """Takes a sequence, or returns why it can never run here."""
+    def submit(self, submit: Submit, gateway_id: str, unread_s: float = 0.0) -> Refused | None:
+        """Takes a sequence, or returns why it can never run here. `unread_s`: how long at most it was there
+        before."""
         refused = self._refuse(submit)
         if refused is None:
-            self._open(Sequence.of(submit, gateway_id, self._clock()))
+            sequence = Sequence.of(submit, gateway_id, self._clock())
+            sequence.unread_s = unread_s
+            self._open(sequence)
             self.table.hear(submit)
         return refused
 

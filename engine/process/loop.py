@@ -94,6 +94,8 @@ class EngineLoop:
         self._snapshot_s = float("-inf")
         self._changed = True
         self._idle = False
+        self._read_s = clock()
+        self._unread_s = 0.0
         self._knobs_of: GatewaySession | None = None
         self._unaudited_s: float | None = None
         self._suppressed = 0
@@ -114,6 +116,9 @@ class EngineLoop:
     def _serve(self) -> str:
         while True:
             now_s = self._clock()
+            # An idle engine reads at once.
+            self._unread_s = 0.0 if self._idle else now_s - self._read_s
+            self._read_s = now_s
             if self._read_commands(now_s):
                 # Only when nothing is left to read: a long step must not look like silence.
                 for session in self._gateways.silent(now_s):
@@ -199,7 +204,9 @@ class EngineLoop:
                     identity, command.sequence_id, "no_session", "the engine does not know this gateway"
                 )
         elif isinstance(command, messages.Submit):
-            self._start(session, command, lambda: self._core.submit(command, session.gateway_id))
+            self._start(
+                session, command, lambda: self._core.submit(command, session.gateway_id, self._unread_s)
+            )
         elif isinstance(command, messages.Import):
             state = msgspec.structs.replace(command.state, gateway_id=session.gateway_id)
             self._start(session, state.submit, lambda: self._core.import_(state))

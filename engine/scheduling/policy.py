@@ -11,7 +11,7 @@ from engine.scheduling.admit.base import Admit
 from engine.scheduling.admit.buckets import LengthBuckets
 from engine.scheduling.admit.peak import PeakAdmit
 from engine.scheduling.admit.reserve import PredictedReserve, prompt_only
-from engine.scheduling.admit.static import StaticBatch, padded_static
+from engine.scheduling.admit.static import StaticBatch
 from engine.scheduling.admit.table import BatchOrWait
 from engine.scheduling.admit.window import DynamicWindow
 from engine.scheduling.batch_or_wait.table import BatchOrWaitTable
@@ -122,7 +122,6 @@ def _limits(options: PolicyOptions) -> PromptLimits:
 
 ADMITS: dict[str, Callable[[PolicyOptions], Admit]] = {
     "static": lambda options: StaticBatch(size=options.batch_size, memory=_reserve(options)),
-    "static-padded": lambda options: padded_static(options.batch_size, _reserve(options)),
     "dynamic": lambda options: DynamicWindow(
         size=options.batch_size, window_s=options.window_s, memory=_reserve(options)
     ),
@@ -219,7 +218,6 @@ class PolicyPreset:
 
 _PRESETS = [
     PolicyPreset("static", "fcfs", admit="static"),
-    PolicyPreset("static-padded", "fcfs", admit="static-padded"),
     PolicyPreset("dynamic", "fcfs", admit="dynamic"),
     PolicyPreset("buckets", "buckets", admit="buckets"),
     PolicyPreset("fcfs", "fcfs"),
@@ -238,6 +236,9 @@ _PRESETS = [
 
 POLICIES: dict[str, Callable[..., Policy]] = {preset.name: preset for preset in _PRESETS}
 """Policies by name; each call (with `PolicyOptions`, or nothing) makes new choices."""
+
+SIMULATED = {"static-padded": "static"}
+"""Policies of the simulator alone, which pads their steps, by the one that forms their batches."""
 
 DEFAULT_POLICY = "hybrid"
 """What is used where nothing else was chosen."""
@@ -295,8 +296,17 @@ def _choice(kind: str, named: Mapping[str, Callable[..., Choice]], name: str) ->
 
 def _known(kind: str, named: Mapping[str, object], name: str) -> str:
     if name not in named:
-        raise UnknownPolicy(f"no {kind} {name!r}; there are {', '.join(sorted(named))}")
+        raise UnknownPolicy(_unknown(kind, named, name))
     return name
+
+
+def _unknown(kind: str, named: Mapping[str, object], name: str) -> str:
+    if name in SIMULATED:
+        return (
+            f"{kind} {name!r} is for `fairgate simulate` alone: no server pads its steps, and without padding"
+            f" it is {SIMULATED[name]!r}"
+        )
+    return f"no {kind} {name!r}; there are {', '.join(sorted(named))}"
 
 
 def options_of(values: Mapping[str, object]) -> PolicyOptions:
@@ -306,7 +316,7 @@ def options_of(values: Mapping[str, object]) -> PolicyOptions:
     for decision, named in CHOICES.items():
         choice = getattr(options, decision)
         if choice and choice not in named:
-            raise BadOption(f"no {decision} {choice!r}; there are {', '.join(sorted(named))}")
+            raise BadOption(_unknown(decision, named, choice))
     return with_table(options)
 
 

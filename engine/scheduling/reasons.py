@@ -68,10 +68,6 @@ PURPOSES: Mapping[str, tuple[str, str]] = {
         " newcomer's prompt",
         "answers differ in length: the batch lasts as long as its longest member",
     ),
-    "static-padded": (
-        "the same with padded shapes: what a naive batch server does, its waste counted",
-        "always: its padding is computed for nothing",
-    ),
     "dynamic": (
         "clumps of requests that arrive together: a window catches them in one batch",
         "as static; and at low load the window and the running batch only add delay",

@@ -39,7 +39,7 @@ MEMORY_ADMITS = frozenset({"predicted-reserve", "prompt-only"})
 """Admit choices whose demand only grows while no sequence joins or leaves: what did not fit will not fit."""
 FULL_ADMITS = MEMORY_ADMITS | {"peak"}
 """Admit choices without a condition of their own: they are not asked when there is no place."""
-GATED_ADMITS = frozenset({"static", "static-padded", "dynamic", "table"})
+GATED_ADMITS = frozenset({"static", "dynamic", "table"})
 """Admit choices whose batch runs to completion."""
 
 

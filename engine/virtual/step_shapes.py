@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -42,18 +43,20 @@ class StepTiming(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinearTiming:
-    """`engine.step_time.model.predict_step_s`, to the last bit."""
+    """`engine.step_time.model.predict_step_s`, to the last bit, and the ceiling of an engine that has one."""
 
     step_time: StepTime
+    max_tokens_per_s: float = math.inf
 
     def step_s(self, shape: StepShape) -> float:
-        model = self.step_time
-        return (
+        model, tokens = self.step_time, shape.prompt_tokens + shape.decode_tokens
+        computed_s = (
             model.base_s
-            + model.per_token_s * (shape.prompt_tokens + shape.decode_tokens)
+            + model.per_token_s * tokens
             + model.per_context_token_s * (shape.prompt_context + shape.decode_context)
             + model.per_sequence_s * shape.rows
         )
+        return max(computed_s, tokens / self.max_tokens_per_s)
 
     def decodes_s(self, shape: StepShape, steps: int) -> list[float]:
         model = self.step_time
@@ -62,7 +65,10 @@ class LinearTiming:
         after_s = model.per_sequence_s * shape.rows
         context, growth = shape.decode_context, shape.decode_tokens
         contexts = range(context, context + steps * growth, growth)
-        return [before_s + model.per_context_token_s * attended + after_s for attended in contexts]
+        least_s = growth / self.max_tokens_per_s
+        return [
+            max(before_s + model.per_context_token_s * attended + after_s, least_s) for attended in contexts
+        ]
 
 
 @dataclass(slots=True)

@@ -76,7 +76,7 @@ FIELDS: dict[TimelineKind, tuple[str, ...]] = {
     TimelineKind.DISPATCHED: ("tier", "by_reservation", "displaced_tokens"),
     TimelineKind.ADMITTED: ("sequence", "cached_tokens"),
     TimelineKind.PREFILLED: ("tokens", "sequence"),
-    TimelineKind.FIRST_TOKEN: (),
+    TimelineKind.FIRST_TOKEN: ("lag_us",),
     TimelineKind.PAUSED: ("whose", "displaced_tokens", "sequence"),
     TimelineKind.RESUMED: ("sequence",),
     TimelineKind.SWAPPED: ("whose", "sequence"),
@@ -84,7 +84,7 @@ FIELDS: dict[TimelineKind, tuple[str, ...]] = {
     TimelineKind.PREEMPTED: ("whose", "sequence"),
     TimelineKind.TOPPED_UP: ("waited_us", "covered_output_tokens"),
     TimelineKind.STALLED: ("waited_us",),
-    TimelineKind.LAST_TOKEN: ("output_tokens",),
+    TimelineKind.LAST_TOKEN: ("output_tokens", "lag_us"),
     TimelineKind.ENDED: ("outcome",),
     TimelineKind.SETTLED: ("charged_input_tokens", "charged_output_tokens", "cost_nanousd"),
     TimelineKind.LEFT_OUT: ("kind", "count"),
@@ -99,9 +99,9 @@ FIELDS: dict[TimelineKind, tuple[str, ...]] = {
     ),
 }
 """What the numbers of each kind mean. `tier` is a rank, 0 the highest; `outcome` an index of `OUTCOMES`;
-`whose` is who took the place, see `Whose`. `TRACED` is the caller's span, 0 where a trace that is kept has
-none. More may be added at the end
-of a kind's."""
+`whose` is who took the place, see `Whose`; `lag_us` for how long the engine had had it before the gateway.
+`TRACED` is the caller's span, 0 where a trace that is kept has none. More may be added at the end of a
+kind's."""
 
 
 _PLACES: dict[int, dict[str, int]] = {
@@ -210,11 +210,12 @@ def assemble(
     notes = timeline.notes.copy()
     if times.dispatched_s is not None:
         for index, part in enumerate(outcomes):
-            notes += _at_the_engine(part, index, times.dispatched_s, whose)
+            notes += _at_the_engine(part, index, _read_s(part, times), whose)
+    first_lag_us, last_lag_us = (round(lag_s * 1e6) for lag_s in lags_s(timeline, times, outcomes))
     if times.first_token_s is not None:
-        notes.append((TimelineKind.FIRST_TOKEN, times.first_token_s, ()))
+        notes.append((TimelineKind.FIRST_TOKEN, times.first_token_s, (first_lag_us,)))
     if times.last_token_s is not None:
-        notes.append((TimelineKind.LAST_TOKEN, times.last_token_s, (output_tokens,)))
+        notes.append((TimelineKind.LAST_TOKEN, times.last_token_s, (output_tokens, last_lag_us)))
     notes.sort(key=_IN_ORDER)
     ended_s = arrived_s if times.ended_s is None else times.ended_s
     # The engine's clock is not the gateway's: what it says came before the end must stand before the end.
@@ -226,6 +227,29 @@ def assemble(
     events.append(Event(TimelineKind.ENDED, ended_us, (OUTCOMES.index(outcome),)))
     events.append(Event(TimelineKind.SETTLED, ended_us, charged))
     return bounded(events) if len(events) > MAX_EVENTS else events
+
+
+def lags_s(timeline: Timeline, times: Times, outcomes: Sequence[SequenceOutcome]) -> tuple[float, float]:
+    """How long before the gateway had them the engine had made the first token and the last one, without the
+    waits for its reader. 0: no engine of ours said when."""
+    first_s, last_s = times.first_token_s, times.last_token_s
+    told = [each for each in outcomes if each.chunks and each.first_token_s is not None]
+    if first_s is None or last_s is None or not told:
+        return 0.0, 0.0
+    made_first_s = min(_read_s(each, times) + (each.first_token_s or 0.0) for each in told)
+    made_last_s = max(_read_s(each, times) + each.finished_s for each in told)
+    stalls = [note for note in timeline.notes if note[0] == TimelineKind.STALLED]
+    free_s = max([made_last_s, *(at_s + numbers[0] / 1e6 for _, at_s, numbers in stalls)])
+    return max(0.0, first_s - made_first_s), max(0.0, last_s - free_s)
+
+
+def _read_s(outcome: SequenceOutcome, times: Times) -> float:
+    """When the engine read it, by the gateway's clock: after the step during which it came, and so early that
+    its first token was made before the gateway had one."""
+    sent_s, first_s = times.dispatched_s or times.arrived_s, times.first_token_s
+    if first_s is None or outcome.first_token_s is None:
+        return sent_s + outcome.unread_s
+    return sent_s + max(0.0, min(outcome.unread_s, first_s - sent_s - outcome.first_token_s))
 
 
 def _at_the_engine(
@@ -309,6 +333,12 @@ def trace_numbers(trace_id: str, span_id: str) -> tuple[int, int, int]:
 
 def first(events: Iterable[Event], kind: TimelineKind) -> Event | None:
     return next((event for event in events if event.kind == kind), None)
+
+
+def made_us(event: Event) -> int:
+    """When it happened: of a token when the engine made it, where that is known."""
+    has_lag = event.kind in (TimelineKind.FIRST_TOKEN, TimelineKind.LAST_TOKEN)
+    return event.at_us - number(event, "lag_us") if has_lag else event.at_us
 
 
 def number(event: Event | None, name: str) -> int:

@@ -16,10 +16,11 @@ The first that holds is the cause:
 2. `client`: its reader was so slow that it was cut.
 3. `request`: alone it would have missed, too.
 4. Under the fair share it would have missed, too: `quota` if without the wait for its tenant's own limits it
-   would not have; `fault` if without the outages; `quota` if without its tenant's own backlog; else
-   `capacity`.
+   would not have; `fault` if without the outages; `quota` if without its tenant's own backlog; `gateway` as
+   below; else `capacity`.
 5. Under the fair share it would have met its target: `client` if without the time for which its reader stood
-   still; `fault` if without the time that our stores took to hold its budget; else `scheduling`, our policy.
+   still; `gateway` if without the time that our stores took to hold its budget and that the gateway lagged
+   behind the engine, together; else `scheduling`, our policy.
 
 A wait for a limit of its tenant is the same under any policy, so it is part of the fair share's time. So is
 one full step: no engine changes a step that has begun. Times are seconds. Pure.
@@ -48,6 +49,8 @@ class Cause(StrEnum):
     """Too little for all requests: under an ideal fair share it would have missed, too."""
     SCHEDULING = "scheduling"
     """Under an ideal fair share it would have met its target: our policy is to blame."""
+    GATEWAY = "gateway"
+    """The gateway was late, or its stores: without that it would have met its target."""
     FAULT = "fault"
     """An engine, a store or an upstream failed on the way."""
     CLIENT = "client"
@@ -100,6 +103,19 @@ class RequestFacts:
     """Wait while decoding for its tenant's own rate."""
     stalled_s: float = 0.0
     """Time its reader did not read."""
+    first_lag_s: float = 0.0
+    """How long the engine had made its first token before the gateway had it."""
+    last_lag_s: float = 0.0
+    """The same of its last token, without the waits for its reader."""
+
+    def at_gateway_s(self, metric: Metric) -> float:
+        """What the gateway and its stores added."""
+        match metric:
+            case Metric.TTFT:
+                return self.store_s + self.first_lag_s
+            case Metric.E2E:
+                return self.store_s + self.last_lag_s
+        return max(0.0, self.last_lag_s - self.first_lag_s)
 
     @property
     def is_complete(self) -> bool:
@@ -175,20 +191,23 @@ def cause_of(facts: RequestFacts, metric: Metric, target_s: float, seen: Counter
         return _without_model(facts, metric, target_s)
     if seen.alone_s > target_s:
         return Cause.REQUEST
+    actual_s = facts.actual_s(metric)
+    late = actual_s is not None and (
+        _without(actual_s, facts.at_gateway_s(metric), metric, facts.job) <= target_s
+    )
     if seen.fair_s > target_s:
         if seen.fair_unlimited_s <= target_s:
             return Cause.QUOTA
         if seen.fair_without_outages_s <= target_s:
             return Cause.FAULT
-        return Cause.QUOTA if seen.fair_without_own_s <= target_s else Cause.CAPACITY
-    actual_s = facts.actual_s(metric)
+        if seen.fair_without_own_s <= target_s:
+            return Cause.QUOTA
+        return Cause.GATEWAY if late else Cause.CAPACITY
     if actual_s is None:
         return Cause.SCHEDULING
     if _without(actual_s, _stalled_s(facts, metric), metric, facts.job) <= target_s:
         return Cause.CLIENT
-    if metric is not Metric.TPOT and actual_s - facts.store_s <= target_s:
-        return Cause.FAULT
-    return Cause.SCHEDULING
+    return Cause.GATEWAY if late else Cause.SCHEDULING
 
 
 def _without_model(facts: RequestFacts, metric: Metric, target_s: float) -> Cause:
@@ -201,7 +220,10 @@ def _without_model(facts: RequestFacts, metric: Metric, target_s: float) -> Caus
     limits_s = (0.0 if metric is Metric.TTFT else facts.rested_s) + (
         0.0 if metric is Metric.TPOT else facts.limited_s
     )
-    return Cause.QUOTA if _without(actual_s, limits_s, metric, facts.job) <= target_s else Cause.UNKNOWN
+    if _without(actual_s, limits_s, metric, facts.job) <= target_s:
+        return Cause.QUOTA
+    gateway_s = facts.at_gateway_s(metric)
+    return Cause.GATEWAY if _without(actual_s, gateway_s, metric, facts.job) <= target_s else Cause.UNKNOWN
 
 
 def _stalled_s(facts: RequestFacts, metric: Metric) -> float:
@@ -324,6 +346,8 @@ def _verdict(
     evidence |= {
         "limited_s": round(facts.limited_s, 6),
         "store_s": round(facts.store_s, 6),
+        "first_lag_s": round(facts.first_lag_s, 6),
+        "last_lag_s": round(facts.last_lag_s, 6),
         "rested_s": round(facts.rested_s, 6),
         "stalled_s": round(facts.stalled_s, 6),
     }

@@ -18,6 +18,7 @@ from gateway.domain.timeline import (
     UnreadableTimeline,
     Whose,
     first,
+    made_us,
     number,
     together,
     unpack,
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 
 SHORTEST_S = 0.0005
 """Shorter waits get no sentence."""
-TOLD_BEFORE_LINE_S = 0.02
-"""As `SHORTEST_S`, before the queue."""
+TOLD_BY_GATEWAY_S = 0.02
+"""As `SHORTEST_S`, of the gateway's own time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,12 @@ class WaitBreakdown:
     engine_s: float
     """From its turn until the engine had a place for it."""
     prefill_s: float
-    """From there to the first token."""
+    """From there to the first token, as the engine made it."""
     decode_s: float
-    """From the first token to the last, pauses and rests included."""
+    """From the first token to the last, as the engine made them, pauses and rests included."""
+    gateway_s: float
+    """From the engine's first token until the gateway had it, and from its last, where they do not
+    overlap."""
     paused_s: float
     """Another request had its place, or its memory."""
     rested_s: float
@@ -66,7 +70,7 @@ class WaitBreakdown:
 def waits_of(events: Sequence[Event]) -> WaitBreakdown:
     reserved, queued = first(events, TimelineKind.RESERVED), first(events, TimelineKind.QUEUED)
     dispatched, admitted = first(events, TimelineKind.DISPATCHED), first(events, TimelineKind.ADMITTED)
-    first_token, last_token = first(events, TimelineKind.FIRST_TOKEN), first(events, TimelineKind.LAST_TOKEN)
+    tokens = [first(events, kind) for kind in (TimelineKind.FIRST_TOKEN, TimelineKind.LAST_TOKEN)]
     ended = first(events, TimelineKind.ENDED)
     end_us = ended.at_us if ended is not None else max((event.at_us for event in events), default=0)
 
@@ -74,9 +78,10 @@ def waits_of(events: Sequence[Event]) -> WaitBreakdown:
         """Open at its end: the request ended there."""
         if start is None:
             return 0.0
-        return max(0, (end_us if end is None else end.at_us) - start.at_us) / 1e6
+        return max(0, (end_us if end is None else made_us(end)) - made_us(start)) / 1e6
 
     began = admitted or dispatched
+    first_token, last_token = tokens
     limited_us = number(reserved, "limited_us")
     return WaitBreakdown(
         before_line_s=_read_us(events) / 1e6
@@ -86,6 +91,7 @@ def waits_of(events: Sequence[Event]) -> WaitBreakdown:
         engine_s=between(dispatched, admitted) if admitted is not None else 0.0,
         prefill_s=between(began, first_token),
         decode_s=between(first_token, last_token) if last_token is not None else 0.0,
+        gateway_s=together((made_us(each), each.at_us) for each in tokens if each is not None) / 1e6,
         paused_s=_paused_s(events, end_us),
         rested_s=_waited_s(events, TimelineKind.TOPPED_UP),
         stalled_s=_waited_s(events, TimelineKind.STALLED),
@@ -123,12 +129,13 @@ def stages_of(events: Sequence[Event]) -> list[TimelineStage]:
     first_token, last_token = first(events, TimelineKind.FIRST_TOKEN), first(events, TimelineKind.LAST_TOKEN)
     ended = first(events, TimelineKind.ENDED)
     bounds = [
-        ("received", 0 if queued is None else queued.at_us - number(reserved, "limited_us")),
-        ("limits", None if queued is None else queued.at_us),
+        ("limits", None if queued is None else number(reserved, "limited_us")),
+        ("store", None if queued is None else queued.at_us),
         ("queue", None if dispatched is None else dispatched.at_us),
         ("engine", None if admitted is None else admitted.at_us),
-        ("prefill", None if first_token is None else first_token.at_us),
-        ("decode", None if last_token is None else last_token.at_us),
+        ("prefill", None if first_token is None else made_us(first_token)),
+        ("decode", None if last_token is None else made_us(last_token)),
+        ("gateway", None if last_token is None else last_token.at_us),
         ("settle", None if ended is None else ended.at_us),
     ]
     found: list[TimelineStage] = []
@@ -174,12 +181,18 @@ def _read_us(events: Sequence[Event]) -> int:
     return number(first(events, TimelineKind.RECEIVED), "read_us")
 
 
+def _had(event: Event | None, what: str) -> str:
+    lag_s = number(event, "lag_us") / 1e6
+    return f", {_seconds(lag_s)} until the gateway had {what}" if lag_s >= TOLD_BY_GATEWAY_S else ""
+
+
 def _before_line(events: Sequence[Event], waits: WaitBreakdown) -> str:
-    if waits.before_line_s < TOLD_BEFORE_LINE_S:
+    if waits.before_line_s < TOLD_BY_GATEWAY_S:
         return ""
     read_s = _read_us(events) / 1e6
-    read = f", {_seconds(read_s)} of them to be read" if read_s >= SHORTEST_S else ""
-    return f"took {_seconds(waits.before_line_s)} from its first byte until it got in line{read}"
+    parts = ((read_s, "to be read"), (waits.before_line_s - read_s, "until its budget was held and durable"))
+    said = ", ".join(f"{_seconds(part_s)} {what}" for part_s, what in parts if part_s >= SHORTEST_S)
+    return f"took {_seconds(waits.before_line_s)} from its first byte until it got in line: {said}"
 
 
 def _limits(waits: WaitBreakdown) -> str:
@@ -230,7 +243,8 @@ def _engine(events: Sequence[Event], waits: WaitBreakdown) -> str:
 
 def _prefill(events: Sequence[Event], waits: WaitBreakdown) -> str:
     chunks = [event for event in events if event.kind == TimelineKind.PREFILLED]
-    if first(events, TimelineKind.FIRST_TOKEN) is None or first(events, TimelineKind.DISPATCHED) is None:
+    first_token = first(events, TimelineKind.FIRST_TOKEN)
+    if first_token is None or first(events, TimelineKind.DISPATCHED) is None:
         return ""
     tokens = sum(number(chunk, "tokens") for chunk in chunks)
     cached = sum(number(event, "cached_tokens") for event in events if event.kind == TimelineKind.ADMITTED)
@@ -242,7 +256,9 @@ def _prefill(events: Sequence[Event], waits: WaitBreakdown) -> str:
         what = "the first token came"
     pieces = f", in {len(chunks) + left_out} chunks" if len(chunks) + left_out > 1 else ""
     found = f", {_tokens(cached)} more were in the cache" if cached else ""
-    return f"{what} in {_seconds(waits.prefill_s)}{pieces}{found}"
+    had = _had(first_token, "the first token")
+    at_engine = " at the engine" if had else ""
+    return f"{what} in {_seconds(waits.prefill_s)}{at_engine}{pieces}{found}{had}"
 
 
 def _pauses(events: Sequence[Event], waits: WaitBreakdown) -> str:
@@ -276,14 +292,15 @@ def _rests(waits: WaitBreakdown) -> str:
 
 
 def _decode(events: Sequence[Event], waits: WaitBreakdown) -> str:
-    tokens = number(first(events, TimelineKind.LAST_TOKEN), "output_tokens")
+    last_token = first(events, TimelineKind.LAST_TOKEN)
+    tokens = number(last_token, "output_tokens")
     sequences = max(1, number(first(events, TimelineKind.RECEIVED), "sequences"))
     further = tokens // sequences - 1
     if further < 1 or waits.decode_s <= 0:
         return ""
     token_s = waits.decode_s / further
     said = f"{_tokens(tokens)} tokens came in {_seconds(waits.decode_s)}, one every {_seconds(token_s)}"
-    return said + _turns(events)
+    return said + _had(last_token, "the last") + _turns(events)
 
 
 def _turns(events: Sequence[Event]) -> str:

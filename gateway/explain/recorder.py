@@ -12,11 +12,20 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
-from engine.messages import TIER_RANKS, StepTime
+from engine.messages import TIER_RANKS, SequenceOutcome, StepTime
 from gateway.dispatch.admission import Admission
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.outcomes import RequestOutcome
-from gateway.domain.timeline import Event, Timeline, TimelineKind, Whose, assemble, pack, trace_numbers
+from gateway.domain.timeline import (
+    Event,
+    Timeline,
+    TimelineKind,
+    Whose,
+    assemble,
+    lags_s,
+    pack,
+    trace_numbers,
+)
 from gateway.domain.told import kept_figures
 from gateway.domain.usage import Use
 from gateway.explain.attribution import Metric, MissVerdict, RequestFacts
@@ -151,7 +160,7 @@ class RequestRecorder:
             return self._tracer.decide(
                 run.trace,
                 outcome,
-                [use.outcome for use in run.uses if use.outcome is not None],
+                _outcomes(run),
                 is_quote_kept=None if run.redemption is None else run.redemption.is_kept,
                 has_missed=lambda: self._has_missed(run, outcome, use),
             )
@@ -220,7 +229,7 @@ class RequestRecorder:
         return assemble(
             _opened(run, timeline),
             run.times,
-            [use.outcome for use in run.uses if use.outcome is not None],
+            _outcomes(run),
             outcome,
             output_tokens=run.output_tokens,
             charged=(charged.input_tokens, charged.output_tokens, charged.cost_nanousd),
@@ -288,6 +297,7 @@ def facts_of(run: Run, outcome: RequestOutcome, use: Use) -> RequestFacts:
     prompt = sum(len(prompt) for prompt in call.prompts) * call.choices
     predicted = run.predicted_output_tokens * call.sequences
     ended_s = times.arrived_s if times.ended_s is None else times.ended_s
+    first_lag_s, last_lag_s = lags_s(run.timeline, times, _outcomes(run))
     return RequestFacts(
         job=Job(
             job_id=call.request_id,
@@ -309,7 +319,13 @@ def facts_of(run: Run, outcome: RequestOutcome, use: Use) -> RequestFacts:
         store_s=max(0.0, in_line_s - times.arrived_s - run.limited_s),
         rested_s=run.timeline.waited_s(TimelineKind.TOPPED_UP),
         stalled_s=run.timeline.waited_s(TimelineKind.STALLED),
+        first_lag_s=first_lag_s,
+        last_lag_s=last_lag_s,
     )
+
+
+def _outcomes(run: Run) -> list[SequenceOutcome]:
+    return [use.outcome for use in run.uses if use.outcome is not None]
 
 
 def machine_of(

@@ -2,7 +2,7 @@
 
     SERVER    POST /v1/chat/completions     first byte to the durable settlement
     INTERNAL  chat MODEL                    the same from the arrival, with what happened as events
-    INTERNAL  limits, queue, prefill, decode, settle
+    INTERNAL  limits, store, queue, prefill, decode, gateway, settle
     CLIENT    chat MODEL                    each sequence that another server runs
 
 An engine of our own adds its spans from its own times (`engine/process/spans.py`). Names of the conventions
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from engine.telemetry.spans import Attribute, Attributes, SpanEvent, SpanKind, SpanRecord
-from gateway.domain.timeline import Event, TimelineKind, first, number
+from gateway.domain.timeline import Event, TimelineKind, first, made_us, number
 from gateway.metrics import gen_ai
 from gateway.trace_context import RequestTrace
 from gateway.tracing.decision import KeepCause
@@ -232,27 +232,26 @@ def _events(kept: KeptTrace) -> Iterator[SpanEvent]:
 def _stages(kept: KeptTrace) -> Iterator[SpanRecord]:
     """A stage without an end ends with the request."""
     events = kept.events
-    at = {kind: found.at_us for kind in TimelineKind if (found := first(events, kind)) is not None}
+    at = {kind: made_us(found) for kind in TimelineKind if (found := first(events, kind)) is not None}
     ended = at.get(TimelineKind.ENDED, 0)
-    reserved = first(events, TimelineKind.RESERVED)
+    reserved, last = first(events, TimelineKind.RESERVED), first(events, TimelineKind.LAST_TOKEN)
+    limited = ended if reserved is None else number(reserved, "limited_us")
     settled_us = (kept.settled_ns - kept.arrived_ns) // 1000
     dispatched, first_token = at.get(TimelineKind.DISPATCHED), at.get(TimelineKind.FIRST_TOKEN)
-    stages: tuple[tuple[str, int | None, int, Attributes], ...] = (
-        (
-            "limits",
-            0,
-            at.get(TimelineKind.RESERVED, ended),
-            {PREFIX + "limited_s": number(reserved, "limited_us") / 1e6},
-        ),
-        ("queue", at.get(TimelineKind.QUEUED), ended if dispatched is None else dispatched, {}),
-        ("prefill", dispatched, ended if first_token is None else first_token, {}),
-        ("decode", first_token, at.get(TimelineKind.LAST_TOKEN, ended), {}),
-        ("settle", ended, max(ended, settled_us), {}),
+    last_token = at.get(TimelineKind.LAST_TOKEN, ended)
+    stages: tuple[tuple[str, int | None, int], ...] = (
+        ("limits", 0 if limited else None, limited),
+        ("store", None if reserved is None else limited, at.get(TimelineKind.RESERVED, 0)),
+        ("queue", at.get(TimelineKind.QUEUED), ended if dispatched is None else dispatched),
+        ("prefill", dispatched, ended if first_token is None else first_token),
+        ("decode", first_token, last_token),
+        ("gateway", last_token if number(last, "lag_us") else None, 0 if last is None else last.at_us),
+        ("settle", ended, max(ended, settled_us)),
     )
-    for name, since_us, until_us, attributes in stages:
+    for name, since_us, until_us in stages:
         if since_us is not None:
             between_ns = (kept.arrived_ns + since_us * 1000, kept.arrived_ns + until_us * 1000)
-            yield _span(kept, name, name, kept.trace.span_id(CHAT), between_ns, attributes)
+            yield _span(kept, name, name, kept.trace.span_id(CHAT), between_ns, {})
 
 
 def _clients(kept: KeptTrace) -> Iterator[SpanRecord]:

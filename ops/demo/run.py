@@ -21,7 +21,6 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
-from engine.messages import StepTime
 from engine.scheduling.policy import DEFAULT_POLICY
 from ops.demo import turns
 from ops.demo.audit import audit
@@ -31,7 +30,7 @@ from ops.demo.logbook import events_of
 from ops.demo.prompts.prompts import Prompts
 from ops.demo.replay import Board, PlannedRequest, replay
 from ops.demo.report import MIN_BACKLOG_S, DemoEvidence, build_report, verdict
-from ops.demo.simulate import past_requests, simulate
+from ops.demo.simulate import past_requests, served_machine, simulate
 from ops.demo.stage import DemoTenants, set_limits, set_stage
 from ops.demo.summary import report_page, summary
 from ops.demo.trace import ReplayPlan, load_slice, plan
@@ -41,7 +40,6 @@ from ops.sandbox.page_check import page_sums
 from ops.sandbox.server import LocalServer, LogReader, ServerFailed, local_server
 from ops.sandbox.usage_check import usage_differences
 from ops.settings.settings import SHIPPED_MODEL
-from ops.simulate.machines.machines import profile_machine
 
 OVERLOAD = 1.8
 """Offered load over measured capacity; limits refuse some of it, and the prefix cache has some already."""
@@ -60,7 +58,6 @@ MAX_DRAIN_S = 65.0
 calibration."""
 PLAIN_EVERY_S = 5.0
 PLAIN_WIDTH = 120
-SIMULATED_CONTEXT_TOKENS = 4096
 ENGINE_FACTS = ("model", "policy", "max_sequences", "preemptions", "step_time")
 INTERRUPTED = 130
 
@@ -241,15 +238,7 @@ def _account(
         if event.tenant in stage.names
     ]
     engine = watch.status["engines"][0]
-    machine = profile_machine(
-        "demo",
-        msgspec.convert(engine["step_time"], StepTime),
-        kv_tokens=engine["kv_blocks"]["total"] * engine["block_tokens"],
-        context_tokens=SIMULATED_CONTEXT_TOKENS,
-        max_sequences=engine["max_sequences"],
-        max_batched_tokens=engine["max_batched_tokens"],
-        block_tokens=engine["block_tokens"],
-    )
+    machine = served_machine(engine, TOKENS_PER_S)
     arrivals = past_requests(board.sent, stage.weights)
     simulated = {policy: simulate(policy, arrivals, machine) for policy in (DEFAULT_POLICY, "fcfs")}
     evidence = DemoEvidence(

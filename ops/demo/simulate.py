@@ -1,15 +1,20 @@
-"""Simulates policies on the arrivals of a demo run, with the step times that its engine learned."""
+"""Simulates policies on the arrivals of a demo run, at the pace at which its engine served."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from engine.messages import TIER_RANKS
+import msgspec
+
+from engine.messages import TIER_RANKS, StepTime
 from ops.demo.replay import Sent
-from ops.simulate.machines.machines import Machine
+from ops.simulate.machines.machines import Machine, profile_machine
 from ops.simulate.pool import SimulatedPool
 from ops.simulate.traffic.requests import SimulatedRequest
+
+CONTEXT_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,21 @@ def past_requests(requests: Sequence[Sent], weights: Mapping[str, float]) -> lis
             )
         )
     return sorted(past, key=lambda request: request.arrival_s)
+
+
+def served_machine(engine: Mapping[str, Any], max_tokens_per_s: float) -> Machine:
+    """An engine of the status page by its mean step, slow ones included, and its ceiling: a typical step is
+    that of a faster machine than the one that served."""
+    return profile_machine(
+        "demo",
+        msgspec.convert(engine["mean_step_time"], StepTime),
+        kv_tokens=engine["kv_blocks"]["total"] * engine["block_tokens"],
+        context_tokens=CONTEXT_TOKENS,
+        max_sequences=engine["max_sequences"],
+        max_batched_tokens=engine["max_batched_tokens"],
+        block_tokens=engine["block_tokens"],
+        max_tokens_per_s=max_tokens_per_s,
+    )
 
 
 class _Recorded:

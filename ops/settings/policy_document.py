@@ -38,7 +38,6 @@ CHOICE_WORDS: dict[str, dict[str, str]] = {
     },
     "admit": {
         "static": "batches that run to completion",
-        "static-padded": "the same, every row as long as the longest",
         "dynamic": "batches that begin when they are full or `window_s` is over",
         "buckets": "batches of like length; short ones suspend long ones",
         "prompt-only": "each that fits with its prompt: no memory is set aside for answers",

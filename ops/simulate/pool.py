@@ -18,7 +18,7 @@ from engine.messages import EngineKnobs, SamplingParams, Submit, TenantShare
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.knobs import check_knobs
 from engine.scheduling.options import PolicyOptions
-from engine.scheduling.policy import make_policy
+from engine.scheduling.policy import SIMULATED, make_policy
 from engine.scheduling.step_counters import TierTenant
 from engine.sequence import Sequence, SequenceStatus
 from engine.virtual.fast_replica import SimulatedReplica, StepsTaken
@@ -39,8 +39,6 @@ DECLARED_TOKENS = 4096
 """`max_tokens` of requests: not the answer's length, which it would tell. Longer answers declare theirs."""
 MOST_QUEUED = 5_000_000
 NEVER_S = (float("inf"),) * NUM_RANKS
-KEEPS_ROWS = frozenset({"static-padded"})
-"""Policies whose batches are padded whatever is asked."""
 
 
 class PoolStuck(RuntimeError):
@@ -152,8 +150,9 @@ class SimulatedPool:
         self._stepwise = stepwise
         self._declared_tokens = declared_tokens
         self.watch = watch or PoolObserver()
+        made = SIMULATED.get(policy, policy)
         self.flow = FlowController(
-            make_policy(policy, options).order,
+            make_policy(made, options).order,
             ServiceCounters(),
             **{
                 "max_queued": MOST_QUEUED,
@@ -165,7 +164,7 @@ class SimulatedPool:
             },
         )
         self._config = EngineConfig(
-            policy=policy,
+            policy=made,
             policy_options=options or PolicyOptions(),
             max_batched_tokens=machine.max_batched_tokens,
             max_sequences=machine.max_sequences,
@@ -198,7 +197,7 @@ class SimulatedPool:
             machine.timing,
             make_shapes(
                 padded=self._padded or machine.padded,
-                keeps_rows=machine.keeps_rows or self.policy in KEEPS_ROWS,
+                keeps_rows=machine.keeps_rows or self.policy in SIMULATED,
             ),
             num_blocks=machine.num_blocks,
             block_tokens=machine.block_tokens,

@@ -368,11 +368,6 @@ def test_batch_size(served: ServedEngine) -> None:
     assert served.apart(20, 20, answer=30) == 0
 
 
-def test_admit_static_padded(served: ServedEngine) -> None:
-    served.set("vtc", admit="static-padded", batch_size=1)
-    assert served.apart(20, 20, answer=30) >= 30
-
-
 def test_admit_dynamic(served: ServedEngine) -> None:
     served.set("vtc", admit="dynamic", batch_size=1, window_s=0.0)
     assert served.apart(20, 20, answer=30) >= 30

@@ -100,7 +100,7 @@ def test_a_streamed_displaced_request_that_its_budget_ends(house: House) -> None
     server, chat = spans["POST /v1/chat/completions"], spans[f"chat {MODEL}"]
     assert (server.kind, server.service, server.parent_id) == ("SERVER", GATEWAY, SPAN_ID)
     assert (chat.kind, chat.service, chat.parent_id) == ("INTERNAL", GATEWAY, server.span_id)
-    stages = [spans[name] for name in ("limits", "queue", "prefill", "decode", "settle")]
+    stages = [spans[name] for name in ("store", "queue", "prefill", "decode", "settle")]
     assert {(each.kind, each.service, each.parent_id) for each in stages} == {
         ("INTERNAL", GATEWAY, chat.span_id)
     }

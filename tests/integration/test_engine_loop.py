@@ -248,6 +248,21 @@ async def test_a_gateway_whose_loop_stands_still_keeps_its_streams(address: str)
             assert client.is_up
 
 
+async def test_the_step_in_which_a_sequence_came_is_told_as_the_time_before_it_was_read(address: str) -> None:
+    with running_loop(address):
+        async with connected(address) as client:
+            running = client.submit(sequence(ENDLESS_TOKENS))
+            await anext(running)
+            (late,) = [delta async for delta in client.submit(sequence(1)) if delta.outcome]
+            client.cancel(running.sequence_id)
+            (first,) = [delta async for delta in running if delta.outcome]
+
+    assert first.outcome is not None
+    assert first.outcome.unread_s == 0.0, "an idle engine reads at once"
+    assert late.outcome is not None
+    assert 0 < late.outcome.unread_s < START_S
+
+
 async def test_a_stream_that_the_engine_does_not_have_is_lost_after_two_inventories(address: str) -> None:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as forgetful:
         forgetful.setsockopt(zmq.LINGER, 0)

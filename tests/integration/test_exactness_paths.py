@@ -79,7 +79,7 @@ WAYS: dict[str, tuple[Run, set[str], set[str]]] = {
     "reordered": (calm(max_sequences=2, policy="sjf", predicted=(2, 9, 24)), {"overtook"}, BATCHING),
 }
 """By name: the run, what has to happen in it, and what may happen besides."""
-IN_ORDER = {"static", "static-padded", "dynamic", "fcfs"}
+IN_ORDER = {"static", "dynamic", "fcfs"}
 """Policies without overtaking inside a tier."""
 
 

@@ -143,8 +143,10 @@ class PlainEdf(PlainByDeadline):
         return (min(max(entry.deadline_s, entry.arrived_s), entry.arrived_s + edf.HORIZON_S), 0.0)
 
     def own_key(self, entry: QueueEntry, key: float) -> float:
-        wish_s = entry.own_deadline_s
-        return key if wish_s is None else min(key, max(wish_s, entry.arrived_s))
+        if entry.own_deadline_s is None:
+            return key
+        wish_s = max(entry.own_deadline_s, entry.arrived_s)
+        return wish_s if entry.deadline_s is None else min(key, wish_s)
 
 
 class PlainPriority(PlainByDeadline):
@@ -168,8 +170,11 @@ class PlainPriority(PlainByDeadline):
         return priority.URGENCY_TOKENS_PER_S * slack_s
 
     def own_key(self, entry: QueueEntry, key: float) -> float:
-        promised, wished = self.urgency(entry, entry.deadline_s), self.urgency(entry, entry.own_deadline_s)
-        return key - max(0.0, promised - wished)
+        if entry.own_deadline_s is None:
+            return key
+        wished = priority.URGENCY_TOKENS_PER_S * max(0.0, entry.own_deadline_s - entry.arrived_s)
+        more = self.urgency(entry, entry.deadline_s) - wished
+        return key - (more if entry.deadline_s is None else max(0.0, more))
 
 
 def first_of_class(waiting: list[Waiting]) -> dict[int, Waiting]:

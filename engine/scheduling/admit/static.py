@@ -1,7 +1,6 @@
 """Static batching: a batch is filled once and runs to completion. The honest baseline.
 
-Places of members that have finished stay empty; with `padded`, steps are padded to the longest member as
-well.
+Places of members that have finished stay empty.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ class StaticBatch(RunToCompletion):
     """One object an engine. `size` 0: as many as there are places."""
 
     size: int = 0
-    padded: bool = False
     memory: PredictedReserve = field(default_factory=PredictedReserve)
     name: str = "static"
     claims: frozenset[str] = SAFE | {NO_STARVATION}
@@ -33,7 +31,3 @@ class StaticBatch(RunToCompletion):
             self._gate.open(min(self.size or batch.max_sequences, batch.num_waiting))
             return None
         return None if self._gate.lets_in(candidate, batch) else RUNS
-
-
-def padded_static(size: int = 0, memory: PredictedReserve | None = None) -> StaticBatch:
-    return StaticBatch(size=size, padded=True, memory=memory or PredictedReserve(), name="static-padded")

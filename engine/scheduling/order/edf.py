@@ -1,7 +1,8 @@
 """Earliest deadline first.
 
 Who has no deadline is due `DEFAULT_S` after its arrival. A deadline counts as no earlier than the arrival and
-no later than `HORIZON_S` after it. Inside a tenant what a client asks for counts where it is earlier.
+no later than `HORIZON_S` after it. Inside a tenant what a client asks for counts, however late, and where
+something is promised only if it is earlier.
 
 Guarantee (Liu and Layland, 1973; Dertouzos, 1974): if any order on a single server meets all deadlines, this
 one does. No entry starves. Loses under overload, where one miss makes the next. Ignores length.
@@ -32,7 +33,8 @@ class Edf(KeyedByDeadline):
     def _own_key(self, entry: QueueEntry, key: float) -> float:
         if entry.own_deadline_s is None:
             return key
-        return min(key, max(entry.own_deadline_s, entry.arrived_s))
+        own_s = max(entry.own_deadline_s, entry.arrived_s)
+        return own_s if entry.deadline_s is None else min(key, own_s)
 
     def _terms_at(self, entry: QueueEntry, terms: Terms, key: float) -> Terms:
         return (key,)

@@ -135,7 +135,7 @@ class KeyedByDeadline(Keyed):
         tenant_id, (key, number) = entry.tenant_id, self._heap.key(entry.entry_id)
         own_key = self._own_key(entry, key)
         own = self._own.get(tenant_id)
-        if own is None and own_key < key:
+        if own is None and own_key != key:
             # Until now its entries went by their positions, and each has the one that it brought.
             own = self._own[tenant_id] = LazyHeap()
             for other in self._entries_of.get(tenant_id, ()):
@@ -164,7 +164,7 @@ class KeyedByDeadline(Keyed):
     # ------------------------------------------------------------ what a subclass says
 
     def _own_key(self, entry: QueueEntry, key: float) -> float:
-        """`key` as it would be were what its client asks for promised; not above it."""
+        """`key` as it would be were what its client asks for promised; not above what is promised."""
         raise NotImplementedError
 
     def _terms_at(self, entry: QueueEntry, terms: Terms, key: float) -> Terms:

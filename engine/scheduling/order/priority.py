@@ -14,7 +14,8 @@ a long one would hold up more others. History and load are those of the moment a
 entry joined, so a score is fixed while it waits and a heap suffices. Weighted sums of this kind: llm-d's flow
 control (0.8 attained service + 0.2 wait), QLM, Andes; the weights here are ours.
 
-Inside a tenant the urgency is that of what its client asks for, where that is earlier than what is promised.
+Inside a tenant the urgency is that of what its client asks for, however late, and where something is promised
+only if it is earlier.
 
 An entry interrupts a running one whose score is larger by more than `MARGIN_TOKENS`.
 
@@ -86,8 +87,10 @@ class Priority(KeyedByDeadline):
         return fixed + load * remaining_tokens(entry)
 
     def _own_key(self, entry: QueueEntry, key: float) -> float:
-        gained_s = _slack_s(entry, entry.deadline_s) - _slack_s(entry, entry.own_deadline_s)
-        return key - URGENCY_TOKENS_PER_S * max(0.0, gained_s)
+        if entry.own_deadline_s is None:
+            return key
+        gained_s = _slack_s(entry, entry.deadline_s) - max(0.0, entry.own_deadline_s - entry.arrived_s)
+        return key - URGENCY_TOKENS_PER_S * (gained_s if entry.deadline_s is None else max(0.0, gained_s))
 
     def _terms_at(self, entry: QueueEntry, terms: Terms, key: float) -> Terms:
         return (key - terms[1] * remaining_tokens(entry), terms[1])

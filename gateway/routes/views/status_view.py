@@ -203,6 +203,7 @@ def _engine(upstream: Upstream) -> dict[str, Any]:
             "preemptions": snapshot.preemptions,
             "steps_with_mixed_batch": snapshot.steps_with_mixed_batch,
             "step_time": snapshot.step_time,
+            "mean_step_time": snapshot.mean_step_time,
             "service": snapshot.service,
         }
     return shown

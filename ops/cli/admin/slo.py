@@ -18,7 +18,7 @@ from tenants.types import Tier
 if TYPE_CHECKING:
     from tenants.admin.admin import Admin
 
-CAUSES = ("request", "quota", "capacity", "scheduling", "fault", "client", "unknown")
+CAUSES = ("request", "quota", "capacity", "scheduling", "gateway", "fault", "client", "unknown")
 TIERS = [tier.value for tier in Tier]
 
 

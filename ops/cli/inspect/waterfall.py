@@ -10,12 +10,13 @@ from ops.reporting import table
 BAR_CELLS = 48
 COLOURS = {
     "read": "white",
-    "received": "white",
     "limits": "magenta",
+    "store": "white",
     "queue": "yellow",
     "engine": "dark_orange",
     "prefill": "cyan",
     "decode": "green",
+    "gateway": "red",
     "settle": "white",
     "paused": "red",
     "reader": "magenta",

@@ -40,7 +40,7 @@ def show(decisions: int, steps: int) -> None:
        "learned": {"my-model": {"problem": "", "macro_state": 5, "words": "a queue; ...", "is_outside": false,
        "actions": {"slots": 0.5, ...}, ...}},
        "engines": [{"engine_id": "engine-0", "is_up": true, "policy": "hybrid", "options": {},
-       "choices": {"order": "hybrid", "admit": "peak", ...},
+       "choices": {"order": "hybrid", "admit": "predicted-reserve", ...},
        "decisions": [{"step": 17, "at_s": 3.2, "kind": "admit", "sequence_id": "...", "rule": "...",
        "rank": [1, 0, 12.5], "reason": "tier standard; then ...", "others": []}],
        "steps": [{"step": 17, "at_s": 3.2, "slots": 16, "decodes": {"ten_1": 4}, "prompts": {},

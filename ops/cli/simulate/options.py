@@ -195,11 +195,11 @@ def learned_table_at(path: str, machine: str) -> LearnedTable | None:
 
 def policies_of(policy: str | None, default: str) -> list[str]:
     """Names of `--policy`, or the `default` ones, each once. Raises ValueError."""
-    from engine.scheduling.policy import LEARNED_POLICIES, POLICIES, TABLE_POLICIES
+    from engine.scheduling.policy import LEARNED_POLICIES, POLICIES, SIMULATED, TABLE_POLICIES
 
-    known = POLICIES | TABLE_POLICIES | LEARNED_POLICIES
+    known = [*POLICIES, *SIMULATED, *TABLE_POLICIES, *LEARNED_POLICIES]
     names = [name.strip() for name in (policy or default).split(",") if name.strip()]
-    names = list(POLICIES) if names == ["all"] else list(dict.fromkeys(names))
+    names = [*POLICIES, *SIMULATED] if names == ["all"] else list(dict.fromkeys(names))
     for name in names:
         if name not in known:
             raise ValueError(f"no policy {name!r}; there are {', '.join(known)}")

@@ -8,6 +8,7 @@ layer ends with two all-reduces. A profile of a real engine (`--profile`) is bet
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 from functools import cached_property
@@ -305,11 +306,12 @@ def profile_machine(
     max_sequences: int,
     max_batched_tokens: int,
     block_tokens: int = 16,
+    max_tokens_per_s: float = math.inf,
 ) -> Machine:
-    """An engine by the step times that it measured."""
+    """An engine by the step times that it measured, and its ceiling."""
     return Machine(
         name,
-        LinearTiming(step_time),
+        LinearTiming(step_time, max_tokens_per_s),
         step_time,
         kv_tokens,
         context_tokens,

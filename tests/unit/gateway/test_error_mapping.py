@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -266,6 +267,24 @@ def test_of_a_platforms_limit_a_tenant_reads_only_that_it_binds_and_when_to_come
         assert error.retry_after_s == retry_after_s
         for secret in ("77777", "88888", "44444", "99999", "55555", "batch", "secret", "output_tokens"):
             assert secret not in said
+
+
+@pytest.mark.parametrize("closed", [of_platform(Meter.REQUESTS, 0), limit(Meter.REQUESTS, 0)])
+def test_a_limit_of_zero_says_that_nothing_passes_and_when_it_resets(closed: Limit) -> None:
+    error = budget_denied(Denied(closed, 1, 0, None, (state(closed, 0, 6.2),)))
+
+    assert "is 0: nothing passes, however small. Nothing was charged. It resets in 7s." in error.message
+    assert "smaller request" not in error.message
+    assert "max_tokens" not in error.message
+    headers = error.all_headers()
+    assert (error.code, headers["retry-after"], headers["x-should-retry"]) == (
+        "insufficient_quota",
+        "7",
+        "false",
+    )
+    for never_s in (math.inf, 0.0, 10 * LONGEST_RETRY_S):
+        error = budget_denied(Denied(closed, 1, 0, None, (state(closed, 0, never_s),)))
+        assert "retry-after" not in error.all_headers()
 
 
 def test_a_limit_names_its_model_and_the_size_of_request_that_it_binds() -> None:

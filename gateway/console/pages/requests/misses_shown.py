@@ -19,6 +19,7 @@ WHY = {
     Cause.CAPACITY: "Under an ideal fair share it would have missed its target, too: there was too little for"
     " all requests.",
     Cause.SCHEDULING: "Under an ideal fair share it would have met its target: the policy here is to blame.",
+    Cause.GATEWAY: "The gateway or its stores were late: without that it would have met its target.",
     Cause.FAULT: "An engine, a store or an upstream failed on its way.",
     Cause.CLIENT: "Its client read the answer too slowly.",
     Cause.UNKNOWN: "There is no step-time model of the server that ran it, or no record of the load.",
@@ -29,6 +30,7 @@ WHAT_TO_DO = {
     Cause.CAPACITY: "Add a replica, or move work that can wait to a lower tier.",
     Cause.SCHEDULING: "Replay this time with other policies (fairgate whatif) and choose one that would have"
     " met the target.",
+    Cause.GATEWAY: "Give the gateway a free core and its database a faster disk, or add a gateway.",
     Cause.FAULT: "Look at the upstreams and the log of that time, and mend what failed.",
     Cause.CLIENT: "Read the stream faster, or ask for the answer in one piece.",
     Cause.UNKNOWN: "Nothing follows from this one alone: look at the waits of its timeline.",
@@ -42,6 +44,8 @@ COMPARED = {
 WAITED = {
     "limited_s": "for its tenant’s own limits before the line",
     "store_s": "for stores to hold its budget",
+    "first_lag_s": "until the gateway had the engine’s first token",
+    "last_lag_s": "until the gateway had its last token",
     "rested_s": "for its tenant’s rate while it decoded",
     "stalled_s": "for its reader",
 }

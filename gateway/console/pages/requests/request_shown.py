@@ -18,12 +18,13 @@ Stage = tuple[str, float, float, str]
 MOST_STAGES = 24
 STAGES = {
     "read": ("read", "fill-held"),
-    "received": ("understood", "fill-7"),
     "limits": ("own limits", "fill-2"),
+    "store": ("its budget held", "fill-7"),
     "queue": ("in line", "fill-1"),
     "engine": ("at the engine", "fill-4"),
     "prefill": ("prompt", "fill-3"),
     "decode": ("answer", "fill-6"),
+    "gateway": ("until the gateway had it", "fill-5"),
     "settle": ("settlement", "fill-8"),
     "paused": ("paused", "fill-5"),
     "reader": ("slow reader", "fill-2"),

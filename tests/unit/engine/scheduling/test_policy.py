@@ -15,11 +15,11 @@ from engine.scheduling.compose.decode_first import DecodeFirst
 from engine.scheduling.compose.prompts import PromptLimits
 from engine.scheduling.compose.slack import DeadlineSlack
 from engine.scheduling.compose.token_fair import TokenFair
-from engine.scheduling.options import PolicyOptions
-from engine.scheduling.policy import POLICIES, UnknownPolicy, make_policy
+from engine.scheduling.options import BadOption, PolicyOptions
+from engine.scheduling.policy import POLICIES, UnknownPolicy, make_policy, options_of
 
 PRESETS = [
-    *("static", "static-padded", "dynamic", "buckets", "fcfs", "hrrn", "sjf", "srpt", "las", "mlfq"),
+    *("static", "dynamic", "buckets", "fcfs", "hrrn", "sjf", "srpt", "las", "mlfq"),
     *("priority", "edf", "drr", "dlpm", "vtc", "hybrid"),
 ]
 
@@ -32,6 +32,16 @@ def test_every_preset_exists_and_goes_by_its_name() -> None:
         assert policy.admit is not make_policy(name).admit or policy.admit == make_policy(name).admit
     with pytest.raises(UnknownPolicy, match="no policy 'best'; there are buckets, dlpm, drr, dynamic, edf"):
         make_policy("best")
+
+
+def test_what_no_server_does_is_refused_by_name() -> None:
+    """Padded batches are the simulator's: `tests/property/test_simulate_runs.py`."""
+    with pytest.raises(
+        UnknownPolicy, match=r"policy 'static-padded' is for `fairgate simulate` alone.*'static'"
+    ):
+        make_policy("static-padded")
+    with pytest.raises(BadOption, match=r"admit 'static-padded' is for `fairgate simulate` alone"):
+        options_of({"admit": "static-padded"})
 
 
 def test_policies_do_not_share_state() -> None:
@@ -76,9 +86,9 @@ def test_options_reach_the_choices() -> None:
     window = make_policy("dynamic", PolicyOptions(batch_size=6, window_s=0.3, reserve_permille=100)).admit
     assert isinstance(window, DynamicWindow)
     assert (window.size, window.window_s, window.memory.permille) == (6, 0.3, 100)
-    static = make_policy("static-padded", PolicyOptions(batch_size=6)).admit
+    static = make_policy("static", PolicyOptions(batch_size=6)).admit
     assert isinstance(static, StaticBatch)
-    assert (static.padded, static.size) == (True, 6)
+    assert static.size == 6
     buckets = make_policy(
         "buckets", PolicyOptions(bucket_ratio=4, suspend_after_s=2, longest_pause_s=3)
     ).admit

@@ -25,6 +25,7 @@ from gateway.domain.timeline import (
     assemble,
     bounded,
     first,
+    lags_s,
     number,
     pack,
     trace_numbers,
@@ -79,6 +80,43 @@ def test_the_explanation_says_where_the_time_went() -> None:
         "200 prompt tokens were computed in 0.40 s, in 2 chunks, 100 more were in the cache",
         "20 tokens came in 1.9 s, one every 100 ms",
     ]
+
+
+LATE = SequenceOutcome(
+    "r.0", "r", "ten", "stop", 300, 100, 200, 20, first_token_s=0.05, finished_s=0.35, chunks=[(0.05, 200)]
+)
+"""The engine was done 0.35 s after its dispatch."""
+
+
+def test_the_gateways_lag_is_not_the_engines_time() -> None:
+    times = Times(10.0, 12.5, 16.6, 16.61, 16.7)
+    timeline = Timeline()
+    timeline.note(TimelineKind.DISPATCHED, 12.5, 1, 0, 0)
+    events = assemble(
+        timeline, times, [LATE], RequestOutcome.COMPLETED, output_tokens=20, charged=(300, 20, 0)
+    )
+    waits = waits_of(events)
+
+    assert lags_s(timeline, times, [LATE]) == pytest.approx((4.05, 3.76))
+    assert (waits.prefill_s, waits.decode_s, waits.gateway_s) == pytest.approx((0.05, 0.3, 4.06))
+    assert explain(events) == [
+        "200 prompt tokens were computed in 50 ms at the engine, 4.0 s until the gateway had the first token",
+        "20 tokens came in 0.30 s, one every 16 ms, 3.8 s until the gateway had the last",
+    ]
+    named = {each.name: (each.start_s, each.end_s) for each in stages_of(events)}
+    assert named["prefill"][1] == named["decode"][0] == pytest.approx(2.55)
+    assert named["gateway"] == pytest.approx((2.85, 6.61))
+
+
+def test_a_lag_is_neither_the_step_in_which_a_request_came_nor_its_readers_wait() -> None:
+    """It came in the middle of a step of 0.2 s; later its reader stood still until 16.5 s."""
+    came = replace(LATE, unread_s=0.2)
+    read = Timeline()
+    read.note(TimelineKind.STALLED, 13.0, 3_500_000)
+
+    assert lags_s(read, Times(10.0, 12.5, 12.65, 16.61), [came]) == pytest.approx((0.0, 0.11))
+    assert lags_s(read, Times(10.0, 12.5, 13.0, 16.61), [came]) == pytest.approx((0.25, 0.11))
+    assert lags_s(read, Times(10.0, 12.5, 13.0, 16.61), [replace(LATE, chunks=[])]) == (0.0, 0.0)
 
 
 def test_it_says_how_the_tokens_came_without_naming_any_tenant() -> None:

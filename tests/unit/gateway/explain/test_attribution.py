@@ -8,11 +8,18 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
+from engine.messages import SequenceOutcome
 from engine.step_time.model import PRIOR
+from gateway.domain.estimate import Times
 from gateway.domain.outcomes import RequestOutcome
+from gateway.domain.usage import SequenceUse, use_of
 from gateway.explain.attribution import Cause, Counterfactuals, Metric, RequestFacts, cause_of, judge
 from gateway.explain.fluid_share import FluidMachine, Job
 from gateway.explain.load_log import LoadLog
+from gateway.explain.recorder import facts_of
+from gateway.requests.run import Events, Run
+from tenants.pricing.pricing import uniform_book
+from tests.support import builders
 
 JOB = Job("r", "acme", 1, 1.0, 10.0, 64, 41)
 FACTS = RequestFacts(JOB, 10.0, RequestOutcome.COMPLETED, 12.0, 14.0, 14.1)
@@ -71,11 +78,48 @@ def test_a_reader_that_stood_still_is_to_blame_only_after_the_first_token() -> N
     assert cause_of(stalled, Metric.TTFT, 1.0, FINE) is Cause.SCHEDULING
 
 
-def test_a_store_that_took_its_time_is_a_fault() -> None:
-    held = replace(FACTS, store_s=1.5)
+@pytest.mark.parametrize(
+    ("seen", "otherwise"),
+    [
+        (FINE, Cause.SCHEDULING),
+        (Counterfactuals(0.1, 1.1, 1.1, 1.1, 1.1), Cause.CAPACITY),
+        (None, Cause.UNKNOWN),
+    ],
+)
+def test_the_gateways_lag_and_its_stores_are_tried_together(
+    seen: Counterfactuals | None, otherwise: Cause
+) -> None:
+    """Neither explains the miss alone."""
+    both = replace(FACTS, store_s=0.7, first_lag_s=0.4, last_lag_s=0.4)
 
-    assert cause_of(held, Metric.TTFT, 1.0, FINE) is Cause.FAULT
-    assert cause_of(replace(held, store_s=0.5), Metric.TTFT, 1.0, FINE) is Cause.SCHEDULING
+    assert cause_of(both, Metric.TTFT, 1.0, seen) is Cause.GATEWAY
+    assert cause_of(replace(both, store_s=0.0), Metric.TTFT, 1.0, seen) is otherwise
+    assert cause_of(replace(both, first_lag_s=0.0), Metric.TTFT, 1.0, seen) is otherwise
+    assert cause_of(replace(both, first_lag_s=0.0, last_lag_s=2.4), Metric.E2E, 1.0, seen) is Cause.GATEWAY
+
+
+async def test_a_starved_gateway_is_not_our_policy() -> None:
+    """2.68 s until its budget was durable, and 0.84 s until the gateway had what the engine had made."""
+    outcome = SequenceOutcome(
+        "r.0", "r", "ten", "stop", 10, 0, 10, 8, first_token_s=0.07, finished_s=0.2, chunks=[(0.07, 10)]
+    )
+    use = SequenceUse(10, outcome=outcome)
+    times = Times(10.0, 12.69, 13.6, 13.6, 13.7)
+    run = Run(builders.call(), times, [use], uniform_book({}), Events(9, most_bytes=9))
+    run.in_line_s = 12.68
+    facts = facts_of(run, RequestOutcome.COMPLETED, use_of([use], 1, dispatched=True))
+    (verdict,) = judge([(facts, Metric.TTFT, 0.5)], [], MACHINE)
+
+    assert (verdict.cause, verdict.evidence["store_s"]) == (Cause.GATEWAY, 2.68)
+    assert verdict.evidence["first_lag_s"] == pytest.approx(0.84)
+
+
+def test_a_lag_is_in_the_time_per_token_only_where_it_grew() -> None:
+    seen = replace(FINE, alone_s=0.0, fair_s=0.0)
+    lagged = replace(FACTS, store_s=9.0, first_lag_s=0.1, last_lag_s=1.8)
+
+    assert cause_of(lagged, Metric.TPOT, 0.01, seen) is Cause.GATEWAY
+    assert cause_of(replace(lagged, first_lag_s=1.7), Metric.TPOT, 0.01, seen) is Cause.SCHEDULING
 
 
 def test_without_a_step_time_model_only_what_was_measured_is_blamed() -> None:

@@ -20,7 +20,7 @@ def test_every_preset_is_listed_with_its_choices() -> None:
 
     assert [item["policy"] for item in listed] == list(POLICIES)
     assert all(item["order"] and item["admit"] and item["compose"] and item["evict"] for item in listed)
-    assert "static-padded" in run_command("policy", "list").stdout
+    assert "dynamic" in run_command("policy", "list").stdout
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -20,5 +20,5 @@ def test_a_bar_is_seen_and_stays_within_its_width(one: float, other: float, beyo
 
 
 def test_every_stage_has_its_colour() -> None:
-    stages = "received limits queue engine prefill decode settle paused reader budget read"
+    stages = "limits store queue engine prefill decode gateway settle paused reader budget read"
     assert set(COLOURS) == set(stages.split())

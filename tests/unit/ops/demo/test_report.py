@@ -8,16 +8,18 @@ from functools import cache
 from io import StringIO
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from engine.messages import TIER_RANKS
+from engine.virtual.step_shapes import StepShape
 from ops.demo.audit import LogEvent, LogEventKind, audit
 from ops.demo.cast import CAST
 from ops.demo.logbook import TIER_NAMES, events_of
 from ops.demo.replay import Sent
 from ops.demo.report import DemoEvidence, Sample, build_report, queue_waits_s, verdict
-from ops.demo.simulate import PastRequest, simulate
+from ops.demo.simulate import PastRequest, served_machine, simulate
 from ops.demo.summary import report_page, summary
 from ops.demo.table import TenantRow, View
 from ops.demo.trace import load_slice, plan
@@ -191,6 +193,20 @@ def test_tenants_under_their_share_wait_less_than_under_fcfs() -> None:
     assert waits["tenants"]
     assert waits["measured_p99_s"] == pytest.approx(waits["simulated_p99_s"]["vtc"], rel=0.05)
     assert waits["simulated_p99_s"]["vtc"] < waits["simulated_p99_s"]["fcfs"] / 4
+
+
+def test_policies_are_compared_on_the_machine_that_served() -> None:
+    """By its mean step and its ceiling: not on the faster one of its typical steps."""
+    engine = {
+        "step_time": step_time(0.001, 1e-4),
+        "mean_step_time": step_time(0.002, 4e-4),
+        "kv_blocks": {"total": 100}, "block_tokens": 16, "max_sequences": 3, "max_batched_tokens": 256,
+    }  # fmt: skip
+    machine = served_machine(msgspec.to_builtins(engine), 1_000)
+
+    assert machine.timing.step_s(StepShape(0, 0, 1, 9, 1)) == pytest.approx(0.0024)
+    assert machine.timing.step_s(StepShape(100, 9, 0, 0, 1)) == pytest.approx(0.1)
+    assert (machine.kv_tokens, machine.max_sequences) == (1600, 3)
 
 
 def test_estimates_refusals_and_costs_are_counted() -> None:

@@ -49,7 +49,9 @@ def test_more_gpus_are_faster_but_not_as_many_times_as_they_are() -> None:
     assert times[0] / times[3] < 8
 
 
-@pytest.mark.parametrize("timing", [LinearTiming(MODEL), Roofline(GPUS["a100"], MODELS["8b"], 2)])
+@pytest.mark.parametrize(
+    "timing", [LinearTiming(MODEL), LinearTiming(MODEL, 3000.0), Roofline(GPUS["a100"], MODELS["8b"], 2)]
+)
 @pytest.mark.parametrize(("rows", "context"), [(1, 7), (33, 40_000), (200, 900_001)])
 def test_many_decodes_at_once_take_what_they_take_one_by_one_to_the_last_bit(
     timing: StepTiming, rows: int, context: int
@@ -62,6 +64,8 @@ def test_many_decodes_at_once_take_what_they_take_one_by_one_to_the_last_bit(
 def test_the_linear_timing_is_the_step_time_model() -> None:
     shape = StepShape(100, 5000, 7, 900, 8)
     assert LinearTiming(MODEL).step_s(shape) == predict_step_s(MODEL, 107, 5900, 8)
+    assert LinearTiming(MODEL, 107 / 60.0).step_s(shape) == 60.0, "its ceiling"
+    assert LinearTiming(MODEL, 1e9).step_s(shape) == predict_step_s(MODEL, 107, 5900, 8)
 
 
 def test_schedulers_know_a_roofline_as_well_as_a_linear_model_can() -> None:

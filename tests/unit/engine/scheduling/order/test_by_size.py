@@ -332,9 +332,18 @@ def test_a_word_that_is_later_than_the_promise_changes_nothing(make: type[Edf | 
     order = make(ServiceCounters())
     order.add(of("a", "first", 5.0, own_s=500.0))
     order.add(of("a", "second", 6.0))
-    order.add(of("a", "patient", None, own_s=599.0))
+    assert drain(order) == ["first", "second"]
+
+
+@BY_DEADLINE
+def test_of_two_timeouts_the_shorter_goes_first_however_long_they_are(make: type[Edf | Priority]) -> None:
+    order = make(ServiceCounters())
+    for timeout_s in (7200.0, 600.0, 300.0, 100.0):
+        order.add(of("a", f"{timeout_s:g} s", None, own_s=timeout_s))
+    order.add(of("b", "of another tenant", None))
     order.add(of("a", "silent", None))
-    assert drain(order) == ["first", "second", "patient", "silent"]
+    # The places of the tenants go by their arrival: a word of one's own changes none.
+    assert drain(order) == ["silent", "100 s", "300 s", "600 s", "of another tenant", "7200 s"]
 
 
 @BY_DEADLINE
