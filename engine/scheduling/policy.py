@@ -25,7 +25,7 @@ from engine.scheduling.compose.token_fair import TokenFair
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.evict.base import Evict
 from engine.scheduling.evict.victims import AttainedVictim, FairVictim, LatestVictim
-from engine.scheduling.options import BadOption, PolicyOptions, parsed_options
+from engine.scheduling.options import AUTO, BadOption, PolicyOptions, parsed_options
 from engine.scheduling.order.base import Order, ServiceCountersLike
 from engine.scheduling.order.buckets import Buckets
 from engine.scheduling.order.dlpm import Dlpm
@@ -136,7 +136,8 @@ ADMITS: dict[str, Callable[[PolicyOptions], Admit]] = {
 COMPOSES: dict[str, Callable[[PolicyOptions], Compose]] = {
     "decode-first": lambda options: DecodeFirst(_limits(options)),
     "token-fair": lambda options: TokenFair(
-        slots=options.slots,
+        slots=0 if options.slots == AUTO else options.slots,
+        is_auto=options.slots == AUTO,
         cap_tokens=options.cap_tokens,
         target_step_s=options.target_step_s or 0.0,
         least_chunk_tokens=options.least_chunk_tokens,

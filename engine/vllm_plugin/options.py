@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
-from engine.scheduling.options import PolicyOptions
+from engine.scheduling.options import AUTO, PolicyOptions
 from engine.scheduling.policy import DEFAULT_POLICY, options_of
 
 POLICY = "FAIRGATE_VLLM_POLICY"
@@ -28,14 +29,14 @@ class BadPluginSetting(ValueError):
 class PluginSettings:
     policy: str = DEFAULT_POLICY
     options: PolicyOptions = field(default_factory=PolicyOptions)
-    slots: int = 0
+    slots: int | Literal["auto"] = AUTO
     """Sequences that decode in one step; 0: all that have a place."""
     places: int = 0
     """Sequences that may hold KV at once; 0: as many as vLLM's `--max-num-seqs`."""
 
     def with_slots(self, options: PolicyOptions) -> PolicyOptions:
         """Options with the server's slots, where they name none of their own."""
-        return options if options.slots else replace(options, slots=self.slots)
+        return replace(options, slots=self.slots) if options.slots == AUTO else options
 
 
 def read_settings(environ: Mapping[str, str]) -> PluginSettings:
@@ -53,7 +54,7 @@ def read_settings(environ: Mapping[str, str]) -> PluginSettings:
     return PluginSettings(
         environ.get(POLICY, "").strip() or DEFAULT_POLICY,
         options,
-        _number(environ, SLOTS),
+        AUTO if environ.get(SLOTS, AUTO).strip() in ("", AUTO) else _number(environ, SLOTS),
         _number(environ, PLACES),
     )
 

@@ -115,4 +115,5 @@ async def _engine(upstream: Upstream, decisions: int, steps: int) -> dict[str, A
         if decisions
         else [],
         "steps": [asdict(step) for step in explained.steps],
+        "decode_slots": None if explained.decode_slots is None else asdict(explained.decode_slots),
     }
