@@ -105,6 +105,7 @@ class SimulatedReplica:
         self.core = EngineCore(self.runner, VirtualTexts(), config, self.clock)
         self.table = self.core.table
         self.table.step_time = step_time
+        self.table.mean_step_time = lambda: step_time
         self.now_s = 0.0
         self.work = Work()
         self.shapes = shapes

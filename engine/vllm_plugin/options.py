@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from engine.scheduling.options import AUTO, PolicyOptions
-from engine.scheduling.policy import DEFAULT_POLICY, options_of
+from engine.scheduling.policy import DEFAULT_POLICY, options_of, refuse_idle_options
 
 POLICY = "FAIRGATE_VLLM_POLICY"
 OPTIONS = "FAIRGATE_VLLM_OPTIONS"
@@ -41,6 +41,7 @@ class PluginSettings:
 
 def read_settings(environ: Mapping[str, str]) -> PluginSettings:
     """Raises `BadPluginSetting`."""
+    policy = environ.get(POLICY, "").strip() or DEFAULT_POLICY
     values: dict[str, object] = {}
     for part in filter(None, (piece.strip() for piece in environ.get(OPTIONS, "").split(","))):
         name, equals, value = part.partition("=")
@@ -49,10 +50,11 @@ def read_settings(environ: Mapping[str, str]) -> PluginSettings:
         values[name.strip()] = value.strip()
     try:
         options = options_of(values)
+        refuse_idle_options(policy, options)
     except ValueError as error:
         raise BadPluginSetting(f"{OPTIONS}: {error}") from None
     return PluginSettings(
-        environ.get(POLICY, "").strip() or DEFAULT_POLICY,
+        policy,
         options,
         AUTO if environ.get(SLOTS, AUTO).strip() in ("", AUTO) else _number(environ, SLOTS),
         _number(environ, PLACES),

@@ -234,6 +234,8 @@ class Known:
         """As known."""
         return self.step_time
 
+    mean = to_message
+
 
 def submit_of(number: int, request: SimulatedRequest) -> Submit:
     return Submit(
