@@ -122,8 +122,8 @@ def test_a_place_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
             (2915.2, 3107.4),
             [
                 "25 of 32 places decode in a step, by the measured step time (2,915 tokens/s of 3,107, 94%)",
-                "weights 1 and 3 with half of the places each: 9 and 16 tokens of a step, 1 : 1.78; 1 : 3 with"
-                " slots=21 or fewer",
+                "weights 1 and 3 with half of the places each: 9 and 16 tokens of a step, 1 : 1.78; 1 : 3"
+                " with slots=21 or fewer",
             ],
         ),
         (
