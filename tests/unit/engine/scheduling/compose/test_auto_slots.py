@@ -160,3 +160,14 @@ def test_a_number_chosen_before_the_model_knew_fewer_rows_is_given_up() -> None:
     assert engine.replica.core.table.most_decodes < PLACES
     engine.steps(RENEWED_EVERY)
     assert engine.replica.core.table.most_decodes == PLACES
+
+
+def test_what_was_learned_of_full_batches_outlives_a_quiet_time() -> None:
+    engine = Engine(RowCost(25e-3, 10e-6))
+    engine.steps(3 * RENEWED_EVERY - 50)
+    for number in range(16):
+        engine.replica.core.cancel(f"light{number}")
+    engine.steps(6 * RENEWED_EVERY - 5)
+    engine.begin("late", 16)
+    engine.steps(6)
+    assert engine.replica.core.table.most_decodes == PLACES
