@@ -379,6 +379,19 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     """Sequences that still waited for a place after the step; of at most 64 tenants."""
 
 
+class DecodeSlots(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Decode tokens that a step of the composition `token-fair` hands out at most."""
+
+    slots: int
+    places: int
+    is_auto: bool = False
+    """The option `slots` leaves it to the measured step time."""
+    tokens_per_s: float = 0.0
+    """Of a full batch, as predicted; 0: not measured yet."""
+    all_tokens_per_s: float = 0.0
+    """With a token for each sequence in each step."""
+
+
 class Step(Tagged, frozen=True, omit_defaults=True, tag="step"):
     """A step's results for one gateway, in one message."""
 
@@ -543,6 +556,8 @@ class Explained(Tagged, frozen=True, omit_defaults=True, tag="explained"):
     options: dict[str, str | int | float] = {}
     steps: list[StepRecord] = []
     """The last ones, oldest first."""
+    decode_slots: DecodeSlots | None = None
+    """None: the composition shares no tokens by weight."""
 
 
 Command = (

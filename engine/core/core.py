@@ -177,6 +177,7 @@ class EngineCore:
             swap_block_s=runner.swap_block_s,
             swap_base_s=runner.swap_base_s,
         )
+        self.table.mean_step_time = lambda: self.step_time.mean()
         self.step_log = StepLog()
         self._runner = runner
         self._texts = texts
@@ -233,7 +234,8 @@ class EngineCore:
         described = policy.describe()
         choices = {decision: described[decision] for decision in ("order", "admit", "compose", "evict")}
         decisions, options = self.table.decisions.last(), policy.options.changed()
-        return Explained(policy.name, choices, decisions, options, self.step_log.last(steps))
+        last, slots = self.step_log.last(steps), self.table.decode_slots()
+        return Explained(policy.name, choices, decisions, options, last, slots)
 
     def set_policy(self, name: str, options: PolicyOptions | None = None) -> None:
         """Applies another policy from the next step on; None: with the options in force. Raises ValueError

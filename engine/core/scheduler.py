@@ -31,6 +31,7 @@ from engine.entry import QueueEntry
 from engine.kv.blocks import blocks_for
 from engine.kv.prefix import Match
 from engine.scheduling.admit.base import Batch
+from engine.scheduling.compose.auto_slots import RENEWED_EVERY
 from engine.scheduling.compose.turns import contend, note_turns, split, take_turns
 from engine.scheduling.evict.base import memory_free_in_s
 from engine.sequence import Sequence, SequenceStatus
@@ -56,7 +57,11 @@ class Scheduler:
             if table.running_by_tier.get(tier, 0) >= table.brakes.most(tier, table.max_sequences)
         }
         """Tiers that get no further place in this step."""
-        self.plan = Plan(table.room(now_s))
+        room = table.room(now_s)
+        if table.decisions.step % RENEWED_EVERY == 0:
+            table.renew_slots()
+            room.auto_slots = 0
+        self.plan = Plan(room)
         self.plan.room.placed = self._placed
 
     def run(self) -> Plan:

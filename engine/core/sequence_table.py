@@ -8,7 +8,7 @@ passed in.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from engine.core.decision_log import DecisionLog
@@ -18,8 +18,10 @@ from engine.kv.blocks import blocks_for
 from engine.kv.cache import KvCache
 from engine.kv.host import Copies
 from engine.kv.prefix import Match, PrefixCursor
-from engine.messages import StepTime, Submit
+from engine.messages import DecodeSlots, StepTime, Submit
 from engine.scheduling.brakes import NO_BRAKES
+from engine.scheduling.compose.auto_slots import AutoSlots, RowCost
+from engine.scheduling.compose.token_fair import TokenFair
 from engine.scheduling.compose.turns import held_tenants
 from engine.scheduling.counters import ServiceCounters, scaled
 from engine.scheduling.evict.base import KvCosts
@@ -28,7 +30,7 @@ from engine.scheduling.room import UNLIMITED, Room, yields_cost
 from engine.scheduling.step_counters import TierTenant
 from engine.scheduling.tiers import TieredQueue
 from engine.sequence import Sequence, SequenceStatus, move
-from engine.step_time.model import PRIOR
+from engine.step_time.model import PRIOR, SETTLED_AFTER
 
 MAX_PAUSED_PERMILLE = 500
 """Share of the pool that one tenant's paused sequences may hold."""
@@ -71,6 +73,9 @@ class SequenceTable:
         """What tiers may hold; its owner replaces it."""
         self.step_time: StepTime = PRIOR
         """The forecast of a step's time; its owner replaces it."""
+        self.mean_step_time: Callable[[], StepTime] = lambda: self.step_time
+        """What throughput goes by; its owner may replace it."""
+        self.auto_slots = AutoSlots()
         self.sequences: dict[str, Sequence] = {}
         self.running: list[Sequence] = []
         """In order of admission; changed by `_run` and `_rest` alone."""
@@ -211,11 +216,38 @@ class SequenceTable:
             context_tokens=self.context_tokens,
             num_waiting=num_waiting,
             step=self.decisions.step,
+            auto_slots=self._auto_slots,
             tightest_tpot_s=min(self._paces, default=0.0),
             prompts_ahead=UNLIMITED if num_waiting else ahead,
             prefilling=self.prefills,
             waiting_tenants=self.waiting_tenants,
         )
+
+    @property
+    def row_cost(self) -> RowCost:
+        """What a decoding sequence of a step costs, with contexts as they are now."""
+        context = sum([sequence.computed_tokens for sequence in self.running])
+        return RowCost.of(self.mean_step_time(), context / max(1, len(self.running)))
+
+    @property
+    def most_decodes(self) -> int:
+        """Sequences that decode in one step at most."""
+        compose, most = self.policy.compose, min(self.max_sequences, self.max_batched_tokens)
+        return min(most, compose.most_decodes(self._auto_slots)) if isinstance(compose, TokenFair) else most
+
+    def decode_slots(self) -> DecodeSlots | None:
+        """The slots of token-fair composition and their worth; None: another one composes."""
+        compose = self.policy.compose
+        if not isinstance(compose, TokenFair):
+            return None
+        slots, places, rates = self.most_decodes, self.max_sequences, (0.0, 0.0)
+        if self.step_time.samples >= SETTLED_AFTER:
+            cost = self.row_cost
+            rates = (cost.tokens_per_s(slots), cost.tokens_per_s(places))
+        return DecodeSlots(slots, places, compose.is_auto, *rates)
+
+    def renew_slots(self) -> None:
+        self.auto_slots.renew(self.row_cost, len(self.running), self.max_sequences)
 
     def settle(self, room: Room) -> None:
         """After a step was committed: lifts those that had all that they could take where others were held
@@ -418,6 +450,14 @@ class SequenceTable:
             assert all(sequence.state is state for sequence in held)
 
     # ------------------------------------------------------------ private
+
+    @property
+    def _auto_slots(self) -> int:
+        """At least one for each running sequence that goes before the lowest tier, and one for that."""
+        rows, tiers = self.auto_slots.rows, self.running_by_tier
+        if not rows or len(tiers) < 2:
+            return rows
+        return max(rows, sum(tiers.values()) - tiers[max(tiers)] + 1)
 
     def _run(self, sequence: Sequence) -> None:
         move(sequence, SequenceStatus.RUNNING)

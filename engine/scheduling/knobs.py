@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from engine.messages import EngineKnobs
-from engine.scheduling.options import MOST_PROMPTS, PolicyOptions
+from engine.scheduling.options import AUTO, MOST_PROMPTS, PolicyOptions
 from engine.scheduling.policy import Policy, make_policy
 
 TURNED = ("slots", "max_num_partial_prefills", "limits", "permille", "memory")
@@ -36,7 +36,9 @@ def turned_options(options: PolicyOptions, knobs: EngineKnobs, max_sequences: in
     changes: dict[str, Any] = {}
     if knobs.slot_share < 1:
         slots = max(1, round(knobs.slot_share * max_sequences))
-        changes["slots"] = min(slots, options.slots) if options.slots else slots
+        # `auto` goes on beside a knob: `is_auto` is not among `TURNED`.
+        is_free = options.slots in (AUTO, 0)
+        changes["slots"] = slots if is_free else min(slots, int(options.slots))
     if knobs.partial_prefills is not None:
         changes["max_num_partial_prefills"] = knobs.partial_prefills
         changes["max_long_partial_prefills"] = min(options.max_long_partial_prefills, knobs.partial_prefills)

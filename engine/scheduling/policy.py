@@ -25,7 +25,7 @@ from engine.scheduling.compose.token_fair import TokenFair
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.evict.base import Evict
 from engine.scheduling.evict.victims import AttainedVictim, FairVictim, LatestVictim
-from engine.scheduling.options import BadOption, PolicyOptions, parsed_options
+from engine.scheduling.options import AUTO, BadOption, PolicyOptions, parsed_options
 from engine.scheduling.order.base import Order, ServiceCountersLike
 from engine.scheduling.order.buckets import Buckets
 from engine.scheduling.order.dlpm import Dlpm
@@ -135,7 +135,8 @@ ADMITS: dict[str, Callable[[PolicyOptions], Admit]] = {
 COMPOSES: dict[str, Callable[[PolicyOptions], Compose]] = {
     "decode-first": lambda options: DecodeFirst(_limits(options)),
     "token-fair": lambda options: TokenFair(
-        slots=options.slots,
+        slots=0 if options.slots == AUTO else options.slots,
+        is_auto=options.slots == AUTO,
         cap_tokens=options.cap_tokens,
         target_step_s=options.target_step_s or 0.0,
         least_chunk_tokens=options.least_chunk_tokens,
@@ -144,6 +145,19 @@ COMPOSES: dict[str, Callable[[PolicyOptions], Compose]] = {
     "slack": lambda options: DeadlineSlack(options.ttft_target_s, options.tpot_target_s, _limits(options)),
     "lanes": lambda options: Lanes(limits=_limits(options)),
 }
+
+_LIMITED = ("decode-first", "slack", "lanes")
+COMPOSED_BY: dict[str, tuple[str, ...]] = {
+    "slots": ("token-fair",),
+    "cap_tokens": ("token-fair",),
+    "max_long_partial_prefills": _LIMITED,
+    "long_prefill_token_threshold": _LIMITED,
+    "long_chunk_permille": _LIMITED,
+    "ttft_target_s": ("slack",),
+    "tpot_target_s": ("slack",),
+}
+"""The compositions that go by an option; of others each does."""
+
 
 EVICTS: dict[str, Callable[[PolicyOptions], Evict]] = {
     "fair-victim": lambda options: FairVictim(),
@@ -288,6 +302,33 @@ def make_policy(name: str, options: PolicyOptions | None = None) -> Policy:
     """Raises `UnknownPolicy` (`NeedsTable` where a table is missing), and ValueError for options that do not
     go together."""
     return _choice("policy", POLICIES | TABLE_POLICIES | LEARNED_POLICIES, name)(options)
+
+
+def is_idle(option: str, compose: str) -> bool:
+    """Whether an option does nothing under a composition."""
+    return compose not in COMPOSED_BY.get(option, (compose,))
+
+
+def refuse_idle_options(name: str, options: PolicyOptions) -> None:
+    """Raises `BadOption` for one that does nothing under the policy's composition, and as `make_policy`."""
+    compose = make_policy(name, options).compose.name
+    for option in options.changed():
+        if is_idle(option, compose):
+            raise BadOption(
+                f"option {option} does nothing here: the composition is {compose}, and only"
+                f" {', '.join(COMPOSED_BY[option])} goes by it"
+            )
+
+
+def composition_notice(name: str, options: PolicyOptions) -> str:
+    """Says that the composition chosen turns the policy's token-fair one off; empty: it does not."""
+    own = make_policy(name, replace(options, compose="")).compose.name
+    if own != "token-fair" or options.compose in ("", own):
+        return ""
+    return (
+        f"compose={options.compose} turns the token-fair composition of {name} off: weights decide who runs,"
+        " not who gets a step's tokens"
+    )
 
 
 def _choice(kind: str, named: Mapping[str, Callable[..., Choice]], name: str) -> Callable[..., Choice]:

@@ -50,6 +50,8 @@ class Room:
     waiting_tenants: Mapping[str, int] = field(default_factory=dict)
     """Waiting sequences by tenant, as they are now."""
     placed: Collection[Sequence] = ()
+    auto_slots: int = 0
+    """Decode tokens at most, where the policy leaves the number to the step-time model; 0: no limit."""
     slots: int | None = None
     """Decode tokens that it can hand out; None: as many as it has tokens."""
     contests: list[DecodeContest] = field(default_factory=list)
@@ -75,6 +77,7 @@ class Room:
             context_tokens=self.context_tokens,
             num_waiting=self.num_waiting,
             step=self.step,
+            auto_slots=self.auto_slots,
             used_tokens=self.used_tokens,
             used_context=self.used_context,
             used_sequences=self.used_sequences,

@@ -25,6 +25,7 @@ from engine.core.scheduler import schedule
 from engine.messages import EngineKnobs, StepTime, Submit, TenantService
 from engine.scheduling.admit.base import Defer
 from engine.scheduling.admit.batch_gate import RUNS
+from engine.scheduling.compose.auto_slots import RENEWED_EVERY
 from engine.scheduling.step_counters import TierTenant
 from engine.sequence import Sequence, SequenceStatus
 from engine.sizes import blocks_for
@@ -104,6 +105,7 @@ class SimulatedReplica:
         self.core = EngineCore(self.runner, VirtualTexts(), config, self.clock)
         self.table = self.core.table
         self.table.step_time = step_time
+        self.table.mean_step_time = lambda: step_time
         self.now_s = 0.0
         self.work = Work()
         self.shapes = shapes
@@ -261,6 +263,8 @@ class SimulatedReplica:
                 # So is the one in which a lease ends.
                 last = sequence.lease_tokens - 1
                 steps = min(steps, (min(look_at, last) if look_at > emitted else last) - emitted)
+        # So is the one that renews the slots.
+        steps = min(steps, RENEWED_EVERY - 1 - table.decisions.step % RENEWED_EVERY)
         if steps < SHORTEST_RUN:
             return 0
         for sequence in running:

@@ -240,8 +240,9 @@ class FairRequests(VllmSchedulerBase):
         return {
             **planner.table.policy.describe(),
             "vllm": self.vllm_version,
-            "slots": planner.options.slots or planner.sizes.places,
+            "slots": planner.table.most_decodes,
             "places": planner.sizes.places,
+            "decode_slots": planner.table.decode_slots(),
             "step": planner.step,
             "waiting": len(self.waiting),
             "running": len(self.running),

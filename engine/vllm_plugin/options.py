@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
-from engine.scheduling.options import PolicyOptions
-from engine.scheduling.policy import DEFAULT_POLICY, options_of
+from engine.scheduling.options import AUTO, PolicyOptions
+from engine.scheduling.policy import DEFAULT_POLICY, options_of, refuse_idle_options
 
 POLICY = "FAIRGATE_VLLM_POLICY"
 OPTIONS = "FAIRGATE_VLLM_OPTIONS"
@@ -28,18 +29,19 @@ class BadPluginSetting(ValueError):
 class PluginSettings:
     policy: str = DEFAULT_POLICY
     options: PolicyOptions = field(default_factory=PolicyOptions)
-    slots: int = 0
+    slots: int | Literal["auto"] = AUTO
     """Sequences that decode in one step; 0: all that have a place."""
     places: int = 0
     """Sequences that may hold KV at once; 0: as many as vLLM's `--max-num-seqs`."""
 
     def with_slots(self, options: PolicyOptions) -> PolicyOptions:
         """Options with the server's slots, where they name none of their own."""
-        return options if options.slots else replace(options, slots=self.slots)
+        return replace(options, slots=self.slots) if options.slots == AUTO else options
 
 
 def read_settings(environ: Mapping[str, str]) -> PluginSettings:
     """Raises `BadPluginSetting`."""
+    policy = environ.get(POLICY, "").strip() or DEFAULT_POLICY
     values: dict[str, object] = {}
     for part in filter(None, (piece.strip() for piece in environ.get(OPTIONS, "").split(","))):
         name, equals, value = part.partition("=")
@@ -48,12 +50,13 @@ def read_settings(environ: Mapping[str, str]) -> PluginSettings:
         values[name.strip()] = value.strip()
     try:
         options = options_of(values)
+        refuse_idle_options(policy, options)
     except ValueError as error:
         raise BadPluginSetting(f"{OPTIONS}: {error}") from None
     return PluginSettings(
-        environ.get(POLICY, "").strip() or DEFAULT_POLICY,
+        policy,
         options,
-        _number(environ, SLOTS),
+        AUTO if environ.get(SLOTS, AUTO).strip() in ("", AUTO) else _number(environ, SLOTS),
         _number(environ, PLACES),
     )
 

@@ -93,6 +93,7 @@ class StepPlanner:
             context_tokens=sizes.context_tokens,
         )
         self.step_time = StepTimeModel()
+        self.table.mean_step_time = self.step_time.mean
         self._service = ServiceTotals()
         self._under_way: list[_UnderWay] = []
         self._last_done_s = 0.0
@@ -289,8 +290,7 @@ class StepPlanner:
         }
         weights[head.tenant_id] = head.weight
         seats = table.running_tenants.get((head.tier, head.tenant_id), 0)
-        slots = min(self.options.slots or table.max_sequences, table.max_sequences)
-        is_owed = seats * sum(weights.values()) < slots * head.weight
+        is_owed = seats * sum(weights.values()) < table.most_decodes * head.weight
         if sequence.submit.is_owed != is_owed:
             sequence.submit = replace(sequence.submit, is_owed=is_owed)
 

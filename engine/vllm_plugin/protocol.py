@@ -13,7 +13,7 @@ from typing import Annotated
 
 import msgspec
 
-from engine.messages import SequenceOutcome, TenantShare
+from engine.messages import DecodeSlots, SequenceOutcome, TenantShare
 
 PROTOCOL_VERSION = 1
 CLAIMS_NAME = "fairgate"
@@ -125,6 +125,7 @@ class About(msgspec.Struct, frozen=True, omit_defaults=True):
     protocol_version: int = PROTOCOL_VERSION
     nonce: str = ""
     """Of the question."""
+    decode_slots: DecodeSlots | None = None
 
 
 class PluginReport(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

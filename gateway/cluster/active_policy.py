@@ -12,7 +12,14 @@ import logging
 from collections.abc import Callable, Collection
 
 from engine.scheduling.options import PolicyOptions
-from engine.scheduling.policy import LEARNED_POLICIES, UnknownPolicy, make_policy, options_of
+from engine.scheduling.policy import (
+    LEARNED_POLICIES,
+    UnknownPolicy,
+    composition_notice,
+    make_policy,
+    options_of,
+    refuse_idle_options,
+)
 from gateway.cluster.policy_check import checked_policy, learned_table_of, own_tables
 from gateway.deps import GatewayDeps
 from gateway.flow.learned.served import misfit
@@ -55,6 +62,11 @@ class ActivePolicy:
     def options(self) -> PolicyOptions:
         return self._options(self.now)
 
+    @property
+    def notice(self) -> str:
+        """What the options turn off; empty: nothing."""
+        return composition_notice(self.now.name, self.options)
+
     async def start(self) -> None:
         """Activates the stored policy or the settings', in the engines too."""
         self._seen_revision = self._deps.directory.revision
@@ -68,6 +80,8 @@ class ActivePolicy:
                     described(stored),
                     described(self.settings),
                 )
+        if self.notice:
+            log.warning("%s", self.notice)
         self._take_table()
         await self._tell_engines()
 
@@ -114,6 +128,8 @@ class ActivePolicy:
         asked = wanted or self.settings
         options = self._options(asked)
         policy = make_policy(asked.name, options)
+        if wanted is not None:
+            refuse_idle_options(asked.name, options)
         for pool in self._pools():
             pool.dispatcher.require_order(policy.order)
         self._require_served(learned_table_of(asked.name, options))

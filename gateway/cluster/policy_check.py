@@ -10,6 +10,7 @@ from engine.scheduling.policy import (
     TABLE_POLICIES,
     make_policy,
     options_of,
+    refuse_idle_options,
     require_learned_table,
 )
 from gateway.flow.learned.table_file import LearnedTable
@@ -31,7 +32,7 @@ def checked_policy(wanted: StoredPolicy, settings: PolicyOptions) -> StoredPolic
     """`parsed_policy` with its table, or that of the settings. Raises ValueError."""
     policy = parsed_policy(wanted)
     options = options_of({**own_tables(settings), **policy.options})
-    make_policy(policy.name, options)
+    refuse_idle_options(policy.name, options)
     learned_table_of(policy.name, options)
     return policy
 

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
+from engine.scheduling.compose.auto_slots import fair_pair
+
 Step = Mapping[str, Any]
 
 
@@ -30,22 +32,34 @@ def after_prompts(steps: Sequence[Step], settle_steps: int) -> list[Step]:
     return list(steps[last + 1 + settle_steps :])
 
 
-def worst_ratio(steps: Sequence[Step], light: str, heavy: str, wanted: float, window: int) -> float:
+def worst_ratio(
+    steps: Sequence[Step], light: str, heavy: str, wanted: float | Sequence[tuple[float, float]], window: int
+) -> float:
     """Over all windows of `window` steps, the largest relative deviation of heavy / light decode tokens from
-    `wanted`. Raises ValueError for fewer steps than a window."""
+    `wanted`: a ratio, or each step's light and heavy tokens. Raises ValueError for fewer steps than a
+    window."""
     if len(steps) < window:
         raise ValueError(f"{len(steps)} steps are fewer than a window of {window}")
     sums = {
         tenant: list(accumulate((step["decodes"].get(tenant, 0) for step in steps), initial=0))
         for tenant in (light, heavy)
     }
+    pairs = [(1.0, wanted)] * len(steps) if isinstance(wanted, float) else wanted
+    ideal = [list(accumulate((pair[place] for pair in pairs), initial=0.0)) for place in (0, 1)]
     worst = 0.0
     for start in range(len(steps) - window + 1):
         gained = {tenant: total[start + window] - total[start] for tenant, total in sums.items()}
         if not gained[light]:
             return float("inf")
-        worst = max(worst, abs(gained[heavy] / gained[light] / wanted - 1))
+        due = [total[start + window] - total[start] for total in ideal]
+        worst = max(worst, abs(gained[heavy] / gained[light] / (due[1] / due[0]) - 1))
     return worst
+
+
+def max_min(steps: Sequence[Step], streams: int, weight: float) -> list[tuple[float, float]]:
+    """Each step's tokens of two tenants of weights 1 and `weight`, `streams` each, by max-min sharing of its
+    slots."""
+    return [fair_pair(streams, streams, weight, min(step["slots"], 2 * streams)) for step in steps]
 
 
 def longest_gap(steps: Sequence[Step], tenant: str) -> int:

@@ -26,8 +26,15 @@ from engine.client.keys import KeysRefused, gateway_keys
 from engine.messages import SamplingParams
 from engine.process.options import EngineOptions
 from engine.scheduling.batch_or_wait.table_file import BadTable
-from engine.scheduling.options import PolicyOptions
-from engine.scheduling.policy import NeedsTable, UnknownPolicy, make_policy, require_learned_table, with_table
+from engine.scheduling.options import BadOption, PolicyOptions
+from engine.scheduling.policy import (
+    NeedsTable,
+    UnknownPolicy,
+    make_policy,
+    refuse_idle_options,
+    require_learned_table,
+    with_table,
+)
 from engine.telemetry.sender import SpanTarget, TelemetryMissing, open_sender, require_extra
 from gateway.app import create_app
 from gateway.cluster import identity
@@ -168,9 +175,9 @@ def policy_options(settings: Settings) -> PolicyOptions:
     except BadTable as error:
         raise Invalid("policy.table", str(error)) from None
     try:
-        make_policy(settings.policy.name, options)
+        refuse_idle_options(settings.policy.name, options)
         require_learned_table(settings.policy.name, options)
-    except (NeedsTable, UnknownPolicy) as error:
+    except (BadOption, NeedsTable, UnknownPolicy) as error:
         raise Invalid("policy", str(error)) from None
     return options
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace as replaced
 from engine.bounds import Bounded
 from engine.process.options import EngineSettings
 from engine.scheduling.options import PolicyOptions
-from engine.scheduling.policy import DEFAULT_POLICY, LEARNED_POLICIES, POLICIES, TABLE_POLICIES
+from engine.scheduling.policy import DEFAULT_POLICY, LEARNED_POLICIES, POLICIES, TABLE_POLICIES, is_idle
 from engine.scheduling.templates import TEMPLATES, template
 from ops.settings import values
 
@@ -103,8 +103,11 @@ def templated(
     """The settings with the template's options and sizes, where `given` does not name them. Raises ValueError
     for options that do not go together."""
     chosen = template(policy.template, context_tokens)
+    compose = policy.options.compose if "policy.compose" in given else chosen.options.compose
     options: dict[str, Any] = {
-        name: value for name, value in chosen.options.changed().items() if f"policy.{name}" not in given
+        name: value
+        for name, value in chosen.options.changed().items()
+        if f"policy.{name}" not in given and not is_idle(name, compose)
     }
     sizes: dict[str, Any] = {
         "max_batched_tokens": min(MOST_BATCHED_TOKENS, chosen.max_batched_tokens),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Generic, TypeVar, get_args
+from typing import Annotated, Any, Generic, TypeVar, Union, get_args, get_origin
 from urllib.parse import urlsplit
 
 from msgspec import Meta
@@ -50,8 +50,8 @@ class Unaccepted(ValueError):
 def kind_of(hint: Any) -> ValueKind[Any]:
     """The kind of a field: a `ValueKind` in its annotation, or what follows from its type and bounds."""
     base, *marks = get_args(hint)
-    if isinstance(base, UnionType):  # or not set
-        [base] = [argument for argument in get_args(base) if argument is not NoneType]
+    if get_origin(base) in (Union, UnionType):  # or not set, or the word auto
+        [base] = [kind for kind in get_args(base) if isinstance(kind, type) and kind is not NoneType]
     for mark in marks:
         if isinstance(mark, ValueKind):
             return mark

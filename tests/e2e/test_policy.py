@@ -123,6 +123,7 @@ def test_a_policy_that_does_not_exist_is_named_and_nothing_changes(server: Serve
         (("vtc", "--option", "order=lottery"), "no order 'lottery'; there are buckets"),
         (("vtc", "--option", "table=/no/such/table"), "/no/such/table cannot be read"),
         (("vtc", "--template", "fast"), "no template 'fast'; there are interactive"),
+        (("fcfs", "--option", "slots=3"), "option slots does nothing here: the composition is decode-first"),
     ],
 )
 @pytest.mark.usefixtures("back_to_settings")
@@ -141,6 +142,8 @@ def test_a_template_sets_options_by_the_models_length(server: Server) -> None:
     changed = answer_of(server, "policy", "set", "vtc", "--template", "interactive")
     assert changed["options"]["max_num_partial_prefills"] == 2
     assert changed["options"]["long_prefill_token_threshold"] > 0
+    assert changed["notice"].startswith("compose=decode-first turns the token-fair composition of vtc off")
+    assert changed["notice"] in fairgate(server, "policy", "show").stdout
 
 
 def test_a_stored_policy_goes_before_the_settings_at_the_next_start(tmp_path: Path, chat_model: Path) -> None:

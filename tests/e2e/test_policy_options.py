@@ -538,14 +538,14 @@ def test_cap_tokens(served: ServedEngine) -> None:
 
 
 def test_slots(served: ServedEngine) -> None:
-    for slots in (0, 2, 1):
+    for slots, most in (("auto", 4), (0, 4), (2, 2), (1, 1)):
         served.set("vtc", slots=slots)
-        assert served.most_decodes(8, 8, 8, 8, answer=40) == (slots or 4)
+        assert served.most_decodes(8, 8, 8, 8, answer=40) == most
 
 
 def test_compose_token_fair(served: ServedEngine) -> None:
     for compose, tokens in (("decode-first", 2), ("token-fair", 1)):
-        served.set("vtc", compose=compose, slots=1)
+        served.set("vtc", compose=compose, **({"slots": 1} if compose == "token-fair" else {}))
         assert served.most_decodes(8, 8, answer=40) == tokens
 
 

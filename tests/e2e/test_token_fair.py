@@ -125,6 +125,15 @@ def test_turns_inside_steps_go_by_weight_and_without_slots_all_are_served(house:
         most = step_shares.most_rounds(SEQUENCES // 2, SLOTS, weight, 4.0)
         assert 0 < step_shares.longest_gap(fair, ids[name]) <= most
     until(house.is_idle)
+    set_policy(house)
+    default = asyncio.run(measured_turns(house, keys, ids))
+    told = house.admin("GET", "/policy")["engines"][0]["decode_slots"]
+    assert (told["places"], told["is_auto"]) == (SEQUENCES, True)
+    assert SEQUENCES // 2 <= told["slots"] <= SEQUENCES
+    assert all(sum(step["decodes"].values()) == min(step["slots"], SEQUENCES) for step in default)
+    due = step_shares.max_min(default, SEQUENCES // 2, 3.0)
+    assert step_shares.worst_ratio(default, ids["light"], ids["heavy"], due, WINDOW_STEPS) <= 0.03
+    until(house.is_idle)
     set_policy(house, compose="decode-first")
     control = asyncio.run(measured_turns(house, keys, ids))
     assert all(sum(step["decodes"].values()) == SEQUENCES for step in control)

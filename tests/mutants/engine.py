@@ -182,7 +182,7 @@ ENGINE_MUTATIONS = mutations_of(
         (
             "engine/vllm_plugin/planner.py",
             "plugin: one tenant keeps every place",
-            "        is_owed = seats * sum(weights.values()) < slots * head.weight\n",
+            "        is_owed = seats * sum(weights.values()) < table.most_decodes * head.weight\n",
             "        is_owed = False\n",
             f"{PLUGIN_STEPS_TEST}::test_a_tenant_below_its_share_gets_places_though_all_are_taken",
         ),

@@ -237,6 +237,8 @@ class Known:
         """As known."""
         return self.step_time
 
+    mean = to_message
+
 
 def submit_of(number: int, request: SimulatedRequest) -> Submit:
     return Submit(
@@ -253,24 +255,34 @@ def submit_of(number: int, request: SimulatedRequest) -> Submit:
     )
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "vtc", "hybrid", "srpt", "static", "priority"])
-def test_a_simulated_replica_does_what_the_core_of_an_engine_does(policy: str) -> None:
+@pytest.mark.parametrize(
+    ("policy", "step_time"),
+    [
+        *((policy, STEP_TIME) for policy in ("fcfs", "vtc", "hybrid", "srpt", "static", "priority")),
+        ("hybrid", StepTime(1e-3, 50e-6, 30e-9, 1e-3, samples=1000, relative_error=0.0)),
+    ],
+)
+def test_a_simulated_replica_does_what_the_core_of_an_engine_does(policy: str, step_time: StepTime) -> None:
     preempted = in_runs = 0
+    slots = set()
     for seed in range(6):
-        found = requests(seed, gap_s=0.04, tiers=2)
+        found = requests(seed, count=40 if step_time is STEP_TIME else 150, gap_s=0.04, tiers=2)
         config = EngineConfig(policy=policy, max_batched_tokens=24, max_sequences=6)
-        sizes = {"num_blocks": 48, "block_tokens": 4, "context_tokens": 256, "step_time": STEP_TIME}
+        sizes = {"num_blocks": 48, "block_tokens": 4, "context_tokens": 256, "step_time": step_time}
         real = VirtualReplica(config, **sizes)  # type: ignore[arg-type]
-        real.core.step_time = Known(STEP_TIME)  # type: ignore[assignment]
-        real.core.table.step_time = STEP_TIME
-        simulated = SimulatedReplica(config, LinearTiming(STEP_TIME), make_shapes(), **sizes)  # type: ignore[arg-type]
+        real.core.step_time = Known(step_time)  # type: ignore[assignment]
+        real.core.table.step_time = step_time
+        simulated = SimulatedReplica(config, LinearTiming(step_time), make_shapes(), **sizes)  # type: ignore[arg-type]
         expected = core_history(real, found)
         assert simulated_history(simulated, found) == expected
         assert simulated.table.counters.values() == real.core.counters.values()
         assert simulated.table.standings.values() == real.core.table.standings.values()
         preempted += real.core.table.preemptions
         in_runs += simulated.work.steps_in_runs
+        slots.add(simulated.table.most_decodes)
     assert in_runs > 50
+    assert slots == {6} or step_time is not STEP_TIME
+    assert min(slots) < 6 or step_time is STEP_TIME, "slots were never fewer than places"
     if policy != "static":
         assert preempted > 0
 

@@ -31,9 +31,9 @@ SIZES = st.fixed_dictionaries(
 
 
 @settings(max_examples=60, deadline=None)
-@given(acts=Acts, sizes=SIZES, slots=st.integers(0, 4))
+@given(acts=Acts, sizes=SIZES, slots=st.sampled_from(["auto", 0, 1, 2, 4]))
 def test_no_history_exceeds_a_lease_or_leaves_a_sequence_behind(
-    acts: list[tuple[Any, ...]], sizes: dict[str, int], slots: int
+    acts: list[tuple[Any, ...]], sizes: dict[str, int], slots: int | str
 ) -> None:
     with patch.dict(os.environ, {"FAIRGATE_VLLM_SLOTS": str(slots)}):
         server = Server(FairStandIn(**sizes))

@@ -304,7 +304,7 @@ class Server:
     def __init__(self, scheduler: Any) -> None:
         self.scheduler = scheduler
         self.desk = NamedDesk()
-        self.now_s = 0.0
+        self.now_s, self.fixed_s, self.row_s = 0.0, 0.01, 0.0
         self.under_way: deque[Any] = deque()
         self.tokens: list[Counter[str]] = []
         """By step: tokens emitted, by request."""
@@ -329,7 +329,7 @@ class Server:
         for _ in range(steps):
             output = self.scheduler.schedule()
             self.under_way.append(output)
-            self.now_s += 0.01
+            self.now_s += self.fixed_s + self.row_s * len(output.emits)
             if len(self.under_way) == 2:
                 self.scheduler.update_from_output(self.under_way.popleft(), None)
             self.tokens.append(Counter(output.emits))

@@ -1,8 +1,8 @@
 """Token-fair composition: each step's tokens are shared between tenants by weight.
 
 - *floor*: while the step has a slot for each decoding sequence, each gets one token;
-- *turns*: when it has not, tenants take turns by weight (`turns.py`). Slots are what the option `slots`, or
-  the step's tokens less the prompts' part, leave;
+- *turns*: when it has not, tenants take turns by weight (`turns.py`). Slots are what the option `slots` (by
+  default `auto_slots.py`) and the step's tokens, less the prompts' part, leave;
 - *the rest*: prompts, divided between tenants by weight as well (`prompt_shares.py`), newcomers included:
   they are admitted before running prompts get their tokens. What prompts leave goes to the sequences that
   had no slot.
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from engine.scheduling.claims import ALL
 from engine.scheduling.compose.prompt_shares import FIRST_PART, PromptShares
 from engine.scheduling.compose.turns import by_tier, contend, count_token, service_of, split, take_turns
-from engine.scheduling.room import Room
+from engine.scheduling.room import UNLIMITED, Room
 from engine.sequence import Sequence
 
 PROMPT_PART = 4
@@ -39,6 +39,8 @@ PATIENCE_STEPS = 8
 class TokenFair:
     slots: int = 0
     """0: as many as the step has tokens, less the prompts' part."""
+    is_auto: bool = False
+    """At most as many as the step-time model is good for (`auto_slots.py`)."""
     cap_tokens: int = 256
     target_step_s: float = 0.0
     """What keeps a step's predicted time below it bounds prompts. 0: no limit."""
@@ -73,6 +75,10 @@ class TokenFair:
     def capped_chunks(self) -> int:
         """Chunks that the cap cut short."""
         return self._prompts.capped_chunks
+
+    def most_decodes(self, auto_slots: int) -> int:
+        """Decode tokens that a step hands out at most."""
+        return min(self.slots or UNLIMITED, (self.is_auto and auto_slots) or UNLIMITED)
 
     def floor_holds(self, decoding: SequenceOf[Sequence], room: Room, steps: int = 1) -> bool:
         count, room.slots = len(decoding), self._slots(room, room.prompts_ahead)
@@ -153,7 +159,7 @@ class TokenFair:
     def _slots(self, room: Room, ahead: int) -> int:
         """Decode tokens that an empty step may hand out, with `ahead` tokens of prompts."""
         tokens = room.tokens - max(0, min(room.tokens // PROMPT_PART + 1, ahead, room.tokens - 1))
-        return min(tokens, self.slots) if self.slots else tokens
+        return min(tokens, self.most_decodes(room.auto_slots))
 
     def _decodes(self, decoding: list[Sequence], prompts: list[Sequence], room: Room) -> list[Sequence]:
         """Those of `decoding` that have their token now."""
@@ -216,15 +222,14 @@ class TokenFair:
             ahead = min(ahead, max(least, int(spare_s / max(1e-9, room.step_time.per_token_s))))
         slots = self._slots(room, ahead)
         given = room.used_sequences - room.prefills
-        return max(0, min(slots, self.slots - given)) if self.slots else max(0, slots)
+        return max(0, min(slots, self.most_decodes(room.auto_slots) - given))
 
     def _left_over(
         self, decoding: list[Sequence], chosen: list[Sequence], step: Room, given: dict[str, int]
     ) -> list[Sequence]:
         """Sequences without a slot that get a token which the prompts left."""
-        slots = step.tokens
-        if self.slots:
-            slots = min(slots, self.slots - (step.used_sequences - step.prefills))
+        given_decodes = step.used_sequences - step.prefills
+        slots = min(step.tokens, self.most_decodes(step.auto_slots) - given_decodes)
         if self._pace_s:
             one_s = step.step_time.per_token_s + step.step_time.per_sequence_s
             slots = min(slots, int((self._pace_s - step.predicted_s()) / max(1e-9, one_s)))

@@ -45,6 +45,7 @@ class ServerState:
             described.get("slots", 0),
             described.get("places", 0),
             list(described.get("not_supported", ())),
+            decode_slots=described.get("decode_slots"),
         )
         self.is_known = True
 
@@ -54,7 +55,7 @@ class ServerState:
         name, options = (about.policy, about.options) if choice is None else (choice.name, choice.options)
         return About(
             about.version, about.vllm_version, name, options, about.slots, about.places, about.not_supported,
-            nonce=nonce,
+            nonce=nonce, decode_slots=about.decode_slots,
         )  # fmt: skip
 
 

@@ -41,6 +41,7 @@ async def policy_of(gateway: Gateway, decisions: int, steps: int = 0) -> dict[st
         "from": "stored" if in_force.is_stored else "settings",
         "settings": in_force.settings.as_json(),
         "problem": in_force.problem,
+        "notice": in_force.notice,
         "learned": {
             name: learned
             for name, control in gateway.controls.items()
@@ -115,4 +116,5 @@ async def _engine(upstream: Upstream, decisions: int, steps: int) -> dict[str, A
         if decisions
         else [],
         "steps": [asdict(step) for step in explained.steps],
+        "decode_slots": None if explained.decode_slots is None else asdict(explained.decode_slots),
     }

@@ -322,7 +322,7 @@ def explained(about: About) -> Explained:
         return Explained(about.policy, {}, options=about.options)
     described = policy.describe()
     choices = {decision: described[decision] for decision in ("order", "admit", "compose", "evict")}
-    return Explained(about.policy, choices, options=about.options)
+    return Explained(about.policy, choices, options=about.options, decode_slots=about.decode_slots)
 
 
 def _reason(code: str) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.scheduling.compose.auto_slots import fair_pair
 from ops.bench.common.attempts import ClientAttempt, ClientRequest, StreamsUnderWay, ask_once, persist
 from ops.bench.common.http_client import LoadHttpClient
 from ops.bench.common.load import CHATS, LoadClient, load_client
@@ -212,9 +213,7 @@ def furthest_off(ratios: Sequence[float], wanted: float) -> float:
 
 def fluid_ratio(light_streams: int, heavy_streams: int, weight: float, slots: int) -> float:
     """Heavier over lighter by the fluid share: each stream takes one slot at most."""
-    heavy = min(float(heavy_streams), slots * weight / (1.0 + weight))
-    light = min(float(light_streams), slots - heavy)
-    heavy = min(float(heavy_streams), slots - light)
+    light, heavy = fair_pair(light_streams, heavy_streams, weight, slots)
     return heavy / light
 
 

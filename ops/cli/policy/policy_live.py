@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from engine.scheduling.compose.auto_slots import fair_pair
 from ops.cli.base import Command, answer
 from ops.cli.live import call, require_server
 from ops.reporting import table
@@ -29,14 +30,15 @@ from ops.reporting import table
 def show(decisions: int, steps: int) -> None:
     """The policy in force, and the last decisions and steps of each engine.
 
-    For every admission and every eviction: the rule that chose, its reason in words, and which sequences were
-    displaced or gave way. It also says whether the policy comes from the settings, or was stored by `fairgate
-    policy set`, and where the two differ.
+    Where tokens are shared by weight: how many sequences decode in a step, what that costs, and what a weight
+    gets by it. For every admission and every eviction: the rule that chose, its reason in words, and which
+    sequences were displaced or gave way. It also says whether the policy comes from the settings, or was
+    stored by `fairgate policy set`, and where the two differ.
 
     \b
     --json answers:
       {"policy": "hybrid", "options": {}, "order": "hybrid", "from": "settings",
-       "settings": {"policy": "hybrid", "options": {}}, "problem": "", "policies": ["drr", ...],
+       "settings": {"policy": "hybrid", "options": {}}, "problem": "", "notice": "", "policies": ["drr", ...],
        "learned": {"my-model": {"problem": "", "macro_state": 5, "words": "a queue; ...", "is_outside": false,
        "actions": {"slots": 0.5, ...}, ...}},
        "engines": [{"engine_id": "engine-0", "is_up": true, "policy": "hybrid", "options": {},
@@ -45,7 +47,8 @@ def show(decisions: int, steps: int) -> None:
        "rank": [1, 0, 12.5], "reason": "tier standard; then ...", "others": []}],
        "steps": [{"step": 17, "at_s": 3.2, "slots": 16, "decodes": {"ten_1": 4}, "prompts": {},
        "left_tokens": 508, "waiting_decodes": {}, "longest_gap_steps": {}, "waiting_prompt_tokens": {},
-       "waiting": {}}]}], "tenants": {"ten_1": "acme"}}
+       "waiting": {}}], "decode_slots": {"slots": 25, "places": 32, "is_auto": true, "tokens_per_s": 2915.2,
+       "all_tokens_per_s": 3107.4}}], "tenants": {"ten_1": "acme"}}
     """
     query = {"decisions": decisions, "steps": steps}
     _print(call(require_server(), "GET", "/policy", query=query))
@@ -102,8 +105,7 @@ def _headline(shown: dict[str, Any]) -> list[str]:
     from gateway.flow.learned.report import at_work_words
 
     lines = [f"policy {_described(shown)} (the queue's order: {shown['order']})"]
-    if shown["problem"]:
-        lines.append(shown["problem"])
+    lines += [line for line in (shown["problem"], shown["notice"]) if line]
     for model, learned in shown["learned"].items():
         lines.append(f"{model}: {at_work_words(learned)}")
     if shown["from"] == "stored":
@@ -120,6 +122,27 @@ def _described(policy: dict[str, Any]) -> str:
     return f"{policy['policy']} ({options})" if options else str(policy["policy"])
 
 
+def slots_lines(slots: dict[str, Any]) -> list[str]:
+    """How many of the places decode in a step, what that costs, and what a weight gets by it."""
+    number, places = slots["slots"], slots["places"]
+    by = "by the measured step time" if slots["is_auto"] else "as the options say"
+    if slots["all_tokens_per_s"]:
+        kept = slots["tokens_per_s"] / slots["all_tokens_per_s"]
+        cost = f"{slots['tokens_per_s']:,.0f} tokens/s of {slots['all_tokens_per_s']:,.0f}, {kept:.0%}"
+    else:
+        cost = "their cost is not measured yet"
+    light, heavy = fair_pair(places // 2, places // 2, 3.0, min(number, places // 2 * 2))
+    lines = [f"{number} of {places} places decode in a step, {by} ({cost})"]
+    if light and number < places:
+        lines.append(
+            f"weights 1 and 3 with half of the places each: {light:.3g} and {heavy:.3g} tokens of a step, 1 :"
+            f" {heavy / light:.3g}; 1 : 3 with slots={places * 2 // 3} or fewer"
+        )
+    elif number == places:
+        lines.append("each sequence has a token of each step: weights decide who runs")
+    return lines
+
+
 def _by_tenant(tokens: dict[str, int], names: dict[str, str]) -> str:
     return " ".join(f"{names.get(tenant, tenant)} {number}" for tenant, number in tokens.items())
 
@@ -134,6 +157,8 @@ def _print(shown: dict[str, Any]) -> None:
                 continue
             choices = ", ".join(f"{decision} {name}" for decision, name in engine["choices"].items())
             click.echo(f"engine {engine['engine_id']}: {engine['policy']} ({choices})")
+            for line in slots_lines(engine["decode_slots"]) if engine["decode_slots"] else ():
+                click.echo(line)
             if engine["decisions"]:
                 table(
                     "last decisions",

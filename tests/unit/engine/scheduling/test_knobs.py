@@ -26,6 +26,7 @@ def test_the_numbers_of_choices_are_turned_and_the_choices_stay() -> None:
     compose.credit_tokens = 7
     after = turned(policy, TURNED, 64)
     assert after.compose is compose
+    assert [compose.most_decodes(auto) for auto in (0, 24, 40)] == [32, 24, 32], "the fewer of the two"
     assert (compose.slots, compose.max_num_partial_prefills, compose.credit_tokens) == (32, 2, 7)
     assert after.admit == PredictedReserve(permille=250, small_permille=75)
     assert after.options == policy.options, "what the policy itself says"
@@ -54,6 +55,7 @@ def test_a_share_of_the_sequences_never_gives_more_slots_than_the_option_nor_non
     assert turned_options(options, EngineKnobs(slot_share=0.25), 16).slots == 4
     assert turned_options(options, EngineKnobs(slot_share=0.01), 16).slots == 1
     assert turned_options(options, EngineKnobs(), 16) == options
+    assert turned_options(PolicyOptions(), EngineKnobs(slot_share=0.25), 16).slots == 4
     fewer = turned_options(options, EngineKnobs(partial_prefills=2), 16)
     assert (fewer.max_num_partial_prefills, fewer.max_long_partial_prefills) == (2, 2)
 

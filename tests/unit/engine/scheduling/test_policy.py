@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,14 @@ from engine.scheduling.compose.prompts import PromptLimits
 from engine.scheduling.compose.slack import DeadlineSlack
 from engine.scheduling.compose.token_fair import TokenFair
 from engine.scheduling.options import BadOption, PolicyOptions
-from engine.scheduling.policy import POLICIES, UnknownPolicy, make_policy, options_of
+from engine.scheduling.policy import (
+    POLICIES,
+    UnknownPolicy,
+    composition_notice,
+    make_policy,
+    options_of,
+    refuse_idle_options,
+)
 
 PRESETS = [
     *("static", "dynamic", "buckets", "fcfs", "hrrn", "sjf", "srpt", "las", "mlfq"),
@@ -134,3 +142,30 @@ def test_choices_that_do_not_exist_are_named_with_those_that_do() -> None:
 def test_the_table_must_be_handed_in() -> None:
     with pytest.raises(ValueError, match="a batch-or-wait table, and none is set"):
         make_policy("fcfs", PolicyOptions(admit="table"))
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "idle"),
+    [
+        ("fcfs", {"slots": 3}, "slots"),
+        ("hybrid", {"compose": "slack", "cap_tokens": 64}, "cap_tokens"),
+        ("vtc", {"long_prefill_token_threshold": 64}, "long_prefill_token_threshold"),
+        ("fcfs", {"tpot_target_s": 0.1}, "tpot_target_s"),
+        ("fcfs", {"long_prefill_token_threshold": 64, "target_step_s": 0.1}, ""),
+        ("hybrid", {"slots": 3, "least_chunk_tokens": 8}, ""),
+    ],
+)
+def test_an_option_that_does_nothing_under_the_composition_is_refused(
+    policy: str, options: dict[str, Any], idle: str
+) -> None:
+    if not idle:
+        refuse_idle_options(policy, PolicyOptions(**options))
+        return
+    with pytest.raises(BadOption, match=f"option {idle} does nothing here: the composition is "):
+        refuse_idle_options(policy, PolicyOptions(**options))
+
+
+def test_a_composition_that_turns_token_fairness_off_says_so() -> None:
+    lanes = PolicyOptions(compose="lanes")
+    assert composition_notice("hybrid", lanes).startswith("compose=lanes turns the token-fair composition")
+    assert composition_notice("fcfs", lanes) == composition_notice("hybrid", PolicyOptions()) == ""

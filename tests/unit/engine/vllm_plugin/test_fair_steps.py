@@ -19,7 +19,7 @@ Make = Callable[..., Server]
 def fair(monkeypatch: pytest.MonkeyPatch) -> Make:
     """Makes a server with the plug-in: slots, and the sizes of the stand-in."""
 
-    def make(slots: int = 0, cls: Any = FairStandIn, **sizes: int) -> Server:
+    def make(slots: int | str = 0, cls: Any = FairStandIn, **sizes: int) -> Server:
         monkeypatch.setenv("FAIRGATE_VLLM_SLOTS", str(slots))
         return Server(cls(**sizes))
 
@@ -49,6 +49,20 @@ def test_tokens_are_shared_by_weight_in_every_step(fair: Make) -> None:
         ]
         assert had == [100, 300]
     assert server.scheduler.freed_tokens == 0
+
+
+def test_by_default_the_slots_are_what_the_measured_step_time_gives(fair: Make) -> None:
+    server = fair(slots="", places=16)
+    server.fixed_s, server.row_s = 0.001, 0.0002
+    add_streams(server, 4, tokens=4000)
+    server.run(100)
+    add_crowd(server, "c", 8, tokens=4000)
+    server.run(700)
+    described = server.scheduler.describe()
+    assert 8 <= described["slots"] <= 12
+    assert {sum(step.values()) for step in server.tokens[-20:]} == {described["slots"]}
+    assert described["decode_slots"].is_auto
+    assert 0.89 < described["decode_slots"].tokens_per_s / described["decode_slots"].all_tokens_per_s < 1
 
 
 def test_without_the_plugin_it_is_who_came_first() -> None:

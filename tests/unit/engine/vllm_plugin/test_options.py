@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from engine.vllm_plugin.options import BadPluginSetting, read_settings
@@ -9,7 +11,7 @@ from engine.vllm_plugin.options import BadPluginSetting, read_settings
 
 def test_defaults() -> None:
     settings = read_settings({})
-    assert (settings.policy, settings.slots, settings.places) == ("hybrid", 0, 0)
+    assert (settings.policy, settings.slots, settings.places) == ("hybrid", "auto", 0)
 
 
 def test_all_of_them() -> None:
@@ -24,6 +26,7 @@ def test_all_of_them() -> None:
     assert (settings.policy, settings.slots, settings.places) == ("vtc", 16, 48)
     assert (settings.options.reserve_permille, settings.options.cap_tokens) == (1000, 128)
     assert settings.with_slots(settings.options).slots == 16
+    assert settings.with_slots(replace(settings.options, slots=0)).slots == 0
 
 
 @pytest.mark.parametrize(
@@ -33,6 +36,11 @@ def test_all_of_them() -> None:
         ("FAIRGATE_VLLM_PLACES", "-1", "FAIRGATE_VLLM_PLACES takes a whole number"),
         ("FAIRGATE_VLLM_OPTIONS", "slots", "takes NAME=VALUE"),
         ("FAIRGATE_VLLM_OPTIONS", "speed=3", "FAIRGATE_VLLM_OPTIONS: .*speed"),
+        (
+            "FAIRGATE_VLLM_OPTIONS",
+            "compose=slack,slots=3",
+            "FAIRGATE_VLLM_OPTIONS: option slots does nothing",
+        ),
     ],
 )
 def test_nonsense_is_refused_by_name(name: str, value: str, message: str) -> None:

@@ -40,6 +40,9 @@ def test_the_worst_window_counts() -> None:
     unfair = [step(number, decodes={"a": 2, "b": 3}) for number in range(8, 12)]
     assert step_shares.worst_ratio(fair, "a", "b", 3.0, 4) == 0
     assert step_shares.worst_ratio(fair + unfair, "a", "b", 3.0, 4) == 0.5
+    due = step_shares.max_min([{"slots": 4}, {"slots": 512}] * 4, 2, 3.0)
+    assert due == [(2, 2), (2, 2)] * 4
+    assert step_shares.worst_ratio(fair, "a", "b", due, 4) == 2
     assert step_shares.worst_ratio([step(1, decodes={"b": 3})] * 4, "a", "b", 3.0, 4) == float("inf")
     with pytest.raises(ValueError, match="3 steps are fewer than a window of 4"):
         step_shares.worst_ratio(fair[:3], "a", "b", 3.0, 4)
@@ -68,19 +71,25 @@ def test_the_report_fails_where_the_control_is_not_even() -> None:
     turns: dict[str, Any] = {
         "steps": 2000,
         "lost_steps": 0,
+        "slots": [32],
+        "tokens_per_s": 4000.0,
+        "off_max_min": 0.0,
         "decode_tokens": {"light": 1000, "heavy": 3000},
         "off_1_to_3": 0.0,
         "off_1_to_1": 2.0,
-        "longest_gap_steps": {"light": 7, "heavy": 2},
+        "longest_gap_steps": {"light": 4, "heavy": 2},
     }
+    default = turns | {"off_1_to_3": 0.5, "tokens_per_s": 3600.0}
     control = turns | {"off_1_to_1": 0.0}
     alone = {"requests": 9, "ttft_s": None, "tpot_s": {"p5": 0.01, "p50": 0.01, "p95": 0.02}}
     beside = alone | {
         "lost_steps": 0, "least_surplus_tokens": -10.0, "largest_chunk_tokens": 256, "idle_tokens": 0,
         "short_without_token": 0, "short_not_begun": 0,
     }  # fmt: skip
-    report = decode._report(turns, control, alone, beside)
+    report = decode._report(default, turns, control, alone, beside)
     assert report["ok"]
     decode.show(report)
-    assert not decode._report(turns, turns, alone, beside)["ok"]
-    assert not decode._report(turns, control, alone, beside | {"short_not_begun": 1})["ok"]
+    assert not decode._report(default, turns, turns, alone, beside)["ok"]
+    assert not decode._report(default, turns, control, alone, beside | {"short_not_begun": 1})["ok"]
+    for worse in ({"off_max_min": 0.04}, {"tokens_per_s": 3500.0}):
+        assert not decode._report(default | worse, turns, control, alone, beside)["ok"]

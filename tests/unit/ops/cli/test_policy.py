@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import asdict
 
+from engine.messages import DecodeSlots
 from engine.scheduling.batch_or_wait.kv_pool import KvMemory
 from engine.scheduling.batch_or_wait.table import BatchOrWaitTable
 from engine.scheduling.policy import POLICIES
+from ops.cli.policy.policy_live import slots_lines
 from tests.support.commands import run_command
 
 QUICK = ("--max-batch", "2", "--wait-buckets", "2")
@@ -109,3 +112,33 @@ def test_a_place_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
 
     assert result.exit_code == 1
     assert "could not be written" in result.output
+
+
+@pytest.mark.parametrize(
+    ("slots", "rates", "wanted"),
+    [
+        (
+            25,
+            (2915.2, 3107.4),
+            [
+                "25 of 32 places decode in a step, by the measured step time (2,915 tokens/s of 3,107, 94%)",
+                "weights 1 and 3 with half of the places each: 9 and 16 tokens of a step, 1 : 1.78; 1 : 3"
+                " with slots=21 or fewer",
+            ],
+        ),
+        (
+            32,
+            (0.0, 0.0),
+            [
+                "32 of 32 places decode in a step, by the measured step time"
+                " (their cost is not measured yet)",
+                "each sequence has a token of each step: weights decide who runs",
+            ],
+        ),
+    ],
+)
+def test_the_slots_are_shown_with_their_cost_and_what_a_weight_gets(
+    slots: int, rates: tuple[float, float], wanted: list[str]
+) -> None:
+    shown = DecodeSlots(slots, 32, True, *rates)
+    assert slots_lines(asdict(shown)) == wanted

@@ -14,7 +14,9 @@ from engine.scheduling.options import OPTIONS, PolicyOptions
 from engine.scheduling.policy import CHOICES, DEFAULT_POLICY
 from ops.cli.main import cli
 from ops.cli.run.serve import serve
+from ops.serving.composition import policy_options
 from ops.settings.settings import SETTINGS, BadSetting, Settings, load
+from tenants.errors import Invalid
 
 OBJECTS = {"batch_or_wait_table"}
 """Attributes that hold what an option names, and are no options."""
@@ -67,7 +69,7 @@ def test_the_command_line_names_every_option() -> None:
         ("slot=3", r"unknown setting 'policy.slot' \(did you mean policy.slots\?\)"),
         (
             "slots=x",
-            r"setting policy.slots \(flag --policy-option slots\): 'x' is not accepted; it takes a whole",
+            r"setting policy.slots \(flag --policy-option slots\): 'x' is not accepted; it takes auto, or a",
         ),
         ("order=lottery", "it takes one of buckets, dlpm"),
         ("max_long_partial_prefills=4096", None),
@@ -135,8 +137,18 @@ def test_a_template_sets_what_nothing_else_did() -> None:
     assert (mixed.engine.max_batched_tokens, mixed.engine.max_sequences) == (16_000, 9)
     assert load({"policy.template": "throughput"}).templated(1 << 20).engine.max_batched_tokens == 131_072
     assert load().templated(8000) == load()
+    fair = {"policy.template": "interactive", "policy.compose": "token-fair"}
+    left = PolicyOptions(compose="token-fair", max_num_partial_prefills=2)
+    assert load(fair).templated(8000).policy.options == left, "nothing that does nothing there"
     both = {"policy.template": "interactive", "policy.max_long_partial_prefills": "3"}
     with pytest.raises(
         BadSetting, match=r"setting policy.template: max_long_partial_prefills \(3\) must not exceed"
     ):
         load(both).templated(8000)
+
+
+def test_a_start_with_an_option_that_does_nothing_is_refused_with_the_reason() -> None:
+    settings = load({"policy.name": "fcfs", "policy.slots": "3"})
+    with pytest.raises(Invalid, match="option slots does nothing here: the composition is decode-first"):
+        policy_options(settings)
+    assert policy_options(load({"policy.name": "fcfs", "policy.slots": "auto"})) == PolicyOptions()
