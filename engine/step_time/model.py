@@ -16,12 +16,12 @@ Python: a gateway has no numpy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Any
 
 from engine.messages import StepTime
-from engine.step_time.least_squares import NormalEquations, numbers
+from engine.step_time.least_squares import SMALLEST, NormalEquations, numbers
 
 PRIOR = StepTime(
     base_s=2e-3,
@@ -50,6 +50,10 @@ STEPS_OF_MEAN = round(1 / (1 - MEAN_DECAY))
 MEAN_CLIP = 20.0
 """Bound of a step's duration in the mean, in multiples of its prediction."""
 _FEATURES = 4
+FITS_AT_ONCE = 32
+"""Each is the prior of the next: what the steps say nothing of stays in proportion."""
+TimedStep = tuple[int, int, int, float]
+"""Tokens, context tokens, sequences and seconds of a step."""
 
 
 def predict_step_s(step_time: StepTime, tokens: int, context_tokens: int, sequences: int) -> float:
@@ -90,6 +94,22 @@ class StepTimeModel:
         self._fitted = 0
         self._clipped_in_a_row = 0
         self._relative_error = prior.relative_error
+
+    @staticmethod
+    def of_steps(steps: Sequence[TimedStep]) -> StepTimeModel:
+        """Fitted to all of these at once: none was predicted before. Its error is that of the fit."""
+        model = StepTimeModel()
+        for tokens, context_tokens, sequences, duration_s in steps:
+            features = (1.0, tokens, context_tokens, sequences)
+            model._typical.add([value / duration_s for value in features], 1.0)
+        for _ in range(FITS_AT_ONCE):
+            model._coefficients = model._typical.fit(model._coefficients, _UNITS) or model._coefficients
+        model._prior = model._message([max(value, SMALLEST) for value in model._coefficients])
+        model._samples = model._fitted = len(steps)
+        if steps:
+            errors = [abs(model.predict(*shape) - took_s) / took_s for *shape, took_s in steps]
+            model._relative_error = sum(errors) / len(errors)
+        return model
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: a restarted engine continues exactly from them."""
