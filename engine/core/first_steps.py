@@ -40,7 +40,7 @@ class _StepTimes(StepTimeModel):
 def timed_steps(
     runner: ModelRunner, texts: TextFactory, config: EngineConfig, clock: Callable[[], float]
 ) -> StepTimeModel:
-    """The model of the steps that were timed. What a ceiling on tokens would sleep counts and is not slept."""
+    """The model of the steps that were timed. The sleep of a ceiling on tokens counts and is not slept."""
     slept_s = 0.0
 
     def sleep(seconds: float) -> None:

@@ -42,6 +42,8 @@ class Estimate(msgspec.Struct, frozen=True, gc=False):
     saturated: bool
     promise: Promise | None = None
     """What it is compared with once the request is over."""
+    is_measured: bool = True
+    """False: no step of its server was timed yet, so it refuses nothing and promises nothing."""
 
     def as_json(self) -> dict[str, Any]:
         wait_s, ttft_s, tpot_s, e2e_s = self.wait_s, self.ttft_s, self.tpot_s, self.e2e_s
@@ -136,7 +138,7 @@ class Promise(msgspec.Struct, frozen=True, gc=False):
     is_tracked: bool = True
     """Corrections learn from it."""
     is_learned: bool = True
-    """It is corrected by earlier requests; only such a quote binds."""
+    """It is corrected by earlier requests, and measured; only such a quote binds."""
 
 
 def calibrate(

@@ -302,11 +302,12 @@ class Estimator:
             basis=raw.basis + self._note,
             samples=self.lengths.samples(tenant_id, self._model),
             saturated=raw.saturated,
+            is_measured=raw.samples > 0,
             promise=Promise(
                 bucket,
                 raw,
                 is_tracked=kind != "plain" or self.calibration.is_tracked(bucket, now_s),
-                is_learned=kind == "plain" or self.calibration.has_learned(bucket),
+                is_learned=kind == "plain" or (raw.samples > 0 and self.calibration.has_learned(bucket)),
             ),
         )
 

@@ -412,6 +412,9 @@ class Lifecycle:
         else:
             run.estimate = call.binding.estimate
         require_bounds(call, run.estimate, run.prices)
+        if call.max_wait_s is not None and run.estimate is not None and not run.estimate.is_measured:
+            until_s = run.times.arrived_s + call.max_wait_s
+            run.expires_s = until_s if run.expires_s is None else min(until_s, run.expires_s)
         try:
             self.admission.check(call, run.estimate, now_s, self._expires_s(run))
         except DeadlineUnreachable:

@@ -33,6 +33,8 @@ from gateway.estimates.forecast_cache import DEBT_S, MAX_COMING, Size
 from gateway.estimates.persistence import LENGTHS_FILE, load_lengths, save_lengths
 from gateway.flow.controller import Ticket
 from gateway.flow.window import Replica
+from gateway.quotes.offered import offered
+from gateway.quotes.quotes import Wanted
 from gateway.upstream.base import OnService
 from tenants.pricing.pricing import Price, uniform_book
 from tenants.types import Tier
@@ -383,6 +385,23 @@ def test_a_tenants_outstanding_quotes_count_in_all_figures_of_its_next_one(has_t
     kinds = [each.promise and each.promise.bucket.kind for each in (first, eighth, others, forty_first)]
     assert kinds == ["binding", "together", "binding", "together"]
     assert not any(each.promise and each.promise.is_learned for each in (first, eighth))
+
+
+def test_no_quote_binds_while_no_step_was_timed() -> None:
+    bench = Bench()
+    wanted = Wanted(MODEL, MODEL, [[1] * SIZE.input_tokens], False, 1, SIZE.max_tokens)
+
+    def quoted(now_s: float) -> tuple[bool, str]:
+        [row] = offered(bench.estimates, None, principal("me"), wanted, [Tier.STANDARD], 1, now_s)
+        return row["binding"], row.get("not_binding", "")[:21]
+
+    [told] = bench.estimates.offers(MODEL, "me", 1.0, [Tier.STANDARD], SIZE, 0.0).values()
+    for number in range(WARM_UP):
+        bench.estimates.judge(told, Times(0.0, 0.0, 0.1, 1.0, 10.0 * number), 50)
+    assert quoted(400.0) == (False, "nothing measured yet:")
+    bench.engine.snapshot = Snapshot("a", 0, 0.0, [], [], 1, 0, 0, 1, replace(PRIOR, samples=1))
+    bench.estimates.watch(401.0)
+    assert quoted(401.0) == (True, "")
 
 
 def test_a_crowd_of_quotes_that_was_redeemed_at_one_moment_teaches_a_few_times_only() -> None:
