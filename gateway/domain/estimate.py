@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
-from engine.forecast.calibration import Bucket, Calibration, What
+from engine.forecast.calibration import Bucket, Calibration, Miss, What
 from engine.forecast.wait.forecast import Figures, Forecast
 
 Seconds = tuple[float, float]
@@ -145,22 +146,27 @@ def calibrate(
     calibration: Calibration,
     estimate: Estimate,
     times: Times,
-    output_tokens: int,
+    output_tokens: int | None,
     *,
     is_counted: bool = True,
     is_learned: bool = True,
+    taught: Collection[Miss] = (),
 ) -> None:
-    """Feeds the calibration with the actual times of a request that was answered in full."""
+    """Feeds the calibration with the actual times of a request. `output_tokens` None: its answer is not
+    complete."""
     promise = estimate.promise
     if promise is None:
         return
+    is_whole = output_tokens is not None
     seen = {
         "wait": times.wait_s,
         "ttft": times.ttft_s,
-        "tpot": times.tpot_s(output_tokens),
-        "e2e": times.e2e_s,
+        "tpot": times.tpot_s(output_tokens) if output_tokens is not None else None,
+        "e2e": times.e2e_s if is_whole else None,
     }
     actual: dict[What, float] = {what: value for what, value in seen.items() if value is not None}  # type: ignore[misc]
-    calibration.observe(
-        promise.bucket, promise.raw, estimate, actual, is_counted=is_counted, is_tracked=is_learned
-    )
+    flags = {"is_counted": is_counted, "is_tracked": is_learned}
+    calibration.observe(promise.bucket, promise.raw, estimate, actual, **flags, taught=taught)
+    if not is_whole and times.e2e_s is not None:
+        never: list[What] = [what for what in ("wait", "ttft", "e2e") if what not in actual]
+        calibration.cut(promise.bucket, promise.raw, estimate, never, times.e2e_s, **flags, taught=taught)

@@ -561,6 +561,8 @@ class Lifecycle:
             if self._observer is not None:
                 ahead = self._dispatcher.flow.tokens_ahead(call.request_id, self._clock())
                 self._observer.in_line(run, ticket.entry, ahead)
+            if not turn.done():
+                run.waiting = self._estimates.waits(call.request_id, run.estimate, run.times.arrived_s)
             if call.progress or not turn.done():
                 telling = self._tell(run, ticket.entry.arrived_s)
             granted = await _unless_interrupted(run, turn)

@@ -609,9 +609,9 @@ async def test_requests_count_from_their_estimate_until_they_are_queued_or_refus
         await house.closed(run)
 
 
-def timed(samples: int) -> Snapshot:
-    """An engine of which so many steps of a second each were timed."""
-    step_time = StepTime(1.0, 1e-6, 1e-9, 1e-6, samples, 0.1)
+def timed(samples: int, step_s: float = 1.0) -> Snapshot:
+    """An engine of which so many steps were timed."""
+    step_time = StepTime(step_s, 1e-9, 1e-12, 1e-9, samples, 0.1)
     return Snapshot("a", 0, 0.0, [], [], 64, 0, 0, 64, step_time)
 
 
@@ -666,6 +666,22 @@ async def test_while_no_step_was_timed_nothing_is_refused_by_a_forecast(
     house.lifecycle.cancel(waiting)
     for name in names:
         house.engine.end(name, "stop")
+
+
+async def test_who_leaves_unanswered_is_compared_with_what_it_was_told(house: House) -> None:
+    """Told next to nothing; one waits in the engine's places, one in the queue, and both are cancelled."""
+    calibration = house.lifecycle._estimates.calibration
+    house.engine.snapshot = timed(100, 1e-9)
+    running, _ = await house.running(choices=2)
+    waiting = house.begin()
+    await until(lambda: waiting.in_line)
+    assert waiting.waiting is not None, "it may teach meanwhile"
+    for run in (waiting, running):
+        house.lifecycle.cancel(run)
+        await house.closed(run)
+    await until(lambda: calibration.coverage["plain", "e2e", 0.9].judged == 2)
+    assert calibration.coverage["plain", "e2e", 0.9].within == 0
+    assert calibration.refused.requests == 1
 
 
 async def test_a_deadline_in_the_queue_is_an_outcome(sqlite_url: str) -> None:
