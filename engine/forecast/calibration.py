@@ -199,15 +199,6 @@ class Coverage:
         return self.within / self.judged if self.judged else None
 
 
-@dataclass(slots=True)
-class RefusedForecasts:
-    """Requests that left without a turn."""
-
-    requests: int = 0
-    known_misses: int = 0
-    """They had waited longer than their p90 when they were refused; of the others nothing is known."""
-
-
 class Calibration:
     """Corrects forecasts by what became of earlier ones. One writer: the code that sees requests end."""
 
@@ -222,7 +213,6 @@ class Calibration:
         """Of what was told, corrections included."""
         self.wait_coverage: dict[tuple[Kind, int, int, float], Coverage] = {}
         """Of waits, also by tier and by the bucket of the median that was told."""
-        self.refused = RefusedForecasts()
 
     def correct(self, raw: Forecast, bucket: Bucket) -> Figures:
         """The corrected times: no p50 above its p90, no first token before the dispatch, no last one
@@ -270,43 +260,20 @@ class Calibration:
         is_counted: bool = True,
         is_tracked: bool = True,
         taught: Collection[Miss] = (),
+        never: Collection[What] = (),
     ) -> None:
         """A request is over. `told` is `raw` as it was corrected when it was told; `actual` has the figures
         that came to be, in seconds. `is_counted`: in the coverage; `is_tracked`: it is learned from;
-        `taught`: what it taught while it waited."""
+        `taught`: what it taught while it waited; `never`: figures that would have been longer, had it not
+        ended."""
         for what, actual_s in actual.items():
+            is_cut, (p50_s, p90_s) = what in never, figure(told, what)
             if is_counted:
-                self._count(bucket, what, told, actual_s)
-            if is_tracked:
+                self._count(bucket, what, told, actual_s, only_misses=is_cut)
+            if is_tracked and (not is_cut or actual_s > p90_s):
                 self._follow(bucket, what, raw, actual_s, taught)
-
-    def cut(
-        self,
-        bucket: Bucket,
-        raw: HasTimes,
-        told: HasTimes,
-        whats: Sequence[What],
-        after_s: float,
-        *,
-        is_counted: bool = True,
-        is_tracked: bool = True,
-        taught: Collection[Miss] = (),
-    ) -> None:
-        """A request ended `after_s` and these figures never came to be: each would have been longer. As
-        `observe`, where that is a miss."""
-        if "wait" in whats:
-            self.refused.requests += 1
-            self.refused.known_misses += after_s > told.wait_s[1]
-        for what in whats:
-            limits_s = figure(told, what)
-            if is_counted:
-                self._count(bucket, what, told, after_s, only_misses=True)
-            if not is_tracked:
-                continue
-            if after_s > limits_s[1]:
-                self._follow(bucket, what, raw, after_s, taught)
-            elif after_s > limits_s[0] and (what, 0) not in taught:
-                self.overdue(bucket, raw, (what, 0), after_s)
+            elif is_tracked and actual_s > p50_s and (what, 0) not in taught:
+                self.overdue(bucket, raw, (what, 0), actual_s)
 
     def overdue(self, bucket: Bucket, raw: HasTimes, miss: Miss, after_s: float) -> bool:
         """A request has waited for so long, and its figure is yet to come. Learns from that where it is a

@@ -157,16 +157,18 @@ def calibrate(
     promise = estimate.promise
     if promise is None:
         return
-    is_whole = output_tokens is not None
     seen = {
         "wait": times.wait_s,
         "ttft": times.ttft_s,
-        "tpot": times.tpot_s(output_tokens) if output_tokens is not None else None,
-        "e2e": times.e2e_s if is_whole else None,
+        "tpot": times.tpot_s(output_tokens or 0),
+        "e2e": times.e2e_s,
     }
+    never: list[What] = []
+    if output_tokens is None:
+        never = [what for what in ("wait", "ttft", "e2e") if what == "e2e" or seen[what] is None]
+        seen |= dict.fromkeys(never, times.e2e_s)
     actual: dict[What, float] = {what: value for what, value in seen.items() if value is not None}  # type: ignore[misc]
-    flags = {"is_counted": is_counted, "is_tracked": is_learned}
-    calibration.observe(promise.bucket, promise.raw, estimate, actual, **flags, taught=taught)
-    if not is_whole and times.e2e_s is not None:
-        never: list[What] = [what for what in ("wait", "ttft", "e2e") if what not in actual]
-        calibration.cut(promise.bucket, promise.raw, estimate, never, times.e2e_s, **flags, taught=taught)
+    calibration.observe(
+        promise.bucket, promise.raw, estimate, actual,
+        is_counted=is_counted, is_tracked=is_learned, taught=taught, never=never,
+    )  # fmt: skip

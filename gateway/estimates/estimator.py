@@ -23,7 +23,7 @@ from gateway.domain.estimate import Estimate, Promise, Times, calibrate
 from gateway.estimates.displacement import Displacement, displacement
 from gateway.estimates.engine_load import engine_loads
 from gateway.estimates.forecast_cache import ForecastCache, Size
-from gateway.estimates.overdue import Overdue, Waiting
+from gateway.estimates.overdue import Overdue, WatchedWait
 from gateway.estimates.step_time_scale import StepTimeScale
 from gateway.flow.controller import FlowController, Ticket
 from gateway.statistics import LEARNED_PER_S, EvenSample
@@ -179,7 +179,7 @@ class Estimator:
         if self.is_enabled:
             self.forecast_cache.refresh(now_s)
 
-    def _waits(self, waiting: Waiting) -> bool:
+    def _waits(self, waiting: WatchedWait) -> bool:
         """In the tier of which it was told."""
         ticket = self._flow.queue.ticket(waiting.request_id)
         return ticket is not None and ticket.entry.tier == waiting.promise.bucket.tier
@@ -265,7 +265,7 @@ class Estimator:
             ),
         )
 
-    def waits(self, request_id: str, estimate: Estimate | None, arrived_s: float) -> Waiting | None:
+    def waits(self, request_id: str, estimate: Estimate | None, arrived_s: float) -> WatchedWait | None:
         """A request is queued, and teaches when it has waited longer than it was told. None: it does not."""
         promise = None if estimate is None else estimate.promise
         if promise is None or not promise.is_tracked or promise.bucket.kind == "together":
@@ -276,7 +276,7 @@ class Estimator:
         return self._overdue.add(request_id, estimate, promise, arrived_s)
 
     def judge(
-        self, estimate: Estimate, times: Times, output_tokens: int | None, waiting: Waiting | None = None
+        self, estimate: Estimate, times: Times, output_tokens: int | None, waiting: WatchedWait | None = None
     ) -> None:
         """Learns from a request that is over; without `output_tokens` it was cut. At most `JUDGED_PER_S`
         plain requests are learned from, of those that may be, and as many counted, evenly chosen. `waiting`:
@@ -292,7 +292,7 @@ class Estimator:
         )
         if promise.bucket.kind == "together":
             is_learned = self.calibration.is_tracked(promise.bucket, ended_s, REDEEMED_BURST_S)
-        if is_counted or is_learned or output_tokens is None:
+        if is_counted or is_learned:
             calibrate(
                 self.calibration,
                 estimate,

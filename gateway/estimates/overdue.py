@@ -22,7 +22,7 @@ much of its wait."""
 
 
 @dataclass(slots=True)
-class Waiting:
+class WatchedWait:
     request_id: str
     promise: Promise
     arrived_s: float
@@ -33,17 +33,17 @@ class Overdue:
     """One writer: the estimator."""
 
     def __init__(self) -> None:
-        self._due: list[tuple[float, int, Miss, Waiting]] = []
+        self._due: list[tuple[float, int, Miss, WatchedWait]] = []
         self._serials = count()
 
-    def add(self, request_id: str, estimate: Estimate, promise: Promise, arrived_s: float) -> Waiting:
-        waiting = Waiting(request_id, promise, arrived_s)
+    def add(self, request_id: str, estimate: Estimate, promise: Promise, arrived_s: float) -> WatchedWait:
+        waiting = WatchedWait(request_id, promise, arrived_s)
         for what in WHATS:
             for index in range(len(QUANTILES)):
                 self._look_at(arrived_s + figure(estimate, what)[index], (what, index), waiting)
         return waiting
 
-    def look(self, now_s: float, waits: Callable[[Waiting], bool], calibration: Calibration) -> None:
+    def look(self, now_s: float, waits: Callable[[WatchedWait], bool], calibration: Calibration) -> None:
         """Those whose told times have passed, if they still wait, teach."""
         while self._due and self._due[0][0] < now_s:
             _, _, miss, waiting = heappop(self._due)
@@ -55,5 +55,5 @@ class Overdue:
             else:
                 self._look_at(now_s + max(AGAIN_S, waited_s * AGAIN), miss, waiting)
 
-    def _look_at(self, due_s: float, miss: Miss, waiting: Waiting) -> None:
+    def _look_at(self, due_s: float, miss: Miss, waiting: WatchedWait) -> None:
         heappush(self._due, (due_s, next(self._serials), miss, waiting))

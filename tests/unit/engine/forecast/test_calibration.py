@@ -115,12 +115,10 @@ def test_who_was_refused_is_a_miss_only_where_that_is_certain() -> None:
     calibration = Calibration()
     told = calibration.correct(RAW, HERE)
     for _ in range(200):
-        calibration.cut(HERE, RAW, told, ["wait"], 0.5)
-    assert (calibration.refused.requests, calibration.refused.known_misses) == (200, 0)
+        calibration.observe(HERE, RAW, told, {"wait": 0.5}, never=["wait"])
     assert calibration.correct(RAW, HERE) == AS_IT_CAME, "of a wait that was cut short nothing is known"
     for _ in range(200):
-        calibration.cut(HERE, RAW, told, ["wait"], 30.0)
-    assert calibration.refused.known_misses == 200
+        calibration.observe(HERE, RAW, told, {"wait": 30.0}, never=["wait"])
     assert calibration.correct(RAW, HERE).wait_s[1] > 2.5
     counted = {key: (coverage.judged, coverage.within) for key, coverage in calibration.coverage.items()}
     assert counted == {("plain", "wait", 0.5): (200, 0), ("plain", "wait", 0.9): (200, 0)}
@@ -171,10 +169,9 @@ def test_a_crowd_that_waits_together_moves_a_quantile_no_further_than_it_has_wai
 
 def test_what_was_cut_after_its_turn_is_a_miss_where_it_had_taken_longer() -> None:
     calibration = Calibration()
-    calibration.cut(HERE, RAW, RAW, ["ttft", "e2e"], 4.0)
+    calibration.observe(HERE, RAW, RAW, {"ttft": 4.0, "e2e": 4.0}, never=["ttft", "e2e"])
     judged = {key[1:]: (each.judged, each.within) for key, each in calibration.coverage.items()}
     assert judged == {("ttft", 0.5): (1, 0), ("ttft", 0.9): (1, 0), ("e2e", 0.5): (1, 0)}
-    assert calibration.refused.requests == 0
 
 
 def test_quotes_of_a_tier_bind_after_some_dozen_answers_whatever_those_waited() -> None:

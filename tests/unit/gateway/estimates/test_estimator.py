@@ -442,9 +442,10 @@ def test_what_became_of_requests_puts_later_estimates_right() -> None:
     assert told.ttft_s[1] == pytest.approx(0.3, rel=0.1)
     assert told.e2e_s[1] == pytest.approx(8.0, rel=0.1)
     assert bench.estimates.calibration.coverage["plain", "ttft", 0.9].judged == 100
-    for _ in range(5):
-        bench.estimates.judge(told, Times(0.0, ended_s=1_000.0), None)
-    assert bench.estimates.calibration.refused.known_misses == 5
+    for ended_s in (1_000.0, 2_000.0):  # without a turn
+        bench.estimates.judge(told, Times(0.0, ended_s=ended_s), None)
+    waits = bench.estimates.calibration.coverage["plain", "wait", 0.9]
+    assert (waits.judged, waits.within) == (102, 100)
 
 
 def test_who_waits_longer_than_it_was_told_teaches_before_it_ends() -> None:
