@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from engine.entry import QueueEntry
-from engine.forecast.calibration import REDEEMED_BURST_S, Calibration, Kind, bucket_of
+from engine.forecast.calibration import REDEEMED_BURST_S, Bucket, Calibration, Kind, bucket_of
 from engine.forecast.length.length import LengthForecast
 from engine.forecast.length.probe import length_quantile
 from engine.forecast.wait.forecast import Forecast
@@ -249,6 +249,14 @@ class Estimator:
             tier: self._priced(model, tenant_id, tier, size, raw, kind, now_s)
             for tier, raw in zip(tiers, found, strict=True)
         }
+
+    def binding_tiers(self) -> list[str]:
+        """Those whose next quote binds, also where its request has to wait."""
+        return [
+            tier
+            for tier, rank in TIER_RANKS.items()
+            if self.calibration.has_learned(Bucket("binding", False, rank, 1))
+        ]
 
     def displacement(self, tenant_id: str, tier: Tier, sequences: int, output_tokens: int) -> Displacement:
         return displacement(
