@@ -119,8 +119,8 @@ def calibration(requests: int, seed: int, bursts: bool, model: str | None) -> No
     \b
     On virtual time: the gateway's queue and estimator before a virtual engine, several tenants and tiers, at
     50, 80 and 95 % load; then 50 clients that quote together and all redeem. Takes some minutes. With
-    --bursts, on servers that it starts: sixteen at once into an idle engine with two places, and bursts of 4
-    to 200 into a warm one, by the wait that was told.
+    --bursts, on servers that it starts: sixteen at once into ten fresh ones and into an idle engine with two
+    places, and bursts of 4 to 200 into a warm one, by the wait that was told.
     --json answers:
       {"scenarios": [{"name": "load 0.8", "groups": {"plain": {"requests": 5000, "ttft": {"p50": 0.50,
        "p90": 0.90, "pinball_p90": 0.01, …}, "e2e": {…}, …}}, "ok": true}, …],
