@@ -105,6 +105,8 @@ class StepTimeModel:
         for _ in range(FITS_AT_ONCE):
             model._coefficients = model._typical.fit(model._coefficients, _UNITS) or model._coefficients
         model._prior = model._message([max(value, SMALLEST) for value in model._coefficients])
+        for step in steps:
+            model._add_to_mean(*step)
         model._samples = model._fitted = len(steps)
         if steps:
             errors = [abs(model.predict(*shape) - took_s) / took_s for *shape, took_s in steps]
@@ -153,11 +155,7 @@ class StepTimeModel:
         self._note_error(abs(predicted_s - duration_s) / duration_s)
         if self._fitted >= CLIP_AFTER:
             if self._keeps_mean:
-                usual_s = predict_step_s(self._prior, tokens, context_tokens, sequences)
-                self._mean.add(
-                    (1 / usual_s, tokens / usual_s, context_tokens / usual_s, sequences / usual_s),
-                    min(duration_s, MEAN_CLIP * predicted_s) / usual_s,
-                )
+                self._add_to_mean(tokens, context_tokens, sequences, min(duration_s, MEAN_CLIP * predicted_s))
             duration_s = self._clipped(duration_s, predicted_s)
         self._typical.add([value / duration_s for value in (1.0, tokens, context_tokens, sequences)], 1.0)
         self._samples += 1
@@ -177,6 +175,11 @@ class StepTimeModel:
     def mean(self) -> StepTime:
         """Mean step time of the last minutes; as `to_message` while it is unknown."""
         return self._message(self._mean.fit(_coefficients(self._prior), _UNITS) or self._coefficients)
+
+    def _add_to_mean(self, tokens: int, context_tokens: int, sequences: int, duration_s: float) -> None:
+        usual_s = predict_step_s(self._prior, tokens, context_tokens, sequences)
+        features = (1.0, tokens, context_tokens, sequences)
+        self._mean.add([value / usual_s for value in features], duration_s / usual_s)
 
     def _message(self, coefficients: list[float]) -> StepTime:
         base, per_token, per_context, per_sequence = coefficients

@@ -380,4 +380,4 @@ class Estimator:
         return self._adjusted(upstream, upstream.snapshot)
 
     def _adjusted(self, upstream: Upstream, snapshot: Snapshot | None) -> StepTime:
-        return self._scales[upstream.replica_id].adjust(snapshot.step_time if snapshot is not None else PRIOR)
+        return PRIOR if snapshot is None else self._scales[upstream.replica_id].adjust(snapshot)
