@@ -30,6 +30,8 @@ def test_what_was_timed_predicts_other_steps_of_this_machine(truth: StepTime) ->
         assert found.predict(*shape) == pytest.approx(predict_step_s(truth, *shape), rel=0.25)
     assert found.samples >= 8
     assert found.to_message().relative_error < 0.05
+    found.observe(1, 25, 1, 10 * predict_step_s(truth, 1, 25, 1))
+    assert predict_step_s(found.mean(), 1, 25, 1) < 4 * predict_step_s(truth, 1, 25, 1), "one slow step"
 
 
 def test_a_ceiling_is_measured_without_sleeping_for_it() -> None:
