@@ -16,15 +16,16 @@ Requests of one burst err alike: however many, they are hardly more than one obs
 told a forecast of one bucket within `BURST_S` only the 1st, 2nd, 4th, 8th and so on are learned from; for
 those that were quoted together it counts when they end.
 
-A refused request has no actual time. All that is known is how long it had waited: that is a miss where it
-was told less, and says nothing where it was told more (censoring).
+Of a request that still waits, or ended before its time came, all that is known is how long it has waited:
+that is a miss where it was told less, and says nothing where it was told more (censoring). Each request moves
+a quantile once: then, or when its time has come.
 
 Pure and serialisable. Bounded: the number of buckets is limited.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, exp, inf, log
 from typing import Any, Literal, Protocol
@@ -73,6 +74,9 @@ VERSION = 1
 Correction = tuple[float, float, float, float]
 """Factor and summand of the p50, and of the p90."""
 AS_IT_IS: Correction = (1.0, 0.0, 1.0, 0.0)
+
+Miss = tuple[What, int]
+"""A figure that was told too short, and at which of `QUANTILES`."""
 
 Key = tuple[str, bool, int, int]
 """(kind, exact, tier or -1, load or -1)."""
@@ -147,8 +151,9 @@ class Shifts:
     def is_ready(self) -> bool:
         return self.seen >= WARM_UP
 
-    def follow(self, scores: Sequence[float]) -> None:
-        """Takes in the scores of one request, against each quantile as it was forecast."""
+    def follow(self, scores: Sequence[float], has_moved: Sequence[bool] = (False,) * len(QUANTILES)) -> None:
+        """Takes in the scores of one request, against each quantile as it was forecast. `has_moved`: while
+        it waited."""
         self.seen += 1
         if self.seen <= WARM_UP:
             self.first.append(scores)
@@ -159,8 +164,16 @@ class Shifts:
         for index, quantile in enumerate(QUANTILES):
             here, score = at[index], scores[index]
             spread[index] += SPREAD_MEMORY * (abs(score - here) - spread[index])
-            step = RATE * max(spread[index], SMALLEST_SPREAD)
-            at[index] = _bounded(here + step * (quantile - (score <= here)))
+            if not has_moved[index]:
+                self._move(index, quantile - (score <= here))
+
+    def exceed(self, index: int) -> None:
+        """A score that is not known yet is beyond this quantile."""
+        self._move(index, QUANTILES[index])
+
+    def _move(self, index: int, by: float) -> None:
+        step = RATE * max(self.spread[index], SMALLEST_SPREAD)
+        self.at[index] = _bounded(self.at[index] + step * by)
 
     def _begin(self) -> None:
         for index, quantile in enumerate(QUANTILES):
@@ -190,15 +203,6 @@ class Coverage:
         return self.within / self.judged if self.judged else None
 
 
-@dataclass(slots=True)
-class RefusedForecasts:
-    """Requests that never got what they were told about."""
-
-    requests: int = 0
-    known_misses: int = 0
-    """They had waited longer than their p90 when they were refused; of the others nothing is known."""
-
-
 class Calibration:
     """Corrects forecasts by what became of earlier ones. One writer: the code that sees requests end."""
 
@@ -213,7 +217,6 @@ class Calibration:
         """Of what was told, corrections included."""
         self.wait_coverage: dict[tuple[Kind, int, int, float], Coverage] = {}
         """Of waits, also by tier and by the bucket of the median that was told."""
-        self.refused = RefusedForecasts()
 
     def correct(self, raw: Forecast, bucket: Bucket) -> Figures:
         """The corrected times: no p50 above its p90, no first token before the dispatch, no last one
@@ -229,11 +232,18 @@ class Calibration:
         return self._corrections.get(bucket) or self._look_up(bucket)
 
     def has_learned(self, bucket: Bucket) -> bool:
-        """Whether forecasts of first tokens and of whole answers in this bucket are corrected by what became
-        of `WARM_UP` others. Before, a p90 is the replay's word alone. What became of single requests says
-        nothing of many together."""
-        keys = [key for key in _chain(bucket) if bucket.kind != "together" or key[0] == "together"]
-        return all(self._in_force(keys, what) is not None for what in LEARNED_FIRST)
+        """Whether first tokens and whole answers of `WARM_UP` requests of this tier were compared with their
+        forecasts, whatever they waited; for one that has to wait, of such as had to. Before, a p90 is the
+        replay's word alone. What became of single requests says nothing of many together, and of those what
+        was under load nothing of an idle engine."""
+        is_together = bucket.kind == "together"
+        loads = range(1, NUM_LOADS) if bucket.load else range(1 if is_together else NUM_LOADS)
+        seen = dict.fromkeys(LEARNED_FIRST, 0)
+        for ((kind, is_exact, tier, load), what), shifts in self._shifts.items():
+            is_alike = (is_exact, tier, kind == "together") == (bucket.is_exact, bucket.tier, is_together)
+            if what in seen and is_alike and load in loads:
+                seen[what] += shifts.seen
+        return min(seen.values()) >= WARM_UP
 
     def is_tracked(self, bucket: Bucket, now_s: float, burst_s: float = BURST_S) -> bool:
         """Whether a forecast that is told now is learned from: the n-th of a burst is where n is a power of
@@ -253,22 +263,41 @@ class Calibration:
         *,
         is_counted: bool = True,
         is_tracked: bool = True,
+        taught: Collection[Miss] = (),
+        never: Collection[What] = (),
     ) -> None:
         """A request is over. `told` is `raw` as it was corrected when it was told; `actual` has the figures
-        that came to be, in seconds. `is_counted`: in the coverage; `is_tracked`: it is learned from."""
+        that came to be, in seconds. `is_counted`: in the coverage; `is_tracked`: it is learned from;
+        `taught`: what it taught while it waited; `never`: figures that would have been longer, had it not
+        ended."""
         for what, actual_s in actual.items():
+            is_cut, (p50_s, p90_s) = what in never, figure(told, what)
             if is_counted:
-                self._count(bucket, what, told, actual_s)
-            if is_tracked:
-                self._follow(bucket, what, raw, actual_s)
+                self._count(bucket, what, told, actual_s, only_misses=is_cut)
+            if is_tracked and (not is_cut or actual_s > p90_s):
+                self._follow(bucket, what, raw, actual_s, taught)
+            elif is_tracked and actual_s > p50_s and (what, 0) not in taught:
+                self.overdue(bucket, raw, (what, 0), actual_s)
 
-    def refuse(self, bucket: Bucket, raw: HasTimes, told: HasTimes, waited_s: float) -> None:
-        """A request left without its turn after `waited_s`: all that is known of its wait is that it would
-        have been longer."""
-        self.refused.requests += 1
-        if waited_s > told.wait_s[1]:
-            self.refused.known_misses += 1
-            self._follow(bucket, "wait", raw, waited_s)
+    def overdue(self, bucket: Bucket, raw: HasTimes, miss: Miss, after_s: float) -> bool:
+        """A request has waited for so long, and its figure is yet to come. Learns from that where it is a
+        miss of what is told today; returns whether it did."""
+        what, index = miss
+        score = _score(raw, what, index, after_s)
+        moved = False
+        for number, key in enumerate(_own_keys(bucket)):
+            shifts = self._shifts.get((key, what))
+            if shifts is None or not shifts.is_ready:
+                continue
+            if score <= shifts.at[index]:
+                break
+            shifts.exceed(index)
+            moved = True
+            if number == 0 and shifts.seen % COARSER_EVERY:
+                break
+        if moved:
+            self._corrections.clear()
+        return moved
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, fit for JSON: the shifts, not what was counted."""
@@ -300,9 +329,13 @@ class Calibration:
             raise ValueError(f"not a calibration: {error!r}") from None
         return calibration
 
-    def _count(self, bucket: Bucket, what: What, told: HasTimes, actual_s: float) -> None:
+    def _count(
+        self, bucket: Bucket, what: What, told: HasTimes, actual_s: float, *, only_misses: bool = False
+    ) -> None:
         for quantile, limit_s in zip(QUANTILES, figure(told, what), strict=True):
             is_within = actual_s <= limit_s
+            if is_within and only_misses:
+                continue
             self.coverage.setdefault((bucket.kind, what, quantile), Coverage()).count(is_within)
             if what == "wait":
                 told_as = (bucket.kind, bucket.tier, load_of(told.wait_s[0]), quantile)
@@ -323,20 +356,19 @@ class Calibration:
                 return shifts
         return None
 
-    def _follow(self, bucket: Bucket, what: What, raw: HasTimes, actual_s: float) -> None:
+    def _follow(
+        self, bucket: Bucket, what: What, raw: HasTimes, actual_s: float, taught: Collection[Miss]
+    ) -> None:
         self._corrections.clear()
-        floor_s = FLOOR_S[what]
-        raw_s = figure(raw, what)
-        scores = (
-            log((actual_s + floor_s) / (raw_s[0] + floor_s)),
-            log((actual_s + floor_s) / (raw_s[1] + floor_s)),
-        )
-        finest, *coarser = [key for key in _chain(bucket) if key[0] == bucket.kind]
+        quantiles = range(len(QUANTILES))
+        scores = [_score(raw, what, index, actual_s) for index in quantiles]
+        has_moved = [(what, index) in taught for index in quantiles]
+        finest, *coarser = _own_keys(bucket)
         shifts = self._of(finest, what)
-        shifts.follow(scores)
+        shifts.follow(scores, has_moved)
         if shifts.seen <= WARM_UP or shifts.seen % COARSER_EVERY == 0:
             for key in coarser:
-                self._of(key, what).follow(scores)
+                self._of(key, what).follow(scores, has_moved)
 
     def _of(self, key: Key, what: What) -> Shifts:
         shifts = self._shifts.get((key, what))
@@ -370,6 +402,15 @@ def corrected(raw_s: Seconds, by: Correction, least: Seconds) -> Seconds:
 def figure(times: HasTimes, what: What) -> Seconds:
     pair: Seconds = getattr(times, f"{what}_s")
     return pair
+
+
+def _score(raw: HasTimes, what: What, index: int, actual_s: float) -> float:
+    return log((actual_s + FLOOR_S[what]) / (figure(raw, what)[index] + FLOOR_S[what]))
+
+
+def _own_keys(bucket: Bucket) -> list[Key]:
+    """Those that learn from a request of this bucket, the finest first."""
+    return [key for key in _chain(bucket) if key[0] == bucket.kind]
 
 
 def _chain(bucket: Bucket) -> list[Key]:

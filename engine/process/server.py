@@ -28,6 +28,7 @@ from engine.client.keys import EngineKeys, KeysRefused, engine_keys
 from engine.client.zmq_link import MAX_MESSAGE_BYTES
 from engine.core.core import EngineConfig, EngineCore
 from engine.core.detokenizer import NoTokenizer, load_texts
+from engine.core.first_steps import timed_steps
 from engine.core.learned_state import (
     LearnedKey,
     LearnedStateWriter,
@@ -244,7 +245,8 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
         pid=os.getpid(),
         life=secrets.token_hex(4),
     )
-    core = EngineCore(runner, texts, config, time.monotonic, step_time=load_step_time(learned, key))
+    step_time = load_step_time(learned, key) or timed_steps(runner, texts, config, time.monotonic)
+    core = EngineCore(runner, texts, config, time.monotonic, step_time=step_time)
     collected = samples_path(options.data_dir, options.engine_id)
     learned_writer = LearnedStateWriter(
         core,

@@ -16,12 +16,12 @@ Python: a gateway has no numpy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Any
 
 from engine.messages import StepTime
-from engine.step_time.least_squares import NormalEquations, numbers
+from engine.step_time.least_squares import SMALLEST, NormalEquations, numbers
 
 PRIOR = StepTime(
     base_s=2e-3,
@@ -50,6 +50,10 @@ STEPS_OF_MEAN = round(1 / (1 - MEAN_DECAY))
 MEAN_CLIP = 20.0
 """Bound of a step's duration in the mean, in multiples of its prediction."""
 _FEATURES = 4
+FITS_AT_ONCE = 32
+"""Each is the prior of the next: what the steps say nothing of stays in proportion."""
+TimedStep = tuple[int, int, int, float]
+"""Tokens, context tokens, sequences and seconds of a step."""
 
 
 def predict_step_s(step_time: StepTime, tokens: int, context_tokens: int, sequences: int) -> float:
@@ -90,6 +94,24 @@ class StepTimeModel:
         self._fitted = 0
         self._clipped_in_a_row = 0
         self._relative_error = prior.relative_error
+
+    @staticmethod
+    def of_steps(steps: Sequence[TimedStep]) -> StepTimeModel:
+        """Fitted to all of these at once: none was predicted before. Its error is that of the fit."""
+        model = StepTimeModel()
+        for tokens, context_tokens, sequences, duration_s in steps:
+            features = (1.0, tokens, context_tokens, sequences)
+            model._typical.add([value / duration_s for value in features], 1.0)
+        for _ in range(FITS_AT_ONCE):
+            model._coefficients = model._typical.fit(model._coefficients, _UNITS) or model._coefficients
+        model._prior = model._message([max(value, SMALLEST) for value in model._coefficients])
+        for step in steps:
+            model._add_to_mean(*step)
+        model._samples = model._fitted = len(steps)
+        if steps:
+            errors = [abs(model.predict(*shape) - took_s) / took_s for *shape, took_s in steps]
+            model._relative_error = sum(errors) / len(errors)
+        return model
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: a restarted engine continues exactly from them."""
@@ -133,11 +155,7 @@ class StepTimeModel:
         self._note_error(abs(predicted_s - duration_s) / duration_s)
         if self._fitted >= CLIP_AFTER:
             if self._keeps_mean:
-                usual_s = predict_step_s(self._prior, tokens, context_tokens, sequences)
-                self._mean.add(
-                    (1 / usual_s, tokens / usual_s, context_tokens / usual_s, sequences / usual_s),
-                    min(duration_s, MEAN_CLIP * predicted_s) / usual_s,
-                )
+                self._add_to_mean(tokens, context_tokens, sequences, min(duration_s, MEAN_CLIP * predicted_s))
             duration_s = self._clipped(duration_s, predicted_s)
         self._typical.add([value / duration_s for value in (1.0, tokens, context_tokens, sequences)], 1.0)
         self._samples += 1
@@ -157,6 +175,11 @@ class StepTimeModel:
     def mean(self) -> StepTime:
         """Mean step time of the last minutes; as `to_message` while it is unknown."""
         return self._message(self._mean.fit(_coefficients(self._prior), _UNITS) or self._coefficients)
+
+    def _add_to_mean(self, tokens: int, context_tokens: int, sequences: int, duration_s: float) -> None:
+        usual_s = predict_step_s(self._prior, tokens, context_tokens, sequences)
+        features = (1.0, tokens, context_tokens, sequences)
+        self._mean.add([value / usual_s for value in features], duration_s / usual_s)
 
     def _message(self, coefficients: list[float]) -> StepTime:
         base, per_token, per_context, per_sequence = coefficients

@@ -4,6 +4,9 @@ By its client's bounds on the estimate, and by the client's or the tier's deadli
 (`flow/deadline_check.py`); by the targets of tier and tenant only while the control loop says so, as many
 clients prefer a late answer to none. A redeemed quote is never refused for a target; nor is one in
 `TRIED_ONE_IN` of the requests that a target refuses, and in `DOUBTED_ONE_IN` if the median keeps it.
+
+While no step of its servers was timed a forecast refuses nothing. A bound on the wait is kept by the clock
+then: the request leaves the queue when it has waited so long.
 """
 
 from __future__ import annotations
@@ -69,7 +72,7 @@ def require_bounds(call: Call, estimate: Estimate | None, prices: PriceBook) -> 
                 consequence=f"'{WAIT_HEADER}' cannot be kept: leave it out", param=WAIT_HEADER
             )
         expected_s = estimate.wait_s[1]
-        if expected_s > call.max_wait_s:
+        if estimate.is_measured and expected_s > call.max_wait_s:
             least = "at least " if estimate.saturated else ""
             raise EstimateExceeds(
                 WAIT_HEADER,
@@ -155,6 +158,8 @@ class Admission(TargetGate):
 
     def check(self, call: Call, estimate: Estimate | None, now_s: float, expires_s: float = math.inf) -> None:
         """Raises `NotInTime`. `expires_s`: when it leaves the queue."""
+        if estimate is not None and not estimate.is_measured:
+            estimate = None
         # What a quote promised, no knob takes back.
         factor = self.factor if call.binding is None else 1.0
         late = early_refusal(estimate, now_s=now_s, expires_s=expires_s, factor=factor)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
-from engine.forecast.calibration import Bucket, Calibration, What
+from engine.forecast.calibration import Bucket, Calibration, Miss, What
 from engine.forecast.wait.forecast import Figures, Forecast
 
 Seconds = tuple[float, float]
@@ -42,6 +43,8 @@ class Estimate(msgspec.Struct, frozen=True, gc=False):
     saturated: bool
     promise: Promise | None = None
     """What it is compared with once the request is over."""
+    is_measured: bool = True
+    """False: no step of its server was timed yet, so it refuses nothing and promises nothing."""
 
     def as_json(self) -> dict[str, Any]:
         wait_s, ttft_s, tpot_s, e2e_s = self.wait_s, self.ttft_s, self.tpot_s, self.e2e_s
@@ -136,29 +139,36 @@ class Promise(msgspec.Struct, frozen=True, gc=False):
     is_tracked: bool = True
     """Corrections learn from it."""
     is_learned: bool = True
-    """It is corrected by earlier requests; only such a quote binds."""
+    """It is corrected by earlier requests, and measured; only such a quote binds."""
 
 
 def calibrate(
     calibration: Calibration,
     estimate: Estimate,
     times: Times,
-    output_tokens: int,
+    output_tokens: int | None,
     *,
     is_counted: bool = True,
     is_learned: bool = True,
+    taught: Collection[Miss] = (),
 ) -> None:
-    """Feeds the calibration with the actual times of a request that was answered in full."""
+    """Feeds the calibration with the actual times of a request. `output_tokens` None: its answer is not
+    complete."""
     promise = estimate.promise
     if promise is None:
         return
     seen = {
         "wait": times.wait_s,
         "ttft": times.ttft_s,
-        "tpot": times.tpot_s(output_tokens),
+        "tpot": times.tpot_s(output_tokens or 0),
         "e2e": times.e2e_s,
     }
+    never: list[What] = []
+    if output_tokens is None:
+        never = [what for what in ("wait", "ttft", "e2e") if what == "e2e" or seen[what] is None]
+        seen |= dict.fromkeys(never, times.e2e_s)
     actual: dict[What, float] = {what: value for what, value in seen.items() if value is not None}  # type: ignore[misc]
     calibration.observe(
-        promise.bucket, promise.raw, estimate, actual, is_counted=is_counted, is_tracked=is_learned
-    )
+        promise.bucket, promise.raw, estimate, actual,
+        is_counted=is_counted, is_tracked=is_learned, taught=taught, never=never,
+    )  # fmt: skip

@@ -69,6 +69,7 @@ class Quote(msgspec.Struct, frozen=True, array_like=True):
     """False: made before anything was learned. It fixes tier and prices; a miss is not credited."""
     is_together: bool = False
     """Made while other quotes of its tenant were outstanding."""
+    is_measured: bool = True
 
     def estimate(self) -> Estimate:
         bucket = Bucket("together" if self.is_together else "binding", False, self.rank, self.load)
@@ -84,6 +85,7 @@ class Quote(msgspec.Struct, frozen=True, array_like=True):
             basis=self.basis,
             samples=self.samples,
             saturated=self.saturated,
+            is_measured=self.is_measured,
             promise=Promise(bucket, self.raw),
         )
 
@@ -187,6 +189,7 @@ def quote_of(
         saturated=estimate.saturated,
         is_binding=promise.is_learned,
         is_together=promise.bucket.kind == "together",
+        is_measured=estimate.is_measured,
     )
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from engine.entry import QueueEntry
-from engine.forecast.calibration import REDEEMED_BURST_S, Calibration, Kind, bucket_of
+from engine.forecast.calibration import REDEEMED_BURST_S, Bucket, Calibration, Kind, bucket_of
 from engine.forecast.length.length import LengthForecast
 from engine.forecast.wait.forecast import Forecast
 from engine.forecast.wait.picture import QUANTILES, AnswerLength
@@ -24,6 +24,7 @@ from gateway.domain.estimate import Estimate, Promise, Times, calibrate
 from gateway.estimates.displacement import Displacement, displacement
 from gateway.estimates.engine_load import engine_loads
 from gateway.estimates.forecast_cache import ForecastCache, Size, Submit
+from gateway.estimates.overdue import Overdue, WatchedWait
 from gateway.estimates.step_time_scale import StepTimeScale
 from gateway.flow.controller import FlowController, Ticket
 from gateway.statistics import LEARNED_PER_S, EvenSample
@@ -77,6 +78,7 @@ class Estimator:
             stopwatch=stopwatch,
         )
         self._flow = flow
+        self._overdue = Overdue()
         self._judged = EvenSample(JUDGED_PER_S)
         self._counted = EvenSample(JUDGED_PER_S)
         self._learned = EvenSample(LEARNED_PER_S)
@@ -176,8 +178,14 @@ class Estimator:
         self._latest = None
         for upstream in self._upstreams:
             self._scales[upstream.replica_id].see(upstream.snapshot)
+        self._overdue.look(now_s, self._waits, self.calibration)
         if self.is_enabled:
             self.forecast_cache.refresh(now_s)
+
+    def _waits(self, waiting: WatchedWait) -> bool:
+        """In the tier of which it was told."""
+        ticket = self._flow.queue.ticket(waiting.request_id)
+        return ticket is not None and ticket.entry.tier == waiting.promise.bucket.tier
 
     # ------------------------------------------------------------ estimates
 
@@ -245,6 +253,14 @@ class Estimator:
             for tier, raw in zip(tiers, found, strict=True)
         }
 
+    def binding_tiers(self) -> list[str]:
+        """Those whose next quote binds, also where its request has to wait."""
+        return [
+            tier
+            for tier, rank in TIER_RANKS.items()
+            if self.calibration.has_learned(Bucket("binding", False, rank, 1))
+        ]
+
     def displacement(self, tenant_id: str, tier: Tier, sequences: int, output_tokens: int) -> Displacement:
         return displacement(
             tenant_id,
@@ -260,28 +276,43 @@ class Estimator:
             ),
         )
 
-    def judge(self, estimate: Estimate, times: Times, output_tokens: int) -> None:
-        """Learns from an answered request. At most `JUDGED_PER_S` plain requests are learned from, of those
-        that may be, and as many counted, evenly chosen."""
+    def waits(self, request_id: str, estimate: Estimate | None, arrived_s: float) -> WatchedWait | None:
+        """A request is queued, and teaches when it has waited longer than it was told. None: it does not."""
+        promise = None if estimate is None else estimate.promise
+        if promise is None or not promise.is_tracked or promise.bucket.kind == "together":
+            return None
+        assert estimate is not None
+        if promise.bucket.kind == "plain" and not self._judged.takes(arrived_s):
+            return None
+        return self._overdue.add(request_id, estimate, promise, arrived_s)
+
+    def judge(
+        self, estimate: Estimate, times: Times, output_tokens: int | None, waiting: WatchedWait | None = None
+    ) -> None:
+        """Learns from a request that is over; without `output_tokens` it was cut. At most `JUDGED_PER_S`
+        plain requests are learned from, of those that may be, and as many counted, evenly chosen. `waiting`:
+        what `waits` returned."""
         promise = estimate.promise
         if promise is None:
             return
         ended_s = times.ended_s if times.ended_s is not None else times.arrived_s
         is_plain = promise.bucket.kind == "plain"
         is_counted = not is_plain or self._counted.takes(ended_s)
-        is_learned = promise.is_tracked and (not is_plain or self._judged.takes(ended_s))
+        is_learned = waiting is not None or (
+            promise.is_tracked and (not is_plain or self._judged.takes(ended_s))
+        )
         if promise.bucket.kind == "together":
             is_learned = self.calibration.is_tracked(promise.bucket, ended_s, REDEEMED_BURST_S)
         if is_counted or is_learned:
             calibrate(
-                self.calibration, estimate, times, output_tokens, is_counted=is_counted, is_learned=is_learned
+                self.calibration,
+                estimate,
+                times,
+                output_tokens,
+                is_counted=is_counted,
+                is_learned=is_learned,
+                taught=() if waiting is None else waiting.taught,
             )
-
-    def refused(self, estimate: Estimate, waited_s: float) -> None:
-        """A request that was told `estimate` left the queue without its turn."""
-        if estimate.promise is not None:
-            promise = estimate.promise
-            self.calibration.refuse(promise.bucket, promise.raw, estimate, waited_s)
 
     def _priced(
         self, model: str, tenant_id: str, tier: Tier, size: Size, raw: Forecast, kind: Kind, now_s: float
@@ -305,11 +336,12 @@ class Estimator:
             basis=raw.basis + self._note,
             samples=self.lengths.samples(tenant_id, self._model),
             saturated=raw.saturated,
+            is_measured=raw.samples > 0,
             promise=Promise(
                 bucket,
                 raw,
                 is_tracked=kind != "plain" or self.calibration.is_tracked(bucket, now_s),
-                is_learned=kind == "plain" or self.calibration.has_learned(bucket),
+                is_learned=kind == "plain" or (raw.samples > 0 and self.calibration.has_learned(bucket)),
             ),
         )
 
@@ -361,4 +393,4 @@ class Estimator:
         return self._adjusted(upstream, upstream.snapshot)
 
     def _adjusted(self, upstream: Upstream, snapshot: Snapshot | None) -> StepTime:
-        return self._scales[upstream.replica_id].adjust(snapshot.step_time if snapshot is not None else PRIOR)
+        return PRIOR if snapshot is None else self._scales[upstream.replica_id].adjust(snapshot)

@@ -1,9 +1,10 @@
-"""Scale from an engine's modelled to its measured step time.
+"""Scale from an engine's mean step time to that of the last seconds.
 
-The model is fitted to typical steps, robustly: it ignores the rare slow ones. A wait is a sum over many
-steps, so for waits the mean counts, slow steps and the time between steps included. This measures it from
-the snapshots that the engine sends anyway: how much time passed, against what the model says for the steps
-taken meanwhile. Pure: snapshots are passed in.
+A wait is a sum over many steps, so for waits the engine's mean over the last minutes counts (of a server that
+has none, the typical step), and a moment does not: in the middle of a burst what the burst itself costs the
+machine is no pace to go on with. This measures what the mean is late to see, from the snapshots that the
+engine sends anyway: how much time passed, against what the mean says for the steps taken meanwhile. It begins
+with some seconds in which both were alike. Pure: snapshots are passed in.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import msgspec
 from engine.messages import Snapshot, StepTime
 from engine.step_time.model import predict_step_s
 
-MEMORY_S = 3.0
-"""Busy seconds that count."""
+MEMORY_S = 10.0
+"""Busy seconds after which one counts half."""
+FIRST_S = 3.0
+"""Those that it begins with."""
 LONGEST_GAP_S = 1.0
 SLOWEST, FASTEST = 20.0, 0.5
 
@@ -24,13 +27,11 @@ SLOWEST, FASTEST = 20.0, 0.5
 @dataclass(slots=True)
 class StepTimeScale:
     _last: Snapshot | None = None
-    _elapsed_s: float = 0.0
-    _predicted_s: float = 0.0
+    _elapsed_s: float = FIRST_S
+    _predicted_s: float = FIRST_S
 
     @property
     def factor(self) -> float:
-        if self._predicted_s <= 0:
-            return 1.0
         return min(SLOWEST, max(FASTEST, self._elapsed_s / self._predicted_s))
 
     def see(self, snapshot: Snapshot | None) -> None:
@@ -48,8 +49,9 @@ class StepTimeScale:
         self._elapsed_s = self._elapsed_s * keep + elapsed_s
         self._predicted_s = self._predicted_s * keep + predicted_s
 
-    def adjust(self, step_time: StepTime) -> StepTime:
-        factor = self.factor
+    def adjust(self, snapshot: Snapshot) -> StepTime:
+        """The step time to reckon waits with."""
+        step_time, factor = mean_of(snapshot), self.factor
         if factor == 1.0:
             return step_time
         return msgspec.structs.replace(
@@ -59,6 +61,10 @@ class StepTimeScale:
             per_context_token_s=step_time.per_context_token_s * factor,
             per_sequence_s=step_time.per_sequence_s * factor,
         )
+
+
+def mean_of(snapshot: Snapshot) -> StepTime:
+    return snapshot.mean_step_time or snapshot.step_time
 
 
 def _was_busy(last: Snapshot, now: Snapshot) -> bool:
@@ -72,9 +78,7 @@ def _predicted_s(last: Snapshot, now: Snapshot) -> float:
     tokens = _tokens(now) - _tokens(last)
     sequences = (len(last.running) + len(now.running)) / 2
     context = (_context(last) + _context(now)) / 2
-    one_step_s = predict_step_s(
-        now.step_time, round(tokens / steps), round(context), max(1, round(sequences))
-    )
+    one_step_s = predict_step_s(mean_of(now), round(tokens / steps), round(context), max(1, round(sequences)))
     return steps * one_step_s
 
 

@@ -39,11 +39,6 @@ class CalibrationCollector(Collector):
         )
         judged = CounterMetricFamily("fairgate_estimates_judged", "Estimates compared.", labels=labels)
         within = CounterMetricFamily("fairgate_estimates_within", "Of them, not exceeded.", labels=labels)
-        refused = CounterMetricFamily(
-            "fairgate_estimates_refused",
-            "Requests that left the line without a turn; known_miss: after more than the p90 of their wait.",
-            labels=["model", "known_miss"],
-        )
         for model, calibration in self._calibrations().items():
             for (kind, what, quantile), coverage in calibration.coverage.items():
                 values = [model, what, f"{quantile:g}", kind]
@@ -53,10 +48,7 @@ class CalibrationCollector(Collector):
             for (kind, rank, load, quantile), coverage in calibration.wait_coverage.items():
                 values = [model, TIERS[rank], f"{longest_wait_s(load):.3g}", f"{quantile:g}", kind]
                 waits.add_metric(values, coverage.recent)
-            misses = calibration.refused.known_misses
-            refused.add_metric([model, "yes"], misses)
-            refused.add_metric([model, "no"], calibration.refused.requests - misses)
-        yield from (recent, waits, judged, within, refused)
+        yield from (recent, waits, judged, within)
 
 
 # Forecasts of answers' lengths, layer by layer.

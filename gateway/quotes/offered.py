@@ -28,9 +28,11 @@ def tiers_instead(call: Call, cause: BaseException | None, *, is_long: bool) -> 
     return [Tier.BATCH] if isinstance(cause, NotInTime) and is_long and may_wait else []
 
 
+UNPROMISED = "The prices hold, and the times are not credited."
+NOT_MEASURED = f"nothing measured yet: no step of a server of this model was timed. {UNPROMISED}"
 NOT_LEARNED = (
-    f"nothing learned yet: fewer than {WARM_UP} answers of this kind were compared with their forecasts. The"
-    " prices hold, and the times are not credited."
+    f"nothing learned yet: fewer than {WARM_UP} answers of this kind were compared with their forecasts."
+    f" {UNPROMISED}"
 )
 
 
@@ -68,4 +70,4 @@ def offered(
 def _binding(estimate: Estimate) -> dict[str, Any]:
     if estimate.promise is None or estimate.promise.is_learned:
         return {"binding": True}
-    return {"binding": False, "not_binding": NOT_LEARNED}
+    return {"binding": False, "not_binding": NOT_LEARNED if estimate.is_measured else NOT_MEASURED}

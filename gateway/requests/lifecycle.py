@@ -412,6 +412,9 @@ class Lifecycle:
         else:
             run.estimate = call.binding.estimate
         require_bounds(call, run.estimate, run.prices)
+        if call.max_wait_s is not None and run.estimate is not None and not run.estimate.is_measured:
+            until_s = run.times.arrived_s + call.max_wait_s
+            run.expires_s = until_s if run.expires_s is None else min(until_s, run.expires_s)
         try:
             self.admission.check(call, run.estimate, now_s, self._expires_s(run))
         except DeadlineUnreachable:
@@ -558,6 +561,8 @@ class Lifecycle:
             if self._observer is not None:
                 ahead = self._dispatcher.flow.tokens_ahead(call.request_id, self._clock())
                 self._observer.in_line(run, ticket.entry, ahead)
+            if not turn.done():
+                run.waiting = self._estimates.waits(call.request_id, run.estimate, run.times.arrived_s)
             if call.progress or not turn.done():
                 telling = self._tell(run, ticket.entry.arrived_s)
             granted = await _unless_interrupted(run, turn)

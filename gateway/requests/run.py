@@ -21,6 +21,7 @@ from gateway.domain.quote_redemption import Redemption
 from gateway.domain.targets import NO_TARGETS, RequestTargets
 from gateway.domain.timeline import Timeline, TimelineKind
 from gateway.domain.usage import SequenceUse
+from gateway.estimates.overdue import WatchedWait
 from gateway.trace_context import RequestTrace
 from gateway.tracing.decision import KeepCause
 from gateway.upstream.base import Part
@@ -202,6 +203,8 @@ class Run:
     in_line: bool = False
     """It is or was queued."""
     in_line_s: float | None = None
+    waiting: WatchedWait | None = None
+    """It may teach while it waits."""
     limited_s: float = 0.0
     """How long its tenant's own limits kept it out of the queue."""
     get_ready: Callable[[Run], object] | None = None

@@ -58,7 +58,8 @@ COMPLETES: dict[str, Any] = {
             {"type": "string", "enum": ["0", "1"]},
         ),
         WAIT_HEADER: (
-            "Refused (409) before anything is held where the expected wait (p90, seconds) is longer.",
+            "Refused (409) before anything is held where the expected wait (p90, seconds) is longer. While no"
+            " step of its servers was timed it is taken, and refused (503) once it has waited so long.",
             {"type": "number", "minimum": 0},
         ),
         COST_HEADER: (

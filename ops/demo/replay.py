@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 import httpx
 
 TIMEOUT_S = 300.0
+TOLD_WAIT = re.compile(r"wait;p50=([0-9.]+);p90=([0-9.]+)")
 TAIL_BYTES = 64 * 1024
 """The end of a stream that is kept to read usage and account from."""
 
@@ -48,10 +50,19 @@ class Sent:
     """Error code of a refusal, or `connection` where the transport failed."""
     account: dict[str, Any] = field(default_factory=dict)
     """The `fairgate` object of the last chunk: estimates and actuals."""
+    told_wait_s: dict[str, float] | None = None
+    """p50 and p90 by the answer's headers."""
+    cut_s: float | None = None
+    """When it was cut, or died."""
 
     @property
     def ok(self) -> bool:
         return self.refusal is None and self.ended_s is not None
+
+    @property
+    def cut_wait_s(self) -> float | None:
+        """How long one that was cut before its first token had waited at least."""
+        return None if self.cut_s is None or self.first_token_s is not None else self.cut_s - self.sent_s
 
     @property
     def ttft_s(self) -> float | None:
@@ -105,6 +116,8 @@ async def _send(client: httpx.AsyncClient, request: PlannedRequest, board: Board
             if response.status_code != 200:
                 sent.refusal = _error_code(await response.aread())
                 return
+            told = TOLD_WAIT.match(response.headers.get("x-fairgate-estimate", ""))
+            sent.told_wait_s = {"p50": float(told[1]), "p90": float(told[2])} if told else None
             tail = b""
             async for chunk in response.aiter_raw():
                 if sent.first_token_s is None and b'"delta"' in chunk:
@@ -115,6 +128,8 @@ async def _send(client: httpx.AsyncClient, request: PlannedRequest, board: Board
             sent.ended_s = board.now_s()
     except httpx.HTTPError:
         sent.refusal = "connection"
+    finally:
+        sent.cut_s = None if sent.ok else board.now_s()
 
 
 def _error_code(content: bytes) -> str:

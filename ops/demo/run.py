@@ -260,6 +260,7 @@ def _account(
         duration_s=duration_s,
         simulated_waits_s={policy: waits_s for policy, (_, waits_s) in simulated.items()},
         simulated_duration_s={policy: pool.now_s for policy, (pool, _) in simulated.items()},
+        bound_after=watch.bound_after,
         cut=sum(not sent.ok and sent.refusal is None for sent in board.sent),
     )
     report = build_report(evidence)

@@ -152,7 +152,7 @@ def _tenant_table(report: Mapping[str, Any]) -> Table:
 def _tier_table(report: Mapping[str, Any]) -> Table:
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     grid.add_column("tier")
-    for name in ("requests", "answered", "wait p50", "p90", "under told p90", *TIMES):
+    for name in ("requests", "answered", "quotes bind after", "wait p50", "p90", "under told p90", *TIMES):
         grid.add_column(name, justify="right")
     for row in report["tiers"]:
         wait, ttft, e2e = row["wait_s"], row["ttft_s"], row["e2e_s"]
@@ -160,6 +160,7 @@ def _tier_table(report: Mapping[str, Any]) -> Table:
             row["tier"],
             str(row["requests"]),
             str(row["answered"]),
+            "never" if row["quotes_bind_after"] is None else str(row["quotes_bind_after"]),
             seconds(wait["p50"]),
             seconds(wait["p90"]),
             percent(wait["under_told_p90"]),

@@ -36,6 +36,8 @@ class DemoSampler:
     ) -> None:
         self.samples: list[Sample] = []
         self.status: dict[str, Any] = {}
+        self.bound_after: dict[str, int] = {}
+        """By tier whose quotes bind: its answers until then."""
         self._client = client
         self._board = board
         self._cast = cast
@@ -61,6 +63,9 @@ class DemoSampler:
         response = await self._client.get("/admin/v1/status")
         response.raise_for_status()
         self.status = response.json()
+        for tier in next(iter(self.status["models"]["pools"].values()))["quotes_bind"]:
+            answered = sum(sent.ok and sent.tier == tier for sent in self._board.sent)
+            self.bound_after.setdefault(tier, answered)
         now_s = self._board.now_s()
         emitted: dict[str, int] = {}
         service: dict[str, float] = {}

@@ -92,7 +92,10 @@ def test_an_sdk_stream_has_its_headers_when_it_holds_its_budget_and_before_its_t
         return
     assert estimate["wait_s"]["p50"] > 0.2
     told = raw.headers["x-fairgate-estimate"]
-    assert told.startswith(f"wait;p50={estimate['wait_s']['p50']:.3f};p90={estimate['wait_s']['p90']:.3f},")
+    figures = dict(part.split("=") for part in told.split(",")[0].split(";")[1:])
+    assert {name: float(value) for name, value in figures.items()} == pytest.approx(
+        estimate["wait_s"], abs=1e-3
+    ), "rounded to milliseconds"
 
 
 def expected_wait_s(server: Server, key: str) -> float:

@@ -22,7 +22,7 @@ from gateway.requests.run import Run
 from tenants.pricing.pricing import Price, uniform_book
 from tenants.storage.database import open_database
 from tenants.types import Limit, Meter, Principal, SubjectKind, Tier
-from tests.integration.test_lifecycle import LIMITS, PRINCIPAL, PROMPT, House, told
+from tests.integration.test_lifecycle import LIMITS, PRINCIPAL, PROMPT, House, timed, told
 from tests.support.engine_process import until
 
 PRICE = Price(100, 50, 300)
@@ -95,6 +95,7 @@ async def street(sqlite_url: str) -> AsyncIterator[Street]:
 def misses_targets(house: House) -> list[tuple[str, Tier, str]]:
     """From now on the house refuses for a target; returns what is counted as refused for one."""
     refused: list[tuple[str, Tier, str]] = []
+    house.engine.snapshot = timed(100)
     house.lifecycle.admission = Admission(
         lambda tenant_id, tier: {"ttft": 1e-9}, lambda *each: refused.append(each)
     )
@@ -115,6 +116,7 @@ async def test_what_the_queue_keeps_too_long_goes_on_before_anything_is_held(
     street: Street, waiting: int
 ) -> None:
     house = street.first
+    house.engine.snapshot = timed(100)
     runs = [await house.running(max_tokens=5) for _ in range(2)]
     in_line = [house.begin(max_tokens=5) for _ in range(waiting)]
     await until(lambda: len(house.flow) == waiting)

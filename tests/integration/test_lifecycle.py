@@ -23,6 +23,7 @@ from engine.messages import (
     SamplingParams,
     SequenceOutcome,
     Snapshot,
+    StepTime,
     Submit,
 )
 from engine.scheduling.counters import ServiceCounters
@@ -254,6 +255,7 @@ class House:
         principal: Principal = PRINCIPAL,
         asked_max_tokens: bool = True,
         timeout_s: float | None = None,
+        max_wait_s: float | None = None,
         names_timeout: bool = False,
         tier: Tier = Tier.STANDARD,
     ) -> Run:
@@ -261,7 +263,7 @@ class House:
             request_id=new_request_id(1e9), chat=True, model="m", principal=principal, tier=tier,
             prompts=(PROMPT,), choices=choices, max_tokens=max_tokens, sampling=SamplingParams(), stream=True,
             include_usage=True, created=1, asked_max_tokens=asked_max_tokens, timeout_s=timeout_s,
-            names_timeout=names_timeout,
+            max_wait_s=max_wait_s, names_timeout=names_timeout,
         )  # fmt: skip
         return self.lifecycle.begin(call)
 
@@ -607,7 +609,14 @@ async def test_requests_count_from_their_estimate_until_they_are_queued_or_refus
         await house.closed(run)
 
 
+def timed(samples: int, step_s: float = 1.0) -> Snapshot:
+    """An engine of which so many steps were timed."""
+    step_time = StepTime(step_s, 1e-9, 1e-12, 1e-9, samples, 0.1)
+    return Snapshot("a", 0, 0.0, [], [], 64, 0, 0, 64, step_time)
+
+
 async def test_a_target_out_of_reach_is_refused_before_anything_is_held(house: House) -> None:
+    house.engine.snapshot = timed(100)
     house.lifecycle.admission = Admission(lambda tenant_id, tier: {"ttft": 1e-9})
     run, (name,) = await house.running()
     house.engine.end(name, "stop")
@@ -620,6 +629,58 @@ async def test_a_target_out_of_reach_is_refused_before_anything_is_held(house: H
     assert not refused.in_line
     assert await house.ledger.find(refused.call.request_id) == []
     assert house.lifecycle.admission.expected_late.value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("asked", "refusal"),
+    [
+        ({}, "target_unreachable"),
+        ({"timeout_s": 0.05}, "deadline_unreachable"),
+        ({"max_wait_s": 0.05}, "estimate_exceeds"),
+    ],
+    ids=["target", "deadline", "bound on the wait"],
+)
+async def test_while_no_step_was_timed_nothing_is_refused_by_a_forecast(
+    house: House, asked: dict[str, float], refusal: str
+) -> None:
+    """What bounds its wait waits so long then, and leaves."""
+    house.engine.snapshot = timed(0)
+    house.lifecycle.admission = Admission(lambda tenant_id, tier: {"ttft": 1e-9})
+    house.lifecycle.admission.strictness = 1.0
+    names = [(await house.running())[1][0] for _ in range(2)]  # all places
+    waiting = house.begin(**asked)
+    if asked:
+        closed, _ = await house.closed(waiting)
+        assert told(waiting, closed).code == "queue_timeout"
+        assert closed.account.times.e2e_s is not None
+        assert closed.account.times.e2e_s >= 0.05
+    else:
+        await until(lambda: waiting.in_line)
+    assert waiting.estimate is not None
+    assert waiting.estimate.basis.endswith("step time not measured yet")
+    house.engine.snapshot = timed(1)
+    house.lifecycle._estimates.forecast_cache._build(asyncio.get_running_loop().time())
+    refused = house.begin(**asked)
+    closed, _ = await house.closed(refused)
+    assert told(refused, closed).code == refusal
+    house.lifecycle.cancel(waiting)
+    for name in names:
+        house.engine.end(name, "stop")
+
+
+async def test_who_leaves_unanswered_is_compared_with_what_it_was_told(house: House) -> None:
+    """Told next to nothing; one waits in the engine's places, one in the queue, and both are cancelled."""
+    calibration = house.lifecycle._estimates.calibration
+    house.engine.snapshot = timed(100, 1e-9)
+    running, _ = await house.running(choices=2)
+    waiting = house.begin()
+    await until(lambda: waiting.in_line)
+    assert waiting.waiting is not None, "it may teach meanwhile"
+    for run in (waiting, running):
+        house.lifecycle.cancel(run)
+        await house.closed(run)
+    await until(lambda: calibration.coverage["plain", "e2e", 0.9].judged == 2)
+    assert calibration.coverage["plain", "e2e", 0.9].within == 0
 
 
 async def test_a_deadline_in_the_queue_is_an_outcome(sqlite_url: str) -> None:

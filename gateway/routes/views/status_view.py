@@ -159,6 +159,7 @@ def models_of(gateway: Gateway) -> dict[str, Any]:
             "control": _control(gateway.controls[pool.name]),
             "learned": gateway.controls[pool.name].learned.as_json(),
             "prompts": "estimated" if pool.spec.is_estimated else "counted",
+            "quotes_bind": pool.estimates.binding_tiers(),
             "replicas": [upstream.describe() for upstream in pool.spec.upstreams],
         }
         for pool in gateway.pools.values()

@@ -14,6 +14,7 @@ from engine.forecast.calibration import (
     WARM_UP,
     Bucket,
     Calibration,
+    Miss,
     bucket_of,
     load_of,
     longest_wait_s,
@@ -33,6 +34,7 @@ RAW = Forecast(
 )
 AS_IT_CAME = Figures(RAW.wait_s, RAW.ttft_s, RAW.tpot_s, RAW.e2e_s)
 HERE = Bucket("plain", False, 1, 4)
+MISSES: tuple[Miss, Miss] = (("wait", 0), ("wait", 1))
 
 
 def told_share(
@@ -113,14 +115,80 @@ def test_who_was_refused_is_a_miss_only_where_that_is_certain() -> None:
     calibration = Calibration()
     told = calibration.correct(RAW, HERE)
     for _ in range(200):
-        calibration.refuse(HERE, RAW, told, waited_s=1.5)
-    assert (calibration.refused.requests, calibration.refused.known_misses) == (200, 0)
+        calibration.observe(HERE, RAW, told, {"wait": 0.5}, never=["wait"])
     assert calibration.correct(RAW, HERE) == AS_IT_CAME, "of a wait that was cut short nothing is known"
     for _ in range(200):
-        calibration.refuse(HERE, RAW, told, waited_s=30.0)
-    assert calibration.refused.known_misses == 200
+        calibration.observe(HERE, RAW, told, {"wait": 30.0}, never=["wait"])
     assert calibration.correct(RAW, HERE).wait_s[1] > 2.5
-    assert not calibration.coverage, "refused requests are not in what is reported of the others"
+    counted = {key: (coverage.judged, coverage.within) for key, coverage in calibration.coverage.items()}
+    assert counted == {("plain", "wait", 0.5): (200, 0), ("plain", "wait", 0.9): (200, 0)}
+
+
+def test_who_waits_longer_than_told_teaches_then_and_the_quantiles_are_met_all_the_same() -> None:
+    calibration, rng = Calibration(), random.Random(3)
+    under = [0, 0]
+    for number in range(4_400):
+        actual_s = 4.0 * exp(rng.gauss(0, 0.5))
+        told = calibration.correct(RAW, HERE)
+        under = [each + (number >= 400 and actual_s <= told.wait_s[q]) for q, each in enumerate(under)]
+        taught: set[Miss] = set()
+        for miss in MISSES:
+            if actual_s > told.wait_s[miss[1]] and calibration.overdue(
+                HERE, RAW, miss, told.wait_s[miss[1]] + 1e-6
+            ):
+                taught.add(miss)
+        calibration.observe(HERE, RAW, told, {"wait": actual_s}, taught=taught)
+    assert under[0] / 4_000 == pytest.approx(0.5, abs=0.02)
+    assert under[1] / 4_000 == pytest.approx(0.9, abs=0.015)
+
+
+def test_what_was_taught_while_it_waited_is_not_taught_again_at_its_end() -> None:
+    calibration = Calibration()
+    for _ in range(WARM_UP):
+        calibration.observe(HERE, RAW, RAW, {"wait": 1.0})
+    before = calibration.correct(RAW, HERE).wait_s
+    assert not calibration.overdue(HERE, RAW, ("wait", 0), 0.9), "that is none of its misses"
+    assert calibration.overdue(HERE, RAW, ("wait", 0), 1.2)
+    then = calibration.correct(RAW, HERE).wait_s
+    assert (then[0] > before[0], then[1]) == (True, max(then[0], before[1]))
+    calibration.observe(HERE, RAW, RAW, {"wait": 9.0}, taught={("wait", 0)})
+    after = calibration.correct(RAW, HERE).wait_s
+    assert after[0] == pytest.approx(then[0])
+    assert after[1] > then[1]
+
+
+def test_a_crowd_that_waits_together_moves_a_quantile_no_further_than_it_has_waited() -> None:
+    calibration = Calibration()
+    told_share(calibration, HERE, 1.0, 0.5, 400)
+    for _ in range(WARM_UP):
+        calibration.observe(HERE, RAW, RAW, {"wait": 1.0})
+    taught = [calibration.overdue(HERE, RAW, ("wait", 0), 1.2) for _ in range(2_000)]
+    assert 0 < sum(taught) < 2_000
+    assert 1.2 <= calibration.correct(RAW, HERE).wait_s[0] < 1.3
+
+
+def test_what_was_cut_after_its_turn_is_a_miss_where_it_had_taken_longer() -> None:
+    calibration = Calibration()
+    calibration.observe(HERE, RAW, RAW, {"ttft": 4.0, "e2e": 4.0}, never=["ttft", "e2e"])
+    judged = {key[1:]: (each.judged, each.within) for key, each in calibration.coverage.items()}
+    assert judged == {("ttft", 0.5): (1, 0), ("ttft", 0.9): (1, 0), ("e2e", 0.5): (1, 0)}
+
+
+def test_quotes_of_a_tier_bind_after_some_dozen_answers_whatever_those_waited() -> None:
+    calibration = Calibration()
+    idle, busy = (replace(HERE, kind="binding", load=load) for load in (0, 6))
+    for number in range(WARM_UP):
+        assert not calibration.has_learned(idle)
+        answered = replace(HERE, load=1 + number % 5)
+        calibration.observe(answered, RAW, RAW, {"ttft": 1.0, "e2e": 4.0})
+    assert calibration.has_learned(busy)
+    assert calibration.has_learned(idle)
+    assert not calibration.has_learned(replace(busy, tier=2)), "another tier's say nothing"
+    at_once = Calibration()
+    for _ in range(WARM_UP):
+        at_once.observe(replace(HERE, load=0), RAW, RAW, {"ttft": 1.0, "e2e": 4.0})
+    assert at_once.has_learned(idle)
+    assert not at_once.has_learned(busy), "they did not wait"
 
 
 def test_what_was_learned_survives_a_restart() -> None:

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from engine.entry import QueueEntry
-from engine.forecast.calibration import WARM_UP
+from engine.forecast.calibration import WARM_UP, Bucket
 from engine.forecast.length.length import LengthForecast
 from engine.forecast.wait.arrivals import ArrivalRates
 from engine.messages import (
@@ -33,6 +33,8 @@ from gateway.estimates.forecast_cache import DEBT_S, MAX_COMING, Size
 from gateway.estimates.persistence import LENGTHS_FILE, load_lengths, save_lengths
 from gateway.flow.controller import Ticket
 from gateway.flow.window import Replica
+from gateway.quotes.offered import offered
+from gateway.quotes.quotes import Wanted
 from gateway.upstream.base import OnService
 from tenants.pricing.pricing import Price, uniform_book
 from tenants.types import Tier
@@ -40,6 +42,7 @@ from tests.support import builders
 from tests.support.builders import principal
 
 MODEL = "m"
+BATCH = Bucket("plain", False, 2, 4)
 SIZE = Size(input_tokens=100, sequences=1, choices=1, max_tokens=300, is_exact=False)
 
 
@@ -385,6 +388,23 @@ def test_a_tenants_outstanding_quotes_count_in_all_figures_of_its_next_one(has_t
     assert not any(each.promise and each.promise.is_learned for each in (first, eighth))
 
 
+def test_no_quote_binds_while_no_step_was_timed() -> None:
+    bench = Bench()
+    wanted = Wanted(MODEL, MODEL, [[1] * SIZE.input_tokens], False, 1, SIZE.max_tokens)
+
+    def quoted(now_s: float) -> tuple[bool, str]:
+        [row] = offered(bench.estimates, None, principal("me"), wanted, [Tier.STANDARD], 1, now_s)
+        return row["binding"], row.get("not_binding", "")[:21]
+
+    [told] = bench.estimates.offers(MODEL, "me", 1.0, [Tier.STANDARD], SIZE, 0.0).values()
+    for number in range(WARM_UP):
+        bench.estimates.judge(told, Times(0.0, 0.0, 0.1, 1.0, 10.0 * number), 50)
+    assert quoted(400.0) == (False, "nothing measured yet:")
+    bench.engine.snapshot = Snapshot("a", 0, 0.0, [], [], 1, 0, 0, 1, replace(PRIOR, samples=1))
+    bench.estimates.watch(401.0)
+    assert quoted(401.0) == (True, "")
+
+
 def test_a_crowd_of_quotes_that_was_redeemed_at_one_moment_teaches_a_few_times_only() -> None:
     bench = Bench()
     bench.estimates.forecast_cache.promised = lambda now_s, tenant_id: [QueueEntry("q", "me", 0.0, 1, 1)]
@@ -422,9 +442,43 @@ def test_what_became_of_requests_puts_later_estimates_right() -> None:
     assert told.ttft_s[1] == pytest.approx(0.3, rel=0.1)
     assert told.e2e_s[1] == pytest.approx(8.0, rel=0.1)
     assert bench.estimates.calibration.coverage["plain", "ttft", 0.9].judged == 100
-    for _ in range(5):
-        bench.estimates.refused(told, 1_000.0)
-    assert bench.estimates.calibration.refused.known_misses == 5
+    for ended_s in (1_000.0, 2_000.0):  # without a turn
+        bench.estimates.judge(told, Times(0.0, ended_s=ended_s), None)
+    waits = bench.estimates.calibration.coverage["plain", "wait", 0.9]
+    assert (waits.judged, waits.within) == (102, 100)
+
+
+def test_who_waits_longer_than_it_was_told_teaches_before_it_ends() -> None:
+    bench = full(waiting=20)
+    calibration = bench.estimates.calibration
+
+    def told(now_s: float) -> Estimate:
+        return bench.estimates.estimate(MODEL, "me", 1.0, Tier.STANDARD, SIZE, now_s)
+
+    first = told(0.0)
+    assert first.promise is not None
+    for number in range(WARM_UP):
+        wait_s, ttft_s, e2e_s = (pair[number % 3 == 0] for pair in (first.wait_s, first.ttft_s, first.e2e_s))
+        at_s = 10.0 * number
+        bench.estimates.judge(
+            first, Times(at_s, at_s + wait_s, at_s + ttft_s, at_s + e2e_s, at_s + e2e_s), 50
+        )
+    asked = told(400.0)
+    assert asked.promise is not None
+    waiting = bench.estimates.waits("r30", asked, 400.0)
+    moved = bench.estimates.waits("r29", replace(asked, promise=replace(asked.promise, bucket=BATCH)), 400.0)
+    gone = bench.estimates.waits("r1", asked, 400.0)
+    assert waiting is not None
+    assert moved is not None
+    assert gone is not None
+    bench.estimates.watch(400.0 + asked.wait_s[0] - 1e-3)
+    assert waiting.taught == set()
+    bench.estimates.watch(400.0 + asked.wait_s[0] + 1e-3)
+    assert waiting.taught == {("wait", 0)}
+    assert calibration.correct(first, asked.promise.bucket).wait_s[0] > asked.wait_s[0]
+    bench.estimates.watch(400.0 + 10 * asked.e2e_s[1])
+    assert waiting.taught == {(what, index) for what in ("wait", "ttft", "e2e") for index in (0, 1)}
+    assert (moved.taught, gone.taught) == (set(), set()), "told of another tier, and dispatched"
 
 
 def test_what_flies_is_taken_as_the_engine_last_reported_it() -> None:

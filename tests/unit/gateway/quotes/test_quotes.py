@@ -277,13 +277,14 @@ async def test_a_quote_carries_whether_it_binds_and_was_made_beside_others() -> 
     assert (first.is_binding, first.is_together) == (True, False)
     assert first.issued_s == desk.now_s
     promise = Promise(bucket_of(RAW, 1, is_exact=False, kind="together"), RAW, is_learned=False)
-    unlearned = structs.replace(estimate(), promise=promise)
+    unlearned = structs.replace(estimate(), promise=promise, is_measured=False)
     wanted = Wanted("m", "m", [PROMPT], False, 1, 100)
     [token] = desk.quotes.issue(
         PRINCIPAL, wanted, {Tier.STANDARD: unlearned}, 1, Tier.STANDARD, 55.0
     ).values()
     binding = await desk.quotes.redeem(token, call(request_id="req_2"))
     assert (binding.quote.is_binding, binding.quote.is_together) == (False, True)
+    assert not binding.estimate.is_measured
     assert binding.estimate.promise is not None
     assert binding.estimate.promise.bucket.kind == "together"
 

@@ -219,6 +219,24 @@ def test_estimates_refusals_and_costs_are_counted() -> None:
     json.dumps(report)
 
 
+def test_what_was_cut_after_longer_than_it_was_told_is_a_miss_and_else_nothing_is_known_of_it() -> None:
+    seen = evidence("vtc")
+    told = {"p50": 1.0, "p90": 3.0}
+    answered = sum(sent.ok and sent.tier == "batch" for sent in seen.sent)
+    for cut_s in (1.5, 2.5, 4.0, 4.0):
+        seen.sent.append(Sent("m10", "batch", 10.0, status=200, told_wait_s=told, cut_s=10.0 + cut_s))  # type: ignore[attr-defined]
+    seen.sent.append(Sent("m10", "batch", 10.0, status=200, told_wait_s=told, cut_s=99.0, first_token_s=11.0))  # type: ignore[attr-defined]
+    seen.bound_after = {"standard": 41}
+    report = build_report(seen)
+    everyone = len(requests())
+    assert report["estimates"]["wait_s"]["share_within_2x"] == pytest.approx(everyone / (everyone + 3))
+    assert report["estimates"]["wait_s"]["p90_coverage"] == pytest.approx(everyone / (everyone + 2))
+    tiers = {row["tier"]: row for row in report["tiers"]}
+    assert tiers["batch"]["wait_s"]["under_told_p90"] == pytest.approx(answered / (answered + 2))
+    assert [tiers[tier]["quotes_bind_after"] for tier in ("standard", "batch")] == [41, None]
+    assert "never" in rendered(summary(report), 160)
+
+
 def test_the_verdict_names_what_did_not_hold() -> None:
     report = build_report(evidence("vtc"))
     assert verdict(report, min_backlog_s=20) == []

@@ -1,0 +1,72 @@
+"""Times an engine's first steps, at its start: its step-time model begins with measurements.
+
+A core of its own runs made-up prompts over the same runner: one sequence, then four times as many each, up to
+the engine's places, for as long as the start may take. What that writes into the KV cache is nobody's.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from engine.core.core import EngineConfig, EngineCore, TextFactory
+from engine.core.model_runner import ModelRunner
+from engine.messages import SamplingParams, Submit
+from engine.scheduling.options import PolicyOptions
+from engine.sizes import blocks_for
+from engine.step_time.model import StepTimeModel, TimedStep
+
+MOST_S = 0.5
+"""Nothing is begun after this."""
+WIDER = 4
+PROMPT_TOKENS = 24
+OUTPUT_TOKENS = 4
+SAMPLING = SamplingParams(ignore_eos=True)
+
+
+class _StepTimes(StepTimeModel):
+    """Keeps the steps as they were, too."""
+
+    def __init__(self) -> None:
+        super().__init__(keeps_mean=False)
+        self.steps: list[TimedStep] = []
+
+    def observe(self, tokens: int, context_tokens: int, sequences: int, duration_s: float) -> None:
+        self.steps.append((tokens, context_tokens, sequences, duration_s))
+        super().observe(tokens, context_tokens, sequences, duration_s)
+
+
+def timed_steps(
+    runner: ModelRunner, texts: TextFactory, config: EngineConfig, clock: Callable[[], float]
+) -> StepTimeModel:
+    """The model of the steps that were timed. The sleep of a ceiling on tokens counts and is not slept."""
+    slept_s = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal slept_s
+        slept_s += seconds
+
+    length = max(1, min(PROMPT_TOKENS, runner.info.context_tokens - OUTPUT_TOKENS))
+    fitting = runner.num_blocks // blocks_for(length + OUTPUT_TOKENS, runner.block_tokens)
+    places, width = min(config.max_sequences, fitting), 1
+    plain = replace(config, policy="fcfs", policy_options=PolicyOptions(), prefix_caching=False)
+    numbers, until_s = random.Random(0), clock() + MOST_S
+    warm: list[TimedStep] = []
+    noted = _StepTimes()
+    while width <= places:
+        for is_warm in (False, True):  # the first steps of a width are slower than all later ones
+            if noted.steps and clock() >= until_s:
+                return StepTimeModel.of_steps(warm or noted.steps)
+            noted = _StepTimes()
+            core = EngineCore(runner, texts, plain, lambda: clock() + slept_s, step_time=noted, sleep=sleep)
+            for index in range(width):
+                prompt = [numbers.randrange(runner.info.vocabulary) for _ in range(length)]
+                core.submit(
+                    Submit(str(index), "", "", prompt, OUTPUT_TOKENS, OUTPUT_TOKENS, sampling=SAMPLING), ""
+                )
+            while core.has_work():
+                core.step()
+            warm += noted.steps if is_warm else []
+        width = places if width < places < WIDER * width else WIDER * width
+    return StepTimeModel.of_steps(warm)
