@@ -127,7 +127,7 @@ def calibration(seeds: int, loads: tuple[float, ...], policy: str, bursts: bool,
     On virtual time: the demo's requests before the gateway's queue and estimator and an engine as fast as the
     demo's; waits by tier, and by when in the run a request came. Then groups that quote together and all
     redeem. Takes some minutes. With --bursts, on servers that it starts: sixteen at once into ten fresh ones
-    and into an idle engine with two places, and bursts of 4 to 200 into a warm one, by the wait that was told.
+    and an idle engine with two places, and bursts of 4 to 200 into a warm one, by the wait that was told.
     --json answers:
       {"policy": "hybrid", "scenarios": [{"name": "load 1.8", "groups": {"batch, before 25 s": {"within_2x":
        {"mean": 0.4, "least": 0.3, "most": 0.5}, "under_p90": {…}, …}, …}, "ok": true}, …],
