@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from engine.entry import QueueEntry
 from engine.forecast.calibration import Bucket, Calibration, bucket_of
 from engine.forecast.wait.forecast import Figures, Forecast
+from engine.forecast.wait.picture import AnswerLength
 from engine.forecast.wait.replayed_engine import EngineLoad
 from gateway.dispatch.admission import TargetGate
 from gateway.estimates.engine_load import flights_of
 from gateway.estimates.forecast_cache import ForecastCache, Size
-from gateway.flow.controller import InFlight
+from gateway.flow.controller import InFlight, Ticket
 from ops.simulate.pool import DECLARED_TOKENS, SimulatedPool
 from ops.simulate.predictions import Learned
 from ops.simulate.slo import SloLimits
@@ -40,7 +43,7 @@ class SimulatedAdmission(TargetGate):
             self._pool = pool
             # Replays cost a simulated gateway nothing: how long they take here says nothing of its machine.
             self._cache = ForecastCache(
-                pool.flow, self._loads, self._draw, every_s=REPLAY_EVERY_S, stopwatch=lambda: 0.0
+                pool.flow, self._loads, _lengths, every_s=REPLAY_EVERY_S, stopwatch=lambda: 0.0
             )
         cache, now_s = self._cache, pool.now_s
         median, high = self._predictions.predict(request)
@@ -68,9 +71,6 @@ class SimulatedAdmission(TargetGate):
             bucket, raw, corrected, {"wait": wait_s, "ttft": records.ttft_s(row), "e2e": records.e2e_s(row)}
         )
 
-    def _draw(self, entry: QueueEntry, generated: int, u: float) -> int:
-        return self._predictions.draw(entry, u, generated, DECLARED_TOKENS)
-
     def _loads(self) -> list[EngineLoad]:
         assert self._pool is not None
         pool = self._pool
@@ -93,3 +93,15 @@ class SimulatedAdmission(TargetGate):
             )
             for member in pool.members
         ]
+
+
+def _lengths(tickets: Sequence[Ticket], engines: Sequence[EngineLoad]) -> dict[str, AnswerLength]:
+    """As each request was predicted."""
+    waiting = (ticket.entry for ticket in tickets)
+    running = (flight.entry for load in engines for flight in load.flights)
+    return {
+        entry.entry_id: AnswerLength(
+            DECLARED_TOKENS, entry.predicted_output_tokens, entry.predicted_high_tokens
+        )
+        for entry in (*waiting, *running)
+    }
