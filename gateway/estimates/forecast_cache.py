@@ -303,8 +303,6 @@ class ForecastCache:
 
     def _build(self, now_s: float) -> Surface:
         self._surface = surface = self._replay(self._lines_now(now_s), self._knots(), now_s)
-        if self._futures is not None and now_s - self._futures.at_s < STALE_S:
-            surface.spread_as(self._futures)
         self._ahead_then = self._ahead_by_rank()
         self._since = ComingSince()
         self._queued_then = len(self._flow)
@@ -355,6 +353,8 @@ class ForecastCache:
         started_s = self._stopwatch()
         self.replays += 1
         surface = self._picture(lines, knots, now_s, most_events, for_tenant).surface()
+        if self._futures is not None and now_s - self._futures.at_s < STALE_S:
+            surface.spread_as(self._futures)
         self._rest_until_s = max(now_s, self._rest_until_s) + (self._stopwatch() - started_s) * REST
         return surface
 
