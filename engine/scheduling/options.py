@@ -112,7 +112,7 @@ class PolicyOptions:
         int | Literal["auto"],
         Meta(le=MOST_TOKENS, extra={"auto": AUTO, "least": 0}),
         "Decode tokens that a step of the composition `token-fair` hands out at most. auto: the fewest that"
-        " keep 0.9 of a full batch's tokens/s, at least half of the places. 0: what its tokens allow, less a"
+        " keep 0.9 of a full batch's tokens/s, at least half of the places and 8. 0: what its tokens allow, less a"
         " quarter for prompts.",
     ] = AUTO
     cap_tokens: Annotated[
