@@ -278,7 +278,7 @@ class RequestFinisher:
             if outcome is RequestOutcome.COMPLETED:
                 # A promise is learned from as it is judged: without what its tenant's own later work took.
                 times = run.times if redemption is None else run.times.without(*redemption.own_s)
-                self._estimates.judge(run.estimate, times, charged.output_tokens)
+                self._estimates.judge(run.estimate, times.sooner(run.lag_s), charged.output_tokens)
             elif run.in_line and run.turn is None:
                 self._estimates.refused(run.estimate, ended_s - run.times.arrived_s)
         self._metrics.ended.add(

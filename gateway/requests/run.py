@@ -28,6 +28,8 @@ from tenants.pricing.pricing import PriceBook
 from tenants.quota.store import LimitState
 from tenants.types import NOTHING, Amounts
 
+SHORTEST_LAG_S = 0.25
+"""An engine reads no command during a step: shorter lags may be its own."""
 PIECE_BYTES = 100
 """Overhead of a piece of text, and of each of its log probabilities."""
 
@@ -233,6 +235,21 @@ class Run:
         """From its first byte to the queue, without the wait for its tenant's limits."""
         in_line_s = self.times.arrived_s if self.in_line_s is None else self.in_line_s
         return max(0.0, self.read_s + in_line_s - self.times.arrived_s - self.limited_s)
+
+    @property
+    def lag_s(self) -> float:
+        """How much later the first token was here than its engine needed for it, from `SHORTEST_LAG_S` on:
+        the gateway's own stalls, no load of the engine."""
+        at_engine_s = [
+            use.outcome.first_token_s
+            for use in self.uses
+            if use.outcome is not None and use.outcome.first_token_s is not None
+        ]
+        dispatched_s, first_s = self.times.dispatched_s, self.times.first_token_s
+        if dispatched_s is None or first_s is None or not at_engine_s:
+            return 0.0
+        lag_s = first_s - dispatched_s - min(at_engine_s)
+        return lag_s if lag_s >= SHORTEST_LAG_S else 0.0
 
     @property
     def status(self) -> str:

@@ -6,6 +6,7 @@ The real lifecycle, queue, quota store and ledger, in front of an upstream that 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,7 +41,7 @@ from gateway.flow.controller import FlowController
 from gateway.flow.window import WindowRule
 from gateway.metrics.registry import Metrics
 from gateway.requests.lifecycle import Lifecycle, LifecycleLimits, PrincipalStandings
-from gateway.requests.run import Closed, Event, Run, SequenceEnded, SequenceOutput
+from gateway.requests.run import SHORTEST_LAG_S, Closed, Event, Run, SequenceEnded, SequenceOutput
 from gateway.upstream.base import (
     OnService,
     ReaderTooSlow,
@@ -154,14 +155,16 @@ class ScriptedEngine:
         delta = Delta(sequence_id, first, [7] * count, "x" * count, gpu_us=gpu_us)
         self.streams[sequence_id].put_nowait(delta)
 
-    def end(self, sequence_id: str, finish: str, *, hidden: int = 0) -> None:
+    def end(
+        self, sequence_id: str, finish: str, *, hidden: int = 0, first_token_s: float | None = None
+    ) -> None:
         """The last word; `hidden` tokens were emitted that never reached the gateway."""
         submit = self.submitted[sequence_id]
         emitted = self.emitted[sequence_id] + hidden
         computed = len(submit.prompt_token_ids) if emitted else 0
         outcome = SequenceOutcome(
             sequence_id, submit.request_id, submit.tenant_id, finish, len(submit.prompt_token_ids), 0,
-            computed, emitted, self.gpu_us[sequence_id], index=submit.index,
+            computed, emitted, self.gpu_us[sequence_id], index=submit.index, first_token_s=first_token_s,
         )  # fmt: skip
         self.streams[sequence_id].put_nowait(Delta(sequence_id, outcome=outcome))
 
@@ -607,6 +610,20 @@ async def test_requests_count_from_their_estimate_until_they_are_queued_or_refus
         await house.closed(run)
 
 
+async def test_a_stall_of_the_gateway_teaches_no_forecast(house: House) -> None:
+    run, (name,) = await house.running()
+    asyncio.get_running_loop().call_soon(time.sleep, 2 * SHORTEST_LAG_S)
+    house.engine.emit(name, 1)
+    house.engine.end(name, "stop", first_token_s=0.001)
+    await house.closed(run)
+    await asyncio.sleep(0)
+    assert run.times.ttft_s is not None
+    assert run.lag_s == pytest.approx(run.times.ttft_s, abs=0.1)
+    assert run.lag_s >= 2 * SHORTEST_LAG_S
+    judged = house.lifecycle.estimates.calibration.coverage["plain", "ttft", 0.9]
+    assert (judged.judged, judged.within) == (1, 1)
+
+
 async def test_a_target_out_of_reach_is_refused_before_anything_is_held(house: House) -> None:
     house.lifecycle.admission = Admission(lambda tenant_id, tier: {"ttft": 1e-9})
     run, (name,) = await house.running()
@@ -619,7 +636,7 @@ async def test_a_target_out_of_reach_is_refused_before_anything_is_held(house: H
     assert (told(refused, closed).status, told(refused, closed).code) == (503, "target_unreachable")
     assert not refused.in_line
     assert await house.ledger.find(refused.call.request_id) == []
-    assert house.lifecycle.admission.expected_late.value == 1.0
+    assert house.lifecycle.admission.expected_late.at(0.0) > 0.5
 
 
 async def test_a_deadline_in_the_queue_is_an_outcome(sqlite_url: str) -> None:
