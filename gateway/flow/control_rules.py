@@ -13,8 +13,8 @@ its reason. The rules, by their objective (attainment first, goodput second):
 When none of them holds, the knobs return to the operator's settings. Targets that are missed while requests
 wait are for admission, as what is admitted then is late in any case; where many requests are expected to miss
 their targets (overload) those are refused, or all would miss theirs. A forecast's p90 already widens by what
-was late, so no rule makes it count more than once; where most is served well within its target it counts
-half. Every rule has two thresholds (hysteresis): it begins above the one, and ends below the other. At most
+was late, so no rule makes it count more for that; where most is served well within its target it counts half.
+Every rule has two thresholds (hysteresis): it begins above the one, and ends below the other. At most
 one knob turns back in a minute, admission aside (`ADMISSION_REVERSAL_S`).
 
 An operator's brake bounds a knob from above while it lasts, whatever the rules want.
@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import isfinite, isnan
 
-from gateway.flow.deadline_check import LENIENT, STRICT
+from gateway.flow.deadline_check import FIRM, LENIENT, STRICT
 
 MAX_MOVES = 1_000
 HANDED_ON_MOVES = 16
@@ -214,7 +214,7 @@ class ControlRule:
         return value >= (self.ends if held else self.begins)
 
 
-OVERLOAD = ControlRule("targets about to be missed", 0.05, 0.01, ((Knob.ADMISSION, 1.0),), BURSTS_S)
+OVERLOAD = ControlRule("targets about to be missed", 0.05, 0.01, ((Knob.ADMISSION, FIRM),), BURSTS_S)
 IN_GOOD_TIME = ControlRule(
     "overload, and most is served well within its target", 0.7, 0.5, ((Knob.ADMISSION, LENIENT),)
 )

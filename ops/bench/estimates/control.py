@@ -205,10 +205,11 @@ def attainment(case: ControlCase, records: Records) -> list[float]:
 
 
 def most_reversals(moves: Sequence[Move]) -> int:
-    """The most times that any knob turned back within a minute."""
+    """The most times that any knob but admission turned back within a minute."""
     by_knob: dict[Knob, list[Move]] = {}
     for move in moves:
-        by_knob.setdefault(move.knob, []).append(move)
+        if move.knob is not Knob.ADMISSION:
+            by_knob.setdefault(move.knob, []).append(move)
     turned_s = sorted(
         later.at_s
         for its in by_knob.values()

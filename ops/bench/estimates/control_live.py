@@ -16,7 +16,7 @@ import random
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from statistics import mean
 from typing import Any
@@ -49,6 +49,8 @@ LET_GO_S = 30.0
 LEAST_QUIET, LEAST_BUSY = 0.85, 0.65
 """Of what could have been in time, without and beside busy loops."""
 MOST_OPEN = 10_000
+TENANT = "load"
+"""One, whatever the number of gateways."""
 MODES = (ControlMode.OFF, ControlMode.ACTING)
 MACHINE = profile_machine(
     f"{PLACES} places, {TOKENS_PER_S} tokens/s",
@@ -115,7 +117,8 @@ def could_share(requests: Sequence[SimulatedRequest], seconds: float) -> float:
 def live_case(requests: Sequence[SimulatedRequest], segment_s: float) -> ControlCase:
     """The same for the simulator."""
     slo = SloLimits(TARGET_S, float("inf"))
-    return ControlCase("live", Drawn("live", tuple(requests)), MACHINE, 1, segment_s, slo, POLICY)
+    drawn = Drawn("live", tuple(replace(each, tenant=TENANT) for each in requests))
+    return ControlCase("live", drawn, MACHINE, 1, segment_s, slo, POLICY)
 
 
 async def run(options: LiveOptions, progress: Callable[[str], None]) -> Figures:
@@ -211,9 +214,9 @@ async def _serve(
 async def _clients(
     testbed: Testbed, names: Sequence[str], asked: Sequence[Size]
 ) -> list[AbstractAsyncContextManager[LoadClient]]:
-    """One for each gateway."""
-    tenants = [await testbed.tenant(name) for name in names]
-    await testbed.known(*tenants)
+    """One for each gateway, of one tenant."""
+    tenant = await testbed.tenant(names[0])
+    await testbed.known(tenant)
     bodies = [
         {
             "model": testbed.model, "prompt": list(range(5, 5 + prompt)), "max_tokens": output,
@@ -222,8 +225,8 @@ async def _clients(
         for prompt, output in asked
     ]  # fmt: skip
     return [
-        load_client(tenant.name, f"{server.url}/v1/completions", tenant.key, bodies)
-        for tenant, server in zip(tenants, testbed.servers, strict=True)
+        load_client(name, f"{server.url}/v1/completions", tenant.key, bodies)
+        for name, server in zip(names, testbed.servers, strict=True)
     ]
 
 

@@ -17,7 +17,7 @@ from gateway.flow.control_rules import (
     Knob,
     Observation,
 )
-from gateway.flow.deadline_check import LENIENT
+from gateway.flow.deadline_check import FIRM, LENIENT
 
 EVERY_S = 5.0
 
@@ -70,11 +70,11 @@ def test_the_forecast_counts_once_under_overload_and_half_where_most_is_served_w
         return control.values[Knob.ADMISSION]
 
     assert strictness(0.0, late=0.0, good=1.0) == 0.0, "nobody is expected to be late"
-    assert strictness(2.0, late=0.4, good=0.2) == 1.0
-    assert strictness(30.0, late=1.0, good=0.9) == 1.0, "what ends now came before those that are late"
+    assert strictness(2.0, late=0.4, good=0.2) == FIRM
+    assert strictness(30.0, late=1.0, good=0.9) == FIRM, "what ends now came before those that are late"
     assert strictness(32.0, late=1.0, good=0.95) == LENIENT, "a forecast that expects too much"
     assert strictness(34.0, late=0.4, good=0.3) == LENIENT, "it has just turned"
-    assert strictness(32.0 + ADMISSION_REVERSAL_S, late=0.4, good=0.3) == 1.0, "and turns within seconds"
+    assert strictness(32.0 + ADMISSION_REVERSAL_S, late=0.4, good=0.3) == FIRM, "and turns within seconds"
     assert strictness(80.0, late=0.0, good=0.8) == LENIENT, "the load has fallen"
     assert strictness(82.0 + BURSTS_S, late=0.0, good=0.8) == 0.0
 

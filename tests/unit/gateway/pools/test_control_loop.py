@@ -15,7 +15,7 @@ from engine.step_time.model import PRIOR
 from gateway.dispatch.admission import Admission
 from gateway.flow.control_rules import DEFAULT_BOUNDS, RULES, Control, ControlMode, Knob, Move
 from gateway.flow.controller import FlowController, Ticket
-from gateway.flow.deadline_check import LENIENT
+from gateway.flow.deadline_check import FIRM, LENIENT
 from gateway.flow.routing import PrefixRouter
 from gateway.flow.window import Replica, WindowRule
 from gateway.pools.control_loop import ControlLoop, bounds_of, queue_setters, setters_of
@@ -134,7 +134,7 @@ def test_who_is_expected_late_and_who_was_served_in_good_time_is_seen() -> None:
     controlling, _, _ = made(ControlMode.ADVICE, 10, expected_late=late.at, in_good_time=good.at)
     assert controlling.look(0.0) == [], "nothing is known"
     late.note(1.0, 5.0)
-    assert [(move.knob, move.after) for move in controlling.look(5.0)] == [(Knob.ADMISSION, 1.0)]
+    assert [(move.knob, move.after) for move in controlling.look(5.0)] == [(Knob.ADMISSION, FIRM)]
     for _ in range(20):
         good.note(1.0, 20.0)
     assert [(move.knob, move.after) for move in controlling.look(20.0)] == [(Knob.ADMISSION, LENIENT)]
