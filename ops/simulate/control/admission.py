@@ -52,7 +52,7 @@ class SimulatedAdmission(TargetGate):
         raw = cache.read(request.tenant, request.weight, request.tier, size, (median, high), now_s)
         bucket = bucket_of(raw, request.tier, is_exact=False)
         corrected = self._calibration.correct(raw, bucket)
-        if self.keeps_out(corrected, self._targets_s) is not None:
+        if self.keeps_out(corrected, self._targets_s, now_s) is not None:
             return False
         self._forecasts[len(pool.records) - 1] = request, bucket, raw, corrected
         terms = median, request.tier, request.weight, high
@@ -64,11 +64,12 @@ class SimulatedAdmission(TargetGate):
         records = pool.records
         request, bucket, raw, corrected = self._forecasts.pop(row)
         self._predictions.ended(request)
-        self.learn(corrected, self._targets_s, missed=not self._slo.met(records, row))
+        took_s = {"ttft": records.ttft_s(row), "e2e": records.e2e_s(row)}
+        self.learn(self._targets_s, took_s, pool.now_s)
         arrived_s = records.arrival_s[row]
         wait_s = records.dispatched_s[row] - arrived_s
         self._calibration.observe(
-            bucket, raw, corrected, {"wait": wait_s, "ttft": records.ttft_s(row), "e2e": records.e2e_s(row)}
+            bucket, raw, corrected, {"wait": wait_s, "ttft": took_s["ttft"], "e2e": took_s["e2e"]}
         )
 
     def _loads(self) -> list[EngineLoad]:
