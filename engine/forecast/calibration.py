@@ -50,7 +50,8 @@ RATE = 0.05
 WARM_UP = 20
 """Scores until a bucket speaks for itself."""
 SHRINKAGE = 40
-"""A shift that so many scores have made counts half: the fewer they are, the more may be chance."""
+"""A shift that so many scores have made counts half: the fewer they are, the more may be chance. One that
+raises a p90 counts whole."""
 NARROWING = 0.5
 """Of a shift that lowers a p90: what has not happened lately may still."""
 LARGEST_SHIFT = 4.0
@@ -382,7 +383,7 @@ def _correction(shifts: Shifts | None, floor_s: float) -> Correction:
     if shifts is None:
         return AS_IT_IS
     trust = shifts.seen / (shifts.seen + SHRINKAGE)
-    at_p90 = shifts.at[1] * (trust if shifts.at[1] > 0 else trust * NARROWING)
+    at_p90 = shifts.at[1] if shifts.at[1] > 0 else shifts.at[1] * trust * NARROWING
     p50, p90 = exp(shifts.at[0] * trust), exp(at_p90)
     return p50, (p50 - 1) * floor_s, p90, (p90 - 1) * floor_s
 

@@ -1,9 +1,10 @@
 """Cache of queue replays: one surface, off which all requests read their forecasts.
 
-One replay (`engine/forecast/wait/probing.py`) builds the surface for all tenants and tiers. It is rebuilt
+One replay (`engine/forecast/wait/picture.py`) builds the surface for all tenants and tiers. It is rebuilt
 beside the requests, at most once in `every_s`, and so rarely that replays take at most 4 % of the process
-(`REST`). While requests wait another process (`replay_process.py`) adds sampled futures. A request replays itself only where there is no surface yet, or only one from before a pause; a quote
-(`replay_for`) where that share allows it.
+(`REST`). While requests wait another process (`replay_process.py`) adds sampled futures. A request replays
+itself only where there is no surface yet, or only one from before a pause; a quote (`replay_for`) where that
+share allows it.
 
 What has its estimate and is not queued yet (`on_the_way.py`) is in a replay like what waits, and estimates
 count all that came since the last one (`engine/forecast/wait/since.py`). While a burst comes its requests

@@ -14,10 +14,10 @@ import msgspec
 from engine.entry import QueueEntry
 from engine.forecast.length.probe import length_quantile
 from engine.forecast.wait.arrivals import ArrivalPattern
-from engine.forecast.wait.probing import replay_probes
+from engine.forecast.wait.probing import MAX_LINES, Probing
 from engine.forecast.wait.replay import LaneOf
-from engine.forecast.wait.replayed_engine import EngineLoad
-from engine.forecast.wait.surface import Line, Surface
+from engine.forecast.wait.replayed_engine import EngineLoad, ReplayedEngine
+from engine.forecast.wait.surface import NEWCOMER, Line, Surface
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.tiers import TieredQueue
 
@@ -83,7 +83,40 @@ class Picture:
     def surface(self, *, futures: int = 0, seed: int = 0) -> Surface:
         """What the expected future brings; with sampled `futures`, how long waits are in any of them. The
         picture stays as it is."""
-        surface = replay_probes(self, self.most_events)
+        surface = _replay_probes(self, self.most_events)
         for number in range(futures):
-            surface.widen(replay_probes(self, FUTURE_EVENTS, Random(seed * FUTURES + number)))
+            surface.widen(_replay_probes(self, FUTURE_EVENTS, Random(seed * FUTURES + number)))
         return surface
+
+
+def _replay_probes(picture: Picture, most_events: int, random: Random | None = None) -> Surface:
+    """Replays the picture's queue once, with probes for its lines (the first `MAX_LINES`) and for newcomers
+    of each tier. `random`: draws a future; None: the expected one. Beyond `most_events` what waits is
+    extrapolated."""
+    counters = picture.counters.clone()
+    queue = picture.queue.clone(counters)
+    now_s = picture.now_s
+    replay = Probing(
+        queue=queue,
+        counters=counters,
+        engines=[ReplayedEngine(load, now_s) for load in picture.engines],
+        start_s=now_s,
+        draw_length=picture.draw_length,
+        sequences=picture.sequences,
+        kv_tokens=picture.kv_tokens,
+        future=picture.arrivals.future(now_s, random),
+        random=random,
+        lane_of=picture.lane_of,
+        most_events=most_events,
+    )
+    for entry in picture.promised:
+        queue.add(entry, lane=picture.lane_of(entry))
+    replay.begin()
+    sizes = (
+        picture.knots if len(queue) or not replay.takes_at_once(max(picture.knots)) else picture.knots[-1:]
+    )
+    for line in [*picture.lines[:MAX_LINES], *(Line(NEWCOMER, tier) for tier in picture.tiers)]:
+        for size in sizes:
+            replay.add_probe(line, size)
+    replay.run()
+    return replay.conclude()

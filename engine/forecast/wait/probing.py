@@ -10,20 +10,15 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
-from random import Random
-from typing import TYPE_CHECKING
 
 from engine.entry import OUTPUT_TOKEN_COST, QueueEntry
 from engine.forecast.wait.arrivals import ARRIVAL
 from engine.forecast.wait.places import EnginePlaces
 from engine.forecast.wait.replay import QueueReplay
 from engine.forecast.wait.replayed_engine import ReplayedEngine
-from engine.forecast.wait.surface import NEWCOMER, Line, Point, Surface
+from engine.forecast.wait.surface import Line, Point, Surface
 from engine.messages import TIER_RANKS, StepTime
 from engine.step_time.model import predict_step_s
-
-if TYPE_CHECKING:
-    from engine.forecast.wait.picture import Picture
 
 KNOTS = (64, 2048)
 """Sizes of a line's probes, in tokens of the order's `SizeKey`, until sizes have been seen."""
@@ -34,39 +29,6 @@ MAX_EVENTS = 400
 """Of the engines, until what still waits is extrapolated."""
 MIN_STEPS = 16
 """Fewer do not show the pace."""
-
-
-def replay_probes(picture: Picture, most_events: int, random: Random | None = None) -> Surface:
-    """Replays the picture's queue once, with probes for its lines (the first `MAX_LINES`) and for newcomers
-    of each tier. `random`: draws a future; None: the expected one. Beyond `most_events` what waits is
-    extrapolated."""
-    counters = picture.counters.clone()
-    queue = picture.queue.clone(counters)
-    now_s = picture.now_s
-    replay = Probing(
-        queue=queue,
-        counters=counters,
-        engines=[ReplayedEngine(load, now_s) for load in picture.engines],
-        start_s=now_s,
-        draw_length=picture.draw_length,
-        sequences=picture.sequences,
-        kv_tokens=picture.kv_tokens,
-        future=picture.arrivals.future(now_s, random),
-        random=random,
-        lane_of=picture.lane_of,
-        most_events=most_events,
-    )
-    for entry in picture.promised:
-        queue.add(entry, lane=picture.lane_of(entry))
-    replay.begin()
-    sizes = (
-        picture.knots if len(queue) or not replay.takes_at_once(max(picture.knots)) else picture.knots[-1:]
-    )
-    for line in [*picture.lines[:MAX_LINES], *(Line(NEWCOMER, tier) for tier in picture.tiers)]:
-        for size in sizes:
-            replay.add_probe(line, size)
-    replay.run()
-    return replay.conclude()
 
 
 @dataclass(slots=True)

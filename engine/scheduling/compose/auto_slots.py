@@ -3,8 +3,8 @@
 Where rows of a step cost time, a step of fewer rows is shorter: what sits out a step lets the others go on
 sooner, and weights decide who that is. Where rows are free nobody gains by another's sitting out. So the
 number is the smallest with which a full batch has `KEPT` of the tokens per second that it has with all rows,
-and all rows where leaving some out makes a step hardly shorter. It is never below half of the places, so that in a
-half-empty batch no stream sits out, nor below `FEWEST`. Pure.
+and all rows where leaving some out makes a step hardly shorter. It is never below half of the places, so that
+in a half-empty batch no stream sits out, nor below `FEWEST`. Pure.
 """
 
 from __future__ import annotations
