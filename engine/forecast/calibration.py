@@ -50,10 +50,10 @@ RATE = 0.05
 WARM_UP = 20
 """Scores until a bucket speaks for itself."""
 SHRINKAGE = 40
-"""A shift that so many scores have made counts half: the fewer they are, the more may be chance. One that
-raises a p90 counts whole."""
-NARROWING = 0.5
-"""Of a shift that lowers a p90: what has not happened lately may still."""
+"""A shift of a median that so many scores have made counts half: the fewer, the more may be chance."""
+NARROWING = 160
+"""The same of a shift that lowers a p90: what has not happened lately may still. One that raises it counts
+whole."""
 LARGEST_SHIFT = 4.0
 """A factor of 55: beyond, the forecast is not wrong but something else happened."""
 SMALLEST_SPREAD = 0.02
@@ -382,9 +382,11 @@ def _correction(shifts: Shifts | None, floor_s: float) -> Correction:
     """`(told + floor_s) * factor - floor_s`, as a factor and what is added, for each quantile."""
     if shifts is None:
         return AS_IT_IS
-    trust = shifts.seen / (shifts.seen + SHRINKAGE)
-    at_p90 = shifts.at[1] if shifts.at[1] > 0 else shifts.at[1] * trust * NARROWING
-    p50, p90 = exp(shifts.at[0] * trust), exp(at_p90)
+    at_p50, at_p90 = shifts.at
+    at_p50 *= shifts.seen / (shifts.seen + SHRINKAGE)
+    if at_p90 < 0:
+        at_p90 *= shifts.seen / (shifts.seen + NARROWING)
+    p50, p90 = exp(at_p50), exp(at_p90)
     return p50, (p50 - 1) * floor_s, p90, (p90 - 1) * floor_s
 
 

@@ -10,6 +10,7 @@ from math import inf
 from statistics import NormalDist, fmean
 from typing import Any
 
+from engine.forecast.calibration import FIRST_WAIT_S
 from engine.scheduling.policy import DEFAULT_POLICY
 from ops.bench.estimates.calibration_pool import TIERS, EstimateOutcome
 from ops.bench.estimates.demo_twin import quoted, served
@@ -23,14 +24,14 @@ LOADS = (1.8, 0.95)
 ALL = "all"
 PHASES = {"before 25 s": 25.0, "before 50 s": 50.0, "later": inf}
 """By the end of the time in which a request came."""
-FIGURES = ("within_2x", "under_p90", "raw_within_2x", "raw_under_p90")
+FIGURES = ("within_2x", "under_p90", "waiting_under_p90", "raw_within_2x", "raw_under_p90")
 WANTED = {
     1.8: {
         (ALL, "within_2x"): (0.76, 1.0),
         ("standard", "under_p90"): (0.86, 0.93),
         ("batch", "under_p90"): (0.8, 1.0),
     },
-    0.95: {(ALL, "within_2x"): (0.85, 1.0), (ALL, "under_p90"): (0.88, 0.92)},
+    0.95: {(ALL, "within_2x"): (0.85, 1.0), (ALL, "waiting_under_p90"): (0.88, 0.92)},
 }
 """By load: the range of a group's figure, as the mean of the seeds."""
 QUOTED_WANTED = (0.88, 0.92)
@@ -59,7 +60,8 @@ def run(
         name: quote_figures([one for one in outcomes if one.binding is binding])
         for name, binding in (("quoted", True), ("beside them", False))
     }
-    ok = all(scenario["ok"] for scenario in scenarios) and all(map(holds, quotes.values()))
+    ok = all(scenario["ok"] for scenario in scenarios) and holds(quotes["quoted"])
+    ok = ok and holds(quotes["beside them"], most=1.0)
     return {"policy": policy, "seeds": seeds, "scenarios": scenarios, "quotes": quotes, "ok": ok}
 
 
@@ -89,8 +91,8 @@ def _spread(values: Sequence[float]) -> Report:
 
 
 def wait_figures(outcomes: Iterable[EstimateOutcome]) -> dict[str, Report]:
-    """Shares of waits within 2x of what was told, and under their p90: of all, by tier, and by tier and
-    phase."""
+    """Shares of waits within 2x of what was told, and under their p90 (also of those alone that waited or
+    were told to): of all, by tier, and by tier and phase."""
     groups: dict[str, list[EstimateOutcome]] = {ALL: []}
     for tier in TIERS.values():
         groups |= {name: [] for name in (tier, *(f"{tier}, {phase}" for phase in PHASES))}
@@ -104,6 +106,8 @@ def wait_figures(outcomes: Iterable[EstimateOutcome]) -> dict[str, Report]:
             "requests": len(group),
             "within_2x": within_factor(_waits(group, 0), 2.0, WAIT_FLOOR_S) or 0.0,
             "under_p90": covered(_waits(group, 1)) or 0.0,
+            "waiting_under_p90": covered([pair for pair in _waits(group, 1) if max(pair) > FIRST_WAIT_S])
+            or 0.0,
             "raw_within_2x": within_factor(_waits(group, 0, raw=True), 2.0, WAIT_FLOOR_S) or 0.0,
             "raw_under_p90": covered(_waits(group, 1, raw=True)) or 0.0,
         }
@@ -162,9 +166,9 @@ def quote_figures(outcomes: Sequence[EstimateOutcome]) -> Report:
     }
 
 
-def holds(figures: Mapping[str, Any]) -> bool:
+def holds(figures: Mapping[str, Any], *, most: float = QUOTED_WANTED[1]) -> bool:
     """Whether one group beside or of the quotes keeps the limits."""
-    least, most = QUOTED_WANTED
+    least = QUOTED_WANTED[0]
     times = all(least <= figures[what] <= most for what in TIMES)
     counts = all(figures[what] >= least for what in ("output_tokens", "cost"))
     return times and counts and not figures["above_max_cost"]
@@ -178,7 +182,15 @@ def show(report: Report) -> None:
         table(
             f"waits at {scenario['name']}, policy {report['policy']}: mean (least to most) of"
             f" {report['seeds']} seeds, per cent",
-            ("requests", "number", "within 2x", "under p90", "uncorrected: within 2x", "under p90"),
+            (
+                "requests",
+                "number",
+                "within 2x",
+                "under p90",
+                "waiting, under p90",
+                "uncorrected: within 2x",
+                "under p90",
+            ),
             [
                 (name, f"{figures['requests']['mean']:.0f}", *(_range(figures[what]) for what in FIGURES))
                 for name, figures in scenario["groups"].items()
