@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace as replace_load
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from engine.entry import QueueEntry
-from engine.forecast.wait.arrivals import ArrivalStream
-from engine.forecast.wait.forecast import EngineLoad, Flight, Forecast, forecast
-from engine.forecast.wait.probing import KNOTS_COST, MAX_EVENTS, MAX_LINES, build_surface
-from engine.forecast.wait.replay import one_lane
+from engine.forecast.wait.forecast import Forecast
+from engine.forecast.wait.picture import Picture
+from engine.forecast.wait.probing import KNOTS, MAX_EVENTS, MAX_LINES
+from engine.forecast.wait.replayed_engine import EngineLoad, Flight
 from engine.forecast.wait.since import NOTHING_SINCE, Since
 from engine.forecast.wait.surface import NEWCOMER, Line, Surface
 from engine.messages import StepTime
@@ -20,6 +21,7 @@ from engine.scheduling.bands import Lag, no_lag
 from engine.scheduling.brakes import NO_BRAKES, Brakes
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.tiers import TieredQueue
+from tests.support.pictures import forecast_of, picture
 
 STEPS = StepTime(0.01, 1e-4, 0.0, 1e-4, samples=50, relative_error=0.0)
 TIERS = (0, 1, 2)
@@ -27,10 +29,6 @@ TIERS = (0, 1, 2)
 
 def entry(name: str, tenant: str, *, tier: int = 1, input_tokens: int = 100, output: int = 50) -> QueueEntry:
     return QueueEntry(name, tenant, 0.0, input_tokens, output, tier)
-
-
-def exactly_predicted(each: QueueEntry, generated: int, u: float) -> int:
-    return max(generated + 1, each.predicted_output_tokens)
 
 
 def engine(*flights: Flight, places: int = 4, brakes: Brakes = NO_BRAKES) -> EngineLoad:
@@ -41,40 +39,29 @@ def flights(count: int, tenant: str = "busy", tier: int = 1) -> list[Flight]:
     return [Flight(entry(f"running {number}", tenant, tier=tier), 0, 110, 10, 150) for number in range(count)]
 
 
-def surface(
-    waiting: list[QueueEntry],
+def seen(
+    waiting: Sequence[QueueEntry],
     *engines: EngineLoad,
-    lines: tuple[Line, ...] = (),
-    promised: tuple[QueueEntry, ...] = (),
-    arrivals: tuple[ArrivalStream, ...] = (),
     order: str = "vtc",
-    knots_cost: Sequence[int] = KNOTS_COST,
     lag: Lag = no_lag,
     served: Sequence[str] = (),
-) -> Surface:
+    **fields: Any,
+) -> Picture:
     counters = ServiceCounters()
     for tenant in served:
         counters.charge(tenant, 1.0, 1_000)
     queue = TieredQueue(order, counters, lag=lag)
     for each in waiting:
         queue.add(each)
-    return build_surface(
-        lines, queue=queue, counters=counters, engines=engines, now_s=5.0, draw_length=exactly_predicted,
-        sequences={}, kv_tokens={}, arrivals=arrivals, lane_of=one_lane, tiers=TIERS, promised=promised,
-        knots_cost=knots_cost,
-    )  # fmt: skip
+    return picture(queue, counters, engines, 5.0, **fields)
+
+
+def surface(waiting: Sequence[QueueEntry], *engines: EngineLoad, **fields: Any) -> Surface:
+    return seen(waiting, *engines, **fields).surface()
 
 
 def alone(candidate: QueueEntry, waiting: list[QueueEntry], *engines: EngineLoad) -> Forecast:
-    counters = ServiceCounters()
-    queue = TieredQueue("vtc", counters)
-    for each in waiting:
-        queue.add(each)
-    output = candidate.predicted_output_tokens
-    return forecast(
-        candidate, queue=queue, counters=counters, engines=engines, output_tokens=(output, output),
-        now_s=5.0, draw_length=exactly_predicted,
-    )  # fmt: skip
+    return forecast_of(candidate, seen(waiting, *engines))
 
 
 def read(found: Surface, tenant: str, tier: int = 1, since: Since = NOTHING_SINCE) -> Forecast:
@@ -266,8 +253,8 @@ def test_one_probe_stands_for_all_sizes_only_where_each_would_see_the_same(
         assert all(is_one) == (running < 5)
     if not all(is_one):
         return
-    for cost in KNOTS_COST:
-        single = surface([], *loads, lines=lines, knots_cost=[cost])
+    for cost in KNOTS:
+        single = surface([], *loads, lines=lines, knots=[cost])
         for tenant, tier in found.points:
             asked = (tenant, tier, cost // 2, 1, (cost // 4, cost // 2))
             assert found.read(*asked) == single.read(*asked)
