@@ -32,7 +32,9 @@ def picture(
     return Picture(now_s=now_s, queue=queue, counters=counters, engines=engines, **(rest | fields))
 
 
-def forecast_of(candidate: QueueEntry, seen: Picture, output_tokens: tuple[int, int] | None = None) -> Forecast:
+def forecast_of(
+    candidate: QueueEntry, seen: Picture, output_tokens: tuple[int, int] | None = None
+) -> Forecast:
     """To a request that comes now, by a probe of just its size."""
     inputs = candidate.input_tokens
     size = inputs if seen.queue.size_key == "prompt" else candidate.predicted_cost

@@ -256,9 +256,7 @@ class VirtualGateway:
 
     def _length(self, entry: QueueEntry, emitted: int) -> AnswerLength:
         most = self._records[entry.entry_id].job.max_tokens
-        quantiles = [
-            self.lengths.quantile(entry.tenant_id, MODEL_ID, u, emitted, most) for u in QUANTILES
-        ]
+        quantiles = [self.lengths.quantile(entry.tenant_id, MODEL_ID, u, emitted, most) for u in QUANTILES]
         return AnswerLength(most, quantiles=quantiles)
 
 
