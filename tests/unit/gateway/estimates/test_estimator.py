@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from engine.entry import QueueEntry
 from engine.forecast.calibration import WARM_UP, Bucket
 from engine.forecast.length.length import LengthForecast
-from engine.forecast.wait.arrivals import ArrivalRates
+from engine.forecast.wait.arrivals import RecentArrivals
 from engine.messages import (
     Delta,
     Inventory,
@@ -204,15 +204,14 @@ def test_who_makes_no_estimates_replays_nothing_and_still_knows_lengths_and_pace
 
 
 def test_arrivals_that_are_noted_together_count_as_if_each_had_been_noted_at_once() -> None:
-    forecast_cache, one_by_one = Bench().estimates.forecast_cache, ArrivalRates()
+    forecast_cache, one_by_one = Bench().estimates.forecast_cache, RecentArrivals()
     for number in range(2 * MAX_COMING + 7):
-        entry = QueueEntry(f"r{number}", "me", number * 0.01, 100, 80, 1)
+        entry = QueueEntry(f"r{number}", f"t{number}", number * 0.01, 100, 80, 1)
         forecast_cache.arrived(entry)
-        one_by_one.observe(entry, entry.arrived_s)
+        one_by_one.observe(entry)
         assert len(forecast_cache._coming) < MAX_COMING
-    (stream,) = one_by_one.streams(5.2)
-    assert stream.rate_per_s > 50
-    assert forecast_cache.arrivals_per_s(5.2) == stream.rate_per_s
+    assert one_by_one.pattern(5.2).requests_per_s > 50
+    assert forecast_cache.arrivals_per_s(5.2) == one_by_one.pattern(5.2).requests_per_s
 
 
 def test_replays_take_at_most_a_fiftieth_of_the_process() -> None:
