@@ -1,7 +1,7 @@
 """Cache of queue replays: one surface, off which all requests read their forecasts.
 
 One replay (`engine/forecast/wait/probing.py`) builds the surface for all tenants and tiers. It is rebuilt
-beside the requests, at most once in `every_s`, and so rarely that replays take at most a fiftieth of the
+beside the requests, at most once in `every_s`, and so rarely that replays take at most a twenty-fifth of the
 process. A request replays itself only where there is no surface yet, or only one from before a pause; a quote
 (`replay_for`) where that share allows it.
 

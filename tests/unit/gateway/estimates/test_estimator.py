@@ -214,7 +214,7 @@ def test_arrivals_that_are_noted_together_count_as_if_each_had_been_noted_at_onc
     assert forecast_cache.arrivals_per_s(5.2) == one_by_one.pattern(5.2).requests_per_s
 
 
-def test_replays_take_at_most_a_fiftieth_of_the_process() -> None:
+def test_replays_on_the_event_loop_take_at_most_a_twenty_fifth_of_it() -> None:
     bench = Bench(replay_took_s=0.004)
     bench.enqueue(40)
     moments: list[float] = []
@@ -225,7 +225,7 @@ def test_replays_take_at_most_a_fiftieth_of_the_process() -> None:
         bench.wait_s(now_s, tenant=f"tenant-{tick % 27}")
         bench.estimates.watch(now_s)
         moments += [now_s] * (bench.estimates.forecast_cache.replays - before)
-    assert 5 <= len(moments) <= 1 + (1.0 + DEBT_S) / (0.004 * 50), "a burst may owe some for a moment"
+    assert 5 <= len(moments) <= 1 + (1.0 + DEBT_S) / (0.004 * 25), "a burst may owe some for a moment"
 
 
 def test_it_replays_beside_the_requests_and_only_where_somebody_asked() -> None:
@@ -269,11 +269,11 @@ def test_a_surface_is_replayed_for_a_refusal_only_where_requests_have_left() -> 
     long_s = bench.wait_s(0.0)
     cache = bench.estimates.forecast_cache
     assert not cache.renew(0.01), "it is as it was"
-    for ticket in list(bench.flow.tickets()):
+    for ticket in list(bench.flow.tickets())[50:]:
         bench.flow.cancel(ticket.entry.entry_id, 0.02)
-    assert bench.wait_s(0.02) > 0, "between two replays an estimate goes by the last one"
-    assert cache.renew(0.03)
-    assert bench.wait_s(0.04) < long_s / 4
+    assert bench.wait_s(0.02) < 0.6 * long_s, "between two replays an estimate goes by the last one"
+    assert (cache.replays, cache.renew(0.03), cache.replays) == (1, True, 2)
+    assert bench.wait_s(0.04) == pytest.approx(long_s / 2, rel=0.2)
     assert not cache.renew(0.05)
 
 
@@ -433,18 +433,18 @@ def test_of_many_requests_twenty_a_second_are_judged_and_of_few_all() -> None:
 
 def test_what_became_of_requests_puts_later_estimates_right() -> None:
     bench = Bench()
-    for number in range(100):
+    for number in range(2_000):
         at_s = 10.0 * number
         told = bench.estimates.estimate(MODEL, "me", 1.0, Tier.STANDARD, SIZE, at_s)
         bench.estimates.judge(told, Times(at_s, at_s, at_s + 0.3, at_s + 8.0, at_s + 8.0), 50)
-    told = bench.estimates.estimate(MODEL, "me", 1.0, Tier.STANDARD, SIZE, 1_000.0)
+    told = bench.estimates.estimate(MODEL, "me", 1.0, Tier.STANDARD, SIZE, 20_000.0)
     assert told.ttft_s[1] == pytest.approx(0.3, rel=0.1)
     assert told.e2e_s[1] == pytest.approx(8.0, rel=0.1)
-    assert bench.estimates.calibration.coverage["plain", "ttft", 0.9].judged == 100
-    for ended_s in (1_000.0, 2_000.0):  # without a turn
+    assert bench.estimates.calibration.coverage["plain", "ttft", 0.9].judged == 2_000
+    for ended_s in (20_000.0, 30_000.0):  # without a turn
         bench.estimates.judge(told, Times(0.0, ended_s=ended_s), None)
     waits = bench.estimates.calibration.coverage["plain", "wait", 0.9]
-    assert (waits.judged, waits.within) == (102, 100)
+    assert (waits.judged, waits.within) == (2_002, 2_000)
 
 
 def test_who_waits_longer_than_it_was_told_teaches_before_it_ends() -> None:
