@@ -207,15 +207,17 @@ def test_later_arrivals_that_go_first_are_counted() -> None:
 
 
 def test_beyond_the_limit_a_lower_tier_waits_for_what_comes_above_it_as_long_as_that_comes() -> None:
-    """Four seconds are replayed, 7 cost tokens each, in which nothing comes yet."""
+    """Two turns are replayed, 14 cost tokens in two seconds each, in which nothing comes yet."""
     waiting = [entry(f"w{number}", output=2) for number in range(100)]
+    floods = [steady(0.1, output=output) for output in (10, 100, 1_000)]
     without, *waits = [
         ask(entry("me", tier=2), waiting, engine(), arrivals=arrivals, most_events=4).wait_s[0]
-        for arrivals in (NOTHING_CAME, *(steady(0.1, output=output) for output in (10, 100, 1_000)))
+        for arrivals in (NOTHING_CAME, *floods)
     ]
     assert without == pytest.approx(2 * 99)
-    for wait_s, cost in zip(waits, (30, 210, 2_010), strict=True):
-        assert wait_s - without == pytest.approx(0.1 * cost / 7 * (NEW_LOAD_S - 4)), "finite in an overload"
+    for wait_s, flood in zip(waits, floods, strict=True):
+        busy = flood.future(100.0).cost_per_s[0] / 7
+        assert wait_s - without == pytest.approx(busy * (NEW_LOAD_S - 2)), "finite in an overload"
 
 
 def test_more_queue_means_more_wait() -> None:
